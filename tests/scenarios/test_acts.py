@@ -166,8 +166,8 @@ def test_amended_settings_hold_on_all_members_alike(make_swarm: MakeSwarm, metho
         one_replica(await swarm.done(*members, e))
         for member in (a, c, d):
             assert len(enacted(member)) == 1
-        assert {each.peer._replica.charter for each in (*members, e)} == {a.peer._replica.charter}
-        now = a.peer._replica.config
+        assert {each.peer.replica.charter for each in (*members, e)} == {a.peer.replica.charter}
+        now = a.peer.replica.config
         for name in ("seq_len", "batch_size", "schedule"):
             assert getattr(now.train, name) == (getattr(amend, name) or getattr(swarm.run_config.train, name))
         assert now.method.every == (amend.every or EVERY)
@@ -211,7 +211,7 @@ def test_where_members_exchange_another_codec_holds_from_the_round_after(make_sw
         (enacted,) = a.life.seen(ActEnacted)
         assert enacted.round % 5, "the round was a mean, of another codec"
         one_replica(await swarm.done(*members))
-        assert a.peer._replica.config.method.codec == codec
+        assert a.peer.replica.config.method.codec == codec
 
     swarm.run(scenario)
     swarm.check()
@@ -369,8 +369,8 @@ def test_two_stewards_act_at_once(make_swarm: MakeSwarm) -> None:
         one_replica(await swarm.done(*members))
         for member in members:
             assert len(enacted(member)) == 2
-        assert a.peer._replica.config.train.schedule == ConstantConfig(lr=3e-3)
-        assert a.peer._replica.config.method.every == 3
+        assert a.peer.replica.config.train.schedule == ConstantConfig(lr=3e-3)
+        assert a.peer.replica.config.method.every == 3
 
     swarm.run(scenario)
     swarm.check()

@@ -120,7 +120,7 @@ def test_one_attacker_takes_no_member_out_of_its_round(
         for member, round in zip(honest, before, strict=True):
             assert member.peer.head.round >= round + 0.6 * num_looks * 0.5 / train_s  # type: ignore[union-attr]
             assert member.life.seen(StateJoined) == []
-            assert not (member.peer._replica.outer == 7.0).any()
+            assert not (member.peer.replica.outer == 7.0).any()
         for member in (*honest, other):
             swarm.kill(member)
 

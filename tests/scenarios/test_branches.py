@@ -44,7 +44,7 @@ class Recorder:
         def on_event(life: Life, event: Event) -> None:
             note(life, event)
             if isinstance(event, RoundCommitted):
-                self.outer.setdefault(event.manifest, life.peer._replica.outer.numpy().copy())
+                self.outer.setdefault(event.manifest, life.peer.replica.outer.numpy().copy())
 
         swarm.on_event = on_event
 

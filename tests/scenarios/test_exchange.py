@@ -93,7 +93,7 @@ def test_it_comes_to_the_same_parameters_as_parts_that_owners_merge(make_swarm: 
         async def scenario(swarm: Swarm = swarm) -> None:
             members = await swarm.start("abc")
             one_replica(await swarm.done(*members))
-            found.append(members[0].peer._replica.outer.clone())
+            found.append(members[0].peer.replica.outer.clone())
 
         swarm.run(scenario)
     assert torch.equal(*found)

@@ -32,11 +32,11 @@ def slow_down(life: Life, delay_s: float) -> None:
 
 async def abreast(*members: Member) -> int:
     """Wait until all have made the outer step of one round; save their states and return it."""
-    while len({member.peer._replica.head.round for member in members}) > 1:  # type: ignore[union-attr]  # noqa: ASYNC110
+    while len({member.peer.replica.head.round for member in members}) > 1:  # type: ignore[union-attr]  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     for member in members:
         await member.peer._autosave.save()
-    return members[0].peer._replica.head.round  # type: ignore[union-attr]
+    return members[0].peer.replica.head.round  # type: ignore[union-attr]
 
 
 def reopened(members: tuple[Member, ...]) -> set[tuple[str, ...]]:
@@ -154,7 +154,7 @@ def test_who_heard_of_a_round_whose_results_are_gone_goes_on_without_it(make_swa
         slow_down(other.life, 3.0)
         rounds = other.peer.rounds
         assert rounds is not None
-        while rounds.chain.head == other.peer._replica.head or rounds.parts.has_results(rounds.chain.head):  # noqa: ASYNC110
+        while rounds.chain.head == other.peer.replica.head or rounds.parts.has_results(rounds.chain.head):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         swarm.kill(keeper)
         at = swarm.clock.now()

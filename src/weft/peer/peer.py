@@ -80,28 +80,28 @@ class InRounds:
 class Peer:
     def __init__(self, run: Genesis, context: Context) -> None:
         self.context = context
-        self._replica = Replica(run, context.initial)
+        self.replica = Replica(run, context.initial)
         self._trainer = context.make_learner(_emit_from_thread(context.emit))
-        self._carry = Carry(self._trainer, self._replica)
+        self._carry = Carry(self._trainer, self.replica)
         self._records = GroupRecords(context, self._carry)
-        self.pausing = Pause(context, self._trainer, self._replica, self.fail)
+        self.pausing = Pause(context, self._trainer, self.replica, self.fail)
         self._training = LeaseTraining(context, self._trainer, self._carry, self._should_break_off)
-        self._report = Report(context, self._replica, self._carry, self._training)
+        self._report = Report(context, self.replica, self._carry, self._training)
         self._membership = Membership(context.node, context.clock, context.emit, self._report.heartbeat, context.reader)
         self._membership.on_change(self._on_member)
         self._participation = participation = Participation(context.node)
-        self._shutdown = Shutdown(context.node, self._membership, self._replica, participation, context.emit)
-        self._entrance = Entrance(context, self._membership, self._replica, self._carry, self._records, participation)
+        self._shutdown = Shutdown(context.node, self._membership, self.replica, participation, context.emit)
+        self._entrance = Entrance(context, self._membership, self.replica, self._carry, self._records, participation)
         self._hold = Hold(context, participation)
-        self.pin = StateServer(context, self._replica, participation).pin
-        self._evaluator = make_evaluator(context, self._trainer, self._replica, self._should_break_off)
-        self._autosave = Autosave(context, self._replica, self._carry, self._trainer)
+        self.pin = StateServer(context, self.replica, participation).pin
+        self._evaluator = make_evaluator(context, self._trainer, self.replica, self._should_break_off)
+        self._autosave = Autosave(context, self.replica, self._carry, self._trainer)
         self._in_rounds: InRounds | None = None
         self._tasks = Tasks(self.fail)
 
     @property
     def run(self) -> Genesis:
-        return self._replica.run
+        return self.replica.run
 
     @property
     def peer(self) -> PeerId:
@@ -110,22 +110,7 @@ class Peer:
     @property
     def head(self) -> Manifest | None:
         """Return the manifest of the last outer step that this peer has made; None: it has no state yet."""
-        return self._replica.head
-
-    @property
-    def is_finishing(self) -> bool:
-        """Whether it trains no more: all is trained, or it was told to stop."""
-        return self._is_over()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all is trained."""
-        return self._is_complete()
-
-    @property
-    def replica(self) -> Replica:
-        """Return the state that all members share; not a copy."""
-        return self._replica
+        return self.replica.head
 
     @property
     def rounds(self) -> RoundDriver | None:
@@ -187,7 +172,7 @@ class Peer:
             self._tasks.spawn(self._entrance.backpressure.watch())
             with suppress(Stopped):
                 self._report.enter("joining")
-                if self._is_complete():
+                if self.is_complete:
                     self.context.emit(Notice(text="the run is complete already: nothing is left to train"))
                 else:
                     await self._take_part(await self._shutdown.unless_asked(self._come(begin)))
@@ -203,7 +188,7 @@ class Peer:
             await self._close()
 
     async def _come(self, begin: Begin) -> Manifest:
-        head = self._replica.head
+        head = self.replica.head
         if head is None:
             return await begin()
         promised = Votes(self.context.folder.durable).read()
@@ -218,14 +203,14 @@ class Peer:
     async def _take_part(self, head: Manifest) -> None:
         await self.pausing.renew()  # before anything asks to be counted in, or for an aggregator
         self._report.tell_graph(head)
-        chain = Chain(head, self._replica.charter)
+        chain = Chain(head, self.replica.charter)
         self._autosave.hand_on(chain)
-        rounds = RoundDriver(self.context, chain, self._replica.scope, self.fail)
+        rounds = RoundDriver(self.context, chain, self.replica.scope, self.fail)
         report, speed = self._report, lambda: self._training.tokens_per_s
         sentinel = Sentinel(self.peer, self.context.emit, report.heartbeat, self.run.method, rounds.merger)
         rounds.recall()
         groups = Groups(self.context, rounds, self._records, self._evaluator, speed, self._tasks)
-        offering = Offering(self.context, self._replica, self._carry, self._entrance.legacies, groups)
+        offering = Offering(self.context, self.replica, self._carry, self._entrance.legacies, groups)
         split = Split(self.run, self.context.node, rounds, self.context.clock, self.context.emit)
         is_staged = self.context.companion is not None  # where inner steps are made by all stages together
         is_over = lambda: self._shutdown.is_asked or self.pausing.is_away or is_staged  # noqa: E731
@@ -241,20 +226,22 @@ class Peer:
         self._tasks.spawn(self._entrance.fork_watch.watch(rounds))
         self._tasks.spawn(self._watch_lag(mine))
         self._participation.read_early(rounds)
-        while not self._is_over():
+        while not self.is_finishing:
             self._membership.pin(groups.pins())
             rounds.quorum.link_all(groups.links_electorate)
             if groups.is_outside:
                 self._report.enter("joining")
                 await self.pausing.renew()
                 await self._shutdown.unless_asked(self._entrance.be_counted_in(rounds))
-            elif self._replica.head == rounds.chain.head:
+            elif self.replica.head == rounds.chain.head:
                 await self._take_turn(mine)
-            while not rounds.decided.empty() and not self._is_over():
+            while not rounds.decided.empty() and not self.is_finishing:
                 await self._settle(mine, rounds.decided.get_nowait())
 
-    def _is_over(self) -> bool:
-        return self._shutdown.is_asked or self._is_complete()
+    @property
+    def is_finishing(self) -> bool:
+        """Whether it trains no more: all is trained, or it was told to stop."""
+        return self._shutdown.is_asked or self.is_complete
 
     def _should_break_off(self) -> bool:
         return self._shutdown.is_asked or self.pausing.is_on
@@ -265,13 +252,13 @@ class Peer:
         is_overdue = self._carry.is_overdue and self.context.companion is None
         if self._carry.offered is None and not self.pausing.is_away and not is_overdue:
             self._report.enter("training")
-            self._trainer.heed(self._replica.config)
-            head = self._replica.head
+            self._trainer.heed(self.replica.config)
+            head = self.replica.head
             assert head is not None
             leased = mine.groups.leased(head)
             if not len(leased):
                 leased = leased_instead(rounds, self.peer, head)
-            await self._training.make(head, leased, self._replica.config, lambda: turn.is_hurried)
+            await self._training.make(head, leased, self.replica.config, lambda: turn.is_hurried)
             if self._training.work is not None:
                 rounds.timers.note_worked(self._training.took_s)
         await self._shutdown.unless_asked(self._hold.passed(lambda: self._is_needless_to_wait(rounds)))
@@ -283,9 +270,9 @@ class Peer:
         if self.pausing.is_away:
             self._training.forget()
             mine.offering.pass_on(turn)
-        if mine.ahead.num_more(self._replica.config):
+        if mine.ahead.num_more(self.replica.config):
             self._report.enter("training")
-            await mine.ahead.make(rounds.chain.head, self._replica.config)
+            await mine.ahead.make(rounds.chain.head, self.replica.config)
             await self._autosave.save_if_due()
         await self._settle_next(mine, num_changes)
 
@@ -302,7 +289,7 @@ class Peer:
         began, rounds = self.context.clock.now(), mine.rounds
         deciding = asyncio.ensure_future(rounds.decided.get())
         changing = asyncio.ensure_future(self.pausing.change(num_changes))
-        losing = asyncio.ensure_future(mine.ahead.wanted(self._replica.config))
+        losing = asyncio.ensure_future(mine.ahead.wanted(self.replica.config))
         others = [changing, losing]
         if self._carry.offered is None:
             others.append(asyncio.ensure_future(until_needed(rounds, self.peer)))
@@ -331,16 +318,16 @@ class Peer:
         except PeerError as error:
             await self._enter_anew(rounds, manifest, str(error), is_counted)
             return
-        is_opening = self._replica.head is not None and self._replica.head.branch != manifest.branch
+        is_opening = self.replica.head is not None and self.replica.head.branch != manifest.branch
         is_doubtful = is_opening and mine.offering.is_in_doubt(manifest, rounds)
         if is_opening:
             await self._entrance.legacies.keep_fork()
         # Another payload than this process offered is one of before a restart, trained on the same lease.
-        step, is_in_there = partial(self._replica.apply, manifest, results), is_counted or is_doubtful
+        step, is_in_there = partial(self.replica.apply, manifest, results), is_counted or is_doubtful
         met = None
         if manifest.is_gossip:
             met = Met(decided.taken, decided.weights, is_known=self._carry.is_as_offered(own_work(manifest, self.peer)))
-        electorate = () if self._replica.head is None else self._replica.head.members
+        electorate = () if self.replica.head is None else self.replica.head.members
         was_offered = self._carry.offered_to is not None
         await self.context.compute.serve(
             lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met)
@@ -356,7 +343,7 @@ class Peer:
             self._report.tell_mixing(decided)
             if (reason := self._report.tell_acts(manifest)) is not None:
                 self.fail(Removed(reason))
-            if manifest.leader == self.peer and not self._is_complete() and not self.pausing.is_away:
+            if manifest.leader == self.peer and not self.is_complete and not self.pausing.is_away:
                 since = self.context.clock.now()
                 await self._evaluator.maybe(manifest)
                 rounds.timers.note_apart(self.context.clock.now() - since)
@@ -373,7 +360,7 @@ class Peer:
             )  # it is in there
         self._carry.take_back()
         head = await self._shutdown.unless_asked(self._entrance.enter())
-        rounds.restart(head, self._replica.charter, without=manifest)
+        rounds.restart(head, self.replica.charter, without=manifest)
 
     async def _watch_lag(self, mine: InRounds) -> None:
         """A member that missed a decision finds it in another's chain, or else gives its round up."""
@@ -386,7 +373,7 @@ class Peer:
             rounds.reroute(self._membership.relayed())
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
             head = rounds.chain.head
-            mine.sentinel.look(head, self._membership, self._replica.config.settings.tokens)
+            mine.sentinel.look(head, self._membership, self.replica.config.settings.tokens)
             is_behind = bool(self._entrance.fork_watch.ahead(head))
             is_left = behind == head or self._entrance.fork_watch.is_on_lesser_branch(head)
             if self._entrance.should_settle(head):
@@ -412,15 +399,16 @@ class Peer:
 
     # --- the end ---
 
-    def _is_complete(self) -> bool:
+    @property
+    def is_complete(self) -> bool:
         """Whether all is trained, or another run goes on. The last round is a mean, also where an act ends the run."""
-        head = self._replica.head
+        head = self.replica.head
         if head is None or head.is_gossip:
             return False
-        return head.committed_tokens >= self._replica.charter.settings.tokens or self._replica.charter.has_ended
+        return head.committed_tokens >= self.replica.charter.settings.tokens or self.replica.charter.has_ended
 
     async def _finish(self) -> Outcome:
-        is_complete = self._is_complete()
+        is_complete = self.is_complete
         self._report.enter("finishing" if is_complete else "leaving")
         await self._tasks.aclose()  # branches and lag are no concern of who leaves
         if is_complete:

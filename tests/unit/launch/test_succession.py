@@ -67,5 +67,5 @@ async def test_who_joins_an_amended_run_is_shown_what_it_costs_now(
         b = crew.join("b")
         await b.until(RoundCommitted, lambda event: b.id in event.contributors)
         assert b.peer.run == a.peer.run, "the genesis is the same"
-        assert b.peer._replica.config.method.every == 7
+        assert b.peer.replica.config.method.every == 7
     assert [run.method.every for run in asked] == [7]

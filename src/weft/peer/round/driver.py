@@ -289,7 +289,7 @@ class RoundDriver:
     def _restart(self, head: Manifest, charter: Charter) -> None:
         self.quorum.go_to(head.branch)
         self.chain.restart(head, charter)
-        self.inbox.restart(head, charter)
+        self.inbox.claims.restart(head, charter)
         self.acts.follow(head)
 
     def give_up(self) -> None:
@@ -399,7 +399,7 @@ class RoundDriver:
         self.merger.settle(manifest)
         self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)
-        self.inbox.follow(manifest, self.chain.charter)
+        self.inbox.claims.follow(manifest, self.chain.charter)
         self.acts.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
             self.quorum.statuses.pop(peer, None)

@@ -51,7 +51,6 @@ from weft.peer.round.member import Member
 from weft.peer.round.timers import Timers
 from weft.peer.round.validity import Validity
 from weft.sync.records.acts import Warrant
-from weft.sync.records.charter import Charter
 from weft.sync.records.messages import (
     Accept,
     AnyRoundMessage,
@@ -244,7 +243,7 @@ class Inbox:
         self._validity = validity
         self._gather = gather
         self._on_record: list[Callable[[GroupRecord], object]] = []
-        self._claims = Claims(chain.head, chain.charter, context.emit)
+        self.claims = Claims(chain.head, chain.charter, context.emit)
         self._early = Early()
         self._leaps = Leaps(context.clock, timers.progress_s)
         self._weighing: dict[PeerId, asyncio.Task[None]] = {}  # by sender: what it names is being fetched
@@ -276,17 +275,9 @@ class Inbox:
             if (note.branch, note.round) == (base.branch, base.round):
                 self._judge(Heard(sender, signed, note.message, base))
 
-    def follow(self, manifest: Manifest, charter: Charter) -> None:
-        """Take up what a manifest counted and leases."""
-        self._claims.follow(manifest, charter)
-
-    def restart(self, head: Manifest, charter: Charter) -> None:
-        """Go on from another head."""
-        self._claims.restart(head, charter)
-
     def allowance(self) -> int:
         """Return how many tokens the others will believe that this peer brings for a group."""
-        return self._claims.allowance(self._chain.base, self._node.peer)
+        return self.claims.allowance(self._chain.base, self._node.peer)
 
     def plan_came(self, state: State) -> None:
         """Let the machine hear what was said of its plan before it knew that."""
@@ -345,7 +336,7 @@ class Inbox:
 
     def _is_within_leases(self, heard: Heard) -> bool:
         message = heard.message
-        if not isinstance(message, Collect | Propose) or self._claims.is_possible(heard.base, heard.sender, message):
+        if not isinstance(message, Collect | Propose) or self.claims.is_possible(heard.base, heard.sender, message):
             return True
         # Were it the leader: nobody need wait for the next.
         self._member.feed(Noticed(peer=heard.sender, status="suspected"))
@@ -359,7 +350,7 @@ class Inbox:
         if message.group is not None and is_true(heard.base, sender, message.group):
             for callback in self._on_record:
                 callback(message.group)
-        ready = self._claims.believed(heard.base, sender, message)
+        ready = self.claims.believed(heard.base, sender, message)
         self._gather.hear(sender, ready, Received(sender=sender, message=ready))
         return False
 
