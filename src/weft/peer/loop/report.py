@@ -46,12 +46,12 @@ class Report:
         self._training = training
         self._traffic_before = (0, 0)
         self._num_in_graph = 0  # members, as was told last
-        self._state = "starting"
+        self.state = "starting"  # one word for people
         self._head: tuple[Manifest | None, Digest | None] = (None, None)  # the last that was named, and its digest
 
     def enter(self, state: str) -> None:
         """Note what this peer does from now on, in one word for people."""
-        self._state = state
+        self.state = state
 
     def traffic(self) -> tuple[int, int]:
         """Return the bytes sent and received so far."""
@@ -206,7 +206,7 @@ class Report:
             round=Round(0) if head is None else head.round,
             manifest=self._head[1],
             committed_tokens=0 if head is None else head.committed_tokens,
-            state=self._state,
+            state=self.state,
             is_relayed=self._context.node.has_relayed_links,
             loss=None if loss is None or math.isnan(loss) else loss,
             tokens_per_s=self._training.tokens_per_s,
