@@ -67,7 +67,7 @@ def averaging(codec: CodecConfig) -> Choices:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """As much of `weft.peer.context.Place` as rounds stand on."""
+    """As much of `weft.peer.context.Context` as rounds stand on."""
 
     node: Node
     identity: Identity
@@ -113,8 +113,8 @@ class Member:
         )
         self._membership = Membership(self.node, clock, self.events.append, self._heartbeat)
         self._rounds: RoundDriver | None = None
-        self.node.on_note(Letter, self._on_letter)
-        self.node.on_note(Decision, self._on_decision)
+        self.node.on_note(Letter, self._on_note)
+        self.node.on_note(Decision, self._on_note)
 
     async def start(self) -> tuple[str, ...]:
         """Listen; return the addresses."""
@@ -179,13 +179,9 @@ class Member:
             tokens_per_s=1234.5,
         )
 
-    async def _on_letter(self, peer: PeerId, letter: Letter) -> None:
+    async def _on_note(self, peer: PeerId, said: Letter | Decision) -> None:
         assert self._rounds is not None
-        self._rounds.inbox.on_letter(peer, letter)
-
-    async def _on_decision(self, _peer: PeerId, decision: Decision) -> None:
-        assert self._rounds is not None
-        self._rounds.on_decision(decision)
+        self._rounds.hear(peer, said)
 
 
 @asynccontextmanager

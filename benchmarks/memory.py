@@ -96,7 +96,7 @@ class Watch(threading.Thread):
         while not self.has_ended.wait(SAMPLE_S):
             state, number = "starting", 0
             if self.peer is not None:
-                head = self.peer._replica.head
+                head = self.peer.replica.head
                 state, number = self.peer._report.state, 0 if head is None else head.round + 1
             where = f"round {number}, {state}" if number else state
             self.peaks[where] = max(self.peaks.get(where, 0), self._process.memory_info().rss - self.base)

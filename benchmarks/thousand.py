@@ -228,7 +228,8 @@ async def _play(world: Crowd, figures: Figures) -> None:
     assert head is not None
     electors = [member for member in members if member.id in head.members]
     wards = [member for member in members if member.id not in head.members]
-    figures.most_wards = max(len(member.peer._groups._sponsor.wards) for member in electors)
+    inside = [member.peer._in_rounds for member in electors]
+    figures.most_wards = max(len(each.groups.aggregator.leaves) for each in inside if each is not None)
     for role, of_role in {"elector": electors, "ward": wards, "mean of all": members}.items():
         spent = Counter[str]()
         for member in of_role:
@@ -241,7 +242,7 @@ async def _play(world: Crowd, figures: Figures) -> None:
             "voting": sum(letters.values()),
             "payloads and the rest": per_second["total"] - per_second["membership"] - sum(letters.values()),
         }
-        figures.links[role] = sum(len(member.peer.place.node.peers) for member in of_role) / len(of_role)
+        figures.links[role] = sum(len(member.peer.context.node.peers) for member in of_role) / len(of_role)
     telling.cancel()
     await world.end()
 
@@ -262,16 +263,16 @@ async def _tell(world: Crowd, members: list[Member]) -> None:
 
 
 def _num_placed(members: list[Member]) -> int:
-    heads = [member.peer.head for member in members if member.peer is not None and member.peer._groups is not None]
+    heads = [member.peer.head for member in members if member.peer is not None and member.peer._in_rounds is not None]
     return len(heads) - sum(
-        member.peer._groups.is_outside
+        member.peer._in_rounds.groups.is_outside
         for member in members
-        if member.peer is not None and member.peer._groups is not None
+        if member.peer is not None and member.peer._in_rounds is not None
     )
 
 
 def _sent(member: Member) -> Counter[str]:
-    node = member.peer.place.node
+    node = member.peer.context.node
     assert isinstance(node, CountedNode)
     sent = Counter(node.sent)
     sent["total"] = node.moved[0]

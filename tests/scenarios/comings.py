@@ -33,6 +33,6 @@ async def kill_two_in_turn(swarm: Swarm, members: Sequence[Member], seed: int, *
     await swarm.round(stays, 2)
     for victim in (members[seed % num], members[(seed + 2) % num]):
         swarm.kill(victim)
-        await swarm.round(stays, stays.peer._replica.head.round + 2)  # type: ignore[union-attr]
+        await swarm.round(stays, stays.peer.replica.head.round + 2)  # type: ignore[union-attr]
         swarm.launch(victim, **options)
     return await swarm.done(*(member for member in members if member.life.is_running))

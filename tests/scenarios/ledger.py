@@ -80,7 +80,7 @@ class Book:
 
     def offer(self, parts: Iterable[EncodedPart], num_tokens: int) -> None:
         """Note that so many of the tokens that are carried are brought to the present round: the oldest."""
-        rounds = self.life.peer._rounds
+        rounds = self.life.peer.rounds
         assert rounds is not None
         num = next(num for num in range(len(self.carried) + 1) if tokens(self.carried[:num]) >= num_tokens)
         base, digests = rounds.chain.base, [part.digest for part in parts]

@@ -200,7 +200,7 @@ class Swarm(World):
 
     def _check_replica(self, life: Life, event: RoundCommitted) -> None:
         """R1: whoever makes the outer step of a manifest holds the same bits after it."""
-        replica = life.peer._replica
+        replica = life.peer.replica
         assert replica.head is not None
         assert digest_of(replica.head) == event.manifest
         state = replica_digest(replica.outer, replica.state)
@@ -341,7 +341,7 @@ def has_completed(life: Life) -> bool:
 
 def history_of(life: Life) -> History:
     """Return what the state of a process is made of in the end."""
-    replica = life.peer._replica
+    replica = life.peer.replica
     assert replica.head is not None
     return history(replica.head, replica.charter)
 

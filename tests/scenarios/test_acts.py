@@ -91,7 +91,7 @@ def test_a_banned_key_is_out_and_refused_until_it_is_pardoned(make_swarm: MakeSw
         assert (await act(swarm, c, Ban(peer=b.id, reason="noise"))).outcome == "decided"
         assert isinstance(await error_of(b), Removed)
         await asyncio.sleep(3)
-        assert not any(b.id in each.peer.place.node.peers for each in (a, c, d))
+        assert not any(b.id in each.peer.context.node.peers for each in (a, c, d))
         swarm.launch(b)
         assert isinstance(await error_of(b), Refused)
         assert any("banned" in event.reason for event in a.life.seen(AdmissionRefused))
@@ -167,8 +167,8 @@ def test_amended_settings_hold_on_all_members_alike(make_swarm: MakeSwarm, metho
         one_replica(await swarm.done(*members, e))
         for member in (a, c, d):
             assert len(enacted(member)) == 1
-        assert {each.peer._replica.charter for each in (*members, e)} == {a.peer._replica.charter}
-        now = a.peer._replica.config
+        assert {each.peer.replica.charter for each in (*members, e)} == {a.peer.replica.charter}
+        now = a.peer.replica.config
         for name in ("seq_len", "batch_size", "schedule"):
             assert getattr(now.train, name) == (getattr(amend, name) or getattr(swarm.run_config.train, name))
         assert now.method.every == (amend.every or EVERY)
@@ -212,7 +212,7 @@ def test_where_members_exchange_another_codec_holds_from_the_round_after(make_sw
         (enacted,) = a.life.seen(ActEnacted)
         assert enacted.round % 5, "the round was a mean, of another codec"
         one_replica(await swarm.done(*members))
-        assert a.peer._replica.config.method.codec == codec
+        assert a.peer.replica.config.method.codec == codec
 
     swarm.run(scenario)
     swarm.check()
@@ -370,8 +370,8 @@ def test_two_stewards_act_at_once(make_swarm: MakeSwarm) -> None:
         one_replica(await swarm.done(*members))
         for member in members:
             assert len(enacted(member)) == 2
-        assert a.peer._replica.config.train.schedule == ConstantConfig(lr=3e-3)
-        assert a.peer._replica.config.method.every == 3
+        assert a.peer.replica.config.train.schedule == ConstantConfig(lr=3e-3)
+        assert a.peer.replica.config.method.every == 3
 
     swarm.run(scenario)
     swarm.check()
@@ -457,7 +457,7 @@ def test_strangers_that_refuse_a_key_do_not_end_it(make_swarm: MakeSwarm) -> Non
         a, b, c = await swarm.start("abc")
         await swarm.round(a, 2)
         strangers = {PeerId(f"{number:064x}") for number in range(40)}
-        a.peer.place.node.passport.banned_by.update(strangers, {b.id})  # of two others, one is no majority
+        a.peer.context.node.passport.banned_by.update(strangers, {b.id})  # of two others, one is no majority
         one_replica(await swarm.done(a, b, c))
 
     swarm.run(scenario)

@@ -83,7 +83,7 @@ def test_of_two_the_one_without_the_keeper_trains_on_and_its_branch_counts_that_
         a, b = await swarm.start("ab")
         while True:  # until b is not the keeper
             event = await swarm.when(b, RoundCommitted)
-            bases = [each.peer._rounds.chain.base for each in (a, b)]  # type: ignore[union-attr]
+            bases = [each.peer.rounds.chain.base for each in (a, b)]  # type: ignore[union-attr]
             if bases[0] == bases[1] and bases[0].keeper == a.id and event.round >= 2:
                 break
         swarm.kill(a)
@@ -178,7 +178,7 @@ def test_wards_train_on_like_their_electors(make_swarm: MakeSwarm) -> None:
         ids = members[0].peer.head.members  # type: ignore[union-attr]
         electors = [member for member in members if member.id in ids]
         _, (sponsor,) = halves(electors, 2)
-        wards = [member for member in members if member.peer._groups._ward.sponsor == sponsor.id]
+        wards = [member for member in members if member.peer._in_rounds.groups.leaf.aggregator == sponsor.id]
         assert wards
         go = [sponsor, *wards]
         stay = [member for member in members if member not in go]

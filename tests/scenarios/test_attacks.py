@@ -25,7 +25,7 @@ class Attacker:
 
     def __init__(self, member: Member, answer: Answer, ahead: int = 1) -> None:
         self.peer = member.peer
-        self.node = member.peer.place.node
+        self.node = member.peer.context.node
         self.ahead = ahead
         self.tell(lambda beat: msgspec.structs.replace(beat, round=beat.round + ahead, committed_tokens=TOKENS))
         server: Any = member.peer.pin.__self__  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ def withholding(attacker: list[Attacker]) -> Answer:
 
     async def answer(peer: PeerId, request: ChainRequest) -> ChainAnswer:
         asked[peer] = asked.get(peer, 0) + 1
-        chain = attacker[0].peer._rounds.chain  # type: ignore[union-attr]
+        chain = attacker[0].peer.rounds.chain  # type: ignore[union-attr]
         return ChainAnswer(certificates=None if asked[peer] % 2 else chain.after_in(request.branch, request.after, 1))
 
     return answer
@@ -83,7 +83,7 @@ def delaying(attacker: list[Attacker]) -> Answer:
     """Asked for the head that it tells of, it waits for the next decision, and shows that."""
 
     async def answer(_peer: PeerId, request: ChainRequest) -> ChainAnswer:
-        chain = attacker[0].peer._rounds.chain  # type: ignore[union-attr]
+        chain = attacker[0].peer.rounds.chain  # type: ignore[union-attr]
         before = chain.head.round
         if request.after < before + 500:
             return ChainAnswer(certificates=None)
@@ -118,11 +118,11 @@ def test_one_attacker_takes_no_member_out_of_its_round(
         before = [member.peer.head.round for member in honest]  # type: ignore[union-attr]
         for _ in range(num_looks):
             await asyncio.sleep(0.5)
-            assert not any(member.peer._groups.is_outside for member in honest)
+            assert not any(member.peer._in_rounds.groups.is_outside for member in honest)
         for member, round in zip(honest, before, strict=True):
             assert member.peer.head.round >= round + 0.6 * num_looks * 0.5 / train_s  # type: ignore[union-attr]
             assert member.life.seen(StateJoined) == []
-            assert not (member.peer._replica.outer == 7.0).any()
+            assert not (member.peer.replica.outer == 7.0).any()
         for member in (*honest, other):
             swarm.kill(member)
 

@@ -44,13 +44,13 @@ class Recorder:
         def on_event(life: Life, event: Event) -> None:
             note(life, event)
             if isinstance(event, RoundCommitted):
-                self.outer.setdefault(event.manifest, life.peer._replica.outer.numpy().copy())
+                self.outer.setdefault(event.manifest, life.peer.replica.outer.numpy().copy())
 
         swarm.on_event = on_event
 
     def _listen(self, life: Life, _to: PeerId, message: Any) -> bool:
         if isinstance(message, Ready):
-            parts = life.peer._rounds.parts._payload  # type: ignore[union-attr]
+            parts = life.peer.rounds.parts._payload  # type: ignore[union-attr]
             if all(name in parts for name in message.parts):
                 name = digest("".join(message.parts).encode())
                 self.payloads[name] = b"".join(bytes(parts[part]) for part in message.parts)
@@ -124,7 +124,7 @@ def check_once(swarm: Swarm, recorder: Recorder, left: BranchId, into: BranchId,
 
 def halves(members: Sequence[Member], num: int) -> tuple[list[Member], list[Member]]:
     """Return the members in two parts, the first with the keeper."""
-    keeper = members[0].peer._rounds.chain.base.keeper  # type: ignore[union-attr]
+    keeper = members[0].peer.rounds.chain.base.keeper  # type: ignore[union-attr]
     ordered = sorted(members, key=lambda member: (member.id != keeper, member.name))
     return ordered[:num], ordered[num:]
 
@@ -152,7 +152,7 @@ def test_what_the_lesser_branch_counted_is_counted_once_in_the_other(make_swarm:
             (left,) = member.life.seen(BranchLeft)
             assert left.kept == left.tokens == legacy.legacy.tokens  # type: ignore[union-attr]
             assert member.life.seen(LegacyDropped) == []
-            assert list(member.peer.place.folder.forks.glob("vector*")) == []
+            assert list(member.peer.context.folder.forks.glob("vector*")) == []
         assert all(len(member.life.seen(LegacyCounted)) <= 1 for member in members)
 
     swarm.run(scenario)
@@ -170,7 +170,7 @@ def test_what_a_round_counts_of_who_is_cut_off_in_its_middle_is_not_counted_in_a
         members = await swarm.start("ab")
 
         def cut(life: Life, _to: PeerId, message: Any) -> bool:
-            if isinstance(message, Propose) and life.peer.peer == life.peer._rounds.chain.base.keeper:  # type: ignore[union-attr]
+            if isinstance(message, Propose) and life.peer.peer == life.peer.rounds.chain.base.keeper:  # type: ignore[union-attr]
                 swarm.cut(*([member] for member in members))
                 proposed.append(message.manifest)
             return not proposed

@@ -17,11 +17,12 @@ from weft.errors import PeerError
 from weft.events import PayloadRejected, RoundCommitted
 from weft.ids import Digest, PeerId, Round
 from weft.net.node import Node
+from weft.peer.round.inbox import Heard
 from weft.sync.costs import round_traffic
 from weft.sync.merge.reduce import EncodedPart, named
 from weft.sync.method.choices import Choices, InnerConfig, NesterovConfig, SgdConfig
 from weft.sync.records.messages import Certificate, Collect, Holding, Manifest, Merged
-from weft.sync.round.machine import Input, MergeDone, MergeFailed, Received, is_leading, results_of
+from weft.sync.round.machine import MergeDone, MergeFailed, Received, is_leading, results_of
 from weft.wire import Buffer, digest
 
 MakeSwarm = Callable[..., Swarm]
@@ -93,7 +94,7 @@ def test_it_comes_to_the_same_parameters_as_parts_that_owners_merge(make_swarm: 
         async def scenario(swarm: Swarm = swarm) -> None:
             members = await swarm.start("abc")
             one_replica(await swarm.done(*members))
-            found.append(members[0].peer._replica.outer.clone())
+            found.append(members[0].peer.replica.outer.clone())
 
         swarm.run(scenario)
     assert torch.equal(*found)
@@ -101,7 +102,7 @@ def test_it_comes_to_the_same_parameters_as_parts_that_owners_merge(make_swarm: 
 
 def lie_about(swarm: Swarm, liar: Member, *, as_leader: bool = False) -> set[Digest]:
     """Let a member name and serve another result than it merged, always or where it leads; return what it names."""
-    rounds = liar.peer._rounds
+    rounds = liar.peer.rounds
     assert rounds is not None
     merge, lies = rounds.merger.merge, set[Digest]()
 
@@ -129,7 +130,7 @@ def test_an_owner_that_names_another_mean_is_found_out_by_all(make_swarm: MakeSw
     async def scenario() -> None:
         *honest, liar = await swarm.start("abcd")
         await swarm.round(liar, 2)
-        lies, parts = lie_about(swarm, liar), liar.peer._rounds.parts  # type: ignore[union-attr]
+        lies, parts = lie_about(swarm, liar), liar.peer.rounds.parts  # type: ignore[union-attr]
         offer = parts.offer
 
         def spoilt(payload: Sequence[EncodedPart]) -> tuple[Digest, ...]:
@@ -150,7 +151,7 @@ def test_an_owner_that_names_another_mean_is_found_out_by_all(make_swarm: MakeSw
 
 def swarm_index(member: Member) -> int:
     """Return which part a member owns."""
-    base = member.peer._rounds.chain.base  # type: ignore[union-attr]
+    base = member.peer.rounds.chain.base  # type: ignore[union-attr]
     return base.electorate.index(member.id)
 
 
@@ -163,33 +164,36 @@ def test_who_hears_of_means_only_as_their_round_is_decided_accuses_nobody(make_s
     async def scenario() -> None:
         _, b, *_ = members = await swarm.start("abcd")
         await swarm.round(b, 2)
-        rounds = b.peer._rounds
+        rounds = b.peer.rounds
         assert rounds is not None
-        inbox, feed, decide, results = rounds.inbox, rounds.inbox._feed, rounds._decide, rounds.parts.results
-        held: list[Received] = []
+        inbox, hear, decide, results = rounds.inbox, rounds.inbox._hear, rounds._decide, rounds.parts.results
+        held: list[Heard] = []
 
-        def hold(event: Input) -> None:
-            if isinstance(event, Received) and isinstance(event.message, Merged) and event.sender != b.id:
-                held.append(event)
+        def hold(heard: Heard) -> None:
+            if isinstance(heard.message, Merged) and heard.sender != b.id:
+                held.append(heard)
             else:
-                feed(event)
+                hear(heard)
 
         def decided(certificate: Certificate) -> None:
             nonlocal num_late
             num_late += len(held)
             while held:
-                feed(held.pop(0))
+                hear(held.pop(0))
             decide(certificate)
 
         async def slowly(manifest: Manifest) -> tuple[Buffer, ...]:
             await asyncio.sleep(0.1)
             return await results(manifest)
 
-        inbox._feed, rounds._decide = hold, decided  # type: ignore[method-assign]
+        async def never(*_: object) -> bool:
+            return False
+
+        inbox._hear, rounds._decide = hold, decided  # type: ignore[method-assign]
         rounds.parts.results = slowly  # type: ignore[method-assign]
-        rounds._validity.weigh = lambda *_: None  # type: ignore[method-assign]  # nor of what is proposed
+        rounds._validity.weigh = never  # type: ignore[method-assign]  # nor of what is proposed
         await swarm.round(b, 5)
-        inbox._feed = feed
+        inbox._hear = hear  # type: ignore[method-assign]
         one_replica(await swarm.done(*members))
         assert num_late
         assert not accused(members)
@@ -203,14 +207,14 @@ def test_a_leader_that_lets_nobody_hear_what_it_names_gets_no_vote_for_it(make_s
     swarm = make_swarm(method=DELTA, num_rounds=10)
 
     def silently(life: Life, _to: PeerId, message: object) -> bool:
-        state = life.peer._rounds._state if life.peer._rounds else None
+        state = life.peer.rounds._state if life.peer.rounds else None
         return not (life.member.name == "d" and isinstance(message, Merged) and state is not None and is_leading(state))
 
     async def scenario() -> None:
         *honest, liar = await swarm.start("abcd")
         await swarm.round(liar, 2)
         swarm.watchers.append(silently)
-        rounds, lies = liar.peer._rounds, lie_about(swarm, liar, as_leader=True)
+        rounds, lies = liar.peer.rounds, lie_about(swarm, liar, as_leader=True)
         assert rounds is not None
 
         async def pretend() -> None:
@@ -224,7 +228,7 @@ def test_a_leader_that_lets_nobody_hear_what_it_names_gets_no_vote_for_it(make_s
                     held = Holding(attempt=plan.attempt, revision=plan.revision, results=results_of(state))
                     for member in honest:
                         if rounds._state is not None and rounds._state.proposal is None:
-                            rounds._feed(Received(sender=member.id, message=held))
+                            rounds._member.feed(Received(sender=member.id, message=held))
 
         pretending = asyncio.ensure_future(pretend())
         await swarm.round(honest[0], 8)

@@ -42,7 +42,7 @@ def one_replica(outcomes: list[Any]) -> None:
 
 
 def leading(members: list[Member]) -> Member:
-    base = members[0].peer._rounds.chain.base  # type: ignore[union-attr]
+    base = members[0].peer.rounds.chain.base  # type: ignore[union-attr]
     return next(member for member in members if member.id == leader(base, Attempt(0)))
 
 
@@ -292,7 +292,7 @@ def test_a_restarted_member_is_bound_by_what_it_accepted(make_swarm: MakeSwarm) 
         swarm.launch(victim)
         await swarm.when(victim, StateJoined)
         await asyncio.sleep(0.1)
-        rounds = victim.peer._rounds
+        rounds = victim.peer.rounds
         assert rounds is not None
         assert rounds._state is not None
         vote = rounds._state.durable.accepted
@@ -392,7 +392,7 @@ def test_a_member_that_finds_no_results_fetches_the_state_and_keeps_its_carry(ma
         swarm.cut([d], [a, b, c])
         await swarm.round(a, 4)
         for member in (a, b, c):  # as if the results had outgrown what is kept
-            member.peer._rounds.chain._results.clear()  # type: ignore[union-attr]
+            member.peer.rounds.chain._results.clear()  # type: ignore[union-attr]
         swarm.heal([d], [a, b, c])
         joined = await swarm.when(d, StateJoined)
         assert joined.round >= 4
@@ -442,7 +442,7 @@ def test_a_full_disk_ends_the_peer_with_its_reason(make_swarm: MakeSwarm) -> Non
         def refuse(durable: object) -> None:
             raise DiskFull("no room on the disk")
 
-        b.peer._rounds._promises.write = refuse  # type: ignore[union-attr, method-assign, assignment]
+        b.peer.rounds._votes.write = refuse  # type: ignore[union-attr, method-assign, assignment]
         with pytest.raises(DiskFull):
             await swarm.done(b)
         one_replica(await swarm.done(a, c, d))
@@ -475,7 +475,7 @@ def test_a_peer_that_a_fault_of_its_own_ends_says_goodbye_and_nobody_waits(make_
     async def scenario() -> None:
         a, b, c = await swarm.start("abc")
         await swarm.round(b, 2)
-        rounds = b.peer._rounds
+        rounds = b.peer.rounds
         assert rounds is not None
 
         def break_down(*_args: object, **_named: object) -> None:
@@ -486,7 +486,7 @@ def test_a_peer_that_a_fault_of_its_own_ends_says_goodbye_and_nobody_waits(make_
 
         at = swarm.clock.now()
         if fault == "disk":
-            rounds._promises.write = break_down  # type: ignore[method-assign]
+            rounds._votes.write = break_down  # type: ignore[method-assign]
         if fault == "training":
             b.peer._trainer.train = break_down  # type: ignore[method-assign, assignment]
         else:

@@ -120,7 +120,7 @@ def test_who_announces_nothing_as_a_payload_ends_nobody(make_swarm: MakeSwarm, m
     async def scenario() -> None:
         a, b, c, d = members = await swarm.start("abcd")
         await swarm.round(a, 2)
-        parts = b.peer._rounds.parts  # type: ignore[union-attr]
+        parts = b.peer.rounds.parts  # type: ignore[union-attr]
         offer = parts.offer
         parts.offer = lambda payload: (NOTHING,) * len(members)  # type: ignore[method-assign]
         event = await swarm.when(a, RoundCommitted, lambda event: event.round == 3)
@@ -138,7 +138,7 @@ def test_who_never_says_that_it_holds_what_it_takes_is_left_out(make_swarm: Make
     async def scenario() -> None:
         a, b, c, d = members = await swarm.start("abcd")
         await swarm.round(a, 2)
-        merger = b.peer._rounds.merger  # type: ignore[union-attr]
+        merger = b.peer.rounds.merger  # type: ignore[union-attr]
         merge = merger.merge
 
         async def lie(plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:

@@ -38,7 +38,7 @@ def parted(members: Sequence[Member]) -> tuple[list[Member], list[Member]]:
 
 
 def sponsor_of(member: Member) -> PeerId | None:
-    return member.peer._groups._ward.sponsor
+    return member.peer._in_rounds.groups.leaf.aggregator
 
 
 def manifests(swarm: Swarm) -> list[Manifest]:
@@ -200,7 +200,7 @@ def test_a_sponsor_sends_what_was_decided_to_two_wards_and_the_others_have_it_fr
 
     async def noting(parts: Payloads, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Any:
         data = await fetch(parts, holder, wanted, nbytes, limit_s)
-        if parts.source is not None:
+        if parts._parent is not None:
             taken.setdefault((parts._chain.head.round, holder), Counter())[parts._node.peer] += 1
         return data
 
@@ -332,10 +332,10 @@ def test_a_ward_that_brings_nothing_is_not_waited_for_again_and_forgotten(make_s
         await swarm.round(members[0], 5)
         electors, (ward, *_) = parted(members)
         other = next(member for member in electors if member.id != sponsor_of(ward))
-        sponsor = other.peer._groups._sponsor
+        sponsor = other.peer._in_rounds.groups.aggregator
         assert sponsor._take(ward.id)  # it asked, and did not hear the answer
         await swarm.round(members[0], 9)
-        assert ward.id not in sponsor.wards
+        assert ward.id not in sponsor.leaves
         at = members[0].life.times(RoundCommitted)
         one_replica(await swarm.done(*members))
         rules.no_long_wait(members[0].life.times(RoundCommitted)[len(at) :], 2.5)

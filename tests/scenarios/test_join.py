@@ -292,7 +292,7 @@ def test_rounds_are_a_third_slower_while_somebody_joins_and_that_not_for_long(ma
         await swarm.when(newcomer, RoundCommitted, lambda _event: newcomer.peer.head == a.peer.head)
         head = a.peer.head
         assert head is not None
-        num_rounds, result_nbytes = head.round - joined.round, newcomer.peer._replica.result_nbytes
+        num_rounds, result_nbytes = head.round - joined.round, newcomer.peer.replica.result_nbytes
         assert num_rounds >= 2
         assert swarm.clock.now() - began < 1.2 * 8 * (joined.fetched_nbytes + num_rounds * result_nbytes) / 10e6
         _, alone, *beside = (event.duration_s for event in a.life.committed)
@@ -375,7 +375,7 @@ def test_who_offers_another_state_than_the_others_is_outvoted_and_told_of(
         members = await after_a_round(swarm, "abc")
         lay(*members, up=10)
         liar = members[1]
-        liar.peer._replica.outer[:] += 1.0
+        liar.peer.replica.outer[:] += 1.0
         others = [member for member in members if member is not liar]
         if is_first:
             swarm.cut([swarm.member("n")], others)
@@ -384,7 +384,7 @@ def test_who_offers_another_state_than_the_others_is_outvoted_and_told_of(
         joined = await swarm.when(newcomer, StateJoined)
         assert liar.id not in joined.donors
         assert any("disagree" in event.text for event in newcomer.life.seen(Notice))
-        liar.peer._replica.outer[:] -= 1.0
+        liar.peer.replica.outer[:] -= 1.0
 
     swarm.run(scenario)
 
@@ -403,10 +403,10 @@ def test_what_was_committed_meanwhile_is_replayed_a_little_at_a_time(
         lay(swarm.member("n"), up=20, down=8)
         newcomer = join(swarm, lease_s=4.0)
         joined = await swarm.when(newcomer, StateJoined)
-        parts, waiting = newcomer.peer._rounds.parts if newcomer.peer._rounds else None, [0]
+        parts, waiting = newcomer.peer.rounds.parts if newcomer.peer.rounds else None, [0]
         assert parts is None
         await swarm.when(newcomer, RoundCommitted)
-        rounds = newcomer.peer._rounds
+        rounds = newcomer.peer.rounds
         assert rounds is not None
         fetch = rounds.parts._fetch
 

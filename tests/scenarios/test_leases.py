@@ -38,7 +38,7 @@ def kill_before_it_is_ready(swarm: Swarm, victim: Member, round: int) -> None:
 
     def strike(life: Life, _to: PeerId, message: object) -> bool:
         is_now = life is victim.life and not life.is_dead and isinstance(message, Ready)
-        if is_now and victim.peer._rounds.chain.base.round == round:  # type: ignore[union-attr]
+        if is_now and victim.peer.rounds.chain.base.round == round:  # type: ignore[union-attr]
             swarm.kill(victim)
         return not life.is_dead
 

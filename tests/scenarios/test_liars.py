@@ -18,6 +18,7 @@ from weft.net.node import Node
 from weft.net.transport.frame import encode_frame
 from weft.peer.messages import Decision, Letter, StandingNote
 from weft.peer.round.driver import MAX_GIVEN_UP
+from weft.peer.round.inbox import Heard, Step
 from weft.peer.round.payloads import FETCH_FLOOR_S
 from weft.peer.round.pending_acts import lies_file
 from weft.sync.records.messages import (
@@ -44,15 +45,15 @@ DEADLINE_S = 30.0  # of virtual time, for a round whose first leader dies
 
 
 def say(liar: Member, to: list[Member], message: Any) -> None:
-    base = liar.peer._rounds.chain.base  # type: ignore[union-attr]
+    base = liar.peer.rounds.chain.base  # type: ignore[union-attr]
     note = RoundNote(branch=base.branch, round=base.round, message=message)
     for member in to:
-        Node.post(liar.peer.place.node, member.id, Letter(signed=seal(liar.identity, note)))  # past the watchers
+        Node.post(liar.peer.context.node, member.id, Letter(signed=seal(liar.identity, note)))  # past the watchers
 
 
 def with_other_results(liar: Member, manifest: Manifest, *, is_served: bool) -> Manifest:
     """Return the manifest with results that decode to no number, which the liar serves, or which nobody has."""
-    rounds = liar.peer._rounds
+    rounds = liar.peer.rounds
     assert rounds is not None
     parts = []
     for here, part in zip(parts_of(manifest, rounds.parts._scope), manifest.parts, strict=True):
@@ -71,9 +72,9 @@ def test_nobody_votes_for_results_that_it_could_not_apply(make_swarm: MakeSwarm,
     async def scenario() -> None:
         *honest, liar = await swarm.start("abcd")
         await swarm.round(liar, 2)
-        rounds = liar.peer._rounds
+        rounds = liar.peer.rounds
         assert rounds is not None
-        send, read = rounds._send, rounds.inbox.read
+        send, judge = rounds._send, rounds.inbox._judge
         lies: dict[str, tuple[Manifest, Attempt]] = {}
         votes: list[Any] = []
 
@@ -84,17 +85,17 @@ def test_nobody_votes_for_results_that_it_could_not_apply(make_swarm: MakeSwarm,
                 message = Propose(attempt=message.attempt, manifest=manifest)
             send(to, message)
 
-        def collect(sender: Any, signed: Any, note: RoundNote) -> None:
-            if isinstance(note.message, Accept) and note.message.manifest in lies:
-                votes.append(signed)
-                manifest, attempt = lies[note.message.manifest]
+        def collect(heard: Heard, after: Step | None = None) -> None:
+            if isinstance(heard.message, Accept) and heard.message.manifest in lies:
+                votes.append(heard.signed)
+                manifest, attempt = lies[heard.message.manifest]
                 certificate = Certificate(attempt=attempt, manifest=manifest, votes=tuple(votes), farewells=())
                 for member in honest:
-                    liar.peer.place.node.post(member.id, Decision(certificate=certificate))
+                    liar.peer.context.node.post(member.id, Decision(certificate=certificate))
                 return
-            read(sender, signed, note)
+            judge(heard, after)
 
-        rounds._send, rounds.inbox.read = lie, collect  # type: ignore[method-assign]
+        rounds._send, rounds.inbox._judge = lie, collect  # type: ignore[method-assign]
         outcomes = await swarm.done(*honest)
         assert {outcome.reason for outcome in outcomes} == {"complete"}
         assert len({outcome.replica for outcome in outcomes}) == 1
@@ -116,7 +117,7 @@ def test_nobody_must_propose_what_a_liar_says_it_accepted(make_swarm: MakeSwarm,
     async def scenario() -> None:
         members = await swarm.start("abcde")
         await swarm.round(members[0], 2)
-        base = members[0].peer._rounds.chain.base  # type: ignore[union-attr]
+        base = members[0].peer.rounds.chain.base  # type: ignore[union-attr]
         first, liar = (next(m for m in members if m.id == leader(base, Attempt(turn))) for turn in (0, 4))
         honest = [member for member in members if member not in (first, liar)]
         told: list[Manifest] = []
@@ -149,7 +150,7 @@ def test_a_contributor_that_drips_its_payload_is_left_out(make_swarm: MakeSwarm)
     async def scenario() -> None:
         *honest, liar = await swarm.start("abcd")
         await swarm.round(honest[0], 4)  # what rounds take is measured
-        blobs = liar.peer.place.node._blobs
+        blobs = liar.peer.context.node._blobs
 
         async def drip(bulk: Any, request: Any) -> None:
             found = (look(bulk.peer, request.digest) for look, _ in blobs._lookups)
@@ -195,7 +196,7 @@ def test_who_claims_to_be_far_ahead_is_followed_some_attempts_at_once(make_swarm
 
         Where the other does, the pair waits for as long as late attempts may take: of two, one that lies can stop both.
         """
-        base = member.peer._rounds.chain.base  # type: ignore[union-attr]
+        base = member.peer.rounds.chain.base  # type: ignore[union-attr]
         is_it = base.keeper != member.id and leader(base, Attempt(MAX_GIVEN_UP)) == member.id
         return base if is_it else None
 
@@ -207,7 +208,7 @@ def test_who_claims_to_be_far_ahead_is_followed_some_attempts_at_once(make_swarm
             await swarm.when(None, RoundCommitted)
         honest = found[0]
         (liar,) = (member for member in members if member is not honest)
-        rounds = honest.peer._rounds
+        rounds = honest.peer.rounds
         assert rounds is not None
         base, quorum = rounds.chain.base, rounds.quorum
         is_over, asked = quorum.is_attempt_over, [0]
@@ -239,7 +240,7 @@ def test_who_leaps_to_attempts_that_it_leads_stops_no_round(make_swarm: MakeSwar
         await swarm.round(liar, 4)  # what rounds take is measured
 
         async def leap() -> None:
-            while (state := honest[0].peer._rounds and honest[0].peer._rounds._state) is not None:
+            while (state := honest[0].peer.rounds and honest[0].peer.rounds._state) is not None:
                 ahead = (Attempt(state.attempt + turn) for turn in range(1, len(state.base.electorate) + 1))
                 say(liar, honest, Prepare(attempt=next(a for a in ahead if leader(state.base, a) == liar.id)))
                 await asyncio.sleep(0.2)
@@ -260,7 +261,7 @@ def test_announcing_again_and_again_makes_nobody_wait_longer(make_swarm: MakeSwa
     async def scenario() -> None:
         a, b, c, d = await swarm.start("abcd", train_s=3.0)
         await swarm.round(a, 1)
-        timers = a.peer._rounds.timers  # type: ignore[union-attr]
+        timers = a.peer.rounds.timers  # type: ignore[union-attr]
         counted = [0]
         ready, begin = timers.note_ready, timers.begin
 

@@ -26,7 +26,7 @@ def test_a_run_outlives_its_maker_and_the_end_of_all_its_members(make_swarm: Mak
     async def scenario() -> None:
         a, b, c = await swarm.start("abc", settings=settings(1.0))
         await swarm.round(a, 2)
-        node = a.peer.place.node
+        node = a.peer.context.node
         ticket = issue(a.identity, node.run, node.contacts(), SECRET)
         swarm.known_to = lambda member: [each for each in named_on(ticket, swarm) if each is not member]  # type: ignore[method-assign]
         a.peer.stop("leaves for good")
@@ -48,7 +48,7 @@ def test_a_run_outlives_its_maker_and_the_end_of_all_its_members(make_swarm: Mak
             swarm.launch(member, settings=settings(1.0))
         one_replica(await swarm.done(b, c, d))
         # Started in the same moment each may go on alone for a while; what they end with follows on the newest round.
-        final = b.life.peer._replica.head
+        final = b.life.peer.replica.head
         assert final is not None
         first = min(number for branch, number in swarm.chains if branch == final.branch and number > newest.round)
         assert swarm.chains[final.branch, first].committed_tokens > newest.committed_tokens

@@ -25,7 +25,7 @@ ROUND_S = 1.0  # of virtual time, beside the inner steps
 
 
 def keeper_first(a: Member, b: Member) -> tuple[Member, Member]:
-    keeper = a.peer._rounds.chain.base.keeper  # type: ignore[union-attr]
+    keeper = a.peer.rounds.chain.base.keeper  # type: ignore[union-attr]
     return (a, b) if a.id == keeper else (b, a)
 
 
@@ -41,7 +41,7 @@ def test_of_two_the_one_without_the_keeper_opens_a_branch_and_the_other_joins_it
         stays = b if is_founder_killed else a
         while True:  # until the victim is the keeper
             event = await swarm.when(stays, RoundCommitted)
-            if stays.peer._rounds.chain.base.keeper == victim.id and event.round >= 2:  # type: ignore[union-attr]
+            if stays.peer.rounds.chain.base.keeper == victim.id and event.round >= 2:  # type: ignore[union-attr]
                 break
         swarm.kill(victim)
         at = swarm.clock.now()
@@ -228,17 +228,17 @@ def test_an_opening_that_comes_after_the_decision_is_not_followed(make_swarm: Ma
     async def scenario() -> None:
         a, _, c = members = await swarm.start("abc")
         await swarm.round(c, 2)
-        base = c.peer._rounds.chain.base  # type: ignore[union-attr]
+        base = c.peer.rounds.chain.base  # type: ignore[union-attr]
         pair = (a.id, c.id)
         opening = open_branch(base, pair, a.id, branch_name(base, pair, a.id))
-        c.peer._rounds.quorum.has_majority = lambda: False  # type: ignore[method-assign, union-attr]
-        consent = await a.peer.place.node.call(
+        c.peer.rounds.quorum.has_majority = lambda: False  # type: ignore[method-assign, union-attr]
+        consent = await a.peer.context.node.call(
             c.id, BranchProposal(opening=opening, opener=a.id), BranchConsent, deadline_s=1.0
         )
-        del c.peer._rounds.quorum.has_majority  # type: ignore[union-attr]
+        del c.peer.rounds.quorum.has_majority  # type: ignore[union-attr]
         assert consent.is_given
         await swarm.round(c, base.round)
-        a.peer.place.node.post(c.id, BranchBegin(opening=opening))
+        a.peer.context.node.post(c.id, BranchBegin(opening=opening))
         outcomes = await swarm.done(*members)
         assert len({outcome.replica for outcome in outcomes}) == 1
         assert c.life.seen(BranchOpened) == []

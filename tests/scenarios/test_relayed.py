@@ -41,8 +41,8 @@ def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Relaying:
 
 
 def owners(member: Member) -> set[str]:
-    assert member.peer._rounds is not None
-    return {part.owner for part in member.peer._rounds.chain.head.parts}
+    assert member.peer.rounds is not None
+    return {part.owner for part in member.peer.rounds.chain.head.parts}
 
 
 def test_who_is_reached_through_others_merges_nothing_and_is_counted(swarm: Relaying) -> None:

@@ -288,7 +288,7 @@ def test_who_goes_over_and_is_killed_goes_on_from_where_its_checkpoint_stands(
     async def scenario() -> None:
         members = await swarm.start("ab", train_s=4.0)
         await swarm.round(members[0], 2)
-        base = members[0].peer._rounds.chain.base  # type: ignore[union-attr]
+        base = members[0].peer.rounds.chain.base  # type: ignore[union-attr]
         stays, goes = sorted(members, key=lambda member: member.id != base.keeper)
         swarm.cut([stays], [goes])
         opened = await swarm.when(goes, BranchOpened)

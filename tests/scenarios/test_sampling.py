@@ -61,7 +61,7 @@ def test_who_rests_trains_in_the_place_of_all_that_were_drawn_and_died(make_swar
     async def scenario() -> None:
         members = await swarm.start("abcd")
         await swarm.round(members[0], 3)
-        head = members[0].peer._replica.head
+        head = members[0].peer.replica.head
         assert head is not None
         (drawn,) = drawn_after(head)
         killed.append(next(member for member in members if member.id == drawn))

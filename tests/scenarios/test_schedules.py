@@ -65,7 +65,7 @@ def draw(seed: int, has_groups: bool = False) -> Schedule:
 
 async def slow_down_later(life: Life, delay_s: float) -> None:
     """Let results take so long to come down to a process, once it takes part."""
-    while life.peer is None or life.peer._rounds is None:  # noqa: ASYNC110  # the peer tells nobody when it begins
+    while life.peer is None or life.peer.rounds is None:  # noqa: ASYNC110  # the peer tells nobody when it begins
         await asyncio.sleep(0.05)
     slow_down(life, delay_s)
 

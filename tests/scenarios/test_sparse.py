@@ -133,7 +133,7 @@ def test_who_keeps_all_values_sends_what_a_dense_codec_sends(make_swarm: MakeSwa
         async def scenario(swarm: Swarm = swarm) -> None:
             members = await swarm.start("abc")
             one_replica(await swarm.done(*members))
-            found.append(members[0].peer._replica.outer.clone())
+            found.append(members[0].peer.replica.outer.clone())
 
         swarm.run(scenario)
     assert torch.equal(*found)

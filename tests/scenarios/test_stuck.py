@@ -20,7 +20,7 @@ from weft.sync.round.rules import Durable
 
 def slow_down(life: Life, delay_s: float) -> None:
     """Let results take so long to come down to a process that takes part."""
-    parts = life.peer._rounds.parts  # type: ignore[union-attr]
+    parts = life.peer.rounds.parts  # type: ignore[union-attr]
     fetch = parts._from_any
 
     async def late(*args: Any) -> Any:
@@ -32,11 +32,11 @@ def slow_down(life: Life, delay_s: float) -> None:
 
 async def abreast(*members: Member) -> int:
     """Wait until all have made the outer step of one round; save their states and return it."""
-    while len({member.peer._replica.head.round for member in members}) > 1:  # type: ignore[union-attr]  # noqa: ASYNC110
+    while len({member.peer.replica.head.round for member in members}) > 1:  # type: ignore[union-attr]  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     for member in members:
         await member.peer._autosave.save()
-    return members[0].peer._replica.head.round  # type: ignore[union-attr]
+    return members[0].peer.replica.head.round  # type: ignore[union-attr]
 
 
 def reopened(members: tuple[Member, ...]) -> set[tuple[str, ...]]:
@@ -152,12 +152,12 @@ def test_who_heard_of_a_round_whose_results_are_gone_goes_on_without_it(make_swa
         a, b = members = await swarm.start("ab")
         for member in members:
             await swarm.round(member, 3)
-        head = a.peer._rounds.chain.head  # type: ignore[union-attr]
+        head = a.peer.rounds.chain.head  # type: ignore[union-attr]
         keeper, other = (a, b) if head.leader == a.id else (b, a)
         slow_down(other.life, 3.0)
-        rounds = other.peer._rounds
+        rounds = other.peer.rounds
         assert rounds is not None
-        while rounds.chain.head == other.peer._replica.head or rounds.parts.has_results(rounds.chain.head):  # noqa: ASYNC110
+        while rounds.chain.head == other.peer.replica.head or rounds.parts.has_results(rounds.chain.head):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         swarm.kill(keeper)
         at = swarm.clock.now()
@@ -210,7 +210,7 @@ def test_a_newcomer_that_no_member_answers_says_so(make_swarm: MakeSwarm) -> Non
         members = await swarm.start("ab")
         await swarm.round(members[0], 3)
         for member in members:
-            member.peer.place.node._blobs._lookups[:] = [(lambda peer, digest: None, False)]
+            member.peer.context.node._blobs._lookups[:] = [(lambda peer, digest: None, False)]
         c = swarm.member("c")
         swarm.launch(c)
         notice = await swarm.when(c, Notice)
@@ -227,7 +227,7 @@ def test_a_newcomer_goes_to_the_next_donor_when_the_first_does_not_deliver(make_
         members = await swarm.start("abc")
         await swarm.round(members[0], 3)
         bad = members[1].peer
-        bad.place.node._blobs._lookups[:] = [(lambda peer, digest: None, False)]
+        bad.context.node._blobs._lookups[:] = [(lambda peer, digest: None, False)]
         honest = bad._membership._status
         bad._membership._status = lambda: msgspec.structs.replace(honest(), round=honest().round + 5)
         n = swarm.member("n")
@@ -252,8 +252,8 @@ def test_members_whose_timers_ran_apart_meet_in_one_attempt(make_swarm: MakeSwar
         await asyncio.sleep(5)
         for member, attempts in ((a, 9), (b, 4)):
             for _ in range(attempts):
-                rounds = member.peer._rounds
-                rounds._expire("progress", rounds._member.attempt)  # type: ignore[union-attr]
+                rounds = member.peer.rounds
+                rounds._expire("progress", rounds._state.attempt)  # type: ignore[union-attr]
         swarm.watchers.clear()
         at = swarm.clock.now()
         committed = await swarm.when(c, RoundCommitted)
@@ -291,14 +291,14 @@ def test_nobody_waits_for_a_member_without_a_vote(make_swarm: MakeSwarm) -> None
     async def scenario() -> None:
         (a,) = await swarm.start("a")
         await swarm.round(a, 2)
-        b, base = swarm.member("b"), a.peer._rounds.chain.base  # type: ignore[union-attr]
+        b, base = swarm.member("b"), a.peer.rounds.chain.base  # type: ignore[union-attr]
         promises = Votes(b.folder.durable)
         for branch, number in ((base.branch, Round(8)), (BranchId("ee" * 32), Round(1))):
             promises.write(Durable(base=msgspec.structs.replace(base, branch=branch, round=number)))
         promises.close()
         swarm.launch(b)
         await swarm.when(b, RoundCommitted, lambda event: event.round >= 6)
-        assert not b.peer._rounds.is_member  # type: ignore[union-attr]
+        assert not b.peer.rounds.is_member  # type: ignore[union-attr]
         await swarm.when(b, RoundCommitted, lambda event: b.id in event.contributors)
         assert b.life.committed[-1].round > 8
         one_replica(await swarm.done(a, b))

@@ -58,7 +58,7 @@ def test_who_comes_after_a_change_goes_on_with_it(make_swarm: MakeSwarm) -> None
         await swarm.when(a, MethodTuned)
         e = swarm.member("e")
         replace_in_mid_round(swarm, b, e)
-        await swarm.round(a, a.peer._replica.head.round + 2)  # type: ignore[union-attr]
+        await swarm.round(a, a.peer.replica.head.round + 2)  # type: ignore[union-attr]
         one_replica(await swarm.done(*(each for each in members if each is not b), e))
         assert_it_came(e, a)
 

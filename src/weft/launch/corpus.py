@@ -14,7 +14,7 @@ from weft.errors import ConfigError
 from weft.events import Emit, Event
 from weft.ids import PeerId
 from weft.launch.fetch import fetch_files, fetch_initial
-from weft.launch.peer import Invitation, Participant, Prepared, place_of, whole
+from weft.launch.peer import Invitation, Participant, Prepared, context_of, whole
 from weft.launch.session import Options, Session
 from weft.launch.terms import Terms, terms
 from weft.peer.context import Data, Trainers
@@ -121,7 +121,7 @@ class Corpus:
         def make_learner(emit: Emit) -> Learner:
             return trainers.learner(run, s.options.settings, held.batches(run, "train"), emit, s.clock)
 
-        return await whole(s, run, place_of(s, held, outer, make_learner, memory=trainers.memory(s.folder)))
+        return await whole(s, run, context_of(s, held, outer, make_learner, memory=trainers.memory(s.folder)))
 
     def _outer(self, s: Session, run: RunConfig) -> Tensor | None:
         """Return the parameters that the run begins with, where they are kept; None: they are not here."""

@@ -20,7 +20,7 @@ from weft.errors import ConfigError, DataError
 from weft.events import Emit, Notice
 from weft.ids import Digest, PeerId, RunId, short
 from weft.launch.fetch import fetch_initial
-from weft.launch.peer import Invitation, Prepared, place_of, whole
+from weft.launch.peer import Invitation, Prepared, context_of, whole
 from weft.launch.session import Options, Session, who_keep
 from weft.peer.context import Data
 from weft.peer.peer import Peer
@@ -88,8 +88,8 @@ class Loop:
         vector = await asyncio.to_thread(initial, run, home)
         if vector is None:
             raise ConfigError("the run's initial weights could not be had. Ask a member for a fresh ticket.")
-        place = place_of(s, None, vector, lambda emit: self.make_learner(run, emit, s.clock))
-        return await whole(s, run, place)
+        context = context_of(s, None, vector, lambda emit: self.make_learner(run, emit, s.clock))
+        return await whole(s, run, context)
 
 
 def _sealed(

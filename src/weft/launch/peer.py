@@ -37,7 +37,7 @@ from weft.net.node import Node
 from weft.net.ticket import Ticket, read
 from weft.peer.context import Data
 from weft.peer.messages import CharterAnswer, CharterRequest
-from weft.peer.peer import Outcome, Peer, Place
+from weft.peer.peer import Context, Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot, load, read_contents
 from weft.run.config import Genesis
 from weft.store.home import PeerFolder
@@ -190,10 +190,10 @@ async def _members(s: Session, ticket: Ticket) -> list[PeerId]:
 # --- a peer of a whole model ---
 
 
-async def whole(s: Session, run: Genesis, place: Place) -> Prepared[Peer]:
+async def whole(s: Session, run: Genesis, context: Context) -> Prepared[Peer]:
     """Return a peer that goes on from what this machine has kept of the run."""
-    snapshot = await _snapshot(s, run, place.memory)
-    peer = Peer(run, place)
+    snapshot = await _snapshot(s, run, context.memory)
+    peer = Peer(run, context)
 
     async def live(wait_for: int | None) -> Outcome:
         if wait_for is None:
@@ -203,7 +203,7 @@ async def whole(s: Session, run: Genesis, place: Place) -> Prepared[Peer]:
     return Prepared(peer, live, peer.knows_anchor)
 
 
-def place_of(
+def context_of(
     s: Session,
     data: Data | None,
     initial: Tensor,
@@ -211,13 +211,13 @@ def place_of(
     *,
     memory: Pool | None = None,
     reader: ClaimReader | None = None,
-) -> Place:
+) -> Context:
     """Return what a peer stands on.
 
     Args:
         initial: becomes its outer parameters.
     """
-    return Place(
+    return Context(
         node=s.node,
         identity=s.identity,
         folder=s.folder,

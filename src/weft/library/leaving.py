@@ -43,10 +43,10 @@ def most_s(took_s: Sequence[float]) -> float:
 
 async def hand_in(peer: Peer, times: RoundTimes) -> None:
     """Stop `peer` once all that it has made is counted, or will not be soon: then it is said how much that is."""
-    began, clock = 0 if peer.head is None else peer.head.round, peer.place.clock
+    began, clock = 0 if peer.head is None else peer.head.round, peer.context.clock
     since = clock.now()
     with suppress(RuntimeError):  # it has ended meanwhile
-        await peer.place.compute.train(lambda: None)  # after the last loan
+        await peer.context.compute.train(lambda: None)  # after the last loan
     await asyncio.sleep(LOOK_S)
     while peer.carried_tokens and clock.now() - since < most_s(times.took_s):
         if peer.head is not None and peer.head.round >= began + MOST_ROUNDS:
@@ -54,7 +54,7 @@ async def hand_in(peer: Peer, times: RoundTimes) -> None:
         await asyncio.sleep(LOOK_S)
     if left := peer.carried_tokens:
         text = f"leaving with {left} samples that no round has counted in {clock.now() - since:.0f} s: the checkpoint "
-        peer.place.emit(Notice(text=text + "holds them, for when the loop is started again"))
+        peer.context.emit(Notice(text=text + "holds them, for when the loop is started again"))
     peer.stop("finished")
 
 

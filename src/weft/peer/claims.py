@@ -6,13 +6,13 @@
     of group  = allowance + missing, but no more of it than a round leases, nor than twice the allowance
 
 A member that missed rounds carries several leases, so the allowance follows the manifests. What a leader hears is cut
-to the allowance. A ward that was late, or whose sponsor is gone or paused, brings what was leased to it with another
-round or through another sponsor: so who announces for a group may claim some of what has not come. How much is missing
-the last manifest tells, so who was just started believes a group what all others do. What all claim together is cut to
-the bound, and of another's plan the bound alone is asked, which is the same for all members, so no two of them disagree
-whether a plan stands. (docs/threat_model.md: a claim within the lease says nothing of honest work.)
+to the allowance. A leaf that was late, or whose aggregator is gone or paused, brings what was leased to it with another
+round or through another aggregator: so who announces for a group may claim some of what has not come. How much is
+missing the last manifest tells, so who was just started believes a group what all others do. What all claim together is
+cut to the bound, and of another's plan the bound alone is asked, which is the same for all members, so no two of them
+disagree whether a plan stands. (docs/threat_model.md: a claim within the lease says nothing of honest work.)
 
-Who rests may have trained in the place of one who was drawn and is away (`weft.peer.loop.stand_in`): it is allowed one
+Who rests may have trained in the place of one who was drawn and is away (`weft.peer.loop.lease`): it is allowed one
 lease more in that round, within the bound.
 
 In a stage of a pipeline it is allowed what is routed to it: the bound is a multiple of what a round leases.

@@ -29,8 +29,8 @@ class Unmeasured:
     nats_per_byte: float | None = None
     text: str | None = None
 
-    def __init__(self) -> None:
-        self.on_heard: Callable[[Evaluation], object] = lambda _evaluation: None
+    def on_heard(self, callback: Callable[[Evaluation], object]) -> None:
+        """Call `callback(evaluation)` for each that another member tells: none, of a run without figures."""
 
     async def maybe(self, manifest: Manifest) -> None:
         """Evaluate and sample where the run asks for it after this round; break off when this peer is to end."""

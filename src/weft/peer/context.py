@@ -71,7 +71,7 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Context:
     """What a peer stands on: everything with effects, made by `launch` or by a scenario."""
 
     node: Node

@@ -1,6 +1,6 @@
 """A peer of one run: trains, takes part in rounds, keeps and gives the state, comes and goes.
 
-    peer = Peer(run, place)
+    peer = Peer(run, context)
     outcome = await peer.found(wait_for=4)     # the run's maker
     outcome = await peer.join()                # everybody else
 
@@ -20,33 +20,33 @@ Failure:
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from weft import __version__
 from weft.errors import PeerError, Removed
-from weft.events import Event, Notice, PeerStarted, PeerStopped
+from weft.events import Emit, Event, Notice, PeerStarted, PeerStopped
 from weft.ids import Digest, PeerId, Tokens
 from weft.net.membership.full_mesh import Gone, Left, New, Recovered, Suspected
 from weft.net.membership.membership import Membership
 from weft.peer.chain import Chain
-from weft.peer.context import Outcome, Place
+from weft.peer.context import Context, Outcome
 from weft.peer.fork.split import Split
-from weft.peer.group.groups import Groups, Turn
+from weft.peer.group.groups import Groups
 from weft.peer.group.records import GroupRecords
 from weft.peer.join.entrance import Entrance
 from weft.peer.join.hold import Hold
 from weft.peer.join.state_server import StateServer
-from weft.peer.loop import stand_in as resting
 from weft.peer.loop.ahead import Ahead
 from weft.peer.loop.evaluate import make_evaluator
-from weft.peer.loop.lease import LeaseTraining
+from weft.peer.loop.lease import LeaseTraining, leased_instead, until_needed
 from weft.peer.loop.offer import Offering
-from weft.peer.loop.pause import Pause, WarmUp
+from weft.peer.loop.outliers import Sentinel
+from weft.peer.loop.pause import Pause
 from weft.peer.loop.report import Report
-from weft.peer.loop.shutdown import Shutdown, Stopped, Unless
-from weft.peer.round.driver import RoundDriver
-from weft.peer.round.mailbox import Mailbox
+from weft.peer.loop.shutdown import Shutdown, Stopped
+from weft.peer.round.driver import Participation, RoundDriver
 from weft.peer.round.outcome import Decided
 from weft.peer.state.autosave import Autosave
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry
@@ -59,73 +59,68 @@ from weft.sync.records.messages import GroupRecord, Manifest, own_work
 from weft.sync.round.groups import claims_in
 from weft.tasks import Tasks
 
-__all__ = ["Outcome", "Peer", "Place"]
+__all__ = ["Context", "Outcome", "Peer"]
 
 LAG_S = 1.0  # between two looks whether others are further
 
-T = TypeVar("T")
 Begin = Callable[[], Coroutine[Any, Any, Manifest]]
 
 
+@dataclass(frozen=True)
+class InRounds:
+    """What a peer works with once it takes part in rounds."""
+
+    rounds: RoundDriver
+    groups: Groups
+    offering: Offering
+    ahead: Ahead
+    sentinel: Sentinel
+
+
 class Peer:
-    def __init__(self, run: Genesis, place: Place) -> None:
-        self.run = run
-        self.place = place
-        self.peer = place.node.peer
-        self._replica = Replica(run, place.initial)
-        self._trainer = place.make_learner(self._emit_from_thread)
-        self._carry = Carry(self._trainer, self._replica)
-        self._records = GroupRecords(place, self._carry)
-        self._stopping = asyncio.Event()
-        self._unless_stopped = Unless(self._stopping)
-        self.pausing = Pause(self._trainer, place.compute, place.clock, place.emit, self.fail)
-        self._warming = WarmUp(place, self._trainer, self._replica, self.pausing)
-        self._training = LeaseTraining(place, self._trainer, self._carry, self._should_break_off)
-        self._report = Report(run, place, self._replica, self._carry, self._training)
-        self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat, place.reader)
+    def __init__(self, run: Genesis, context: Context) -> None:
+        self.context = context
+        self.replica = Replica(run, context.initial)
+        self._trainer = context.make_learner(_emit_from_thread(context.emit))
+        self._carry = Carry(self._trainer, self.replica)
+        self._records = GroupRecords(context, self._carry)
+        self.pausing = Pause(context, self._trainer, self.replica, self.fail)
+        self._training = LeaseTraining(context, self._trainer, self._carry, self._should_break_off)
+        self._report = Report(context, self.replica, self._carry, self._training)
+        self._membership = Membership(context.node, context.clock, context.emit, self._report.heartbeat, context.reader)
         self._membership.on_change(self._on_member)
-        self._shutdown = Shutdown(place.node, self._membership, self._replica, lambda: self._rounds, place.emit)
-        self._entrance = Entrance(run, place, self._membership, self._replica, self._carry, lambda: self._rounds)
-        self._entrance.counts = self._records.counts
-        self._legacies = self._entrance.legacies
-        self._hold = Hold(place, lambda: self._rounds is not None and self._rounds.is_member)
-        self.pin = StateServer(
-            place, self._replica, self._legacies, lambda: self._rounds.chain if self._rounds else None
-        ).pin
-        self._evaluator = make_evaluator(run, place, self._trainer, self._replica, self._should_break_off)
-        self._autosave = Autosave(run, place, self._replica, self._carry, self._trainer)
-        self._rounds: RoundDriver | None = None
-        self._groups: Groups = None  # type: ignore[assignment]  # as soon as there are rounds
-        self._stop_reason = ""
-        self.failure: Exception | None = None
+        self._participation = participation = Participation(context.node)
+        self._shutdown = Shutdown(context.node, self._membership, self.replica, participation, context.emit)
+        self._entrance = Entrance(context, self._membership, self.replica, self._carry, self._records, participation)
+        self._hold = Hold(context, participation)
+        self.pin = StateServer(context, self.replica, self._entrance.legacies, participation).pin
+        self._evaluator = make_evaluator(context, self._trainer, self.replica, self._should_break_off)
+        self._autosave = Autosave(context, self.replica, self._carry, self._trainer)
+        self._in_rounds: InRounds | None = None
         self._tasks = Tasks(self.fail)
-        self._loop = asyncio.get_running_loop()
-        self._mail = Mailbox(place.node)
+
+    @property
+    def run(self) -> Genesis:
+        return self.replica.run
+
+    @property
+    def peer(self) -> PeerId:
+        return self.context.node.peer
 
     @property
     def head(self) -> Manifest | None:
         """Return the manifest of the last outer step that this peer has made; None: it has no state yet."""
-        return self._replica.head
+        return self.replica.head
 
     @property
-    def is_finishing(self) -> bool:
-        """Whether it trains no more: all is trained, or it was told to stop."""
-        return self._is_over()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all is trained."""
-        return self._is_complete()
-
-    @property
-    def replica(self) -> Replica:
-        """Return the state that all members share; not a copy."""
-        return self._replica
+    def rounds(self) -> RoundDriver | None:
+        """Return the rounds that it has come to, as a member or a newcomer; None: it has no state of the run yet."""
+        return self._participation.rounds
 
     @property
     def takes_part(self) -> bool:
-        """Whether it has the state of the run, and has come to its rounds, as a member or a newcomer."""
-        return self._rounds is not None
+        """Whether it has the state of the run, and has come to its rounds."""
+        return self.rounds is not None
 
     @property
     def carried_tokens(self) -> Tokens:
@@ -151,7 +146,7 @@ class Peer:
         """
 
         async def begin() -> Manifest:
-            self._report.state = "waiting for peers"
+            self._report.enter("waiting for peers")
             opening = await self._entrance.gather(wait_for)
             await self._autosave.save()  # before anybody hears of it: a run is begun once
             self._entrance.begin(opening)
@@ -169,23 +164,22 @@ class Peer:
 
     def stop(self, reason: str) -> None:
         """Say goodbye, save and return from `found` or `join`, soon."""
-        self._stop_reason = self._stop_reason or reason
-        self._stopping.set()
+        self._shutdown.ask(reason)
 
     async def _live(self, begin: Begin, snapshot: Snapshot | None) -> Outcome:
         try:
             await self._start(snapshot)
-            self._tasks.spawn(self._entrance.plea.watch())
+            self._tasks.spawn(self._entrance.backpressure.watch())
             with suppress(Stopped):
-                self._report.state = "joining"
-                if self._is_complete():
-                    self.place.emit(Notice(text="the run is complete already: nothing is left to train"))
+                self._report.enter("joining")
+                if self.is_complete:
+                    self.context.emit(Notice(text="the run is complete already: nothing is left to train"))
                 else:
-                    await self._take_part(await self._unless_stopped(self._come(begin)))
-            if isinstance(self.failure, Removed):
+                    await self._take_part(await self._shutdown.unless_asked(self._come(begin)))
+            if isinstance(self._shutdown.failure, Removed):
                 await self._autosave.save()
-            if self.failure is not None:
-                raise self.failure
+            if self._shutdown.failure is not None:
+                raise self._shutdown.failure
             return await self._finish()
         except Exception as error:  # of whatever kind: nobody should wait until this peer is suspected
             await self._shutdown.say_if_possible(error)
@@ -194,147 +188,154 @@ class Peer:
             await self._close()
 
     async def _come(self, begin: Begin) -> Manifest:
-        head = self._replica.head
+        head = self.replica.head
         if head is None:
             return await begin()
-        promised = Votes(self.place.folder.durable).read()
+        promised = Votes(self.context.folder.durable).read()
         return await self._entrance.resume(head, promised)
 
     def fail(self, error: Exception) -> None:
         """End soon, for what this peer cannot go on with: `found` or `join` raises it."""
-        self.failure = self.failure or error
-        self.stop(type(error).__name__)
+        self._shutdown.fail(error)
 
     # --- the main loop ---
 
     async def _take_part(self, head: Manifest) -> None:
-        await self._warming.renew()  # before anything asks to be counted in, or for a sponsor
+        await self.pausing.renew()  # before anything asks to be counted in, or for an aggregator
         self._report.tell_graph(head)
-        chain = Chain(head, self._replica.charter)
+        chain = Chain(head, self.replica.charter)
         self._autosave.hand_on(chain)
-        rounds = RoundDriver(self.place, chain, self._replica.scope, self.fail)
-        rounds.merger.on_added = self._report.sentinel.merged
+        rounds = RoundDriver(self.context, chain, self.replica.scope, self.fail)
+        report, speed = self._report, lambda: self._training.tokens_per_s
+        sentinel = Sentinel(self.peer, self.context.emit, report.heartbeat, self.run.method, rounds.merger)
         rounds.recall()
-        groups = Groups(
-            self.place, rounds, self._records, self._carry, lambda: self._training.tokens_per_s, self._tasks
-        )
-        groups.hand_on(self._evaluator, lambda: self._entrance.plea.is_near)
-        self._rounds, self._groups = rounds, groups
-        self._offering = Offering(self.place, self._replica, self._carry, self._legacies, groups)
-        branches = Split(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
-        is_staged = self.place.companion is not None  # where inner steps are made by all stages together
-        is_over = lambda: self._stopping.is_set() or self.pausing.is_away or is_staged  # noqa: E731
-        self._ahead = Ahead(self.place, self._training, self._carry, branches.lost, is_over)
+        groups = Groups(self.context, rounds, self._records, self._evaluator, speed, self._tasks)
+        offering = Offering(self.context, self.replica, self._carry, self._entrance.legacies, groups)
+        split = Split(self.run, self.context.node, rounds, self.context.clock, self.context.emit)
+        is_staged = self.context.companion is not None  # where inner steps are made by all stages together
+        is_over = lambda: self._shutdown.is_asked or self.pausing.is_away or is_staged  # noqa: E731
+        ahead = Ahead(self.context, self._training, self._carry, split.lost, is_over)
+        self._in_rounds = mine = InRounds(rounds, groups, offering, ahead, sentinel)
+        self._participation.enter(rounds)
         for peer in self._entrance.askers():
             rounds.notice(peer, "joining")
         rounds.begin()
-        self._tasks.spawn(branches.watch())
-        if not is_staged:  # a ward's payload goes through another, and its stage would not know what is in it
-            self._tasks.spawn(groups.watch())
-        self._tasks.spawn(self._entrance.lookout.watch(rounds))
-        self._tasks.spawn(self._watch_lag(rounds))
-        self._mail.open(rounds)
-        while not self._is_over():
+        self._tasks.spawn(split.watch())
+        if not is_staged:  # a leaf's payload goes through another, and its stage would not know what is in it
+            self._tasks.spawn(groups.leaf.watch(lambda: self._entrance.backpressure.is_near))
+        self._tasks.spawn(self._entrance.fork_watch.watch(rounds))
+        self._tasks.spawn(self._watch_lag(mine))
+        self._participation.read_early(rounds)
+        while not self.is_finishing:
             self._membership.pin(groups.pins())
+            rounds.quorum.link_all(groups.links_electorate)
             if groups.is_outside:
-                self._report.state = "joining"
-                await self._warming.renew()
-                await self._unless_stopped(self._entrance.be_counted_in(rounds))
-            elif self._replica.head == rounds.chain.head:
-                await self._take_turn(rounds, groups.turn)
-            while not rounds.decided.empty() and not self._is_over():
-                await self._settle(rounds, rounds.decided.get_nowait())
+                self._report.enter("joining")
+                await self.pausing.renew()
+                await self._shutdown.unless_asked(self._entrance.be_counted_in(rounds))
+            elif self.replica.head == rounds.chain.head:
+                await self._take_turn(mine)
+            while not rounds.decided.empty() and not self.is_finishing:
+                await self._settle(mine, rounds.decided.get_nowait())
 
-    def _is_over(self) -> bool:
-        return self._stopping.is_set() or self._is_complete()
+    @property
+    def is_finishing(self) -> bool:
+        """Whether it trains no more: all is trained, or it was told to stop."""
+        return self._shutdown.is_asked or self.is_complete
 
     def _should_break_off(self) -> bool:
-        return self._stopping.is_set() or self.pausing.is_on
+        return self._shutdown.is_asked or self.pausing.is_on
 
-    async def _take_turn(self, rounds: RoundDriver, turn: Turn) -> None:
+    async def _take_turn(self, mine: InRounds) -> None:
         """Bring what this peer has to the present round, or say that it is paused, and wait for what is decided."""
-        num_changes = self.pausing.num_changes
-        is_overdue = self._carry.is_overdue and self.place.companion is None
+        rounds, num_changes, turn = mine.rounds, self.pausing.num_changes, mine.groups.turn
+        is_overdue = self._carry.is_overdue and self.context.companion is None
         if self._carry.offered is None and not self.pausing.is_away and not is_overdue:
-            self._report.state = "training"
-            self._trainer.apply_settings(self._replica.config)
-            head = self._replica.head
+            self._report.enter("training")
+            self._trainer.apply_settings(self.replica.config)
+            head = self.replica.head
             assert head is not None
-            leased = self._groups.leased(head)
+            leased = mine.groups.leased(head)
             if not len(leased):
-                leased = resting.leased_instead(rounds, self.peer, head)
-            await self._training.make(head, leased, self._replica.config, lambda: turn.is_hurried)
+                leased = leased_instead(rounds, self.peer, head)
+            await self._training.make(head, leased, self.replica.config, lambda: turn.is_hurried)
             if self._training.work is not None:
                 rounds.timers.note_worked(self._training.took_s)
-        await self._unless_stopped(self._hold.passed(lambda: self._is_needless_to_wait(rounds)))
-        if not rounds.decided.empty() or self._stopping.is_set():
+        await self._shutdown.unless_asked(self._hold.passed(lambda: self._is_needless_to_wait(rounds)))
+        if not rounds.decided.empty() or self._shutdown.is_asked:
             return
         if self._carry.offered is None:
-            await self._offering.offer(rounds, turn)
-        self._report.state = "paused" if self.pausing.is_away else "syncing"
+            await mine.offering.offer(rounds, turn)
+        self._report.enter("paused" if self.pausing.is_away else "syncing")
         if self.pausing.is_away:
-            self._training.work = None
-            turn.pass_on()
-        if self._ahead.num_more(self._replica.config):
-            self._report.state = "training"
-            await self._ahead.make(rounds.chain.head, self._replica.config)
+            self._training.forget()
+            mine.offering.pass_on(turn)
+        if mine.ahead.num_more(self.replica.config):
+            self._report.enter("training")
+            await mine.ahead.make(rounds.chain.head, self.replica.config)
             await self._autosave.save_if_due()
-        await self._settle_next(rounds, num_changes)
+        await self._settle_next(mine, num_changes)
 
     def _is_needless_to_wait(self, rounds: RoundDriver) -> bool:
         return rounds.inbox.has_quorum or not rounds.decided.empty() or self.pausing.is_on
 
-    async def _settle_next(self, rounds: RoundDriver, num_changes: int) -> None:
+    async def _settle_next(self, mine: InRounds, num_changes: int) -> None:
         """Wait for the next decision and make the outer step; return without one where there is something else to do:
         a pause begins or ends, or the majority is lost.
 
         Args:
             num_changes: of the pause, when this turn began.
         """
-        began = self.place.clock.now()
+        began, rounds = self.context.clock.now(), mine.rounds
         deciding = asyncio.ensure_future(rounds.decided.get())
         changing = asyncio.ensure_future(self.pausing.change(num_changes))
-        losing = asyncio.ensure_future(self._ahead.wanted(self._replica.config))
+        losing = asyncio.ensure_future(mine.ahead.wanted(self.replica.config))
         others = [changing, losing]
         if self._carry.offered is None:
-            others.append(asyncio.ensure_future(resting.needed(rounds, self.peer)))
+            others.append(asyncio.ensure_future(until_needed(rounds, self.peer)))
         try:
-            await self._unless_stopped(asyncio.wait((deciding, *others), return_when=asyncio.FIRST_COMPLETED))
+            await self._shutdown.unless_asked(asyncio.wait((deciding, *others), return_when=asyncio.FIRST_COMPLETED))
         finally:
             for each in others:
                 each.cancel()
             if not deciding.done():
                 deciding.cancel()
         if deciding.done() and not deciding.cancelled():
-            await self._settle(rounds, deciding.result(), began)
+            await self._settle(mine, deciding.result(), began)
 
-    async def _settle(self, rounds: RoundDriver, decided: Decided | None, began: float | None = None) -> None:
+    async def _settle(self, mine: InRounds, decided: Decided | None, began: float | None = None) -> None:
         """Make the outer step of a decided round; what it did not count stays in the carry."""
         if decided is None:
             return
-        manifest = decided.manifest
+        rounds, manifest = mine.rounds, decided.manifest
         is_counted, tokens = own_work(manifest, self.peer) is not None, self._carry.due
         if claims_in(manifest):
-            is_counted = await self._unless_stopped(self._records.counts(manifest))
+            is_counted = await self._shutdown.unless_asked(self._records.counts(manifest))
         try:
-            results = await self._unless_stopped(rounds.parts.results(manifest)) if manifest.contributions else ()
+            results = (
+                await self._shutdown.unless_asked(rounds.parts.results(manifest)) if manifest.contributions else ()
+            )
         except PeerError as error:
             await self._enter_anew(rounds, manifest, str(error), is_counted)
             return
-        is_opening = self._replica.head is not None and self._replica.head.branch != manifest.branch
-        is_doubtful = is_opening and self._groups.is_in_doubt(manifest)
+        is_opening = self.replica.head is not None and self.replica.head.branch != manifest.branch
+        is_doubtful = is_opening and mine.offering.is_in_doubt(manifest, rounds)
         if is_opening:
-            await self._legacies.keep_fork()
+            await self._entrance.legacies.keep_fork()
         # Another payload than this process offered is one of before a restart, trained on the same lease.
-        step, is_in_there = partial(self._replica.apply, manifest, results), is_counted or is_doubtful
+        step, is_in_there = partial(self.replica.apply, manifest, results), is_counted or is_doubtful
         met = None
         if manifest.is_gossip:
             met = Met(decided.taken, decided.weights, is_known=self._carry.is_as_offered(own_work(manifest, self.peer)))
-        electorate = () if self._replica.head is None else self._replica.head.members
-        await self.place.compute.serve(lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met))
-        if self.place.companion is not None and await self.place.companion.settled(manifest, electorate):
+        electorate = () if self.replica.head is None else self.replica.head.members
+        was_offered = self._carry.offered_to is not None
+        await self.context.compute.serve(
+            lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met)
+        )
+        if self.context.companion is not None and await self.context.companion.settled(manifest, electorate):
             self._carry.give_up()
-        self._groups.tell(manifest, is_counted, tokens)
+        mine.groups.leaf.settle(manifest, is_counted)
+        self._report.tell_through(manifest, tokens, is_counted=is_counted, was_offered=was_offered)
         if not is_counted:
             self._report.tell_dropped(tokens, FORGOTTEN if is_opening else OUTDATED)
         if manifest.contributions:
@@ -342,107 +343,117 @@ class Peer:
             self._report.tell_mixing(decided)
             if (reason := self._report.tell_acts(manifest)) is not None:
                 self.fail(Removed(reason))
-            if manifest.leader == self.peer and not self._is_complete() and not self.pausing.is_away:
-                since = self.place.clock.now()
+            if manifest.leader == self.peer and not self.is_complete and not self.pausing.is_away:
+                since = self.context.clock.now()
                 await self._evaluator.maybe(manifest)
-                rounds.timers.note_apart(self.place.clock.now() - since)
+                rounds.timers.note_apart(self.context.clock.now() - since)
         await self._autosave.save_if_due()
-        self._legacies.follow(manifest)
+        self._entrance.legacies.follow(manifest)
 
     async def _enter_anew(self, rounds: RoundDriver, manifest: Manifest, reason: str, is_counted: bool) -> None:
         """Fetch the state of another member, because the results of a round can no longer be had."""
         text = f"round {manifest.round} cannot be replayed, fetching a member's state instead: {reason}"
-        self.place.emit(Notice(text=text))
+        self.context.emit(Notice(text=text))
         if is_counted:
-            await self.place.compute.serve(lambda: self._carry.settle(lambda: None, is_counted=True))  # it is in there
-        self._carry.offered = None
-        head = await self._unless_stopped(self._entrance.enter())
-        rounds.restart(head, self._replica.charter, without=manifest)
+            await self.context.compute.serve(
+                lambda: self._carry.settle(lambda: None, is_counted=True)
+            )  # it is in there
+        self._carry.take_back()
+        head = await self._shutdown.unless_asked(self._entrance.enter())
+        rounds.restart(head, self.replica.charter, without=manifest)
 
-    async def _watch_lag(self, rounds: RoundDriver) -> None:
+    async def _watch_lag(self, mine: InRounds) -> None:
         """A member that missed a decision finds it in another's chain, or else gives its round up."""
-        behind: Manifest | None = None
+        rounds, behind = mine.rounds, None
         while True:
             await asyncio.sleep(LAG_S)
             electorate = frozenset(rounds.chain.base.electorate) - {self.peer}
-            if 2 * len(self.place.node.banned_by & electorate) > len(electorate):  # decided while it was away
+            if 2 * len(self.context.node.banned_by & electorate) > len(electorate):  # decided while it was away
                 self.fail(Removed("most members refuse this key: it was banned while it was away, for good."))
             rounds.reroute(self._membership.relayed())
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
             head = rounds.chain.head
-            self._report.sentinel.look(head, self._membership, self._replica.config.settings.tokens)
-            is_behind = bool(self._entrance.lookout.ahead(head))
-            is_left = behind == head or self._entrance.lookout.is_on_lesser_branch(head)
+            mine.sentinel.look(head, self._membership, self.replica.config.settings.tokens)
+            is_behind = bool(self._entrance.fork_watch.ahead(head))
+            is_left = behind == head or self._entrance.fork_watch.is_on_lesser_branch(head)
             if self._entrance.should_settle(head):
                 continue
-            if is_behind and is_left and not self._groups.is_outside and not await self._entrance.catch_up(rounds):
-                self._groups.give_up()
+            if is_behind and is_left and not mine.groups.is_outside and not await self._entrance.catch_up(rounds):
+                mine.groups.give_up()
             behind = head if is_behind else None
 
     # --- what others say ---
 
     def _on_member(self, change: object) -> None:
-        if self._rounds is None:
+        if self._in_rounds is None:
             return
+        groups = self._in_rounds.groups
         match change:
             case Suspected(peer=peer):
-                self._groups.notice(peer, "suspected")
+                groups.notice(peer, "suspected")
             case Gone(peer=peer) | Left(peer=peer):
                 self._hold.forget(peer)
-                self._groups.notice(peer, "gone")
+                groups.notice(peer, "gone")
             case Recovered(peer=peer) | New(peer=peer):
-                self._groups.notice(peer, "alive")
+                groups.notice(peer, "alive")
 
     # --- the end ---
 
-    def _is_complete(self) -> bool:
+    @property
+    def is_complete(self) -> bool:
         """Whether all is trained, or another run goes on. The last round is a mean, also where an act ends the run."""
-        head = self._replica.head
+        head = self.replica.head
         if head is None or head.is_gossip:
             return False
-        return head.committed_tokens >= self._replica.charter.settings.tokens or self._replica.charter.has_ended
+        return head.committed_tokens >= self.replica.charter.settings.tokens or self.replica.charter.has_ended
 
     async def _finish(self) -> Outcome:
-        is_complete = self._is_complete()
-        self._report.state = "finishing" if is_complete else "leaving"
+        is_complete = self.is_complete
+        self._report.enter("finishing" if is_complete else "leaving")
         await self._tasks.aclose()  # branches and lag are no concern of who leaves
         if is_complete:
-            if self._rounds is not None:
-                self._rounds.close()
+            if self.rounds is not None:
+                self.rounds.close()
             with suppress(Stopped):
-                await self._unless_stopped(self._evaluator.finish())
-                await self._unless_stopped(self._shutdown.linger())
-        reason = "complete" if is_complete else self._stop_reason
+                await self._shutdown.unless_asked(self._evaluator.finish())
+                await self._shutdown.unless_asked(self._shutdown.linger())
+        reason = "complete" if is_complete else self._shutdown.reason
         await self._shutdown.say(reason)
         await self._autosave.save()
-        self.place.emit(PeerStopped(reason=reason))
+        self.context.emit(PeerStopped(reason=reason))
         return self._report.outcome(reason, self._evaluator)
 
     # --- small things ---
 
     async def _start(self, snapshot: Snapshot | None) -> None:
-        place = self.place
-        place.emit(
+        context = self.context
+        context.emit(
             PeerStarted(
                 run=self.run.run,
-                name=place.node.passport.name,
+                name=context.node.passport.name,
                 software=f"weft {__version__}",
-                device=place.settings.device,
+                device=context.settings.device,
                 num_parameters=self.run.num_parameters,
             )
         )
-        await self._warming.begin(lambda: None if snapshot is None else self._autosave.restore(snapshot))
+        await self.pausing.begin(lambda: None if snapshot is None else self._autosave.restore(snapshot))
         if snapshot is not None:
-            self._legacies.read()
-        self.pausing.arm()
+            self._entrance.legacies.read()
         await self._membership.start()
 
     async def _close(self) -> None:
         await self.pausing.aclose()
         await self._tasks.aclose()
-        if self._rounds is not None:
-            await self._rounds.aclose()
+        if self.rounds is not None:
+            await self.rounds.aclose()
         await self._membership.aclose()
 
-    def _emit_from_thread(self, event: Event) -> None:
-        self._loop.call_soon_threadsafe(self.place.emit, event)
+
+def _emit_from_thread(emit: Emit) -> Emit:
+    """Return what emits on the event loop that runs now, from whatever thread it is called."""
+    loop = asyncio.get_running_loop()
+
+    def emit_soon(event: Event) -> None:
+        loop.call_soon_threadsafe(emit, event)
+
+    return emit_soon

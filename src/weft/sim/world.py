@@ -25,7 +25,7 @@ from weft.executor import Compute, Inline
 from weft.ids import Digest, Tokens
 from weft.keys import Identity
 from weft.launch.guard import DayCount
-from weft.launch.peer import place_of
+from weft.launch.peer import context_of
 from weft.launch.session import Options, Session
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
@@ -396,8 +396,8 @@ class World:
             def make_learner(emit: Emit) -> Learner:
                 return self.make_trainer(run, settings, data.batches(run, "train"), emit, clock)
 
-            place = place_of(s, data, self._initial.clone(), make_learner, reader=self.reader)
-            life.take_part(Peer(run, place))
+            context = context_of(s, data, self._initial.clone(), make_learner, reader=self.reader)
+            life.take_part(Peer(run, context))
             self.on_made(life)
             try:
                 snapshot = load(member.folder.checkpoint)

@@ -110,7 +110,7 @@ async def test_whom_only_a_ticket_names_is_in_nobodys_figures(tmp_path: Path) ->
     async with crew.deadline():
         a = crew.found("a")
         await a.until(RoundCommitted)
-        place, ticket = a.peer.place, read(a.ticket)
+        place, ticket = a.peer.context, read(a.ticket)
         declined = Contact(peer=CARL, name="carl", addresses=("tls://127.0.0.1:1",))
         text = issue(place.identity, ticket.run, (*ticket.contacts, declined), ticket.secret)
         settings = PeerConfig(name="b", device="cpu", threads=1, transports=("tls",), tls=place.settings.tls)

@@ -275,7 +275,7 @@ async def test_a_key_in_use_is_refused_with_the_fix(tmp_path: Path) -> None:
 
 async def test_a_loss_that_is_not_finite_ends_the_peer(tmp_path: Path) -> None:
     def prepare(peer: Peer) -> None:
-        peer.place.initial.fill_(float("nan"))
+        peer.context.initial.fill_(float("nan"))
 
     crew = Crew(tmp_path, num_peers=1)
     async with crew.deadline():

@@ -108,9 +108,9 @@ async def test_a_payload_that_decodes_to_no_number_is_refused(
 async def test_a_payload_that_is_not_what_was_announced_is_refused(tmp_path: Path, change: Change, words: str) -> None:
     def prepare(peer: Peer) -> Coroutine[Any, Any, None]:
         async def serve_other_bytes() -> None:
-            while peer._rounds is None:  # noqa: ASYNC110  # the peer tells nobody when it begins
+            while peer.rounds is None:  # noqa: ASYNC110  # the peer tells nobody when it begins
                 await asyncio.sleep(0)
-            parts = peer._rounds.parts
+            parts = peer.rounds.parts
 
             def offer(payload: Sequence[EncodedPart]) -> tuple[Digest, ...]:
                 parts._payload = {part.digest: change(part.encoded) for part in payload}
@@ -138,7 +138,7 @@ def each_round(act: Callable[[Peer], None]) -> Mischief:
     def prepare(peer: Peer) -> Coroutine[Any, Any, None]:
         async def run() -> None:
             while True:
-                if peer._rounds is not None:
+                if peer.rounds is not None:
                     act(peer)
                 await asyncio.sleep(0.1)
 
@@ -148,14 +148,14 @@ def each_round(act: Callable[[Peer], None]) -> Mischief:
 
 
 def to_all(peer: Peer, record: msgspec.Struct) -> None:
-    for other in peer.place.node.peers:
-        peer.place.node.post(other, record)
+    for other in peer.context.node.peers:
+        peer.context.node.post(other, record)
 
 
 async def test_garbage_in_the_place_of_a_letter_ends_the_link(tmp_path: Path) -> None:
     def act(peer: Peer) -> None:
-        for other in peer.place.node.peers:
-            link = peer.place.node._links.get(other)
+        for other in peer.context.node.peers:
+            link = peer.context.node._links.get(other)
             if link is not None:
                 link.session.post("Letter", b"\xc1" * 100)
 
@@ -178,7 +178,7 @@ def with_another_name(peer: Peer, note: RoundNote) -> Signed:
 
 
 def altered(peer: Peer, note: RoundNote) -> Signed:
-    signed = seal(peer.place.identity, note)
+    signed = seal(peer.context.identity, note)
     return msgspec.structs.replace(signed, body=signed.body[:-1] + bytes([signed.body[-1] ^ 1]))
 
 
@@ -195,8 +195,8 @@ async def test_a_letter_that_its_sender_did_not_sign_is_not_read(
 ) -> None:
     def act(peer: Peer) -> None:
         """Say goodbye in the name of somebody: were it read, that one would be taken for gone."""
-        assert peer._rounds is not None
-        base = peer._rounds.chain.base
+        assert peer.rounds is not None
+        base = peer.rounds.chain.base
         note = RoundNote(branch=base.branch, round=base.round, message=Goodbye(promised=base.round, accepted=None))
         to_all(peer, Letter(signed=sign(peer, note)))
 
@@ -208,8 +208,8 @@ async def test_a_letter_that_its_sender_did_not_sign_is_not_read(
 async def test_a_decision_without_a_quorum_is_not_followed(tmp_path: Path) -> None:
     def act(peer: Peer) -> None:
         """Claim that everybody has left and the run is over, with the votes of the liar and of strangers."""
-        assert peer._rounds is not None
-        head = peer._rounds.chain.head
+        assert peer.rounds is not None
+        head = peer.rounds.chain.head
         base = next_base(head, first_charter(peer.run))
         manifest = msgspec.structs.replace(
             head,
@@ -223,7 +223,7 @@ async def test_a_decision_without_a_quorum_is_not_followed(tmp_path: Path) -> No
         accept = RoundNote(
             branch=base.branch, round=base.round, message=Accept(attempt=0, manifest=digest_of(manifest))
         )
-        mine = seal(peer.place.identity, accept)
+        mine = seal(peer.context.identity, accept)
         votes = (mine, mine, mine, seal(STRANGER, accept))
         forged = [msgspec.structs.replace(mine, signer=other) for other in head.members]
         to_all(peer, Decision(certificate=Certificate(attempt=0, manifest=manifest, votes=votes, farewells=())))
@@ -257,11 +257,11 @@ async def test_a_claim_above_the_lease_counts_as_the_lease(tmp_path: Path) -> No
 @pytest.mark.parametrize("tokens", [-5, (1 << 63) - 1])
 async def test_a_claim_that_is_no_amount_of_work_is_refused_or_cut(tmp_path: Path, tokens: int) -> None:
     def act(peer: Peer) -> None:
-        assert peer._rounds is not None
-        base = peer._rounds.chain.base
+        assert peer.rounds is not None
+        base = peer.rounds.chain.base
         ready = Ready(tokens=Tokens(tokens), parts=(Digest("0" * 64),) * base.num_parts)
         note = RoundNote(branch=base.branch, round=base.round, message=ready)
-        to_all(peer, Letter(signed=seal(peer.place.identity, note)))
+        to_all(peer, Letter(signed=seal(peer.context.identity, note)))
 
     a, _, _ = await meet(tmp_path, each_round(act))
     for event in a.seen(RoundCommitted):  # who missed a round is counted with two leases in the next

@@ -1,11 +1,11 @@
-"""Whose word is heeded that others are further, and what it takes to move a peer that is in a round.
+"""The fork choice: whose word is followed that others are further, and what it takes to move a peer that is in a round.
 
 Everybody tells where it stands: branch, round, tokens. That is anybody's word. A certificate is more: who signed it
 stands there. So a peer that *holds* its branch, with a majority in sight, goes over to another, or to a state that it
 cannot follow round by round, only where a head is signed by as many members that it knows as stand beside it, itself
 included, two at most:
 
-    fewer signed     not heeded, whatever it counts
+    fewer signed     not followed, whatever it counts
     as many          the branch that counts more tokens goes on
     two, here one    that one goes on, whatever this one counts
 
@@ -76,16 +76,16 @@ def believed(told: Sequence[Told]) -> tuple[BranchId, int]:
 
 def chosen(told: Iterable[Told]) -> BranchId:
     """Return the branch that who comes goes to: it is told by as many as any, of two at most, and counts most."""
-    standing: dict[BranchId, list[Told]] = {}
+    told_of: dict[BranchId, list[Told]] = {}
     for each in told:
-        standing.setdefault(each.branch, []).append(each)
+        told_of.setdefault(each.branch, []).append(each)
 
     def order(branch: BranchId) -> tuple[int, int, int, BranchId]:
-        there = standing[branch]
+        there = told_of[branch]
         tokens, round, _ = median_low(_order(each) for each in there)
         return -min(len(there), MOST_NEEDED), tokens, round, branch
 
-    return min(standing, key=order)
+    return min(told_of, key=order)
 
 
 def furthest(rounds: Sequence[Round]) -> int:

@@ -9,7 +9,7 @@ waits for its majority.
 Failure:
 - one of those named does not answer or disagrees: nothing is opened; it is tried again with who is alive then, those
   among them that had consented and left their round.
-- enough are alive, but some have no vote, because they came back from states older than their promises: they say so,
+- enough are alive, but some have no vote, because they came back from states older than their votes: they say so,
   and the majority is lost until those return that hold what was decided.
 - the opener's word comes when the round was decided after all: it is not followed.
 - the majority comes back first: the wait is over.

@@ -1,16 +1,16 @@
-"""A peer's eye on the others: where they say that they stand, what they can show of it, and whom this peer follows.
+"""The fork watch: where others say that they stand, what they can show of it, and whom this peer follows.
 
     not in a round, or back in one     goes by what it is told
     holding its branch                 asks for the certificate of a head that it hears of, and goes by who signed it
 
-What is told and shown is weighed by `heed`.
+What is told and shown is weighed by `choice`.
 
 Failure:
 - who claims to be further shows nothing, or does not answer: another is asked that tells of the same branch.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from weft.clock import Clock
 from weft.errors import NetError, PeerError, Refused
@@ -21,7 +21,7 @@ from weft.net.node import Node
 from weft.peer.chain import Heads, signers
 from weft.peer.fork.choice import MOST_NEEDED, NEAR, Proof, believed, is_followed, is_further
 from weft.peer.messages import ChainAnswer, ChainRequest
-from weft.peer.round.driver import RoundDriver
+from weft.peer.round.driver import Participation, RoundDriver
 from weft.peer.state.replica import Replica
 from weft.sync.records.messages import Manifest
 
@@ -32,25 +32,16 @@ NUM_ASKED = 4  # at once
 
 
 class ForkWatch:
-    """Of one peer.
-
-    Args:
-        rounds: returns the rounds it takes part in, once it does.
-    """
+    """Of one peer."""
 
     def __init__(
-        self,
-        node: Node,
-        clock: Clock,
-        membership: Membership,
-        replica: Replica,
-        rounds: Callable[[], RoundDriver | None],
+        self, node: Node, clock: Clock, membership: Membership, replica: Replica, participation: Participation
     ) -> None:
         self._node = node
         self._clock = clock
         self._membership = membership
         self._replica = replica
-        self._rounds = rounds
+        self._participation = participation
         self._proofs: dict[BranchId, Proof] = {}  # of each branch told of, the latest shown
         self._asked_at: dict[PeerId, float] = {}
 
@@ -87,7 +78,7 @@ class ForkWatch:
         """Have it shown where others stand that tell of another branch than `rounds` are on, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            if self._is_holding:
+            if self._participation.is_holding:
                 await self._seek(rounds.chain.head)
 
     async def _seek(self, head: Manifest) -> None:
@@ -108,15 +99,15 @@ class ForkWatch:
         beat = self._membership.heartbeat_of(peer)
         if beat is None or (beat.branch == head.branch and answer.certificates is not None):
             return False
-        if self._is_holding and beat.branch == head.branch:
+        if self._participation.is_holding and beat.branch == head.branch:
             await self._seek_of([peer])
-        rounds = self._rounds()
+        rounds = self._participation.rounds
         return (rounds is None or rounds.chain.head == head) and self._draws(beat, head)
 
     def _draws(self, beat: Heartbeat, head: Manifest) -> bool:
         """Return whether this peer, at `head`, goes over to where a peer says that it stands."""
-        rounds = self._rounds()
-        if rounds is None or not self._is_holding:
+        rounds = self._participation.rounds
+        if rounds is None or not rounds.quorum.is_holding:
             return is_further(beat, head)
         proof = self._proofs.get(beat.branch)
         return proof is not None and is_followed(head, rounds.chain.charter, self._num_beside(rounds), proof)
@@ -133,11 +124,6 @@ class ForkWatch:
             counts_unheard if beat is None else beat.branch == head.branch and beat.round <= head.round + NEAR
             for beat in beats
         )
-
-    @property
-    def _is_holding(self) -> bool:
-        rounds = self._rounds()
-        return rounds is not None and rounds.quorum.is_holding
 
     async def _seek_of(self, peers: Sequence[PeerId]) -> None:
         now = self._clock.now()
@@ -157,7 +143,7 @@ class ForkWatch:
 
     async def _shown(self, peer: PeerId) -> Proof | None:
         """Return what a peer shows of the head that it tells of."""
-        beat, rounds = self._membership.heartbeat_of(peer), self._rounds()
+        beat, rounds = self._membership.heartbeat_of(peer), self._participation.rounds
         if beat is None or rounds is None:
             return None
         request = ChainRequest(branch=beat.branch, after=Round(max(beat.round - 1, 0)))
@@ -177,7 +163,7 @@ class ForkWatch:
 
     async def later(self, heads: Heads) -> Heads:
         """Return those of `heads` to go over to."""
-        mine, rounds = self._replica.head, self._rounds()
+        mine, rounds = self._replica.head, self._participation.rounds
         if mine is not None and rounds is not None and rounds.quorum.is_holding:
             return await self._shown_later(heads, mine, rounds)
         further = [(peer, head) for peer, head in heads if mine is None or is_further(head, mine)]
@@ -190,8 +176,8 @@ class ForkWatch:
         here = rounds.chain.head  # proven, and further than `mine` where the results between them are lost
         await self._seek_of([peer for peer, head in heads if head.branch == here.branch and head.round > here.round])
         num = self._num_beside(rounds)
-        heeded = [proof for proof in self._proofs.values() if is_followed(here, rounds.chain.charter, num, proof)]
-        last = {here.branch: here.round} | {proof.manifest.branch: proof.manifest.round for proof in heeded}
+        followed = [proof for proof in self._proofs.values() if is_followed(here, rounds.chain.charter, num, proof)]
+        last = {here.branch: here.round} | {proof.manifest.branch: proof.manifest.round for proof in followed}
         return [
             (peer, head)
             for peer, head in heads

@@ -1,23 +1,23 @@
-"""This peer as an elector that contributes for wards: collects what they offer, and brings the mean of all.
+"""This peer as an elector that contributes for leaves: collects what they offer, and brings the mean of all.
 
     Offer       fetched at once, added to the mean as it arrives, whole or not at all
     own work    added when it is done; then the living are waited for, as long as measured rounds say: until more than
                 half have brought theirs, and a grace from then on
     the mean    announced as this peer's contribution, with the record of whom it counts
-    commit      told to the wards, once its results can be had from here (`handing`)
+    commit      told to the leaves, once its results can be had from here (`broadcast`)
 
-Who is sponsored is soft: a list in memory, that wards ask to be put on, and that an offer puts its ward on, too. Wards
-are held to what was leased to them, as electors are.
+Whose aggregator this peer is, is soft: a list in memory, that leaves ask to be put on, and that an offer puts its leaf
+on, too. Leaves are held to what was leased to them, as electors are.
 
 Failure:
-- a ward does not deliver, or delivers no payload: the mean is made without it, and it keeps its carry.
-- most do not, as they have another sponsor by now: they are not waited for without end.
-- this peer dies: its wards ask another elector. What it announced may be counted: all who heard it have the record.
-- it is paused: it lets its wards go.
+- a leaf does not deliver, or delivers no payload: the mean is made without it, and it keeps its carry.
+- most do not, as they have another aggregator by now: they are not waited for without end.
+- this peer dies: its leaves ask another elector. What it announced may be counted: all who heard it have the record.
+- it is paused: it lets its leaves go.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from statistics import median
 
 from weft.clock import Clock
@@ -25,7 +25,7 @@ from weft.errors import DeadlineExceeded, PayloadError, PeerError, WireError
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Tokens, short
 from weft.keys import verify
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.group.broadcast import GroupBroadcast
 from weft.peer.group.records import GroupRecords
 from weft.peer.messages import (
@@ -38,6 +38,7 @@ from weft.peer.messages import (
     WardPass,
 )
 from weft.peer.round.driver import RoundDriver
+from weft.peer.round.payloads import Payloads
 from weft.sync.merge.group_mean import GroupMean
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake
@@ -49,24 +50,29 @@ from weft.tasks import Tasks
 from weft.wire import Buffer, unseal
 
 PARALLEL = 4  # payloads on their way at a time: each is whole in memory
-MAX_SILENT = 3  # rounds in which a ward brings nothing: it has another sponsor, or none
-SLOW = 4  # times slower than the median: such a ward hands nothing on
-NEW_QUOTAS = 4  # of a ward whose leases this peer has not seen: what it may carry
+MAX_SILENT = 3  # rounds in which a leaf brings nothing: it has another aggregator, or none
+SLOW = 4  # times slower than the median: such a leaf hands nothing on
+NEW_QUOTAS = 4  # of a leaf whose leases this peer has not seen: what it may carry
 
 
 class Collection:
-    """What a sponsor has of one round."""
+    """What an aggregator has of one round.
 
-    def __init__(self, base: Base, expected: frozenset[PeerId]) -> None:
+    Args:
+        expected: who was leased something for it.
+        num_own: tokens of this peer's own lease.
+    """
+
+    def __init__(self, base: Base, expected: set[PeerId], num_own: int) -> None:
         self.base = base
-        self.expected = expected  # who was leased something for it
+        self.expected = expected
+        self.num_own = num_own
         self.offers: dict[PeerId, Offer] = {}
         self.brought: set[PeerId] = set()  # whose payload is in the mean, or can never be
         self.passing: set[PeerId] = set()
         self.mean: GroupMean | None = None
         self.stakes: list[Stake] = []  # as added to it
-        self.num_claimed = 0  # tokens of wards that are added, or about to be
-        self.num_own = 0  # tokens of this peer's own lease
+        self.claims: dict[PeerId, int] = {}  # tokens of leaves that are added, or about to be
         self.payloads: list[Digest] = []
         self.own_at: float | None = None  # since when this peer's own payload is in the mean, or can never be
         self.has_grace = False  # who is missing has only a grace left
@@ -74,6 +80,45 @@ class Collection:
         self.is_closed = False
         self.half_at: float | None = None  # since when more than half have brought theirs
         self.last_at = 0.0
+
+    def note_offer(self, peer: PeerId, offer: Offer, at: float) -> None:
+        self.offers[peer], self.last_at = offer, at
+
+    def add(self, stake: Stake, name: Digest, payload: Sequence[Buffer], payloads: Payloads) -> None:
+        """On the thread that merges: one after the other."""
+        if self.is_closed:
+            return
+        if self.mean is None:
+            self.mean = payloads.group_mean(self.base)
+        self.mean.add(weight(self.base.charter, stake.tokens), payload)
+        self.stakes.append(stake)
+        self.payloads.append(name)
+
+    def note_brought(self, peer: PeerId, at: float, *, is_own: bool) -> None:
+        self.brought.add(peer)
+        self.last_at, self.own_at = at, at if is_own else self.own_at
+
+    def is_half_there(self, expected: Set[PeerId], at: float) -> bool:
+        """Return, once, that more than half have brought theirs."""
+        if self.half_at is not None or not is_grace_due(expected, self.brought):
+            return False
+        self.half_at = at
+        return True
+
+    def begin_grace(self) -> bool:
+        """Return whether it begins now."""
+        had_begun, self.has_grace = self.has_grace, True
+        return not had_begun
+
+    def end_grace(self) -> None:
+        self.is_grace_over = True
+
+    def finish(self, me: PeerId, payloads: Payloads) -> tuple[EncodedPart, ...]:
+        """Add no more, and return the mean."""
+        mean, self.mean, self.is_closed = self.mean, None, True
+        # As others count them, by the claim: the aggregator, and whoever brought something through it.
+        num_merged = 1 + sum(stake.tokens > 0 for stake in self.stakes if stake.peer != me)
+        return () if mean is None else mean.result(payloads.group_codec(self.base, num_merged))
 
 
 class Aggregator:
@@ -84,70 +129,68 @@ class Aggregator:
 
     def __init__(
         self,
-        place: Place,
+        context: Context,
         rounds: RoundDriver,
         records: GroupRecords,
         broadcast: GroupBroadcast,
         speed: Callable[[], float],
         tasks: Tasks,
     ) -> None:
-        self.wards: dict[PeerId, float] = {}  # and how fast each trains
-        self._node = place.node
-        self._clock: Clock = place.clock
-        self._compute = place.compute
-        self._emit = place.emit
+        self.leaves: dict[PeerId, float] = {}  # and how fast each trains
+        self._node = context.node
+        self._clock: Clock = context.clock
+        self._compute = context.compute
+        self._emit = context.emit
         self._rounds = rounds
         self._records = records
         self._broadcast = broadcast
         self._speed = speed
         self._tasks = tasks
-        self._allowed: dict[PeerId, int] = {}  # tokens that a ward may claim
-        # For how many rounds wards have brought nothing of what was leased to them.
+        self._allowed: dict[PeerId, int] = {}  # tokens that a leaf may claim
+        # For how many rounds leaves have brought nothing of what was leased to them.
         self._silent: dict[PeerId, int] = {}
         self._halves_s: list[float] = []  # from this peer's own work until more than half had brought theirs
         self._graces_s: list[float] = []  # from then until the last one
         self._early: dict[PeerId, OfferNote] = {}  # of the round after this one
         self._gate = asyncio.Semaphore(PARALLEL)
         self._timers: list[asyncio.TimerHandle] = []
-        self._now = Collection(rounds.chain.base, frozenset())
-        place.node.serve(SponsorPlease, self._consider)
-        place.node.on_note(OfferNote, self._on_offer)
-        place.node.on_note(WardPass, self._on_pass)
+        self._now = Collection(rounds.chain.base, set(), 0)
+        rounds.on_decided(self._decided)
+        context.node.serve(SponsorPlease, self._consider)
+        context.node.on_note(OfferNote, self._on_offer)
+        context.node.on_note(WardPass, self._on_pass)
 
     # --- what the peer does ---
 
     @property
-    def ranges(self) -> tuple[range, ...]:
-        return self._rounds.ranges
-
-    @property
-    def is_hurried(self) -> bool:
-        return self._rounds.is_hurried
+    def is_in_use(self) -> bool:
+        """Whether this peer has leaves, or something of a round in which it had."""
+        return bool(self.leaves or self._early or self._now.offers or self._now.brought)
 
     def announce(self, tokens: Tokens, parts: Sequence[EncodedPart]) -> tuple[Digest, ...] | None:
-        """Bring this peer's payload to the present round, with those of its wards, if it has any."""
+        """Bring this peer's payload to the present round, with those of its leaves, if it has any."""
         self._look()
-        if not self.wards and not self._now.stakes:
+        if not self.leaves and not self._now.stakes:
             return self._rounds.announce(tokens, parts)
         self._tasks.spawn(self._add_own(self._now, tokens, parts))
         return tuple(part.digest for part in parts)
 
     def pass_on(self) -> None:
-        """Bring nothing to the present round: this peer is paused, and its wards find another sponsor."""
+        """Bring nothing to the present round: this peer is paused, and its leaves find another aggregator."""
         self.release()
         self._rounds.pass_on()
 
     def release(self) -> None:
-        for ward in self.wards:
-            self._node.post(ward, Release(branch=self._rounds.chain.base.branch))
-        for ward in list(self.wards):
-            self._forget(ward)
+        for leaf in self.leaves:
+            self._node.post(leaf, Release(branch=self._rounds.chain.base.branch))
+        for leaf in list(self.leaves):
+            self._forget(leaf)
 
     def pass_evaluation_on(self, evaluation: Evaluation) -> None:
-        for ward in self.wards:
-            self._node.post(ward, evaluation)
+        for leaf in self.leaves:
+            self._node.post(leaf, evaluation)
 
-    # --- wards come ---
+    # --- leaves come ---
 
     async def _consider(self, peer: PeerId, please: SponsorPlease) -> SponsorAnswer:
         base = self._rounds.chain.base
@@ -158,16 +201,16 @@ class Aggregator:
         if not self._take(peer):
             return SponsorAnswer(is_taken=False, reason="there is no room")
         self._look()
-        self._now.expected -= {peer}  # it obeyed nobody until now: what was leased to it is not under way
+        self._now.expected.discard(peer)  # it obeyed nobody until now: what was leased to it is not under way
         self._check(self._now)
         return SponsorAnswer(is_taken=True)
 
     def _take(self, peer: PeerId) -> bool:
         base = self._rounds.chain.base
         is_other = peer in base.electorate or peer in base.charter.banned or not self._rounds.is_member
-        if is_other or (peer not in self.wards and len(self.wards) >= MAX_GROUP - 1):
+        if is_other or (peer not in self.leaves and len(self.leaves) >= MAX_GROUP - 1):
             return False
-        self.wards.setdefault(peer, 0.0)
+        self.leaves.setdefault(peer, 0.0)
         settings = base.charter.settings
         self._allowed.setdefault(peer, NEW_QUOTAS * settings.quota_tokens)
         return True
@@ -183,10 +226,9 @@ class Aggregator:
         if offer.round == base.round + 1 and len(self._early) < MAX_GROUP:
             self._early[peer] = note
         if offer.round == base.round and peer not in self._now.offers and self._take(peer):
-            self._now.offers[peer] = offer
-            self.wards[peer] = offer.tokens_per_s
+            self._now.note_offer(peer, offer, self._clock.now())
+            self.leaves[peer] = offer.tokens_per_s
             self._silent.pop(peer, None)
-            self._now.last_at = self._clock.now()
             self._tasks.spawn(self._bring(self._now, peer, offer))
 
     async def _on_pass(self, peer: PeerId, note: WardPass) -> None:
@@ -208,9 +250,8 @@ class Aggregator:
         claim = claims_in(self._rounds.chain.head).get(self._node.peer)
         record = None if claim is None else self._records.known(claim.record)
         leased = () if record is None else (stake.peer for stake in record.stakes if stake.samples)
-        self._now = Collection(base, frozenset(leased) | {self._node.peer})
         own = self._records.leased(self._rounds.chain.head, base.charter)
-        self._now.num_own = len(own) * base.charter.settings.seq_len
+        self._now = Collection(base, {*leased, self._node.peer}, len(own) * base.charter.settings.seq_len)
         early, self._early = self._early, {}
         for peer, note in early.items():
             self._tasks.spawn(self._on_offer(peer, note))
@@ -223,8 +264,9 @@ class Aggregator:
                     return
                 payload = await self._rounds.parts.whole(peer, offer.payload)
                 if now is self._now and not now.is_closed and self._may_claim(now, tokens):
-                    now.num_claimed += tokens
-                    await self._compute.serve(lambda: self._add(now, peer, tokens, offer.payload, payload))
+                    now.claims[peer] = tokens
+                    stake = Stake(peer=peer, tokens=Tokens(tokens), samples=0)
+                    await self._compute.serve(lambda: now.add(stake, offer.payload, payload, self._rounds.parts))
         except (PayloadError, DeadlineExceeded) as error:
             self._emit(PayloadRejected(round=now.base.round, member=peer, reason=str(error)))
         except PeerError:
@@ -233,44 +275,32 @@ class Aggregator:
         self._note_brought(now, peer)
 
     def _may_claim(self, now: Collection, tokens: int) -> bool:
-        """Return whether others will believe so many tokens of wards more: else the ward brings them to the next round.
+        """Return whether others will believe so many tokens of leaves more: else the leaf brings them to the next.
 
-        Who comes from a sponsor that was just left brings what nobody knows to be missing until a round is decided.
+        Who comes from an aggregator that was just left brings what nobody knows to be missing until a round is decided.
         """
-        return 0 < tokens <= self._rounds.inbox.allowance() - now.num_claimed - now.num_own
+        return 0 < tokens <= self._rounds.inbox.allowance() - sum(now.claims.values()) - now.num_own
 
     async def _add_own(self, now: Collection, tokens: Tokens, parts: Sequence[EncodedPart]) -> None:
         me, payload = self._node.peer, tuple(part.encoded for part in parts)
         try:
-            await self._compute.serve(lambda: self._add(now, me, tokens, Digest(""), payload))
+            stake = Stake(peer=me, tokens=tokens, samples=0)
+            await self._compute.serve(lambda: now.add(stake, Digest(""), payload, self._rounds.parts))
         except PayloadError as error:  # another codec since it was encoded: it waits for the next round
             self._emit(PayloadRejected(round=now.base.round, member=me, reason=str(error)))
-        now.own_at = self._clock.now()
         self._call_later(deadline_s(self._halves_s), self._begin_grace, now)
         self._note_brought(now, me)
 
     def _note_brought(self, now: Collection, peer: PeerId) -> None:
-        now.brought.add(peer)
-        now.last_at = self._clock.now()
+        now.note_brought(peer, self._clock.now(), is_own=peer == self._node.peer)
         self._check(now)
-
-    def _add(self, now: Collection, peer: PeerId, tokens: int, name: Digest, payload: Sequence[Buffer]) -> None:
-        """On the thread that merges: one after the other."""
-        if now.is_closed:
-            return
-        if now.mean is None:
-            now.mean = self._rounds.parts.group_mean(now.base)
-        now.mean.add(weight(now.base.charter, tokens), payload)
-        now.stakes.append(Stake(peer=peer, tokens=Tokens(tokens), samples=0))
-        now.payloads.append(name)
 
     def _check(self, now: Collection) -> None:
         """Bring the mean, if it is time to."""
         if now is not self._now or now.is_closed:
             return
-        expected = now.expected & {self._node.peer, *self.wards}
-        if now.half_at is None and is_grace_due(expected, now.brought):
-            now.half_at = self._clock.now()
+        expected = now.expected & {self._node.peer, *self.leaves}
+        if now.is_half_there(expected, self._clock.now()):
             self._begin_grace(now)
         statuses = self._rounds.quorum.statuses
         away = {peer for peer in expected if statuses.get(peer) in ("gone", "suspected")} | now.passing
@@ -285,9 +315,8 @@ class Aggregator:
         self._check(self._now)
 
     def _begin_grace(self, now: Collection) -> None:
-        if now.has_grace or now is not self._now:
+        if now is not self._now or not now.begin_grace():
             return
-        now.has_grace = True
         grace_s = deadline_s(self._graces_s)
         self._call_later(grace_s / 2, self._hurry, now)
         self._call_later(grace_s, self._end_grace, now)
@@ -296,47 +325,40 @@ class Aggregator:
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, act, now))
 
     def _hurry(self, now: Collection) -> None:
-        for ward in sorted(now.expected & self.wards.keys() - now.offers.keys()):
-            self._node.post(ward, Hurry(branch=now.base.branch, round=now.base.round))
+        for leaf in sorted(now.expected & self.leaves.keys() - now.offers.keys()):
+            self._node.post(leaf, Hurry(branch=now.base.branch, round=now.base.round))
 
     def _end_grace(self, now: Collection) -> None:
-        now.is_grace_over = True
+        now.end_grace()
         self._check(now)
 
     async def _close(self, now: Collection) -> None:
         if now.is_closed:
             return
-
-        def finish() -> tuple[EncodedPart, ...]:
-            now.is_closed = True
-            # As others count them, by the claim: the sponsor, and whoever brought something through it.
-            num_merged = 1 + sum(stake.tokens > 0 for stake in now.stakes if stake.peer != self._node.peer)
-            return () if now.mean is None else now.mean.result(self._rounds.parts.group_codec(now.base, num_merged))
-
+        finish = lambda: now.finish(self._node.peer, self._rounds.parts)  # noqa: E731
         parts, tokens = await self._compute.serve(finish), sum(stake.tokens for stake in now.stakes)
         if tokens and now is self._now and now.base is self._rounds.chain.base and self._rounds.is_member:
             record = self._record(now)
             self._records.keep(record)
             self._rounds.announce(Tokens(tokens), parts, group=record)
-        now.mean = None
 
     def _record(self, now: Collection) -> GroupRecord:
         """Return whom the mean counts, and what each peer of the group is to be leased next."""
         me, base = self._node.peer, now.base
-        wards = {peer: speed for peer, speed in self.wards.items() if peer not in now.passing | self._silent.keys()}
-        speeds = {**self._rounds.speeds, **{peer: speed for peer, speed in wards.items() if speed > 0}}
+        leaves = {peer: speed for peer, speed in self.leaves.items() if peer not in now.passing | self._silent.keys()}
+        speeds = {**self._rounds.speeds, **{peer: speed for peer, speed in leaves.items() if speed > 0}}
         if (own := self._speed()) > 0:
             speeds[me] = own
-        wanted = shares(base.charter, {*base.electorate, *wards}, speeds)
-        samples = {peer: wanted[peer] for peer in (me, *sorted(wards))}
+        wanted = shares(base.charter, {*base.electorate, *leaves}, speeds)
+        samples = {peer: wanted[peer] for peer in (me, *sorted(leaves))}
         stakes = [Stake(peer=each.peer, tokens=each.tokens, samples=samples.pop(each.peer, 0)) for each in now.stakes]
         stakes += [Stake(peer=peer, tokens=Tokens(0), samples=num) for peer, num in samples.items()]
         return record_of(base, me, stakes[:MAX_GROUP], now.payloads)
 
     # --- a round is decided ---
 
-    def decided(self, certificate: Certificate) -> None:
-        """Take up a decision, and tell the wards of it. Who of them is an elector from now on is no ward any more."""
+    def _decided(self, certificate: Certificate) -> None:
+        """Take up a decision, and tell the leaves of it. Who of them is an elector from now on is no leaf any more."""
         manifest, me = certificate.manifest, self._node.peer
         now = self._now
         if now.half_at is not None:
@@ -346,18 +368,18 @@ class Aggregator:
         self._note_silence(now)
         claim = claims_in(manifest).get(me)
         record = None if claim is None else self._records.known(claim.record)
-        if self.wards:
+        if self.leaves:
             self._tasks.spawn(self._broadcast.tell(certificate, self._in_order()))
         if record is not None:
             self._allow(manifest, record)
-        for peer in self.wards.keys() & manifest.members:
+        for peer in self.leaves.keys() & manifest.members:
             self._forget(peer)
         if me not in manifest.members:
             self.release()
 
     def _note_silence(self, now: Collection) -> None:
-        """Give no work to wards that brought nothing of theirs, until they do; they may have another sponsor."""
-        for peer in sorted(now.expected & self.wards.keys()):
+        """Give no work to leaves that brought nothing of theirs, until they do; they may have another aggregator."""
+        for peer in sorted(now.expected & self.leaves.keys()):
             if peer in now.offers or peer in now.passing:
                 self._silent.pop(peer, None)
             else:
@@ -368,26 +390,26 @@ class Aggregator:
                 self._forget(peer)
 
     def _forget(self, peer: PeerId) -> None:
-        for known in (self.wards, self._allowed, self._silent):
+        for known in (self.leaves, self._allowed, self._silent):
             known.pop(peer, None)
 
     def _allow(self, manifest: Manifest, record: GroupRecord) -> None:
         charter = self._rounds.chain.charter
         num = sum(lease.num_windows for lease in manifest.leases if lease.peer == self._node.peer)
         cut = slices(num, record, charter)
-        for ward in self.wards:
-            if tokens_of(record, ward):
-                self._allowed[ward] = 0
-            self._allowed[ward] = self._allowed.get(ward, 0) + len(cut.get(ward, ())) * charter.settings.seq_len
+        for leaf in self.leaves:
+            if tokens_of(record, leaf):
+                self._allowed[leaf] = 0
+            self._allowed[leaf] = self._allowed.get(leaf, 0) + len(cut.get(leaf, ())) * charter.settings.seq_len
 
     def _in_order(self) -> tuple[PeerId, ...]:
-        """Return the wards, those last that nobody should have to wait for: the silent, the suspected and the slow."""
+        """Return the leaves, those last that nobody should have to wait for: the silent, the suspected and the slow."""
         rates, statuses = self._rounds.parts.rates.known(), self._rounds.quorum.statuses
-        measured = [rates[peer] for peer in self.wards if peer in rates]
+        measured = [rates[peer] for peer in self.leaves if peer in rates]
         least = median(measured) / SLOW if measured else 0.0
 
         def is_last(peer: PeerId) -> bool:
             is_away = peer in self._silent or statuses.get(peer) in ("gone", "suspected")
             return is_away or rates.get(peer, least) < least
 
-        return tuple(sorted(self.wards, key=is_last))
+        return tuple(sorted(self.leaves, key=is_last))

@@ -1,26 +1,27 @@
 """What was decided, on its way through a group: no peer sends it more than twice.
 
-    sponsor ── HandOn ──► every ward             the certificate's digest, and from whom to fetch it
-    ward ── fetch ──► source, or the sponsor     the certificate, the group's record, then the results
+    aggregator ── HandOn ──► every leaf             the certificate's digest, and from whom to fetch it
+    leaf ── fetch ──► parent, or the aggregator     the certificate, the group's record, then the results
 
-The sources make a tree under the sponsor. All wards ask at once, and who is asked for what it is itself about to get
-lets the asker wait (`Node.expect`), so parts of results run down the tree one behind the other.
+The parents make a tree under the aggregator. All leaves ask at once, and who is asked for what it is itself about to
+get lets the asker wait (`Node.expect`), so parts of results run down the tree one behind the other.
 
 Failure:
-- a source dies, or does not get it either: the sponsor delivers.
-- the sponsor dies when it has told: what is below who has it gets it from there; others find the decision like anybody
-  who is behind (`Entrance.catch_up`).
-- a source delivers something else: it has another digest, and was never fetched.
+- a parent dies, or does not get it either: the aggregator delivers.
+- the aggregator dies when it has told: what is below who has it gets it from there; others find the decision like
+  anybody who is behind (`Entrance.catch_up`).
+- a parent delivers something else: it has another digest, and was never fetched.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId
 from weft.net.blobs.blobs import StillComing
-from weft.peer.context import Place
+from weft.peer.context import Context
+from weft.peer.group.leaf import Leaf
 from weft.peer.group.records import MAX_NBYTES, GroupRecords
 from weft.peer.messages import Decision, HandOn
 from weft.peer.round.driver import RoundDriver
@@ -30,56 +31,45 @@ from weft.tasks import Tasks
 from weft.wire import MAX_RECORD_NBYTES, Buffer, decode, digest, encode
 
 NUM_KEPT = 2  # rounds whose certificates are served
-SOURCE_S = 8.0  # for a source to deliver what is small: it may wait for its own, some links further up
+SOURCE_S = 8.0  # for a parent to deliver what is small: it may wait for its own, some links further up
 
 
 class GroupBroadcast:
-    """Of one peer, as a sponsor and as a ward.
+    """Of one peer, as an aggregator and as a leaf."""
 
-    Args:
-        sponsor: returns whose ward this peer is.
-    """
-
-    def __init__(
-        self,
-        place: Place,
-        rounds: RoundDriver,
-        records: GroupRecords,
-        sponsor: Callable[[], PeerId | None],
-        tasks: Tasks,
-    ) -> None:
-        self._node = place.node
+    def __init__(self, context: Context, rounds: RoundDriver, records: GroupRecords, leaf: Leaf, tasks: Tasks) -> None:
+        self._node = context.node
         self._rounds = rounds
         self._records = records
-        self._sponsor = sponsor
+        self._leaf = leaf
         self._tasks = tasks
         self._kept: dict[Digest, bytes] = {}
         self._taking: Digest | None = None
-        place.node.on_note(HandOn, self._on_hand_on)
-        place.node.serve_blobs(self._lookup)
+        context.node.on_note(HandOn, self._on_hand_on)
+        context.node.serve_blobs(self._lookup)
 
-    async def tell(self, certificate: Certificate, wards: Sequence[PeerId]) -> None:
-        """Sponsor: tell wards of a decision, once its results can be had from here.
+    async def tell(self, certificate: Certificate, leaves: Sequence[PeerId]) -> None:
+        """Aggregator: tell leaves of a decision, once its results can be had from here.
 
         Args:
-            wards: those first that should hand it on.
+            leaves: those first that should hand it on.
         """
         with suppress(PeerError):
             await self._rounds.parts.results(certificate.manifest)
         name = self._keep(encode(certificate))
-        for ward, source in parents(self._node.peer, wards).items():
-            self._node.post(ward, HandOn(round=certificate.manifest.round, certificate=name, source=source))
+        for leaf, parent in parents(self._node.peer, leaves).items():
+            self._node.post(leaf, HandOn(round=certificate.manifest.round, certificate=name, source=parent))
 
     async def _on_hand_on(self, peer: PeerId, note: HandOn) -> None:
         is_new = note.round == self._rounds.chain.base.round and note.certificate != self._taking
-        if peer == self._sponsor() and is_new:
+        if peer == self._leaf.aggregator and is_new:
             self._taking = note.certificate
             self._tasks.spawn(self._take(peer, note))
 
-    async def _take(self, sponsor: PeerId, note: HandOn) -> None:
-        """Ward: fetch what was decided, and go on from it."""
+    async def _take(self, aggregator: PeerId, note: HandOn) -> None:
+        """Leaf: fetch what was decided, and go on from it."""
         with self._node.expect(note.certificate):
-            source, data = await self._from((note.source, sponsor), note.certificate, MAX_RECORD_NBYTES)
+            parent, data = await self._from((note.source, aggregator), note.certificate, MAX_RECORD_NBYTES)
             if data is not None:
                 self._keep(data)
         if data is None:
@@ -88,14 +78,14 @@ class GroupBroadcast:
             certificate = decode(data, Certificate)
         except WireError:
             return
-        claim = claims_in(certificate.manifest).get(sponsor)
+        claim = claims_in(certificate.manifest).get(aggregator)
         if claim is not None and self._records.known(claim.record) is None:
             with self._node.expect(claim.record):
-                _, record = await self._from((source, sponsor), claim.record, MAX_NBYTES)
+                _, record = await self._from((parent, aggregator), claim.record, MAX_NBYTES)
                 if record is not None:
                     self._records.read(record)
-        self._rounds.parts.source = source
-        self._rounds.on_decision(Decision(certificate=certificate))
+        self._leaf.take_from(parent)
+        self._rounds.hear(aggregator, Decision(certificate=certificate))
 
     async def _from(self, holders: Sequence[PeerId], wanted: Digest, most: int) -> tuple[PeerId, bytes | None]:
         """Return who delivered a blob, and the blob."""

@@ -1,15 +1,16 @@
-"""This peer while the electorate has no room for it: it contributes through an elector, its sponsor.
+"""This peer while the electorate has no room for it: it contributes through an elector, its aggregator.
 
     SponsorPlease ──► electors, in an order of its own, until one takes it
-    Offer ──► sponsor           once a round, of what it has trained; the sponsor fetches the payload
-    ◄── HandOn                  what was decided, and from whom to fetch it (`handing`)
+    Offer ──► aggregator        once a round, of what it has trained; the aggregator fetches the payload
+    ◄── HandOn                  what was decided, and from whom to fetch it (`broadcast`)
 
-It follows what is decided like anybody outside the electorate, and has no vote. In a round it offers to one sponsor and
-to no other, so nothing is counted twice; what was not counted it offers in the next, to whoever sponsors it then.
+It follows what is decided like anybody outside the electorate, and has no vote. In a round it offers to one aggregator
+and to no other, so nothing is counted twice; what was not counted it offers in the next, to whoever is its aggregator
+then.
 
 Failure:
-- the sponsor is gone, has left the electorate, is paused, or has not counted this peer for some rounds: the next one is
-  asked, and the carry stays.
+- the aggregator is gone, has left the electorate, is paused, or has not counted this peer for some rounds: the next one
+  is asked, and the carry stays.
 - all electors are full or away: they are asked again, with growing pauses.
 - decisions are not heard: others tell that they are further, and the chain is fetched (`Entrance.catch_up`).
 """
@@ -21,7 +22,7 @@ from contextlib import suppress
 from weft.errors import NetError, PeerError, Refused
 from weft.events import Notice, Sponsored
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens, short
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.group.records import GroupRecords
 from weft.peer.messages import Hurry, Joining, OfferNote, Release, SponsorAnswer, SponsorPlease, WardPass
 from weft.peer.round.driver import RoundDriver
@@ -34,7 +35,7 @@ from weft.wire import digest_of, seal
 LOOK_S = 0.5
 CALL_S = 5.0
 REPEAT_S = 4.0  # until an offer is said again
-MAX_MISSED = 3  # rounds in which the sponsor neither counted nor leased to this peer
+MAX_MISSED = 3  # rounds in which the aggregator neither counted nor leased to this peer
 LONGEST_PAUSE_S = 8.0
 PATIENCE_S = 10.0  # with an electorate that has room and does not count this peer in
 
@@ -45,48 +46,49 @@ class Leaf:
         speed: returns the tokens per second of this peer's training.
     """
 
-    def __init__(self, place: Place, rounds: RoundDriver, records: GroupRecords, speed: Callable[[], float]) -> None:
-        self.sponsor: PeerId | None = None
-        self._node = place.node
-        self._identity = place.identity
-        self._emit = place.emit
-        self._clock = place.clock
+    def __init__(
+        self, context: Context, rounds: RoundDriver, records: GroupRecords, speed: Callable[[], float]
+    ) -> None:
+        self.aggregator: PeerId | None = None
+        self._node = context.node
+        self._identity = context.identity
+        self._emit = context.emit
+        self._clock = context.clock
         self._rounds = rounds
         self._records = records
         self._speed = speed
         self._offered: tuple[BranchId, Round] | None = None  # where this peer last made an offer
         self._said: tuple[OfferNote, float] | None = None
         self._num_missed = 0
-        self._left: PeerId | None = None  # the sponsor before
+        self._left: PeerId | None = None  # the aggregator before
         self._pause_s = LOOK_S
         self._asked_in: Manifest | None = None
-        self._outside_since = place.clock.now()
-        self.is_near: Callable[[], bool] = lambda: True  # whether this peer can follow, and so be of use
+        self._outside_since = context.clock.now()
         self._hurried: tuple[BranchId, Round] | None = None
-        place.node.on_note(Release, self._on_release)
-        place.node.on_note(Hurry, self._on_hurry)
+        context.node.on_note(Release, self._on_release)
+        context.node.on_note(Hurry, self._on_hurry)
 
-    async def watch(self) -> None:
-        """Keep a sponsor as long as one is needed. Run until cancelled."""
+    async def watch(self, is_near: Callable[[], bool]) -> None:
+        """Keep an aggregator as long as one is needed. Run until cancelled.
+
+        Args:
+            is_near: returns whether this peer can follow, and so be of use.
+        """
         while True:
-            await asyncio.sleep(self._pause_s if self.sponsor is None else LOOK_S)
+            await asyncio.sleep(self._pause_s if self.aggregator is None else LOOK_S)
             if self._node.peer in self._rounds.chain.base.electorate:
-                self.sponsor, self._pause_s, self._outside_since = None, LOOK_S, self._clock.now()
-                self._rounds.parts.source = None
+                self.aggregator, self._pause_s, self._outside_since = None, LOOK_S, self._clock.now()
+                self.take_from(None)
                 continue
-            if self.sponsor is not None and (reason := self._why_leave(self.sponsor)):
+            if self.aggregator is not None and (reason := self._why_leave(self.aggregator)):
                 self._leave(reason)
-            if self.sponsor is None:
-                await self._look()
+            if self.aggregator is None:
+                await self._look(is_near)
             else:
                 self._repeat()
                 await self._ask_for_room()
 
     # --- what the peer does ---
-
-    @property
-    def ranges(self) -> tuple[range, ...]:
-        return self._rounds.ranges
 
     @property
     def is_hurried(self) -> bool:
@@ -96,9 +98,9 @@ class Leaf:
         return not self._rounds.decided.empty() or self._hurried == (base.branch, base.round)
 
     def announce(self, tokens: Tokens, parts: Sequence[EncodedPart]) -> tuple[Digest, ...] | None:
-        """Offer this peer's payload to its sponsor; None: there is none, or another one has an offer of this round."""
+        """Offer this peer's payload to its aggregator; None: it has none, or another has an offer of this round."""
         base = self._rounds.chain.base
-        if self.sponsor is None or self._offered == (base.branch, base.round):
+        if self.aggregator is None or self._offered == (base.branch, base.round):
             return None
         payload = named(b"".join(part.encoded for part in parts))
         self._rounds.parts.offer([payload])
@@ -106,58 +108,64 @@ class Leaf:
             run=base.run,
             branch=base.branch,
             round=base.round,
-            sponsor=self.sponsor,
+            sponsor=self.aggregator,
             tokens=tokens,
             payload=payload.digest,
             tokens_per_s=self._speed(),
         )
         self._offered = (base.branch, base.round)
         self._said = OfferNote(signed=seal(self._identity, offer)), self._clock.now()
-        self._node.post(self.sponsor, self._said[0])
+        self._node.post(self.aggregator, self._said[0])
         return (payload.digest,)
 
     def pass_on(self) -> None:
         """Bring nothing to the present round: this peer is paused."""
         base = self._rounds.chain.base
-        if self.sponsor is not None:
-            self._node.post(self.sponsor, WardPass(branch=base.branch, round=base.round))
+        if self.aggregator is not None:
+            self._node.post(self.aggregator, WardPass(branch=base.branch, round=base.round))
 
     def settle(self, manifest: Manifest, is_counted: bool) -> None:
         """Take up whether a round counted this peer, and whether the next has work for it."""
+        if self.aggregator is None:
+            return
         self._said = None
         is_served = is_counted or len(self._records.leased(manifest, self._rounds.chain.charter)) > 0
         self._num_missed = 0 if is_served else self._num_missed + 1
 
+    def take_from(self, parent: PeerId | None) -> None:
+        """Have results fetched first from who hands them on to this peer; None: nobody does."""
+        self._rounds.parts.fetch_first_from(parent)
+
     def give_up(self) -> None:
         """Obey nobody any more: this peer has to find its way first."""
-        self.sponsor = None
+        self.aggregator = None
 
-    # --- the sponsor ---
+    # --- the aggregator ---
 
-    def _why_leave(self, sponsor: PeerId) -> str:
-        if sponsor not in self._rounds.chain.base.electorate:
+    def _why_leave(self, aggregator: PeerId) -> str:
+        if aggregator not in self._rounds.chain.base.electorate:
             return "it is no elector any more"
-        if self._rounds.quorum.statuses.get(sponsor) == "gone":
+        if self._rounds.quorum.statuses.get(aggregator) == "gone":
             return "it is gone"
         if self._num_missed >= MAX_MISSED:
             return f"it neither counted nor leased anything in {self._num_missed} rounds"
         return ""
 
     def _leave(self, reason: str) -> None:
-        assert self.sponsor is not None
-        self._emit(Notice(text=f"{short(self.sponsor)} sponsors this peer no more: {reason}"))
-        self._left, self.sponsor, self._pause_s = self.sponsor, None, LOOK_S
-        self._rounds.parts.source = None
+        assert self.aggregator is not None
+        self._emit(Notice(text=f"{short(self.aggregator)} sponsors this peer no more: {reason}"))
+        self._left, self.aggregator, self._pause_s = self.aggregator, None, LOOK_S
+        self.take_from(None)
         self._rounds.decided.put_nowait(None)  # no decision comes from there any more: who waits for one looks around
 
-    async def _look(self) -> None:
+    async def _look(self, is_near: Callable[[], bool]) -> None:
         """Ask electors in this peer's order until one takes it."""
-        if not self.is_near():
+        if not is_near():
             self._outside_since = self._clock.now()
             return
         base, charter = self._rounds.chain.base, self._rounds.chain.charter
         if charter.settings.method.graph is not None:
-            return  # nobody takes wards: it waits for a place among the members
+            return  # nobody takes leaves: it waits for a place among the members
         has_room = len(base.electorate) < charter.electors
         if has_room and self._clock.now() - self._outside_since < PATIENCE_S:
             return
@@ -174,7 +182,7 @@ class Leaf:
             if self._rounds.is_member:
                 return
             if answer.is_taken:
-                self.sponsor, self._num_missed, self._pause_s = elector, 0, LOOK_S
+                self.aggregator, self._num_missed, self._pause_s = elector, 0, LOOK_S
                 self._emit(Sponsored(round=base.round, sponsor=elector))
                 return
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
@@ -182,11 +190,11 @@ class Leaf:
     def _repeat(self) -> None:
         """Say an offer again while its round lasts: letters get lost with links."""
         now, base = self._clock.now(), self._rounds.chain.base
-        if self._said is None or self.sponsor is None or now - self._said[1] < REPEAT_S:
+        if self._said is None or self.aggregator is None or now - self._said[1] < REPEAT_S:
             return
         if self._offered == (base.branch, base.round):
             self._said = self._said[0], now
-            self._node.post(self.sponsor, self._said[0])
+            self._node.post(self.aggregator, self._said[0])
 
     async def _ask_for_room(self) -> None:
         """Ask the electorate for a place in it that is free, where this peer is one of the first in its group to."""
@@ -195,23 +203,23 @@ class Leaf:
         if room <= 0 or self._asked_in == head:
             return
         self._asked_in = head
-        claim = claims_in(head).get(self.sponsor or head.leader)
+        claim = claims_in(head).get(self.aggregator or head.leader)
         record = None if claim is None else self._records.known(claim.record)
-        wards = [stake.peer for stake in record.stakes if stake.samples] if record is not None else []
-        wards.sort(key=lambda peer: order_key(head.run, head.round, peer))
-        if self._node.peer not in [peer for peer in wards if peer != self.sponsor][:room]:
+        leaves = [stake.peer for stake in record.stakes if stake.samples] if record is not None else []
+        leaves.sort(key=lambda peer: order_key(head.run, head.round, peer))
+        if self._node.peer not in [peer for peer in leaves if peer != self.aggregator][:room]:
             return
         joining = Joining(branch=head.branch, manifest=digest_of(head))
         for elector in head.members:
             with suppress(PeerError, NetError, Refused):
                 await self._node.note(elector, joining)
 
-    # --- what the sponsor says ---
+    # --- what the aggregator says ---
 
     async def _on_release(self, peer: PeerId, _note: Release) -> None:
-        if peer == self.sponsor:
+        if peer == self.aggregator:
             self._leave("it takes no wards now")
 
     async def _on_hurry(self, peer: PeerId, note: Hurry) -> None:
-        if peer == self.sponsor:
+        if peer == self.aggregator:
             self._hurried = (note.branch, note.round)

@@ -1,11 +1,11 @@
 """The records of groups that this peer has heard of: who is counted through whom, and who trains on what.
 
-Electors hear a record whole with the announcement that names it, wards from their sponsor. Who lacks one asks others
-for it by its digest; each serves what it has.
+Electors hear a record whole with the announcement that names it, leaves from their aggregator. Who lacks one asks
+others for it by its digest; each serves what it has.
 
 Failure:
-- a record that a manifest names cannot be had: what this peer offered to that sponsor is taken for counted. It is lost
-  then where it was not; it is never counted twice.
+- a record that a manifest names cannot be had: what this peer offered to that aggregator is taken for counted. It is
+  lost then where it was not; it is never counted twice.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from weft.data.assign import Lease
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, short
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.state.carry import Carry
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import GroupClaim, GroupRecord, Manifest, own_work
@@ -34,10 +34,10 @@ AGAIN_S = (1.0, 2.0, 4.0, 8.0)  # between two looks for one that nobody delivere
 class GroupRecords:
     """Of one peer, which offers what is in `carry`."""
 
-    def __init__(self, place: Place, carry: Carry) -> None:
-        self._node = place.node
+    def __init__(self, context: Context, carry: Carry) -> None:
+        self._node = context.node
         self._carry = carry
-        self._emit = place.emit
+        self._emit = context.emit
         self._kept: dict[Digest, GroupRecord] = {}
         self._node.serve_blobs(self._lookup)
 
@@ -59,9 +59,9 @@ class GroupRecords:
         return self._kept.get(name)
 
     def leased(self, manifest: Manifest, charter: Charter) -> NDArray[np.int64]:
-        """Return the positions that this peer trains on next, in order: of its own lease, or of its sponsor's.
+        """Return the positions that this peer trains on next, in order: of its own lease, or of its aggregator's.
 
-        A sponsor that has lost its record trains on no more than is surely its own.
+        An aggregator that has lost its record trains on no more than is surely its own.
 
         Args:
             charter: what holds after `manifest`.
@@ -74,16 +74,16 @@ class GroupRecords:
         if me in claims and claims[me].record not in self._kept:
             settings = charter.settings
             return lease_of(manifest.leases, me)[: settings.quota if charter.has_even_leases else settings.unit]
-        for sponsor, claim in claims.items():
+        for aggregator, claim in claims.items():
             record = self._kept.get(claim.record)
-            whole = lease_of(manifest.leases, sponsor)
+            whole = lease_of(manifest.leases, aggregator)
             mine = None if record is None else slices(len(whole), record, charter).get(me)
             if mine is not None:
                 return whole[mine.start : mine.stop]
         return lease_of(manifest.leases, None)
 
     async def counts(self, manifest: Manifest) -> bool:
-        """Return whether `manifest` counts what this peer offered, by itself or through a sponsor; in doubt it does.
+        """Return whether `manifest` counts what this peer offered, itself or through an aggregator; in doubt it does.
 
         What an earlier process of this peer offered, it may have offered to any.
         """
@@ -92,14 +92,14 @@ class GroupRecords:
         if mine is not None and mine.group is None:
             return True
         suspects = set(claims) if self._carry.is_restored else {me, self._carry.offered_to or me}
-        for sponsor in sorted(suspects & claims.keys()):
-            record = await self._find(manifest, sponsor, claims[sponsor])
+        for aggregator in sorted(suspects & claims.keys()):
+            record = await self._find(manifest, aggregator, claims[aggregator])
             if record is None or tokens_of(record, me):
                 return True
         return False
 
-    async def _find(self, manifest: Manifest, sponsor: PeerId, claim: GroupClaim) -> GroupRecord | None:
-        holders = list(dict.fromkeys([sponsor, *self._node.peers, *manifest.members]))
+    async def _find(self, manifest: Manifest, aggregator: PeerId, claim: GroupClaim) -> GroupRecord | None:
+        holders = list(dict.fromkeys([aggregator, *self._node.peers, *manifest.members]))
         for wait_s in (*AGAIN_S, None):
             for holder in holders:
                 if (record := self._kept.get(claim.record)) is not None:
@@ -111,7 +111,7 @@ class GroupRecords:
                     self.keep(decode(data, GroupRecord))
             if wait_s is not None:
                 await asyncio.sleep(wait_s)
-        text = f"whom {short(sponsor)} counted in round {manifest.round} cannot be fetched from anybody: what this "
+        text = f"whom {short(aggregator)} counted in round {manifest.round} cannot be fetched from anybody: what this "
         text += "peer offered to it is taken for counted, and lost if it was not; it is never counted twice"
         self._emit(Notice(text=text))
         return None

@@ -1,9 +1,9 @@
-"""A peer's eye on its own line: how far it is behind, whether it can catch up at all, and a plea to wait for it.
+"""A peer's eye on its own line: how far it is behind, whether it can catch up at all, and its request to be waited for.
 
     watch     every second: what came, and what the run has added
     tell      a newcomer, once, both figures and what to do about it, where its line is slower than the run; and once
               more when it is in and falls behind again
-    plead     where its person wants that (`PeerConfig.is_blocking`): members are asked, every 2 s, to announce nothing
+    ask       where its person wants that (`PeerConfig.is_blocking`): members are asked, every 2 s, to announce nothing
 
 Asked are the members that the manifest names whose state this peer fetches or holds. As soon as half of them decline,
 the others are let go: alone they should not wait. They are asked again after a minute, since one who has just waited
@@ -23,18 +23,18 @@ Pure: both are told the time. They do not know where bytes come from.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
 from weft.errors import NetError, PeerError, Refused
 from weft.events import JoinTooSlow, Notice
 from weft.ids import PeerId
-from weft.peer.context import Place
-from weft.peer.join.hold_rule import DAY_S
+from weft.peer.context import Context
+from weft.peer.join.hold import DAY_S
 from weft.peer.join.state_fetch import Beats, StateFetch
 from weft.peer.messages import BlockAnswer, BlockPlease
-from weft.peer.round.driver import RoundDriver
+from weft.peer.round.driver import Participation
 from weft.peer.state.replica import Replica
 from weft.sync.records.messages import Manifest
 
@@ -138,25 +138,24 @@ class Backpressure:
 
     Args:
         beats: returns what linked peers told last.
-        rounds: returns the rounds that this peer takes part in, or asks to, once it holds a state.
     """
 
     def __init__(
         self,
-        place: Place,
+        context: Context,
         replica: Replica,
         state_fetch: StateFetch,
         beats: Beats,
-        rounds: Callable[[], RoundDriver | None],
+        participation: Participation,
     ) -> None:
-        self._node = place.node
-        self._clock = place.clock
-        self._emit = place.emit
-        self._is_blocking = place.settings.is_blocking
+        self._node = context.node
+        self._clock = context.clock
+        self._emit = context.emit
+        self._is_blocking = context.settings.is_blocking
         self._replica = replica
         self._state_fetch = state_fetch
         self._beats = beats
-        self._rounds = rounds
+        self._participation = participation
         self._pace = CatchUp(replica.result_nbytes)
         self._lag = Lag()
         self._is_in = False  # it has been in sync: a newcomer no more
@@ -180,7 +179,7 @@ class Backpressure:
                 self._enter()
             self._look()
             if not self._is_in and self._clock.now() >= self._asks_at:
-                await self._plead()
+                await self._ask_to_wait()
             await asyncio.sleep(LOOK_S)
 
     def _enter(self) -> None:
@@ -214,7 +213,7 @@ class Backpressure:
     def _needs_s(self) -> int:
         return max(1, round(min(self._pace.needs_s(self._left_nbytes()), DAY_S)))
 
-    async def _plead(self) -> None:
+    async def _ask_to_wait(self) -> None:
         members = self._members()
         answers = await self._ask(members, self._needs_s())
         self._waiting |= {peer for peer, refusal in answers.items() if not refusal}
@@ -267,18 +266,18 @@ class Backpressure:
         return NOTHING if self._replica.head is None else self._replica.head.round
 
     def _is_in_sync(self) -> bool:
-        rounds, head = self._rounds(), self._replica.head
+        rounds, head = self._participation.rounds, self._replica.head
         return rounds is not None and head is not None and head == rounds.chain.head and self.is_near
 
     def _is_fetching(self) -> bool:
-        rounds = self._rounds()
+        rounds = self._participation.rounds
         return self._state_fetch.under_way is not None or (
             rounds is not None and rounds.chain.head != self._replica.head
         )
 
     def _is_behind(self) -> bool:
         """Return whether who was in lacks bytes, and for long: before that its line need not have been busy."""
-        rounds = self._rounds()
+        rounds = self._participation.rounds
         if rounds is None or self.is_near:
             return False
         return self._state_fetch.under_way is not None or not rounds.parts.has_results(rounds.chain.head)

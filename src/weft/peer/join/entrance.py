@@ -13,7 +13,7 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
@@ -22,20 +22,20 @@ from weft.events import Notice
 from weft.ids import BranchId, Digest, PeerId, short
 from weft.net.membership.membership import Membership
 from weft.peer.chain import RESULTS_NBYTES, Chain, Heads, branch_name, genesis, open_branch
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.fork.split import patience_s
 from weft.peer.fork.watch import ForkWatch
+from weft.peer.group.records import GroupRecords
 from weft.peer.join.backpressure import Backpressure
 from weft.peer.join.state_fetch import StateFetch
 from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin
-from weft.peer.round.driver import RoundDriver
+from weft.peer.round.driver import Participation, RoundDriver
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
 from weft.peer.state.legacies import Legacies
 from weft.peer.state.replica import Replica
 from weft.peer.state.state_client import Ranking, StateClient
 from weft.run.amend import first_charter
-from weft.run.config import Genesis
-from weft.sync.records.messages import Certificate, Manifest, next_base
+from weft.sync.records.messages import Manifest, next_base
 from weft.sync.round.rules import Durable
 from weft.wire import digest_of
 
@@ -51,37 +51,33 @@ SETTLE_S = 10.0  # at most, for the round in which this peer has announced, befo
 
 
 class Entrance:
-    """The ways in of one peer.
-
-    Args:
-        rounds: returns the rounds it takes part in, once it does.
-    """
+    """The ways in of one peer."""
 
     def __init__(
         self,
-        run: Genesis,
-        place: Place,
+        context: Context,
         membership: Membership,
         replica: Replica,
         carry: Carry,
-        rounds: Callable[[], RoundDriver | None],
+        records: GroupRecords,
+        participation: Participation,
     ) -> None:
-        self._run = run
-        self._place = place
-        self._node = place.node
+        self._run = replica.run
+        self._context = context
+        self._node = context.node
         self._membership = membership
         self._replica = replica
         self._carry = carry
-        self._rounds = rounds
-        self.counts: Callable[[Manifest], Awaitable[bool]] = lambda _manifest: asyncio.sleep(0, True)
+        self._records = records
+        self._participation = participation
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
-        self._client = StateClient(place.node, place.compute, place.clock)
-        self._order = Ranking(place.node, membership, place.clock)
-        self.lookout = ForkWatch(place.node, place.clock, membership, replica, rounds)
-        self._state_fetch = StateFetch(place, replica, self.lookout.beats)
-        self.plea = Backpressure(place, replica, self._state_fetch, self.lookout.beats, rounds)
-        self.legacies = Legacies(place, replica, self._certificate)
+        self._client = StateClient(context.node, context.compute, context.clock)
+        self._order = Ranking(context.node, membership, context.clock)
+        self.fork_watch = ForkWatch(context.node, context.clock, membership, replica, participation)
+        self._state_fetch = StateFetch(context, replica, self.fork_watch.beats)
+        self.backpressure = Backpressure(context, replica, self._state_fetch, self.fork_watch.beats, participation)
+        self.legacies = Legacies(context, replica, participation.certificate)
         self._settling_since: float | None = None
         self._last_failure = ""  # why a state has not come
         self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
@@ -93,7 +89,7 @@ class Entrance:
         return [peer for peer in self._recent() if self._asking[peer][0] != GENESIS]
 
     def _recent(self) -> list[PeerId]:
-        now = self._place.clock.now()
+        now = self._context.clock.now()
         return sorted(peer for peer, (_, at) in self._asking.items() if now - at < JOINING_EXPIRES_S)
 
     # --- the maker ---
@@ -108,11 +104,11 @@ class Entrance:
             with suppress(TimeoutError):
                 async with asyncio.timeout(JOINING_S):
                     await self._asked.wait()
-            if any(self.lookout.has_state(peer) for peer in self._node.peers):
+            if any(self.fork_watch.has_state(peer) for peer in self._node.peers):
                 return await self.enter()
         electors = [self._node.peer, *self._beginners()][: self._run.electors]
         opening = self._first(electors, self._node.peer)
-        self._replica.head = opening
+        self._replica.begin(opening)
         return opening
 
     def begin(self, opening: Manifest) -> None:
@@ -136,7 +132,7 @@ class Entrance:
             return head if self._has_company(head) else await self._alone(head, promised)
         base = next_base(head, self._replica.charter)
         has_left = promised is not None and promised.has_left and promised.base == base
-        if has_left and not await self.lookout.later(heads) and all(found != head for _, found in heads):
+        if has_left and not await self.fork_watch.later(heads) and all(found != head for _, found in heads):
             with suppress(PeerError, NetError, Refused):
                 return await self._take_over(heads)
         return await self.enter()
@@ -157,7 +153,7 @@ class Entrance:
         if not self._node.peers:
             text = f"nobody answers: waiting {wait_s:.0f} s for the other members, then going on alone as a branch. "
             text += "Who lost the way here finds it with a fresh ticket of this peer (weft ticket)"
-            self._place.emit(Notice(text=text))
+            self._context.emit(Notice(text=text))
         return wait_s
 
     async def _states(self, wait_s: float) -> Heads:
@@ -166,10 +162,10 @@ class Entrance:
         Args:
             wait_s: for anybody to be linked.
         """
-        began = self._place.clock.now()
+        began = self._context.clock.now()
         while True:
             heads = await self._heads()
-            waited_s = self._place.clock.now() - began
+            waited_s = self._context.clock.now() - began
             if heads or (waited_s > JOINING_EXPIRES_S if self._node.peers else waited_s >= wait_s):
                 return heads
             await asyncio.sleep(JOINING_S)
@@ -185,7 +181,7 @@ class Entrance:
             return head  # nothing is decided until enough have come back
         opening = open_branch(base, [me], me, branch_name(base, [me], me))
         why = "the checkpoint is older than what was committed" if has_gone_on else "no other member has come so far"
-        self._place.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
+        self._context.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
         await self.legacies.keep_fork()
         # What an earlier process had offered, the others may have counted: counted here, it would come back to them.
         is_doubtful = self._carry.is_restored and not self._carry.sends_gradient
@@ -195,9 +191,9 @@ class Entrance:
     async def _settle(self, apply: Callable[[], None], *, is_counted: bool, why: str) -> None:
         """Go on from other parameters with what is carried, and tell what of it is dropped."""
         num_carried = self._carry.tokens
-        await self._place.compute.serve(lambda: self._carry.settle(apply, is_counted))
+        await self._context.compute.serve(lambda: self._carry.settle(apply, is_counted))
         if num_dropped := num_carried - self._carry.tokens:
-            self._place.emit(dropped(num_dropped, why))
+            self._context.emit(dropped(num_dropped, why))
 
     def _beginners(self) -> list[PeerId]:
         return [peer for peer in self._recent() if self._asking[peer][0] == GENESIS]
@@ -214,11 +210,11 @@ class Entrance:
         That is the run's first manifest, that of a state fetched from a member, or this peer's own, where nobody has a
         later one or nobody delivers it.
         """
-        began = self._place.clock.now()
+        began = self._context.clock.now()
         is_told = False
         while True:
             found = await self._from_others()
-            waited_s = self._place.clock.now() - began
+            waited_s = self._context.clock.now() - began
             own = self._replica.head
             if isinstance(found, Manifest):
                 return found
@@ -228,14 +224,14 @@ class Entrance:
             if waited_s >= PATIENCE_S and not is_told:
                 is_told = True
                 text = f"no linked peer has delivered a state of this run yet; asking on{self._last_failure}"
-                self._place.emit(Notice(text=text))
+                self._context.emit(Notice(text=text))
             if found == "nobody":
                 self._ask(BranchId(self._run.run), GENESIS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(JOINING_S):
                     opening = await self._opening.get()
                     if self._replica.head is None and self._node.peer in opening.members:
-                        self._replica.head = opening
+                        self._replica.begin(opening)
                         await self._state_fetch.forget()
                         return opening
 
@@ -250,9 +246,9 @@ class Entrance:
     async def _from_others(self) -> Manifest | Found:
         """Take over the furthest state that peers deliver, or tell why there is none."""
         if self._replica.head is None and await self._heads():
-            await self._meet()  # more donors
+            await self._meet()  # more who have it
         heads = await self._heads()
-        later = await self.lookout.later(heads)
+        later = await self.fork_watch.later(heads)
         if not later:
             return "reached" if heads else "nobody"
         try:
@@ -267,7 +263,7 @@ class Entrance:
         Who is far behind does not ask: a leader that replays what was decided before would keep the others waiting.
         """
         head = rounds.chain.head
-        if len(head.members) < rounds.chain.charter.electors and self.plea.is_near:
+        if len(head.members) < rounds.chain.charter.electors and self.backpressure.is_near:
             self._ask(head.branch, digest_of(head))
         await asyncio.sleep(JOINING_S / 2)
         if not await self.catch_up(rounds):
@@ -300,7 +296,7 @@ class Entrance:
             raise
         if before is not None and before.branch != head.branch:
             left = f"branch {short(before.branch)}, round {before.round}"
-            self._place.emit(Notice(text=f"going over from {left} to branch {short(head.branch)}, which counts more"))
+            self._context.emit(Notice(text=f"going over from {left} to branch {short(head.branch)}, which counts more"))
         # Members may offer an older state, pinned for another. Rounds that count this peer come by again then, and what
         # it has trained since cannot be told from what they count.
         is_back = before is not None and before.branch == head.branch and before.round > head.round
@@ -327,10 +323,10 @@ class Entrance:
                     for certificate in answer.certificates or ():
                         if chain.proven(certificate):
                             chain.append(certificate)
-                            if await self.counts(certificate.manifest):
+                            if await self._records.counts(certificate.manifest):
                                 return True
                     if chain.head == before:
-                        if answer.certificates == () and self.lookout.has_left(peer, head.branch):
+                        if answer.certificates == () and self.fork_watch.has_left(peer, head.branch):
                             know_of_none.add(peer)
                         break
         # A round that was decided somebody decided: where all have left its branch and remember it, it was not.
@@ -343,7 +339,7 @@ class Entrance:
         """Follow what was decided without this peer; return False where others are too far ahead to replay it."""
         head = rounds.chain.head
         is_too_far = False
-        ahead = self.lookout.ahead(head)
+        ahead = self.fork_watch.ahead(head)
         for peer in self._order.furthest_first():
             if peer not in ahead:
                 continue
@@ -359,7 +355,7 @@ class Entrance:
             most = max(1, AHEAD_NBYTES // max(self._replica.result_nbytes, 1))
             if sum(rounds.follow(certificate) for certificate in (answer.certificates or ())[:most]):
                 return True
-            is_too_far = is_too_far or await self.lookout.is_too_far(peer, head, answer)
+            is_too_far = is_too_far or await self.fork_watch.is_too_far(peer, head, answer)
         return not is_too_far
 
     def should_settle(self, head: Manifest) -> bool:
@@ -368,9 +364,9 @@ class Entrance:
         Who goes over in the middle of an exchange cannot tell whether its work is counted where it comes from. Where
         another of its branch has left already, the round may never end.
         """
-        now, others = self._place.clock.now(), set(head.members) - {self._node.peer}
-        is_wanted = self._carry.offered is not None and self.lookout.is_on_lesser_branch(head)
-        if not is_wanted or any(self.lookout.has_left(peer, head.branch) for peer in others):
+        now, others = self._context.clock.now(), set(head.members) - {self._node.peer}
+        is_wanted = self._carry.offered is not None and self.fork_watch.is_on_lesser_branch(head)
+        if not is_wanted or any(self.fork_watch.has_left(peer, head.branch) for peer in others):
             self._settling_since = None
             return False
         if self._settling_since is None:
@@ -381,9 +377,9 @@ class Entrance:
 
     async def _on_joining(self, peer: PeerId, joining: Joining) -> None:
         self._asking = {each: self._asking[each] for each in self._recent()}
-        self._asking[peer] = (joining.manifest, self._place.clock.now())
+        self._asking[peer] = (joining.manifest, self._context.clock.now())
         self._asked.set()
-        rounds = self._rounds()
+        rounds = self._participation.rounds
         is_state = joining.manifest != GENESIS  # what it asked for before the run began counts no more
         if rounds is not None and is_state and joining.branch == rounds.chain.head.branch:
             rounds.notice(peer, "joining")
@@ -394,10 +390,6 @@ class Entrance:
             self._opening.put_nowait(begin.opening)
 
     # --- small things ---
-
-    def _certificate(self, manifest: Manifest) -> Certificate | None:
-        rounds = self._rounds()
-        return None if rounds is None else rounds.chain.certificate(manifest)
 
     def _ask(self, branch: BranchId, manifest: Digest) -> None:
         for peer in sorted(self._node.peers):

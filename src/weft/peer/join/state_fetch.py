@@ -24,7 +24,7 @@ from weft.ids import Digest, PeerId, short
 from weft.net.messages import Heartbeat
 from weft.net.multi_source import Blob, pull
 from weft.peer.chain import Heads
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.fork.choice import NEAR
 from weft.peer.state.replica import Replica
 from weft.peer.state.state_client import MAX_DONORS, Offered, StateClient, joined, most_offered
@@ -44,12 +44,12 @@ class StateFetch:
         beats: returns what linked members told last: who stands at a head can still pin it.
     """
 
-    def __init__(self, place: Place, replica: Replica, beats: Beats) -> None:
-        self._place = place
-        self._client = StateClient(place.node, place.compute, place.clock)
+    def __init__(self, context: Context, replica: Replica, beats: Beats) -> None:
+        self._context = context
+        self._client = StateClient(context.node, context.compute, context.clock)
         self._replica = replica
         self._beats = beats
-        self._folder = place.folder.arriving
+        self._folder = context.folder.arriving
         self._partial: Partial | None = None
         self._is_opened = False
         self._began_at: float | None = None
@@ -69,10 +69,10 @@ class StateFetch:
             PeerError, NetError, Refused: nobody delivered one; what has come is kept for the next time.
         """
         if self._began_at is None:
-            self._began_at = self._place.clock.now()
+            self._began_at = self._context.clock.now()
         if not self._is_opened:
-            self._partial = await self._place.compute.serve(
-                lambda: Partial.open(self._folder, self._place.memory.empty)
+            self._partial = await self._context.compute.serve(
+                lambda: Partial.open(self._folder, self._context.memory.empty)
             )
             self._is_opened = True
         counts = Counter(digest_of(head) for _, head in heads)
@@ -83,7 +83,7 @@ class StateFetch:
         self.failed |= set(offered.donors)
         partial = await self._begin(offered)
         delivered = await self._pull(partial, offered)
-        await self._place.compute.serve(partial.drop)
+        await self._context.compute.serve(partial.drop)
         self._partial = None
         self._tell(partial, delivered)
         return partial.head, partial.charter, partial.vectors
@@ -91,7 +91,7 @@ class StateFetch:
     async def forget(self) -> None:
         """Drop what has come of a state: this peer needs none."""
         self._partial = None
-        await self._place.compute.serve(lambda: drop(self._folder))
+        await self._context.compute.serve(lambda: drop(self._folder))
 
     def _wanted(self, best: Manifest) -> Digest:
         """Return the head to ask for: that of what has come, where the rest and what was committed since is less."""
@@ -140,7 +140,7 @@ class StateFetch:
         if self._votes[name, index] < num_asked:
             text = f"members disagree what the state after round {head.round} is: {self._votes[name, index]} of "
             text += f"{num_asked} asked are believed; others lie, or their machines are broken"
-            self._place.emit(Notice(text=text))
+            self._context.emit(Notice(text=text))
 
     async def _begin(self, offered: Offered) -> Partial:
         """Return what is to be completed: what has come, if it is of the offered state, else a new one."""
@@ -150,8 +150,8 @@ class StateFetch:
         index = await self._client.index(offered.index, offered.donors)
         if index.shape != {name: vector.numel() for name, vector in self._replica.vectors().items()}:
             raise WireError("the offered state has other vectors than this run's model")
-        partial = Partial(self._folder, offered.head, offered.charter, index, self._place.memory.empty)
-        await self._place.compute.serve(lambda: partial.begin(before))
+        partial = Partial(self._folder, offered.head, offered.charter, index, self._context.memory.empty)
+        await self._context.compute.serve(lambda: partial.begin(before))
         self._partial = partial
         return partial
 
@@ -173,11 +173,11 @@ class StateFetch:
     async def _pull(self, partial: Partial, offered: Offered) -> dict[PeerId, int]:
         async def keep(blob: Blob, data: Buffer) -> None:
             was_kept = partial.why_not_kept is None
-            await self._place.compute.serve(lambda: partial.put(blob.digest, data))
+            await self._context.compute.serve(lambda: partial.put(blob.digest, data))
             meter.add(len(data))
             if was_kept and partial.why_not_kept is not None:
                 text = f"what has come of the state cannot be kept on disk ({partial.why_not_kept}): should this "
-                self._place.emit(Notice(text=text + "process end before all has come, it is fetched anew"))
+                self._context.emit(Notice(text=text + "process end before all has come, it is fetched anew"))
 
         async def more(known: Sequence[PeerId]) -> Sequence[PeerId]:
             return await self._more(offered, known)
@@ -186,13 +186,13 @@ class StateFetch:
         there = total - sum(blob.nbytes for blob in missing)
         self.under_way = partial
         try:
-            with Meter("fetching the state", "B", self._place.emit, self._place.clock, total, done=there) as meter:
-                return await pull(self._place.node, missing, offered.donors, keep, self._place.clock, more)
+            with Meter("fetching the state", "B", self._context.emit, self._context.clock, total, done=there) as meter:
+                return await pull(self._context.node, missing, offered.donors, keep, self._context.clock, more)
         finally:
             self.under_way = None
 
     def _tell(self, partial: Partial, delivered: dict[PeerId, int]) -> None:
         assert self._began_at is not None
-        took_s = self._place.clock.now() - self._began_at
-        self._place.emit(joined(partial.head, partial.index, delivered, took_s))
+        took_s = self._context.clock.now() - self._began_at
+        self._context.emit(joined(partial.head, partial.index, delivered, took_s))
         self._began_at = None

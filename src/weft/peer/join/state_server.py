@@ -21,8 +21,8 @@ from torch import Tensor
 
 from weft.errors import CheckpointError
 from weft.ids import Digest, PeerId
-from weft.peer.chain import Chain, as_many_as_fit
-from weft.peer.context import Place
+from weft.peer.chain import as_many_as_fit
+from weft.peer.context import Context
 from weft.peer.messages import (
     MAX_CERTIFICATES,
     ChainAnswer,
@@ -32,6 +32,7 @@ from weft.peer.messages import (
     StateOffer,
     StateRequest,
 )
+from weft.peer.round.driver import Participation
 from weft.peer.state.legacies import FORK, Legacies
 from weft.peer.state.replica import Replica
 from weft.store.chunks import chunks, index_of, state_index
@@ -66,24 +67,20 @@ class _State(_Pin):
 
 
 class StateServer:
-    """Answers for a replica, and for the forks that are kept.
+    """Answers for a replica, and for the forks that are kept."""
 
-    Args:
-        chain: returns the chain, once this peer follows one.
-    """
-
-    def __init__(self, place: Place, replica: Replica, legacies: Legacies, chain: Callable[[], Chain | None]) -> None:
-        node = place.node
-        self._memory = place.memory
+    def __init__(self, context: Context, replica: Replica, legacies: Legacies, participation: Participation) -> None:
+        node = context.node
+        self._memory = context.memory
         self._replica = replica
         self._legacies = legacies
-        self._compute = place.compute
-        self._clock = place.clock
+        self._compute = context.compute
+        self._clock = context.clock
         self._pins: list[_State] = []
         self._forks: list[_Pin] = []
         self._making: dict[str, asyncio.Future[Any]] = {}  # goes on when who asked has stopped waiting
         self._has_timer = False
-        self._chain = chain
+        self._participation = participation
         node.serve(StateRequest, self._offer)
         node.serve(ChainRequest, self._continue)
         node.serve(ForkRequest, self._offer_fork)
@@ -91,7 +88,7 @@ class StateServer:
 
     async def _offer(self, _peer: PeerId, request: StateRequest) -> StateOffer:
         head = self._replica.head
-        if head is None or self._chain() is None:  # what a restart has read may be long outdated
+        if head is None or self._participation.chain is None:  # what a restart has read may be long outdated
             return StateOffer(head=None, index=None, charter=None)
         if request.wanted is None:
             return StateOffer(head=head, index=None, charter=None)
@@ -155,7 +152,7 @@ class StateServer:
 
     def _is_replayable(self, pin: _State) -> bool:
         """Return whether this peer holds every result that leads from the pin to its own state."""
-        chain, head = self._chain(), self._replica.head
+        chain, head = self._participation.chain, self._replica.head
         if chain is None or head is None:
             return True
         if head.branch != pin.head.branch:
@@ -202,7 +199,7 @@ class StateServer:
         return _Pin(manifest, digest(listing), {**blobs, digest(listing): listing}, now, now)
 
     async def _continue(self, _peer: PeerId, request: ChainRequest) -> ChainAnswer:
-        chain = self._chain()
+        chain = self._participation.chain
         if chain is None:
             return ChainAnswer(certificates=None)
         found = chain.after_in(request.branch, request.after, MAX_CERTIFICATES)

@@ -4,8 +4,8 @@ while a round is decided, where the method says so.
     lease done, announced ── majority lost ── TrainsOn ──► one step at a time ──► `MOST_ROUNDS` H steps ahead: waits
 
 What is made so is neither claimed nor announced. It covers the leases that come (`Carry.cover`): in a branch, once it
-opens, or where the majority is, once it is back. The samples lie where nobody is ever leased any. Electors and wards do
-this alike; while a majority is in sight nobody makes more than the method's overlap.
+opens, or where the majority is, once it is back. The samples lie where nobody is ever leased any. Electors and leaves
+do this alike; while a majority is in sight nobody makes more than the method's overlap.
 
 Who sends gradients waits: one at parameters that do not move is one of a larger batch, of which a round counts no more
 than the lease, and it is carried through one round only.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from weft.data.assign import beyond
 from weft.events import TrainsOn
 from weft.ids import Round
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.loop.lease import LeaseTraining
 from weft.peer.state.carry import Carry
 from weft.run.config import Genesis
@@ -53,9 +53,9 @@ class Ahead:
     """
 
     def __init__(
-        self, place: Place, training: LeaseTraining, carry: Carry, lost: asyncio.Event, is_over: Callable[[], bool]
+        self, context: Context, training: LeaseTraining, carry: Carry, lost: asyncio.Event, is_over: Callable[[], bool]
     ) -> None:
-        self._place = place
+        self._context = context
         self._training = training
         self._carry = carry
         self._lost = lost
@@ -89,10 +89,10 @@ class Ahead:
             return
         if head != self._told and self._lost.is_set():
             self._told = head
-            self._place.emit(TrainsOn(branch=head.branch, round=Round(head.round + 1), steps=num_more))
+            self._context.emit(TrainsOn(branch=head.branch, round=Round(head.round + 1), steps=num_more))
         size = config.settings.batch_size
-        place = self._num_ahead(config) * size
-        samples = beyond(config.seed, digest_of(head), self._place.node.peer, place + size)[place:]
+        start = self._num_ahead(config) * size
+        samples = beyond(config.seed, digest_of(head), self._context.node.peer, start + size)[start:]
         await self._training.make_ahead(samples, head, config)
 
     def _num_ahead(self, config: Genesis) -> int:

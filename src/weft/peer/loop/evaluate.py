@@ -13,10 +13,11 @@ from torch import Tensor
 from weft.events import Evaluated, Event, Sampled
 from weft.ids import PeerId, Round, Tokens
 from weft.peer.companion import Parameters, Unmeasured
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import Evaluation
+from weft.peer.state.replica import Replica
 from weft.progress import Meter
-from weft.run.config import Genesis, RunConfig
+from weft.run.config import RunConfig
 from weft.sync.records.messages import Manifest
 from weft.training.learner import Learner, Measure
 
@@ -36,13 +37,12 @@ class Evaluator(Unmeasured):
     """
 
     def __init__(
-        self, run: RunConfig, place: Place, trainer: Measure, replica: Parameters, is_stopping: Callable[[], bool]
+        self, run: RunConfig, context: Context, trainer: Measure, replica: Parameters, is_stopping: Callable[[], bool]
     ) -> None:
-        super().__init__()
-        assert place.data is not None
+        assert context.data is not None
         self._run = run
-        self._place = place
-        self._data = place.data
+        self._context = context
+        self._data = context.data
         self._trainer = trainer
         self._replica = replica
         self._is_stopping = is_stopping
@@ -50,7 +50,11 @@ class Evaluator(Unmeasured):
         self._heldout = self._data.batches(run, "heldout")
         self._evaluated_at: Round | None = None
         self._news = asyncio.Event()
-        place.node.on_note(Evaluation, self._on_evaluation)
+        self._on_heard: list[Callable[[Evaluation], object]] = []
+        context.node.on_note(Evaluation, self._on_evaluation)
+
+    def on_heard(self, callback: Callable[[Evaluation], object]) -> None:
+        self._on_heard.append(callback)
 
     async def maybe(self, manifest: Manifest) -> None:
         """Evaluate and sample where the run asks for it after this round; break off when this peer is to end.
@@ -71,7 +75,7 @@ class Evaluator(Unmeasured):
         head = self._replica.head
         if head is None:
             return
-        if head.leader != self._place.node.peer:
+        if head.leader != self._context.node.peer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAIT_S):
                     while self._evaluated_at != head.round:
@@ -98,9 +102,9 @@ class Evaluator(Unmeasured):
         loop = asyncio.get_running_loop()
 
         def emit(event: Event) -> None:  # from the thread that computes
-            loop.call_soon_threadsafe(self._place.emit, event)
+            loop.call_soon_threadsafe(self._context.emit, event)
 
-        with Meter("evaluating", "windows", emit, self._place.clock, windows) as meter:
+        with Meter("evaluating", "windows", emit, self._context.clock, windows) as meter:
             loss, num_tokens = await self._measured(outer, windows, between)
         evaluation = Evaluation(
             round=head.round,
@@ -110,11 +114,11 @@ class Evaluator(Unmeasured):
             committed_tokens=head.committed_tokens,
         )
         self._take(evaluation)
-        for peer in self._place.node.peers:
-            self._place.node.post(peer, evaluation)
+        for peer in self._context.node.peers:
+            self._context.node.post(peer, evaluation)
 
     async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> tuple[float, int]:
-        return await self._place.compute.train(
+        return await self._context.compute.train(
             lambda: self._trainer.evaluate(outer, self._heldout, windows, between),
             windows * self._run.train.seq_len // 3,  # forward only: backward is twice as much
         )
@@ -123,22 +127,23 @@ class Evaluator(Unmeasured):
         self._between()
         outer, tokenizer = self._replica.outer, self._data.tokenizer
         prompt, seed = self._run.train.sample_prompt, self._run.seed
-        self.text = await self._place.compute.train(
+        self.text = await self._context.compute.train(
             lambda: self._trainer.sample(outer, tokenizer, prompt, SAMPLE_TOKENS, seed, self._between)
         )
-        self._place.emit(Sampled(round=round, prompt=prompt, text=self.text))
+        self._context.emit(Sampled(round=round, prompt=prompt, text=self.text))
 
     async def _on_evaluation(self, _peer: PeerId, evaluation: Evaluation) -> None:
         head = self._replica.head
         if head is not None and evaluation.round <= head.round + 1:
             self._take(evaluation)
-            self.on_heard(evaluation)
+            for callback in self._on_heard:
+                callback(evaluation)
 
     def _take(self, evaluation: Evaluation) -> None:
         self._evaluated_at = evaluation.round
         self._news.set()
         self.loss, self.nats_per_byte = evaluation.loss, evaluation.nats_per_byte
-        self._place.emit(
+        self._context.emit(
             Evaluated(
                 round=evaluation.round,
                 loss=evaluation.loss,
@@ -149,13 +154,12 @@ class Evaluator(Unmeasured):
         )
 
 
-def make_evaluator(
-    run: Genesis, place: Place, trainer: Learner, replica: Parameters, is_stopping: Callable[[], bool]
-) -> Unmeasured:
-    """Return what measures the outer parameters of `run`."""
+def make_evaluator(context: Context, trainer: Learner, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:
+    """Return what measures the outer parameters of a replica's run."""
+    run = replica.run
     if not isinstance(run, RunConfig):
         return Unmeasured()
-    if place.companion is not None:
-        return place.companion.evaluator(replica, is_stopping)
+    if context.companion is not None:
+        return context.companion.evaluator(replica, is_stopping)
     assert isinstance(trainer, Measure)
-    return Evaluator(run, place, trainer, replica, is_stopping)
+    return Evaluator(run, context, trainer, replica, is_stopping)

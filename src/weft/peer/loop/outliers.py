@@ -22,7 +22,7 @@ Says who strays from the others, and that nobody learns. It decides nothing: a p
 
 A member that computes on garbage, or with other rates than the run's, shows in both; one that lies about its loss shows
 in the second alone. What has a legacy or a group in it is not measured: it is the work of several. Neither is,
-where members exchange with neighbours, what is mixed with others' work (`Merging`). In lengths of this peer's own,
+where members exchange with neighbours, what is mixed with others' work (`RoundMerger`). In lengths of this peer's own,
 since each meets others in other rounds, in which rates are others.
 """
 
@@ -36,6 +36,7 @@ from weft.events import Emit, MemberStrays, NotLearning
 from weft.ids import PeerId, Round
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
+from weft.peer.round.merge import RoundMerger
 from weft.sync.method.choices import Choices
 from weft.sync.records.messages import Contribution, Manifest
 
@@ -191,7 +192,9 @@ class Sentinel:
         method: of the run.
     """
 
-    def __init__(self, peer: PeerId, emit: Emit, heartbeat: Callable[[], Heartbeat], method: Choices) -> None:
+    def __init__(
+        self, peer: PeerId, emit: Emit, heartbeat: Callable[[], Heartbeat], method: Choices, merger: RoundMerger
+    ) -> None:
         self._peer = peer
         self._emit = emit
         self._heartbeat = heartbeat
@@ -203,6 +206,7 @@ class Sentinel:
         self._told: dict[PeerId, tuple[Round, float]] = {}  # the last that each told, and in which round
         self._measured: tuple[Round, dict[PeerId, float]] = (Round(0), {})  # logarithms, of the round that is merged
         self._round = Round(0)  # of the last look
+        merger.on_added(self.merged)
 
     def merged(self, round: Round, contribution: Contribution, length: float, is_whole: bool = False) -> None:
         """Take up how long a contribution is in the part that this peer merges.

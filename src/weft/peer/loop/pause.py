@@ -19,11 +19,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from weft.clock import Clock
 from weft.errors import WeftError
-from weft.events import Emit, Paused, Resumed
-from weft.executor import Compute
-from weft.peer.context import Place
+from weft.events import Paused, Resumed
+from weft.peer.context import Context
 from weft.peer.state.replica import Replica
 from weft.training.learner import Learner
 
@@ -36,12 +34,13 @@ class Pause:
     """
 
     def __init__(
-        self, trainer: Learner, compute: Compute, clock: Clock, emit: Emit, on_failure: Callable[[Exception], None]
+        self, context: Context, trainer: Learner, replica: Replica, on_failure: Callable[[Exception], None]
     ) -> None:
         self._trainer = trainer
-        self._compute = compute
-        self._clock = clock
-        self._emit = emit
+        self._replica = replica
+        self._compute = context.compute
+        self._clock = context.clock
+        self._emit = context.emit
         self._on_failure = on_failure
         self._reasons: list[str] = []
         self._began = 0.0
@@ -49,6 +48,25 @@ class Pause:
         self._moving: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self.num_changes = 0
+
+    async def begin(self, restore: Callable[[], None]) -> None:
+        """Start the trainer, take up what `restore` brings, and warm up by the settings that hold then."""
+
+        def take_device() -> None:
+            self._trainer.start(self._replica.outer)
+            restore()
+            self._trainer.apply_settings(self._replica.config)
+            if not self.is_on:
+                self._trainer.warm_up()
+
+        await self._compute.train(take_device)
+        self._arm()
+
+    async def renew(self) -> None:
+        """Warm up again, where settings have changed."""
+        self._trainer.apply_settings(self._replica.config)
+        if not (self.is_on or self._trainer.is_warm):
+            await self._compute.train(self._trainer.warm_up)
 
     @property
     def is_on(self) -> bool:
@@ -80,8 +98,8 @@ class Pause:
             self._emit(Resumed(reason=reason, paused_s=self._clock.now() - self._began))
             self._turn()
 
-    def arm(self) -> None:
-        """The trainer has started: from now on a pause frees its device."""
+    def _arm(self) -> None:
+        """From now on a pause frees the device."""
         self._is_armed = True
         if self.is_on:
             self._turn()
@@ -138,28 +156,3 @@ class Pause:
         if trainer.is_parked:
             return trainer.unpark
         return None if trainer.is_warm else trainer.warm_up
-
-
-class WarmUp:
-    def __init__(self, place: Place, trainer: Learner, replica: Replica, pausing: Pause) -> None:
-        self._compute = place.compute
-        self._trainer = trainer
-        self._replica = replica
-        self._pausing = pausing
-
-    async def begin(self, restore: Callable[[], None]) -> None:
-        """Start the trainer, take up what `restore` brings, and warm up by the settings that hold then."""
-
-        def take_device() -> None:
-            self._trainer.start(self._replica.outer)
-            restore()
-            self._trainer.apply_settings(self._replica.config)
-            if not self._pausing.is_on:
-                self._trainer.warm_up()
-
-        await self._compute.train(take_device)
-
-    async def renew(self) -> None:
-        self._trainer.apply_settings(self._replica.config)
-        if not (self._pausing.is_on or self._trainer.is_warm):
-            await self._compute.train(self._trainer.warm_up)

@@ -5,20 +5,26 @@ It decides nothing.
 
 import math
 
-from weft.events import GraphChosen, LegacyCounted, MethodTuned, PayloadRejected, RoundCommitted, RoundMissed
+from weft.events import (
+    CountedThrough,
+    GraphChosen,
+    LegacyCounted,
+    MethodTuned,
+    PayloadRejected,
+    RoundCommitted,
+    RoundMissed,
+)
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
 from weft.peer.companion import Unmeasured
-from weft.peer.context import Outcome, Place
+from weft.peer.context import Context, Outcome
 from weft.peer.loop.lease import LeaseTraining
-from weft.peer.loop.outliers import Sentinel
 from weft.peer.round.outcome import AT_WORK, PAUSED, RESTING, Decided
 from weft.peer.round.pending_acts import REMOVALS, told, why_removed
 from weft.peer.state.carry import OUTDATED, Carry, dropped
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
-from weft.run.config import Genesis
 from weft.store.chunks import replica_digest
 from weft.sync.method.graph import spectral_gap
 from weft.sync.method.presets import LADDER
@@ -32,21 +38,24 @@ TORN = "it is exchanged with this peer, and is not here: only the other has move
 
 
 class Report:
-    def __init__(self, run: Genesis, place: Place, replica: Replica, carry: Carry, training: LeaseTraining) -> None:
-        self._run = run
-        self._place = place
+    def __init__(self, context: Context, replica: Replica, carry: Carry, training: LeaseTraining) -> None:
+        self._run = replica.run
+        self._context = context
         self._replica = replica
         self._carry = carry
         self._training = training
         self._traffic_before = (0, 0)
         self._num_in_graph = 0  # members, as was told last
         self.state = "starting"  # one word for people
-        self.sentinel = Sentinel(place.node.peer, place.emit, self.heartbeat, run.method)
         self._head: tuple[Manifest | None, Digest | None] = (None, None)  # the last that was named, and its digest
+
+    def enter(self, state: str) -> None:
+        """Note what this peer does from now on, in one word for people."""
+        self.state = state
 
     def traffic(self) -> tuple[int, int]:
         """Return the bytes sent and received so far."""
-        return self._place.node.moved
+        return self._context.node.moved
 
     def outcome(self, reason: str, evaluator: Unmeasured) -> Outcome:
         """Return how this peer ended."""
@@ -54,7 +63,7 @@ class Report:
         return Outcome(
             reason=reason,
             run=self._run,
-            peer=self._place.node.peer,
+            peer=self._context.node.peer,
             round=Round(0) if head is None else head.round,
             committed_tokens=Tokens(0) if head is None else head.committed_tokens,
             replica=replica_digest(self._replica.outer, self._replica.state),
@@ -63,7 +72,7 @@ class Report:
             sample=evaluator.text,
             sent_nbytes=sent,
             received_nbytes=received,
-            checkpoint=self._place.folder.checkpoint,
+            checkpoint=self._context.folder.checkpoint,
             successor=self._replica.charter.successor,
         )
 
@@ -74,7 +83,7 @@ class Report:
             began: when this peer began to wait for it, if it did.
         """
         manifest, (sent, received), work = decided.manifest, self.traffic(), self._training.work
-        self._place.emit(
+        self._context.emit(
             RoundCommitted(
                 branch=manifest.branch,
                 round=manifest.round,
@@ -87,7 +96,7 @@ class Report:
                 committed_tokens=manifest.committed_tokens,
                 sent_nbytes=sent - self._traffic_before[0],
                 received_nbytes=received - self._traffic_before[1],
-                duration_s=0.0 if began is None else self._place.clock.now() - began,
+                duration_s=0.0 if began is None else self._context.clock.now() - began,
                 work_s=0.0 if work is None else work.duration_s,
                 distance=self._carry.mixing.distance if has_result(manifest) else None,
                 leader=manifest.leader,
@@ -96,23 +105,36 @@ class Report:
         )
         self._traffic_before = (sent, received)
         self._tell_legacies(manifest)
-        reason = decided.left_out.get(self._place.node.peer)
+        reason = decided.left_out.get(self._context.node.peer)
         if reason not in (None, PAUSED, RESTING, AT_WORK):
             missed = RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
-            self._place.emit(missed)
+            self._context.emit(missed)
+
+    def tell_through(self, manifest: Manifest, tokens: Tokens, *, is_counted: bool, was_offered: bool) -> None:
+        """Tell what became of what this peer had offered through an aggregator, if it had.
+
+        Args:
+            tokens: that were due before the manifest was settled.
+        """
+        is_its_own = any(each.peer == self._context.node.peer for each in manifest.contributions)
+        if is_counted and tokens and not is_its_own:
+            self._context.emit(CountedThrough(round=manifest.round, tokens=tokens))
+        elif was_offered and not is_counted:
+            reason = "its sponsor was not counted, or did not have its payload in time"
+            self._context.emit(RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason))
 
     def tell_dropped(self, due: Tokens, why: str = OUTDATED) -> None:
         """Tell how much of what was due before a round that did not count it is carried no more."""
         if num := due - self._carry.due:
-            self._place.emit(dropped(num, why))
+            self._context.emit(dropped(num, why))
 
     def tell_mixing(self, decided: Decided) -> None:
         """Tell who exchanges with whom, where that has changed, and of what was exchanged and is not here."""
         manifest = decided.manifest
         if manifest.is_gossip:
-            is_counted = own_work(manifest, self._place.node.peer) is not None
+            is_counted = own_work(manifest, self._context.node.peer) is not None
             for peer in Met(decided.taken).lost if is_counted else ():
-                self._place.emit(PayloadRejected(round=manifest.round, member=peer, reason=TORN))
+                self._context.emit(PayloadRejected(round=manifest.round, member=peer, reason=TORN))
         self.tell_graph(manifest)
         if manifest.tuned is not None:
             self._tell_tuned(manifest.round, manifest.tuned)
@@ -121,7 +143,7 @@ class Report:
         every, codec = LADDER[tuned.rung]
         waited_s, worked_s = tuned.waited_ms / 1000, tuned.worked_ms / 1000
         allowed = f"{100 * self._replica.config.method.tune:g} % are allowed"
-        self._place.emit(
+        self._context.emit(
             MethodTuned(
                 round=Round(round + 1),
                 every=every,
@@ -138,12 +160,12 @@ class Report:
         if graph is not None and num != self._num_in_graph:
             self._num_in_graph, gap = num, spectral_gap(graph.graph, num, graph.degree, self._run.run)
             round = Round(head.round + 1)
-            self._place.emit(GraphChosen(round=round, graph=graph.graph, num_members=num, spectral_gap=gap))
+            self._context.emit(GraphChosen(round=round, graph=graph.graph, num_members=num, spectral_gap=gap))
 
     def _tell_legacies(self, manifest: Manifest) -> None:
         for each in manifest.contributions:
             if each.legacy is not None:
-                self._place.emit(
+                self._context.emit(
                     LegacyCounted(
                         branch=each.legacy.stretches[0].branch,
                         round=manifest.round,
@@ -157,9 +179,9 @@ class Report:
         """Tell of the acts that a manifest holds; return why one of them ends this peer, or None."""
         reason = None
         for event in told(manifest):
-            self._place.emit(event)
+            self._context.emit(event)
             if (
-                event.subject == self._place.node.peer
+                event.subject == self._context.node.peer
                 and event.kind in REMOVALS
                 and event.subject not in manifest.members
             ):
@@ -170,7 +192,7 @@ class Report:
         """Return the tokens per second of each member, as far as it tells them."""
         beats = {peer: membership.heartbeat_of(peer) for peer in head.members}
         told = {peer: beat.tokens_per_s for peer, beat in beats.items() if beat is not None}
-        told[self._place.node.peer] = self._training.tokens_per_s
+        told[self._context.node.peer] = self._training.tokens_per_s
         return {peer: speed for peer, speed in told.items() if 0 < speed < math.inf}
 
     def heartbeat(self) -> Heartbeat:
@@ -179,13 +201,13 @@ class Report:
         if head is not self._head[0]:
             self._head = head, None if head is None else digest_of(head)
         return Heartbeat(
-            name=self._place.node.passport.name,
+            name=self._context.node.passport.name,
             branch=BranchId(self._run.run) if head is None else head.branch,
             round=Round(0) if head is None else head.round,
             manifest=self._head[1],
             committed_tokens=0 if head is None else head.committed_tokens,
             state=self.state,
-            is_relayed=self._place.node.has_relayed_links,
+            is_relayed=self._context.node.has_relayed_links,
             loss=None if loss is None or math.isnan(loss) else loss,
             tokens_per_s=self._training.tokens_per_s,
         )

@@ -1,4 +1,4 @@
-"""A peer's last words: in its round, and to everybody that is linked; and when they may be said.
+"""A peer's end: why it is told to stop, waiting that ends then, and its last words, in its round and to all linked.
 
     complete, or asked to leave     the word in the round first, then goodbye
     something broke here            what of both can still be said: nobody need wait until this peer is suspected
@@ -7,12 +7,10 @@ The word in the round is on disk before it is sent, so it is left out where the 
 
 Failure:
 - the last words fail in their turn: a notice says so, and the error that ends this peer stays the one that is told.
-
-Waiting that ends where this peer is told to stop.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,7 +18,7 @@ from weft.events import Emit, Notice
 from weft.ids import PeerId
 from weft.net.membership.membership import Membership
 from weft.net.node import Node
-from weft.peer.round.driver import RoundDriver
+from weft.peer.round.driver import Participation
 from weft.peer.state.replica import Replica
 from weft.sync.records.messages import Manifest
 
@@ -28,21 +26,59 @@ LINGER_S = 60.0  # of a complete run, at most, for who has not yet made the last
 LOOK_S = 0.2
 
 
-class Shutdown:
-    """Of one peer.
+T = TypeVar("T")
 
-    Args:
-        rounds: returns the rounds that it takes part in, if it does.
-    """
+
+class Stopped(Exception):
+    """This peer was told to stop while it waited."""
+
+
+class Shutdown:
+    """Of one peer."""
 
     def __init__(
-        self, node: Node, membership: Membership, replica: Replica, rounds: Callable[[], RoundDriver | None], emit: Emit
+        self, node: Node, membership: Membership, replica: Replica, participation: Participation, emit: Emit
     ) -> None:
+        self.reason = ""  # why this peer is told to stop
+        self.failure: Exception | None = None  # what it cannot go on with
         self._node = node
         self._membership = membership
         self._replica = replica
-        self._rounds = rounds
+        self._participation = participation
         self._emit = emit
+        self._asked = asyncio.Event()
+
+    def ask(self, reason: str) -> None:
+        """Tell this peer to stop; the first reason is the one that is told."""
+        self.reason = self.reason or reason
+        self._asked.set()
+
+    def fail(self, error: Exception) -> None:
+        """Tell it to stop for what it cannot go on with."""
+        self.failure = self.failure or error
+        self.ask(type(error).__name__)
+
+    @property
+    def is_asked(self) -> bool:
+        return self._asked.is_set()
+
+    async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` returns, or end it when this peer is told to stop.
+
+        Raises:
+            Stopped: it was, and the work had not ended by itself.
+        """
+        working = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._asked.wait())
+        try:
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise Stopped
+            return working.result()
+        finally:
+            for each in (working, stopping):
+                each.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
 
     async def say(self, reason: str) -> None:
         """Say the last word in the round, and goodbye."""
@@ -55,7 +91,7 @@ class Shutdown:
             self._leave()
         except Exception as another:  # what broke may be what this needs
             self._tell("say its last word in the round", another)
-            if (rounds := self._rounds()) is not None:
+            if (rounds := self._participation.rounds) is not None:
                 rounds.close()  # nothing that others say now is answered by what is broken
         try:
             await self._membership.say_goodbye(type(error).__name__)
@@ -74,7 +110,7 @@ class Shutdown:
                     await asyncio.sleep(LOOK_S)
 
     def _leave(self) -> None:
-        rounds = self._rounds()
+        rounds = self._participation.rounds
         if rounds is not None and len(rounds.chain.head.members) > 1:
             rounds.leave()
 
@@ -93,38 +129,3 @@ class Shutdown:
 
     def _tell(self, what: str, error: Exception) -> None:
         self._emit(Notice(text=f"this peer ends, and cannot {what}: {type(error).__name__}: {error}"))
-
-
-T = TypeVar("T")
-
-
-class Stopped(Exception):
-    """This peer was told to stop while it waited."""
-
-
-class Unless:
-    """
-    Args:
-        stopping: set once it is.
-    """
-
-    def __init__(self, stopping: asyncio.Event) -> None:
-        self._stopping = stopping
-
-    async def __call__(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns, or end it when this peer is told to stop.
-
-        Raises:
-            Stopped: it was, and the work had not ended by itself.
-        """
-        working = asyncio.ensure_future(work)
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise Stopped
-            return working.result()
-        finally:
-            for each in (working, stopping):
-                each.cancel()
-            await asyncio.gather(working, stopping, return_exceptions=True)

@@ -26,18 +26,19 @@ import msgspec
 
 from weft.errors import DataError, DiskFull, PeerError
 from weft.ids import Attempt, Digest, PeerId, Tokens
+from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.claims import legacy_tokens
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import Decision, Letter
 from weft.peer.round.gather import Gather
 from weft.peer.round.inbox import Inbox
+from weft.peer.round.member import Member
 from weft.peer.round.merge import RoundMerger
-from weft.peer.round.outcome import Decided, attempt_started, left_out
+from weft.peer.round.outcome import Decided, left_out
 from weft.peer.round.payloads import Payloads, Wanted
 from weft.peer.round.pending_acts import PendingActs, letters_file, lies_file
 from weft.peer.round.quorum import Quorum
-from weft.peer.round.reach import Reach
 from weft.peer.round.timers import RoundTimes, Timers
 from weft.peer.round.validity import Validity
 from weft.peer.state.legacies import KeptLegacy
@@ -58,13 +59,11 @@ from weft.sync.records.messages import (
     Ready,
     counted_of,
 )
-from weft.sync.round import round as machine
 from weft.sync.round.machine import (
     Broadcast,
     Commit,
     Fate,
     Fetch,
-    Input,
     Leave,
     Measured,
     Merge,
@@ -83,9 +82,10 @@ from weft.sync.round.machine import (
     Trained,
 )
 from weft.sync.round.neighbours import takes_from
-from weft.sync.round.rules import Durable, leader
+from weft.sync.round.rules import Durable
 from weft.tasks import Tasks
 
+MAX_EARLY = 256  # letters kept while this peer still fetches the state
 MAX_GIVEN_UP = 16  # attempts at once: who was alone for a day is caught up with in a minute
 
 
@@ -98,30 +98,33 @@ class RoundDriver:
         on_failure: told of an error that this peer cannot go on with.
     """
 
-    def __init__(self, place: Place, chain: Chain, scope: Scope, on_failure: Callable[[Exception], None]) -> None:
+    def __init__(self, context: Context, chain: Chain, scope: Scope, on_failure: Callable[[Exception], None]) -> None:
         self.chain = chain
         self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
-        self.parts = Payloads(place, chain, scope)
-        self._node = place.node
-        self._emit = place.emit
+        self.parts = Payloads(context, chain, scope)
         self._on_failure = on_failure
-        self._promises = Votes(place.folder.durable)
-        self._state: State | None = None  # None: takes no part in the round
-        self._is_closed = False
-        self.on_decided: Callable[[Certificate], None] = lambda _certificate: None
-        self.quorum = Quorum(place.node.peer, chain, self._promises, lambda: self._state)
-        self.timers = Timers(place.clock, self._expire)
-        self._memory = RoundTimes(place.folder.measured, place.clock.now, is_on=place.settings.checkpoint_every_s > 0)
+        self._votes = Votes(context.folder.durable)
+        self._on_decided: list[Callable[[Certificate], None]] = []
         self._tasks = Tasks(on_failure)
+        self._member = Member(context, chain, self._tasks)
+        self._member.on_step(self._stepped)
+        self.quorum = Quorum(self._member, self._votes)
+        self.timers = Timers(context.clock, self._expire)
+        self._memory = RoundTimes(
+            context.folder.measured, context.clock.now, is_on=context.settings.checkpoint_every_s > 0
+        )
         self._prefetching = asyncio.Lock()
-        awaiting, lies = letters_file(place.folder.awaiting), lies_file(place.folder.lies)
-        self.acts = PendingActs(place.node, chain, place.emit, awaiting, lies, self._move)
-        self._reach = reach = Reach(self._feed, lambda: self._state)
-        self._gather = Gather(place, chain, self.parts, self._tasks, self.timers, reach)
-        self.merger = RoundMerger(place, chain, self.parts, self._gather, scope)
-        self._validity = Validity(chain, self.merger, self.quorum, self._tasks, place.emit, reach)
-        self.inbox = Inbox(place, chain, self._validity, self._gather, reach, self.timers, self.acts.accuse)
+        letters, lies = letters_file(context.folder.awaiting), lies_file(context.folder.lies)
+        self.acts = PendingActs(context.node, chain, context.emit, letters, lies, self._move)
+        self._gather = Gather(context, self._member, self.parts, self.timers)
+        self.merger = RoundMerger(context, chain, self.parts, self._gather, scope)
+        self._validity = Validity(self._member, self.merger, self.quorum, context.emit)
+        self.inbox = Inbox(context, self._member, self._validity, self._gather, self.timers, self.acts.accuse)
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
+
+    def on_decided(self, callback: Callable[[Certificate], None]) -> None:
+        """Call `callback(certificate)` at once for each round that is decided."""
+        self._on_decided.append(callback)
 
     # --- what the peer does ---
 
@@ -143,33 +146,33 @@ class RoundDriver:
         """
         self.acts.recall()
         self.timers.recall(self._memory.read())
-        return self._promises.read()
+        return self._votes.read()
 
     def begin(self) -> None:
         """Enter the round after the chain's head, where this peer is in its electorate and may vote."""
         self.timers.begin()
         base = self.chain.base
-        self._state = None
-        self._node.exchange(False)
-        read_early = self.inbox.begin()
-        if self._node.peer not in base.electorate or self._is_closed or not self.quorum.has_vote:
+        self._member.end()
+        early = self.inbox.begin()
+        if self._member.peer not in base.electorate or self._member.is_closed or not self.quorum.has_vote:
             return
         outputs: tuple[Output, ...] = ()
-        last = self._promises.last
+        last = self._votes.last
         if last is not None and last.base == base:
-            self._state, outputs = machine.resume(self._node.peer, last)
+            outputs = self._member.resume(last)
             if last.accepted is not None:
                 self._validity.recover(last.accepted.manifest)
         else:
-            self._state = machine.begin(self._node.peer, base)
+            self._member.begin()
         self._move()
         self.measure(self.speeds)
         self._carry_out(outputs)
-        if outputs and self._leads() and len(base.electorate) > 1:  # what it led is forgotten, and nobody else leads it
-            self._expire("progress", self._member.attempt)
+        # What it led is forgotten, and nobody else leads it.
+        if self._state is not None and outputs and self._member.leads and len(base.electorate) > 1:
+            self._expire("progress", self._state.attempt)
         for known in self.quorum.known():
-            self._feed(known)
-        read_early()
+            self._member.feed(known)
+        self.inbox.read(early)
 
     def announce(
         self,
@@ -187,26 +190,17 @@ class RoundDriver:
         digests = self.parts.offer(parts)
         self.timers.note_announced()
         legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
-        ready, base = Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof), self.chain.base
+        ready = Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
         if legacy is not None:  # where this peer leads, it takes itself at its word no more than others do
-            tokens = legacy_tokens(base, ready)
+            tokens = legacy_tokens(self.chain.base, ready)
             legacy = msgspec.structs.replace(legacy, tokens=tokens)
         trained = Trained(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
-        self._gather.announce(ready, self._say, lambda: self._take_mine(trained, base))
+        self._gather.announce(ready, trained)
         return digests
-
-    def _say(self, ready: Ready) -> None:
-        self._send(self.chain.base.electorate, ready)
-        if self._state is not None and (asked := machine.unanswered(self._state)) is not None:
-            self._send(self.chain.base.electorate, asked)
-
-    def _take_mine(self, trained: Trained, base: Base) -> None:
-        if self.chain.base == base:
-            self._feed(trained)
 
     def pass_on(self) -> None:
         """Bring nothing to the present round: this peer is paused."""
-        self._feed(Paused())
+        self._member.feed(Paused())
 
     def notice(self, peer: PeerId, status: Status) -> None:
         """Take up what membership says of a peer, for this round and the next."""
@@ -215,17 +209,17 @@ class RoundDriver:
             return
         self.quorum.statuses[peer] = status
         self.parts.notice(peer, status)
-        self._feed(Noticed(peer=peer, status=status))
+        self._member.feed(Noticed(peer=peer, status=status))
 
     def reroute(self, relayed: frozenset[PeerId]) -> None:
         """Take up who is reached through others: what they would merge for all passes a relay twice."""
-        self.quorum.relayed = relayed
-        self._feed(Rerouted(relayed=relayed))
+        self.quorum.reroute(relayed)
+        self._member.feed(Rerouted(relayed=relayed))
 
     def measure(self, speeds: dict[PeerId, float]) -> None:
         """Take up how fast members train (positive, finite, in one unit): what they are leased next depends on it."""
         self.speeds = speeds
-        self._feed(Measured(speeds=speeds, uplinks=self.parts.rates.known(), seen=self.timers.seen))
+        self._member.feed(Measured(speeds=speeds, uplinks=self.parts.rates.known(), seen=self.timers.seen))
 
     @property
     def is_hurried(self) -> bool:
@@ -249,17 +243,17 @@ class RoundDriver:
         """
         if self._state is not None:
             for peer in sorted(self.quorum.voteless - self._state.suspected):
-                self._feed(Noticed(peer=peer, status="suspected"))
+                self._member.feed(Noticed(peer=peer, status="suspected"))
         for _ in range(MAX_GIVEN_UP):
             if (state := self._state) is None or not self.quorum.is_attempt_over(state):
                 return
-            self._expire("progress", self._member.attempt)
+            self._expire("progress", state.attempt)
             if self._state is not None and self._state.attempt == state.attempt:
                 return  # it is decided, or this peer has left
 
     def leave(self) -> None:
         """Say the final word of this round's member."""
-        self._feed(Leave())
+        self._member.feed(Leave())
 
     def follow(self, certificate: Certificate) -> bool:
         """Take over a decision that was made elsewhere; return whether it follows on the head and can be made here."""
@@ -295,52 +289,49 @@ class RoundDriver:
     def _restart(self, head: Manifest, charter: Charter) -> None:
         self.quorum.go_to(head.branch)
         self.chain.restart(head, charter)
-        self.inbox.restart(head, charter)
+        self.inbox.claims.restart(head, charter)
         self.acts.follow(head)
 
     def give_up(self) -> None:
         """Take no part in a round that the others have long left behind."""
         self.timers.stop()
-        self._state = None
+        self._member.leave()
         self.decided.put_nowait(None)
 
     def close(self) -> None:
         """Decide nothing more; what is known can still be asked for."""
-        self._is_closed = True
         self.timers.stop()
-        self._state = None
+        self._member.close()
 
     async def aclose(self) -> None:
         self.close()
         await self._tasks.aclose()
-        self._promises.close()
+        self._votes.close()
 
     # --- what others say ---
 
-    def on_decision(self, decision: Decision) -> None:
-        """Take over a decision, if it follows on the head and its proof holds."""
-        if decision.certificate.manifest.branch == self.chain.base.branch:
-            self.follow(decision.certificate)
+    def hear(self, peer: PeerId, said: Letter | Decision) -> None:
+        """Take up a letter, or take over a decision, if it follows on the head and its proof holds.
+
+        Raises:
+            WireError: the letter is not what its sender signed.
+        """
+        if isinstance(said, Letter):
+            self.inbox.on_letter(peer, said)
+        elif said.certificate.manifest.branch == self.chain.base.branch:
+            self.follow(said.certificate)
 
     # --- what the machine wants done ---
 
     @property
-    def _member(self) -> State:
-        if self._state is None:
-            raise RuntimeError("who takes no part in a round decides nothing")
-        return self._state
+    def _state(self) -> State | None:
+        return self._member.state
 
-    def _feed(self, event: Input) -> None:
-        if (before := self._state) is None:
-            return
-        self._state, outputs = machine.step(before, event)
-        self._node.exchange(self._state.plan is not None and len(before.base.electorate) > 1)
-        if self._state.attempt != before.attempt:
-            self._emit(attempt_started(self._state, event))
-        plan = self._state.plan
+    def _stepped(self, before: State, outputs: Iterable[Output]) -> None:
+        plan = self._member.plan
         self._carry_out(outputs)
         if plan != before.plan and self._state is not None and self._state.plan == plan:
-            self.timers.note_planned(leads=self._leads())
+            self.timers.note_planned(leads=self._member.leads)
             self.inbox.plan_came(self._state)
         self._gather.check()
 
@@ -362,28 +353,28 @@ class RoundDriver:
                 case SetTimer(timer=timer, attempt=attempt):
                     self.timers.set(timer, attempt)
                 case Commit(attempt=attempt, manifest=manifest):
-                    committed = Committed(attempt=attempt, manifest=manifest)
-                    self._decide(self.inbox.proofs.certify(self._member, committed))
+                    self._decide(self._certify(Committed(attempt=attempt, manifest=manifest)))
                     return  # the round is over; nothing stands behind a commit
                 case _:
                     assert_never(output)
 
     def _send(self, to: Iterable[PeerId], message: AnyRoundMessage) -> None:
-        letter: Letter | Decision
         if isinstance(message, Committed):
-            letter = Decision(certificate=self.inbox.proofs.certify(self._member, message))
-            to = (*to, *message.manifest.joined)  # who was counted in follows from outside
-        else:
-            letter = Letter(signed=self.inbox.proofs.seal(message))
-        for peer in to:
-            if peer != self._node.peer:
-                self._node.post(peer, letter)
-            if isinstance(message, Promise):
+            decision = Decision(certificate=self._certify(message))
+            self._member.post((*to, *message.manifest.joined), decision)  # who was counted in follows from outside
+            return
+        self._member.say(to, message)
+        if isinstance(message, Promise):
+            for peer in to:
                 self.inbox.evidence.show(peer, message.attempt)
+
+    def _certify(self, committed: Committed) -> Certificate:
+        assert self._state is not None, "who takes no part in a round decides nothing"
+        return self.inbox.proofs.certify(self._state, committed)
 
     def _keep(self, durable: Durable) -> bool:
         try:
-            self._promises.write(durable)
+            self._votes.write(durable)
         except (DiskFull, DataError) as error:
             self.close()
             self._on_failure(error)
@@ -395,7 +386,7 @@ class RoundDriver:
         manifest = certificate.manifest
         fate: Fate = "late"
         # Also a legacy was what this peer offered: its own work was not, and is late.
-        if counted_of(manifest, self._node.peer) is None and self.timers.was_in_time:
+        if counted_of(manifest, self._member.peer) is None and self.timers.was_in_time:
             fate = "travelling" if self.parts.is_asked_for else "lost"
         base = self.chain.base
         absent = left_out(base, manifest, self._state, self.quorum.statuses)
@@ -408,13 +399,14 @@ class RoundDriver:
         self.merger.settle(manifest)
         self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)
-        self.inbox.follow(manifest, self.chain.charter)
+        self.inbox.claims.follow(manifest, self.chain.charter)
         self.acts.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
             self.quorum.statuses.pop(peer, None)
-        weights = takes_from(base, self._node.peer) if taken else {}
+        weights = takes_from(base, self._member.peer) if taken else {}
         self.decided.put_nowait(Decided(manifest, absent, fate, taken, weights))
-        self.on_decided(certificate)
+        for callback in self._on_decided:
+            callback(certificate)
         self._tasks.spawn(self._prefetch(manifest))
         self.begin()
 
@@ -422,24 +414,21 @@ class RoundDriver:
         """Let the machine know which acts wait."""
         acts = self.acts.warrants()
         if self._state is not None and self._state.acts != acts:
-            self._feed(Moved(acts=acts))
+            self._member.feed(Moved(acts=acts))
         for liar in self.acts.liars:  # nobody waits for what it would lead
-            self._feed(Noticed(peer=liar, status="suspected"))
-
-    def _leads(self) -> bool:
-        return self._state is not None and leader(self._state.base, self._state.attempt) == self._node.peer
+            self._member.feed(Noticed(peer=liar, status="suspected"))
 
     async def _merge(self, base: Base, plan: Collect, part: int) -> None:
         if self.chain.base == base:  # else it was decided before this began
-            self._feed(await self.merger.merge(plan, part, self.parts.results_in(base)[part], base.round))
+            self._member.feed(await self.merger.merge(plan, part, self.parts.results_in(base)[part], base.round))
 
     async def _fetch(self, base: Base, plan: Collect, part: int, result: Digest) -> None:
         here = self.parts.results_in(base)[part]
         wanted = Wanted(part, result, len(here), base.round)
         if (learnt := await self.merger.find(base, plan, wanted, here)) is None:
-            learnt = await self.parts.fetch(plan, wanted, lambda: self._reach.plan() == plan)
+            learnt = await self.parts.fetch(plan, wanted, lambda: self._member.plan == plan)
         if learnt is not None and self.chain.base == base:  # who lies in one round is judged in that
-            self._feed(learnt)
+            self._member.feed(learnt)
 
     async def _prefetch(self, manifest: Manifest) -> None:
         # One round after the other: on a slow line all at once would each take longer than anybody waits for a blob.
@@ -448,4 +437,49 @@ class RoundDriver:
                 await self.parts.results(manifest)
 
     def _expire(self, timer: Timer, attempt: Attempt) -> None:
-        self._feed(TimedOut(timer=timer, attempt=attempt))
+        self._member.feed(TimedOut(timer=timer, attempt=attempt))
+
+
+class Participation:
+    """A peer's part in rounds: none until it holds a state. What others say of them until then waits here."""
+
+    def __init__(self, node: Node) -> None:
+        self.rounds: RoundDriver | None = None
+        self._early: list[tuple[PeerId, Letter | Decision]] = []
+        node.on_note(Letter, self._on_note)
+        node.on_note(Decision, self._on_note)
+
+    @property
+    def chain(self) -> Chain | None:
+        return None if self.rounds is None else self.rounds.chain
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this peer is of the electorate, and votes."""
+        return self.rounds is not None and self.rounds.is_member
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether a majority is in sight of this peer's branch."""
+        return self.rounds is not None and self.rounds.quorum.is_holding
+
+    def certificate(self, manifest: Manifest) -> Certificate | None:
+        """Return the proof of a manifest, if it is known here."""
+        return None if self.rounds is None else self.rounds.chain.certificate(manifest)
+
+    def enter(self, rounds: RoundDriver) -> None:
+        """Take part: what others say from now on goes to `rounds`."""
+        self.rounds = rounds
+
+    def read_early(self, rounds: RoundDriver) -> None:
+        """Give the rounds that have begun what was said of them before."""
+        early, self._early = self._early, []
+        for peer, said in early:
+            with suppress(PeerError):  # its sender's fault, long ago
+                rounds.hear(peer, said)
+
+    async def _on_note(self, peer: PeerId, said: Letter | Decision) -> None:
+        if self.rounds is not None:
+            self.rounds.hear(peer, said)
+        else:
+            self._early = [*self._early, (peer, said)][-MAX_EARLY:]

@@ -161,7 +161,7 @@ def _promised(message: AnyRoundMessage) -> int:
 
 
 def _may_say(base: Base, signer: PeerId, message: AnyRoundMessage) -> bool:
-    """Return whether anybody heeds it: plans and proposals are the leader's."""
+    """Return whether anybody follows it: plans and proposals are the leader's."""
     return not isinstance(message, Collect | Propose) or leader(base, message.attempt) == signer
 
 

@@ -15,23 +15,22 @@ Only the first attempt of a round waits for payloads. Later ones plan with what 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from weft.errors import PayloadError, PeerError
 from weft.ids import Attempt, Digest, PeerId
-from weft.peer.chain import Chain
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import Gathered
+from weft.peer.round.member import Member
 from weft.peer.round.payloads import Payloads
-from weft.peer.round.reach import Reach
 from weft.peer.round.timers import Timers
 from weft.sync.records.messages import Contribution, Ready
 from weft.sync.round.deadline import TELL_S
 from weft.sync.round.groups import contribution
-from weft.sync.round.machine import Lost
+from weft.sync.round.machine import Input, Lost, Trained
 from weft.sync.round.neighbours import is_well_dealt
+from weft.sync.round.round import unanswered
 from weft.sync.round.rules import is_under_way, leader
-from weft.tasks import Tasks
 
 REPEAT_S = 4.0  # until an announcement is said again; doubled each time
 AGAIN_S = 1.0  # between two tries to fetch a payload that is announced
@@ -40,34 +39,18 @@ KEPT_ROUNDS = 2  # that a payload is kept for which nobody announces any more
 
 
 class Gather:
-    """Of one peer, round after round.
+    """Of one peer, round after round."""
 
-    Args:
-        reach: this peer's machine.
-    """
-
-    def __init__(
-        self,
-        place: Place,
-        chain: Chain,
-        parts: Payloads,
-        tasks: Tasks,
-        timers: Timers,
-        reach: Reach,
-    ) -> None:
+    def __init__(self, context: Context, member: Member, parts: Payloads, timers: Timers) -> None:
         self.has_said = False  # this peer's announcement, which its machine has not heard of yet
-        self._node = place.node
-        self._clock = place.clock
+        self._clock = context.clock
         self._timers = timers
-        self._chain = chain
+        self._member = member
         self._parts = parts
-        self._tasks = tasks
-        self._state = reach.state
-        self._feed = reach.feed
         self._round = 0  # counts rounds of this process
         self._announced: dict[PeerId, tuple[Digest, ...]] = {}
         self._quorum_at: float | None = None  # since when a quorum has announced
-        self._held_back: dict[PeerId, Callable[[], None]] = {}
+        self._held_back: dict[PeerId, Input] = {}  # announcements that the machine has not heard of
         self._told: dict[PeerId, Gathered] = {}  # leader: by owner
         self._lost: set[PeerId] = set()  # leader: who is not waited for
         self._early: dict[PeerId, Gathered] = {}  # of the round after this one
@@ -77,13 +60,13 @@ class Gather:
         self._wanted_in: dict[Digest, int] = {}  # the last round in which it was announced
         self._is_telling = False
         self._repeating: asyncio.Task[None] | None = None
-        place.node.on_note(Gathered, self._on_gathered)
+        context.node.on_note(Gathered, self._on_gathered)
 
     def begin(self) -> None:
         """A round begins."""
         self._round += 1
         self._announced, self._held_back, self._lost = {}, {}, set()
-        base, early, self._early = self._chain.base, self._early, {}
+        base, early, self._early = self._member.base, self._early, {}
         self._told = {
             peer: note
             for peer, note in early.items()
@@ -113,41 +96,47 @@ class Gather:
     @property
     def is_waiting(self) -> bool:
         """Whether this peer leads the first attempt, and so waits for payloads."""
-        state = self._state()
+        state = self._member.state
         if state is None or state.attempt or state.is_back or state.committed is not None:
             return False
-        return leader(state.base, Attempt(0)) == self._node.peer
+        return leader(state.base, Attempt(0)) == self._member.peer
 
-    def announce(self, ready: Ready, say: Callable[[Ready], None], take: Callable[[], None]) -> None:
+    def announce(self, ready: Ready, trained: Trained) -> None:
         """Announce this peer's payload, which is served already.
 
         Args:
-            say: sends the announcement to all members.
-            take: gives it to this peer's machine, which would say it too.
+            trained: what the machine is to hear of it; it would announce it too.
         """
         self.has_said = self.is_waiting
         if self.has_said:
-            say(ready)  # the machine would when the owners hold it: they begin to fetch now
-        self.hear(self._node.peer, ready, take)
-        self._repeating = self._tasks.spawn(self._repeat(ready, say))
+            self._say(ready)  # the machine would when the owners hold it: they begin to fetch now
+        self.hear(self._member.peer, ready, trained)
+        self._repeating = self._member.tasks.spawn(self._repeat(ready))
 
-    async def _repeat(self, ready: Ready, say: Callable[[Ready], None]) -> None:
+    def _say(self, ready: Ready) -> None:
+        electorate, state = self._member.base.electorate, self._member.state
+        self._member.say(electorate, ready)
+        if state is not None and (asked := unanswered(state)) is not None:
+            self._member.say(electorate, asked)
+
+    async def _repeat(self, ready: Ready) -> None:
         """Say it again while the round lasts: letters get lost with links, and who is behind does not hear them."""
-        base, wait_s = self._chain.base, REPEAT_S
+        base, wait_s = self._member.base, REPEAT_S
         while True:
             await asyncio.sleep(wait_s)
             wait_s *= 2
-            if self._chain.base != base:
+            if self._member.base != base:
                 return
-            say(ready)
+            self._say(ready)
 
-    def hear(self, peer: PeerId, ready: Ready, take: Callable[[], None]) -> None:
-        """A member has announced its payload: fetch what is this peer's to merge, and `take` the announcement in time.
+    def hear(self, peer: PeerId, ready: Ready, event: Input) -> None:
+        """A member has announced its payload: fetch what is this peer's to merge, and feed the machine in time.
 
         Args:
             ready: the announcement.
+            event: as the machine is to hear of it.
         """
-        base = self._chain.base
+        base = self._member.base
         if peer in self._announced:  # said again: the leader may not have heard either what is here
             self._tell_soon()
             return
@@ -159,28 +148,28 @@ class Gather:
             self._quorum_at = self._clock.now()
             self._timers.note_quorum()
         self._fetch_mine(contribution(base.charter, peer, ready))
-        self._held_back[peer] = take
+        self._held_back[peer] = event
         self.check()
 
     def check(self) -> None:
         """Let those announcements through whose payloads every owner holds; all of them where nobody waits."""
         if not self._held_back:
             return
-        said = {**self._told, self._node.peer: self._mine()}
+        said = {**self._told, self._member.peer: self._mine()}
         for peer in list(self._held_back):
             if peer in self._held_back and (not self.is_waiting or self._is_gathered(peer, said)):
-                take = self._held_back.pop(peer)
+                event = self._held_back.pop(peer)
                 if self._quorum_at is not None:
                     self._timers.note_gathering(self._clock.now() - self._quorum_at)
-                take()
+                self._member.feed(event)
             elif peer in self._held_back and peer not in self._lost and self._is_lost(peer, said):
                 self._lost.add(peer)
-                self._feed(Lost(peer=peer))
+                self._member.feed(Lost(peer=peer))
 
     # --- what this peer merges ---
 
     def _fetch_mine(self, brought: Contribution) -> None:
-        base, me = self._chain.base, self._node.peer
+        base, me = self._member.base, self._member.peer
         if me not in base.electorate or base.num_parts != len(base.electorate):
             return
         for part, num in self._parts.wanted(base, brought.peer)[base.electorate.index(me)].items():
@@ -189,7 +178,7 @@ class Gather:
             if self._parts.is_here(wanted) if brought.peer == me else self._parts.hold(wanted):
                 self._tell_soon()
             elif wanted not in self._fetching:
-                self._fetching[wanted] = self._tasks.spawn(self._fetch(brought, wanted, num))
+                self._fetching[wanted] = self._member.tasks.spawn(self._fetch(brought, wanted, num))
 
     async def _fetch(self, brought: Contribution, wanted: Digest, num: int) -> None:
         while wanted in self._wanted_in:
@@ -209,7 +198,7 @@ class Gather:
 
     def _mine(self) -> Gathered:
         """Return whose parts are here, of those that this peer merges, and whose cannot be had."""
-        base, me = self._chain.base, self._node.peer
+        base, me = self._member.base, self._member.peer
         here, missing = list[PeerId](), list[PeerId]()
         if me in base.electorate:
             index = base.electorate.index(me)
@@ -225,21 +214,21 @@ class Gather:
     def _tell_soon(self) -> None:
         if not self._is_telling:
             self._is_telling = True
-            self._tasks.spawn(self._tell())
+            self._member.tasks.spawn(self._tell())
 
     async def _tell(self) -> None:
         await asyncio.sleep(TELL_S)
         self._is_telling = False
-        first, mine = leader(self._chain.base, Attempt(0)), self._mine()
-        if first == self._node.peer:
+        first, mine = leader(self._member.base, Attempt(0)), self._mine()
+        if first == self._member.peer:
             self.check()
         elif mine.peers or mine.missing:
-            self._node.post(first, mine)
+            self._member.post((first,), mine)
 
     # --- the first leader ---
 
     async def _on_gathered(self, peer: PeerId, note: Gathered) -> None:
-        base = self._chain.base
+        base = self._member.base
         if (note.branch, note.round) == (base.branch, base.round + 1):
             self._early[peer] = note  # it has heard a decision that this peer has not
         elif (note.branch, note.round) == (base.branch, base.round) and peer in base.electorate:
@@ -256,7 +245,7 @@ class Gather:
 
     def _owners(self, peer: PeerId) -> list[PeerId]:
         """Return who wants something of what `peer` brings, and is not away."""
-        state, base = self._state(), self._chain.base
+        state, base = self._member.state, self._member.base
         assert state is not None
         away = state.suspected | state.gone | state.farewells.keys()
         wanted = self._parts.wanted(base, peer)

@@ -1,9 +1,16 @@
 """What the members of a round say to this peer, and when its machine hears of it.
 
-    letter ── signature, place ──► claims cut ── payload gathered, results weighed, plan known ──► machine
+    signed by its sender           else the link that it came on ends
+    of this round                  one of a round gone by is answered with what was decided, one of the next waits
+    a member's
+    its claims within leases       a plan that claims more is not followed, an announcement is cut (`claims`)
+    its payload here               of an announcement (`gather`)
+    its results here               of what might be voted for (`validity`)
+    its plan known                 of a result (`Early`)
+    may lead                       where it takes this peer to a later attempt (`Leaps`)
+    ──► machine
 
-A letter that its sender did not sign ends the link it came on. One of a round gone by is answered with what was
-decided; one of the next round waits for it. What the machine hears it hears in any order, and some of it late.
+What the machine hears it hears in any order, and some of it late.
 
 Letters that came before what they belong to: of the next round, and of a plan that has not come yet.
 
@@ -26,7 +33,9 @@ Only what the machine counts is kept: a certificate says what the machine decide
 it by sending another.
 """
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from weft.clock import Clock
 from weft.errors import WireError
@@ -34,15 +43,14 @@ from weft.ids import Attempt, PeerId, Round, short
 from weft.keys import Identity, verify
 from weft.peer.chain import Chain
 from weft.peer.claims import Claims
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import Decision, Letter
 from weft.peer.round.equivocation import EvidenceKeeper
 from weft.peer.round.gather import Gather
-from weft.peer.round.reach import Reach
+from weft.peer.round.member import Member
 from weft.peer.round.timers import Timers
 from weft.peer.round.validity import Validity
 from weft.sync.records.acts import Warrant
-from weft.sync.records.charter import Charter
 from weft.sync.records.messages import (
     Accept,
     AnyRoundMessage,
@@ -68,12 +76,13 @@ from weft.wire import Signed, digest_of, seal, unseal
 NUM_KEPT = 4  # letters of the next round, of one sender
 NUM_OTHERS = 8  # senders that are no members: the next round may count them in
 
+EarlyLetter = tuple[PeerId, Signed, RoundNote]
 Told = tuple[PeerId, Signed, AnyRoundMessage]
 
 
 class Early:
     def __init__(self) -> None:
-        self._next: list[tuple[PeerId, Signed, RoundNote]] = []
+        self._next: list[EarlyLetter] = []
         self._merged: dict[tuple[PeerId, int], tuple[Signed, Merged]] = {}  # by owner and part
 
     def keep_for_next(self, sender: PeerId, signed: Signed, note: RoundNote, members: Collection[PeerId]) -> None:
@@ -90,7 +99,7 @@ class Early:
             self._next = [each for each in self._next if each[0] != others[0]]
         self._next.append((sender, signed, note))
 
-    def begin(self) -> list[tuple[PeerId, Signed, RoundNote]]:
+    def begin(self) -> list[EarlyLetter]:
         """Begin another round: return what was kept for the next one, and forget plans that have not come."""
         kept, self._next = self._next, []
         self._merged.clear()
@@ -175,14 +184,10 @@ class Proofs:
         elif isinstance(message, Goodbye) and sender not in state.farewells:
             self._farewells[sender] = signed
 
-    def seal(self, message: AnyRoundMessage) -> Signed:
-        """Sign what this peer says in the round."""
-        base = self._chain.base
-        return seal(self._identity, RoundNote(branch=base.branch, round=base.round, message=message))
-
     def certify(self, state: State, committed: Committed) -> Certificate:
         """Return the proof of what this peer's machine decided in `state`, its own vote included."""
-        mine = self.seal(accept_of(committed.attempt, committed.manifest))
+        base, accept = self._chain.base, accept_of(committed.attempt, committed.manifest)
+        mine = seal(self._identity, RoundNote(branch=base.branch, round=base.round, message=accept))
         votes = {peer: self._votes[peer] for peer in state.votes & self._votes.keys()} | {self._identity.peer: mine}
         farewells: list[PeerId] = []  # as few as prove it: each may hold a manifest
         for peer in sorted(spent_farewells(state.farewells, committed.attempt)):
@@ -201,70 +206,85 @@ def accept_of(attempt: Attempt, manifest: Manifest) -> Accept:
     return Accept(attempt=attempt, manifest=digest_of(manifest))
 
 
+@dataclass(frozen=True)
+class Heard:
+    """A letter of the round in which it is judged."""
+
+    sender: PeerId
+    signed: Signed
+    message: AnyRoundMessage
+    base: Base  # of that round
+
+
+Step = Callable[[Heard], bool]
+
+
 class Inbox:
     """Of one peer, round after round.
 
     Args:
-        reach: this peer's machine.
         accuse: given what proves that a member lies.
     """
 
     def __init__(
         self,
-        place: Place,
-        chain: Chain,
+        context: Context,
+        member: Member,
         validity: Validity,
         gather: Gather,
-        reach: Reach,
         timers: Timers,
         accuse: Callable[[Warrant], None],
     ) -> None:
-        self.proofs = Proofs(place.identity, chain)
-        self._node = place.node
+        chain = member.chain
+        self.proofs = Proofs(context.identity, chain)
+        self._node = context.node
+        self._member = member
         self._chain = chain
         self._validity = validity
         self._gather = gather
-        self._feed = reach.feed
-        self._state = reach.state
-        self.on_record: Callable[[GroupRecord], object] = lambda _record: None
-        self._claims = Claims(chain.head, chain.charter, place.emit)
+        self._on_record: list[Callable[[GroupRecord], object]] = []
+        self.claims = Claims(chain.head, chain.charter, context.emit)
         self._early = Early()
-        self._leaps = Leaps(place.clock, timers.progress_s)
-        self.evidence = EvidenceKeeper(place.node, chain, accuse)
+        self._leaps = Leaps(context.clock, timers.progress_s)
+        self._weighing: dict[PeerId, asyncio.Task[None]] = {}  # by sender: what it names is being fetched
+        self.evidence = EvidenceKeeper(context.node, chain, accuse)
+
+    def on_record(self, callback: Callable[[GroupRecord], object]) -> None:
+        """Call `callback(record)` for each that is announced, and says of its group what that can bring."""
+        self._on_record.append(callback)
 
     @property
     def has_quorum(self) -> bool:
         """Whether enough members have announced for the present round to be decided."""
         return self._gather.has_quorum
 
-    def begin(self) -> Callable[[], None]:
-        """A round begins. Return what reads the letters that came before it, to be called once its machine is there."""
+    def begin(self) -> list[EarlyLetter]:
+        """A round begins. Return the letters that came before it, to be read once its machine is there."""
         early = self._early.begin()
         self._leaps.begin()
         self.proofs.begin()
         self.evidence.begin()
-        self._validity.begin()
+        self._weighing.clear()
         self._gather.begin()
+        return early
 
-        def read() -> None:
-            for sender, signed, note in early:
-                base = self._chain.base
-                if (note.branch, note.round) == (base.branch, base.round):
-                    self.read(sender, signed, note)
-
-        return read
-
-    def follow(self, manifest: Manifest, charter: Charter) -> None:
-        """Take up what a manifest counted and leases."""
-        self._claims.follow(manifest, charter)
-
-    def restart(self, head: Manifest, charter: Charter) -> None:
-        """Go on from another head."""
-        self._claims.restart(head, charter)
+    def read(self, early: Iterable[EarlyLetter]) -> None:
+        """Take up the letters that came before their round."""
+        for sender, signed, note in early:
+            base = self._chain.base
+            if (note.branch, note.round) == (base.branch, base.round):
+                self._judge(Heard(sender, signed, note.message, base))
 
     def allowance(self) -> int:
         """Return how many tokens the others will believe that this peer brings for a group."""
-        return self._claims.allowance(self._chain.base, self._node.peer)
+        return self.claims.allowance(self._chain.base, self._node.peer)
+
+    def plan_came(self, state: State) -> None:
+        """Let the machine hear what was said of its plan before it knew that."""
+        for sender, signed, message in self._early.of_plan(state.plan) if state.plan is not None else ():
+            self._judge(Heard(sender, signed, message, state.base), after=self._is_votable)
+
+    # --- a letter, step by step ---
 
     def on_letter(self, peer: PeerId, letter: Letter) -> None:
         """Take up what a member says of this round, or keep what it says of the next.
@@ -275,8 +295,8 @@ class Inbox:
         note = unseal(letter.signed, RoundNote, verify)
         if letter.signed.signer != peer:
             raise WireError(f"{short(peer)} passed on a letter of {short(letter.signed.signer)}")
-        base = self._chain.base
         self.evidence.hear(letter.signed, note)
+        base = self._chain.base
         if note.branch != base.branch:
             return
         if note.round < base.round:
@@ -284,48 +304,88 @@ class Inbox:
         elif note.round == base.round + 1:
             self._early.keep_for_next(peer, letter.signed, note, base.electorate)
         elif note.round == base.round:
-            self.read(peer, letter.signed, note)
+            self._judge(Heard(peer, letter.signed, note.message, base))
 
-    def read(self, sender: PeerId, signed: Signed, note: RoundNote) -> None:
-        """Let the machine hear a letter of this round as soon as it may."""
-        message, base, state = note.message, self._chain.base, self._state()
-        if state is None or sender not in state.base.electorate:
-            return
-        # A bare Committed is not believed. A certificate comes as a Decision and goes to `Rounds.follow`, which ends
-        # the round as the machine does when it hears Committed: the manifest is the head, nothing of this round is
+    def _judge(self, heard: Heard, after: Step | None = None) -> None:
+        """Let the machine hear a letter of this round that passes all steps, in this order.
+
+        A step that does not let it pass drops it, or keeps it and has it judged on once what it waits for is here.
+
+        Args:
+            after: the step that it has passed last.
+        """
+        steps = (
+            self._is_a_members,
+            self._is_within_leases,
+            self._is_no_announcement,  # one waits for its payload
+            self._is_votable,
+            self._is_of_known_plan,
+            self._may_lead,
+        )
+        for step in steps if after is None else steps[steps.index(after) + 1 :]:
+            if not step(heard):
+                return
+        self._hear(heard)
+
+    def _is_a_members(self, heard: Heard) -> bool:
+        # A bare Committed is not believed. A certificate comes as a Decision and goes to `RoundDriver.follow`, which
+        # ends the round as the machine does when it hears Committed: the manifest is the head, nothing of this round is
         # listened to any more, and whoever still asks is told (`_tell_decision`).
-        if isinstance(message, Committed):
-            return
-        if isinstance(message, Collect | Propose) and not self._claims.is_possible(base, sender, message):
-            self._feed(Noticed(peer=sender, status="suspected"))  # were it the leader: nobody need wait for the next
-            return
-        if isinstance(message, Ready):
-            if message.group is not None and is_true(base, sender, message.group):
-                self.on_record(message.group)
-            ready = self._claims.believed(base, sender, message)
-            self._gather.hear(sender, ready, lambda: self._take(sender, signed, ready, base))
-            return
-        named = manifest_in(message)
-        if named is None or not self._validity.must_weigh(state.base, named):
-            self._take(sender, signed, message, base)
-            return
-        self._validity.weigh(sender, message, named, lambda: self._take(sender, signed, message, base))
+        state = self._member.state
+        return state is not None and heard.sender in state.base.electorate and not isinstance(heard.message, Committed)
 
-    def plan_came(self, state: State) -> None:
-        """Let the machine hear what was said of its plan before it knew that."""
-        for told in self._early.of_plan(state.plan) if state.plan is not None else ():
-            self._take(*told, state.base)
+    def _is_within_leases(self, heard: Heard) -> bool:
+        message = heard.message
+        if not isinstance(message, Collect | Propose) or self.claims.is_possible(heard.base, heard.sender, message):
+            return True
+        # Were it the leader: nobody need wait for the next.
+        self._member.feed(Noticed(peer=heard.sender, status="suspected"))
+        return False
 
-    def _take(self, sender: PeerId, signed: Signed, message: AnyRoundMessage, base: Base) -> None:
-        state = self._state()
-        if state is None or state.base != base or self._early.is_kept(state.base, state.plan, sender, signed, message):
+    def _is_no_announcement(self, heard: Heard) -> bool:
+        """Cut an announcement to what its sender was leased; the machine hears of it once its payload is here."""
+        message, sender = heard.message, heard.sender
+        if not isinstance(message, Ready):
+            return True
+        if message.group is not None and is_true(heard.base, sender, message.group):
+            for callback in self._on_record:
+                callback(message.group)
+        ready = self.claims.believed(heard.base, sender, message)
+        self._gather.hear(sender, ready, Received(sender=sender, message=ready))
+        return False
+
+    def _is_votable(self, heard: Heard) -> bool:
+        """Keep what might be voted for until its results are here; its sender's later letter replaces it."""
+        named = manifest_in(heard.message)
+        if named is None or not self._validity.must_weigh(heard.base, named):
+            return True
+        if (before := self._weighing.get(heard.sender)) is not None:
+            before.cancel()
+        self._weighing[heard.sender] = self._member.tasks.spawn(self._weigh(heard, named))
+        return False
+
+    async def _weigh(self, heard: Heard, named: Manifest) -> None:
+        if await self._validity.weigh(heard.sender, heard.message, named):
+            self._judge(heard, after=self._is_votable)
+
+    def _is_of_known_plan(self, heard: Heard) -> bool:
+        """Drop what is of a round gone by, and keep a result until its plan is known."""
+        state = self._member.state
+        if state is None or state.base != heard.base:
+            return False
+        return not self._early.is_kept(state.base, state.plan, heard.sender, heard.signed, heard.message)
+
+    def _may_lead(self, heard: Heard) -> bool:
+        state = self._member.state
+        return state is not None and self._leaps.may_lead(state, heard.sender, heard.message)
+
+    def _hear(self, heard: Heard) -> None:
+        if (before := self._member.state) is None:
             return
-        if not self._leaps.may_lead(state, sender, message):
-            return
-        self.proofs.keep(state, sender, signed, message)
-        self._feed(Received(sender=sender, message=message))
-        if (after := self._state()) is not None and after.base == state.base:
-            self._leaps.note(sender, state.attempt, after.attempt)
+        self.proofs.keep(before, heard.sender, heard.signed, heard.message)
+        self._member.feed(Received(sender=heard.sender, message=heard.message))
+        if (after := self._member.state) is not None and after.base == before.base:
+            self._leaps.note(heard.sender, before.attempt, after.attempt)
 
     def _tell_decision(self, peer: PeerId, round: Round) -> None:
         for certificate in self._chain.after(Round(round - 1), 1) or ():

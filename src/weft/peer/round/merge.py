@@ -27,7 +27,7 @@ from weft.errors import PayloadError
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Round
 from weft.peer.chain import Chain
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.round.gather import Gather
 from weft.peer.round.payloads import Payloads, Wanted
 from weft.sync.merge.coding import codec_in, coding_in, payload_codec_in, reply_codec_in
@@ -80,16 +80,20 @@ class RoundMerger:
         scope: tells which numbers a round synchronises.
     """
 
-    def __init__(self, place: Place, chain: Chain, parts: Payloads, gathering: Gather, scope: Scope) -> None:
-        self._node = place.node
-        self._compute = place.compute
-        self._emit = place.emit
+    def __init__(self, context: Context, chain: Chain, parts: Payloads, gather: Gather, scope: Scope) -> None:
+        self._node = context.node
+        self._compute = context.compute
+        self._emit = context.emit
         self._chain = chain
         self.parts = parts
-        self._gathering = gathering
+        self._gather = gather
         self._replies = Replies(scope)
         self._taken: dict[tuple[Round, Digest], Buffer] = {}  # by the digest of all its parts
-        self.on_added: OnAdded = lambda _round, _contribution, _length, _is_whole: None
+        self._on_added: list[OnAdded] = []
+
+    def on_added(self, callback: OnAdded) -> None:
+        """Call `callback(round, contribution, length, is_whole)` for what is merged here, or taken from a neighbour."""
+        self._on_added.append(callback)
 
     async def merge(self, plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
         """Merge this peer's part of a plan, and serve the result.
@@ -141,7 +145,7 @@ class RoundMerger:
             base.round
         ).is_merged_by_all:
             return
-        if (plan := plan_behind(manifest, self._gathering.announced)) is None:
+        if (plan := plan_behind(manifest, self._gather.announced)) is None:
             return
         for part, (named, here) in enumerate(zip(manifest.parts, self.parts.cut(base), strict=True)):
             await self._is_found(base, plan, Wanted(part, named.result, len(here), base.round), here)
@@ -162,7 +166,7 @@ class RoundMerger:
         for each in manifest.contributions:
             if each.peer in neighbours:
                 data = self._taken.get((manifest.round, each.payload))
-                parts = self._gathering.announced.get(each.peer, ())
+                parts = self._gather.announced.get(each.peer, ())
                 if data is None and payload_of(parts) == each.payload:
                     data = self.parts.gathered(parts)
                 found[each.peer] = data
@@ -229,7 +233,7 @@ class RoundMerger:
             if legacy is None:
                 length = await self._compute.serve(lambda: _add(merger, weight, data, codec))
                 if work.is_mine:
-                    self.on_added(work.round, contribution, length, False)
+                    self._tell(work.round, contribution, length, is_whole=False)
             else:
                 await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec))
         except PayloadError as error:
@@ -289,7 +293,11 @@ class RoundMerger:
 
         length = await self._compute.serve(measured)
         if alone:
-            self.on_added(base.round, contribution, length, True)
+            self._tell(base.round, contribution, length, is_whole=True)
+
+    def _tell(self, round: Round, contribution: Contribution, length: float, *, is_whole: bool) -> None:
+        for callback in self._on_added:
+            callback(round, contribution, length, is_whole)
 
 
 def plan_behind(manifest: Manifest, announced: Mapping[PeerId, Sequence[Digest]]) -> Collect | None:

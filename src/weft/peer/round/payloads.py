@@ -30,7 +30,7 @@ from weft.ids import Digest, PeerId, Round, short
 from weft.net.blobs.blobs import StillComing
 from weft.net.blobs.first import first_of
 from weft.peer.chain import Chain
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.store.pool import Pool
 from weft.sync.merge.coding import codec_in, group_codec_in, payload_codec_in, reply_codec_in
 from weft.sync.merge.fragments import Scope
@@ -92,23 +92,22 @@ class Payloads:
         scope: tells which numbers a round synchronises.
     """
 
-    def __init__(self, place: Place, chain: Chain, scope: Scope) -> None:
-        self._node = place.node
-        self._clock = place.clock
-        self._compute = place.compute
-        self._emit = place.emit
+    def __init__(self, context: Context, chain: Chain, scope: Scope) -> None:
+        self._node = context.node
+        self._clock = context.clock
+        self._compute = context.compute
+        self._emit = context.emit
         self._chain = chain
-        self._journal = place.journal
+        self._journal = context.journal
         self._scope = scope
         self.rates = Rates()
-        self.source: PeerId | None = None  # who hands results on to this peer, if somebody does
+        self._parent: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
-        self.is_asked_for = False  # somebody has begun to fetch the payload that is offered
-        self.asked_by: set[PeerId] = set()  # who has, or a result of the same round
+        self.asked_by: dict[PeerId, bool] = {}  # who has begun to fetch of this round: the payload, or a result only
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
         self._coming: dict[Digest, asyncio.Event] = {}  # those that are being fetched so
-        is_spread = isinstance(place.initial, SpreadVector)
-        self.pool = Pool(POOL_VECTORS * 4 * scope.most_sent, place.folder.scratch if is_spread else None)
+        is_spread = isinstance(context.initial, SpreadVector)
+        self.pool = Pool(POOL_VECTORS * 4 * scope.most_sent, context.folder.scratch if is_spread else None)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
         self._gone: set[PeerId] = set()
@@ -145,12 +144,20 @@ class Payloads:
 
     def offer(self, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
-        self._payload, self.is_asked_for = {part.digest: part.encoded for part in parts}, False
-        self.asked_by = set()
+        self._payload, self.asked_by = {part.digest: part.encoded for part in parts}, {}
         base, me = self._chain.base, self._node.peer
         if is_gossip(base) and me in base.electorate:
             return dealt(base, me, parts[0].digest)
         return tuple(part.digest for part in parts)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether somebody has begun to fetch the payload that is offered."""
+        return any(self.asked_by.values())
+
+    def fetch_first_from(self, parent: PeerId | None) -> None:
+        """Fetch results from who hands them on to this peer, before anybody else; None: nobody does."""
+        self._parent = parent
 
     def notice(self, peer: PeerId, status: Status) -> None:
         """Take up what membership says: nothing is fetched from who is gone."""
@@ -209,7 +216,7 @@ class Payloads:
         return self._payload.get(wanted, self._gathered.get(wanted))
 
     async def whole(self, peer: PeerId, wanted: Digest) -> tuple[Buffer, ...]:
-        """Return the encoded parts of a payload that a ward offers to the present round.
+        """Return the encoded parts of a payload that a leaf offers to the present round.
 
         Raises:
             PeerError: it cannot be had, or only too slowly.
@@ -307,7 +314,7 @@ class Payloads:
     async def results(self, manifest: Manifest) -> tuple[Buffer, ...]:
         """Return the results that a manifest names, fetched from whoever holds them, once they are known to decode.
 
-        Each part comes from `source`, its owner, or else from another holder, and all at once.
+        Each part comes from who hands it on, its owner, or else from another holder, and all at once.
 
         Raises:
             PeerError: nobody that can be reached has one of them.
@@ -357,7 +364,7 @@ class Payloads:
             if (kept := await self.kept(round, wanted, nbytes)) is not None:
                 return kept
             # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
-            first = () if self.source is None else (self.source,)
+            first = () if self._parent is None else (self._parent,)
             others = [peer for peer in dict.fromkeys((*first, *holders)) if self._node.is_linked(peer)]
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
                 limit_s = self._limit_s(codec)
@@ -430,9 +437,8 @@ class Payloads:
 
     def _lookup(self, peer: PeerId, wanted: Digest) -> Buffer | None:
         mine = self._payload.get(wanted)  # may be empty, where a part is
-        self.is_asked_for |= mine is not None
         if mine is not None or self._chain.result(wanted, since=self._chain.base.round) is not None:
-            self.asked_by.add(peer)
+            self.asked_by[peer] = self.asked_by.get(peer, False) or mine is not None
         if mine is None and (mine := self._gathered.get(wanted)) is None:  # a neighbour's: others may want it, too
             return self._chain.result(wanted, since=Round(self._chain.head.round))
         return mine

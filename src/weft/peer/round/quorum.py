@@ -5,11 +5,10 @@ be decided at all, and whether the attempt that this peer follows is one that no
 """
 
 import math
-from collections.abc import Callable
 
 from weft.ids import Attempt, BranchId, PeerId
-from weft.peer.chain import Chain
 from weft.peer.messages import StandingNote
+from weft.peer.round.member import Member
 from weft.store.votes import Votes
 from weft.sync.records.messages import Base
 from weft.sync.round.machine import Input, Noticed, Rerouted, State, Status
@@ -20,20 +19,16 @@ AROUND_S = 15.0
 
 
 class Quorum:
-    """Of the round after the chain's head.
+    """Of the round after the chain's head."""
 
-    Args:
-        state: returns this peer's machine; None where it takes no part in the round.
-    """
-
-    def __init__(self, me: PeerId, chain: Chain, promises: Votes, state: Callable[[], State | None]) -> None:
+    def __init__(self, member: Member, votes: Votes) -> None:
         self.statuses: dict[PeerId, Status] = {}
-        self.relayed: frozenset[PeerId] = frozenset()  # who is reached through others
+        self._relayed: frozenset[PeerId] = frozenset()  # who is reached through others
         self.links_electorate = True  # whether this peer keeps links to all who vote
-        self._me = me
-        self._chain = chain
-        self._promises = promises
-        self._state = state
+        self._me = member.peer
+        self._chain = member.chain
+        self._votes = votes
+        self._member = member
         self._told: dict[PeerId, StandingNote] = {}
         self._lost_in: Base | None = None
         self._looked_at = 0.0
@@ -42,7 +37,15 @@ class Quorum:
     def known(self) -> list[Input]:
         """Return what the machine of a round that begins has to know of the members."""
         notices = [Noticed(peer=peer, status=status) for peer, status in self.statuses.items() if status != "alive"]
-        return [Rerouted(relayed=self.relayed), *notices]
+        return [Rerouted(relayed=self._relayed), *notices]
+
+    def reroute(self, relayed: frozenset[PeerId]) -> None:
+        """Take up who is reached through others."""
+        self._relayed = relayed
+
+    def link_all(self, is_linked: bool) -> None:
+        """Take up whether this peer keeps links to all who vote: who has none then is not heard of otherwise."""
+        self.links_electorate = is_linked
 
     def go_to(self, branch: BranchId) -> None:
         """Count nobody in who asked on another branch: it may hold that one's state, and ask there still."""
@@ -69,7 +72,7 @@ class Quorum:
 
     def note(self) -> StandingNote | None:
         """Return what the others should know: that this peer has no vote to give, or follows a later attempt."""
-        base, state = self._chain.base, self._state()
+        base, state = self._chain.base, self._member.state
         attempt = Attempt(0) if state is None else state.attempt
         if self.has_vote and not attempt:
             return None
@@ -83,7 +86,7 @@ class Quorum:
 
     def present(self) -> tuple[PeerId, ...]:
         """Return the electorate less those that are gone or have left, ascending."""
-        state = self._state()
+        state = self._member.state
         left = () if state is None else state.farewells
         electorate = self._chain.base.electorate  # statuses has everybody: hundreds
         return tuple(peer for peer in electorate if self.statuses.get(peer) != "gone" and peer not in left)
@@ -95,21 +98,21 @@ class Quorum:
     @property
     def has_left(self) -> bool:
         """Whether this peer has said its last word in the round."""
-        last = self._promises.last
+        last = self._votes.last
         return last is not None and last.base == self._chain.base and last.has_left
 
     @property
     def abstains(self) -> bool:
         """Whether this peer is of the electorate and has no vote: it has left, or voted here and forgotten how.
 
-        It forgets where it comes back from a checkpoint that is older than its promises. It follows what the others
+        It forgets where it comes back from a checkpoint that is older than its votes. It follows what the others
         decide, until the chain has reached the last round that it voted in; where they cannot, they branch off.
         """
-        base, last = self._chain.base, self._promises.last
+        base, last = self._chain.base, self._votes.last
         if self._me not in base.electorate:
             return False
         is_remembered = last is not None and last.base == base
-        return self.has_left or not (is_remembered or self._promises.may_begin(base))
+        return self.has_left or not (is_remembered or self._votes.may_begin(base))
 
     @property
     def has_vote(self) -> bool:
@@ -118,7 +121,7 @@ class Quorum:
 
     def has_majority(self) -> bool:
         """Return whether those not gone can commit. To who is no member: whether any member is left."""
-        base, state = self._chain.base, self._state()
+        base, state = self._chain.base, self._member.state
         if self._me not in base.electorate:
             return bool(self.present())
         if self.are_results_lost:

@@ -8,13 +8,12 @@ from weft.errors import DiskFull
 from weft.events import CheckpointFailed, CheckpointSaved, Notice
 from weft.ids import BranchId, Round, Tokens
 from weft.peer.chain import Chain
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
 from weft.peer.state.checkpoint import Contents, Snapshot, save
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
 from weft.run.amend import first_charter
-from weft.run.config import Genesis
 from weft.store.journal import FULL_NBYTES
 from weft.sync.records.messages import Base, Certificate, Manifest, counted_of, own_work
 from weft.sync.round.part_sizes import parts_of
@@ -25,27 +24,27 @@ NUM_KEPT = 2  # rounds up to a checkpoint that stay in the journal, for others
 
 
 class Autosave:
-    def __init__(self, run: Genesis, place: Place, replica: Replica, carry: Carry, trainer: Learner) -> None:
-        self._run = run
-        self._place = place
+    def __init__(self, context: Context, replica: Replica, carry: Carry, trainer: Learner) -> None:
+        self._run = replica.run
+        self._context = context
         self._replica = replica
         self._carry = carry
         self._trainer = trainer
-        self._saved_at = place.clock.now()
-        self._branch = BranchId(run.run)  # of the newest checkpoint
-        self._journal = place.journal
+        self._saved_at = context.clock.now()
+        self._branch = BranchId(replica.run.run)  # of the newest checkpoint
+        self._journal = context.journal
         self._replayed: list[Certificate] = []  # the newest
         self._told: list[str] = []  # what is to be said of it, from the event loop
 
     async def save_if_due(self) -> None:
         """Write a checkpoint where it is time, where the journal is full, and on another branch than the one before was
         written on: a process that finds that one would go on where this peer has left."""
-        if not (every_s := self._place.settings.checkpoint_every_s):
+        if not (every_s := self._context.settings.checkpoint_every_s):
             return
         head = self._replica.head
-        is_time = self._place.clock.now() - self._saved_at >= every_s
+        is_time = self._context.clock.now() - self._saved_at >= every_s
         is_elsewhere = head is not None and head.branch != self._branch
-        if is_time or is_elsewhere or await self._place.compute.serve(self._is_journal_full):
+        if is_time or is_elsewhere or await self._context.compute.serve(self._is_journal_full):
             with suppress(DiskFull):  # an event: the one before stays, and there may be room when the next is due
                 await self.save()
 
@@ -56,22 +55,24 @@ class Autosave:
             DiskFull: no room; the one before stays.
             CheckpointError: the folder cannot be written.
         """
-        path = self._place.folder.checkpoint
+        path = self._context.folder.checkpoint
         try:
-            saved = await self._place.compute.serve(self._save)
+            saved = await self._context.compute.serve(self._save)
         except DiskFull as error:
-            self._place.emit(CheckpointFailed(path=str(path), reason=str(error)))
+            self._context.emit(CheckpointFailed(path=str(path), reason=str(error)))
             raise
         else:
             if saved is not None and saved.head is not None:
                 self._branch = saved.head.branch
                 nbytes = saved.replicated.nbytes + saved.private.nbytes
                 written = digest_of(saved.replicated)
-                self._place.emit(CheckpointSaved(path=str(path), round=saved.head.round, digest=written, nbytes=nbytes))
+                self._context.emit(
+                    CheckpointSaved(path=str(path), round=saved.head.round, digest=written, nbytes=nbytes)
+                )
                 until = Round(saved.head.round - NUM_KEPT)
-                await self._place.compute.serve(lambda: self._journal.forget(until))
+                await self._context.compute.serve(lambda: self._journal.forget(until))
         finally:
-            self._saved_at = self._place.clock.now()
+            self._saved_at = self._context.clock.now()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go on exactly where the snapshot was taken, which lets its vectors go."""
@@ -106,7 +107,7 @@ class Autosave:
                     or not self._knows_what_counts(chain.base, manifest)
                 ):
                     break
-                mine, carried = own_work(manifest, self._place.node.peer), self._carry.tokens
+                mine, carried = own_work(manifest, self._context.node.peer), self._carry.tokens
                 self._carry.settle(
                     lambda: self._replica.apply(manifest, results),  # noqa: B023
                     mine is not None,
@@ -124,7 +125,7 @@ class Autosave:
     def hand_on(self, chain: Chain) -> None:
         """Let others have the newest rounds of the journal: who was killed a moment earlier makes them again, too."""
         for text in self._told:
-            self._place.emit(Notice(text=text))
+            self._context.emit(Notice(text=text))
         self._told = []
         for certificate in self._replayed:
             if certificate.manifest.branch == chain.head.branch:
@@ -145,10 +146,10 @@ class Autosave:
 
     def _knows_what_counts(self, base: Base, manifest: Manifest) -> bool:
         """Return whether the manifest alone tells if what this peer carries is counted in it."""
-        mine = counted_of(manifest, self._place.node.peer)
+        mine = counted_of(manifest, self._context.node.peer)
         if mine is not None and mine.legacy is not None:
             return False
-        return self._place.node.peer in base.electorate or not self._carry.tokens
+        return self._context.node.peer in base.electorate or not self._carry.tokens
 
     def _is_journal_full(self) -> bool:
         state_nbytes = sum(vector.nbytes for vector in self._replica.vectors().values())
@@ -157,7 +158,7 @@ class Autosave:
     def _save(self) -> Contents | None:
         if self._replica.head is None:
             return None  # a newcomer that holds nothing yet must not overwrite what an earlier process saved
-        data, private = self._place.data, self._trainer.private_state()
+        data, private = self._context.data, self._trainer.private_state()
         vectors = {name: vector for name, vector in private.items() if vector.is_floating_point()}
         counters = {name: int(vector.item()) for name, vector in private.items() if not vector.is_floating_point()}
         snapshot = Snapshot(
@@ -169,4 +170,4 @@ class Autosave:
             private={**vectors, **self._carry.vectors()},
             counters={**counters, **self._carry.counters()},
         )
-        return save(self._place.folder.checkpoint, snapshot)
+        return save(self._context.folder.checkpoint, snapshot)

@@ -82,7 +82,7 @@ class Carry:
         self._mark: Float32[Tensor, " num"] | None = None  # where the leased work ends; None: nothing is beyond it
         self.num_done = 0  # inner steps made of the present lease
         self.offered: tuple[Digest, ...] | None = None  # the payload announced in the present round
-        self.offered_to: PeerId | None = None  # the sponsor, if it was through one
+        self.offered_to: PeerId | None = None  # the aggregator, if it was through one
         self.is_restored = False  # from a checkpoint: rounds after it may have counted it
 
     @property
@@ -182,6 +182,14 @@ class Carry:
             self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)
         return self._encoded.payload
 
+    def offer(self, parts: tuple[Digest, ...] | None, through: PeerId | None = None) -> None:
+        """Note what is announced in the present round, and through whom; None: nothing."""
+        self.offered, self.offered_to = parts, through
+
+    def take_back(self) -> None:
+        """Note that the round in which it was announced counts for nothing here: another state is taken over."""
+        self.offered = None
+
     def is_as_offered(self, counted: Counted | None) -> bool:
         """Return whether what a manifest counts of this peer, if anything, is what this process offered."""
         if counted is None:
@@ -215,6 +223,8 @@ class Carry:
         elif is_counted and self._encoded is not None:
             self._keep_error(self._encoded)
         self.offered = None
+        if round is not None:  # else a round that comes by again may count it
+            self.offered_to = None
         self.num_done = self.num_done if self._keeps_lease and not is_counted else 0
         self._num_missed += self.due > 0 and (self.sends_gradient or fate != "lost")
         if self.sends_gradient:

@@ -35,7 +35,7 @@ from weft.ids import Digest, PeerId, Round, Tokens
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
 from weft.peer.claims import legacy_tokens
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import ForkOffer, ForkRequest
 from weft.peer.state.checkpoint import read_vectors, write_vectors
 from weft.peer.state.replica import Replica
@@ -96,7 +96,7 @@ class Legacies:
         certificate: returns the proof of a manifest, where it is known.
     """
 
-    def __init__(self, place: Place, replica: Replica, certificate: Callable[[Manifest], Certificate | None]) -> None:
+    def __init__(self, place: Context, replica: Replica, certificate: Callable[[Manifest], Certificate | None]) -> None:
         self._place = place
         self._replica = replica
         self._certificate = certificate

@@ -39,7 +39,7 @@ class Replica:
     def __init__(self, run: Genesis, outer: Float32[Tensor, " num"]) -> None:
         self.outer = outer
         self.head: Manifest | None = None
-        self._run = run
+        self.run = run
         self._num_decayed, self._shapes = run.vector.num_decayed, run.vector.tensors
         self._confinement = confinement(run)
         self._set_charter(first_charter(run))
@@ -48,6 +48,10 @@ class Replica:
             name: alike(vector, outer) for name, vector in self.method.init(outer.numel()).items()
         }
         self._merged = None if isinstance(outer, SpreadVector) else torch.empty(self.scope.most_sent)
+
+    def begin(self, opening: Manifest) -> None:
+        """Stand at a run's first manifest, with the initial state."""
+        self.head = opening
 
     def apply(self, manifest: Manifest, results: tuple[Buffer, ...]) -> None:
         """Make the outer step of a committed round, in place.
@@ -109,7 +113,7 @@ class Replica:
 
     def _set_charter(self, charter: Charter) -> None:
         self.charter = charter
-        self.config = amended(self._run, charter)  # to train by
+        self.config = amended(self.run, charter)  # to train by
         self.method = Method(self.config.method, self.config.optimizer, self._shapes)
 
     def _context(self, round: Round, committed_tokens: int) -> StepContext:

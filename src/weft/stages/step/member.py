@@ -78,7 +78,7 @@ class Member(Membership):
             make_evaluator=self._make_evaluator,
         )
         self.conductor = Conductor(part)
-        self._context = self._place(self.trainer, self.conductor, outer)
+        self._context = self._make_context(self.trainer, self.conductor, outer)
         self.peer = Peer(run, self._context)
 
     async def live(self, *, wait_for: int | None, snapshot: Snapshot | None) -> Outcome:

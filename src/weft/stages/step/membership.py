@@ -13,7 +13,7 @@ from weft.events import Event, Notice
 from weft.ids import PeerId
 from weft.launch.fetch import fetch_initial
 from weft.net.channel import Channel
-from weft.peer.peer import Outcome, Peer, Place
+from weft.peer.peer import Context, Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot, load
 from weft.run.genesis import initial
 from weft.run.staged import channel_of
@@ -69,13 +69,13 @@ class Membership:
         self.channel.serve(PinAt, self._pin_at)
         self.snapshots = Snapshots(lambda: self.peer.pin())
 
-    def _place(self, trainer: Trainer, conductor: Conductor | TiedConductor, outer: Tensor) -> Place:
+    def _make_context(self, trainer: Trainer, conductor: Conductor | TiedConductor, outer: Tensor) -> Context:
         """
         Args:
             outer: what the piece starts from; becomes its own.
         """
         kit = self._kit
-        return Place(
+        return Context(
             node=self.channel,
             identity=kit.identity,
             folder=self.folder,

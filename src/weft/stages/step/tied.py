@@ -41,7 +41,7 @@ class TiedMember(Membership):
         self.trainer = kit.make_tied(self.run, kit.settings, batches, self._emit_from_thread, kit.clock)
         self.trainer.on_started(lambda: self._loop.call_soon_threadsafe(self.has_begun.set))
         self.conductor = TiedConductor(self.channel, self.trainer, kit.compute, pipeline.barrier, self.snapshots)
-        self.peer = Peer(self.run, self._place(self.trainer, self.conductor, outer))
+        self.peer = Peer(self.run, self._make_context(self.trainer, self.conductor, outer))
 
     async def is_here(self, is_over: Callable[[], bool]) -> None:
         """Wait until the matrix is that of the others, or will never be, or for `is_over`."""

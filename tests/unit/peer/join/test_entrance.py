@@ -15,7 +15,8 @@ KEYS = [PeerId(f"{number:064x}") for number in range(4)]
 def test_who_asked_to_be_counted_in_long_ago_is_forgotten() -> None:
     clock = VirtualClock()
     entrance: Any = object.__new__(Entrance)  # what stands around it is of no concern here
-    entrance._place, entrance._asking, entrance._rounds = SimpleNamespace(clock=clock), {}, lambda: None
+    entrance._context, entrance._asking = SimpleNamespace(clock=clock), {}
+    entrance._participation = SimpleNamespace(rounds=None)
     joining = Joining(branch=BranchId("ab" * 32), manifest=Digest("cd" * 32))
 
     async def main() -> None:

@@ -82,8 +82,8 @@ def donor(
     replica = replica or replica_at(OPENING)
     clock = clock or VirtualClock()
     place = SimpleNamespace(node=node, compute=compute, clock=clock, memory=Pool(0))
-    legacies = SimpleNamespace()
-    return StateServer(place, replica, legacies, lambda: chain or Chain(OPENING, charter()))  # type: ignore[arg-type]
+    participation = SimpleNamespace(chain=chain or Chain(OPENING, charter()))
+    return StateServer(place, replica, SimpleNamespace(), participation)  # type: ignore[arg-type]
 
 
 async def test_a_pin_is_made_once_though_who_asked_first_stopped_waiting(node: Node) -> None:

@@ -1,6 +1,7 @@
 """What waits for a pause to change misses none, also of before it began to wait."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ ENDS_S = 10
 
 
 async def test_a_change_since_one_last_looked_is_not_waited_for() -> None:
-    trainer: Any = None  # it is not armed: no device is left
-    pause = Pause(trainer, Inline(), SystemClock(), lambda _event: None, lambda _error: None)
+    nothing: Any = None  # it is not armed: no device is left
+    place: Any = SimpleNamespace(compute=Inline(), clock=SystemClock(), emit=lambda _event: None)
+    pause = Pause(place, nothing, nothing, lambda _error: None)
     looked = pause.num_changes
     pause.want("a test")
     pause.want_no_more("a test")

@@ -18,6 +18,9 @@ PEERS = [PeerId(digit * 64) for digit in "abcd"]
 SELF, ODD = PEERS[0], PEERS[3]
 
 
+MERGER: Any = SimpleNamespace(on_added=lambda _callback: None)
+
+
 class Heard:
     """Stands for the membership: what each member has told last."""
 
@@ -43,7 +46,7 @@ class Watch:
     def __init__(self, method: MethodConfig | None = None) -> None:
         self.heard, self.events = Heard(), list[Event]()
         choices = spell_out(method or FedAvgConfig(), 4)
-        self.sentinel = Sentinel(SELF, self.events.append, self._own, choices)
+        self.sentinel = Sentinel(SELF, self.events.append, self._own, choices, MERGER)
 
     def _own(self) -> Heartbeat:
         found = self.heard.heartbeat_of(SELF)

@@ -34,7 +34,7 @@ def lingered_s(
         alive=lambda: (ANNA,) if is_alive or beats(clock.now()) else (),
         heartbeat_of=lambda peer: beats(clock.now()) if peer == ANNA else None,
     )
-    shutdown = Shutdown(node, membership, SimpleNamespace(head=HEAD), lambda: None, lambda _event: None)  # type: ignore[arg-type]
+    shutdown = Shutdown(node, membership, SimpleNamespace(head=HEAD), SimpleNamespace(rounds=None), lambda _event: None)  # type: ignore[arg-type]
 
     async def main() -> float:
         await shutdown.linger()

@@ -1,7 +1,7 @@
 """What is announced is fetched at once, and counted by the first leader when it has arrived."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +15,9 @@ from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.messages import Gathered
 from weft.peer.round.gather import NUM_TRIES, REPEAT_S, Gather
-from weft.peer.round.reach import Reach
-from weft.sync.records.messages import Base, Contribution, Ready
+from weft.sync.records.messages import AnyRoundMessage, Base, Contribution, Ready
 from weft.sync.round import round as machine
-from weft.sync.round.machine import Input, Lost, State
+from weft.sync.round.machine import Input, Lost, Received, State, Trained
 from weft.sync.round.rules import leader
 from weft.tasks import Tasks
 
@@ -69,40 +68,53 @@ class Stage:
         opening = open_branch(genesis(RUN, PEERS[0], CHARTER), PEERS, PEERS[0], BranchId(RUN))
         self.chain = Chain(opening, CHARTER)
         self.first = leader(self.chain.base, Attempt(0))
-        self.me = self.first if leads else next(peer for peer in PEERS if peer != self.first)
+        self.me = self.peer = self.first if leads else next(peer for peer in PEERS if peer != self.first)
         self.others = [peer for peer in PEERS if peer != self.me]
         self.part = PEERS.index(self.me)
         self.state: State = machine.begin(self.me, self.chain.base)
         self.posted: list[tuple[PeerId, Gathered]] = []
         self.taken: list[PeerId] = []
+        self.said: list[AnyRoundMessage] = []
         self.fed: list[Input] = []
         self.clock, self.parts = VirtualClock(), FakeParts()
         self.gathering: Gather = None  # type: ignore[assignment]
 
     def run(self, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def play() -> None:
-            node = SimpleNamespace(
-                peer=self.me, post=lambda to, note: self.posted.append((to, note)), on_note=lambda *_: None
-            )
-            place = SimpleNamespace(node=node, clock=self.clock)
+            place = SimpleNamespace(node=SimpleNamespace(on_note=lambda *_: None), clock=self.clock)
             timers = SimpleNamespace(
                 note_gathering=lambda _took_s: None, note_ready=lambda _peer: None, note_quorum=lambda: None
             )
-            tasks = Tasks()
-            reach = Reach(self.fed.append, lambda: self.state)
-            self.gathering = Gather(place, self.chain, self.parts, tasks, timers, reach)  # type: ignore[arg-type]
+            self.tasks = Tasks()
+            self.gathering = Gather(place, self, self.parts, timers)  # type: ignore[arg-type]
             self.gathering.begin()
             await scenario()
-            await tasks.aclose()
+            await self.tasks.aclose()
 
         self.clock.run(play())
+
+    def feed(self, event: Input) -> None:
+        if isinstance(event, Received | Trained):
+            self.taken.append(event.sender if isinstance(event, Received) else self.me)
+        else:
+            self.fed.append(event)
+
+    def say(self, _to: Iterable[PeerId], message: AnyRoundMessage) -> None:
+        self.said.append(message)
+
+    def post(self, to: Iterable[PeerId], note: Gathered) -> None:
+        self.posted += [(peer, note) for peer in to]
+
+    @property
+    def base(self) -> Base:
+        return self.chain.base
 
     def payload(self, peer: PeerId, life: int = 0) -> tuple[Digest, ...]:
         return tuple(Digest(f"{peer[0]}{part}{life}" * 16) for part in range(3))
 
     def hear(self, peer: PeerId, life: int = 0) -> None:
         ready = Ready(tokens=Tokens(1), parts=self.payload(peer, life))
-        self.gathering.hear(peer, ready, lambda: self.taken.append(peer))
+        self.gathering.hear(peer, ready, Received(sender=peer, message=ready))
 
     async def told(self, owner: PeerId, *holds: PeerId, missing: tuple[PeerId, ...] = ()) -> None:
         base = self.chain.base
@@ -241,18 +253,17 @@ def test_a_payload_goes_on_travelling_while_it_is_offered(is_offered_again: bool
 
 def test_an_announcement_is_said_again_until_the_round_is_over() -> None:
     stage = Stage(leads=True)
-    said: list[Ready] = []
 
     async def scenario() -> None:
         ready = Ready(tokens=Tokens(4), parts=stage.payload(stage.me))
-        stage.gathering.announce(ready, said.append, lambda: stage.taken.append(stage.me))
-        assert len(said) == 1  # at once: the owners begin to fetch
+        stage.gathering.announce(ready, Trained(tokens=ready.tokens, parts=ready.parts))
+        assert len(stage.said) == 1  # at once: the owners begin to fetch
         assert stage.taken == []
         await asyncio.sleep(7 * REPEAT_S + 1)
-        assert len(said) == 4
+        assert len(stage.said) == 4
         stage.gathering.begin()
         await asyncio.sleep(100 * REPEAT_S)
-        assert len(said) == 4
+        assert len(stage.said) == 4
 
     stage.run(scenario)
 

@@ -1,6 +1,8 @@
 """What follows from how the members of an electorate stand."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +21,10 @@ RUN = RunId("cc" * 32)
 PEERS = tuple(PeerId(letter * 64) for letter in "abc")
 
 
+def quorum_of(member: Any, promises: Votes) -> Quorum:
+    return Quorum(member, promises)
+
+
 class Case:
     """How one of three members sees the others, in the second round of a run."""
 
@@ -26,10 +32,10 @@ class Case:
         self.chain = Chain(open_branch(genesis(RUN, PEERS[0], charter(4)), PEERS, PEERS[0], BranchId(RUN)), charter(4))
         base = self.chain.base
         self.order = [leader(base, Attempt(turn)) for turn in range(3)]
-        self.me = self.order[2]
+        self.me = self.peer = self.order[2]
         self.promises = Votes(folder / "durable.bin")
         self.state: State | None = round.begin(self.me, base)
-        self.quorum = Quorum(self.me, self.chain, self.promises, lambda: self.state)
+        self.quorum = quorum_of(self, self.promises)
 
     def hear(self, peer: PeerId, attempt: int = 0, *, has_vote: bool = True, after: int = 0) -> None:
         base = self.chain.base
@@ -112,7 +118,7 @@ def test_who_comes_back_from_an_older_state_has_no_vote_and_says_so(case: Case) 
 
 
 def test_to_who_is_no_member_the_round_is_decidable_while_a_member_is_there(case: Case) -> None:
-    outsider = Quorum(PeerId("d" * 64), case.chain, case.promises, lambda: None)
+    outsider = quorum_of(SimpleNamespace(peer=PeerId("d" * 64), chain=case.chain, state=None), case.promises)
     assert outsider.has_majority()
     assert outsider.sees_majority()
     outsider.statuses.update(dict.fromkeys(PEERS[:2], "gone"))
