@@ -25,13 +25,13 @@ import torch
 from benchmarks.report import load, load_line, table, write
 from weft.cost import training as cost
 from weft.data import CorpusConfig, TextSource
-from weft.launch.peer import found
+from weft.launch.peer import Takes, found
 from weft.launch.session import Options
 from weft.model.config import num_parameters
 from weft.model.flat import layout
 from weft.net.transport.tls import TlsConfig
 from weft.peer.peer import Peer
-from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.run.config import RunConfig, RunFile, ShapedModel, TrainConfig
 from weft.run.machine import PeerConfig
 from weft.store.home import Home
 from weft.sync.costs import peer_memory
@@ -118,7 +118,8 @@ def child(name: str, folder: Path) -> None:
     watch = Watch()
     watch.start()
 
-    def started(peer: Peer, _ticket: str) -> None:
+    def started(peer: Takes, _ticket: str) -> None:
+        assert isinstance(peer, Peer)
         watch.peer = peer
 
     options = Options(home=Home(folder / "home"), key=None, settings=settings)
@@ -126,6 +127,7 @@ def child(name: str, folder: Path) -> None:
     watch.has_ended.set()
     watch.join()
     run = outcome.run
+    assert isinstance(run, RunConfig)
     choices, num = run.method, num_parameters(run.model)
     memory = peer_memory(
         choices,
