@@ -8,7 +8,7 @@ A member of the successor, whose genesis names the run before, answers an old ti
 
 from contextlib import suppress
 
-from weft.errors import CheckpointError, NetError, PeerError, Refused, TicketMismatch
+from weft.errors import CheckpointError, TicketMismatch
 from weft.ids import PeerId, RunId, short
 from weft.net.node import Node
 from weft.peer.messages import CharterAnswer, CharterRequest
@@ -49,7 +49,5 @@ def require_going(run: RunId, charter: Charter | None) -> None:
 
 async def charter_at(node: Node, member: PeerId) -> Charter | None:
     """Return what holds of the run where a member stands; None where it does not say."""
-    with suppress(PeerError, NetError, Refused):
-        request = CharterRequest(run=node.run)
-        return (await node.call(member, request, CharterAnswer, deadline_s=CALL_S)).charter
-    return None
+    answer = await node.ask(member, CharterRequest(run=node.run), CharterAnswer, deadline_s=CALL_S)
+    return None if answer is None else answer.charter

@@ -12,12 +12,12 @@ Failure:
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from weft.clock import Clock
-from weft.errors import NetError, PeerError, Refused, Unreachable
+from weft.errors import Unreachable
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.launch.session import Options, connect, footing
@@ -72,8 +72,8 @@ async def ask_charter(node: Node, clock: Clock) -> CharterAnswer:
     began, request = clock.now(), CharterRequest(run=node.run)
     while True:
         for peer in sorted(node.peers):
-            with suppress(PeerError, NetError, Refused):
-                return await node.call(peer, request, CharterAnswer, deadline_s=CALL_S)
+            if (answer := await node.ask(peer, request, CharterAnswer, deadline_s=CALL_S)) is not None:
+                return answer
         if clock.now() - began >= BEGINS_S:
             raise Unreachable(_NOBODY)
         await asyncio.sleep(ASK_AGAIN_S)
@@ -101,8 +101,8 @@ async def hand_in(node: Node, letter: Signed, clock: Clock, patience_s: float) -
 
 async def _ask(node: Node, letter: Signed) -> HandInAnswer | None:
     for peer in sorted(node.peers):
-        with suppress(PeerError, NetError, Refused):
-            return await node.call(peer, HandIn(letter=letter), HandInAnswer, deadline_s=CALL_S)
+        if (answer := await node.ask(peer, HandIn(letter=letter), HandInAnswer, deadline_s=CALL_S)) is not None:
+            return answer
     return None
 
 

@@ -377,6 +377,13 @@ class Node:
         body = await link.session.call(method, encode(request), deadline_s=left_s)
         return self._read_answer(link, body, response)
 
+    async def ask(self, peer: PeerId, request: msgspec.Struct, response: type[R], *, deadline_s: float) -> R | None:
+        """Return what `call` returns, or None where a call fails: for who goes on then, whatever the reason."""
+        try:
+            return await self.call(peer, request, response, deadline_s=deadline_s)
+        except (PeerError, NetError, Refused):
+            return None
+
     async def note(self, peer: PeerId, record: msgspec.Struct) -> None:
         """Send `record` one way, dialling first if no link stands. Arrives at most once, in order.
 

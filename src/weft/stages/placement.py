@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from weft.errors import NetError, PeerError, Refused
 from weft.events import Notice
 from weft.ids import PeerId
 from weft.pipeline.placement import GAIN, moves, stage_for, totals_of
@@ -202,9 +201,8 @@ class Rebalance:
         member.is_leaving = True
         for peer in sorted(self._table.ready(member.stage)):
             if peer != self._me:
-                with suppress(PeerError, NetError, Refused):
-                    answer = await member.channel.call(peer, MayLeave(), LeaveAnswer, deadline_s=ASK_S)
-                    if answer.does_stay:
-                        return True
+                answer = await member.channel.ask(peer, MayLeave(), LeaveAnswer, deadline_s=ASK_S)
+                if answer is not None and answer.does_stay:
+                    return True
         member.is_leaving = False
         return False
