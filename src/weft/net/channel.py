@@ -20,9 +20,9 @@ from weft.errors import Unreachable
 from weft.ids import Digest, PeerId, RunId, short
 from weft.net.blobs.blobs import Lookup
 from weft.net.link.address_book import Directory
-from weft.net.link.handlers import CallHandler, NoteHandler
 from weft.net.link.handshake import Passport
 from weft.net.link.links import OnLink
+from weft.net.link.rpc import CallHandler, NoteHandler
 from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.wire import Buffer

@@ -36,17 +36,16 @@ from weft.events import ConnectionDropped, Emit, FellBack, TransportUp
 from weft.ids import Digest, PeerId, RunId, short
 from weft.keys import Identity
 from weft.net.admission import Admission
-from weft.net.blobs.blob_stream import STALL_S
 from weft.net.blobs.blobs import Blobs, Lookup, Offload, in_thread
-from weft.net.blobs.bulk import Bulk
+from weft.net.blobs.bulk import STALL_S, Bulk
 from weft.net.blobs.relay import NO_RELAY, Relay, RelayConfig
 from weft.net.blobs.via import ViaTransport
 from weft.net.link.address_book import AddressBook, Directory, OnContact
 from weft.net.link.dialer import Dialer
-from weft.net.link.handlers import CallHandler, Handlers, NoteHandler
 from weft.net.link.handshake import Passport
 from weft.net.link.links import Link, Links, OnLink
 from weft.net.link.listener import Listener
+from weft.net.link.rpc import CallHandler, Handlers, NoteHandler
 from weft.net.link.traffic import LinkTraffic, Traffic
 from weft.net.link.trial import Trial, failed, nobody
 from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease

@@ -25,7 +25,7 @@ from weft.errors import NetError, PeerError, Refused, WireError
 from weft.events import Emit
 from weft.executor import Compute
 from weft.ids import Digest, PeerId, short
-from weft.net.blobs.first import first_of
+from weft.net.blobs.blobs import first_of
 from weft.net.channel import Channel
 from weft.net.multi_source import Blob, pull
 from weft.net.node import Node

@@ -9,7 +9,8 @@ What a remote can make this peer hold is bounded: `MAX_IN_FLIGHT` calls, `MAX_QU
 `MAX_QUEUED_NOTES_NBYTES`, one frame of `MAX_FRAME_NBYTES`. Who exceeds a bound breaks the protocol, and `run` raises
 `WireError`.
 
-Frames that wait for their turn on one stream.
+Handlers are registered before the node starts or at any time later. A call to a method that nobody serves fails at the
+caller, a note that nobody takes is dropped.
 
 One writer task sends, so a caller that gives up never cuts a frame in half, and small frames that wait together
 leave in one `send`. The queue is bounded in bytes: whoever wants to add to a full one waits, or is told.
@@ -18,17 +19,18 @@ leave in one `send`. The queue is bounded in bytes: whoever wants to add to a fu
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 
-from weft.errors import CallFailed, DeadlineExceeded, PeerError, WireError
+from weft.errors import CallFailed, DeadlineExceeded, PayloadError, PeerError, WireError
 from weft.events import Emit, Notice
-from weft.ids import short
-from weft.net.link.handlers import Handlers, public_reason
+from weft.ids import PeerId, short
 from weft.net.link.traffic import LinkTraffic
 from weft.net.messages import (
     MAX_BODY_NBYTES,
     MAX_DEADLINE_S,
+    MAX_REASON_CHARS,
     Call,
     Cancel,
     Failed,
@@ -40,8 +42,86 @@ from weft.net.transport.base import Stream
 from weft.net.transport.frame import FRAME_S, MAX_FRAME_NBYTES, FrameReader, encode_frame
 from weft.wire import decode, encode, printable
 
+Q = TypeVar("Q", bound=msgspec.Struct)
+CallHandler = Callable[[PeerId, Q], Awaitable[msgspec.Struct]]
+NoteHandler = Callable[[PeerId, Q], Awaitable[None]]
+_Handlers = dict[str, tuple[type[Any], Callable[[PeerId, Any], Awaitable[Any]]]]
+
 MAX_QUEUED_NBYTES = 8 << 20  # eight of the largest frames; a peer that reads so slowly is no use
 MAX_JOINED_NBYTES = 64 << 10  # small frames joined into one send
+
+
+class Handlers:
+    """What this peer answers: one handler for each record type, after which its method is named."""
+
+    def __init__(self) -> None:
+        self._calls: _Handlers = {}
+        self._notes: _Handlers = {}
+
+    def serve(self, kind: type[Q], handler: CallHandler[Q], method: str = "") -> None:
+        """Answer calls of `kind` with the record that `handler(peer, request)` returns.
+
+        Args:
+            method: under another name than the type's.
+        """
+        _register(self._calls, method or kind.__name__, kind, handler)
+
+    def on_note(self, kind: type[Q], handler: NoteHandler[Q], method: str = "") -> None:
+        """Give notes of `kind` to `handler(peer, note)`, one at a time and in order for each peer."""
+        _register(self._notes, method or kind.__name__, kind, handler)
+
+    def ignore(self, kind: type[Q], method: str = "") -> None:
+        """Take notes of `kind` no more, until there is another handler."""
+        self._notes.pop(method or kind.__name__, None)
+
+    def forget(self, prefix: str) -> None:
+        """Serve and take nothing whose name begins so."""
+        for handlers in (self._calls, self._notes):
+            for method in [each for each in handlers if each.startswith(prefix)]:
+                del handlers[method]
+
+    def answer(self, peer: PeerId, method: str, body: bytes) -> Callable[[], Awaitable[msgspec.Struct]] | None:
+        """Return what computes the answer to a call, or None when nobody serves `method`.
+
+        Raises:
+            WireError: `body` is no such request.
+        """
+        return _bind(self._calls, peer, method, body)
+
+    def take(self, peer: PeerId, method: str, body: bytes) -> Callable[[], Awaitable[None]] | None:
+        """Return what handles a note, or None when nobody takes `method`.
+
+        Raises:
+            WireError: `body` is no such note.
+        """
+        return _bind(self._notes, peer, method, body)
+
+
+def public_reason(error: Exception) -> str:
+    """Return what a remote may learn of a handler's failure: the text of an error that is about peers, else its type.
+
+    Other errors may name files of this machine.
+    """
+    if isinstance(error, (CallFailed, PayloadError)) or type(error) is PeerError:
+        return str(error)[:MAX_REASON_CHARS]
+    return type(error).__name__
+
+
+def _register(
+    handlers: _Handlers, method: str, kind: type[Any], handler: Callable[[PeerId, Any], Awaitable[Any]]
+) -> None:
+    if method in handlers:
+        raise ValueError(f"{method} has a handler already")
+    handlers[method] = (kind, handler)
+
+
+def _bind(handlers: _Handlers, peer: PeerId, method: str, body: bytes) -> Callable[[], Awaitable[Any]] | None:
+    found = handlers.get(method)
+    if found is None:
+        return None
+    kind, handler = found
+    record = decode(body, kind, max_nbytes=MAX_BODY_NBYTES)
+    return lambda: handler(peer, record)
 
 
 class SendQueue:
@@ -266,7 +346,7 @@ class Session:
                 if (task := self._serving.pop(number, None)) is not None:
                     task.cancel()
             case Note(method=method, body=body):
-                work = self._handlers.heed(self.peer, method, body)
+                work = self._handlers.take(self.peer, method, body)
                 if work is not None:
                     self._queue_note(len(body), work)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.events import Notice, StateJoined
 from weft.ids import Digest, PeerId, short
-from weft.net.blobs.first import first_of
+from weft.net.blobs.blobs import first_of
 from weft.net.messages import Heartbeat
 from weft.net.multi_source import Blob, pull
 from weft.peer.chain import Heads

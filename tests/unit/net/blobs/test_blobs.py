@@ -6,9 +6,8 @@ from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, Pe
 from weft.events import ConnectionDropped
 from weft.ids import Digest
 from weft.net.blobs import striped
-from weft.net.blobs.blob_stream import SLOWEST_STREAM_BPS
 from weft.net.blobs.blobs import COMING_S, SLICE_NBYTES, StillComing
-from weft.net.blobs.bulk import MAX_DIALLED_BACK
+from weft.net.blobs.bulk import MAX_DIALLED_BACK, SLOWEST_STREAM_BPS
 from weft.net.link.links import MAX_VIOLATIONS
 from weft.net.messages import BlobHeader, BlobRequest, BulkDialled, BulkOffer, BulkPlease, RangeRequest
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame, write_frame
