@@ -57,7 +57,7 @@ def test_who_broke_the_protocol_long_ago_is_forgotten(clock: VirtualClock) -> No
 def test_the_longest_silent_gives_way_and_its_bytes_are_counted_on(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meter, "MAX_METERS", 3)
+    monkeypatch.setattr(meter, "MAX_COUNTED", 3)
     meters = Traffic(clock)
     for number in (1, 0, 2):
         clock.advance(1.0)

@@ -74,9 +74,9 @@ class Blobs:
     """Both sides of every bulk stream of one peer."""
 
     def __init__(
-        self, links: Links, dialer: Dialer, handlers: Handlers, meters: Traffic, emit: Emit, offload: Offload
+        self, links: Links, dialer: Dialer, handlers: Handlers, traffic: Traffic, emit: Emit, offload: Offload
     ) -> None:
-        self._meters = meters
+        self._traffic = traffic
         self._emit = emit
         self._offload = offload
         self._lookups: list[tuple[Lookup, bool]] = []
@@ -86,7 +86,7 @@ class Blobs:
         self._num_accepted: Counter[PeerId] = Counter()
         self._num_worth: dict[PeerId, int] = {}  # streams that a large blob was fetched on with profit
         self._resting: dict[PeerId, set[Bulk]] = {}  # those that wait for the next request
-        self.streams = BulkStreams(links, dialer, handlers, meters, self._serve)
+        self.streams = BulkStreams(links, dialer, handlers, traffic, self._serve)
         links.on_link(self._on_link)
 
     def offer(self, lookup: Lookup, *, is_patient: bool = False) -> None:
@@ -121,7 +121,7 @@ class Blobs:
             WireError: the peer broke the protocol.
             PeerError: it fell silent or is gone.
         """
-        bulk = Bulk(stream, self._meters[stream.peer])
+        bulk = Bulk(stream, self._traffic[stream.peer])
         with self._counted(stream.peer):
             opening = await self._rest(bulk, BulkOpening)
             if isinstance(opening, BulkOffer):

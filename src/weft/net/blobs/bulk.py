@@ -56,13 +56,15 @@ class StaleStream(PeerError):
 
 
 class Bulk:
-    """One bulk stream, metered, and the reader that keeps its place. It is a `Stream` itself."""
+    """One bulk stream, its bytes counted, and the reader that keeps its place. It is a `Stream` itself."""
 
-    def __init__(self, stream: Stream, meter: LinkTraffic) -> None:
+    def __init__(self, stream: Stream, traffic: LinkTraffic) -> None:
         self.peer = stream.peer
         self.stream = stream
-        self.meter = meter
-        self.reader = FrameReader(stream, max_nbytes=MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S, on_bytes=meter.received)
+        self.traffic = traffic
+        self.reader = FrameReader(
+            stream, max_nbytes=MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S, on_bytes=traffic.received
+        )
         self.is_fresh = True  # no blob has passed yet
 
     @property
@@ -71,7 +73,7 @@ class Bulk:
 
     async def send(self, data: Buffer) -> None:
         await self.stream.send(data)
-        self.meter.sent(memoryview(data).nbytes)
+        self.traffic.sent(memoryview(data).nbytes)
 
     async def recv_into(self, buffer: memoryview) -> int:
         return await self.reader.recv_into(buffer)
@@ -97,7 +99,7 @@ class Bulk:
             if not limit.expired():
                 raise
             raise DeadlineExceeded(f"{short(self.peer)} took no slice of a blob within {limit_s:.0f} s") from None
-        self.meter.sent(len(data))
+        self.traffic.sent(len(data))
 
     async def ask(self, request: BlobRequest | RangeRequest, stall_s: float) -> BlobHeader:
         """Send a request and return the header that answers it."""
@@ -158,10 +160,10 @@ class Bulk:
 class BulkStreams:
     """The streams this peer fetches on. `serve` runs on those it opens for others to fetch from."""
 
-    def __init__(self, links: Links, dialer: Dialer, handlers: Handlers, meters: Traffic, serve: Serve) -> None:
+    def __init__(self, links: Links, dialer: Dialer, handlers: Handlers, traffic: Traffic, serve: Serve) -> None:
         self._links = links
         self._dialer = dialer
-        self._meters = meters
+        self._traffic = traffic
         self._serve = serve
         self._take_over: TakeOver = _refuse
         self._idle: dict[PeerId, list[Bulk]] = {}
@@ -247,7 +249,7 @@ class BulkStreams:
         if not link.is_dialler:
             with suppress(PeerError):
                 return await self._ask(link)
-        return Bulk(await self._dialer.dial_bulk(link), self._meters[peer])
+        return Bulk(await self._dialer.dial_bulk(link), self._traffic[peer])
 
     async def _ask(self, link: Link) -> Bulk:
         offer = fresh_secret(8)
@@ -291,7 +293,7 @@ class BulkStreams:
         except BaseException:
             await stream.close()
             raise
-        return Bulk(stream, self._meters[link.peer])
+        return Bulk(stream, self._traffic[link.peer])
 
     async def _run(self, bulk: Bulk) -> None:
         try:

@@ -39,7 +39,7 @@ from weft.net.messages import (
     RpcFrame,
 )
 from weft.net.transport.base import Stream
-from weft.net.transport.frame import FRAME_S, MAX_FRAME_NBYTES, FrameReader, encode_frame
+from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame
 from weft.wire import decode, encode, printable
 
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -125,9 +125,9 @@ def _bind(handlers: _Handlers, peer: PeerId, method: str, body: bytes) -> Callab
 
 
 class SendQueue:
-    def __init__(self, stream: Stream, meter: LinkTraffic) -> None:
+    def __init__(self, stream: Stream, traffic: LinkTraffic) -> None:
         self._stream = stream
-        self._meter = meter
+        self._traffic = traffic
         self._frames: deque[bytes] = deque()
         self._queued_nbytes = 0  # including what is being sent
         self._is_closed = False
@@ -178,7 +178,7 @@ class SendQueue:
                 if not limit.expired():
                     raise
                 raise PeerError(f"{short(self._stream.peer)} did not take a frame within {FRAME_S:g} s") from None
-            self._meter.sent(len(data))
+            self._traffic.sent(len(data))
             self._queued_nbytes -= len(data)
             self._changed.set()
 
@@ -208,14 +208,15 @@ TURN_NOTES = 2 * TURN_FRAMES  # handled in one turn: a backlog shrinks though mo
 class Session:
     """One stream's calls. `run` it; the other methods work while it runs."""
 
-    def __init__(self, stream: Stream, reader: FrameReader, handlers: Handlers, meter: LinkTraffic, emit: Emit) -> None:
-        reader.max_nbytes, reader.on_bytes = MAX_FRAME_NBYTES, meter.received
+    def __init__(
+        self, stream: Stream, reader: FrameReader, handlers: Handlers, traffic: LinkTraffic, emit: Emit
+    ) -> None:
         self.peer, self.source = stream.peer, stream.source
         self._stream = stream
         self._reader = reader
         self._handlers = handlers
         self._emit = emit
-        self._outbox = SendQueue(stream, meter)
+        self._queue = SendQueue(stream, traffic)
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}  # our calls
         self._next_number = 0
@@ -233,7 +234,7 @@ class Session:
             WireError: the peer broke the protocol.
             PeerError: the stream ended or the peer is gone.
         """
-        parts = (self._read(), self._outbox.run(), self._handle_notes(), self._stop_asked())
+        parts = (self._read(), self._queue.run(), self._handle_notes(), self._stop_asked())
         workers = [asyncio.ensure_future(part) for part in parts]
         reason = "this side closed it"
         try:
@@ -264,20 +265,20 @@ class Session:
         limit = asyncio.timeout(deadline_s)
         try:
             async with limit, self._slots:
-                await self._outbox.room()
+                await self._queue.room()
                 self._check_open(method)
                 number, future = self._next_number, asyncio.get_running_loop().create_future()
                 self._next_number += 1
                 left_s = deadline_s if (when := limit.when()) is None else when - asyncio.get_running_loop().time()
                 left_s = min(max(left_s, 1e-3), MAX_DEADLINE_S)
-                self._outbox.add(encode(Call(number=number, method=method, deadline_s=left_s, body=body)))
+                self._queue.add(encode(Call(number=number, method=method, deadline_s=left_s, body=body)))
                 self._waiting[number] = future
                 try:
                     answer: bytes = await future
                     return answer
                 finally:
                     if self._waiting.pop(number, None) is not None and self._ended is None:
-                        self._outbox.add(encode(Cancel(number=number)))
+                        self._queue.add(encode(Cancel(number=number)))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -290,16 +291,16 @@ class Session:
             PeerError: the stream has ended.
         """
         _check_body(method, body)
-        await self._outbox.room()
+        await self._queue.room()
         self._check_open(method)
-        self._outbox.add(encode(Note(method=method, body=body)))
+        self._queue.add(encode(Note(method=method, body=body)))
 
     def post(self, method: str, body: bytes) -> bool:
         """Queue a one-way message if there is room; return whether there was."""
         _check_body(method, body)
-        if self._ended is not None or not self._outbox.has_room:
+        if self._ended is not None or not self._queue.has_room:
             return False
-        self._outbox.add(encode(Note(method=method, body=body)))
+        self._queue.add(encode(Note(method=method, body=body)))
         return True
 
     def stop(self) -> None:
@@ -309,11 +310,11 @@ class Session:
 
     def open_with(self, payload: bytes) -> None:
         """Queue a frame that precedes all calls: the end of the handshake."""
-        self._outbox.add(payload)
+        self._queue.add(payload)
 
     async def flush(self) -> None:
         """Wait until the transport has taken all that was queued."""
-        await self._outbox.flush()
+        await self._queue.flush()
 
     async def _stop_asked(self) -> None:
         await self._stopping.wait()
@@ -380,10 +381,10 @@ class Session:
 
     async def _serve(self, call: Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> None:
         answer = await self._compute(call, work)
-        await self._outbox.room()
+        await self._queue.room()
         # Nobody waits for the answer to a call that was cancelled and is no longer ours.
         if self._serving.pop(call.number, None) is not None:
-            self._outbox.add(encode(answer))
+            self._queue.add(encode(answer))
 
     async def _compute(self, call: Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> Reply | Failed:
         if work is None:
@@ -423,7 +424,7 @@ class Session:
             if not future.done():
                 future.set_exception(PeerError(f"link to {short(self.peer)} went down during a call: {reason}"))
         self._waiting.clear()
-        self._outbox.close()
+        self._queue.close()
 
 
 def _check_body(method: str, body: bytes) -> None:

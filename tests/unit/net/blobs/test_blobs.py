@@ -466,7 +466,7 @@ def test_holder_that_sends_garbage_for_a_header_is_dropped(world):
         async def accept(opened):
             await garbage(type("Raw", (), {"stream": opened}))
 
-        b._door._accept_bulk = accept
+        b._listener._accept_bulk = accept
         with pytest.raises(WireError):
             await a.fetch(b.peer, Digest("0" * 64), bytearray(1))
         assert len(world.seen(0, ConnectionDropped)) == 1
