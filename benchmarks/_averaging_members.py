@@ -99,7 +99,9 @@ def hivemind(rank: int, num: int, _folder: Path) -> None:
     from hivemind.averaging import DecentralizedAverager
     from hivemind.averaging.control import AveragingStage
 
-    vector, step, averager = Vector(rank, num), None, None
+    vector = Vector(rank, num)
+    step: Any = None
+    averager: Any = None
     quiet: dict[str, Any] = {
         "host_maddrs": ["/ip4/127.0.0.1/tcp/0"],
         "use_ipfs": False,
@@ -108,7 +110,7 @@ def hivemind(rank: int, num: int, _folder: Path) -> None:
         "auto_nat": False,
         "nat_port_map": False,
     }
-    dht = None
+    dht: Any = None
     while question := _ask():
         match question["do"]:
             case "start":  # the first is asked alone, the others are told where it is

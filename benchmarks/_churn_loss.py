@@ -170,8 +170,8 @@ def losses_told(losses: Iterable[Loss]) -> list[str]:
                     ", ".join(sorted({each.commit for each in those.values()})),
                 )
             )
-    head = ("method", "peers", "killed", "in all", "committed tokens", "rounds", "loss")
-    head = (*head, f"against {NUM_PEERS}, nobody killed", f"aim: within {MOST_APART:g} %", "against as many rounds")
+    of_play = ("method", "peers", "killed", "in all", "committed tokens", "rounds", "loss")
+    head = (*of_play, f"against {NUM_PEERS}, nobody killed", f"aim: within {MOST_APART:g} %", "against as many rounds")
     return [*([table((*head, "commits"), rows), _missed(means)] if rows else []), *unfinished]
 
 

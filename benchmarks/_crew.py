@@ -90,7 +90,7 @@ class Crew:
             if line.startswith("{"):  # libraries print too
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise RuntimeError(f"a child ended: {child.args}")
+        raise RuntimeError(f"a child ended: {child.args!r}")
 
 
 def _family(pid: int) -> list[psutil.Process]:

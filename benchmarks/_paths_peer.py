@@ -21,6 +21,7 @@ from weft.net.admission import Anyone
 from weft.net.blobs import striped
 from weft.net.blobs.relay import RelayConfig
 from weft.net.link.handshake import Passport
+from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.speed_test import SpeedTest
 from weft.net.transport.base import Transport
@@ -64,9 +65,14 @@ async def main(options: dict[str, Any]) -> None:
     blob = bytes(options["nbytes"])
     name = digest(blob)
     node.serve_blobs(lambda _peer, wanted: blob if wanted == name else None)
+
+    def heard(contact: Contact) -> None:
+        say(event="heard", peer=contact.peer)
+        node.keep(contact.peer)
+
     async with node:
         say(event="started", addresses=node.addresses)
-        node.on_contact(lambda contact: (say(event="heard", peer=contact.peer), node.keep(contact.peer)))
+        node.on_contact(heard)
         for peer, addresses in options["known"].items():
             node.remember(PeerId(peer), addresses)
             node.keep(PeerId(peer))

@@ -22,7 +22,7 @@ class Bucket:
     def __init__(self, vector: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:
         self._vector = vector
         sizes = [math.prod(shape) for shape in shapes]
-        self._tensors = [part.view(shape) for part, shape in zip(vector.split(sizes), shapes, strict=True)]
+        self._tensors = [part.view(shape) for part, shape in zip(torch.split(vector, sizes), shapes, strict=True)]
 
     def buffer(self) -> Tensor:
         return self._vector
@@ -54,7 +54,7 @@ class Theirs:
 
     def __call__(self) -> Tensor:
         self._work.copy_(self._vector)
-        self._hook(self._state, self._bucket).wait()  # type: ignore[arg-type]
+        self._hook(self._state, self._bucket).wait()
         return self._work
 
     @property

@@ -220,7 +220,8 @@ class _Timed(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))  # something to learn, without which torch does not go back
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Waits.apply(x * self.scale, self._part_s)
+        y: Tensor = _Waits.apply(x * self.scale, self._part_s)  # type: ignore[no-untyped-call]
+        return y
 
 
 def alone() -> None:
@@ -240,10 +241,10 @@ def alone() -> None:
                 while (took_s := time.monotonic() - began) < question["for_s"]:
                     x = torch.randn(SAMPLES, SEQ_LEN, model["width"], requires_grad=True) if stage else ids
                     if is_last:
-                        module.loss(x, ids).backward()
+                        torch.autograd.backward(module.loss(x, ids))
                     else:
                         y = module(x)
-                        y.backward(torch.ones_like(y))
+                        torch.autograd.backward(y, torch.ones_like(y))
                     num += 1
                 _tell(rate=num / took_s)
 
@@ -272,12 +273,12 @@ def one_f_one_b() -> None:
             case "go":
                 # All ranks make the same number of steps: one for the meeting, then as many as fill the time.
                 given = (x,) if stage == 0 else ()
-                wanted = {"target": target} if stage == num - 1 else {}
-                schedule.step(*given, **wanted)
+                wanted = target if stage == num - 1 else None
+                schedule.step(*given, target=wanted)
                 dist.barrier()
                 began = time.monotonic()
                 for _ in range(question["steps"]):
-                    schedule.step(*given, **wanted)
+                    schedule.step(*given, target=wanted)
                 dist.barrier()
                 _tell(counted=question["steps"] * num_micro, took_s=time.monotonic() - began)
     dist.destroy_process_group()

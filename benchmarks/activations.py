@@ -182,7 +182,7 @@ class Chain:
         whole = assemble(MODEL, join(MODEL, [model.vector for model in self.models]))
         devices, found, passed = self.made(), [], []
         with torch.no_grad():
-            for ids in held_out.split(BATCH_SIZE):
+            for ids in torch.split(held_out, BATCH_SIZE):
                 found.append(float(whole.loss(ids[:, :-1].long(), ids[:, 1:].long())) * len(ids))
                 loss = self.forward(devices, ids)[0][-1].loss
                 assert loss is not None
@@ -201,7 +201,7 @@ def again(text: Text, seed: int) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     few = text.train[torch.randperm(len(text.train), generator=generator)[:SUBSET_WINDOWS]]
     for _ in range(EPOCHS):
-        yield from few[torch.randperm(len(few), generator=generator)].split(BATCH_SIZE)
+        yield from torch.split(few[torch.randperm(len(few), generator=generator)], BATCH_SIZE)
 
 
 def trained(row: Row, batches: list[Tensor], held_out: Tensor, seed: int) -> tuple[Outcome, Chain]:

@@ -75,7 +75,7 @@ def main() -> None:
             rows.append(_row(num_members, NUM, name, codec))
     few = (2, 4, 8, 16)  # hardly anything but messages
     rows.extend(_row(num_members, 4096 * num_members, "int8", CODECS["int8"]) for num_members in few)
-    worst = max(abs(float(row[-1].rstrip("%"))) for row in rows[: 2 * len(CODECS)])
+    worst = max(abs(float(str(row[-1]).rstrip("%"))) for row in rows[: 2 * len(CODECS)])
     sections = [
         load_line(before),
         f"{ROUNDS} rounds each, after one that opens the streams. The first {2 * len(CODECS)} rows average {NUM:,} "

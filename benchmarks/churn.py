@@ -261,9 +261,9 @@ def tables(found: Found) -> list[str]:
             "otherwise",
         )
         sections.append(report.table((*head, "killed"), rows))
-        head = ("run", "rounds", "between commits: median / mean / longest", "counted in a round", "attempts committed")
+        row = ("run", "rounds", "between commits: median / mean / longest", "counted in a round", "attempts committed")
         sections.append(
-            report.table((*head, "newcomer: start to counted", "falsely removed", "commit, load before"), more)
+            report.table((*row, "newcomer: start to counted", "falsely removed", "commit, load before"), more)
         )
         for name, each in found.runs.items():
             why = "; ".join(f"{reason}: {num}" for reason, num in sorted(each.missed.items()))

@@ -25,6 +25,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,8 @@ def gaussian(num: int, seed: int = 1) -> Tensor:
 
 def heavy_tailed(num: int) -> Tensor:
     """Student's t with 3 degrees of freedom."""
-    normal, *others = gaussian(4 * num, 2).view(4, num)
-    return normal * (3 / sum(other.square() for other in others)).sqrt() * 1e-3
+    normal, a, b, c = torch.unbind(gaussian(4 * num, 2).view(4, num))
+    return normal * (3 / (a.square() + b.square() + c.square())).sqrt() * 1e-3
 
 
 def trained() -> Trained:
@@ -122,7 +123,7 @@ def trained() -> Trained:
         ours(STEPS[1])
         by_muon = at_first - ours.local()
     model = own_model(config, initial_vector(config, 0))
-    loop = BareLoop(model, torch.device("cpu"), ready)  # type: ignore[arg-type]
+    loop = BareLoop(model, torch.device("cpu"), ready)
 
     def vector(of: Callable[[torch.nn.Parameter], Tensor]) -> Tensor:
         return torch.cat([of(model.get_parameter(span.name)).detach().reshape(-1) for span in spans])
@@ -176,10 +177,10 @@ def hivemind_codecs() -> dict[str, Subject]:
 
     def subject(codec: Any) -> Subject:
         def encode(vector: Tensor) -> list[Any]:
-            return [codec.compress(part, CompressionInfo.from_tensor(part)) for part in vector.split(PART_NUM)]
+            return [codec.compress(part, CompressionInfo.from_tensor(part)) for part in torch.split(vector, PART_NUM)]
 
         def decode(parts: list[Any], out: Tensor) -> Tensor:
-            for part, place in zip(parts, out.split(PART_NUM), strict=True):
+            for part, place in zip(parts, torch.split(out, PART_NUM), strict=True):
                 place.copy_(codec.extract(part))
             return out
 
@@ -193,8 +194,8 @@ def codec_speeds(vector: Tensor, subjects: dict[str, Subject], turns: int) -> tu
     acts: dict[str, Callable[[], object]] = {}
     for name, subject in subjects.items():
         data = subject.encode(vector)
-        acts[f"{name}: encode"] = lambda subject=subject: subject.encode(vector)
-        acts[f"{name}: decode"] = lambda subject=subject, data=data: subject.decode(data, target)
+        acts[f"{name}: encode"] = partial(subject.encode, vector)
+        acts[f"{name}: decode"] = partial(subject.decode, data, target)
     return speeds(vector, acts, turns)
 
 
@@ -203,7 +204,8 @@ def codec_speeds(vector: Tensor, subjects: dict[str, Subject], turns: int) -> tu
 
 def index_rows() -> tuple[list[list[object]], float]:
     """Return what places take in a payload of many chunks, by what all choices need; and the worst ratio."""
-    rows, worst, num = [], 0.0, 256
+    rows: list[list[object]] = []
+    worst, num = 0.0, 256
     for kept in KEPT:
         bound = math.log2(math.comb(CHUNK, kept)) / kept
         found = 8 * rank.nbytes(rank.build(CHUNK, kept), num) / (num * kept)
@@ -296,7 +298,11 @@ def hivemind_section(vectors: dict[str, Tensor], large: Tensor, turns: int) -> t
     theirs = hivemind_codecs()
     if not theirs:
         return ["## hivemind's codecs", "hivemind was not measured: it is not installed."], True
-    configs = {"weft int8": Int8Config(), "weft int8, block 4096": Int8Config(block=4096), "weft fp8": Fp8Config()}
+    configs: dict[str, CodecConfig] = {
+        "weft int8": Int8Config(),
+        "weft int8, block 4096": Int8Config(block=4096),
+        "weft fp8": Fp8Config(),
+    }
     subjects = {name: ours(config) for name, config in configs.items()} | theirs
     fractions, _ = codec_speeds(large, subjects, max(turns // 3, 3))
     base = {way: fractions[f"weft int8: {way}"] for way in ("encode", "decode")}
@@ -331,8 +337,8 @@ def basis_section(found: Trained, turns: int) -> list[str]:
         here, wide = basis.build(name, found.shapes), basis.build(name, shapes)
         sent = wide.forward(large, {}, 1)
         acts: dict[str, Callable[[], object]] = {
-            "there": lambda wide=wide: wide.forward(large, {}, 1),
-            "back": lambda wide=wide, sent=sent: wide.inverse(sent, {}, 1),
+            "there": partial(wide.forward, large, {}, 1),
+            "back": partial(wide.inverse, sent, {}, 1),
         }
         fractions, _ = speeds(large, acts, turns)
         errors = [

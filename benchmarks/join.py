@@ -11,7 +11,7 @@ which one is killed half way. What was found is kept in reports/join.json, with 
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -272,7 +272,7 @@ def _joined_told(joined: dict[str, Joined]) -> list[str]:
     known = [(every, joined[every]) for every in EVERY if every in joined]
     if not known:
         return []
-    lines = {
+    lines: dict[str, Callable[[Joined], str]] = {
         "state fetched": lambda of: f"{of.fetched_nbytes / 1e6:.1f} MB, from {of.num_donors} members",
         "results committed meanwhile": lambda of: f"{_rounds(of.num_results)}, {of.results_nbytes / 1e6:.1f} MB",
         "both over the line": lambda of: f"{of.line_s:.1f} s",

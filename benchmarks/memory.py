@@ -25,14 +25,15 @@ import torch
 from benchmarks.report import load, load_line, table, write
 from weft.cost import training as cost
 from weft.data import CorpusConfig, TextSource
+from weft.events import Emit
 from weft.launch.corpus import Corpus
-from weft.launch.peer import found
+from weft.launch.peer import Participant, found
 from weft.launch.session import Options
 from weft.model.config import num_parameters
 from weft.model.flat import layout
 from weft.net.transport.tls import TlsConfig
 from weft.peer.peer import Peer
-from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.run.config import RunConfig, RunFile, ShapedModel, TrainConfig
 from weft.run.machine import PeerConfig
 from weft.store.home import Home
 from weft.sync.costs import peer_memory
@@ -119,7 +120,8 @@ def child(name: str, folder: Path) -> None:
     watch = Watch()
     watch.start()
 
-    def started(peer: Any, _ticket: str, _emit: Any) -> None:
+    def started(peer: Participant, _ticket: str, _emit: Emit) -> None:
+        assert isinstance(peer, Peer)
         watch.peer = peer
 
     options = Options(home=Home(folder / "home"), key=None, settings=settings)
@@ -128,6 +130,7 @@ def child(name: str, folder: Path) -> None:
     watch.has_ended.set()
     watch.join()
     run = outcome.run
+    assert isinstance(run, RunConfig)
     choices, num = run.method, num_parameters(run.model)
     memory = peer_memory(
         choices,

@@ -140,18 +140,18 @@ def measured(folder: Path) -> Measured:
     with Threads() as threads:
         run_shells("run.toml", PEERS, folder)
     entries = [entry for log in folder.glob("home*/runs/*/*/log.jsonl") for entry in read_jsonl(log)]
-    commits = [entry for entry in entries if isinstance(entry.event, RoundCommitted)]
-    numbers = sorted({entry.event.round for entry in commits})[SKIPPED - 1 :]
-    at = [min(entry.at for entry in commits if entry.event.round == number) for number in numbers]
+    commits = [(entry.at, entry.event) for entry in entries if isinstance(entry.event, RoundCommitted)]
+    numbers = sorted({event.round for _, event in commits})[SKIPPED - 1 :]
+    at = [min(at for at, event in commits if event.round == number) for number in numbers]
     used, num = threads.used([at[0], at[-1]]), len(at) - 1
-    late = [entry for entry in commits if entry.event.round > SKIPPED]
+    late = [event for _, event in commits if event.round > SKIPPED]
     return Measured(
         wall_s=median(after - before for before, after in pairwise(at)),
         mean_s=(at[-1] - at[0]) / num,
         steps_cpu_s=float(used.steps_s[0]) / num,
         beside_cpu_s=float(used.beside_s[0]) / num,
-        sent_nbytes=fmean(entry.event.sent_nbytes for entry in late),
-        num_short=len({entry.event.round for entry in late if len(entry.event.contributors) < PEERS}),
+        sent_nbytes=fmean(event.sent_nbytes for event in late),
+        num_short=len({event.round for event in late if len(event.contributors) < PEERS}),
     )
 
 

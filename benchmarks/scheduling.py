@@ -71,7 +71,7 @@ def main() -> None:
     options, before = parser.parse_args(), load()
     if not options.isolated:
         isolate("benchmarks.scheduling")
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for setting in SETTINGS:
         found: dict[str, list[float]] = {}
         for _ in range(options.times):  # in turn: all see the same machine
@@ -120,7 +120,8 @@ def _alone(model: Mapping[str, object]) -> float:
         crew.ask([{"do": "start"}] * 2)
         crew.ask([{"do": "meet", "model": model, "stage": stage, "num_stages": 2} for stage in range(2)])
         told = crew.ask([{"do": "go", "for_s": FOR_S - WARM_S}] * 2)
-        return min(each["rate"] for each in told)
+        rates: list[float] = [each["rate"] for each in told]
+        return min(rates)
 
 
 def _weft(setting: Setting, model: Mapping[str, object] | None = None) -> float:
@@ -178,7 +179,8 @@ def _one_f_one_b(setting: Setting, num_micro: int, model: Mapping[str, object] |
         crew.ask(meeting)
         told = crew.ask([{"do": "go", "steps": steps}] * len(meeting))
         # Replicas average at the end of a step: the fastest waits for the slowest.
-        return num_replicas * steps * num_micro / max(each["took_s"] for each in told)
+        took_s: list[float] = [each["took_s"] for each in told]
+        return num_replicas * steps * num_micro / max(took_s)
 
 
 def crew_of(kind: str, num: int, folder: str) -> Crew:

@@ -57,8 +57,8 @@ def main() -> None:
         probe = crew.ask([{"do": "probe"}] * 2)[0]
         link = Link(8 * probe["nbytes"] / (probe["large_s"] - probe["small_s"]), probe["small_s"] / TRIPS)
         rows = [row for setting in SETTINGS for row in _measured(crew, setting, options.times, link)]
-    head = ("layer", "way", "seconds", "least to most", "undivided / it", "CPU-seconds", "undivided / it")
-    head = (*head, "reckoned seconds", "reckoned undivided / it")
+    timed = ("layer", "way", "seconds", "least to most", "undivided / it", "CPU-seconds", "undivided / it")
+    head = (*timed, "reckoned seconds", "reckoned undivided / it")
     write(
         "split",
         "One layer split over two peers",

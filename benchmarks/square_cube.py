@@ -8,7 +8,7 @@ of its backward pass.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -19,8 +19,8 @@ from benchmarks.rig.square_cube import Setting, compute_s, utilisation
 from weft.clock import SystemClock
 from weft.codec import Bf16Config, Int8Config
 from weft.codec.build import build
-from weft.model import ModelConfig, flatten
-from weft.model.backward import forward
+from weft.model import FlatModel, ModelConfig, flatten
+from weft.model.backward import Passed, forward
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.sender import PER_STAGE
@@ -90,19 +90,17 @@ def main() -> None:
 
 
 def _rows(setting: Setting) -> list[tuple[object, ...]]:
-    return [(f"{width:,}", *_shares(lambda rtt, width=width: utilisation(width, rtt, setting))) for width in WIDTHS]
+    return [(f"{width:,}", *_shares(width, setting)) for width in WIDTHS]
 
 
 def _named() -> list[tuple[object, ...]]:
     """Return the widths of which something was published, in int8."""
     setting, widths = replace(ALONE, value_nbytes=INT8), sorted({width for width, _ in PUBLISHED.values()})
-    return [
-        (f"{width:,}, int8", *_shares(lambda rtt, width=width: utilisation(width, rtt, setting))) for width in widths
-    ]
+    return [(f"{width:,}, int8", *_shares(width, setting)) for width in widths]
 
 
-def _shares(of: Callable[[float], float]) -> list[str]:
-    return [f"{100 * of(rtt / 1e3):.3g}" for rtt in RTTS_MS]
+def _shares(width: int, setting: Setting) -> list[str]:
+    return [f"{100 * utilisation(width, rtt / 1e3, setting):.3g}" for rtt in RTTS_MS]
 
 
 def _fits() -> Sequence[tuple[object, ...]]:
@@ -120,13 +118,16 @@ def _fits() -> Sequence[tuple[object, ...]]:
 
 
 def _timed() -> list[tuple[object, ...]]:
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for width in TIMED:
         took_s = _block_s(width)
         setting = replace(ALONE, flops_per_s=FLOPS_PER_S * compute_s(width, ALONE) / took_s)
-        shares = _shares(lambda rtt, width=width, setting=setting: utilisation(width, rtt, setting))
-        rows.append((f"{width:,}", f"{took_s:.3g}", f"{setting.flops_per_s / 1e9:.3g}", *shares))
+        rows.append((f"{width:,}", f"{took_s:.3g}", f"{setting.flops_per_s / 1e9:.3g}", *_shares(width, setting)))
     return rows
+
+
+def _passed(model: FlatModel, x: torch.Tensor) -> Passed:
+    return forward(model, lambda module: module(x), x)
 
 
 def _block_s(width: int) -> float:
@@ -146,7 +147,7 @@ def _block_s(width: int) -> float:
     for _ in range(4):
         x = torch.ones(1, NUM_TOKENS, width)
         began = clock.now()
-        passed = forward(model, lambda module, x=x: module(x), x)
+        passed = _passed(model, x)
         passed.input_gradient(torch.ones_like(x))
         passed.add_weight_gradients()
         times.append(clock.now() - began)

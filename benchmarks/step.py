@@ -31,6 +31,7 @@ from weft import wire
 from weft.clock import SystemClock
 from weft.data.batch import Batch, Batches
 from weft.data.store import DataIndex, ShardInfo, ShardStore
+from weft.events import Event, StepDone
 from weft.model import ModelConfig, Transformer, initial_vector, layout, named
 from weft.run.config import RunConfig, TrainConfig
 from weft.run.machine import PeerConfig
@@ -71,7 +72,8 @@ class PlainBlock(nn.Module):
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
         x = x + self.out(y.transpose(1, 2).reshape(batch, num, -1))
         y = self.norm2(x)
-        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+        out: Tensor = x + self.down(functional.silu(self.gate(y)) * self.up(y))
+        return out
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -91,14 +93,14 @@ class PlainModel(nn.Module):
         half = config.channels_per_head // 2
         waves = config.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
         angles = torch.arange(config.max_seq_len, dtype=torch.float32)[:, None] * waves.repeat(2)
-        self.register_buffer("cos", angles.cos())
-        self.register_buffer("sin", angles.sin())
+        self.cos, self.sin = nn.Buffer(angles.cos()), nn.Buffer(angles.sin())
 
     def forward(self, tokens: Tensor) -> Tensor:
         x, num = self.embed(tokens), tokens.shape[1]
         for block in self.blocks:
             x = block(x, self.cos[:num], self.sin[:num])
-        return self.head(self.norm(x))
+        scores: Tensor = self.head(self.norm(x))
+        return scores
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
@@ -114,22 +116,23 @@ def plain_model(config: ModelConfig, vector: Tensor) -> PlainModel:
         if not config.is_tied:
             model.head.weight.copy_(tensors["head.weight"])
         for i, block in enumerate(model.blocks):
+            assert isinstance(block, PlainBlock)
             name = f"layers.{i}"
             widths = [config.q_width, config.kv_width, config.kv_width]
-            q, k, v = tensors[f"{name}.attention.qkv.weight"].split(widths)
+            q, k, v = torch.split(tensors[f"{name}.attention.qkv.weight"], widths)
             gate, up = tensors[f"{name}.ffn.gate_up.weight"].chunk(2)
-            for linear, tensor in (
-                (block.norm1, tensors[f"{name}.attention_norm.weight"]),
-                (block.query, q),
-                (block.key, k),
-                (block.value, v),
-                (block.out, tensors[f"{name}.attention.out.weight"]),
-                (block.norm2, tensors[f"{name}.ffn_norm.weight"]),
-                (block.gate, gate),
-                (block.up, up),
-                (block.down, tensors[f"{name}.ffn.down.weight"]),
+            for weight, tensor in (
+                (block.norm1.weight, tensors[f"{name}.attention_norm.weight"]),
+                (block.query.weight, q),
+                (block.key.weight, k),
+                (block.value.weight, v),
+                (block.out.weight, tensors[f"{name}.attention.out.weight"]),
+                (block.norm2.weight, tensors[f"{name}.ffn_norm.weight"]),
+                (block.gate.weight, gate),
+                (block.up.weight, up),
+                (block.down.weight, tensors[f"{name}.ffn.down.weight"]),
             ):
-                linear.weight.copy_(tensor)
+                weight.copy_(tensor)
     return model
 
 
@@ -168,7 +171,7 @@ class BareLoop:
             with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
                 loss = self._model.loss(tokens, targets)
             self._optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(self._model.parameters(), CLIP)
             self._optimizer.step()
             losses.append(loss.item())
@@ -179,7 +182,7 @@ class WeftLoop:
     def __init__(self, run: RunConfig, device: torch.device, batches: Batches, vector: Tensor) -> None:
         self._losses: list[float] = []
         peer = PeerConfig(device=str(device))
-        self._trainer = Trainer(run, peer, batches, lambda event: self._losses.append(event.loss), SystemClock())
+        self._trainer = Trainer(run, peer, batches, self._note, SystemClock())
         self._trainer.start(vector)
         self._size, self._next = run.train.batch_size, 0
 
@@ -188,6 +191,10 @@ class WeftLoop:
         self._losses.clear()
         self._trainer.train(np.arange(start, self._next), 0, 1)
         return list(self._losses)
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            self._losses.append(event.loss)
 
     def local(self) -> Tensor:
         """Return a copy of the local parameters."""
@@ -289,7 +296,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(compare(size, batch_size, seq_len, arguments.turns, turn_steps, Path(folder)))
             print(rows[-1], flush=True)
-    least = min(min(row[5], row[6]) for row in rows)  # type: ignore[type-var]
+    least = min(cell for row in rows for cell in row[5:7] if isinstance(cell, float))
     command = f"python -m benchmarks.step {' '.join(sys.argv[1:])}".rstrip()
     header = ["model, batch x tokens", "parameters", "weft tokens/s", "plain", "own model"]
     header += ["weft / plain", "weft / own model", "the same by CPU time: plain", "own model"]

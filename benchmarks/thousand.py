@@ -379,8 +379,8 @@ def _growth(played: list[Figures]) -> list[str]:
             )
             if spread > MOST_APART:
                 apart.append(f"{kind} of {'all in the mean' if role == 'mean of all' else f'each {role}'}")
-    change = f"from {first.num:,} to {last.num:,} peers"
-    header = ("bytes of", "who", "most against least of all sizes", f"per second, {change}", f"per round, {change}")
+    compared = f"from {first.num:,} to {last.num:,} peers"
+    header = ("bytes of", "who", "most against least of all sizes", f"per second, {compared}", f"per round, {compared}")
     return [
         f"How much that changes with the number of peers; the aim is {100 * MOST_APART:.0f} % at most, per second:",
         table(header, rows),

@@ -12,7 +12,6 @@ from scenarios import rules
 from scenarios.swarm import Life, Member, Swarm
 from weft.events import ActEnacted, AttemptStarted, LieProven, PayloadRejected, RoundCommitted
 from weft.ids import Attempt, Digest, PeerId
-from weft.net.blobs import blob_stream
 from weft.net.messages import BlobHeader
 from weft.net.node import Node
 from weft.net.transport.frame import encode_frame
@@ -155,10 +154,10 @@ def test_a_contributor_that_drips_its_payload_is_left_out(make_swarm: MakeSwarm)
         async def drip(bulk: Any, request: Any) -> None:
             found = (look(bulk.peer, request.digest) for look, _ in blobs._lookups)
             view = memoryview(next(data for data in found if data is not None)).cast("B")
-            await blob_stream.send(bulk, encode_frame(encode(BlobHeader(nbytes=len(view)))))
+            await bulk.send_slice(encode_frame(encode(BlobHeader(nbytes=len(view)))))
             for index in range(len(view)):
                 await asyncio.sleep(5)
-                await blob_stream.send(bulk, view[index : index + 1])
+                await bulk.send_slice(view[index : index + 1])
 
         blobs._answer = drip  # type: ignore[method-assign]
         at = swarm.clock.now()

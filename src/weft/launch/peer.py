@@ -23,7 +23,7 @@ from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from weft.errors import CheckpointError, NetError, PeerError, Refused, TicketMismatch, Unreachable
+from weft.errors import CheckpointError, TicketMismatch, Unreachable
 from weft.events import Emit, Event, Notice, Working
 from weft.ids import PeerId, RunId, short
 from weft.launch.fetch import fetch_run
@@ -273,7 +273,5 @@ def require_going(run: RunId, charter: Charter | None) -> None:
 
 async def charter_at(node: Node, member: PeerId) -> Charter | None:
     """Return what holds of the run where a member stands; None where it does not say."""
-    with suppress(PeerError, NetError, Refused):
-        request = CharterRequest(run=node.run)
-        return (await node.call(member, request, CharterAnswer, deadline_s=CALL_S)).charter
-    return None
+    answer = await node.ask(member, CharterRequest(run=node.run), CharterAnswer, deadline_s=CALL_S)
+    return None if answer is None else answer.charter

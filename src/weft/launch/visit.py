@@ -12,7 +12,7 @@ Failure:
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from weft.clock import Clock
-from weft.errors import NetError, PeerError, Refused, Unreachable
+from weft.errors import Unreachable
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.launch.session import Options, session
@@ -103,8 +103,8 @@ async def hand_in(node: Node, letter: Signed, clock: Clock, patience_s: float) -
 async def _ask(node: Node, request: msgspec.Struct, kind: type[R]) -> R | None:
     """Return what the first linked peer answers that does; None: none does."""
     for peer in sorted(node.peers):
-        with suppress(PeerError, NetError, Refused):
-            return await node.call(peer, request, kind, deadline_s=CALL_S)
+        if (answer := await node.ask(peer, request, kind, deadline_s=CALL_S)) is not None:
+            return answer
     return None
 
 

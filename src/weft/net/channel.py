@@ -3,7 +3,7 @@
     channel = Channel(node, "stage-2", run)
     channel.met(peer, since)          # a linked peer takes part, since it began to
     channel.parted(peer, "...")       # it does no more, or its link went down
-    channel.close()                   # heeds and serves nothing more
+    channel.close()                   # takes and serves nothing more
 
 What is said on a channel is heard by the same channel of others: its calls and notes have its name before theirs.
 Links, addresses, blobs and admission are the node's. A process of a peer that leaves a channel and comes back counts as
@@ -20,9 +20,9 @@ from weft.errors import Unreachable
 from weft.ids import Digest, PeerId, RunId, short
 from weft.net.blobs.blobs import Lookup
 from weft.net.link.address_book import Directory
-from weft.net.link.handlers import CallHandler, NoteHandler
 from weft.net.link.handshake import Passport
 from weft.net.link.links import OnLink
+from weft.net.link.rpc import CallHandler, NoteHandler
 from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.wire import Buffer
@@ -42,7 +42,7 @@ class Channel(Node):
         # What it shares with the node. It opens nothing, so nothing else of a node is made.
         self._node = node
         self._links, self._dialer, self._book, self._blobs = node._links, node._dialer, node._book, node._blobs
-        self._meters, self._handlers, self._emit = node._meters, node._handlers, node._emit
+        self._traffic, self._handlers, self._emit = node._traffic, node._handlers, node._emit
         self._name = name
         before = node.passport
         self.passport = Passport(
@@ -64,7 +64,7 @@ class Channel(Node):
         return f"{self._name}_{kind.__name__}"
 
     def close(self) -> None:
-        """Heed and serve nothing more."""
+        """Take and serve nothing more."""
         self._is_open = False
         self._handlers.forget(f"{self._name}_")
         self._lookups.clear()

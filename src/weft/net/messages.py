@@ -53,7 +53,7 @@ MAX_DEADLINE_S = 3600.0  # no call may occupy a slot longer
 MAX_ENDED_LINKS = 8  # how many lost links a Hello names
 MAX_NEWS = 32  # signed claims in one note
 MAX_CLAIM_NBYTES = 10 << 10  # of one: 16 of the longest addresses
-NUM_BUCKETS = 64  # into which views are divided for comparing
+NUM_BUCKETS = 64  # into which members are divided for comparing
 MAX_LISTED = 512  # peers in one answer to a comparison: a quarter of the largest swarm
 
 # \Z and not $: no line break may hide at the end of what is shown or logged.
@@ -295,7 +295,7 @@ class News(Record, frozen=True, kw_only=True, tag="News"):
     """A note: claims that the receiver may not have heard."""
 
     claims: Claims
-    is_compared: bool = False  # found by comparing views: no news to most others
+    is_compared: bool = False  # found by anti-entropy: no news to most others
 
 
 class Probing(Record, frozen=True, kw_only=True, tag="Probing"):

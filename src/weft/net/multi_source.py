@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from weft.clock import Clock
 from weft.errors import CallFailed, DeadlineExceeded, NetError, PeerError, Refused
 from weft.ids import Digest, PeerId, short
-from weft.net.blobs.first import first_of
+from weft.net.blobs.blobs import first_of
 from weft.net.node import Node
 from weft.wire import Buffer
 

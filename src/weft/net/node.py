@@ -36,17 +36,16 @@ from weft.events import ConnectionDropped, Emit, FellBack, TransportUp
 from weft.ids import Digest, PeerId, RunId, short
 from weft.keys import Identity
 from weft.net.admission import Admission
-from weft.net.blobs.blob_stream import STALL_S
 from weft.net.blobs.blobs import Blobs, Lookup, Offload, in_thread
-from weft.net.blobs.bulk import Bulk
+from weft.net.blobs.bulk import STALL_S, Bulk
 from weft.net.blobs.relay import NO_RELAY, Relay, RelayConfig
 from weft.net.blobs.via import ViaTransport
 from weft.net.link.address_book import AddressBook, Directory, OnContact
 from weft.net.link.dialer import Dialer
-from weft.net.link.handlers import CallHandler, Handlers, NoteHandler
 from weft.net.link.handshake import Passport
 from weft.net.link.links import Link, Links, OnLink
 from weft.net.link.listener import Listener
+from weft.net.link.rpc import CallHandler, Handlers, NoteHandler
 from weft.net.link.traffic import LinkTraffic, Traffic
 from weft.net.link.trial import Trial, failed, nobody
 from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease
@@ -88,16 +87,16 @@ class Node:
         self._transports = tuple(transports)
         self._emit = emit
         self._handlers = Handlers()
-        self._meters = Traffic(clock)
-        self._links = Links(self._handlers, self._meters, emit)
+        self._traffic = Traffic(clock)
+        self._links = Links(self._handlers, self._traffic, emit)
         self._book = AddressBook(passport.peer, [transport.name for transport in transports], self.is_linked)
         self._dialer = Dialer(passport, transports, self._links, self._book)
-        self._blobs = Blobs(self._links, self._dialer, self._handlers, self._meters, emit, offload)
+        self._blobs = Blobs(self._links, self._dialer, self._handlers, self._traffic, emit, offload)
         streams = self._blobs.streams
         self._relay = Relay(relay, self._links, streams, self._handlers, Bucket(relay.max_bps, clock))
         self._via = None if via is None else ViaTransport(via, streams.open, self._tell_drop)
         streams.on_relay(self._take_over)
-        self._door = Listener(passport, self._links, self._dialer, self._book, emit, self._blobs.accept)
+        self._listener = Listener(passport, self._links, self._dialer, self._book, emit, self._blobs.accept)
         self._started: list[Transport] = []
         self._is_to_all = True
         self._handlers.on_note(Acquaint, self._acquainted)
@@ -119,7 +118,7 @@ class Node:
         missing = []
         for transport in self._transports:
             try:
-                addresses = await transport.start(self._door.accept(transport))
+                addresses = await transport.start(self._listener.accept(transport))
             except PortInUse:
                 await self.aclose()
                 raise
@@ -132,7 +131,7 @@ class Node:
         if not self._started:
             raise NetError("no transport works here: " + "; ".join(f"{name}: {reason}" for name, reason in missing))
         if self._via is not None:
-            await self._via.start(self._door.accept(self._via))
+            await self._via.start(self._listener.accept(self._via))
             self._dialer.add(self._via)
         for name, reason in missing:
             used = ", ".join(transport.name for transport in self._started)
@@ -213,7 +212,7 @@ class Node:
 
     def introduce(self, is_to_all: bool) -> None:
         """Tell those linked of each other from now on, or, where there are too many, only newcomers of a few."""
-        self._door.max_told = MAX_TOLD_CONTACTS if is_to_all else FEW_CONTACTS
+        self._listener.max_told = MAX_TOLD_CONTACTS if is_to_all else FEW_CONTACTS
         self._is_to_all = is_to_all
 
     def known_addresses(self) -> dict[PeerId, tuple[str, ...]]:
@@ -233,17 +232,17 @@ class Node:
 
     def last_heard(self, peer: PeerId) -> float | None:
         """Return when a byte of `peer` last arrived, on this node's clock."""
-        return self._meters.last_heard(peer)
+        return self._traffic.last_heard(peer)
 
     @property
     def traffic(self) -> dict[PeerId, LinkTraffic]:
         """Return the bytes sent to and received from each peer that is remembered."""
-        return self._meters.all()
+        return self._traffic.all()
 
     @property
     def moved(self) -> tuple[int, int]:
         """Return the bytes sent and received so far."""
-        return self._meters.moved
+        return self._traffic.moved
 
     # --- links ---
 
@@ -350,7 +349,7 @@ class Node:
         self._handlers.on_note(kind, handler)
 
     def ignore(self, kind: type[Q]) -> None:
-        """Heed notes of `kind` no more, so that another may ask for them."""
+        """Take notes of `kind` no more, so that another may ask for them."""
         self._handlers.ignore(kind)
 
     async def call(self, peer: PeerId, request: msgspec.Struct, response: type[R], *, deadline_s: float) -> R:
@@ -376,6 +375,13 @@ class Node:
         left_s = deadline_s if when is None else when - asyncio.get_running_loop().time()
         body = await link.session.call(method, encode(request), deadline_s=left_s)
         return self._read_answer(link, body, response)
+
+    async def ask(self, peer: PeerId, request: msgspec.Struct, response: type[R], *, deadline_s: float) -> R | None:
+        """Return what `call` returns, or None where a call fails: for who goes on then, whatever the reason."""
+        try:
+            return await self.call(peer, request, response, deadline_s=deadline_s)
+        except (PeerError, NetError, Refused):
+            return None
 
     async def note(self, peer: PeerId, record: msgspec.Struct) -> None:
         """Send `record` one way, dialling first if no link stands. Arrives at most once, in order.

@@ -17,8 +17,8 @@ from weft.data import leases
 from weft.events import Emit
 from weft.ids import BranchId, Digest, PeerId, Tokens
 from weft.net.blobs.blobs import Lookup, inline
-from weft.net.link.handlers import CallHandler, Q
 from weft.net.link.handshake import Passport
+from weft.net.link.rpc import CallHandler, Q
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import Heartbeat
 from weft.net.node import Node

@@ -17,7 +17,6 @@ Failure:
 
 import asyncio
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 
 import numpy as np
 import torch
@@ -57,10 +56,8 @@ class Backup:
 
     async def hand_over(self, stage: int, keeper: PeerId) -> bool:
         """Have another keep what this peer alone holds, as it is now; return whether it does."""
-        with suppress(PeerError, NetError, Refused):
-            call = self._kit.node.call(keeper, KeepNow(stage=stage), KeptAnswer, deadline_s=HAND_OVER_S)
-            return (await call).is_kept
-        return False
+        answer = await self._kit.node.ask(keeper, KeepNow(stage=stage), KeptAnswer, deadline_s=HAND_OVER_S)
+        return answer is not None and answer.is_kept
 
     def keepers_of(self, stages: Collection[int]) -> dict[int, PeerId]:
         """Return who is to keep the state of those of some stages that nobody but this peer holds."""

@@ -19,7 +19,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from weft.errors import NetError, PeerError, Refused
 from weft.events import Notice, StageEmpty
 from weft.ids import PeerId, Round
 from weft.pipeline.placement import GAIN, moves, stage_for, totals_of
@@ -229,9 +228,8 @@ class Rebalance:
         member.leave()
         for peer in sorted(self._table.ready(member.stage)):
             if peer != self._me:
-                with suppress(PeerError, NetError, Refused):
-                    answer = await member.channel.call(peer, MayLeave(), LeaveAnswer, deadline_s=ASK_S)
-                    if answer.does_stay:
-                        return True
+                answer = await member.channel.ask(peer, MayLeave(), LeaveAnswer, deadline_s=ASK_S)
+                if answer is not None and answer.does_stay:
+                    return True
         member.stay()
         return False

@@ -17,12 +17,11 @@ Failure:
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 
 import torch
 
 from weft.clock import Clock
-from weft.errors import NetError, PeerError, Refused, WireError
+from weft.errors import PeerError, WireError
 from weft.events import Emit
 from weft.executor import Compute
 from weft.ids import Digest, PeerId
@@ -84,10 +83,8 @@ class StageReader:
         return await self._offered([peer for peer, manifest in found if manifest == wanted], wanted)
 
     async def _pinned(self, peer: PeerId, beat: int, deadline_s: float) -> Digest | None:
-        with suppress(PeerError, NetError, Refused):
-            answer = await self._channel.call(peer, PinAt(beat=beat), PinnedAnswer, deadline_s=deadline_s)
-            return None if answer.manifest is None else Digest(answer.manifest)
-        return None
+        answer = await self._channel.ask(peer, PinAt(beat=beat), PinnedAnswer, deadline_s=deadline_s)
+        return None if answer is None or answer.manifest is None else Digest(answer.manifest)
 
     async def _offered(self, order: Sequence[PeerId], wanted: Digest) -> Offered:
         """Return what most of these members offer, asked for a state.
@@ -108,10 +105,10 @@ class StageReader:
         """
         request, found = BeatRequest(manifest=manifest), list[int]()
         for peer in members:
-            with suppress(PeerError, NetError, Refused):
-                answer = await self._channel.call(peer, request, BeatAnswer, deadline_s=CALL_S)
-                found += [] if answer.beat is None else [answer.beat]
-                if found and manifest is not None:
+            answer = await self._channel.ask(peer, request, BeatAnswer, deadline_s=CALL_S)
+            if answer is not None and answer.beat is not None:
+                found.append(answer.beat)
+                if manifest is not None:
                     break
         return max(found, default=None)
 

@@ -12,8 +12,8 @@ from weft.ids import BranchId, PeerId, Round
 from weft.net.link import address_book as book
 from weft.net.link import handshake, links
 from weft.net.link import traffic as meter
-from weft.net.link.handlers import Handlers
 from weft.net.link.links import BARRED_S, MAX_VIOLATIONS, Links
+from weft.net.link.rpc import Handlers
 from weft.net.link.traffic import Traffic
 from weft.net.membership.membership import MAX_IDLE, Membership
 from weft.net.membership.overlay import NUM_FAR, NUM_RING
@@ -57,7 +57,7 @@ def test_who_broke_the_protocol_long_ago_is_forgotten(clock: VirtualClock) -> No
 def test_the_longest_silent_gives_way_and_its_bytes_are_counted_on(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meter, "MAX_METERS", 3)
+    monkeypatch.setattr(meter, "MAX_COUNTED", 3)
     meters = Traffic(clock)
     for number in (1, 0, 2):
         clock.advance(1.0)

@@ -12,8 +12,7 @@ from weft.ids import Digest, RunId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.blobs import blobs
-from weft.net.link import handshake
-from weft.net.link import listener as door
+from weft.net.link import handshake, links
 from weft.net.link.handshake import Passport
 from weft.net.messages import (
     PROTOCOL,
@@ -149,7 +148,7 @@ AFTER_ADMISSION = {
 @pytest.mark.parametrize("offence", AFTER_ADMISSION)
 async def test_admitted_offender_is_dropped(offence, monkeypatch):
     sent, reason = AFTER_ADMISSION[offence]
-    monkeypatch.setattr(door, "FRAME_S", 0.2)
+    monkeypatch.setattr(links, "FRAME_S", 0.2)
     async with under_attack() as victim:
         stream, _ = await victim.admitted()
         await stream.send(sent)

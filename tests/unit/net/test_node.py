@@ -659,11 +659,11 @@ def test_crowd_of_strangers_turns_out_its_own_oldest_and_no_newcomer(world):
         dropped = world.seen(0, ConnectionDropped)
         assert {event.remote for event in dropped} <= {transport.peer for transport in strangers}
         assert "64 connections are not admitted; the oldest is dropped" in dropped[0].reason
-        assert len(a._door._strangers) <= 64
+        assert len(a._listener._strangers) <= 64
         for task in crowd:
             task.cancel()
         await asyncio.sleep(6)
-        assert len(a._door._strangers) == 0
+        assert len(a._listener._strangers) == 0
 
     world.run(scenario)
 
@@ -678,7 +678,7 @@ def test_strangers_from_one_place_are_bounded_by_themselves(world):
         assert f"16 connections from {world.ids[7]} are not admitted" in dropped.reason
         assert await silent[0].recv_into(memoryview(bytearray(1))) == 0
         assert world.clock.now() < 1
-        assert len(a._door._strangers) == 16
+        assert len(a._listener._strangers) == 16
 
     world.run(scenario)
 

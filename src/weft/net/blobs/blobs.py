@@ -11,25 +11,22 @@ Whoever hashes on another thread hands in an `offload`; on a virtual clock it ru
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from blake3 import blake3
 
-from weft.errors import CallFailed, PayloadError, PeerError, WireError
+from weft.errors import CallFailed, NetError, PayloadError, PeerError, Refused, WireError
 from weft.events import ConnectionDropped, Emit
 from weft.ids import Digest, PeerId, short
-from weft.net.blobs import blob_stream
 from weft.net.blobs import priority as turns
-from weft.net.blobs.blob_stream import STALL_S, StaleStream
-from weft.net.blobs.bulk import MAX_ACCEPTED, Bulk, BulkStreams, read_record
-from weft.net.blobs.first import first_of
+from weft.net.blobs.bulk import MAX_ACCEPTED, STALL_S, Bulk, BulkStreams, StaleStream
 from weft.net.blobs.priority import Priority
 from weft.net.blobs.striped import Hash, Striped
 from weft.net.link.dialer import Dialer
-from weft.net.link.handlers import Handlers
 from weft.net.link.links import Links
+from weft.net.link.rpc import Handlers
 from weft.net.link.traffic import Traffic
 from weft.net.messages import (
     BlobHeader,
@@ -44,6 +41,8 @@ from weft.net.messages import (
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import encode_frame
 from weft.wire import Buffer, encode
+
+T = TypeVar("T")
 
 PIECE_NBYTES = 1 << 20  # received and hashed at a time, as long as a frame: worth a thread hop, soon cancelled
 SLICE_NBYTES = 512 << 10  # sent at a time: half of it costs a tenth of the throughput on loopback, twice gains nothing
@@ -75,9 +74,9 @@ class Blobs:
     """Both sides of every bulk stream of one peer."""
 
     def __init__(
-        self, links: Links, dialer: Dialer, handlers: Handlers, meters: Traffic, emit: Emit, offload: Offload
+        self, links: Links, dialer: Dialer, handlers: Handlers, traffic: Traffic, emit: Emit, offload: Offload
     ) -> None:
-        self._meters = meters
+        self._traffic = traffic
         self._emit = emit
         self._offload = offload
         self._lookups: list[tuple[Lookup, bool]] = []
@@ -87,7 +86,7 @@ class Blobs:
         self._num_accepted: Counter[PeerId] = Counter()
         self._num_worth: dict[PeerId, int] = {}  # streams that a large blob was fetched on with profit
         self._resting: dict[PeerId, set[Bulk]] = {}  # those that wait for the next request
-        self.streams = BulkStreams(links, dialer, handlers, meters, self._serve)
+        self.streams = BulkStreams(links, dialer, handlers, traffic, self._serve)
         links.on_link(self._on_link)
 
     def offer(self, lookup: Lookup, *, is_patient: bool = False) -> None:
@@ -122,7 +121,7 @@ class Blobs:
             WireError: the peer broke the protocol.
             PeerError: it fell silent or is gone.
         """
-        bulk = Bulk(stream, self._meters[stream.peer])
+        bulk = Bulk(stream, self._traffic[stream.peer])
         with self._counted(stream.peer):
             opening = await self._rest(bulk, BulkOpening)
             if isinstance(opening, BulkOffer):
@@ -204,7 +203,7 @@ class Blobs:
 
     async def _exchange(self, peer: PeerId, digest: Digest, room: Callable[[int], memoryview], stall_s: float) -> Found:
         async with self.streams.borrow(peer) as bulk:
-            header = await blob_stream.ask(bulk, BlobRequest(digest=digest), stall_s)
+            header = await bulk.ask(BlobRequest(digest=digest), stall_s)
             if header.nbytes is None:
                 return "coming" if header.is_coming else "nowhere"
             await self._receive(bulk, digest, room(header.nbytes), stall_s)
@@ -216,7 +215,7 @@ class Blobs:
         try:
             for start in range(0, len(view), PIECE_NBYTES):
                 piece = view[start : start + PIECE_NBYTES]
-                await blob_stream.fill(bulk, piece, stall_s)
+                await bulk.fill(piece, stall_s)
                 if hashing is not None:
                     await hashing
                 hashing = asyncio.ensure_future(self._hash(hasher, piece))
@@ -267,7 +266,7 @@ class Blobs:
         resting = self._resting.setdefault(bulk.peer, set())
         resting.add(bulk)
         try:
-            return await read_record(bulk, kind, IDLE_S, "request")
+            return await bulk.read(kind, IDLE_S, "request")
         finally:
             resting.discard(bulk)
             if not resting:
@@ -288,7 +287,7 @@ class Blobs:
             data, is_patient = self._look(bulk.peer, request.digest)
         if data is None:
             header = BlobHeader(nbytes=None, is_coming=request.digest in self._expected)
-            await blob_stream.send(bulk, encode_frame(encode(header)))
+            await bulk.send_slice(encode_frame(encode(header)))
             return
         view = memoryview(data).cast("B")
         head = encode_frame(encode(BlobHeader(nbytes=len(view))))
@@ -297,16 +296,16 @@ class Blobs:
                 raise WireError(f"bytes {request.begin} to {request.end} were asked of a blob of {len(view)}")
             view = view[request.begin : request.end]
         if len(view) <= SMALL_NBYTES:
-            await blob_stream.send(bulk, head + view)
+            await bulk.send_slice(head + view)
             if not is_patient:
                 self._turns.moved(len(view))
         elif is_patient:
             await self._send_patiently(bulk, head, view)
         else:
             with self._turns.urgent():
-                await blob_stream.send(bulk, head)
+                await bulk.send_slice(head)
                 for start in range(0, len(view), SLICE_NBYTES):
-                    await blob_stream.send(bulk, view[start : start + SLICE_NBYTES])
+                    await bulk.send_slice(view[start : start + SLICE_NBYTES])
                     self._turns.moved(len(view[start : start + SLICE_NBYTES]))
 
     def _look(self, peer: PeerId, digest: Digest) -> tuple[Buffer | None, bool]:
@@ -315,11 +314,11 @@ class Blobs:
 
     async def _send_patiently(self, bulk: Bulk, head: bytes, view: memoryview) -> None:
         async with self._turns.patient(bulk.peer):
-            await blob_stream.send(bulk, head)
+            await bulk.send_slice(head)
             for start in range(0, len(view), turns.SLICE_NBYTES):
                 piece = view[start : start + turns.SLICE_NBYTES]
                 await self._turns.may_send(len(piece))
-                await blob_stream.send(bulk, piece)
+                await bulk.send_slice(piece)
 
 
 async def _spread(spread: Striped, hash_: Hash) -> Found:
@@ -330,3 +329,18 @@ async def _spread(spread: Striped, hash_: Hash) -> Found:
 
 def _update(hasher: blake3, piece: memoryview) -> None:
     hasher.update(piece)
+
+
+async def first_of(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[T]], what: str) -> T:
+    """Return what `ask` returns of the first of `peers`, asked one after the other, that delivers it.
+
+    Raises:
+        PeerError: none did; says what each answered.
+    """
+    failures = []
+    for peer in peers:
+        try:
+            return await ask(peer)
+        except (PeerError, NetError, Refused) as error:
+            failures.append(str(error))
+    raise PeerError(f"nobody delivered {what}: {'; '.join(failures) or 'nobody is linked that could'}")

@@ -3,6 +3,8 @@
 The side that fetches opens a stream as the control link was opened, because that way works. When the other side
 dialled the link, it is asked to dial the bulk stream too (`BulkPlease`, answered by a stream that begins with
 `BulkOffer`), and only if that fails its addresses are tried.
+
+A kept stream may have died unnoticed: what is asked on it first then fails as `StaleStream`, and a fresh one may work.
 """
 
 import asyncio
@@ -13,14 +15,24 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from weft.errors import DeadlineExceeded, NetError, PeerError, WireError
-from weft.ids import PeerId, short
+from weft.ids import Digest, PeerId, short
 from weft.net.link.dialer import Dialer
-from weft.net.link.handlers import Handlers
 from weft.net.link.links import Link, Links
+from weft.net.link.rpc import Handlers
 from weft.net.link.traffic import LinkTraffic, Traffic
-from weft.net.messages import MAX_BLOB_RECORD_NBYTES, BulkDialled, BulkOffer, BulkPlease, Relayed, RelayPlease
+from weft.net.messages import (
+    MAX_BLOB_RECORD_NBYTES,
+    BlobHeader,
+    BlobRequest,
+    BulkDialled,
+    BulkOffer,
+    BulkPlease,
+    RangeRequest,
+    Relayed,
+    RelayPlease,
+)
 from weft.net.transport.base import Stream
-from weft.net.transport.frame import FRAME_S, FrameReader, write_frame
+from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame, write_frame
 from weft.rng import fresh_secret
 from weft.tasks import Tasks
 from weft.wire import Buffer, decode, encode
@@ -29,20 +41,30 @@ MAX_OPEN = 4  # per peer and direction: several connections get past lost packet
 MAX_DIALLED_BACK = 2 * MAX_OPEN  # for one peer to fetch on, while those it has closed are still noticed
 MAX_ACCEPTED = 4 * MAX_OPEN  # from one peer: both directions, while those it has closed are still noticed
 OFFER_S = 10.0  # for the other side to dial back
+# The slowest uplink that rounds wait for, 1 Mbit/s, over 31 members that each fetch a payload's part and a result:
+# 1e6 / 62 = 16 kbit/s for a stream. A slice then takes 262 s, and who takes none in 292 s is given up.
+SLOWEST_STREAM_BPS = 16e3
+STALL_S = 15.0  # no byte for so long means that the holder is gone
 
 # Answers requests for blobs until the stream ends, or its peer asks for something else, which is returned.
 Serve = Callable[["Bulk"], Awaitable[RelayPlease | Relayed | None]]
 TakeOver = Callable[["Bulk", RelayPlease | Relayed], Awaitable[None]]  # the stream is its own from then on
 
 
-class Bulk:
-    """One bulk stream, metered, and the reader that keeps its place. It is a `Stream` itself."""
+class StaleStream(PeerError):
+    """A kept stream had died before it was used again; a fresh one may work."""
 
-    def __init__(self, stream: Stream, meter: LinkTraffic) -> None:
+
+class Bulk:
+    """One bulk stream, its bytes counted, and the reader that keeps its place. It is a `Stream` itself."""
+
+    def __init__(self, stream: Stream, traffic: LinkTraffic) -> None:
         self.peer = stream.peer
         self.stream = stream
-        self.meter = meter
-        self.reader = FrameReader(stream, max_nbytes=MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S, on_bytes=meter.received)
+        self.traffic = traffic
+        self.reader = FrameReader(
+            stream, max_nbytes=MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S, on_bytes=traffic.received
+        )
         self.is_fresh = True  # no blob has passed yet
 
     @property
@@ -51,7 +73,7 @@ class Bulk:
 
     async def send(self, data: Buffer) -> None:
         await self.stream.send(data)
-        self.meter.sent(memoryview(data).nbytes)
+        self.traffic.sent(memoryview(data).nbytes)
 
     async def recv_into(self, buffer: memoryview) -> int:
         return await self.reader.recv_into(buffer)
@@ -59,14 +81,89 @@ class Bulk:
     async def close(self) -> None:
         await self.stream.close()
 
+    # --- a blob, or a range of one: the request, the header, the bytes ---
+
+    async def send_slice(self, data: Buffer) -> None:
+        """Send bytes that the other side has to take in time.
+
+        Raises:
+            DeadlineExceeded: the other side takes them too slowly.
+            PeerError: the stream broke.
+        """
+        limit_s = FRAME_S + 8 * len(data) / SLOWEST_STREAM_BPS
+        limit = asyncio.timeout(limit_s)
+        try:
+            async with limit:
+                await self.stream.send(data)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(f"{short(self.peer)} took no slice of a blob within {limit_s:.0f} s") from None
+        self.traffic.sent(len(data))
+
+    async def ask(self, request: BlobRequest | RangeRequest, stall_s: float) -> BlobHeader:
+        """Send a request and return the header that answers it."""
+        try:
+            await self.send_slice(encode_frame(encode(request)))
+            return await self.header(request.digest, stall_s)
+        except (DeadlineExceeded, WireError):
+            raise
+        except PeerError as error:
+            if self.is_fresh:
+                raise
+            raise StaleStream(str(error)) from None
+
+    async def header(self, digest: Digest, stall_s: float) -> BlobHeader:
+        """Return the next header."""
+        found: BlobHeader | None = await self.read(BlobHeader, stall_s, f"header of blob {short(digest)}")
+        if found is None:
+            raise PeerError(f"{short(self.peer)} closed the bulk stream before blob {short(digest)}")
+        return found
+
+    async def read(self, kind: Any, deadline_s: float, what: str) -> Any:
+        """Return the next record of `kind`, or None where the stream ends.
+
+        Raises:
+            DeadlineExceeded: it did not begin within `deadline_s`.
+            WireError: it is no such record.
+        """
+        limit = asyncio.timeout(deadline_s)
+        try:
+            async with limit:
+                data = await self.reader.read()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(f"{short(self.peer)} sent no {what} within {deadline_s:g} s") from None
+        return None if data is None else decode(data, kind)
+
+    async def fill(
+        self, piece: memoryview, stall_s: float, on_bytes: Callable[[int], None] = lambda _num: None
+    ) -> None:
+        """Fill `piece` with the next bytes; tell of each few of them."""
+        filled = 0
+        while filled < len(piece):
+            limit = asyncio.timeout(stall_s)
+            try:
+                async with limit:
+                    num_bytes = await self.reader.recv_into(piece[filled:])
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise DeadlineExceeded(f"{short(self.peer)} sent nothing of a blob for {stall_s:g} s") from None
+            if num_bytes == 0:
+                raise WireError(f"{short(self.peer)} ended the stream in the middle of a blob")
+            filled += num_bytes
+            on_bytes(num_bytes)
+
 
 class BulkStreams:
     """The streams this peer fetches on. `serve` runs on those it opens for others to fetch from."""
 
-    def __init__(self, links: Links, dialer: Dialer, handlers: Handlers, meters: Traffic, serve: Serve) -> None:
+    def __init__(self, links: Links, dialer: Dialer, handlers: Handlers, traffic: Traffic, serve: Serve) -> None:
         self._links = links
         self._dialer = dialer
-        self._meters = meters
+        self._traffic = traffic
         self._serve = serve
         self._take_over: TakeOver = _refuse
         self._idle: dict[PeerId, list[Bulk]] = {}
@@ -152,7 +249,7 @@ class BulkStreams:
         if not link.is_dialler:
             with suppress(PeerError):
                 return await self._ask(link)
-        return Bulk(await self._dialer.dial_bulk(link), self._meters[peer])
+        return Bulk(await self._dialer.dial_bulk(link), self._traffic[peer])
 
     async def _ask(self, link: Link) -> Bulk:
         offer = fresh_secret(8)
@@ -196,7 +293,7 @@ class BulkStreams:
         except BaseException:
             await stream.close()
             raise
-        return Bulk(stream, self._meters[link.peer])
+        return Bulk(stream, self._traffic[link.peer])
 
     async def _run(self, bulk: Bulk) -> None:
         try:
@@ -221,21 +318,3 @@ class BulkStreams:
 
 async def _refuse(bulk: Bulk, _request: RelayPlease | Relayed) -> None:
     await bulk.close()
-
-
-async def read_record(bulk: Bulk, kind: Any, deadline_s: float, what: str) -> Any:
-    """Return the next record of `kind` on `bulk`, or None where the stream ends.
-
-    Raises:
-        DeadlineExceeded: it did not begin within `deadline_s`.
-        WireError: it is no such record.
-    """
-    limit = asyncio.timeout(deadline_s)
-    try:
-        async with limit:
-            data = await bulk.reader.read()
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise DeadlineExceeded(f"{short(bulk.peer)} sent no {what} within {deadline_s:g} s") from None
-    return None if data is None else decode(data, kind)

@@ -24,8 +24,8 @@ from weft.config import Config
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.ids import PeerId, short
 from weft.net.blobs.bulk import Bulk, BulkStreams
-from weft.net.link.handlers import Handlers
 from weft.net.link.links import Links
+from weft.net.link.rpc import Handlers
 from weft.net.messages import MAX_ANSWER_CHARS, Reaches, RelayAnswer, Relayed, RelayPlease, WhoReaches
 from weft.net.transport.frame import write_frame
 from weft.net.transport.rate_limit import Bucket

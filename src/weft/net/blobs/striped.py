@@ -29,7 +29,6 @@ from blake3 import blake3
 
 from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, Refused
 from weft.ids import Digest, PeerId, short
-from weft.net.blobs import blob_stream
 from weft.net.blobs.bulk import Bulk, BulkStreams
 from weft.net.messages import BlobHeader, RangeRequest
 from weft.net.transport.frame import encode_frame
@@ -249,13 +248,11 @@ class Striped:
                     asked.append(span)
                     request = RangeRequest(digest=self._digest, begin=span[0], end=span[1])
                     if num:
-                        await blob_stream.send(bulk, encode_frame(encode(request)))
+                        await bulk.send_slice(encode_frame(encode(request)))
                 if not asked:
                     return False
                 found = (
-                    await blob_stream.header(bulk, self._digest, self._stall_s)
-                    if num
-                    else await blob_stream.ask(bulk, request, self._stall_s)
+                    await bulk.header(self._digest, self._stall_s) if num else await bulk.ask(request, self._stall_s)
                 )
                 self._check(found)
                 await self._receive(bulk, asked[0])
@@ -287,7 +284,7 @@ class Striped:
             self._heard_at = loop.time()
 
         try:
-            await blob_stream.fill(bulk, self._view[slice(*span)], self._stall_s, on_bytes)
+            await bulk.fill(self._view[slice(*span)], self._stall_s, on_bytes)
         except BaseException:
             self._come_nbytes -= come
             raise

@@ -24,7 +24,7 @@ from functools import partial
 from weft.errors import CallFailed, DialError, NetError, PeerError, Refused
 from weft.ids import PeerId, short
 from weft.keys import Identity
-from weft.net.blobs.bulk import Bulk, read_record
+from weft.net.blobs.bulk import Bulk
 from weft.net.link.links import VIA
 from weft.net.messages import RelayAnswer, Relayed, RelayPlease
 from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
@@ -124,7 +124,7 @@ class ViaTransport:
         """Ask the relay for `peer`, then do the client's half of the handshake with that."""
         try:
             await write_frame(bulk, encode(RelayPlease(peer=peer, lane=lane)))
-            answer: RelayAnswer | None = await read_record(bulk, RelayAnswer, ANSWER_S, "answer")
+            answer: RelayAnswer | None = await bulk.read(RelayAnswer, ANSWER_S, "answer")
             if answer is None:
                 raise PeerError("the relay hung up")
             if answer.reason:

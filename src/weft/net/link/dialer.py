@@ -1,7 +1,7 @@
 """Finding the way to a peer: its addresses in order, the handshake, and again after a loss.
 
 Two peers may dial each other at once. Whoever has said hello and hears the other's hello holds it back if its own
-key is the lower (`Door` asks `settled`): the connection dialled by the lower key wins, and the other is turned away
+key is the lower (`Listener` asks `settled`): the connection dialled by the lower key wins, and the other is turned away
 as a duplicate before anything was sent on it. So no call is ever lost to a race.
 
 Kept links (`keep`) are redialled when they go down: at once, then after doubling pauses with jitter, of at most 30 s in
@@ -11,14 +11,14 @@ Where no address leads to a peer, those to which direct links stand are asked wh
 through one (`via`). Such a link is replaced by a direct one as soon as an address works: that is tried now and then.
 
 Failure:
-- an address black-holes: the next one gets its turn a second later (`race`); `LinkUp.tried` says which failed and why.
+- an address black-holes: the next one gets its turn a second later; `LinkUp.tried` says which failed and why.
 - another run, version or no admission: definite, so no other address is tried.
 
 Several addresses of one peer, dialled so that one which swallows packets does not hold up the next.
 
 The best goes first. Each further one begins when one before it has failed, or after `HEAD_START_S`, with those before
 it still under way (as RFC 8305 does with addresses of one name). Streams are handed out as they open; what is still
-under way when the race is left is given up.
+under way at the end is given up.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from weft.net.link.links import VIA, Link, Links
 from weft.net.link.trial import failed, one
 from weft.net.messages import MAX_ADDRESSES, MAX_ENDED_LINKS, PROTOCOL, Admitted, Contact, Hello, Reaches, WhoReaches
 from weft.net.transport.base import Lane, Stream, Transport
-from weft.net.transport.frame import FRAME_S, FrameReader
+from weft.net.transport.frame import FrameReader
 from weft.rng import stream as random_stream
 from weft.tasks import Tasks
 from weft.wire import decode, digest, encode
@@ -49,13 +49,13 @@ class _Dial(NamedTuple):
     began: float  # the loop's time
 
 
-class Race:
+class HappyEyeballs:
     """One dial over several addresses.
 
     Args:
         addresses: best first.
         dial: opens a stream to one; raises `DialError`.
-        stop: ends the race when it is done; None: nothing does.
+        stop: ends it when it is done; None: nothing does.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Race:
         self._stop = stop
         self._running: dict[asyncio.Task[Stream], _Dial] = {}
 
-    async def __aenter__(self) -> "Race":
+    async def __aenter__(self) -> "HappyEyeballs":
         return self
 
     async def __aexit__(
@@ -83,7 +83,7 @@ class Race:
                 await outcome.close()
 
     async def next(self) -> tuple[str, Stream | DialError] | None:
-        """Return the next address that opened or failed, and how; None when none is left or the race was stopped."""
+        """Return the next address that opened or failed, and how; None when none is left or it was stopped."""
         while self._waiting or self._running:
             if self._stop is not None and self._stop.done():
                 return None
@@ -245,13 +245,14 @@ class Dialer:
         """Return the first link that `addresses` lead to, or that `peer` dials meanwhile; `tried` gets what failed."""
         arrival = None if worse is not None else asyncio.ensure_future(self._links.arrival(peer))
         try:
-            async with Race(addresses, lambda address: self._open(peer, address, "control"), arrival) as race:
-                while (outcome := await race.next()) is not None:
+            streams = HappyEyeballs(addresses, lambda address: self._open(peer, address, "control"), arrival)
+            async with streams:
+                while (outcome := await streams.next()) is not None:
                     address, opened = outcome
                     try:
                         if isinstance(opened, DialError):
                             raise opened
-                        failures = tuple(_failure(*each) for each in [*tried, *race.unanswered()])
+                        failures = tuple(_failure(*each) for each in [*tried, *streams.unanswered()])
                         return await self._greet(opened, address, failures, worse)
                     except DialError as error:
                         tried.append((address, error))
@@ -308,7 +309,6 @@ class Dialer:
     def _install(
         self, stream: Stream, reader: FrameReader, address: str, hello: Hello, welcome: Admitted, tried: tuple[str, ...]
     ) -> Link:
-        reader.finish_s = FRAME_S
         peer, session = stream.peer, self._links.session(stream, reader)
         link = Link(
             session=session,

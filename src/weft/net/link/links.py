@@ -1,7 +1,7 @@
 """The control connections that stand: at most one to each peer.
 
-`Dialler` and `Door` hand over connections whose handshake is done; this table runs their sessions, says who came
-and went, and meters them.
+`Dialer` and `Listener` hand over connections whose handshake is done; this table runs their sessions, says who came
+and went, and counts their bytes.
 
 Failure:
 - a peer breaks the protocol: its link is closed, `ConnectionDropped` says why; it may come back. Who does so again and
@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from weft.errors import PeerError, WireError
 from weft.events import ConnectionDropped, Emit, LinkDown, LinkUp
 from weft.ids import PeerId, short
-from weft.net.link.handlers import Handlers
-from weft.net.link.rpc import Session
+from weft.net.link.rpc import Handlers, Session
 from weft.net.link.traffic import Traffic
 from weft.net.messages import MAX_ENDED_LINKS
 from weft.net.transport.base import Stream, Transport
-from weft.net.transport.frame import FrameReader
+from weft.net.transport.frame import FRAME_S, MAX_FRAME_NBYTES, FrameReader
 from weft.tasks import Tasks
 
 VIA = "via"  # the transport through another peer
@@ -70,9 +69,9 @@ class Link:
 
 
 class Links:
-    def __init__(self, handlers: Handlers, meters: Traffic, emit: Emit) -> None:
+    def __init__(self, handlers: Handlers, traffic: Traffic, emit: Emit) -> None:
         self._handlers = handlers
-        self._meters = meters
+        self._traffic = traffic
         self._emit = emit
         self._standing: dict[PeerId, Link] = {}
         self._ended: dict[PeerId, deque[bytes]] = {}  # who lost one last stands last
@@ -112,7 +111,7 @@ class Links:
         violated_at = self._violated_at.get(peer)
         if violated_at is None or len(violated_at) < MAX_VIOLATIONS:
             return False
-        return self._meters.now() - violated_at[0] < BARRED_S
+        return self._traffic.now() - violated_at[0] < BARRED_S
 
     def ended(self, peer: PeerId) -> tuple[bytes, ...]:
         """Return the ids of the last links to `peer` that this side has lost or given up."""
@@ -133,13 +132,15 @@ class Links:
         return link
 
     def session(self, stream: Stream, reader: FrameReader) -> Session:
-        return Session(stream, reader, self._handlers, self._meters[stream.peer], self._emit)
+        traffic = self._traffic[stream.peer]
+        reader.admit(MAX_FRAME_NBYTES, FRAME_S, traffic.received)
+        return Session(stream, reader, self._handlers, traffic, self._emit)
 
     def install(self, link: Link) -> None:
         """Let `link` stand, in the place of any before it, and run its session."""
         self.drop(link.peer, "replaced by a newer connection")
         self._standing[link.peer] = link
-        self._meters[link.peer].received(0)
+        self._traffic[link.peer].received(0)
         link.task = self._tasks.spawn(self._carry(link))
         self._emit(
             LinkUp(remote=link.peer, transport=link.transport.name, address=link.shown_address, tried=link.tried)
@@ -181,7 +182,7 @@ class Links:
             self._finish(link, reason)
 
     def _note_violation(self, link: Link, reason: str) -> None:
-        now = self._meters.now()
+        now = self._traffic.now()
         self._violated_at = {peer: at for peer, at in self._violated_at.items() if now - at[-1] < BARRED_S}
         self._violated_at.setdefault(link.peer, deque(maxlen=MAX_VIOLATIONS)).append(now)
         self._emit(ConnectionDropped(address=link.shown_address, remote=link.peer, reason=reason))

@@ -18,7 +18,7 @@ from weft.net.link.handshake import Passport, handshake_reader, hear, judge, tur
 from weft.net.link.links import Link, Links
 from weft.net.messages import MAX_ADDRESSES, MAX_TOLD_CONTACTS, Admitted, Contact, Hello, Rejected
 from weft.net.transport.base import Accept, Lane, Stream, Transport
-from weft.net.transport.frame import FRAME_S, FrameReader
+from weft.net.transport.frame import FrameReader
 from weft.net.transport.gate import Gate
 from weft.wire import encode
 
@@ -113,7 +113,6 @@ class Listener:
             instance=self._passport.instance,
             contacts=tuple(contacts),
         )
-        reader.finish_s = FRAME_S
         session = self._links.session(stream, reader)
         session.open_with(encode(welcome))
         link = Link(session=session, transport=transport, address="", link_id=hello.link, instance=hello.instance)

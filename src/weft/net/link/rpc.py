@@ -9,7 +9,8 @@ What a remote can make this peer hold is bounded: `MAX_IN_FLIGHT` calls, `MAX_QU
 `MAX_QUEUED_NOTES_NBYTES`, one frame of `MAX_FRAME_NBYTES`. Who exceeds a bound breaks the protocol, and `run` raises
 `WireError`.
 
-Frames that wait for their turn on one stream.
+Handlers are registered before the node starts or at any time later. A call to a method that nobody serves fails at the
+caller, a note that nobody takes is dropped.
 
 One writer task sends, so a caller that gives up never cuts a frame in half, and small frames that wait together
 leave in one `send`. The queue is bounded in bytes: whoever wants to add to a full one waits, or is told.
@@ -18,17 +19,18 @@ leave in one `send`. The queue is bounded in bytes: whoever wants to add to a fu
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 
-from weft.errors import CallFailed, DeadlineExceeded, PeerError, WireError
+from weft.errors import CallFailed, DeadlineExceeded, PayloadError, PeerError, WireError
 from weft.events import Emit, Notice
-from weft.ids import short
-from weft.net.link.handlers import Handlers, public_reason
+from weft.ids import PeerId, short
 from weft.net.link.traffic import LinkTraffic
 from weft.net.messages import (
     MAX_BODY_NBYTES,
     MAX_DEADLINE_S,
+    MAX_REASON_CHARS,
     Call,
     Cancel,
     Failed,
@@ -37,17 +39,95 @@ from weft.net.messages import (
     RpcFrame,
 )
 from weft.net.transport.base import Stream
-from weft.net.transport.frame import FRAME_S, MAX_FRAME_NBYTES, FrameReader, encode_frame
+from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame
 from weft.wire import decode, encode, printable
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+CallHandler = Callable[[PeerId, Q], Awaitable[msgspec.Struct]]
+NoteHandler = Callable[[PeerId, Q], Awaitable[None]]
+_Handlers = dict[str, tuple[type[Any], Callable[[PeerId, Any], Awaitable[Any]]]]
 
 MAX_QUEUED_NBYTES = 8 << 20  # eight of the largest frames; a peer that reads so slowly is no use
 MAX_JOINED_NBYTES = 64 << 10  # small frames joined into one send
 
 
+class Handlers:
+    """What this peer answers: one handler for each record type, after which its method is named."""
+
+    def __init__(self) -> None:
+        self._calls: _Handlers = {}
+        self._notes: _Handlers = {}
+
+    def serve(self, kind: type[Q], handler: CallHandler[Q], method: str = "") -> None:
+        """Answer calls of `kind` with the record that `handler(peer, request)` returns.
+
+        Args:
+            method: under another name than the type's.
+        """
+        _register(self._calls, method or kind.__name__, kind, handler)
+
+    def on_note(self, kind: type[Q], handler: NoteHandler[Q], method: str = "") -> None:
+        """Give notes of `kind` to `handler(peer, note)`, one at a time and in order for each peer."""
+        _register(self._notes, method or kind.__name__, kind, handler)
+
+    def ignore(self, kind: type[Q], method: str = "") -> None:
+        """Take notes of `kind` no more, until there is another handler."""
+        self._notes.pop(method or kind.__name__, None)
+
+    def forget(self, prefix: str) -> None:
+        """Serve and take nothing whose name begins so."""
+        for handlers in (self._calls, self._notes):
+            for method in [each for each in handlers if each.startswith(prefix)]:
+                del handlers[method]
+
+    def answer(self, peer: PeerId, method: str, body: bytes) -> Callable[[], Awaitable[msgspec.Struct]] | None:
+        """Return what computes the answer to a call, or None when nobody serves `method`.
+
+        Raises:
+            WireError: `body` is no such request.
+        """
+        return _bind(self._calls, peer, method, body)
+
+    def take(self, peer: PeerId, method: str, body: bytes) -> Callable[[], Awaitable[None]] | None:
+        """Return what handles a note, or None when nobody takes `method`.
+
+        Raises:
+            WireError: `body` is no such note.
+        """
+        return _bind(self._notes, peer, method, body)
+
+
+def public_reason(error: Exception) -> str:
+    """Return what a remote may learn of a handler's failure: the text of an error that is about peers, else its type.
+
+    Other errors may name files of this machine.
+    """
+    if isinstance(error, (CallFailed, PayloadError)) or type(error) is PeerError:
+        return str(error)[:MAX_REASON_CHARS]
+    return type(error).__name__
+
+
+def _register(
+    handlers: _Handlers, method: str, kind: type[Any], handler: Callable[[PeerId, Any], Awaitable[Any]]
+) -> None:
+    if method in handlers:
+        raise ValueError(f"{method} has a handler already")
+    handlers[method] = (kind, handler)
+
+
+def _bind(handlers: _Handlers, peer: PeerId, method: str, body: bytes) -> Callable[[], Awaitable[Any]] | None:
+    found = handlers.get(method)
+    if found is None:
+        return None
+    kind, handler = found
+    record = decode(body, kind, max_nbytes=MAX_BODY_NBYTES)
+    return lambda: handler(peer, record)
+
+
 class SendQueue:
-    def __init__(self, stream: Stream, meter: LinkTraffic) -> None:
+    def __init__(self, stream: Stream, traffic: LinkTraffic) -> None:
         self._stream = stream
-        self._meter = meter
+        self._traffic = traffic
         self._frames: deque[bytes] = deque()
         self._queued_nbytes = 0  # including what is being sent
         self._is_closed = False
@@ -98,7 +178,7 @@ class SendQueue:
                 if not limit.expired():
                     raise
                 raise PeerError(f"{short(self._stream.peer)} did not take a frame within {FRAME_S:g} s") from None
-            self._meter.sent(len(data))
+            self._traffic.sent(len(data))
             self._queued_nbytes -= len(data)
             self._changed.set()
 
@@ -128,14 +208,15 @@ TURN_NOTES = 2 * TURN_FRAMES  # handled in one turn: a backlog shrinks though mo
 class Session:
     """One stream's calls. `run` it; the other methods work while it runs."""
 
-    def __init__(self, stream: Stream, reader: FrameReader, handlers: Handlers, meter: LinkTraffic, emit: Emit) -> None:
-        reader.max_nbytes, reader.on_bytes = MAX_FRAME_NBYTES, meter.received
+    def __init__(
+        self, stream: Stream, reader: FrameReader, handlers: Handlers, traffic: LinkTraffic, emit: Emit
+    ) -> None:
         self.peer, self.source = stream.peer, stream.source
         self._stream = stream
         self._reader = reader
         self._handlers = handlers
         self._emit = emit
-        self._outbox = SendQueue(stream, meter)
+        self._queue = SendQueue(stream, traffic)
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}  # our calls
         self._next_number = 0
@@ -153,7 +234,7 @@ class Session:
             WireError: the peer broke the protocol.
             PeerError: the stream ended or the peer is gone.
         """
-        parts = (self._read(), self._outbox.run(), self._handle_notes(), self._stop_asked())
+        parts = (self._read(), self._queue.run(), self._handle_notes(), self._stop_asked())
         workers = [asyncio.ensure_future(part) for part in parts]
         reason = "this side closed it"
         try:
@@ -184,20 +265,20 @@ class Session:
         limit = asyncio.timeout(deadline_s)
         try:
             async with limit, self._slots:
-                await self._outbox.room()
+                await self._queue.room()
                 self._check_open(method)
                 number, future = self._next_number, asyncio.get_running_loop().create_future()
                 self._next_number += 1
                 left_s = deadline_s if (when := limit.when()) is None else when - asyncio.get_running_loop().time()
                 left_s = min(max(left_s, 1e-3), MAX_DEADLINE_S)
-                self._outbox.add(encode(Call(number=number, method=method, deadline_s=left_s, body=body)))
+                self._queue.add(encode(Call(number=number, method=method, deadline_s=left_s, body=body)))
                 self._waiting[number] = future
                 try:
                     answer: bytes = await future
                     return answer
                 finally:
                     if self._waiting.pop(number, None) is not None and self._ended is None:
-                        self._outbox.add(encode(Cancel(number=number)))
+                        self._queue.add(encode(Cancel(number=number)))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -210,16 +291,16 @@ class Session:
             PeerError: the stream has ended.
         """
         _check_body(method, body)
-        await self._outbox.room()
+        await self._queue.room()
         self._check_open(method)
-        self._outbox.add(encode(Note(method=method, body=body)))
+        self._queue.add(encode(Note(method=method, body=body)))
 
     def post(self, method: str, body: bytes) -> bool:
         """Queue a one-way message if there is room; return whether there was."""
         _check_body(method, body)
-        if self._ended is not None or not self._outbox.has_room:
+        if self._ended is not None or not self._queue.has_room:
             return False
-        self._outbox.add(encode(Note(method=method, body=body)))
+        self._queue.add(encode(Note(method=method, body=body)))
         return True
 
     def stop(self) -> None:
@@ -229,11 +310,11 @@ class Session:
 
     def open_with(self, payload: bytes) -> None:
         """Queue a frame that precedes all calls: the end of the handshake."""
-        self._outbox.add(payload)
+        self._queue.add(payload)
 
     async def flush(self) -> None:
         """Wait until the transport has taken all that was queued."""
-        await self._outbox.flush()
+        await self._queue.flush()
 
     async def _stop_asked(self) -> None:
         await self._stopping.wait()
@@ -266,7 +347,7 @@ class Session:
                 if (task := self._serving.pop(number, None)) is not None:
                     task.cancel()
             case Note(method=method, body=body):
-                work = self._handlers.heed(self.peer, method, body)
+                work = self._handlers.take(self.peer, method, body)
                 if work is not None:
                     self._queue_note(len(body), work)
 
@@ -300,10 +381,10 @@ class Session:
 
     async def _serve(self, call: Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> None:
         answer = await self._compute(call, work)
-        await self._outbox.room()
+        await self._queue.room()
         # Nobody waits for the answer to a call that was cancelled and is no longer ours.
         if self._serving.pop(call.number, None) is not None:
-            self._outbox.add(encode(answer))
+            self._queue.add(encode(answer))
 
     async def _compute(self, call: Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> Reply | Failed:
         if work is None:
@@ -343,7 +424,7 @@ class Session:
             if not future.done():
                 future.set_exception(PeerError(f"link to {short(self.peer)} went down during a call: {reason}"))
         self._waiting.clear()
-        self._outbox.close()
+        self._queue.close()
 
 
 def _check_body(method: str, body: bytes) -> None:

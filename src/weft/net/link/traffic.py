@@ -8,7 +8,7 @@ make: of those long silent only the bytes are remembered, not whose they were.
 from weft.clock import Clock
 from weft.ids import PeerId
 
-MAX_METERS = 4096  # twice as many peers as a roll knows
+MAX_COUNTED = 4096  # twice as many peers as members are known
 
 
 class LinkTraffic:
@@ -29,7 +29,7 @@ class LinkTraffic:
 
 
 class Traffic:
-    """One meter per peer, made when first asked for; one too many takes the place of the longest silent."""
+    """Counts of each peer, made when first asked for; one too many takes the place of the longest silent."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -38,7 +38,7 @@ class Traffic:
 
     def __getitem__(self, peer: PeerId) -> LinkTraffic:
         if peer not in self._by_peer:
-            if len(self._by_peer) >= MAX_METERS:
+            if len(self._by_peer) >= MAX_COUNTED:
                 self._give_way()
             self._by_peer[peer] = LinkTraffic(self._clock)
         return self._by_peer[peer]
@@ -47,8 +47,8 @@ class Traffic:
     def moved(self) -> tuple[int, int]:
         """Return the bytes sent and received in all."""
         sent, received = self._before
-        for meter in self._by_peer.values():
-            sent, received = sent + meter.sent_nbytes, received + meter.received_nbytes
+        for each in self._by_peer.values():
+            sent, received = sent + each.sent_nbytes, received + each.received_nbytes
         return sent, received
 
     def now(self) -> float:
@@ -58,8 +58,8 @@ class Traffic:
         return dict(self._by_peer)
 
     def last_heard(self, peer: PeerId) -> float | None:
-        meter = self._by_peer.get(peer)
-        return None if meter is None else meter.heard_at
+        known = self._by_peer.get(peer)
+        return None if known is None else known.heard_at
 
     def _give_way(self) -> None:
         now = self._clock.now()  # who was never heard is just being met

@@ -1,4 +1,4 @@
-"""What two views of a large swarm differ in, found with few bytes: pure functions.
+"""What two members of a large swarm know differently, found with few bytes: pure functions.
 
     one side                      the other
       sums of its buckets ─────────►
@@ -6,21 +6,20 @@
       what is newer here, and its own lists of those ─────────►
       ◄─────────── what is newer there
 
-What a bucket and its sum are, net/membership/anti_entropy_index.py says, which keeps them as the roll changes.
+What a bucket and its sum are, net/membership/members.py says.
 """
 
 from collections.abc import Iterable, Iterator
 
-from weft.net.membership.anti_entropy_index import added, bucket
-from weft.net.membership.members import Accused, Lives, Members, Proof, proofs
+from weft.net.membership.members import Accused, Lives, Members, Proof, added, bucket, proofs
 from weft.net.messages import MAX_LISTED, NUM_BUCKETS, Listed
 
 MAX_GIVEN = 256  # claims in answer to one comparison: a newcomer asks again a second later, and somebody else
 
 
 def sums(members: Members) -> bytes:
-    """Return the sums of this view's buckets."""
-    totals = [each.sum for each in members.view]
+    """Return the sums of the buckets here."""
+    totals = [each.sum for each in members.buckets]
     if members.own is not None:
         place = bucket(members.me)
         totals[place] = added(totals[place], members.me, members.own.incarnation)
@@ -84,7 +83,7 @@ def _present(members: Members, index: int) -> Iterator[tuple[Lives, tuple[Accuse
     """Yield who of a bucket is alive or suspected, this peer included, and what is said against each."""
     if members.own is not None and bucket(members.me) == index:
         yield members.own, ()
-    for peer in members.view[index].peers:
+    for peer in members.buckets[index].peers:
         yield members.entries[peer].life, members.entries[peer].against
 
 

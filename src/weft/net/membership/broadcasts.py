@@ -1,14 +1,14 @@
 """What is passed on, to whom, how often: the gossip of membership, as pure functions on a bounded log.
 
-    log = add(log, rumour, source, now)
-    log, rumours = take(log, partner, most, num_peers)
+    log = add(log, broadcast, source, now)
+    log, broadcasts = take(log, partner, most, num_peers)
 
-Each rumour goes at most once to each partner, never back to where it came from, and at most `LAMBDA` * log2(n + 1)
+Each broadcast goes at most once to each partner, never back to where it came from, and at most `LAMBDA` * log2(n + 1)
 times in all (Das, Gupta, Motivala, "SWIM", 2002, section 4.1). A stream loses nothing while it stands, so once over
 each link is enough, and partners are fewer than that bound unless somebody has far more links than meant. What a broken
-link lost, the comparison of views brings (net/membership/anti_entropy.py). What is not urgent goes to `FEW` only, so
-that it is heard five times by each and not once over every link. A newer rumour about the same thing takes the place of
-the older.
+link lost, anti-entropy brings (net/membership/anti_entropy.py). What is not urgent goes to `FEW` only, so that it is
+heard five times by each and not once over every link. A newer broadcast about the same thing takes the place of the
+older.
 """
 
 import math
@@ -21,14 +21,14 @@ from weft.ids import PeerId
 
 LAMBDA = 3
 FEW = 5  # 1 - e^(-5): 99 % hear it at once, the others when they compare
-MAX_RUMOURS = 1024  # the oldest make room: who floods displaces what all others heard long ago
+MAX_BROADCASTS = 1024  # the oldest make room: who floods displaces what all others heard long ago
 STALE_S = 30.0  # by then it has gone round many times
-Key = tuple[str, ...]  # what a rumour is about
+Key = tuple[str, ...]  # what a broadcast is about
 
 
 class Item(msgspec.Struct, frozen=True):
     number: int
-    rumour: Any
+    broadcast: Any
     source: PeerId | None
     since: float
     is_urgent: bool
@@ -41,13 +41,13 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     next_number: int = 1
 
 
-def add(log: Log, key: Key, rumour: Any, source: PeerId | None, now: float, *, is_urgent: bool = True) -> Log:
-    """Return the log with `rumour`, to be passed on to all partners but `source`, or to `FEW` of them."""
+def add(log: Log, key: Key, broadcast: Any, source: PeerId | None, now: float, *, is_urgent: bool = True) -> Log:
+    """Return the log with `broadcast`, to be passed on to all partners but `source`, or to `FEW` of them."""
     items = dict(log.items)
     items.pop(key, None)
-    while len(items) >= MAX_RUMOURS:
+    while len(items) >= MAX_BROADCASTS:
         del items[next(iter(items))]
-    items[key] = Item(log.next_number, rumour, source, now, is_urgent)
+    items[key] = Item(log.next_number, broadcast, source, now, is_urgent)
     return msgspec.structs.replace(log, items=items, next_number=log.next_number + 1)
 
 
@@ -61,7 +61,7 @@ def pending(log: Log, partner: PeerId) -> bool:
 
 
 def take(log: Log, partner: PeerId, most: int, num_peers: int) -> tuple[Log, tuple[Any, ...]]:
-    """Return up to `most` rumours for `partner`, oldest first, and the log that knows that it has had them."""
+    """Return up to `most` broadcasts for `partner`, oldest first, and the log that knows that it has had them."""
     given = log.given.get(partner, 0)
     if given + 1 >= log.next_number:
         return log, ()
@@ -75,7 +75,7 @@ def take(log: Log, partner: PeerId, most: int, num_peers: int) -> tuple[Log, tup
         else:
             items[key] = msgspec.structs.replace(item, num_given=item.num_given + 1)
     log = msgspec.structs.replace(log, items=items, given={**log.given, partner: last})
-    return log, tuple(item.rumour for _, item in chosen[:most])
+    return log, tuple(item.broadcast for _, item in chosen[:most])
 
 
 def meet(log: Log, partner: PeerId) -> Log:

@@ -8,7 +8,7 @@ With each ping and each answer goes this peer's heartbeat, so that linked peers 
 
 Failure:
 - a claim does not hold, or a note is out of bounds: the link it came over is dropped.
-- a link is full: what did not fit is lost on it, and found by comparing views.
+- a link is full: what did not fit is lost on it, and found by anti-entropy.
 """
 
 import asyncio
@@ -338,7 +338,7 @@ class Gossip:
         self._say_uses()
 
     def _forgotten(self) -> PeerId | None:
-        """Return somebody in the address book who is not on the roll, another one each time."""
+        """Return somebody in the address book who is not a member, another one each time."""
         others = [peer for peer in self._node.known_addresses() if peer not in self.members.entries]
         self._num_revived += 1
         return others[self._num_revived % len(others)] if others else None

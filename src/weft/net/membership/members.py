@@ -1,6 +1,6 @@
 """Who is known and on what evidence: presences, accusations and goodbyes of a large swarm, as pure functions.
 
-    roll, effects = believe(roll, claim, sender, now)
+    members, effects = believe(members, claim, sender, now)
 
     (unknown) ──Lives──► ALIVE ──Accused, at its incarnation──► SUSPECTED ──timeout──► GONE
                            ▲                                        │                    │
@@ -18,6 +18,11 @@ peer raises it.
 Presences expire when they are not renewed: time is measured by the receiver since it first saw that incarnation.
 
 Signatures have been checked before a claim comes here.
+
+Those present stand in buckets as well, in which members are compared (net/membership/anti_entropy.py): to go through a
+thousand with each claim that comes, each second while a swarm grows, would cost it the square of its size. A bucket
+holds the peers whose keys begin alike. Its sum covers them with their incarnations; equal sums are taken for equal
+buckets. Whoever makes keys whose sums cancel hides those keys, and nobody else's.
 """
 
 import math
@@ -27,8 +32,8 @@ import msgspec
 from msgspec import Meta
 
 from weft.ids import PeerId, short
-from weft.net.membership.anti_entropy_index import EMPTY, View, moved
 from weft.net.membership.full_mesh import FORGET_S, Forgotten, Full, Gone, Left, New, Recovered, Suspected
+from weft.net.messages import NUM_BUCKETS
 
 MAX_KNOWN = 2048  # peers; one too many waits until somebody is gone
 MAX_DEPARTED = 4096  # goodbyes remembered, so that older news of the same processes is not believed
@@ -39,11 +44,22 @@ LEAST_SUSPICION_S = 6.0  # with three: an accusation and its refutation each pas
 LATE_S = 1.0  # what comes so soon after an accusation may have been under way before it
 RENEW_S = 6 * 3600.0  # each renewal passes every link: with 1,000 peers that is some 100 B/s of each
 EXPIRES_S = 24 * 3600.0
+_MASK = (1 << 64) - 1
 
 
 class _Frozen(msgspec.Struct, frozen=True):
     pass
 
+
+class Bucket(_Frozen, frozen=True):
+    """Never changed in place."""
+
+    peers: dict[PeerId, None] = {}
+    sum: int = 0  # of their summands, modulo 2^64
+
+
+Buckets = tuple[Bucket, ...]
+EMPTY: Buckets = (Bucket(),) * NUM_BUCKETS
 
 Proof = Any  # the signed record behind a claim, for others; nothing here looks into it
 
@@ -94,7 +110,7 @@ class Members(_Frozen, frozen=True, kw_only=True):
     suspected: dict[PeerId, None] = {}  # those of that status: few, and looked at often
     buried: dict[PeerId, None] = {}  # gone or left
     departed: dict[PeerId, bytes] = {}  # instances that said goodbye
-    view: View = EMPTY  # the others that are present
+    buckets: Buckets = EMPTY  # the others that are present
 
     @property
     def num_present(self) -> int:
@@ -181,7 +197,7 @@ def sweep(members: Members, now: float) -> tuple[Members, tuple[Effect, ...]]:
 
 
 def forgive(members: Members, stall_s: float, now: float) -> Members:
-    """Return the roll as if the time that this process stood still had not been."""
+    """Return the members as if the time that this process stood still had not been."""
     for peer in members.suspected:
         entry = members.entries[peer]
         members = put(members, peer, msgspec.structs.replace(entry, since=min(now, entry.since + stall_s)))
@@ -204,15 +220,15 @@ def proofs(entry: Entry) -> tuple[Proof, ...]:
 
 
 def put(members: Members, peer: PeerId, entry: Entry) -> Members:
-    """Return the roll with another belief about `peer`."""
+    """Return the members with another belief about `peer`."""
     suspected, buried = members.suspected, members.buried
     if (entry.status == "suspected") != (peer in suspected):
         suspected = _flip(suspected, peer)
     if (entry.status in ("gone", "left")) != (peer in buried):
         buried = _flip(buried, peer)
-    view = moved(members.view, peer, _presence(members.entries.get(peer)), _presence(entry))
+    buckets = moved(members.buckets, peer, _presence(members.entries.get(peer)), _presence(entry))
     entries = {**members.entries, peer: entry}
-    return msgspec.structs.replace(members, entries=entries, suspected=suspected, buried=buried, view=view)
+    return msgspec.structs.replace(members, entries=entries, suspected=suspected, buried=buried, buckets=buckets)
 
 
 # --- claims ---
@@ -295,7 +311,7 @@ def _without(members: Members, peer: PeerId) -> Members:
         entries={other: entry for other, entry in members.entries.items() if other != peer},
         suspected={other: None for other in members.suspected if other != peer},
         buried={other: None for other in members.buried if other != peer},
-        view=moved(members.view, peer, _presence(members.entries[peer]), None),
+        buckets=moved(members.buckets, peer, _presence(members.entries[peer]), None),
     )
 
 
@@ -308,3 +324,36 @@ def _flip(index: dict[PeerId, None], peer: PeerId) -> dict[PeerId, None]:
     if peer in index:
         return {other: None for other in index if other != peer}
     return {**index, peer: None}
+
+
+# --- buckets ---
+
+
+def bucket(peer: PeerId) -> int:
+    """Return which bucket `peer` is in."""
+    return int(peer[:2], 16) % NUM_BUCKETS
+
+
+def moved(buckets: Buckets, peer: PeerId, before: int | None, after: int | None) -> Buckets:
+    """Return the buckets as `peer` goes over from one incarnation to another; None: it is not present."""
+    if before == after:
+        return buckets
+    place = bucket(peer)
+    known = buckets[place]
+    peers = known.peers
+    if before is None:
+        peers = {**peers, peer: None}
+    elif after is None:
+        peers = {other: None for other in peers if other != peer}
+    total = added(added(known.sum, peer, after), peer, before, sign=-1)
+    return (*buckets[:place], Bucket(peers, total), *buckets[place + 1 :])
+
+
+def added(total: int, peer: PeerId, incarnation: int | None, sign: int = 1) -> int:
+    """Return `total` and what `peer` adds to its bucket's sum."""
+    return total if incarnation is None else (total + sign * _mixed(int(peer[2:18], 16), incarnation)) & _MASK
+
+
+def _mixed(peer: int, incarnation: int) -> int:
+    word = (peer + incarnation * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9 & _MASK
+    return (word ^ word >> 29) * 0x94D049BB133111EB & _MASK

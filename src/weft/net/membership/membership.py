@@ -81,7 +81,7 @@ OnChange = Callable[[Change], None]
 
 
 class Membership:
-    """A view of who is alive.
+    """Who is alive, as this peer knows it.
 
     Args:
         status: returns what this peer tells of itself.

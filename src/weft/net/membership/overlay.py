@@ -5,10 +5,10 @@
                        4 far ones: chosen by a hash with this process's own secret, so that nobody can make a key that
                        is chosen; as many others, in the mean, choose this peer
 
-The ring alone connects all peers, and gives each the same four watchers wherever views agree: when some of them die,
-the next ones take their place. The far links make all paths short: with 1,000 peers a peer keeps about twelve links,
-and what it says reaches everybody in about four steps. A newcomer displaces a far link with probability 3 / n, and ring
-links of its four neighbours only.
+The ring alone connects all peers, and gives each the same four watchers wherever all know the same peers: when some of
+them die, the next ones take their place. The far links make all paths short: with 1,000 peers a peer keeps about twelve
+links, and what it says reaches everybody in about four steps. A newcomer displaces a far link with probability 3 / n,
+and ring links of its four neighbours only.
 
 Which of both regimes a peer is in, it decides by the number of peers it knows, with hysteresis, and follows those it is
 linked to: so two peers differ for seconds, not for good.

@@ -8,9 +8,10 @@
     6 to 12 s         and no refutation: gone, here; everybody decides that by its own clock, on what it was told
     a link is reset   redialled at once; where that fails, others are asked at once
 
-Any byte is an answer: whoever is heard is not pinged again. A claim goes round as a rumour, with each ping, each
-answer, and by itself where nothing else is said. Views are compared with one partner every quarter of a minute, so what
-was lost on a broken link arrives all the same. Who finds itself accused refutes (net/membership/members.py).
+Any byte is an answer: whoever is heard is not pinged again. A claim goes round as a broadcast, with each ping, each
+answer, and by itself where nothing else is said. Members are compared with one partner every quarter of a minute
+(anti-entropy), so what was lost on a broken link arrives all the same. Who finds itself accused refutes
+(net/membership/members.py).
 
 A peer that stands still, or misses answers, is less sure of itself: `strain` makes it wait longer and ping less (local
 health, Dadgar, Phillips, Currey, "Lifeguard", 2018, section IV-A). After an own stall nobody is judged for a while.
@@ -30,7 +31,7 @@ import msgspec
 from blake3 import blake3
 
 from weft.ids import PeerId
-from weft.net.membership import broadcasts as rumours
+from weft.net.membership import broadcasts
 from weft.net.membership import members as rolls
 from weft.net.membership.full_mesh import (
     LISTEN_S,
@@ -53,10 +54,10 @@ from weft.net.membership.swim_state import (
     Answer,
     AskHelp,
     Compare,
-    Errand,
     Help,
     HelpAsked,
     Helped,
+    IndirectProbe,
     Input,
     Keep,
     Linked,
@@ -82,14 +83,14 @@ PING_S = 1.5  # for an answer: twice 0.3 s of jitter, and a packet lost either w
 HELP_S = 2.0  # for others to reach it
 NUM_HELPERS = 3
 MAX_STRAIN = 8  # as in the paper
-SPREAD_S = 0.2  # between two rumours to one partner with nothing else to say: they travel together
+SPREAD_S = 0.2  # between two broadcasts to one partner with nothing else to say: they travel together
 COMPARE_S = 15.0
 HUNGRY_S = 1.0  # between two comparisons while each brings many news: a newcomer learns hundreds of names
 REVIVE_S = 30.0  # between two dials of somebody gone: a network that was cut in two grows together again
 REVIVE_ALONE_S = 5.0  # where nobody is left
 RELINK_S = 1.0  # between two choices of links
 SWEEP_S = 10.0
-MAX_ERRANDS = 64
+MAX_INDIRECT = 64
 
 
 def step(state: State, event: Input, now: float) -> tuple[State, Outputs]:
@@ -126,7 +127,7 @@ def step(state: State, event: Input, now: float) -> tuple[State, Outputs]:
 
 def awaited(state: State) -> tuple[PeerId, ...]:
     """Return of whom the next tick wants to know when they were heard."""
-    return (*state.probes, *(peer for peer in state.errands if peer not in state.probes), *state.members.suspected)
+    return (*state.probes, *(peer for peer in state.indirect if peer not in state.probes), *state.members.suspected)
 
 
 def next_due(state: State, now: float) -> float:
@@ -138,13 +139,13 @@ def next_due(state: State, now: float) -> float:
         for probe in state.probes.values():
             end = probe.sent_at + PING_S * scale if probe.asked_at is None else probe.asked_at + HELP_S * scale
             due.append(max(end, state.judges_from))
-    if any(rumours.pending(state.log, peer) for peer in partners(state)):
+    if any(broadcasts.pending(state.log, peer) for peer in partners(state)):
         due.append(state.spread_at)
     return max(now, min(due))
 
 
 def partners(state: State) -> list[PeerId]:
-    """Return with whom rumours are shared: one of both keeps the link, and one of both keeps few."""
+    """Return with whom broadcasts are shared: one of both keeps the link, and one of both keeps few."""
     found = []
     for peer, tie in state.links.items():
         if tie is None or (tie.watches_all and not state.is_active):
@@ -184,8 +185,8 @@ def _age(state: State, now: float) -> tuple[State, Outputs]:
         state, outputs = _carry_out(state, *rolls.bury(state.members, now), None, now)
     if now >= state.sweep_at:
         state, more = _carry_out(state, *rolls.sweep(state.members, now), None, now)
-        errands = {target: errand for target, errand in state.errands.items() if now - errand.since < 4 * HELP_S}
-        state = _set(state, log=rumours.prune(state.log, now), errands=errands, sweep_at=now + SWEEP_S)
+        indirect = {target: probing for target, probing in state.indirect.items() if now - probing.since < 4 * HELP_S}
+        state = _set(state, log=broadcasts.prune(state.log, now), indirect=indirect, sweep_at=now + SWEEP_S)
         outputs += more
     if now >= state.renew_at:
         raised = msgspec.structs.replace(state.members, incarnation=state.members.incarnation + 1)
@@ -271,7 +272,7 @@ def _spread(state: State, now: float) -> tuple[State, Outputs]:
     circle = partners(state)
     turn = _draw(state, now) % max(1, len(circle))  # what is told to few is told to others each time
     for peer in circle[turn:] + circle[:turn]:
-        if rumours.pending(state.log, peer):
+        if broadcasts.pending(state.log, peer):
             state, news = _news(state, peer)
             outputs += (Tell(peer, news),) if news else ()
     return (_set(state, spread_at=now + SPREAD_S) if outputs else state), outputs
@@ -282,12 +283,12 @@ def _spread(state: State, now: float) -> tuple[State, Outputs]:
 
 def _hear(state: State, peer: PeerId, at: float, now: float) -> tuple[State, Outputs]:
     outputs: Outputs = ()
-    probe, errand = state.probes.get(peer), state.errands.get(peer)
+    probe, probing = state.probes.get(peer), state.indirect.get(peer)
     if probe is not None and at >= probe.sent_at:
         state = _set(state, probes=_less(state.probes, peer), strain=max(0, state.strain - 1))
-    if errand is not None and at >= errand.since:
-        state = _set(state, errands=_less(state.errands, peer))
-        outputs += tuple(Help(asker, peer) for asker in errand.askers)
+    if probing is not None and at >= probing.since:
+        state = _set(state, indirect=_less(state.indirect, peer))
+        outputs += tuple(Help(asker, peer) for asker in probing.askers)
     if peer in state.members.suspected:
         state, recovered = _carry_out(state, *rolls.recover(state.members, peer, at, now), None, now)
         outputs += recovered
@@ -329,14 +330,14 @@ def _contest(state: State, sender: PeerId, claim: Lives) -> Outputs:
 
 def _linked(state: State, peer: PeerId) -> tuple[State, Outputs]:
     links = {**state.links, peer: None}
-    state = _set(state, links=links, log=rumours.meet(state.log, peer))
+    state = _set(state, links=links, log=broadcasts.meet(state.log, peer))
     entry = state.members.entries.get(peer)
     is_accused = entry is not None and entry.against and entry.status in ("suspected", "gone")
     return state, (Tell(peer, rolls.proofs(entry)),) if entry is not None and is_accused else ()
 
 
 def _link_lost(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
-    state = _set(state, links=_less(state.links, peer), log=rumours.leave(state.log, peer))
+    state = _set(state, links=_less(state.links, peer), log=broadcasts.leave(state.log, peer))
     entry = state.members.entries.get(peer)
     is_watched = state.is_active and peer in state.kept and entry is not None and entry.status in ("alive", "suspected")
     if not is_watched:
@@ -353,11 +354,11 @@ def _redial_failed(state: State, peer: PeerId, now: float) -> tuple[State, Outpu
 
 
 def _help_asked(state: State, asker: PeerId, target: PeerId, now: float) -> tuple[State, Outputs]:
-    errand = state.errands.get(target, Errand(now, ()))
-    if target not in state.members.entries or (target not in state.errands and len(state.errands) >= MAX_ERRANDS):
+    probing = state.indirect.get(target, IndirectProbe(now, ()))
+    if target not in state.members.entries or (target not in state.indirect and len(state.indirect) >= MAX_INDIRECT):
         return state, ()
-    askers = tuple(dict.fromkeys((*errand.askers, asker)))[-NUM_HELPERS * 4 :]
-    state = _set(state, errands={**state.errands, target: Errand(errand.since, askers)})
+    askers = tuple(dict.fromkeys((*probing.askers, asker)))[-NUM_HELPERS * 4 :]
+    state = _set(state, indirect={**state.indirect, target: IndirectProbe(probing.since, askers)})
     if target in state.links:
         state, news = _news(state, target)
         return state, (Ping(target, news),)
@@ -415,7 +416,7 @@ def _carry_out(
     for effect in effects:
         match effect:
             case Spread(claim=claim, is_urgent=is_urgent):
-                log = rumours.add(log, _about(claim), claim.proof, sender, now, is_urgent=is_urgent)
+                log = broadcasts.add(log, _about(claim), claim.proof, sender, now, is_urgent=is_urgent)
                 num_news += 1
             case Renew(incarnation=incarnation, is_refutation=is_refutation):
                 strain = min(MAX_STRAIN, strain + is_refutation)
@@ -431,7 +432,7 @@ def _carry_out(
     return state, outputs
 
 
-def _about(claim: Claim) -> rumours.Key:
+def _about(claim: Claim) -> broadcasts.Key:
     match claim:
         case Lives(peer=peer):
             return ("life", peer)
@@ -442,7 +443,7 @@ def _about(claim: Claim) -> rumours.Key:
 
 
 def _news(state: State, partner: PeerId) -> tuple[State, tuple[Proof, ...]]:
-    log, news = rumours.take(state.log, partner, MAX_NEWS, state.members.num_present)
+    log, news = broadcasts.take(state.log, partner, MAX_NEWS, state.members.num_present)
     return _set(state, log=log), news
 
 

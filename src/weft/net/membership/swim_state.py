@@ -3,7 +3,7 @@
 import msgspec
 
 from weft.ids import PeerId
-from weft.net.membership import broadcasts as rumours
+from weft.net.membership import broadcasts
 from weft.net.membership import members as table
 from weft.net.membership.full_mesh import (
     Forgotten,
@@ -39,7 +39,7 @@ class Probe(_Frozen, frozen=True):
     asked_at: float | None = None
 
 
-class Errand(_Frozen, frozen=True):
+class IndirectProbe(_Frozen, frozen=True):
     """To reach a peer for others."""
 
     since: float
@@ -52,15 +52,15 @@ class State(_Frozen, frozen=True, kw_only=True):
     members: Members
     secret: bytes  # 32 bytes that nobody else knows
     is_active: bool = False
-    log: rumours.Log = rumours.Log()
+    log: broadcasts.Log = broadcasts.Log()
     links: dict[PeerId, Tie | None] = {}  # None: it has not said yet
     kept: tuple[PeerId, ...] = ()  # of few links
     probes: dict[PeerId, Probe] = {}
-    errands: dict[PeerId, Errand] = {}
+    indirect: dict[PeerId, IndirectProbe] = {}
     lap: tuple[PeerId, ...] = ()  # still to be pinged
     num_laps: int = 0
     strain: int = 0
-    num_news: int = 0  # since views were last compared
+    num_news: int = 0  # since members were last compared
     is_unlinked: bool = True  # the links have to be chosen among all present: one of those kept is there no more
     come: tuple[PeerId, ...] = ()  # since the links were chosen
     probe_at: float = 0.0
@@ -93,7 +93,7 @@ class Told(_Frozen, frozen=True):
 
     sender: PeerId | None
     claims: tuple[Claim, ...]
-    is_compared: bool = False  # as the difference of views: to the others it is no news
+    is_compared: bool = False  # found by anti-entropy: to the others it is no news
 
 
 class Pinged(_Frozen, frozen=True):
@@ -174,7 +174,7 @@ class SignAccusation(_Frozen, frozen=True):
 
 
 class Compare(_Frozen, frozen=True):
-    """Compare views with `peer`."""
+    """Compare members with `peer`."""
 
     peer: PeerId
 

@@ -54,12 +54,12 @@ class FrameReader:
 
     A bulk stream is read the same way: `read` the header record, then `recv_into` for the body that follows.
     One call at a time; a cancelled call leaves the stream unusable. Silence between frames is nobody's fault; once a
-    frame has begun it must end within `finish_s` seconds. Both bounds may be changed between frames.
+    frame has begun it must end within `finish_s` seconds.
 
     Args:
         max_nbytes: bound on the next frame's payload.
         finish_s: seconds between a frame's first byte and its last; None: unbounded.
-        on_bytes: told how many bytes have come, whenever some do; may be set between frames, as the bounds.
+        on_bytes: told how many bytes have come, whenever some do.
         read_ahead_nbytes: size of the buffer; with 0 nothing behind a frame is taken from the stream.
     """
 
@@ -79,6 +79,10 @@ class FrameReader:
         self._buffer = memoryview(bytearray(read_ahead_nbytes))
         self._start = 0
         self._stop = 0
+
+    def admit(self, max_nbytes: int, finish_s: float, on_bytes: Callable[[int], None]) -> None:
+        """Read with these bounds from now on; called between frames, once a stranger is none."""
+        self.max_nbytes, self.finish_s, self.on_bytes = max_nbytes, finish_s, on_bytes
 
     async def read(self) -> bytes | None:
         """Return the next frame's payload, or None where the stream ends between frames.

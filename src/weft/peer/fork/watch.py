@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Sequence
 
 from weft.clock import Clock
-from weft.errors import NetError, PeerError, Refused
 from weft.ids import BranchId, PeerId, Round
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
@@ -147,9 +146,8 @@ class ForkWatch:
         if beat is None or rounds is None:
             return None
         request = ChainRequest(branch=beat.branch, after=Round(max(beat.round - 1, 0)))
-        try:
-            answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
-        except (PeerError, NetError, Refused):
+        answer = await self._node.ask(peer, request, ChainAnswer, deadline_s=CALL_S)
+        if answer is None:
             return None
         found = [each for each in answer.certificates or () if each.manifest.branch == beat.branch]
         if not found or found[-1].manifest.round < beat.round:

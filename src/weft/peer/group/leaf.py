@@ -174,10 +174,9 @@ class Leaf:
         for elector in sorted(order, key=lambda each: each == self._left):  # who was left last is asked last
             if statuses.get(elector) in ("gone", "suspected"):
                 continue
-            try:
-                please = SponsorPlease(branch=base.branch, round=base.round)
-                answer = await self._node.call(elector, please, SponsorAnswer, deadline_s=CALL_S)
-            except (PeerError, NetError, Refused):
+            please = SponsorPlease(branch=base.branch, round=base.round)
+            answer = await self._node.ask(elector, please, SponsorAnswer, deadline_s=CALL_S)
+            if answer is None:
                 continue
             if self._rounds.is_member:
                 return

@@ -344,9 +344,8 @@ class Entrance:
             if peer not in ahead:
                 continue
             request = ChainRequest(branch=head.branch, after=head.round)
-            try:
-                answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
-            except (PeerError, NetError, Refused):
+            answer = await self._node.ask(peer, request, ChainAnswer, deadline_s=CALL_S)
+            if answer is None:
                 self._order.note_failure(peer)
                 continue
             if rounds.chain.head != head:

@@ -27,8 +27,7 @@ from weft.codec.codec import Codec
 from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Refused
 from weft.events import Notice, PayloadRejected
 from weft.ids import Digest, PeerId, Round, short
-from weft.net.blobs.blobs import StillComing
-from weft.net.blobs.first import first_of
+from weft.net.blobs.blobs import StillComing, first_of
 from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.store.pool import Pool

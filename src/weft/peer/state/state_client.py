@@ -21,7 +21,7 @@ from weft.errors import NetError, PeerError, Refused
 from weft.events import StateJoined
 from weft.executor import Compute
 from weft.ids import Digest, PeerId, RunId, short
-from weft.net.blobs.first import first_of
+from weft.net.blobs.blobs import first_of
 from weft.net.membership.membership import Membership
 from weft.net.multi_source import Blob, pull
 from weft.net.node import Node

@@ -10,9 +10,7 @@ who puts a model together has all pieces keep the states of one such round.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
 
-from weft.errors import NetError, PeerError, Refused
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
 from weft.pipeline.exactly_once import Told
@@ -91,11 +89,10 @@ class Reports:
     async def _asked(self, previous: Digest, peer: PeerId) -> Tallied | None:
         request = TalliedRequest(previous=previous, peer=peer)
         for other in self._channel.peers:
-            with suppress(PeerError, NetError, Refused):
-                answer = await self._channel.call(other, request, TalliedAnswer, deadline_s=ASK_S)
-                if answer.tallied is not None:
-                    self._keep(peer, answer.tallied)
-                    return answer.tallied
+            answer = await self._channel.ask(other, request, TalliedAnswer, deadline_s=ASK_S)
+            if answer is not None and answer.tallied is not None:
+                self._keep(peer, answer.tallied)
+                return answer.tallied
         return None
 
     def _keep(self, peer: PeerId, note: Tallied) -> None:

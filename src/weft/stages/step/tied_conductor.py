@@ -21,7 +21,6 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.errors import NetError, PeerError, Refused
 from weft.executor import Compute
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
@@ -113,10 +112,9 @@ class TiedConductor:
     async def _round_after(self, manifest: Digest) -> int:
         """Return which one follows on a state that this peer has come by; 0, where nobody knows."""
         for peer in self._channel.peers:
-            with suppress(PeerError, NetError, Refused):
-                answer = await self._channel.call(peer, BeatRequest(manifest=manifest), BeatAnswer, deadline_s=ASK_S)
-                if answer.beat is not None:
-                    return answer.beat
+            answer = await self._channel.ask(peer, BeatRequest(manifest=manifest), BeatAnswer, deadline_s=ASK_S)
+            if answer is not None and answer.beat is not None:
+                return answer.beat
         return 0
 
     async def announcing(self, payload: Digest | None) -> None:

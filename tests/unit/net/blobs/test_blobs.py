@@ -6,9 +6,8 @@ from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, Pe
 from weft.events import ConnectionDropped
 from weft.ids import Digest
 from weft.net.blobs import striped
-from weft.net.blobs.blob_stream import SLOWEST_STREAM_BPS
 from weft.net.blobs.blobs import COMING_S, SLICE_NBYTES, StillComing
-from weft.net.blobs.bulk import MAX_DIALLED_BACK
+from weft.net.blobs.bulk import MAX_DIALLED_BACK, SLOWEST_STREAM_BPS
 from weft.net.link.links import MAX_VIOLATIONS
 from weft.net.messages import BlobHeader, BlobRequest, BulkDialled, BulkOffer, BulkPlease, RangeRequest
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame, write_frame
@@ -467,7 +466,7 @@ def test_holder_that_sends_garbage_for_a_header_is_dropped(world):
         async def accept(opened):
             await garbage(type("Raw", (), {"stream": opened}))
 
-        b._door._accept_bulk = accept
+        b._listener._accept_bulk = accept
         with pytest.raises(WireError):
             await a.fetch(b.peer, Digest("0" * 64), bytearray(1))
         assert len(world.seen(0, ConnectionDropped)) == 1

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.ids import PeerId
-from weft.net.membership.broadcasts import LAMBDA, MAX_RUMOURS, STALE_S, Log, add, leave, meet, pending, prune, take
+from weft.net.membership.broadcasts import LAMBDA, MAX_BROADCASTS, STALE_S, Log, add, leave, meet, pending, prune, take
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 
@@ -53,11 +53,11 @@ def test_a_rumour_is_told_a_logarithm_of_times(num_peers):
 
 def test_the_log_is_bounded_and_forgets_what_is_old():
     log = Log()
-    for number in range(MAX_RUMOURS + 3):
+    for number in range(MAX_BROADCASTS + 3):
         log = add(log, ("life", str(number)), number, None, float(number > 5))
-    assert len(log.items) == MAX_RUMOURS
+    assert len(log.items) == MAX_BROADCASTS
     assert next(iter(log.items)) == ("life", "3")
-    assert len(prune(log, STALE_S).items) == MAX_RUMOURS - 3
+    assert len(prune(log, STALE_S).items) == MAX_BROADCASTS - 3
     assert prune(log, 1.0) is log
 
 

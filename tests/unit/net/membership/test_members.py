@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from weft.ids import PeerId
 from weft.net.membership import members as table
-from weft.net.membership.anti_entropy_index import EMPTY, moved
 from weft.net.membership.full_mesh import FORGET_S, Forgotten, Full, Gone, Left, New, Recovered, Suspected
 from weft.net.membership.members import (
+    EMPTY,
     EXPIRES_S,
     LEAST_SUSPICION_S,
     MAX_KNOWN,
@@ -21,6 +21,7 @@ from weft.net.membership.members import (
     believe,
     bury,
     forgive,
+    moved,
     recover,
     suspicion_s,
     sweep,
@@ -204,11 +205,11 @@ CLAIMS = st.one_of(
 def assert_indexed(members):
     """The view holds who is present, and sums that are those of a view in which nothing ever changed."""
     present = {peer: entry.life.incarnation for peer, entry in members.entries.items() if peer not in members.buried}
-    assert {peer for each in members.view for peer in each.peers} == set(present)
+    assert {peer for each in members.buckets for peer in each.peers} == set(present)
     fresh = EMPTY
     for peer, incarnation in present.items():
         fresh = moved(fresh, peer, None, incarnation)
-    assert [each.sum for each in members.view] == [each.sum for each in fresh]
+    assert [each.sum for each in members.buckets] == [each.sum for each in fresh]
 
 
 @given(st.lists(CLAIMS, max_size=60))

@@ -17,8 +17,7 @@ from weft.config import from_tree
 from weft.errors import ConfigError, DialError, NetError
 from weft.keys import Identity
 from weft.net.transport.base import Lane, Stream
-from weft.net.transport.iroh import IrohConfig, IrohTransport, explain
-from weft.net.transport.iroh_patch import mend
+from weft.net.transport.iroh import IrohConfig, IrohTransport, explain, mend
 
 
 async def nobody(stream: Stream, lane: Lane) -> None:

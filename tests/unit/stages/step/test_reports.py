@@ -31,7 +31,7 @@ class Channel:
     def serve(self, kind: type, handler: Any) -> None:
         self.handlers[kind] = handler
 
-    async def call(self, *_: Any, **__: Any) -> Any:
+    async def ask(self, *_: Any, **__: Any) -> Any:
         return SimpleNamespace(tallied=None)
 
 

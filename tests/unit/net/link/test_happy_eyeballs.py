@@ -6,7 +6,7 @@ import pytest
 
 from weft.clock import VirtualClock
 from weft.errors import DialError
-from weft.net.link.dialer import HEAD_START_S, Race
+from weft.net.link.dialer import HEAD_START_S, HappyEyeballs
 
 
 class FakeStream:
@@ -40,8 +40,8 @@ class Town:
 
 async def outcomes(town, addresses, *, stop=None, num=99):
     found = []
-    async with Race(addresses, town.dial, stop) as race:
-        while len(found) < num and (outcome := await race.next()) is not None:
+    async with HappyEyeballs(addresses, town.dial, stop) as dialling:
+        while len(found) < num and (outcome := await dialling.next()) is not None:
             found.append((asyncio.get_running_loop().time(), outcome[0], isinstance(outcome[1], DialError)))
     return found
 
@@ -101,8 +101,8 @@ def test_a_fault_of_this_software_is_not_taken_for_a_dead_address():
         raise ZeroDivisionError
 
     async def scenario():
-        async with Race(["x"], broken) as race:
-            await race.next()
+        async with HappyEyeballs(["x"], broken) as dialling:
+            await dialling.next()
 
     with pytest.raises(ZeroDivisionError):
         play(scenario)
@@ -110,11 +110,11 @@ def test_a_fault_of_this_software_is_not_taken_for_a_dead_address():
 
 def test_those_that_had_their_turn_and_said_nothing_are_named():
     async def scenario():
-        async with Race(["+8", "-0.1", "+9", "+0.2"], Town().dial) as race:
-            assert race.unanswered() == []
-            while isinstance((await race.next())[1], DialError):
+        async with HappyEyeballs(["+8", "-0.1", "+9", "+0.2"], Town().dial) as dialling:
+            assert dialling.unanswered() == []
+            while isinstance((await dialling.next())[1], DialError):
                 pass
-            return race.unanswered()
+            return dialling.unanswered()
 
     assert [(address, str(error)) for address, error in play(scenario)] == [
         ("+8", "no answer in 2.3 s"),
