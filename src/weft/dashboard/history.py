@@ -285,8 +285,9 @@ class History:
         if view.committed_tokens > before.committed_tokens:  # else it is of a lesser branch, or was told before
             moved = view.sent_nbytes + view.received_nbytes
             self._add("bytes", [at, commit.committed_tokens, moved, view.ring_nbytes])
-        if view.losses is not before.losses and math.isfinite(view.losses[-1][1]):
-            self._loss = view.losses[-1][1]
+        points = view.losses.points
+        if points is not before.losses.points and math.isfinite(points[-1][1]):
+            self._loss = points[-1][1]
             self._add("train", [at, commit.committed_tokens, self._loss])
 
     def _round_row(self, at: float, commit: RoundCommitted) -> Row:

@@ -13,6 +13,7 @@ for the same steps.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from weft.dashboard import figures
 from weft.dashboard.figures import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
@@ -104,6 +105,28 @@ class Told:
     text: str
 
 
+class Losses(NamedTuple):
+    """The curve of losses, and those of inner steps since its last point, summed up where they are numbers."""
+
+    points: tuple[tuple[int, float], ...] = ()  # committed tokens, nats per token
+    num: int = 0
+    num_finite: int = 0
+    total: float = 0.0
+
+    def and_one(self, loss: float) -> "Losses":
+        is_finite = math.isfinite(loss)
+        num_finite, total = self.num_finite + is_finite, self.total + (loss if is_finite else 0.0)
+        return self._replace(num=self.num + 1, num_finite=num_finite, total=total)
+
+    def at(self, committed_tokens: int) -> "Losses":
+        """Return the curve with a point more, where there were steps."""
+        if not self.num:
+            return self
+        mean = self.total / self.num_finite if self.num_finite else math.nan
+        points = (*self.points, (committed_tokens, mean))
+        return Losses(points if len(points) <= _MAX_POINTS else points[::2])
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     run: About = field(default_factory=About)
@@ -113,10 +136,7 @@ class View:
     round: int | None = None
     committed_tokens: int = 0
     commits: tuple[tuple[float, int], ...] = ()  # the newest: when, committed tokens
-    losses: tuple[tuple[int, float], ...] = ()  # committed tokens, nats per token
-    loss_sum: float = 0.0  # of the inner steps since the last point, where it is a number
-    num_losses: int = 0
-    num_finite: int = 0  # of these
+    losses: Losses = field(default_factory=Losses)
     evaluations: tuple[tuple[int, float], ...] = ()  # committed tokens, nats per byte
     evaluated: Evaluated | None = None  # the newest
     sample: str | None = None
@@ -164,7 +184,7 @@ class View:
     @property
     def num_awaited(self) -> int:
         """How many peers must still come before the run begins; 0 once it has begun."""
-        if self.round is not None or self.losses or self.num_losses:
+        if self.round is not None or self.losses.points or self.losses.num:
             return 0
         num_here = sum(bool(line.name) and line.state not in AWAY for line in self.peers.values())
         return max(0, self.wait_for - max(1, num_here))
@@ -344,13 +364,7 @@ def _seen(view: View, own: PeerId, event: StagesSeen) -> View:
 
 def _step(view: View, own: PeerId, event: StepDone) -> View:
     if view.lead.is_of(event):  # all stages tell of the same loss
-        is_finite = math.isfinite(event.loss)
-        view = replace(
-            view,
-            loss_sum=view.loss_sum + (event.loss if is_finite else 0.0),
-            num_losses=view.num_losses + 1,
-            num_finite=view.num_finite + is_finite,
-        )
+        view = replace(view, losses=view.losses.and_one(event.loss))
     speed = smoothed_speed(view.line(own).tokens_per_s, event)
     return _line(view, own, tokens_per_s=speed, loss=event.loss, state="training", work="")
 
@@ -377,19 +391,14 @@ def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
     # Another peer's report of the same commit, or one of a lesser branch, counts nothing.
     if not view.lead.is_of(event) or event.committed_tokens <= view.committed_tokens:
         return view
-    view = replace(
+    return replace(
         view,
         round=event.round,
         committed_tokens=event.committed_tokens,
+        losses=view.losses.at(event.committed_tokens),
         commits=(*view.commits, (at, event.committed_tokens))[-_RECENT_COMMITS:],
         ring_nbytes=view.ring_nbytes + (0 if stage is None else _staged_ring_nbytes(view, event)),
     )
-    if not view.num_losses:
-        return view
-    mean = view.loss_sum / view.num_finite if view.num_finite else math.nan
-    losses = (*view.losses, (event.committed_tokens, mean))
-    losses = losses if len(losses) <= _MAX_POINTS else losses[::2]
-    return replace(view, losses=losses, loss_sum=0.0, num_losses=0, num_finite=0)
 
 
 def _staged_ring_nbytes(view: View, event: RoundCommitted) -> int:

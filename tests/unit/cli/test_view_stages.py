@@ -62,7 +62,7 @@ def test_one_commit_told_by_three_stages_is_one_round_with_one_loss() -> None:
             entries += [of(stage, step(4.0 / number, peer)), of(stage, commit(number, 100 * number, peer))]
     found = view(*entries)
     assert (found.round, found.committed_tokens) == (2, 200)
-    assert found.losses == ((100, 4.0), (200, 2.0))
+    assert found.losses.points == ((100, 4.0), (200, 2.0))
     assert [found.lines[peer].round for peer in (A, B, C)] == [2, 2, 2]
     assert found.sent_nbytes == 6 * 1000  # of each its own
 

@@ -45,7 +45,7 @@ def draw(view: View, width: int = 80, height: int = 40) -> RenderableType:
     """Return the whole view for a terminal of so many columns and rows."""
     status = Text(progress(view, width), style="bold", no_wrap=True, overflow="crop")
     parts: list[RenderableType] = [_peers(view, width), status]
-    losses = [loss for _, loss in view.losses if math.isfinite(loss)]
+    losses = [loss for _, loss in view.losses.points if math.isfinite(loss)]
     num_rows = 2 + len(view.lines)
     if view.cut.num:
         held = [Text(f"this peer holds {view.held}")] if view.held else []
@@ -102,8 +102,8 @@ def _said(view: View) -> dict[str, tuple[str, str]]:
         share = f"{min(100, 100 * view.committed_tokens / view.run.total_tokens):.0f} %"
         total = figures.amount(view.run.total_tokens)
         said["tokens"] = (f"{figures.amount(view.committed_tokens)} of {total} tokens ({share})", share)
-    if view.losses:
-        said["loss"] = (f"loss {view.losses[-1][1]:.3f}", "")
+    if view.losses.points:
+        said["loss"] = (f"loss {view.losses.points[-1][1]:.3f}", "")
     if view.evaluations:
         heldout = f"held-out {view.evaluations[-1][1]:.3f}"
         said["heldout"] = (f"{heldout} nats per byte", heldout)

@@ -95,7 +95,7 @@ def as_tree(view: "View") -> dict[str, Any]:
         "committed_tokens": view.committed_tokens,
         "total_tokens": view.run.total_tokens,
         "time_left_s": view.time_left_s,
-        "loss": view.losses[-1][1] if view.losses else None,
+        "loss": view.losses.points[-1][1] if view.losses.points else None,
         "nats_per_byte": view.evaluations[-1][1] if view.evaluations else None,
         "sent_nbytes": view.sent_nbytes,
         "received_nbytes": view.received_nbytes,

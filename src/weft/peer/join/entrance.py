@@ -62,7 +62,6 @@ class Entrance:
         records: GroupRecords,
         participation: Participation,
     ) -> None:
-        self._run = replica.run
         self._context = context
         self._node = context.node
         self._membership = membership
@@ -106,7 +105,7 @@ class Entrance:
                     await self._asked.wait()
             if any(self.fork_watch.has_state(peer) for peer in self._node.peers):
                 return await self.enter()
-        electors = [self._node.peer, *self._beginners()][: self._run.electors]
+        electors = [self._node.peer, *self._beginners()][: self._replica.run.electors]
         opening = self._first(electors, self._node.peer)
         self._replica.begin(opening)
         return opening
@@ -147,9 +146,9 @@ class Entrance:
 
     def _patience_s(self, head: Manifest) -> float:
         """Return how long to wait for anybody; a strict run waits with its head, as any member that is left alone."""
-        if head.members == (self._node.peer,) or self._run.is_strict:
+        if head.members == (self._node.peer,) or self._replica.run.is_strict:
             return 0.0
-        wait_s = patience_s(self._run, head.members)
+        wait_s = patience_s(self._replica.run, head.members)
         if not self._node.peers:
             text = f"nobody answers: waiting {wait_s:.0f} s for the other members, then going on alone as a branch. "
             text += "Who lost the way here finds it with a fresh ticket of this peer (weft ticket)"
@@ -177,7 +176,7 @@ class Entrance:
         )
         if head.members == (me,) and not has_gone_on:
             return head
-        if self._run.is_strict and head.members != (me,):
+        if self._replica.run.is_strict and head.members != (me,):
             return head  # nothing is decided until enough have come back
         opening = open_branch(base, [me], me, branch_name(base, [me], me))
         why = "the checkpoint is older than what was committed" if has_gone_on else "no other member has come so far"
@@ -199,7 +198,7 @@ class Entrance:
         return [peer for peer in self._recent() if self._asking[peer][0] == GENESIS]
 
     def _first(self, members: list[PeerId], founder: PeerId) -> Manifest:
-        base = genesis(self._run.run, founder, first_charter(self._run))
+        base = genesis(self._replica.run.run, founder, first_charter(self._replica.run))
         return open_branch(base, members, founder, base.branch)
 
     # --- a newcomer ---
@@ -226,7 +225,7 @@ class Entrance:
                 text = f"no linked peer has delivered a state of this run yet; asking on{self._last_failure}"
                 self._context.emit(Notice(text=text))
             if found == "nobody":
-                self._ask(BranchId(self._run.run), GENESIS)
+                self._ask(BranchId(self._replica.run.run), GENESIS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(JOINING_S):
                     opening = await self._opening.get()

@@ -59,6 +59,9 @@ class _Pin:
     made_at: float
     used_at: float
 
+    def use(self, now: float) -> None:
+        self.used_at = now
+
 
 @dataclass
 class _State(_Pin):
@@ -93,7 +96,7 @@ class StateServer:
         if request.wanted is None:
             return StateOffer(head=head, index=None, charter=None)
         pin = self._at_hand(request.wanted, digest_of(head)) or await self.pin()
-        pin.used_at = self._clock.now()
+        pin.use(self._clock.now())
         return StateOffer(head=pin.head, index=pin.index, charter=pin.charter)
 
     async def pin(self) -> _State:
@@ -117,7 +120,7 @@ class StateServer:
         pin = pin or await self._once(name, lambda: self._compute.serve(lambda: self._read(name)), self._forks)
         if pin is None:
             return ForkOffer(index=None)
-        pin.used_at = self._clock.now()
+        pin.use(self._clock.now())
         return ForkOffer(index=pin.index)
 
     async def _once(self, name: str, make: Callable[[], Coroutine[Any, Any, P]], kept: list[Any]) -> P:
@@ -208,7 +211,7 @@ class StateServer:
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         for pin in (*self._pins, *self._forks):
             if (found := pin.blobs.get(wanted)) is not None:
-                pin.used_at = self._clock.now()
+                pin.use(self._clock.now())
                 return found
         return None
 

@@ -186,7 +186,7 @@ def test_a_commit_that_all_report_counts_once_and_its_bytes_for_each() -> None:
 
 def test_the_curve_has_one_point_per_commit_the_mean_over_all_peers_steps() -> None:
     view = fold(step(4.0), step(2.0, B), commit(1, 100), commit(1, 100, B), step(1.0), commit(2, 200))
-    assert view.losses == ((100, 3.0), (200, 1.0))
+    assert view.losses.points == ((100, 3.0), (200, 1.0))
 
 
 def test_a_round_that_does_not_go_on_counts_no_tokens_twice() -> None:
