@@ -169,7 +169,7 @@ def test_whatever_happened_a_majority_that_lives_and_talks_commits(
 
 
 def test_a_machine_that_never_leads_again_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round, "may_promise", lambda durable, attempt: False)
+    monkeypatch.setattr(rules, "may_promise", lambda durable, attempt: False)
     search = Search(first_base(3), Bounds(num_attempts=3, num_kills=1))
     assert not all(search.commits_when_calm(world, 0, num_attempts=8) for world in search.some_worlds(100))
 
@@ -196,7 +196,7 @@ def forget(me: PeerId, durable: Durable) -> Result:
         (decide, "may_accept", always, Bounds(num_attempts=2, num_kills=0)),
         (decide, "may_accept", accept_whatever_was_promised, Bounds(num_attempts=2, num_kills=0)),
         (decide, "is_quorum", always, Bounds(num_attempts=2, num_kills=0)),
-        (round, "newest", lambda votes: None, Bounds(num_attempts=2, num_kills=0)),
+        (rules, "newest", lambda votes: None, Bounds(num_attempts=2, num_kills=0)),
         pytest.param(round, "resume", forget, Bounds(num_attempts=2, num_kills=1), marks=pytest.mark.slow),
     ],
     ids=[

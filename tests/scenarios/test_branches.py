@@ -310,7 +310,7 @@ def test_who_claims_a_quintillion_tokens_and_brings_a_vector_a_million_times_too
         await split.start()
         left = await split.part()
         for member in split.go:
-            legacies = member.peer._legacies
+            legacies = member.peer._entrance.legacies
             honest = legacies.to_bring
 
             async def lie(base: Any, parts: Any, honest: Any = honest, legacies: Any = legacies) -> Any:

@@ -38,27 +38,10 @@ from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
 from weft.net.multi_source import Blob, pull, small_from
 from weft.net.node import Node
+from weft.peer import messages
 from weft.peer.chain import as_many_as_fit
 from weft.peer.fork.choice import NEAR, believed, is_further
-from weft.peer.messages import (
-    MAX_CERTIFICATES,
-    ChainAnswer,
-    ChainRequest,
-    CharterAnswer,
-    CharterRequest,
-    StateOffer,
-    StateRequest,
-)
-from weft.peer.state.state_client import (
-    CALL_S,
-    MAX_DONORS,
-    Offered,
-    Ranking,
-    StateClient,
-    joined,
-    most_offered,
-    opened,
-)
+from weft.peer.state import state_client
 from weft.run.outline import Outline, data_ready
 from weft.store.home import Home
 from weft.store.index import MAX_INDEX_NBYTES, StateIndex
@@ -103,13 +86,13 @@ class Anchor:
         self._stopping = asyncio.Event()
         self._stop_reason = ""
         self._failure: Exception | None = None
-        self._client = StateClient(node, context.compute, context.clock)
-        self._ranking = Ranking(node, self._membership, context.clock)
+        self._client = state_client.StateClient(node, context.compute, context.clock)
+        self._ranking = state_client.Ranking(node, self._membership, context.clock)
         self._has_files = False
         self._told = ""  # the last failure that was said: once, not every second
-        node.serve(StateRequest, self._offer)
-        node.serve(ChainRequest, self._continue)
-        node.serve(CharterRequest, self._tell_charter)
+        node.serve(messages.StateRequest, self._offer)
+        node.serve(messages.ChainRequest, self._continue)
+        node.serve(messages.CharterRequest, self._tell_charter)
         node.serve_blobs(lambda _peer, digest: kept.lookup(digest), is_patient=True)
 
     @property
@@ -213,8 +196,8 @@ class Anchor:
 
     async def _continue_from(self, peer: PeerId, head: Manifest) -> int | None:
         """Follow what was committed after `head`; return how many rounds, None: the peer no longer knows."""
-        request = ChainRequest(branch=head.branch, after=head.round)
-        answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
+        request = messages.ChainRequest(branch=head.branch, after=head.round)
+        answer = await self._node.call(peer, request, messages.ChainAnswer, deadline_s=state_client.CALL_S)
         if answer.certificates is None:
             return None
         taken = 0
@@ -258,7 +241,7 @@ class Anchor:
 
         delivered = await pull(self._node, missing, offered.donors, keep, self._clock)
         await self._compute.serve(lambda: self._kept.replace(offered.head, offered.charter, offered.index))
-        self._emit(joined(offered.head, index, delivered, self._clock.now() - began))
+        self._emit(state_client.joined(offered.head, index, delivered, self._clock.now() - began))
         return True
 
     def _make_room(self, name: Digest, index: StateIndex) -> list[Blob]:
@@ -266,26 +249,26 @@ class Anchor:
         self._kept.make_room({name, *index.places()})
         return self._kept.missing(index)
 
-    async def _ask(self, peer: PeerId) -> Offered | None:
+    async def _ask(self, peer: PeerId) -> state_client.Offered | None:
         """Ask a peer, and others that stand where it does, for their states; return what most of them offer."""
         beat = self._membership.heartbeat_of(peer)
         wanted = None if beat is None else beat.manifest
         beside = [each for each in self._ranking.furthest_first() if each != peer and self._stands_at(each, wanted)]
-        answers = await self._client.ask([peer, *beside][:MAX_DONORS], wanted)
-        offers: list[Offered] = []
+        answers = await self._client.ask([peer, *beside][: state_client.MAX_DONORS], wanted)
+        offers: list[state_client.Offered] = []
         for each, answer in answers.items():
-            offer = answer if isinstance(answer, str) else opened(each, answer, self._node.run)
-            if isinstance(offer, Offered):
+            offer = answer if isinstance(answer, str) else state_client.opened(each, answer, self._node.run)
+            if isinstance(offer, state_client.Offered):
                 offers.append(offer)
             elif each == peer and (isinstance(answer, str) or answer.index is not None):
                 raise PeerError(offer)
-        return most_offered(offers) if offers else None
+        return state_client.most_offered(offers) if offers else None
 
     def _stands_at(self, peer: PeerId, manifest: Digest | None) -> bool:
         beat = self._membership.heartbeat_of(peer)
         return manifest is not None and beat is not None and beat.manifest == manifest
 
-    async def _index(self, offered: Offered) -> StateIndex:
+    async def _index(self, offered: state_client.Offered) -> StateIndex:
         if not self._kept.has(offered.index):
             await self._put(await small_from(self._node, offered.donors, offered.index, MAX_INDEX_NBYTES))
         index = await self._compute.serve(lambda: self._kept.index(offered.index))
@@ -324,26 +307,26 @@ class Anchor:
 
     # --- serving ---
 
-    async def _offer(self, _peer: PeerId, request: StateRequest) -> StateOffer:
+    async def _offer(self, _peer: PeerId, request: messages.StateRequest) -> messages.StateOffer:
         kept = self._kept.kept
         if kept is None:
-            return StateOffer(head=None, index=None, charter=None)
+            return messages.StateOffer(head=None, index=None, charter=None)
         if request.wanted is None:
-            return StateOffer(head=kept.head, index=None, charter=None)
-        return StateOffer(head=kept.head, index=kept.index, charter=kept.charter)
+            return messages.StateOffer(head=kept.head, index=None, charter=None)
+        return messages.StateOffer(head=kept.head, index=kept.index, charter=kept.charter)
 
-    async def _tell_charter(self, _peer: PeerId, _request: CharterRequest) -> CharterAnswer:
+    async def _tell_charter(self, _peer: PeerId, _request: messages.CharterRequest) -> messages.CharterAnswer:
         chain = self._kept.chain
         if chain is None:
             raise PeerError("this anchor has no state yet")
-        return CharterAnswer(charter=chain.charter, round=chain.head.round, members=chain.head.members)
+        return messages.CharterAnswer(charter=chain.charter, round=chain.head.round, members=chain.head.members)
 
-    async def _continue(self, _peer: PeerId, request: ChainRequest) -> ChainAnswer:
+    async def _continue(self, _peer: PeerId, request: messages.ChainRequest) -> messages.ChainAnswer:
         chain = self._kept.chain
         if chain is None or chain.head.branch != request.branch:
-            return ChainAnswer(certificates=None)
-        found = chain.after(request.after, MAX_CERTIFICATES)
-        return ChainAnswer(certificates=None if found is None else as_many_as_fit(found))
+            return messages.ChainAnswer(certificates=None)
+        found = chain.after(request.after, messages.MAX_CERTIFICATES)
+        return messages.ChainAnswer(certificates=None if found is None else as_many_as_fit(found))
 
     def _heartbeat(self) -> Heartbeat:
         head = self.head

@@ -18,30 +18,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from weft import events
 from weft.dashboard.figures import AWAY
 from weft.dashboard.stages import StageNow, stage_of
 from weft.dashboard.view import About, Line, View, update
 from weft.dashboard.words import ROUTINE, SEVERITIES, advice_of, described, notable, severity_of
-from weft.events import (
-    ActEnacted,
-    Entry,
-    Evaluated,
-    Event,
-    GraphChosen,
-    LinkDown,
-    LinkUp,
-    MemberProgress,
-    MethodTuned,
-    PayloadOffered,
-    RoundCommitted,
-    RoundProven,
-    Sampled,
-    StageHeld,
-    StageLeft,
-    StagesSeen,
-    StepDone,
-    Working,
-)
 from weft.ids import PeerId
 from weft.wire import printable
 
@@ -90,7 +71,7 @@ LISTS = (
 )
 MAX_ROWS = 400_000  # of all lists together: a page holds them all
 STAGES_S = 30.0  # between two rows of stages that say the same
-_UNTOLD = (StepDone, MemberProgress, Working)  # too many to list, and each is in another list
+_UNTOLD = (events.StepDone, events.MemberProgress, events.Working)  # too many to list, and each is in another list
 
 
 class History:
@@ -175,13 +156,13 @@ class History:
 
     # --- the rows ---
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: events.Entry) -> None:
         """Add what an entry tells."""
         if len(self._rows) >= MAX_ROWS:
             self.num_left_out += 1
             return
         event, at = entry.event, entry.at
-        if isinstance(event, RoundProven):
+        if isinstance(event, events.RoundProven):
             self._add("proofs", [at, event.round, event.num_signed, event.num_electors, *_column(event)])
             return
         before, self.view = self.view, update(self.view, entry)
@@ -199,10 +180,10 @@ class History:
             number = None if about is None else self._number(about)
             self._add("advice", [at, number, printable(text), printable(what_to_do)])
 
-    def _words(self, entry: Entry) -> str:
+    def _words(self, entry: events.Entry) -> str:
         return notable(entry, self.name) or self._routine(entry.event)
 
-    def _routine(self, event: Event) -> str:
+    def _routine(self, event: events.Event) -> str:
         return printable(described(event, self.name))
 
     def _add(self, name: str, row: Row) -> None:
@@ -214,58 +195,62 @@ class History:
             self._add("peers", [str(peer), "", "", ""])
         return self._numbers[peer]
 
-    def _touched(self, entry: Entry) -> Iterable[PeerId]:
+    def _touched(self, entry: events.Entry) -> Iterable[PeerId]:
         """Return the peers of whom an entry may have told anything."""
-        if isinstance(entry.event, StagesSeen):
+        if isinstance(entry.event, events.StagesSeen):
             return self.view.peers
         told = [entry.peer, getattr(entry.event, "member", None), getattr(entry.event, "remote", None)]
         return {peer: None for peer in told if peer is not None and peer in self.view.peers}
 
-    def _tell(self, before: View, peer: PeerId, entry: Entry) -> None:
+    def _tell(self, before: View, peer: PeerId, entry: events.Entry) -> None:
         """Add what has changed of a peer: who it is, and what it does."""
         was, line, number = before.line(peer), self.view.line(peer), self._number(peer)
         if (line.name, line.device, line.software) != (was.name, was.device, was.software):
             self._add("peers", [str(peer), line.name, line.device, line.software])
-        is_work = isinstance(entry.event, Working) and peer == entry.peer
+        is_work = isinstance(entry.event, events.Working) and peer == entry.peer
         if is_work or (line.state and (line.state, line.round, line.is_heard) != (was.state, was.round, was.is_heard)):
             shown = (is_work and line.work) or line.state
             row = [entry.at, number, shown, line.round, _finite(line.loss), _speed(line)]
             self._add("states", [*row, self._number(entry.peer)])
 
-    def _list(self, before: View, own: int, entry: Entry) -> None:
+    def _list(self, before: View, own: int, entry: events.Entry) -> None:
         """Add what an entry tells of other things than peers."""
         at, event = entry.at, entry.event
         match event:
-            case StageHeld(stage=stage, reason=reason) | StageLeft(stage=stage, reason=reason):
-                self._add("moves", [at, own, stage, isinstance(event, StageHeld), printable(reason)])
-            case StagesSeen() if self.view.stages.seen_at == at:  # else it is older than what is known
+            case events.StageHeld(stage=stage, reason=reason) | events.StageLeft(stage=stage, reason=reason):
+                self._add("moves", [at, own, stage, isinstance(event, events.StageHeld), printable(reason)])
+            case events.StagesSeen() if self.view.stages.seen_at == at:  # else it is older than what is known
                 self._see(own, at, event)
-            case RoundCommitted():
+            case events.RoundCommitted():
                 self._commit(before, own, entry, event)
-            case PayloadOffered(round=round, tokens=tokens):
+            case events.PayloadOffered(round=round, tokens=tokens):
                 self._offered[entry.peer] = (round, tokens)
-            case Evaluated(committed_tokens=tokens, loss=loss, nats_per_byte=per_byte):
+            case events.Evaluated(committed_tokens=tokens, loss=loss, nats_per_byte=per_byte):
                 if tokens not in self._evaluated and math.isfinite(loss):
                     self._evaluated.add(tokens)
                     self._heldout = loss
                     self._add("heldout", [at, tokens, loss, _finite(per_byte)])
-            case Sampled(round=round, prompt=prompt, text=text):
+            case events.Sampled(round=round, prompt=prompt, text=text):
                 self._add("samples", [at, round, printable(prompt, keep="\n\t"), printable(text, keep="\n\t")])
-            case MethodTuned(round=round) | GraphChosen(round=round) | ActEnacted(kind="amend", round=round):
+            case (
+                events.MethodTuned(round=round)
+                | events.GraphChosen(round=round)
+                | events.ActEnacted(kind="amend", round=round)
+            ):
                 self._add("methods", [at, round, self._words(entry)])
-            case LinkUp(remote=remote, transport=transport):
+            case events.LinkUp(remote=remote, transport=transport):
                 self._add("links", [at, own, self._number(remote), printable(transport)])
-            case LinkDown(remote=remote):
+            case events.LinkDown(remote=remote):
                 self._add("links", [at, own, self._number(remote), ""])
 
-    def _see(self, own: int, at: float, seen: StagesSeen) -> None:
+    def _see(self, own: int, at: float, seen: events.StagesSeen) -> None:
         when, members = self._stages_row
         if seen.members != members or at - when >= STAGES_S:
             self._stages_row = at, seen.members
             numbers = [[self._number(each) for each in stage] for stage in seen.members]
             self._add("stages", [at, own, numbers, list(seen.rates), list(seen.waiting)])
 
-    def _commit(self, before: View, own: int, entry: Entry, commit: RoundCommitted) -> None:
+    def _commit(self, before: View, own: int, entry: events.Entry, commit: events.RoundCommitted) -> None:
         view, peer, at, stage = self.view, entry.peer, entry.at, stage_of(commit)
         is_counted = view.line(peer).is_counted(peer, commit)
         offered_to, offered = self._offered.get(peer, (0, 0))
@@ -290,7 +275,7 @@ class History:
             self._loss = points[-1][1]
             self._add("train", [at, commit.committed_tokens, self._loss])
 
-    def _round_row(self, at: float, commit: RoundCommitted) -> Row:
+    def _round_row(self, at: float, commit: events.RoundCommitted) -> Row:
         return [
             *(at, commit.round, commit.attempt, None if commit.leader is None else self._number(commit.leader)),
             *(commit.tokens, commit.committed_tokens),
@@ -300,7 +285,7 @@ class History:
         ]
 
 
-def _tells_shares(commit: RoundCommitted) -> bool:
+def _tells_shares(commit: events.RoundCommitted) -> bool:
     """Whether a commit says what each peer brought: not where groups are counted, of which one brings all."""
     return len(commit.contributed) == len(commit.contributors) and not commit.num_through
 
@@ -310,7 +295,7 @@ def _speed(line: Line) -> float:
     return 0.0 if line.state in AWAY else line.tokens_per_s
 
 
-def _column(event: Event) -> Row:
+def _column(event: events.Event) -> Row:
     """Return the column that says of which stage a row is; none where the run has no stages."""
     stage = stage_of(event)
     return [] if stage is None else [stage]

@@ -15,40 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from weft import events
 from weft.dashboard import figures
 from weft.dashboard.figures import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
 from weft.dashboard.stages import Lead, Stages, holding, led, stage_of, state_at_commit, told
 from weft.dashboard.words import notable
-from weft.events import (
-    ActEnacted,
-    CheckpointSaved,
-    CountedThrough,
-    DataReady,
-    Entry,
-    Evaluated,
-    LinkDown,
-    LinkUp,
-    MajorityLost,
-    MemberGone,
-    MemberJoined,
-    MemberLeft,
-    MemberProgress,
-    MemberRecovered,
-    MemberSuspected,
-    Paused,
-    PeerStarted,
-    PeerStopped,
-    Resumed,
-    RoundCommitted,
-    RoundMissed,
-    RoundProven,
-    Sampled,
-    StageHeld,
-    StageLeft,
-    StagesSeen,
-    StepDone,
-    Working,
-)
 from weft.ids import PeerId, short
 from weft.wire import printable
 
@@ -92,7 +63,7 @@ class Line:
     num_missed: int = 0
     is_heard: bool = False  # it speaks for itself
 
-    def is_counted(self, peer: PeerId, commit: RoundCommitted) -> bool:
+    def is_counted(self, peer: PeerId, commit: events.RoundCommitted) -> bool:
         return peer in commit.contributors or self.counted_through == commit.round
 
 
@@ -138,7 +109,7 @@ class View:
     commits: tuple[tuple[float, int], ...] = ()  # the newest: when, committed tokens
     losses: Losses = field(default_factory=Losses)
     evaluations: tuple[tuple[int, float], ...] = ()  # committed tokens, nats per byte
-    evaluated: Evaluated | None = None  # the newest
+    evaluated: events.Evaluated | None = None  # the newest
     sample: str | None = None
     sent_nbytes: int = 0
     received_nbytes: int = 0
@@ -201,10 +172,10 @@ class View:
         return max(0.0, left - max(0.0, self.now - last_at))
 
 
-def update(view: View, entry: Entry) -> View:
+def update(view: View, entry: events.Entry) -> View:
     """Return the view after one more entry."""
     now = max(view.now, entry.at)
-    if isinstance(entry.event, RoundProven):  # who checked it is no peer of the run
+    if isinstance(entry.event, events.RoundProven):  # who checked it is no peer of the run
         return replace(view, now=now)
     news = news_of(view, entry)
     view = replace(view, now=now, stages=told(view.stages, entry))
@@ -214,7 +185,7 @@ def update(view: View, entry: Entry) -> View:
     return view if news is None else replace(view, notables=(*view.notables, news)[-MAX_NOTABLE:])
 
 
-def news_of(view: View, entry: Entry) -> Told | None:
+def news_of(view: View, entry: events.Entry) -> Told | None:
     """Return what an entry tells that nobody else has just told; None where it is routine or known."""
     text = notable(entry, view.name)
     if text is None:
@@ -223,78 +194,80 @@ def news_of(view: View, entry: Entry) -> Told | None:
     return None if any(entry.at - each.at < _SAME_NEWS_S for each in known) else Told(entry.peer, entry.at, text)
 
 
-def _fold(view: View, entry: Entry) -> View:
+def _fold(view: View, entry: events.Entry) -> View:
     own, event = entry.peer, entry.event
     match event:
-        case PeerStarted():
+        case events.PeerStarted():
             return _start(view, own, event)
-        case DataReady():
+        case events.DataReady():
             return _line(view, own, is_ready=True)
-        case StageHeld() | StageLeft():
+        case events.StageHeld() | events.StageLeft():
             num = view.run.num_parameters or view.stages.num_parameters
             return replace(view, run=replace(view.run, num_parameters=num))
-        case StagesSeen() if view.stages.seen_at == entry.at:  # else it is older than what is known
+        case events.StagesSeen() if view.stages.seen_at == entry.at:  # else it is older than what is known
             return _seen(view, own, event)
-        case StepDone():
+        case events.StepDone():
             return _step(view, own, event)
-        case CountedThrough():  # comes before its round's commit
+        case events.CountedThrough():  # comes before its round's commit
             return _line(view, own, counted_through=event.round)
-        case RoundCommitted():
+        case events.RoundCommitted():
             return _commit(view, entry.at, own, event)
-        case Paused():
+        case events.Paused():
             return _line(view, own, state="paused", tokens_per_s=0.0)
-        case Resumed():
+        case events.Resumed():
             return _line(view, own, state="training")
-        case RoundMissed():
+        case events.RoundMissed():
             return _line(view, own, state="missed a round", num_missed=view.line(own).num_missed + 1)
-        case MajorityLost():
+        case events.MajorityLost():
             return _line(view, own, state=f"{event.alive} of {event.electorate} left")
-        case Evaluated():
+        case events.Evaluated():
             view = replace(view, evaluated=event)
             point = (int(event.committed_tokens), event.nats_per_byte)
             return view if point in view.evaluations else replace(view, evaluations=(*view.evaluations, point))
-        case Sampled():
+        case events.Sampled():
             return replace(view, sample=printable(event.prompt + event.text, keep="\n\t"))
-        case ActEnacted(changes={"tokens": tokens}) if view.run.total_tokens is not None:
+        case events.ActEnacted(changes={"tokens": tokens}) if view.run.total_tokens is not None:
             return replace(view, run=replace(view.run, total_tokens=int(tokens)))
-        case CheckpointSaved():
+        case events.CheckpointSaved():
             return replace(view, checkpoint=event.path)
-        case PeerStopped() if view.stages.of(own) not in ((), (stage_of(event),)):
+        case events.PeerStopped() if view.stages.of(own) not in ((), (stage_of(event),)):
             return view  # it holds other stages still
-        case PeerStopped():
+        case events.PeerStopped():
             return _line(view, own, state="finished" if event.reason == "complete" else "stopped", tokens_per_s=0.0)
-        case LinkUp():
+        case events.LinkUp():
             return _line(view, event.remote, link=event.transport)
-        case LinkDown():
+        case events.LinkDown():
             known = view.line(event.remote)
             return _line(view, event.remote, link="down" if known.name or known.state else "")  # else on an errand
-        case Working():
+        case events.Working():
             return _line(view, own, work="" if event.is_over else figures.work_in_short(event))
         case _:
             return _hear(view, entry)
 
 
-def _hear(view: View, entry: Entry) -> View:
+def _hear(view: View, entry: events.Entry) -> View:
     """Return the view after what a peer has told of another."""
     event = entry.event
     match event:
-        case MemberProgress() if view.line(event.member).is_heard:
+        case events.MemberProgress() if view.line(event.member).is_heard:
             return _call(view, event.member, event.name)
-        case MemberProgress():
+        case events.MemberProgress():
             view = _call(view, event.member, event.name)
             heard = {"round": event.round, "loss": event.loss, "tokens_per_s": event.tokens_per_s}
             return _line(view, event.member, state=event.state, **heard)
-        case MemberJoined():
+        case events.MemberJoined():
             return _say(_call(view, event.member, event.name), event.member, "joined")
-        case MemberRecovered():
+        case events.MemberRecovered():
             return _say(view, event.member, "back")
-        case MemberSuspected() | MemberGone() | MemberLeft() if _is_elsewhere(view, event.member, stage_of(event)):
+        case events.MemberSuspected() | events.MemberGone() | events.MemberLeft() if _is_elsewhere(
+            view, event.member, stage_of(event)
+        ):
             return view
-        case MemberSuspected():
+        case events.MemberSuspected():
             return _miss(view, event.member, "silent")
-        case MemberGone():
+        case events.MemberGone():
             return _miss(view, event.member, "gone")
-        case MemberLeft():
+        case events.MemberLeft():
             # Whoever says goodbye to a complete run has all of it.
             return _miss(view, event.member, "finished" if view.is_complete else "left")
     return view
@@ -334,7 +307,7 @@ def _is_elsewhere(view: View, peer: PeerId, stage: int | None) -> bool:
     return stage is not None and any(each != stage for each in view.stages.of(peer))
 
 
-def _start(view: View, own: PeerId, event: PeerStarted) -> View:
+def _start(view: View, own: PeerId, event: events.PeerStarted) -> View:
     said = tuple(_with_name(news, own, event.name) for news in view.notables)
     if stage_of(event) is None:  # else both are of the stage
         run = replace(view.run, num_parameters=event.num_parameters, id=view.run.id or event.run)
@@ -344,7 +317,7 @@ def _start(view: View, own: PeerId, event: PeerStarted) -> View:
     return _line(replace(view, notables=said), own, state="starting", work="", is_ready=False, **told_before)
 
 
-def _seen(view: View, own: PeerId, event: StagesSeen) -> View:
+def _seen(view: View, own: PeerId, event: events.StagesSeen) -> View:
     """Return the view after a word on who is in the run: of most, nothing else is heard."""
     everybody = view.stages.everybody
     for peer, name in sorted(event.names.items()):
@@ -362,14 +335,14 @@ def _seen(view: View, own: PeerId, event: StagesSeen) -> View:
     return view
 
 
-def _step(view: View, own: PeerId, event: StepDone) -> View:
+def _step(view: View, own: PeerId, event: events.StepDone) -> View:
     if view.lead.is_of(event):  # all stages tell of the same loss
         view = replace(view, losses=view.losses.and_one(event.loss))
     speed = smoothed_speed(view.line(own).tokens_per_s, event)
     return _line(view, own, tokens_per_s=speed, loss=event.loss, state="training", work="")
 
 
-def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
+def _commit(view: View, at: float, own: PeerId, event: events.RoundCommitted) -> View:
     line, stage = view.line(own), stage_of(event)
     is_counted = line.is_counted(own, event)
     view = _line(
@@ -401,7 +374,7 @@ def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
     )
 
 
-def _staged_ring_nbytes(view: View, event: RoundCommitted) -> int:
+def _staged_ring_nbytes(view: View, event: events.RoundCommitted) -> int:
     """Return what the peers that are heard would have moved together for a round."""
     num_parameters, tokens_per_step = view.run.num_parameters, view.run.tokens_per_step
     if not num_parameters or not tokens_per_step:

@@ -34,16 +34,7 @@ from weft.errors import ConfigError
 from weft.events import Emit
 from weft.launch.loop import Loop
 from weft.launch.peer import found, join
-from weft.library.given import (
-    Machine,
-    config_of,
-    require_kind,
-    require_members,
-    require_one_process,
-    show_ticket,
-    shown,
-    whole,
-)
+from weft.library import given
 from weft.library.learner import LoopLearner
 from weft.library.leaving import RoundTimes, at_exit, hand_in
 from weft.library.lending import Lending
@@ -79,20 +70,22 @@ class Sync:
         *,
         ticket: str | None = None,
         wait_for: int = 1,
-        machine: Machine | None = None,
-        on_ticket: Callable[[str], object] = show_ticket,
+        machine: given.Machine | None = None,
+        on_ticket: Callable[[str], object] = given.show_ticket,
     ) -> None:
         if config is None and ticket is None:
             raise ConfigError('weft.Sync needs a config, to found a run, or ticket="...", to join one.')
-        require_one_process()
-        require_kind(ticket, (str, NoneType), "ticket", "a str, as a member printed it, or None")
-        require_kind(machine, (Machine, NoneType), "machine", "a weft.Machine(home=..., settings=...), or None")
-        require_members(wait_for)
-        self._config = None if config is None else config_of(config, SyncConfig, "config")
+        given.require_one_process()
+        given.require_kind(ticket, (str, NoneType), "ticket", "a str, as a member printed it, or None")
+        given.require_kind(
+            machine, (given.Machine, NoneType), "machine", "a weft.Machine(home=..., settings=...), or None"
+        )
+        given.require_members(wait_for)
+        self._config = None if config is None else given.config_of(config, SyncConfig, "config")
         self._given = ticket
         self._wait_for = wait_for
         self._times = RoundTimes()
-        self._options = (machine or Machine()).options()
+        self._options = (machine or given.Machine()).options()
         self._options = replace(self._options, sinks=(*self._options.sinks, self._times))
         self._on_ticket = on_ticket
         self._tensors = Tensors(model)
@@ -148,16 +141,16 @@ class Sync:
         if peer is None:
             raise RuntimeError(NOT_STARTED)
         most = peer.replica.charter.settings.batch_size
-        samples = most if num_samples is None else whole(num_samples)
+        samples = most if num_samples is None else given.whole(num_samples)
         if not 0 < samples <= most:
             raise ConfigError(
                 f"step: num_samples is {num_samples}, and the run's batch_size, the most of one step, {most}. Make "
                 "smaller steps, or a run with a larger batch_size."
             )
         if self._lending.is_last:  # the parameters are about to be read: often enough, and no longer in between
-            require_one_process()
+            given.require_one_process()
             self._tensors.require_unchanged()
-        goes_on = self._lending.made(samples, shown(loss))
+        goes_on = self._lending.made(samples, given.shown(loss))
         if not goes_on:
             self._settle()
         return goes_on

@@ -20,18 +20,8 @@ from typing import TypeVar
 
 import msgspec
 
+from weft import errors
 from weft.clock import Clock
-from weft.errors import (
-    DeadlineExceeded,
-    GenesisMismatch,
-    NetError,
-    PeerError,
-    PortInUse,
-    Refused,
-    Unreachable,
-    WeftError,
-    WireError,
-)
 from weft.events import ConnectionDropped, Emit, FellBack, TransportUp
 from weft.ids import Digest, PeerId, RunId, short
 from weft.keys import Identity
@@ -119,17 +109,19 @@ class Node:
         for transport in self._transports:
             try:
                 addresses = await transport.start(self._listener.accept(transport))
-            except PortInUse:
+            except errors.PortInUse:
                 await self.aclose()
                 raise
-            except NetError as error:
+            except errors.NetError as error:
                 missing.append((transport.name, str(error)))
                 continue
             self._started.append(transport)
             self._dialer.addresses += addresses
             self._emit(TransportUp(transport=transport.name, addresses=addresses))
         if not self._started:
-            raise NetError("no transport works here: " + "; ".join(f"{name}: {reason}" for name, reason in missing))
+            raise errors.NetError(
+                "no transport works here: " + "; ".join(f"{name}: {reason}" for name, reason in missing)
+            )
         if self._via is not None:
             await self._via.start(self._listener.accept(self._via))
             self._dialer.add(self._via)
@@ -264,22 +256,22 @@ class Node:
             Refused, GenesisMismatch, WireError: nobody let this peer in, and the first who answered said why.
             Unreachable: nobody answered; the message says what was tried, what that means and what to do.
         """
-        verdict: WeftError | None = None
+        verdict: errors.WeftError | None = None
         trials: list[Trial] = []
         others: list[str] = []
         for peer in peers:
             try:
                 await self.connect(peer)
-            except (Refused, GenesisMismatch, WireError) as error:
+            except (errors.Refused, errors.GenesisMismatch, errors.WireError) as error:
                 verdict = verdict or error
-            except Unreachable as error:
+            except errors.Unreachable as error:
                 trials += [failed(self.contact(peer), address, str(each)) for address, each in error.tried]
                 others += [] if error.tried else [str(error)]
-            except (NetError, PeerError) as error:
+            except (errors.NetError, errors.PeerError) as error:
                 others.append(str(error))
             else:
                 return peer
-        raise verdict or Unreachable(nobody(trials, others))
+        raise verdict or errors.Unreachable(nobody(trials, others))
 
     def keep(self, peer: PeerId) -> None:
         """Keep a link to `peer` up, redialling with growing pauses, until `release`."""
@@ -370,7 +362,9 @@ class Node:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise DeadlineExceeded(f"no link to {short(peer)} within {deadline_s:g} s; {method} was not sent") from None
+            raise errors.DeadlineExceeded(
+                f"no link to {short(peer)} within {deadline_s:g} s; {method} was not sent"
+            ) from None
         when = limit.when()
         left_s = deadline_s if when is None else when - asyncio.get_running_loop().time()
         body = await link.session.call(method, encode(request), deadline_s=left_s)
@@ -380,7 +374,7 @@ class Node:
         """Return what `call` returns, or None where a call fails: for who goes on then, whatever the reason."""
         try:
             return await self.call(peer, request, response, deadline_s=deadline_s)
-        except (PeerError, NetError, Refused):
+        except (errors.PeerError, errors.NetError, errors.Refused):
             return None
 
     async def note(self, peer: PeerId, record: msgspec.Struct) -> None:
@@ -445,7 +439,7 @@ class Node:
     def _read_answer(self, link: Link, body: bytes, response: type[R]) -> R:
         try:
             answer: R = decode(body, response, max_nbytes=MAX_BODY_NBYTES)
-        except WireError as error:
+        except errors.WireError as error:
             self._links.violation(link, f"an answer is no {response.__name__}: {error}")
             raise
         return answer

@@ -34,21 +34,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from weft import events
 from weft.clock import Clock
 from weft.errors import ConfigError, NetError, PeerError, Refused, WireError
-from weft.events import (
-    VERSION,
-    Entry,
-    Event,
-    LinkDown,
-    MemberGone,
-    MemberLeft,
-    MemberProgress,
-    Notice,
-    RoundCommitted,
-    RoundProven,
-    StagesSeen,
-)
 from weft.ids import BranchId, Digest, PeerId, RunId, short
 from weft.keys import verify
 from weft.log import read_lines
@@ -67,12 +55,12 @@ _NAMES = (PeerId, Digest, RunId, BranchId)
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
-def is_plausible(event: Event) -> bool:
+def is_plausible(event: events.Event) -> bool:
     return all(_is(getattr(event, name), hint) for name, hint in _hints(type(event)).items())
 
 
 @cache
-def _hints(kind: type[Event]) -> dict[str, Any]:
+def _hints(kind: type[events.Event]) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
@@ -131,7 +119,7 @@ class Observer:
         node: Node,
         run: RunId,
         clock: Clock,
-        on_entry: Callable[[Entry], None],
+        on_entry: Callable[[events.Entry], None],
         stages: Sequence[RunId] = (),
     ) -> None:
         self._node = node
@@ -233,9 +221,9 @@ class Observer:
         entries = list(entries_of(bulletin, peer, self._clock.wall()))
         for entry in entries:
             note_links(heard.linked, entry.event)
-            if isinstance(told := entry.event, RoundCommitted) and told.stage in self._provings:
+            if isinstance(told := entry.event, events.RoundCommitted) and told.stage in self._provings:
                 self._provings[told.stage].claimed(peer, told.branch, told.round, told.manifest)
-            if isinstance(told, StagesSeen):
+            if isinstance(told, events.StagesSeen):
                 self._meet(told)
             if getattr(entry.event, "remote", None) != self._node.peer:  # it is no news that this one looks
                 self._on_entry(entry)
@@ -246,7 +234,7 @@ class Observer:
         if num_missed:
             self._tell(f"{num_missed * WINDOW_S:g} s of {short(peer)} are not shown: it keeps them no more")
 
-    def _meet(self, seen: StagesSeen) -> None:
+    def _meet(self, seen: events.StagesSeen) -> None:
         """Take up who can be asked what each stage decided."""
         for side, members in zip(self._sides, seen.members, strict=False):
             for peer in set(side.peers) - set(members):
@@ -258,31 +246,34 @@ class Observer:
         self._tell(f"a mistake of weft's own, part of this view stands still: {error!r}")
 
     def _tell(self, text: str) -> None:
-        self._say(Notice(text=text))
+        self._say(events.Notice(text=text))
 
-    def _say_of(self, stage: int, event: Event) -> None:
+    def _say_of(self, stage: int, event: events.Event) -> None:
         self._say(msgspec.structs.replace(event, stage=stage))
 
-    def _say(self, event: Event) -> None:
-        self._on_entry(Entry(v=VERSION, at=self._clock.wall(), peer=self._node.peer, event=event))
+    def _say(self, event: events.Event) -> None:
+        self._on_entry(events.Entry(v=events.VERSION, at=self._clock.wall(), peer=self._node.peer, event=event))
 
 
-def note_links(linked: dict[PeerId, None], event: Event) -> None:
+def note_links(linked: dict[PeerId, None], event: events.Event) -> None:
     """Keep up to whom a peer is linked, by what it tells."""
     match event:
-        case MemberProgress(member=member, link=link) if link:
+        case events.MemberProgress(member=member, link=link) if link:
             if len(linked) < MAX_LINKED:
                 linked[member] = None
-        case StagesSeen(members=stages):  # all of a run with stages are linked to each other
+        case events.StagesSeen(members=stages):  # all of a run with stages are linked to each other
             for member in [member for stage in stages for member in stage][: MAX_LINKED - len(linked)]:
                 linked[member] = None
         case (
-            MemberProgress(member=other) | LinkDown(remote=other) | MemberGone(member=other) | MemberLeft(member=other)
+            events.MemberProgress(member=other)
+            | events.LinkDown(remote=other)
+            | events.MemberGone(member=other)
+            | events.MemberLeft(member=other)
         ):
             linked.pop(other, None)
 
 
-def entries_of(bulletin: Bulletin, signer: PeerId, now: float) -> Iterator[Entry]:
+def entries_of(bulletin: Bulletin, signer: PeerId, now: float) -> Iterator[events.Entry]:
     """Yield what a bulletin tells, as far as it is known here.
 
     Words are held to what may be told at all, whatever its signer did, and times to this clock.
@@ -293,12 +284,14 @@ def entries_of(bulletin: Bulletin, signer: PeerId, now: float) -> Iterator[Entry
     for line in bulletin.lines[:MAX_LINES]:
         try:
             told = msgspec.json.decode(line)
-            whole = msgspec.json.encode({"v": VERSION, "at": told["at"], "peer": signer, "event": told["event"]})
+            whole = msgspec.json.encode({"v": events.VERSION, "at": told["at"], "peer": signer, "event": told["event"]})
             found = list(read_lines([whole + b"\n"], short(signer)))
         except (msgspec.DecodeError, ConfigError, KeyError, TypeError, RecursionError, UnicodeDecodeError):
             continue
         for entry in found:
-            event = None if isinstance(entry.event, RoundProven) else public(entry.event)  # only who looks can check
+            event = (
+                None if isinstance(entry.event, events.RoundProven) else public(entry.event)
+            )  # only who looks can check
             at = entry.at if math.isfinite(entry.at) else now
             if event is not None and is_plausible(event):
-                yield Entry(v=VERSION, at=min(max(at, 0.0), now + MOST_AHEAD_S), peer=signer, event=event)
+                yield events.Entry(v=events.VERSION, at=min(max(at, 0.0), now + MOST_AHEAD_S), peer=signer, event=event)

@@ -12,29 +12,23 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from weft.events import (
-    AdmissionRefused,
-    CheckpointFailed,
-    CheckpointSaved,
-    ConnectionDropped,
-    Entry,
-    Event,
-    LinkUp,
-    Sampled,
-    TransportUp,
-)
+from weft import events
 from weft.wire import printable
 
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=events.Event)
 
-PRIVATE = (TransportUp, ConnectionDropped, AdmissionRefused)  # who knocks at this machine, and where
+PRIVATE = (
+    events.TransportUp,
+    events.ConnectionDropped,
+    events.AdmissionRefused,
+)  # who knocks at this machine, and where
 MAX_TEXT = 400  # characters of one field; a text that a model wrote is as long as its run asked for
 HIDDEN = "(hidden)"
 
-_EMPTY: dict[type[Event], dict[str, Any]] = {
-    LinkUp: {"address": "", "tried": ()},
-    CheckpointSaved: {"path": ""},
-    CheckpointFailed: {"path": ""},
+_EMPTY: dict[type[events.Event], dict[str, Any]] = {
+    events.LinkUp: {"address": "", "tried": ()},
+    events.CheckpointSaved: {"path": ""},
+    events.CheckpointFailed: {"path": ""},
 }
 _PLACE = re.compile(
     r"""
@@ -61,7 +55,7 @@ def public(event: E) -> E | None:
     return msgspec.structs.replace(event, **changes) if changes else event
 
 
-def public_entry(entry: Entry) -> Entry | None:
+def public_entry(entry: events.Entry) -> events.Entry | None:
     """Return an entry as watchers may have it; None: they may not."""
     event = public(entry.event)
     return None if event is None else msgspec.structs.replace(entry, event=event)
@@ -83,9 +77,9 @@ def _without_places(value: Any) -> Any:
 
 
 @cache
-def _texts(kind: type[Event]) -> tuple[str, ...]:
+def _texts(kind: type[events.Event]) -> tuple[str, ...]:
     """Return the fields that hold words: not names of peers, rounds or digests, and not what a model wrote."""
-    if kind is Sampled:
+    if kind is events.Sampled:
         return ()
     return tuple(name for name, hint in get_type_hints(kind).items() if _has_words(hint))
 

@@ -16,24 +16,14 @@ from weft.peer.messages import GENESIS
 from weft.rng import order_key
 from weft.sync.governance.legacy import charter_after, forked
 from weft.sync.method.choices import Choices
+from weft.sync.records import messages
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import (
-    MAX_UNCOUNTED,
-    MAX_UPLINK,
-    Accept,
-    Base,
-    Certificate,
-    Goodbye,
-    Manifest,
-    RoundNote,
-    next_base,
-)
 from weft.sync.round.neighbours import is_gossip
 from weft.sync.round.rules import is_quorum, is_successor
 from weft.wire import Buffer, Signed, digest_of, encode, unseal
 
 M = TypeVar("M")
-Heads = Sequence[tuple[PeerId, Manifest]]  # who holds which
+Heads = Sequence[tuple[PeerId, messages.Manifest]]  # who holds which
 
 FIRST = Round(0)
 RESULTS_NBYTES = 512 << 20  # of the last rounds' results, kept for others
@@ -43,7 +33,7 @@ MAX_REMEMBERED = 256  # rounds whose certificates are kept
 
 
 class Chain:
-    def __init__(self, head: Manifest, charter: Charter) -> None:
+    def __init__(self, head: messages.Manifest, charter: Charter) -> None:
         """
         Args:
             charter: what holds after `head`, which names its digest.
@@ -51,13 +41,15 @@ class Chain:
         self._charters: dict[Round, Charter] = {}
         self._electors: dict[PeerId, None] = {}  # as they came
         self._set_head(head, charter)
-        self._certificates: dict[Round, Certificate] = {}
+        self._certificates: dict[Round, messages.Certificate] = {}
         self._results: dict[Digest, tuple[Round, Buffer]] = {}
         self._named: dict[Round, set[Digest]] = {}  # the results of each round, oldest first
         self._nbytes = 0
-        self._former: tuple[BranchId, dict[Round, Certificate]] | None = None  # of the branch that was left last
+        self._former: tuple[BranchId, dict[Round, messages.Certificate]] | None = (
+            None  # of the branch that was left last
+        )
 
-    def append(self, certificate: Certificate) -> None:
+    def append(self, certificate: messages.Certificate) -> None:
         """Make the certificate's manifest the head. `proven` must have held, or the machine have decided."""
         manifest = certificate.manifest
         self._certificates[manifest.round] = certificate
@@ -69,12 +61,12 @@ class Chain:
         self._charters.pop(forgotten, None)
         self._set_head(manifest, charter_after(self.base, manifest))
 
-    def recall(self, certificate: Certificate) -> None:
+    def recall(self, certificate: messages.Certificate) -> None:
         """Remember the proof of a round up to the head, of before this process began."""
         if certificate.manifest.round <= self.head.round:
             self._certificates[certificate.manifest.round] = certificate
 
-    def restart(self, head: Manifest, charter: Charter) -> None:
+    def restart(self, head: messages.Manifest, charter: Charter) -> None:
         """Go on from another head, whose branch may be another; results are kept, for they are named by their bytes."""
         if head.branch != self.head.branch:
             self._former = self.head.branch, self._certificates
@@ -100,20 +92,22 @@ class Chain:
         """Return who has had a vote on what the head stands on, as far as this process has seen or a charter tells."""
         return frozenset(self._electors)
 
-    def _set_head(self, head: Manifest, charter: Charter) -> None:
+    def _set_head(self, head: messages.Manifest, charter: Charter) -> None:
         self.head = head
         for peer in (*(member for fork in charter.forks for member in fork.members), *head.members):
             self._electors.setdefault(peer)
         for peer in list(self._electors)[:-MAX_ELECTORS]:
             del self._electors[peer]
-        self.base = next_base(head, charter)  # what the round after the head starts from: asked for at each message
+        self.base = messages.next_base(
+            head, charter
+        )  # what the round after the head starts from: asked for at each message
         self._charters[self.base.round] = charter
 
-    def after(self, round: Round, limit: int) -> tuple[Certificate, ...] | None:
+    def after(self, round: Round, limit: int) -> tuple[messages.Certificate, ...] | None:
         """Return the certificates after `round`, oldest first and at most `limit`; None where they are forgotten."""
         return _row(self._certificates, round, min(self.head.round, round + limit))
 
-    def after_in(self, branch: BranchId, round: Round, limit: int) -> tuple[Certificate, ...] | None:
+    def after_in(self, branch: BranchId, round: Round, limit: int) -> tuple[messages.Certificate, ...] | None:
         """Return what `after` does, of this branch or of the one that was left last: who is behind there ends it."""
         if branch == self.head.branch:
             return self.after(round, limit)
@@ -122,7 +116,7 @@ class Chain:
         known = self._former[1]
         return _row(known, round, min(max(known, default=round), round + limit))
 
-    def certificate(self, manifest: Manifest) -> Certificate | None:
+    def certificate(self, manifest: messages.Manifest) -> messages.Certificate | None:
         """Return the proof of a manifest of this branch or of the one that was left last, if it is known here."""
         found = [known.get(manifest.round) for known in (self._certificates, self._former[1] if self._former else {})]
         return next((each for each in found if each is not None and each.manifest == manifest), None)
@@ -148,11 +142,11 @@ class Chain:
         round, data = self._results.get(digest, (FIRST, None))
         return data if round >= since else None
 
-    def proven(self, certificate: Certificate) -> bool:
+    def proven(self, certificate: messages.Certificate) -> bool:
         """Return whether a quorum of the present electorate accepted the manifest."""
         return self.proof(certificate) is not None
 
-    def proof(self, certificate: Certificate) -> set[PeerId] | None:
+    def proof(self, certificate: messages.Certificate) -> set[PeerId] | None:
         """Return who of the present electorate accepted the manifest; None: no quorum did."""
         base, manifest = self.base, certificate.manifest
         if not is_successor(base, manifest):
@@ -160,29 +154,31 @@ class Chain:
         voters = signers(certificate, base.electorate)
         left = {
             peer
-            for peer, goodbye in _said(manifest, base.electorate, certificate.farewells, Goodbye)
+            for peer, goodbye in _said(manifest, base.electorate, certificate.farewells, messages.Goodbye)
             if goodbye.promised <= certificate.attempt
         }
         return voters if is_quorum(base, voters, left) else None
 
 
-def signers(certificate: Certificate, known: Iterable[PeerId]) -> set[PeerId]:
+def signers(certificate: messages.Certificate, known: Iterable[PeerId]) -> set[PeerId]:
     """Return who of `known` has accepted the certificate's manifest."""
     manifest = certificate.manifest
     name = digest_of(manifest)
     return {
         peer
-        for peer, accept in _said(manifest, known, certificate.votes, Accept)
+        for peer, accept in _said(manifest, known, certificate.votes, messages.Accept)
         if accept.attempt == certificate.attempt and accept.manifest == name
     }
 
 
-def _row(known: dict[Round, Certificate], after: Round, last: int) -> tuple[Certificate, ...] | None:
+def _row(known: dict[Round, messages.Certificate], after: Round, last: int) -> tuple[messages.Certificate, ...] | None:
     wanted = [Round(number) for number in range(after + 1, last + 1)]
     return tuple(known[each] for each in wanted) if all(each in known for each in wanted) else None
 
 
-def _said(of: Manifest, known: Iterable[PeerId], letters: Iterable[Signed], kind: type[M]) -> list[tuple[PeerId, M]]:
+def _said(
+    of: messages.Manifest, known: Iterable[PeerId], letters: Iterable[Signed], kind: type[M]
+) -> list[tuple[PeerId, M]]:
     """Return what `known` said of a round, one letter of each: to check a signature takes longer than to send one."""
     said: list[tuple[PeerId, M]] = []
     awaited = set(known)
@@ -191,7 +187,7 @@ def _said(of: Manifest, known: Iterable[PeerId], letters: Iterable[Signed], kind
             continue
         awaited.remove(signed.signer)
         try:
-            note = unseal(signed, RoundNote, verify)
+            note = unseal(signed, messages.RoundNote, verify)
         except WireError:
             continue
         if (note.branch, note.round) == (of.branch, of.round) and isinstance(note.message, kind):
@@ -199,7 +195,7 @@ def _said(of: Manifest, known: Iterable[PeerId], letters: Iterable[Signed], kind
     return said
 
 
-def open_branch(base: Base, members: Iterable[PeerId], opener: PeerId, branch: BranchId) -> Manifest:
+def open_branch(base: messages.Base, members: Iterable[PeerId], opener: PeerId, branch: BranchId) -> messages.Manifest:
     """Return a manifest that counts nothing and names the members of a branch: the first of a run, or of a minority.
 
     Args:
@@ -207,7 +203,7 @@ def open_branch(base: Base, members: Iterable[PeerId], opener: PeerId, branch: B
     """
     members = tuple(sorted(members))
     leased, cursor = leases(base.cursor, dict.fromkeys(members, base.quota))
-    return Manifest(
+    return messages.Manifest(
         run=base.run,
         branch=branch,
         round=base.round,
@@ -217,7 +213,7 @@ def open_branch(base: Base, members: Iterable[PeerId], opener: PeerId, branch: B
         contributions=(),
         parts=(),
         members=members,
-        uplinks=(MAX_UPLINK,) * len(members),
+        uplinks=(messages.MAX_UPLINK,) * len(members),
         joined=(),
         left=tuple(peer for peer in base.electorate if peer not in members),
         leases=leased,
@@ -225,21 +221,21 @@ def open_branch(base: Base, members: Iterable[PeerId], opener: PeerId, branch: B
         committed_tokens=base.committed_tokens,
         acts=(),
         charter=digest_of(base.charter if branch == base.branch else forked(base)),
-        uncounted=base.uncounted[-MAX_UNCOUNTED:],
+        uncounted=base.uncounted[-messages.MAX_UNCOUNTED :],
         leased_again=base.leased_again,
     )
 
 
-def genesis(run: RunId, founder: PeerId, charter: Charter) -> Base:
+def genesis(run: RunId, founder: PeerId, charter: Charter) -> messages.Base:
     """Return the base of a run's first manifest."""
-    return Base(
+    return messages.Base(
         run=run,
         branch=BranchId(run),
         round=Round(0),
         previous=GENESIS,
         electorate=(founder,),
         keeper=founder,
-        uplinks=(MAX_UPLINK,),
+        uplinks=(messages.MAX_UPLINK,),
         cursor=0,
         quota=charter.settings.quota,
         committed_tokens=Tokens(0),
@@ -247,12 +243,12 @@ def genesis(run: RunId, founder: PeerId, charter: Charter) -> Base:
     )
 
 
-def branch_name(base: Base, members: Iterable[PeerId], opener: PeerId) -> BranchId:
+def branch_name(base: messages.Base, members: Iterable[PeerId], opener: PeerId) -> BranchId:
     """Return the name of the branch that `members` open where `base` lost its majority."""
     return BranchId(order_key("branch", base.previous, base.branch, base.round, opener, *sorted(members)))
 
 
-def as_many_as_fit(certificates: tuple[Certificate, ...]) -> tuple[Certificate, ...]:
+def as_many_as_fit(certificates: tuple[messages.Certificate, ...]) -> tuple[messages.Certificate, ...]:
     """Return the first certificates that an answer holds, one at least: those of many members are large."""
     taken, nbytes = 0, 0
     while taken < len(certificates) and (nbytes := nbytes + len(encode(certificates[taken]))) < ANSWER_NBYTES:

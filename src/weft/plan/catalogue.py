@@ -9,23 +9,7 @@ from dataclasses import dataclass
 from weft.model.config import named
 from weft.model.flat import layout
 from weft.sync.costs import round_traffic
-from weft.sync.method.presets import (
-    AsyncDiLoCoConfig,
-    AutoConfig,
-    ChocoConfig,
-    CocktailConfig,
-    DdpConfig,
-    DeMoConfig,
-    DiLoCoConfig,
-    DPsgdConfig,
-    FedAvgConfig,
-    MethodConfig,
-    NoLoCoConfig,
-    PowerSgdConfig,
-    SparseLoCoConfig,
-    StreamingConfig,
-    spell_out,
-)
+from weft.sync.method import presets
 
 PEERS = 4
 MODEL = "nano"
@@ -46,7 +30,7 @@ class Entry:
         source: paper and algorithm.
     """
 
-    config: MethodConfig
+    config: presets.MethodConfig
     codec: str
     apply: str
     tolerates: str
@@ -59,16 +43,16 @@ class Entry:
 
     @property
     def every(self) -> str:
-        choices = spell_out(self.config, PEERS)
+        choices = presets.spell_out(self.config, PEERS)
         return f"{choices.every} at first" if choices.tune else str(getattr(self.config, "every", 1))
 
     @property
     def send(self) -> str:
-        return spell_out(self.config, PEERS).send
+        return presets.spell_out(self.config, PEERS).send
 
     @property
     def among(self) -> str:
-        choices = spell_out(self.config, PEERS)
+        choices = presets.spell_out(self.config, PEERS)
         if choices.graph is not None:
             name = _GRAPHS.get(choices.graph.graph, choices.graph.graph)
             return f"{name}; all, every {choices.graph.mean_every} rounds"
@@ -77,14 +61,14 @@ class Entry:
     @property
     def bits(self) -> float:
         """Bits that a peer sends for each parameter and inner step; it receives as many."""
-        choices, spans = spell_out(self.config, PEERS), layout(named(MODEL, VOCABULARY, 1024))
+        choices, spans = presets.spell_out(self.config, PEERS), layout(named(MODEL, VOCABULARY, 1024))
         traffic = round_traffic(choices, tuple(span.shape for span in spans), spans.num_parameters, PEERS)
         return 8 * traffic.sent_nbytes / (spans.num_parameters * choices.every)
 
 
 CATALOGUE = (
     Entry(
-        config=DdpConfig(),
+        config=presets.DdpConfig(),
         codec="bf16",
         apply="the inner optimizer, on all alike",
         tolerates="fast links only; who dies costs one step",
@@ -92,7 +76,7 @@ CATALOGUE = (
         source="Li et al., 2006.15704",
     ),
     Entry(
-        config=PowerSgdConfig(),
+        config=presets.PowerSgdConfig(),
         codec="4 directions of either side of each matrix, bf16, feedback",
         apply="the inner optimizer, on all alike",
         tolerates="thin links without much delay: one round each step",
@@ -100,7 +84,7 @@ CATALOGUE = (
         source="Vogels et al., 1905.13727; by turns: Zhang et al., ICDCS 2023, algorithm 1",
     ),
     Entry(
-        config=DeMoConfig(),
+        config=presets.DeMoConfig(),
         codec="32 of 4096 frequencies of the momentum, bf16, feedback",
         apply="sign SGD",
         tolerates="thin links without much delay: one round each step",
@@ -108,7 +92,7 @@ CATALOGUE = (
         source="Peng et al., 2411.19870, algorithm 1",
     ),
     Entry(
-        config=FedAvgConfig(),
+        config=presets.FedAvgConfig(),
         codec="bf16",
         apply="SGD, rate 1",
         tolerates="links that bear a model every few minutes; members may be drawn, data may differ (proximal)",
@@ -116,7 +100,7 @@ CATALOGUE = (
         source="McMahan et al., 1602.05629, algorithm 1; proximal: Li et al., 1812.06127",
     ),
     Entry(
-        config=DiLoCoConfig(),
+        config=presets.DiLoCoConfig(),
         codec="int8",
         apply="SGD-Nesterov",
         tolerates="links that bear half of that; who dies costs its inner steps since the last round",
@@ -124,7 +108,7 @@ CATALOGUE = (
         source="Douillard et al., 2311.08105, algorithm 1",
     ),
     Entry(
-        config=AutoConfig(),
+        config=presets.AutoConfig(),
         codec="bf16, int8 or e3m0, as links ask for",
         apply="SGD-Nesterov",
         tolerates="links of any speed: inner steps from 10 to 500, so that members wait for 5 % of the time",
@@ -132,7 +116,7 @@ CATALOGUE = (
         source="as diloco; the ladder is weft's own",
     ),
     Entry(
-        config=StreamingConfig(),
+        config=presets.StreamingConfig(),
         codec="e3m0",
         apply="SGD-Nesterov of one fragment, half mixed in",
         tolerates="thin links and delay: inner steps go on meanwhile; a lesser branch is lost when two meet",
@@ -140,7 +124,7 @@ CATALOGUE = (
         source="Douillard et al., 2501.18512, algorithm 2",
     ),
     Entry(
-        config=AsyncDiLoCoConfig(),
+        config=presets.AsyncDiLoCoConfig(),
         codec="int8",
         apply="delayed Nesterov",
         tolerates="peers of any speed: nobody waits",
@@ -148,7 +132,7 @@ CATALOGUE = (
         source="Liu et al., 2401.09135, algorithm 3",
     ),
     Entry(
-        config=CocktailConfig(),
+        config=presets.CocktailConfig(),
         codec="82 of 410 of 4096 drawn alike, int4, feedback both ways",
         apply="SGD, one step late; what was not sent stays in the local parameters",
         tolerates="thin links, and a step's delay",
@@ -156,7 +140,7 @@ CATALOGUE = (
         source="Wang et al., ICML 2023, algorithm 1",
     ),
     Entry(
-        config=SparseLoCoConfig(),
+        config=presets.SparseLoCoConfig(),
         codec="64 of 4096, signs, feedback, averaged over who sends them",
         apply="SGD",
         tolerates="the thinnest links; who dies takes what it had kept back",
@@ -164,7 +148,7 @@ CATALOGUE = (
         source="Sarfi et al., 2508.15706, algorithm 1",
     ),
     Entry(
-        config=DPsgdConfig(),
+        config=presets.DPsgdConfig(),
         codec="bf16",
         apply="each its own: adapt, then combine",
         tolerates="many peers, each with a line to a few; no replicas: who dies takes its own parameters",
@@ -172,7 +156,7 @@ CATALOGUE = (
         source="Lian et al., 1705.09056, combining after the step",
     ),
     Entry(
-        config=ChocoConfig(),
+        config=presets.ChocoConfig(),
         codec="64 of 4096, signs; what neighbours lack is kept",
         apply="each its own: towards what neighbours told, in part",
         tolerates="thin lines to a few; who misses a gossip round waits for the next mean",
@@ -180,7 +164,7 @@ CATALOGUE = (
         source="Koloskova et al., 1902.00340, algorithm 2",
     ),
     Entry(
-        config=NoLoCoConfig(),
+        config=presets.NoLoCoConfig(),
         codec="bf16, of delta and parameters",
         apply="Nesterov of each pair, towards its mean",
         tolerates="lines that bear a model or two every few minutes, to one other, however many there are",

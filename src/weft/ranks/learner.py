@@ -21,25 +21,7 @@ from weft.data.batch import Batch, Batches
 from weft.errors import CheckpointError, ConfigError, SiteBroken
 from weft.events import Emit, WarmedUp
 from weft.inference.sample import Sampling
-from weft.ranks.orders import (
-    Begin,
-    DropGradient,
-    Generate,
-    Gradient,
-    Leave,
-    Local,
-    Loss,
-    Moments,
-    Move,
-    Pull,
-    ReadMoment,
-    SetAnchor,
-    SetLocal,
-    SetMoments,
-    TakeGradient,
-    Unwear,
-    Wear,
-)
+from weft.ranks import orders
 from weft.ranks.shard import moments_of
 from weft.ranks.site import Site
 from weft.ranks.vector import Moment, SiteVector, spread
@@ -76,7 +58,7 @@ class SiteLearner(Stepper):
         self.set_center(vector)
 
     def _take_devices(self, vector: SiteVector) -> None:
-        self._site.order(Begin(run=self._run, local=vector.number))
+        self._site.order(orders.Begin(run=self._run, local=vector.number))
         self._is_warm = False
 
     @property
@@ -90,7 +72,7 @@ class SiteLearner(Stepper):
         began, train = self._clock.now(), self._run.train
         blank = torch.zeros(train.batch_size, train.seq_len, dtype=torch.int64)
         self._gradient((blank, blank))
-        self._site.order(DropGradient())
+        self._site.order(orders.DropGradient())
         self._is_warm = True
         self._emit(WarmedUp(is_compiled=False, micro_batch=self._micro_batch, duration_s=self._clock.now() - began))
 
@@ -108,7 +90,7 @@ class SiteLearner(Stepper):
         with self._parking:
             if self._parked is None:
                 self._parked = self.local(), self._moments()
-                self._site.order(Leave())
+                self._site.order(orders.Leave())
 
     def unpark(self) -> None:
         with self._parking:
@@ -117,7 +99,7 @@ class SiteLearner(Stepper):
                 self._take_devices(vector)
                 self._set_moments(moments)
                 if self._center is not None:
-                    self._site.order(SetAnchor(vector=self._center.number))
+                    self._site.order(orders.SetAnchor(vector=self._center.number))
                 self._parked = None
 
     # --- steps ---
@@ -128,19 +110,19 @@ class SiteLearner(Stepper):
 
     def _descend(self, norm: float, rate: float) -> float:
         if self._center is not None:
-            norm = cast(float, self._site.order(Pull(strength=self._run.method.proximal)))
-        self._site.order(Move(shorten=self._shortening(norm), learning_rate=rate))
+            norm = cast(float, self._site.order(orders.Pull(strength=self._run.method.proximal)))
+        self._site.order(orders.Move(shorten=self._shortening(norm), learning_rate=rate))
         return norm
 
     def _taken(self, factor: float) -> SiteVector:
         into = self._site.number()
-        self._site.order(TakeGradient(shorten=factor, into=into.number))
+        self._site.order(orders.TakeGradient(shorten=factor, into=into.number))
         return SiteVector(self._site, into)
 
     def _gradient(self, batch: Batch) -> tuple[float, float]:
-        return cast(tuple[float, float], self._on(Gradient, batch))
+        return cast(tuple[float, float], self._on(orders.Gradient, batch))
 
-    def _on(self, kind: type[Gradient | Loss], batch: Batch) -> object:
+    def _on(self, kind: type[orders.Gradient | orders.Loss], batch: Batch) -> object:
         num_samples, seq_len = batch[0].shape
         order = kind(num_samples=num_samples, seq_len=seq_len, micro_batch=self._micro_batch)
         return self._site.order(order, *batch)
@@ -153,7 +135,7 @@ class SiteLearner(Stepper):
             if self._parked is not None:
                 return cast(SiteVector, self._parked[0].clone())
             into = self._site.number()
-            self._site.order(Local(into=into.number))
+            self._site.order(orders.Local(into=into.number))
             return SiteVector(self._site, into)
 
     def set_local(self, vector: Float32[Tensor, " num"]) -> None:
@@ -162,14 +144,14 @@ class SiteLearner(Stepper):
             if self._parked is not None:
                 self._parked = cast(SiteVector, there.clone()), self._parked[1]
             else:
-                self._site.order(SetLocal(vector=there.number))
+                self._site.order(orders.SetLocal(vector=there.number))
 
     def set_center(self, outer: Float32[Tensor, " num"]) -> None:
         if self._run.method.proximal:
             self._center = self._there(outer)
             with self._parking:
                 if self._parked is None:
-                    self._site.order(SetAnchor(vector=self._center.number))
+                    self._site.order(orders.SetAnchor(vector=self._center.number))
 
     def _there(self, vector: Float32[Tensor, " num"]) -> SiteVector:
         return vector if isinstance(vector, SiteVector) else spread(self._site, vector)
@@ -196,33 +178,33 @@ class SiteLearner(Stepper):
             if self._parked is not None:
                 return self._parked[1][name].read(where)
             piece = torch.empty(len(where))
-            self._site.order(ReadMoment(name=name, start=where.start, stop=where.stop), piece)
+            self._site.order(orders.ReadMoment(name=name, start=where.start, stop=where.stop), piece)
             return piece
 
     def _moments(self) -> dict[str, SiteVector]:
         found = {name: SiteVector(self._site, self._site.number()) for name in moments_of(self._run)}
         if found:
-            self._site.order(Moments(into={name: vector.number for name, vector in found.items()}))
+            self._site.order(orders.Moments(into={name: vector.number for name, vector in found.items()}))
         return found
 
     def _set_moments(self, moments: dict[str, SiteVector]) -> None:
         vectors = {name: vector.number for name, vector in moments.items()}
-        self._site.order(SetMoments(vectors=vectors, num_steps=self._num_steps))
+        self._site.order(orders.SetMoments(vectors=vectors, num_steps=self._num_steps))
 
     # --- the outer parameters ---
 
     @contextmanager
     def _showing(self, vector: Float32[Tensor, " num"]) -> Iterator[Shown]:
         def write(ids: list[int], sampling: Sampling, seed: int) -> list[int]:
-            return cast(list[int], self._site.order(Generate(prompt=tuple(ids), sampling=sampling, seed=seed)))
+            return cast(list[int], self._site.order(orders.Generate(prompt=tuple(ids), sampling=sampling, seed=seed)))
 
         worn = self._there(vector)
-        self._site.order(Wear(vector=worn.number))
+        self._site.order(orders.Wear(vector=worn.number))
         try:
-            yield Shown(lambda batch: cast(float, self._on(Loss, batch)), write)
+            yield Shown(lambda batch: cast(float, self._on(orders.Loss, batch)), write)
         finally:
             with suppress(SiteBroken):  # what broke it is told
-                self._site.order(Unwear())
+                self._site.order(orders.Unwear())
 
 
 def check(run: RunConfig, settings: PeerConfig) -> None:

@@ -22,14 +22,7 @@ from weft.ranks.site import Number, Site
 from weft.ranks.worker import OPERATIONS
 from weft.sync.merge.outer import State, StepContext, root_of, shortening
 from weft.sync.merge.sharded import Readable, SpreadVector
-from weft.sync.method.choices import (
-    AdamWConfig,
-    DelayedNesterovConfig,
-    InnerSgdConfig,
-    NesterovConfig,
-    OuterConfig,
-    SgdConfig,
-)
+from weft.sync.method import choices
 
 V = TypeVar("V", bound=Readable)
 
@@ -71,7 +64,7 @@ class SiteVector(SpreadVector):
     def chunk_digests(self) -> tuple[Digest, ...]:
         return tuple(cast(list[Digest], self.site.order(Digests(vector=self.number))))
 
-    def step(self, config: OuterConfig, state: State, merged: Tensor, context: StepContext) -> None:
+    def step(self, config: choices.OuterConfig, state: State, merged: Tensor, context: StepContext) -> None:
         assert isinstance(merged, SiteVector)
         shorten = 1.0
         if context.max_norm is not None:
@@ -79,8 +72,10 @@ class SiteVector(SpreadVector):
             shorten = shortening(root_of(sums), context.max_norm)
         self.site.order(
             OuterStep(
-                by=config if isinstance(config, SgdConfig | NesterovConfig | DelayedNesterovConfig) else None,
-                by_inner=config if isinstance(config, AdamWConfig | InnerSgdConfig) else None,
+                by=config
+                if isinstance(config, choices.SgdConfig | choices.NesterovConfig | choices.DelayedNesterovConfig)
+                else None,
+                by_inner=config if isinstance(config, choices.AdamWConfig | choices.InnerSgdConfig) else None,
                 outer=self.number,
                 state={name: cast(SiteVector, vector).number for name, vector in state.items()},
                 merged=merged.number,

@@ -15,38 +15,8 @@ from torch import Tensor
 
 from weft.data.batch import Batch
 from weft.ids import Digest
+from weft.ranks import orders
 from weft.ranks.line import Line, passed
-from weft.ranks.orders import (
-    Begin,
-    Close,
-    Compute,
-    Digests,
-    DropGradient,
-    Fresh,
-    Generate,
-    Gradient,
-    Leave,
-    Local,
-    Loss,
-    ModelOrder,
-    Moments,
-    Move,
-    Order,
-    OuterStep,
-    Pull,
-    Read,
-    ReadMoment,
-    SetAnchor,
-    SetLocal,
-    SetMoments,
-    Size,
-    SquareSums,
-    Still,
-    TakeGradient,
-    Unwear,
-    Wear,
-    Write,
-)
 from weft.ranks.shard import Shard
 from weft.ranks.strips import strips
 from weft.run.machine import PeerConfig
@@ -77,34 +47,34 @@ class Worker:
         for vector in dropped:
             self._vectors.pop(vector, None)
 
-    def do(self, order: Order, data: tuple[Tensor, ...] = ()) -> object:
+    def do(self, order: orders.Order, data: tuple[Tensor, ...] = ()) -> object:
         """Do what all ranks do now, and return what rank 0 wants of it.
 
         Args:
             data: on rank 0, what the order is about: where to read to, what to write, a batch; else nothing.
         """
         match order:
-            case Size(num=num):
+            case orders.Size(num=num):
                 self._resize(num)
-            case Compute():
+            case orders.Compute():
                 self._compute(order)
-            case Fresh(vector=vector):
+            case orders.Fresh(vector=vector):
                 self._vectors[vector] = torch.zeros(len(self._mine))
-            case Read() | Write():
+            case orders.Read() | orders.Write():
                 self._pass(order, *data)
-            case Digests(vector=vector):
+            case orders.Digests(vector=vector):
                 answers = self._line.answer(msgspec.msgpack.encode(chunk_digests(self._vectors[vector])))
                 return [each for answer in answers for each in msgspec.msgpack.decode(answer, type=list[Digest])]
-            case SquareSums(vector=vector):
+            case orders.SquareSums(vector=vector):
                 answers = self._line.answer(msgspec.msgpack.encode(list(square_sums(self._vectors[vector]))))
                 return [each for answer in answers for each in msgspec.msgpack.decode(answer, type=list[float])]
-            case OuterStep():
+            case orders.OuterStep():
                 self._outer_step(order)
-            case Begin():
+            case orders.Begin():
                 self._begin(order)
-            case Leave() | Close():
+            case orders.Leave() | orders.Close():
                 self._drop_shard()
-            case Still():
+            case orders.Still():
                 pass
             case _:
                 return self._with_model(order, data)
@@ -114,7 +84,7 @@ class Worker:
         self._strips = strips(num, self._line.num_ranks)
         self._mine = self._strips[self._line.rank]
 
-    def _compute(self, order: Compute) -> None:
+    def _compute(self, order: orders.Compute) -> None:
         if order.operation not in OPERATIONS:
             raise ValueError(f"no operation of a site: {order.operation}")
         first, *others = [self._vectors[vector] for vector in order.vectors]
@@ -125,12 +95,12 @@ class Worker:
         else:
             self._vectors[order.into] = getattr(first, order.operation)(*others, *order.numbers, **extra)
 
-    def _pass(self, order: Read | Write, whole: Float32[Tensor, " piece"] | None = None) -> None:
+    def _pass(self, order: orders.Read | orders.Write, whole: Float32[Tensor, " piece"] | None = None) -> None:
         """Bring what ranks hold of a piece to rank 0, where `whole` is, or back."""
         held, piece = self._vectors[order.vector], range(order.start, order.stop)
-        self._line.wait(passed(self._line, self._strips, held, piece, whole, is_read=isinstance(order, Read)))
+        self._line.wait(passed(self._line, self._strips, held, piece, whole, is_read=isinstance(order, orders.Read)))
 
-    def _outer_step(self, order: OuterStep) -> None:
+    def _outer_step(self, order: orders.OuterStep) -> None:
         merged, num = self._vectors[order.merged], len(self._mine)
         if order.shorten != 1.0:
             merged = merged.mul(order.shorten)
@@ -147,7 +117,7 @@ class Worker:
 
     # --- the model ---
 
-    def _begin(self, order: Begin) -> None:
+    def _begin(self, order: orders.Begin) -> None:
         if self._settings.num_threads:
             torch.set_num_threads(self._settings.num_threads)
         self._drop_shard()  # before another takes memory
@@ -161,43 +131,43 @@ class Worker:
             gc.collect()
             choose(self._settings).release_cache()
 
-    def _with_model(self, order: ModelOrder, data: tuple[Tensor, ...]) -> object:
+    def _with_model(self, order: orders.ModelOrder, data: tuple[Tensor, ...]) -> object:
         shard, vectors = self._shard, self._vectors
         assert shard is not None
         match order:
-            case Gradient(micro_batch=micro_batch):
+            case orders.Gradient(micro_batch=micro_batch):
                 return shard.fill(self._shared(order, data), micro_batch)
-            case Pull(strength=strength):
+            case orders.Pull(strength=strength):
                 return shard.pull(strength)
-            case Move(shorten=shorten, learning_rate=learning_rate):
+            case orders.Move(shorten=shorten, learning_rate=learning_rate):
                 shard.move(shorten, learning_rate)
-            case TakeGradient(shorten=shorten, into=into):
+            case orders.TakeGradient(shorten=shorten, into=into):
                 vectors[into] = shard.gradient(shorten)
-            case DropGradient():
+            case orders.DropGradient():
                 shard.drop_gradient()
-            case Local(into=into):
+            case orders.Local(into=into):
                 vectors[into] = shard.local()
-            case SetLocal(vector=vector):
+            case orders.SetLocal(vector=vector):
                 shard.set_local(vectors[vector])
-            case SetAnchor(vector=vector):
+            case orders.SetAnchor(vector=vector):
                 shard.set_center(vectors[vector])
-            case ReadMoment(name=name, start=start, stop=stop):
+            case orders.ReadMoment(name=name, start=start, stop=stop):
                 shard.read_moment(name, range(start, stop), *data)
-            case Moments(into=names):
+            case orders.Moments(into=names):
                 vectors.update({names[name]: strip for name, strip in shard.moments().items()})
-            case SetMoments(vectors=names, num_steps=num_steps):
+            case orders.SetMoments(vectors=names, num_steps=num_steps):
                 shard.set_moments({name: vectors[vector] for name, vector in names.items()}, num_steps)
-            case Wear(vector=vector):
+            case orders.Wear(vector=vector):
                 shard.wear(vectors[vector])
-            case Unwear():
+            case orders.Unwear():
                 shard.unwear()
-            case Loss(micro_batch=micro_batch):
+            case orders.Loss(micro_batch=micro_batch):
                 return shard.summed_loss(self._shared(order, data), micro_batch)
-            case Generate(prompt=prompt, sampling=sampling, seed=seed):
+            case orders.Generate(prompt=prompt, sampling=sampling, seed=seed):
                 return shard.generate(prompt, sampling, seed)
         return None
 
-    def _shared(self, order: Gradient | Loss, data: tuple[Tensor, ...]) -> Batch:
+    def _shared(self, order: orders.Gradient | orders.Loss, data: tuple[Tensor, ...]) -> Batch:
         """Return the batch that rank 0 has."""
         shape = order.num_samples, order.seq_len
         tokens, targets = data or (torch.empty(shape, dtype=torch.int64) for _ in range(2))

@@ -337,7 +337,7 @@ OLD, NEW = RunId("01" * 32), RunId("5e" * 32)
 
 async def decide(member: Member, deed: AnyDeed) -> None:
     await member.until(RoundCommitted)
-    rounds = member.peer._rounds
+    rounds = member.peer.rounds
     assert rounds is not None
     assert rounds.acts.take(seal(STEWARD, Act(run=member.peer.run.run, serial=1, deed=deed))) is None
     await member.until(ActEnacted)
@@ -380,5 +380,5 @@ async def test_who_joins_an_amended_run_is_shown_what_it_costs_now(
         b = crew.join("b")
         await b.until(RoundCommitted, lambda event: b.id in event.contributors)
         assert b.peer.run == a.peer.run, "the genesis is the same"
-        assert b.peer._replica.config.method.every == 7
+        assert b.peer.replica.config.method.every == 7
     assert [run.method.every for run in asked] == [7]

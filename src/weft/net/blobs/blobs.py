@@ -20,6 +20,7 @@ from blake3 import blake3
 from weft.errors import CallFailed, NetError, PayloadError, PeerError, Refused, WireError
 from weft.events import ConnectionDropped, Emit
 from weft.ids import Digest, PeerId, short
+from weft.net import messages
 from weft.net.blobs import priority as turns
 from weft.net.blobs.bulk import MAX_ACCEPTED, STALL_S, Bulk, BulkStreams, StaleStream
 from weft.net.blobs.priority import Priority
@@ -28,16 +29,6 @@ from weft.net.link.dialer import Dialer
 from weft.net.link.links import Links
 from weft.net.link.rpc import Handlers
 from weft.net.link.traffic import Traffic
-from weft.net.messages import (
-    BlobHeader,
-    BlobRequest,
-    BulkOffer,
-    BulkOpening,
-    BulkRequest,
-    RangeRequest,
-    Relayed,
-    RelayPlease,
-)
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import encode_frame
 from weft.wire import Buffer, encode
@@ -123,8 +114,8 @@ class Blobs:
         """
         bulk = Bulk(stream, self._traffic[stream.peer])
         with self._counted(stream.peer):
-            opening = await self._rest(bulk, BulkOpening)
-            if isinstance(opening, BulkOffer):
+            opening = await self._rest(bulk, messages.BulkOpening)
+            if isinstance(opening, messages.BulkOffer):
                 self.streams.take_offer(opening, bulk)
                 return
             request = None if opening is None else await self._serve(bulk, opening)
@@ -203,7 +194,7 @@ class Blobs:
 
     async def _exchange(self, peer: PeerId, digest: Digest, room: Callable[[int], memoryview], stall_s: float) -> Found:
         async with self.streams.borrow(peer) as bulk:
-            header = await bulk.ask(BlobRequest(digest=digest), stall_s)
+            header = await bulk.ask(messages.BlobRequest(digest=digest), stall_s)
             if header.nbytes is None:
                 return "coming" if header.is_coming else "nowhere"
             await self._receive(bulk, digest, room(header.nbytes), stall_s)
@@ -231,7 +222,9 @@ class Blobs:
         else:
             await self._offload(lambda: _update(hasher, piece))
 
-    async def _serve(self, bulk: Bulk, request: BulkRequest | None = None) -> RelayPlease | Relayed | None:
+    async def _serve(
+        self, bulk: Bulk, request: messages.BulkRequest | None = None
+    ) -> messages.RelayPlease | messages.Relayed | None:
         """Answer requests until the stream ends, or its peer has lost the link that entitles it to one.
 
         Args:
@@ -241,8 +234,8 @@ class Blobs:
             what else the peer asks of the stream, if it does.
         """
         while request is not None or self._links.get(bulk.peer) is not None:
-            request = request or await self._rest(bulk, BulkRequest)
-            if request is None or isinstance(request, RelayPlease | Relayed):
+            request = request or await self._rest(bulk, messages.BulkRequest)
+            if request is None or isinstance(request, messages.RelayPlease | messages.Relayed):
                 return request
             await self._answer(bulk, request)
             await asyncio.sleep(0)  # who asks ahead for what is small would never let others have a turn
@@ -278,7 +271,7 @@ class Blobs:
             for bulk in self._resting.get(peer, ()):
                 self.streams.close_soon(bulk)
 
-    async def _answer(self, bulk: Bulk, request: BlobRequest | RangeRequest) -> None:
+    async def _answer(self, bulk: Bulk, request: messages.BlobRequest | messages.RangeRequest) -> None:
         data, is_patient = self._look(bulk.peer, request.digest)
         if data is None and (ended := self._expected.get(request.digest)) is not None:
             with suppress(TimeoutError):
@@ -286,12 +279,12 @@ class Blobs:
                     await ended.wait()
             data, is_patient = self._look(bulk.peer, request.digest)
         if data is None:
-            header = BlobHeader(nbytes=None, is_coming=request.digest in self._expected)
+            header = messages.BlobHeader(nbytes=None, is_coming=request.digest in self._expected)
             await bulk.send_slice(encode_frame(encode(header)))
             return
         view = memoryview(data).cast("B")
-        head = encode_frame(encode(BlobHeader(nbytes=len(view))))
-        if isinstance(request, RangeRequest):
+        head = encode_frame(encode(messages.BlobHeader(nbytes=len(view))))
+        if isinstance(request, messages.RangeRequest):
             if request.end > len(view) or request.begin >= request.end:
                 raise WireError(f"bytes {request.begin} to {request.end} were asked of a blob of {len(view)}")
             view = view[request.begin : request.end]

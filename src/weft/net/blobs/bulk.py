@@ -16,21 +16,11 @@ from weakref import WeakValueDictionary
 
 from weft.errors import DeadlineExceeded, NetError, PeerError, WireError
 from weft.ids import Digest, PeerId, short
+from weft.net import messages
 from weft.net.link.dialer import Dialer
 from weft.net.link.links import Link, Links
 from weft.net.link.rpc import Handlers
 from weft.net.link.traffic import LinkTraffic, Traffic
-from weft.net.messages import (
-    MAX_BLOB_RECORD_NBYTES,
-    BlobHeader,
-    BlobRequest,
-    BulkDialled,
-    BulkOffer,
-    BulkPlease,
-    RangeRequest,
-    Relayed,
-    RelayPlease,
-)
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame, write_frame
 from weft.rng import fresh_secret
@@ -47,8 +37,10 @@ SLOWEST_STREAM_BPS = 16e3
 STALL_S = 15.0  # no byte for so long means that the holder is gone
 
 # Answers requests for blobs until the stream ends, or its peer asks for something else, which is returned.
-Serve = Callable[["Bulk"], Awaitable[RelayPlease | Relayed | None]]
-TakeOver = Callable[["Bulk", RelayPlease | Relayed], Awaitable[None]]  # the stream is its own from then on
+Serve = Callable[["Bulk"], Awaitable[messages.RelayPlease | messages.Relayed | None]]
+TakeOver = Callable[
+    ["Bulk", messages.RelayPlease | messages.Relayed], Awaitable[None]
+]  # the stream is its own from then on
 
 
 class StaleStream(PeerError):
@@ -63,7 +55,7 @@ class Bulk:
         self.stream = stream
         self.traffic = traffic
         self.reader = FrameReader(
-            stream, max_nbytes=MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S, on_bytes=traffic.received
+            stream, max_nbytes=messages.MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S, on_bytes=traffic.received
         )
         self.is_fresh = True  # no blob has passed yet
 
@@ -101,7 +93,7 @@ class Bulk:
             raise DeadlineExceeded(f"{short(self.peer)} took no slice of a blob within {limit_s:.0f} s") from None
         self.traffic.sent(len(data))
 
-    async def ask(self, request: BlobRequest | RangeRequest, stall_s: float) -> BlobHeader:
+    async def ask(self, request: messages.BlobRequest | messages.RangeRequest, stall_s: float) -> messages.BlobHeader:
         """Send a request and return the header that answers it."""
         try:
             await self.send_slice(encode_frame(encode(request)))
@@ -113,9 +105,11 @@ class Bulk:
                 raise
             raise StaleStream(str(error)) from None
 
-    async def header(self, digest: Digest, stall_s: float) -> BlobHeader:
+    async def header(self, digest: Digest, stall_s: float) -> messages.BlobHeader:
         """Return the next header."""
-        found: BlobHeader | None = await self.read(BlobHeader, stall_s, f"header of blob {short(digest)}")
+        found: messages.BlobHeader | None = await self.read(
+            messages.BlobHeader, stall_s, f"header of blob {short(digest)}"
+        )
         if found is None:
             raise PeerError(f"{short(self.peer)} closed the bulk stream before blob {short(digest)}")
         return found
@@ -172,7 +166,7 @@ class BulkStreams:
         self._num_dialled_back: Counter[PeerId] = Counter()
         self._offers: dict[bytes, tuple[PeerId, asyncio.Future[Bulk]]] = {}
         self._tasks = Tasks()
-        handlers.serve(BulkPlease, self._dial_back)
+        handlers.serve(messages.BulkPlease, self._dial_back)
         links.on_link(self._on_link)
 
     @asynccontextmanager
@@ -211,7 +205,7 @@ class BulkStreams:
         """Give streams whose peers want them relayed, or have, to `take_over`."""
         self._take_over = take_over
 
-    async def hand_over(self, bulk: Bulk, request: RelayPlease | Relayed | None) -> None:
+    async def hand_over(self, bulk: Bulk, request: messages.RelayPlease | messages.Relayed | None) -> None:
         """Let a stream go on as its peer asked after the last blob; None: it has ended."""
         if request is None:
             await bulk.close()
@@ -227,7 +221,7 @@ class BulkStreams:
         """Close a stream in the background."""
         self._tasks.spawn(bulk.stream.close())
 
-    def take_offer(self, offer: BulkOffer, bulk: Bulk) -> None:
+    def take_offer(self, offer: messages.BulkOffer, bulk: Bulk) -> None:
         """Accept a stream that this peer asked for.
 
         Raises:
@@ -258,7 +252,9 @@ class BulkStreams:
         limit = asyncio.timeout(OFFER_S)
         try:
             async with limit:
-                await link.session.call(BulkPlease.__name__, encode(BulkPlease(offer=offer)), deadline_s=OFFER_S)
+                await link.session.call(
+                    messages.BulkPlease.__name__, encode(messages.BulkPlease(offer=offer)), deadline_s=OFFER_S
+                )
                 await asyncio.wait([waiting])
             return waiting.result()
         except TimeoutError:
@@ -268,7 +264,7 @@ class BulkStreams:
         finally:
             self._offers.pop(offer, None)
 
-    async def _dial_back(self, peer: PeerId, request: BulkPlease) -> BulkDialled:
+    async def _dial_back(self, peer: PeerId, request: messages.BulkPlease) -> messages.BulkDialled:
         link = self._links.get(peer)
         if link is None or not link.is_dialler:
             raise PeerError("this side did not dial the link, so it cannot dial a bulk stream either")
@@ -281,15 +277,15 @@ class BulkStreams:
             self._ended(peer)
             raise
         self._tasks.spawn(self._run(bulk))
-        return BulkDialled()
+        return messages.BulkDialled()
 
-    async def _offer(self, link: Link, request: BulkPlease) -> Bulk:
+    async def _offer(self, link: Link, request: messages.BulkPlease) -> Bulk:
         try:
             stream = await self._dialer.dial_bulk(link)
         except NetError as error:
             raise PeerError(f"cannot dial back: {type(error).__name__}") from error
         try:
-            await write_frame(stream, encode(BulkOffer(offer=request.offer)))
+            await write_frame(stream, encode(messages.BulkOffer(offer=request.offer)))
         except BaseException:
             await stream.close()
             raise
@@ -316,5 +312,5 @@ class BulkStreams:
             self.discard_idle(peer)
 
 
-async def _refuse(bulk: Bulk, _request: RelayPlease | Relayed) -> None:
+async def _refuse(bulk: Bulk, _request: messages.RelayPlease | messages.Relayed) -> None:
     await bulk.close()

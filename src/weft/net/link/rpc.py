@@ -26,18 +26,8 @@ import msgspec
 from weft.errors import CallFailed, DeadlineExceeded, PayloadError, PeerError, WireError
 from weft.events import Emit, Notice
 from weft.ids import PeerId, short
+from weft.net import messages
 from weft.net.link.traffic import LinkTraffic
-from weft.net.messages import (
-    MAX_BODY_NBYTES,
-    MAX_DEADLINE_S,
-    MAX_REASON_CHARS,
-    Call,
-    Cancel,
-    Failed,
-    Note,
-    Reply,
-    RpcFrame,
-)
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame
 from weft.wire import decode, encode, printable
@@ -103,7 +93,7 @@ def public_reason(error: Exception) -> str:
     Other errors may name files of this machine.
     """
     if isinstance(error, (CallFailed, PayloadError)) or type(error) is PeerError:
-        return str(error)[:MAX_REASON_CHARS]
+        return str(error)[: messages.MAX_REASON_CHARS]
     return type(error).__name__
 
 
@@ -120,7 +110,7 @@ def _bind(handlers: _Handlers, peer: PeerId, method: str, body: bytes) -> Callab
     if found is None:
         return None
     kind, handler = found
-    record = decode(body, kind, max_nbytes=MAX_BODY_NBYTES)
+    record = decode(body, kind, max_nbytes=messages.MAX_BODY_NBYTES)
     return lambda: handler(peer, record)
 
 
@@ -270,15 +260,15 @@ class Session:
                 number, future = self._next_number, asyncio.get_running_loop().create_future()
                 self._next_number += 1
                 left_s = deadline_s if (when := limit.when()) is None else when - asyncio.get_running_loop().time()
-                left_s = min(max(left_s, 1e-3), MAX_DEADLINE_S)
-                self._queue.add(encode(Call(number=number, method=method, deadline_s=left_s, body=body)))
+                left_s = min(max(left_s, 1e-3), messages.MAX_DEADLINE_S)
+                self._queue.add(encode(messages.Call(number=number, method=method, deadline_s=left_s, body=body)))
                 self._waiting[number] = future
                 try:
                     answer: bytes = await future
                     return answer
                 finally:
                     if self._waiting.pop(number, None) is not None and self._ended is None:
-                        self._queue.add(encode(Cancel(number=number)))
+                        self._queue.add(encode(messages.Cancel(number=number)))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -293,14 +283,14 @@ class Session:
         _check_body(method, body)
         await self._queue.room()
         self._check_open(method)
-        self._queue.add(encode(Note(method=method, body=body)))
+        self._queue.add(encode(messages.Note(method=method, body=body)))
 
     def post(self, method: str, body: bytes) -> bool:
         """Queue a one-way message if there is room; return whether there was."""
         _check_body(method, body)
         if self._ended is not None or not self._queue.has_room:
             return False
-        self._queue.add(encode(Note(method=method, body=body)))
+        self._queue.add(encode(messages.Note(method=method, body=body)))
         return True
 
     def stop(self) -> None:
@@ -326,27 +316,27 @@ class Session:
                 data = await self._reader.read()
                 if data is None:
                     raise PeerError(f"{short(self.peer)} closed the connection")
-                self._dispatch(decode(data, RpcFrame))
+                self._dispatch(decode(data, messages.RpcFrame))
                 num_bytes += len(data)
                 if num_bytes >= TURN_NBYTES:
                     break
             await asyncio.sleep(0)
 
-    def _dispatch(self, frame: RpcFrame) -> None:
+    def _dispatch(self, frame: messages.RpcFrame) -> None:
         match frame:
-            case Call():
+            case messages.Call():
                 self._begin(frame)
-            case Reply(number=number, body=body):
+            case messages.Reply(number=number, body=body):
                 if (future := self._answered(number)) is not None:
                     future.set_result(body)
-            case Failed(number=number, code=code, reason=reason):
+            case messages.Failed(number=number, code=code, reason=reason):
                 if (future := self._answered(number)) is not None:
                     kind = DeadlineExceeded if code == "deadline" else CallFailed
                     future.set_exception(kind(f"{short(self.peer)} answered: {printable(reason)}"))
-            case Cancel(number=number):
+            case messages.Cancel(number=number):
                 if (task := self._serving.pop(number, None)) is not None:
                     task.cancel()
-            case Note(method=method, body=body):
+            case messages.Note(method=method, body=body):
                 work = self._handlers.take(self.peer, method, body)
                 if work is not None:
                     self._queue_note(len(body), work)
@@ -366,42 +356,44 @@ class Session:
         future = self._waiting.pop(number, None)
         return None if future is None or future.done() else future
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: messages.Call) -> None:
         if call.number <= self._last_number:
             raise WireError(f"call {call.number} after call {self._last_number}: numbers must count up")
         if len(self._serving) >= MAX_IN_FLIGHT:
             raise WireError(f"more than {MAX_IN_FLIGHT} calls in flight")
-        if not 0 < call.deadline_s <= MAX_DEADLINE_S:
+        if not 0 < call.deadline_s <= messages.MAX_DEADLINE_S:
             raise WireError(
-                f"a call's deadline must be above 0 and at most {MAX_DEADLINE_S:g} s, not {call.deadline_s}"
+                f"a call's deadline must be above 0 and at most {messages.MAX_DEADLINE_S:g} s, not {call.deadline_s}"
             )
         self._last_number = call.number
         work = self._handlers.answer(self.peer, call.method, call.body)
         self._serving[call.number] = asyncio.ensure_future(self._serve(call, work))
 
-    async def _serve(self, call: Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> None:
+    async def _serve(self, call: messages.Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> None:
         answer = await self._compute(call, work)
         await self._queue.room()
         # Nobody waits for the answer to a call that was cancelled and is no longer ours.
         if self._serving.pop(call.number, None) is not None:
             self._queue.add(encode(answer))
 
-    async def _compute(self, call: Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> Reply | Failed:
+    async def _compute(
+        self, call: messages.Call, work: Callable[[], Awaitable[msgspec.Struct]] | None
+    ) -> messages.Reply | messages.Failed:
         if work is None:
-            return Failed(number=call.number, code="unknown", reason=f"nobody here serves {call.method}")
+            return messages.Failed(number=call.number, code="unknown", reason=f"nobody here serves {call.method}")
         limit = asyncio.timeout(call.deadline_s)
         try:
             async with limit:
                 body = encode(await work())
-            if len(body) > MAX_BODY_NBYTES:
-                raise CallFailed(f"the answer to {call.method} has {len(body)} bytes, above {MAX_BODY_NBYTES}")
+            if len(body) > messages.MAX_BODY_NBYTES:
+                raise CallFailed(f"the answer to {call.method} has {len(body)} bytes, above {messages.MAX_BODY_NBYTES}")
         except Exception as error:  # a handler's failure is the caller's answer and ends nothing else
             if isinstance(error, TimeoutError) and limit.expired():
-                return Failed(number=call.number, code="deadline", reason=f"{call.method} took too long here")
+                return messages.Failed(number=call.number, code="deadline", reason=f"{call.method} took too long here")
             if not isinstance(error, PeerError):
                 self._emit(Notice(text=f"handler of {call.method} failed: {type(error).__name__}: {error}"))
-            return Failed(number=call.number, code="error", reason=public_reason(error))
-        return Reply(number=call.number, body=body)
+            return messages.Failed(number=call.number, code="error", reason=public_reason(error))
+        return messages.Reply(number=call.number, body=body)
 
     async def _handle_notes(self) -> None:
         while True:
@@ -428,5 +420,7 @@ class Session:
 
 
 def _check_body(method: str, body: bytes) -> None:
-    if len(body) > MAX_BODY_NBYTES:
-        raise ValueError(f"{method} of {len(body)} bytes exceeds the bound of {MAX_BODY_NBYTES}; send it as a blob")
+    if len(body) > messages.MAX_BODY_NBYTES:
+        raise ValueError(
+            f"{method} of {len(body)} bytes exceeds the bound of {messages.MAX_BODY_NBYTES}; send it as a blob"
+        )

@@ -17,49 +17,13 @@ from collections.abc import Callable, Sequence
 from weft.clock import Clock
 from weft.errors import WeftError, WireError
 from weft.ids import PeerId
+from weft.net import messages
+from weft.net.membership import swim_state
 from weft.net.membership.anti_entropy import differing, everything, is_behind, listing, newer, sums
 from weft.net.membership.claims import ClaimReader, accuse, contact_of, live, secret
 from weft.net.membership.full_mesh import Heard, LinkLost, Redial, RedialFailed, Stalled, Tick
 from weft.net.membership.members import Departed, Members
 from weft.net.membership.swim import awaited, next_due, step
-from weft.net.membership.swim_state import (
-    Answer,
-    AskHelp,
-    Change,
-    Compare,
-    Help,
-    HelpAsked,
-    Helped,
-    Input,
-    Keep,
-    Linked,
-    Output,
-    Ping,
-    Pinged,
-    Revive,
-    SignAccusation,
-    SignLife,
-    Silent,
-    State,
-    Tell,
-    Tie,
-    Tied,
-    Told,
-    Watch,
-)
-from weft.net.messages import (
-    MAX_NEWS,
-    Answering,
-    Contact,
-    Heartbeat,
-    LinkUse,
-    News,
-    Probing,
-    Reached,
-    ReachPlease,
-    ViewList,
-    ViewSums,
-)
 from weft.net.node import Node
 from weft.tasks import Tasks
 from weft.wire import Signed
@@ -83,8 +47,8 @@ class Gossip:
         node: Node,
         clock: Clock,
         reader: ClaimReader,
-        status: Callable[[], Heartbeat],
-        on_change: Callable[[Change | Stalled], None],
+        status: Callable[[], messages.Heartbeat],
+        on_change: Callable[[swim_state.Change | Stalled], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._node = node
@@ -95,22 +59,24 @@ class Gossip:
         self._on_failure = on_failure
         identity = node.passport.identity
         members = Members(me=node.peer, instance=node.passport.instance)
-        self._state = State(members=members, secret=secret(identity, "overlay"))
+        self._state = swim_state.State(members=members, secret=secret(identity, "overlay"))
         self._pinned: frozenset[PeerId] = frozenset()
-        self._used: dict[PeerId, tuple[LinkUse, float]] = {}  # what was said last on the link that stands, and when
+        self._used: dict[
+            PeerId, tuple[messages.LinkUse, float]
+        ] = {}  # what was said last on the link that stands, and when
         self._compared_at: dict[PeerId, float] = {}
         self._num_revived = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_open = False
         self._tasks = Tasks(on_failure)
-        node.on_note(News, self._on_news)
-        node.on_note(Probing, self._on_probing)
-        node.on_note(Answering, self._on_answering)
-        node.on_note(LinkUse, self._on_link_use)
-        node.on_note(ReachPlease, self._on_reach_please)
-        node.on_note(Reached, self._on_reached)
-        node.on_note(ViewSums, self._on_sums)
-        node.on_note(ViewList, self._on_list)
+        node.on_note(messages.News, self._on_news)
+        node.on_note(messages.Probing, self._on_probing)
+        node.on_note(messages.Answering, self._on_answering)
+        node.on_note(messages.LinkUse, self._on_link_use)
+        node.on_note(messages.ReachPlease, self._on_reach_please)
+        node.on_note(messages.Reached, self._on_reached)
+        node.on_note(messages.ViewSums, self._on_sums)
+        node.on_note(messages.ViewList, self._on_list)
         node.consult(self.contact)
 
     # --- for whoever drives it ---
@@ -118,7 +84,7 @@ class Gossip:
     def start(self) -> None:
         """Say from now on that this peer lives."""
         self._is_open = True
-        self._act(SignLife(self._state.members.incarnation))
+        self._act(swim_state.SignLife(self._state.members.incarnation))
         for peer in self._node.peers:
             self.linked(peer)
         self._tick()
@@ -150,7 +116,7 @@ class Gossip:
         """Return who of the linked wants a heartbeat every two seconds."""
         return [peer for peer, tie in self._state.links.items() if tie is not None and tie.watches_all]
 
-    def contact(self, peer: PeerId) -> Contact | None:
+    def contact(self, peer: PeerId) -> messages.Contact | None:
         """Return where a known peer may be reached, as it says itself."""
         entry = self._state.members.entries.get(peer)
         return None if entry is None else contact_of(peer, entry.life.proof)
@@ -172,19 +138,19 @@ class Gossip:
 
     def watch(self, is_active: bool, present: frozenset[PeerId], gone: frozenset[PeerId]) -> None:
         """Keep few links from now on, or all; `present` and `gone` is what was known so far."""
-        self._feed(Watch(is_active, present, gone))
+        self._feed(swim_state.Watch(is_active, present, gone))
         self._say_uses()
 
     def linked(self, peer: PeerId) -> None:
         """Take up that a link came up."""
         self._used.pop(peer, None)
-        self._feed(Linked(peer))
+        self._feed(swim_state.Linked(peer))
         self._greet(peer)
 
     def _greet(self, peer: PeerId) -> None:
         self._say_use(peer)
         if self._is_open and (own := self._state.members.own) is not None:
-            self._node.post(peer, News(claims=(own.proof,)))
+            self._node.post(peer, messages.News(claims=(own.proof,)))
 
     def lost(self, peer: PeerId, reason: str) -> None:
         """Take up that a link went down."""
@@ -194,38 +160,38 @@ class Gossip:
 
     def departed(self, peer: PeerId, instance: bytes, signed: Signed) -> None:
         """Take up a goodbye that its peer said here."""
-        self._feed(Told(peer, (Departed(peer, instance, signed),)))
+        self._feed(swim_state.Told(peer, (Departed(peer, instance, signed),)))
 
     def silent(self, peer: PeerId) -> None:
         """Take up that `peer` was not heard for too long, where all links are kept."""
-        self._feed(Silent(peer))
+        self._feed(swim_state.Silent(peer))
 
     # --- what others say ---
 
-    async def _on_news(self, peer: PeerId, note: News) -> None:
+    async def _on_news(self, peer: PeerId, note: messages.News) -> None:
         self._take(peer, note.claims, is_compared=note.is_compared)
 
-    async def _on_probing(self, peer: PeerId, note: Probing) -> None:
+    async def _on_probing(self, peer: PeerId, note: messages.Probing) -> None:
         self._take(peer, note.claims)
-        self._feed(Pinged(peer))
+        self._feed(swim_state.Pinged(peer))
 
-    async def _on_answering(self, peer: PeerId, note: Answering) -> None:
+    async def _on_answering(self, peer: PeerId, note: messages.Answering) -> None:
         self._take(peer, note.claims)
 
-    async def _on_link_use(self, peer: PeerId, note: LinkUse) -> None:
+    async def _on_link_use(self, peer: PeerId, note: messages.LinkUse) -> None:
         _, said_at = self._used.get(peer, (note, 0.0))
         if self._state.links.get(peer) is None and self._clock.now() - said_at >= GREET_S:
             self._used.pop(peer, None)  # it did not listen before
             self._greet(peer)
-        self._feed(Tied(peer, Tie(note.watches_all, note.is_kept)))
+        self._feed(swim_state.Tied(peer, swim_state.Tie(note.watches_all, note.is_kept)))
 
-    async def _on_reach_please(self, peer: PeerId, note: ReachPlease) -> None:
-        self._feed(HelpAsked(peer, note.peer))
+    async def _on_reach_please(self, peer: PeerId, note: messages.ReachPlease) -> None:
+        self._feed(swim_state.HelpAsked(peer, note.peer))
 
-    async def _on_reached(self, peer: PeerId, note: Reached) -> None:
-        self._feed(Helped(peer, note.peer))
+    async def _on_reached(self, peer: PeerId, note: messages.Reached) -> None:
+        self._feed(swim_state.Helped(peer, note.peer))
 
-    async def _on_sums(self, peer: PeerId, note: ViewSums) -> None:
+    async def _on_sums(self, peer: PeerId, note: messages.ViewSums) -> None:
         now = self._clock.now()
         if now - self._compared_at.get(peer, -COMPARED_S) < COMPARED_S:
             return
@@ -236,17 +202,19 @@ class Gossip:
         self._give(peer, everything(self.members, empty))
         if others:
             buckets, listed = listing(self.members, others)
-            self._node.post(peer, ViewList(buckets=buckets, listed=listed, is_answer=False))
+            self._node.post(peer, messages.ViewList(buckets=buckets, listed=listed, is_answer=False))
 
-    async def _on_list(self, peer: PeerId, note: ViewList) -> None:
+    async def _on_list(self, peer: PeerId, note: messages.ViewList) -> None:
         self._give(peer, newer(self.members, note.buckets, note.listed))
         if not note.is_answer and is_behind(self.members, note.listed):
             buckets, listed = listing(self.members, note.buckets)
-            self._node.post(peer, ViewList(buckets=buckets, listed=listed, is_answer=True))
+            self._node.post(peer, messages.ViewList(buckets=buckets, listed=listed, is_answer=True))
 
     def _give(self, peer: PeerId, proofs: Sequence[Signed]) -> None:
-        for start in range(0, len(proofs), MAX_NEWS):
-            self._node.post(peer, News(claims=tuple(proofs[start : start + MAX_NEWS]), is_compared=True))
+        for start in range(0, len(proofs), messages.MAX_NEWS):
+            self._node.post(
+                peer, messages.News(claims=tuple(proofs[start : start + messages.MAX_NEWS]), is_compared=True)
+            )
 
     def _take(self, peer: PeerId, signed: Sequence[Signed], is_compared: bool = False) -> None:
         claims = []
@@ -262,7 +230,7 @@ class Gossip:
             if (at := self._node.last_heard(claim.peer)) is not None and claim.peer in self.members.suspected:
                 self._feed(Heard(claim.peer, at))
         if claims:
-            self._feed(Told(peer, tuple(claims), is_compared))
+            self._feed(swim_state.Told(peer, tuple(claims), is_compared))
 
     # --- what is done ---
 
@@ -275,8 +243,10 @@ class Gossip:
                 self._feed(Heard(peer, at), is_scheduled=False)
         self._feed(Tick())
 
-    def _feed(self, event: Input, is_scheduled: bool = True) -> None:
-        if not self._is_open and not isinstance(event, Linked | LinkLost | Tied | Told):
+    def _feed(self, event: swim_state.Input, is_scheduled: bool = True) -> None:
+        if not self._is_open and not isinstance(
+            event, swim_state.Linked | LinkLost | swim_state.Tied | swim_state.Told
+        ):
             return
         self._state, outputs = step(self._state, event, self._clock.now())
         for output in outputs:
@@ -296,35 +266,35 @@ class Gossip:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(due, self._tick)
 
-    def _act(self, output: Output) -> None:
+    def _act(self, output: swim_state.Output) -> None:
         node = self._node
         match output:
-            case Ping(peer=peer, news=news):
+            case swim_state.Ping(peer=peer, news=news):
                 node.post(peer, self._status())
-                node.post(peer, Probing(claims=news))
-            case Answer(peer=peer, news=news):
+                node.post(peer, messages.Probing(claims=news))
+            case swim_state.Answer(peer=peer, news=news):
                 node.post(peer, self._status())
-                node.post(peer, Answering(claims=news))
-            case Tell(peer=peer, news=news):
-                node.post(peer, News(claims=news))
-            case AskHelp(peer=peer, target=target):
-                node.post(peer, ReachPlease(peer=target))
-            case Help(peer=peer, target=target):
-                node.post(peer, Reached(peer=target))
-            case Compare(peer=peer):
-                node.post(peer, ViewSums(sums=sums(self.members)))
-            case SignLife(incarnation=incarnation):
+                node.post(peer, messages.Answering(claims=news))
+            case swim_state.Tell(peer=peer, news=news):
+                node.post(peer, messages.News(claims=news))
+            case swim_state.AskHelp(peer=peer, target=target):
+                node.post(peer, messages.ReachPlease(peer=target))
+            case swim_state.Help(peer=peer, target=target):
+                node.post(peer, messages.Reached(peer=target))
+            case swim_state.Compare(peer=peer):
+                node.post(peer, messages.ViewSums(sums=sums(self.members)))
+            case swim_state.SignLife(incarnation=incarnation):
                 passport = node.passport
                 own = live(passport.identity, node.run, passport.instance, incarnation, node.contact(node.peer))
-                self._feed(Told(None, (own,)))
-            case SignAccusation(life=life):
-                self._feed(Told(None, (accuse(node.passport.identity, node.run, life),)))
+                self._feed(swim_state.Told(None, (own,)))
+            case swim_state.SignAccusation(life=life):
+                self._feed(swim_state.Told(None, (accuse(node.passport.identity, node.run, life),)))
             case Redial(peer=peer):
                 self._tasks.spawn(self._redial(peer))
-            case Revive(peer=peer):
+            case swim_state.Revive(peer=peer):
                 if chosen := peer or self._forgotten():
                     self._tasks.spawn(self._redial(chosen))
-            case Keep(peers=peers):
+            case swim_state.Keep(peers=peers):
                 now_wanted = frozenset(peers) | self._pinned
                 self._keep(now_wanted, frozenset(node.kept) - now_wanted)
             case _:
@@ -349,7 +319,7 @@ class Gossip:
 
     def _say_use(self, peer: PeerId) -> None:
         is_kept = not self.is_active or peer in self._pinned or peer in self._state.kept
-        use = LinkUse(watches_all=not self.is_active, is_kept=is_kept)
+        use = messages.LinkUse(watches_all=not self.is_active, is_kept=is_kept)
         said, _ = self._used.get(peer, (None, 0.0))
         if self._is_open and said != use and self._node.post(peer, use):
             self._used[peer] = (use, self._clock.now())

@@ -20,49 +20,14 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from weft import events
 from weft.clock import Clock
 from weft.cost.training import HEARTBEAT_S
 from weft.errors import WeftError, WireError
-from weft.events import (
-    Emit,
-    LoopStalled,
-    MemberGone,
-    MemberJoined,
-    MemberLeft,
-    MemberProgress,
-    MemberRecovered,
-    MemberSuspected,
-    Notice,
-)
 from weft.ids import PeerId, short
 from weft.keys import verify
+from weft.net.membership import full_mesh
 from weft.net.membership.claims import ClaimReader
-from weft.net.membership.full_mesh import (
-    FORGET_S,
-    TICK_S,
-    Forgotten,
-    Full,
-    Gone,
-    Heard,
-    Input,
-    Joined,
-    Left,
-    LinkLost,
-    Member,
-    New,
-    Output,
-    Recovered,
-    Redial,
-    RedialFailed,
-    SaidGoodbye,
-    SendHeartbeat,
-    Stalled,
-    State,
-    Suspected,
-    Tick,
-    next_due,
-    step,
-)
 from weft.net.membership.gossip import Gossip
 from weft.net.membership.members import MAX_KNOWN
 from weft.net.membership.overlay import MAX_ALL, MIN_BOUNDED, watches_all
@@ -76,7 +41,7 @@ IDLE_S = 30.0  # without a byte, before a link that neither side keeps is closed
 MAX_IDLE = 16  # such links; the one longest silent makes room
 MAX_DEPARTED = 256  # goodbyes remembered: they only keep a process from coming back by mistake
 
-Change = New | Suspected | Recovered | Gone | Left
+Change = full_mesh.New | full_mesh.Suspected | full_mesh.Recovered | full_mesh.Gone | full_mesh.Left
 OnChange = Callable[[Change], None]
 
 
@@ -92,7 +57,7 @@ class Membership:
         self,
         node: Node,
         clock: Clock,
-        emit: Emit,
+        emit: events.Emit,
         status: Callable[[], Heartbeat],
         reader: ClaimReader | None = None,
     ) -> None:
@@ -100,7 +65,7 @@ class Membership:
         self._clock = clock
         self._emit = emit
         self._status = status
-        self._state = State()
+        self._state = full_mesh.State()
         self._heartbeats: dict[PeerId, Heartbeat] = {}
         self._beating: dict[PeerId, bytes] = {}  # instances that have sent a heartbeat
         self._departed: dict[PeerId, bytes] = {}  # instances that said goodbye
@@ -143,12 +108,12 @@ class Membership:
         """Return the members that are neither suspected nor gone, in ascending order, without this peer."""
         return tuple(sorted(peer for peer, member in self.members().items() if member.status == "alive"))
 
-    def members(self) -> dict[PeerId, Member]:
+    def members(self) -> dict[PeerId, full_mesh.Member]:
         """Return every member that is not forgotten and what is believed of it."""
         if not self._gossip.is_active:
             return dict(self._state.members)
         entries = self._gossip.members.entries
-        return {peer: Member(status=entry.status, heard_at=entry.since) for peer, entry in entries.items()}
+        return {peer: full_mesh.Member(status=entry.status, heard_at=entry.since) for peer, entry in entries.items()}
 
     @property
     def watches_all(self) -> bool:
@@ -180,15 +145,15 @@ class Membership:
     async def _tick(self) -> None:
         while True:
             now = self._clock.now()
-            due = now + TICK_S
+            due = now + full_mesh.TICK_S
             self._choose(now)
             if self.watches_all:
                 for peer in list(self._beating):
                     if (at := self._node.last_heard(peer)) is not None:
-                        self._feed(Heard(peer, at))
-                self._feed(Tick())
+                        self._feed(full_mesh.Heard(peer, at))
+                self._feed(full_mesh.Tick())
                 self._seek_no_more(now)
-                due = next_due(self._state, now)
+                due = full_mesh.next_due(self._state, now)
             else:
                 if now >= self._heartbeat_at:
                     self._heartbeat_at = now + HEARTBEAT_S
@@ -219,14 +184,16 @@ class Membership:
         members = self._gossip.members
         after = [peer for peer in members.entries if peer not in members.buried]
         if is_all:
-            self._state = State(members={peer: Member(status="alive", heard_at=now) for peer in after[: MAX_ALL - 1]})
+            self._state = full_mesh.State(
+                members={peer: full_mesh.Member(status="alive", heard_at=now) for peer in after[: MAX_ALL - 1]}
+            )
             for peer, entry in members.entries.items():
                 if entry.status != "left":  # those gone as well: a network that was cut in two may be whole again
                     self._seek(peer)
         for peer in sorted(set(after) - present):
-            self._safely(New(peer))
+            self._safely(full_mesh.New(peer))
         for peer in sorted(present - set(after)):
-            self._safely(Gone(peer, 0.0))
+            self._safely(full_mesh.Gone(peer, 0.0))
 
     def _close_idle(self, now: float) -> None:
         """Close links that neither side keeps: those long silent, and the longest silent of too many."""
@@ -246,9 +213,9 @@ class Membership:
         if self.watches_all:
             self._choose(self._clock.now())
         if self.watches_all:
-            self._feed(Joined(peer))
+            self._feed(full_mesh.Joined(peer))
         self._emit(
-            MemberProgress(
+            events.MemberProgress(
                 member=peer,
                 name=heartbeat.name,
                 round=heartbeat.round,
@@ -274,7 +241,7 @@ class Membership:
             self._node.release(peer)
             self._gossip.departed(peer, departure.instance, farewell.signed)
             if self.watches_all:
-                self._feed(SaidGoodbye(peer))
+                self._feed(full_mesh.SaidGoodbye(peer))
             self._node.drop(peer, "it said goodbye")
 
     def _on_link(self, peer: PeerId, is_up: bool, reason: str) -> None:
@@ -284,7 +251,7 @@ class Membership:
             self._turned_away.discard(peer)
             self._gossip.lost(peer, reason)
             if self.watches_all:
-                self._feed(LinkLost(peer, reason))
+                self._feed(full_mesh.LinkLost(peer, reason))
             elif peer not in self._gossip.members.entries:  # nobody will say when to forget it
                 self._heartbeats.pop(peer, None)
                 self._beating.pop(peer, None)
@@ -298,7 +265,7 @@ class Membership:
             self._beating.pop(peer, None)  # another process: its bytes say nothing of one that sent heartbeats
         if self.watches_all:
             if peer in self._beating:
-                self._feed(Heard(peer, self._clock.now()))
+                self._feed(full_mesh.Heard(peer, self._clock.now()))
             self._seek(peer)
         if self._is_started:
             self._node.post(peer, self._status())
@@ -317,7 +284,7 @@ class Membership:
                 del self._sought[peer]  # the machine says when to forget it
             elif self._node.is_linked(peer):
                 self._sought[peer] = now
-            elif now - since >= FORGET_S:
+            elif now - since >= full_mesh.FORGET_S:
                 self._forget(peer)
 
     def _forget(self, peer: PeerId) -> None:
@@ -328,53 +295,53 @@ class Membership:
 
     # --- what is done about it ---
 
-    def _feed(self, event: Input) -> None:
-        self._state, outputs = step(self._state, event, self._clock.now())
+    def _feed(self, event: full_mesh.Input) -> None:
+        self._state, outputs = full_mesh.step(self._state, event, self._clock.now())
         for output in outputs:
             self._safely(output)
 
-    def _on_gossip(self, output: Output) -> None:
+    def _on_gossip(self, output: full_mesh.Output) -> None:
         if not self.watches_all:
             self._safely(output)
 
-    def _safely(self, output: Output) -> None:
+    def _safely(self, output: full_mesh.Output) -> None:
         try:
             self._act(output)
         except Exception as error:  # one that cannot be done is told, and the others are done
             self._tell_failure(error)
 
-    def _act(self, output: Output) -> None:
+    def _act(self, output: full_mesh.Output) -> None:
         match output:
-            case SendHeartbeat():
+            case full_mesh.SendHeartbeat():
                 self._send(self._node.peers)
                 return
-            case Stalled(stall_s=stall_s):
-                self._emit(LoopStalled(stall_s=stall_s))
+            case full_mesh.Stalled(stall_s=stall_s):
+                self._emit(events.LoopStalled(stall_s=stall_s))
                 return
-            case Redial(peer=peer):
+            case full_mesh.Redial(peer=peer):
                 self._tasks.spawn(self._redial(peer))
                 return
-            case Forgotten(peer=peer):
+            case full_mesh.Forgotten(peer=peer):
                 self._forget(peer)
                 return
-            case Full(peer=peer):
+            case full_mesh.Full(peer=peer):
                 self._turn_away(peer)
                 return
-            case New(peer=peer):
-                self._emit(MemberJoined(member=peer, name=self._node.contact(peer).name))
-            case Suspected(peer=peer, silent_s=silent_s, reason=reason):
-                self._emit(MemberSuspected(member=peer, silent_s=silent_s, reason=reason))
+            case full_mesh.New(peer=peer):
+                self._emit(events.MemberJoined(member=peer, name=self._node.contact(peer).name))
+            case full_mesh.Suspected(peer=peer, silent_s=silent_s, reason=reason):
+                self._emit(events.MemberSuspected(member=peer, silent_s=silent_s, reason=reason))
                 if self.watches_all:
                     self._gossip.silent(peer)
-            case Recovered(peer=peer):
-                self._emit(MemberRecovered(member=peer))
-            case Gone(peer=peer, silent_s=silent_s):
-                self._emit(MemberGone(member=peer, silent_s=silent_s))
+            case full_mesh.Recovered(peer=peer):
+                self._emit(events.MemberRecovered(member=peer))
+            case full_mesh.Gone(peer=peer, silent_s=silent_s):
+                self._emit(events.MemberGone(member=peer, silent_s=silent_s))
                 if peer in self._beating:  # else another process of that peer is linked by now, and not yet ready
                     self._node.drop(peer, f"silent for {silent_s:.1f} s")
-            case Left(peer=peer):
+            case full_mesh.Left(peer=peer):
                 self._node.release(peer)
-                self._emit(MemberLeft(member=peer))
+                self._emit(events.MemberLeft(member=peer))
         for callback in list(self._callbacks):
             callback(output)
 
@@ -391,18 +358,24 @@ class Membership:
         if peer not in self._turned_away:
             self._turned_away.add(peer)
             name = self._node.contact(peer).name or short(peer)
-            self._emit(Notice(text=f"{name} is no member here: {MAX_KNOWN} are known, the most that one peer watches"))
+            self._emit(
+                events.Notice(text=f"{name} is no member here: {MAX_KNOWN} are known, the most that one peer watches")
+            )
 
     async def _redial(self, peer: PeerId) -> None:
         try:
             await self._node.connect(peer)
         except WeftError as error:
             if (at := self._node.last_heard(peer)) is not None:
-                self._feed(Heard(peer, at))  # before the link was lost: at the next tick it would look like a recovery
-            self._feed(RedialFailed(peer, str(error)))
+                self._feed(
+                    full_mesh.Heard(peer, at)
+                )  # before the link was lost: at the next tick it would look like a recovery
+            self._feed(full_mesh.RedialFailed(peer, str(error)))
 
     def _tell_failure(self, error: Exception) -> None:
-        self._emit(Notice(text=f"membership goes on after a failure of its own: {type(error).__name__}: {error}"))
+        self._emit(
+            events.Notice(text=f"membership goes on after a failure of its own: {type(error).__name__}: {error}")
+        )
 
 
 async def say_goodbye(node: Node, reason: str) -> None:

@@ -31,51 +31,10 @@ import msgspec
 from blake3 import blake3
 
 from weft.ids import PeerId
-from weft.net.membership import broadcasts
+from weft.net.membership import broadcasts, full_mesh, swim_state
 from weft.net.membership import members as rolls
-from weft.net.membership.full_mesh import (
-    LISTEN_S,
-    TICK_S,
-    Gone,
-    Heard,
-    Left,
-    LinkLost,
-    New,
-    Recovered,
-    Redial,
-    RedialFailed,
-    Stalled,
-    Tick,
-    own_stall,
-)
 from weft.net.membership.members import Accused, Claim, Correct, Departed, Effect, Lives, Members, Proof, Renew, Spread
 from weft.net.membership.overlay import kept
-from weft.net.membership.swim_state import (
-    Answer,
-    AskHelp,
-    Compare,
-    Help,
-    HelpAsked,
-    Helped,
-    IndirectProbe,
-    Input,
-    Keep,
-    Linked,
-    Output,
-    Outputs,
-    Ping,
-    Pinged,
-    Probe,
-    Revive,
-    SignAccusation,
-    SignLife,
-    Silent,
-    State,
-    Tell,
-    Tied,
-    Told,
-    Watch,
-)
 from weft.net.messages import MAX_NEWS
 
 PERIOD_S = 1.0  # between two pings
@@ -93,46 +52,46 @@ SWEEP_S = 10.0
 MAX_INDIRECT = 64
 
 
-def step(state: State, event: Input, now: float) -> tuple[State, Outputs]:
+def step(state: swim_state.State, event: swim_state.Input, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     """Return the state after `event` at `now` (seconds, never going back) and what is to be done."""
     match event:
-        case Tick():
+        case full_mesh.Tick():
             return _tick(state, now)
-        case Heard(peer=peer, at=at):
+        case full_mesh.Heard(peer=peer, at=at):
             return _hear(state, peer, at, now)
-        case Told(sender=sender, claims=claims, is_compared=is_compared):
+        case swim_state.Told(sender=sender, claims=claims, is_compared=is_compared):
             return _told(state, sender, claims, is_compared, now)
-        case Pinged(peer=peer):
+        case swim_state.Pinged(peer=peer):
             state, news = _news(state, peer)
-            return state, (Answer(peer, news),)
-        case Linked(peer=peer):
+            return state, (swim_state.Answer(peer, news),)
+        case swim_state.Linked(peer=peer):
             return _linked(state, peer)
-        case Tied(peer=peer, tie=tie):
+        case swim_state.Tied(peer=peer, tie=tie):
             return _set(state, links={**state.links, peer: tie}) if peer in state.links else state, ()
-        case LinkLost(peer=peer):
+        case full_mesh.LinkLost(peer=peer):
             return _link_lost(state, peer, now)
-        case RedialFailed(peer=peer):
+        case full_mesh.RedialFailed(peer=peer):
             return _redial_failed(state, peer, now)
-        case HelpAsked(peer=peer, target=target):
+        case swim_state.HelpAsked(peer=peer, target=target):
             return _help_asked(state, peer, target, now)
-        case Helped(target=target):
+        case swim_state.Helped(target=target):
             return _hear(state, target, now, now)
-        case Silent(peer=peer):
+        case swim_state.Silent(peer=peer):
             return _accuse(state, peer, now)
-        case Watch():
+        case swim_state.Watch():
             return _watch(state, event, now)
         case _:
             assert_never(event)
 
 
-def awaited(state: State) -> tuple[PeerId, ...]:
+def awaited(state: swim_state.State) -> tuple[PeerId, ...]:
     """Return of whom the next tick wants to know when they were heard."""
     return (*state.probes, *(peer for peer in state.indirect if peer not in state.probes), *state.members.suspected)
 
 
-def next_due(state: State, now: float) -> float:
+def next_due(state: swim_state.State, now: float) -> float:
     """Return when the next tick has something to do, at most `TICK_S` from the last."""
-    due = [(now if state.ticked_at is None else state.ticked_at) + TICK_S]
+    due = [(now if state.ticked_at is None else state.ticked_at) + full_mesh.TICK_S]
     if state.is_active:
         due.append(state.probe_at)
         scale = 1 + state.strain
@@ -144,7 +103,7 @@ def next_due(state: State, now: float) -> float:
     return max(now, min(due))
 
 
-def partners(state: State) -> list[PeerId]:
+def partners(state: swim_state.State) -> list[PeerId]:
     """Return with whom broadcasts are shared: one of both keeps the link, and one of both keeps few."""
     found = []
     for peer, tie in state.links.items():
@@ -158,16 +117,16 @@ def partners(state: State) -> list[PeerId]:
 # --- time ---
 
 
-def _tick(state: State, now: float) -> tuple[State, Outputs]:
-    outputs: list[Output] = []
-    stall_s = own_stall(state.ticked_at, now)
+def _tick(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+    outputs: list[swim_state.Output] = []
+    stall_s = full_mesh.own_stall(state.ticked_at, now)
     if stall_s:
-        outputs.append(Stalled(stall_s))
+        outputs.append(full_mesh.Stalled(stall_s))
         state = _set(
             state,
             members=rolls.forgive(state.members, stall_s, now),
             probes={},
-            judges_from=now + min(stall_s, LISTEN_S),
+            judges_from=now + min(stall_s, full_mesh.LISTEN_S),
             strain=min(MAX_STRAIN, state.strain + 1),
         )
     state = _set(state, ticked_at=now)
@@ -178,9 +137,9 @@ def _tick(state: State, now: float) -> tuple[State, Outputs]:
     return state, tuple(outputs)
 
 
-def _age(state: State, now: float) -> tuple[State, Outputs]:
+def _age(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     """Bury whose time is up, forget the old, renew what this peer says of itself."""
-    outputs: Outputs = ()
+    outputs: swim_state.Outputs = ()
     if state.members.suspected and now >= state.judges_from:
         state, outputs = _carry_out(state, *rolls.bury(state.members, now), None, now)
     if now >= state.sweep_at:
@@ -191,13 +150,13 @@ def _age(state: State, now: float) -> tuple[State, Outputs]:
     if now >= state.renew_at:
         raised = msgspec.structs.replace(state.members, incarnation=state.members.incarnation + 1)
         state = _set(state, members=raised, renew_at=now + rolls.RENEW_S)
-        outputs += (SignLife(raised.incarnation),)
+        outputs += (swim_state.SignLife(raised.incarnation),)
     return state, outputs
 
 
-def _judge(state: State, now: float) -> tuple[State, Outputs]:
+def _judge(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     """Ask others where a ping was not answered, and accuse where they did not help."""
-    outputs: Outputs = ()
+    outputs: swim_state.Outputs = ()
     if now < state.judges_from:
         return state, ()
     scale = 1 + state.strain
@@ -215,7 +174,7 @@ def _judge(state: State, now: float) -> tuple[State, Outputs]:
     return state, outputs
 
 
-def _probe(state: State, now: float) -> tuple[State, Outputs]:
+def _probe(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     if now < state.probe_at:
         return state, ()
     state = _set(state, probe_at=now + PERIOD_S * (1 + state.strain))
@@ -231,7 +190,7 @@ def _probe(state: State, now: float) -> tuple[State, Outputs]:
     return state, ()
 
 
-def _relink(state: State, now: float) -> tuple[State, Outputs]:
+def _relink(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     if not (state.is_unlinked or state.come) or now < state.relink_at:
         return state, ()
     members = state.members
@@ -242,53 +201,55 @@ def _relink(state: State, now: float) -> tuple[State, Outputs]:
     if chosen == state.kept:
         return state, ()
     probes = {peer: probe for peer, probe in state.probes.items() if peer in chosen}
-    return _set(state, kept=chosen, probes=probes), (Keep(chosen),)
+    return _set(state, kept=chosen, probes=probes), (swim_state.Keep(chosen),)
 
 
-def _compare(state: State, now: float) -> tuple[State, Outputs]:
+def _compare(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     is_hungry = state.num_news >= MAX_NEWS
     if now < state.compare_at and not (is_hungry and now >= state.compare_at - COMPARE_S + HUNGRY_S):
         return state, ()
     linked = [peer for peer in state.kept if state.links.get(peer) is not None]
     if not linked:
         return state, ()
-    return _set(state, compare_at=now + COMPARE_S, num_news=0), (Compare(linked[_draw(state, now) % len(linked)]),)
+    return _set(state, compare_at=now + COMPARE_S, num_news=0), (
+        swim_state.Compare(linked[_draw(state, now) % len(linked)]),
+    )
 
 
-def _revive(state: State, now: float) -> tuple[State, Outputs]:
+def _revive(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     """Dial somebody who is gone: its machine may have slept, or a network have been cut."""
     is_alone = not state.kept
     if now < state.revive_at and not (is_alone and now >= state.revive_at - REVIVE_S + REVIVE_ALONE_S):
         return state, ()
     gone = sorted(peer for peer in state.members.buried if state.members.entries[peer].status == "gone")
     chosen = gone[_draw(state, now) % len(gone)] if gone else None
-    return _set(state, revive_at=now + REVIVE_S), (Revive(chosen),)
+    return _set(state, revive_at=now + REVIVE_S), (swim_state.Revive(chosen),)
 
 
-def _spread(state: State, now: float) -> tuple[State, Outputs]:
+def _spread(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     if now < state.spread_at:
         return state, ()
-    outputs: Outputs = ()
+    outputs: swim_state.Outputs = ()
     circle = partners(state)
     turn = _draw(state, now) % max(1, len(circle))  # what is told to few is told to others each time
     for peer in circle[turn:] + circle[:turn]:
         if broadcasts.pending(state.log, peer):
             state, news = _news(state, peer)
-            outputs += (Tell(peer, news),) if news else ()
+            outputs += (swim_state.Tell(peer, news),) if news else ()
     return (_set(state, spread_at=now + SPREAD_S) if outputs else state), outputs
 
 
 # --- what happens ---
 
 
-def _hear(state: State, peer: PeerId, at: float, now: float) -> tuple[State, Outputs]:
-    outputs: Outputs = ()
+def _hear(state: swim_state.State, peer: PeerId, at: float, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+    outputs: swim_state.Outputs = ()
     probe, probing = state.probes.get(peer), state.indirect.get(peer)
     if probe is not None and at >= probe.sent_at:
         state = _set(state, probes=_less(state.probes, peer), strain=max(0, state.strain - 1))
     if probing is not None and at >= probing.since:
         state = _set(state, indirect=_less(state.indirect, peer))
-        outputs += tuple(Help(asker, peer) for asker in probing.askers)
+        outputs += tuple(swim_state.Help(asker, peer) for asker in probing.askers)
     if peer in state.members.suspected:
         state, recovered = _carry_out(state, *rolls.recover(state.members, peer, at, now), None, now)
         outputs += recovered
@@ -296,16 +257,16 @@ def _hear(state: State, peer: PeerId, at: float, now: float) -> tuple[State, Out
 
 
 def _told(
-    state: State, sender: PeerId | None, claims: Iterable[Claim], is_compared: bool, now: float
-) -> tuple[State, Outputs]:
-    outputs: Outputs = ()
+    state: swim_state.State, sender: PeerId | None, claims: Iterable[Claim], is_compared: bool, now: float
+) -> tuple[swim_state.State, swim_state.Outputs]:
+    outputs: swim_state.Outputs = ()
     num_news = 0
     effects: tuple[Effect, ...]
     for claim in claims:
         if sender is None and isinstance(claim, Lives) and claim.peer == state.members.me:  # it has just been signed
             members, effects = msgspec.structs.replace(state.members, own=claim), (Spread(claim),)
             aside = frozenset(state.links).difference(partners(state))  # who accused it may be among them
-            outputs += tuple(Tell(peer, (claim.proof,)) for peer in state.links if peer in aside)
+            outputs += tuple(swim_state.Tell(peer, (claim.proof,)) for peer in state.links if peer in aside)
         else:
             members, effects = rolls.believe(state.members, claim, sender, now)
         if is_compared and sender is not None and isinstance(claim, Lives) and claim.peer in state.members.buried:
@@ -322,50 +283,52 @@ def _told(
     return _set(state, num_news=state.num_news + num_news), outputs
 
 
-def _contest(state: State, sender: PeerId, claim: Lives) -> Outputs:
+def _contest(state: swim_state.State, sender: PeerId, claim: Lives) -> swim_state.Outputs:
     """Show who believes a peer alive why it is gone here: if it lives, it hears of that and refutes."""
     entry = state.members.entries[claim.peer]
-    return (Tell(sender, rolls.proofs(entry)),) if claim.incarnation <= entry.life.incarnation else ()
+    return (swim_state.Tell(sender, rolls.proofs(entry)),) if claim.incarnation <= entry.life.incarnation else ()
 
 
-def _linked(state: State, peer: PeerId) -> tuple[State, Outputs]:
+def _linked(state: swim_state.State, peer: PeerId) -> tuple[swim_state.State, swim_state.Outputs]:
     links = {**state.links, peer: None}
     state = _set(state, links=links, log=broadcasts.meet(state.log, peer))
     entry = state.members.entries.get(peer)
     is_accused = entry is not None and entry.against and entry.status in ("suspected", "gone")
-    return state, (Tell(peer, rolls.proofs(entry)),) if entry is not None and is_accused else ()
+    return state, (swim_state.Tell(peer, rolls.proofs(entry)),) if entry is not None and is_accused else ()
 
 
-def _link_lost(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
+def _link_lost(state: swim_state.State, peer: PeerId, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     state = _set(state, links=_less(state.links, peer), log=broadcasts.leave(state.log, peer))
     entry = state.members.entries.get(peer)
     is_watched = state.is_active and peer in state.kept and entry is not None and entry.status in ("alive", "suspected")
     if not is_watched:
         return state, ()
-    probes = {**state.probes, peer: state.probes.get(peer, Probe(now))}
-    return _set(state, probes=probes), (Redial(peer),)
+    probes = {**state.probes, peer: state.probes.get(peer, swim_state.Probe(now))}
+    return _set(state, probes=probes), (full_mesh.Redial(peer),)
 
 
-def _redial_failed(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
+def _redial_failed(state: swim_state.State, peer: PeerId, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     probe = state.probes.get(peer)
     if probe is None or probe.asked_at is not None or now < state.judges_from:
         return state, ()
     return _ask(state, peer, now)
 
 
-def _help_asked(state: State, asker: PeerId, target: PeerId, now: float) -> tuple[State, Outputs]:
-    probing = state.indirect.get(target, IndirectProbe(now, ()))
+def _help_asked(
+    state: swim_state.State, asker: PeerId, target: PeerId, now: float
+) -> tuple[swim_state.State, swim_state.Outputs]:
+    probing = state.indirect.get(target, swim_state.IndirectProbe(now, ()))
     if target not in state.members.entries or (target not in state.indirect and len(state.indirect) >= MAX_INDIRECT):
         return state, ()
     askers = tuple(dict.fromkeys((*probing.askers, asker)))[-NUM_HELPERS * 4 :]
-    state = _set(state, indirect={**state.indirect, target: IndirectProbe(probing.since, askers)})
+    state = _set(state, indirect={**state.indirect, target: swim_state.IndirectProbe(probing.since, askers)})
     if target in state.links:
         state, news = _news(state, target)
-        return state, (Ping(target, news),)
-    return state, (Redial(target),)
+        return state, (swim_state.Ping(target, news),)
+    return state, (full_mesh.Redial(target),)
 
 
-def _watch(state: State, event: Watch, now: float) -> tuple[State, Outputs]:
+def _watch(state: swim_state.State, event: swim_state.Watch, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     members = state.members
     for peer, entry in members.entries.items():
         if peer in event.present and entry.status in ("suspected", "gone"):
@@ -381,36 +344,36 @@ def _watch(state: State, event: Watch, now: float) -> tuple[State, Outputs]:
 # --- small things ---
 
 
-def _ping(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
-    state = _set(state, probes={**state.probes, peer: Probe(now)})
+def _ping(state: swim_state.State, peer: PeerId, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+    state = _set(state, probes={**state.probes, peer: swim_state.Probe(now)})
     if peer not in state.links:
-        return state, (Redial(peer),)
+        return state, (full_mesh.Redial(peer),)
     state, news = _news(state, peer)
-    return state, (Ping(peer, news),)
+    return state, (swim_state.Ping(peer, news),)
 
 
-def _ask(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
+def _ask(state: swim_state.State, peer: PeerId, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     """Ask some partners, others each time, to reach `peer`."""
-    state = _set(state, probes={**state.probes, peer: Probe(state.probes[peer].sent_at, now)})
+    state = _set(state, probes={**state.probes, peer: swim_state.Probe(state.probes[peer].sent_at, now)})
     key = blake3(str(now).encode(), key=state.secret).digest()
     others = [other for other in partners(state) if other != peer]
     chosen = sorted(others, key=lambda other: blake3(other.encode(), key=key).digest(8))[:NUM_HELPERS]
-    return state, tuple(AskHelp(helper, peer) for helper in chosen)
+    return state, tuple(swim_state.AskHelp(helper, peer) for helper in chosen)
 
 
-def _accuse(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
+def _accuse(state: swim_state.State, peer: PeerId, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
     entry = state.members.entries.get(peer)
     if entry is None or entry.status not in ("alive", "suspected") or now < state.judges_from:
         return state, ()
     if any(accused.accuser == state.members.me for accused in entry.against):
         return state, ()
-    return state, (SignAccusation(entry.life),)
+    return state, (swim_state.SignAccusation(entry.life),)
 
 
 def _carry_out(
-    state: State, members: Members, effects: tuple[Effect, ...], sender: PeerId | None, now: float
-) -> tuple[State, Outputs]:
-    outputs: Outputs = ()
+    state: swim_state.State, members: Members, effects: tuple[Effect, ...], sender: PeerId | None, now: float
+) -> tuple[swim_state.State, swim_state.Outputs]:
+    outputs: swim_state.Outputs = ()
     log, num_news, strain = state.log, state.num_news, state.strain
     is_unlinked, come = state.is_unlinked, state.come
     for effect in effects:
@@ -420,12 +383,14 @@ def _carry_out(
                 num_news += 1
             case Renew(incarnation=incarnation, is_refutation=is_refutation):
                 strain = min(MAX_STRAIN, strain + is_refutation)
-                outputs += (SignLife(incarnation),)
+                outputs += (swim_state.SignLife(incarnation),)
             case Correct(peer=peer, claim=claim):
-                outputs += (Tell(peer, (claim.proof,)),)
+                outputs += (swim_state.Tell(peer, (claim.proof,)),)
             case _:
-                is_unlinked = is_unlinked or (isinstance(effect, Gone | Left) and effect.peer in state.kept)
-                if isinstance(effect, New | Recovered) and not is_unlinked:
+                is_unlinked = is_unlinked or (
+                    isinstance(effect, full_mesh.Gone | full_mesh.Left) and effect.peer in state.kept
+                )
+                if isinstance(effect, full_mesh.New | full_mesh.Recovered) and not is_unlinked:
                     come += (effect.peer,)
                 outputs += (effect,)
     state = _set(state, members=members, log=log, num_news=num_news, strain=strain, is_unlinked=is_unlinked, come=come)
@@ -442,12 +407,12 @@ def _about(claim: Claim) -> broadcasts.Key:
             return ("goodbye", peer)
 
 
-def _news(state: State, partner: PeerId) -> tuple[State, tuple[Proof, ...]]:
+def _news(state: swim_state.State, partner: PeerId) -> tuple[swim_state.State, tuple[Proof, ...]]:
     log, news = broadcasts.take(state.log, partner, MAX_NEWS, state.members.num_present)
     return _set(state, log=log), news
 
 
-def _draw(state: State, now: float) -> int:
+def _draw(state: swim_state.State, now: float) -> int:
     """Return a number that nobody else can foresee, the same in each replay."""
     return int.from_bytes(blake3(str(now).encode(), key=state.secret).digest(8), "big")
 

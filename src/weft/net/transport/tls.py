@@ -24,21 +24,12 @@ from weft.config import Config
 from weft.errors import DialError, NetError, PeerError
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
-from weft.net.transport import tcp
+from weft.net.transport import tcp, tls_handshake
 from weft.net.transport.address import join_address, reachable_hosts, split_address
 from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
 from weft.net.transport.gate import Gate, Handshakes
 from weft.net.transport.tcp import Proxy
 from weft.net.transport.tls_certificate import client_context, make_certificate, server_context
-from weft.net.transport.tls_handshake import (
-    PREAMBLE_NBYTES,
-    PROTOCOL_VERSION,
-    NotWeft,
-    admit,
-    introduce,
-    preamble,
-    read_preamble,
-)
 from weft.net.transport.tls_stream import InLoop, InThreads, TlsStream
 from weft.tasks import Tasks
 from weft.wire import digest
@@ -137,7 +128,8 @@ class TlsTransport:
             raise DialError(f"{address} did not answer within {self._config.handshake_timeout_s:g} s") from None
         except ssl.SSLError as error:
             raise DialError(
-                f"{address} is no weft peer, or one that does not speak version {PROTOCOL_VERSION} of the transport as "
+                f"{address} is no weft peer, or one that does not speak version "
+                f"{tls_handshake.PROTOCOL_VERSION} of the transport as "
                 f"this software does: {error}"
             ) from None
         except (OSError, ValueError) as error:
@@ -161,12 +153,12 @@ class TlsTransport:
     async def _introduce(self, connection: socket.socket, peer: PeerId, lane: Lane) -> TlsStream:
         """Do the client's half of the handshake on a fresh TCP connection."""
         try:
-            await asyncio.get_running_loop().sock_sendall(connection, preamble(lane))
+            await asyncio.get_running_loop().sock_sendall(connection, tls_handshake.preamble(lane))
             stream = self._wrap(connection, self._client_context, is_server=False)
         except BaseException:
             connection.close()
             raise
-        await introduce(stream, peer, self._identity, lane)
+        await tls_handshake.introduce(stream, peer, self._identity, lane)
         return stream
 
     async def _listen(self, listener: socket.socket, door: "_Door") -> None:
@@ -191,7 +183,7 @@ class TlsTransport:
             lane = await self._read_preamble(connection)
             stream = self._wrap(connection, door.context, is_server=True)
             stream.source = ip
-            await admit(stream, door.certificate, lane)
+            await tls_handshake.admit(stream, door.certificate, lane)
         except ssl.SSLError as error:
             raise PeerError(f"its TLS handshake failed: {error}") from None
         except (OSError, ValueError) as error:
@@ -204,16 +196,18 @@ class TlsTransport:
     async def _read_preamble(self, connection: socket.socket) -> Lane:
         loop = asyncio.get_running_loop()
         first = b""
-        while len(first) < PREAMBLE_NBYTES:
-            more = await loop.sock_recv(connection, PREAMBLE_NBYTES - len(first))
+        while len(first) < tls_handshake.PREAMBLE_NBYTES:
+            more = await loop.sock_recv(connection, tls_handshake.PREAMBLE_NBYTES - len(first))
             if not more:
                 raise PeerError(f"it hung up after {len(first)} bytes")
             first += more
         try:
-            return read_preamble(first)
-        except NotWeft:
+            return tls_handshake.read_preamble(first)
+        except tls_handshake.NotWeft:
             with suppress(OSError):
-                connection.send(preamble("control"))  # no TLS, so it learns at once that this leads nowhere
+                connection.send(
+                    tls_handshake.preamble("control")
+                )  # no TLS, so it learns at once that this leads nowhere
             raise
 
     def _wrap(self, connection: socket.socket, context: ssl.SSLContext, *, is_server: bool) -> TlsStream:

@@ -25,18 +25,10 @@ from weft.errors import DeadlineExceeded, PayloadError, PeerError, WireError
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Tokens, short
 from weft.keys import verify
+from weft.peer import messages
 from weft.peer.context import Context
 from weft.peer.group.broadcast import GroupBroadcast
 from weft.peer.group.records import GroupRecords
-from weft.peer.messages import (
-    Evaluation,
-    Hurry,
-    OfferNote,
-    Release,
-    SponsorAnswer,
-    SponsorPlease,
-    WardPass,
-)
 from weft.peer.round.driver import RoundDriver
 from weft.peer.round.payloads import Payloads
 from weft.sync.merge.group_mean import GroupMean
@@ -151,14 +143,14 @@ class Aggregator:
         self._silent: dict[PeerId, int] = {}
         self._halves_s: list[float] = []  # from this peer's own work until more than half had brought theirs
         self._graces_s: list[float] = []  # from then until the last one
-        self._early: dict[PeerId, OfferNote] = {}  # of the round after this one
+        self._early: dict[PeerId, messages.OfferNote] = {}  # of the round after this one
         self._gate = asyncio.Semaphore(PARALLEL)
         self._timers: list[asyncio.TimerHandle] = []
         self._now = Collection(rounds.chain.base, set(), 0)
         rounds.on_decided(self._decided)
-        context.node.serve(SponsorPlease, self._consider)
-        context.node.on_note(OfferNote, self._on_offer)
-        context.node.on_note(WardPass, self._on_pass)
+        context.node.serve(messages.SponsorPlease, self._consider)
+        context.node.on_note(messages.OfferNote, self._on_offer)
+        context.node.on_note(messages.WardPass, self._on_pass)
 
     # --- what the peer does ---
 
@@ -182,28 +174,28 @@ class Aggregator:
 
     def release(self) -> None:
         for leaf in self.leaves:
-            self._node.post(leaf, Release(branch=self._rounds.chain.base.branch))
+            self._node.post(leaf, messages.Release(branch=self._rounds.chain.base.branch))
         for leaf in list(self.leaves):
             self._forget(leaf)
 
-    def pass_evaluation_on(self, evaluation: Evaluation) -> None:
+    def pass_evaluation_on(self, evaluation: messages.Evaluation) -> None:
         for leaf in self.leaves:
             self._node.post(leaf, evaluation)
 
     # --- leaves come ---
 
-    async def _consider(self, peer: PeerId, please: SponsorPlease) -> SponsorAnswer:
+    async def _consider(self, peer: PeerId, please: messages.SponsorPlease) -> messages.SponsorAnswer:
         base = self._rounds.chain.base
         if not self._rounds.is_member or please.branch != base.branch:
-            return SponsorAnswer(is_taken=False, reason="no elector of this branch")
+            return messages.SponsorAnswer(is_taken=False, reason="no elector of this branch")
         if self._rounds.chain.charter.settings.method.graph is not None:
-            return SponsorAnswer(is_taken=False, reason="members exchange with neighbours, and have no groups")
+            return messages.SponsorAnswer(is_taken=False, reason="members exchange with neighbours, and have no groups")
         if not self._take(peer):
-            return SponsorAnswer(is_taken=False, reason="there is no room")
+            return messages.SponsorAnswer(is_taken=False, reason="there is no room")
         self._look()
         self._now.expected.discard(peer)  # it obeyed nobody until now: what was leased to it is not under way
         self._check(self._now)
-        return SponsorAnswer(is_taken=True)
+        return messages.SponsorAnswer(is_taken=True)
 
     def _take(self, peer: PeerId) -> bool:
         base = self._rounds.chain.base
@@ -215,7 +207,7 @@ class Aggregator:
         self._allowed.setdefault(peer, NEW_QUOTAS * settings.quota_tokens)
         return True
 
-    async def _on_offer(self, peer: PeerId, note: OfferNote) -> None:
+    async def _on_offer(self, peer: PeerId, note: messages.OfferNote) -> None:
         offer = unseal(note.signed, Offer, verify)
         if note.signed.signer != peer:
             raise WireError(f"{short(peer)} passed on an offer of {short(note.signed.signer)}")
@@ -231,7 +223,7 @@ class Aggregator:
             self._silent.pop(peer, None)
             self._tasks.spawn(self._bring(self._now, peer, offer))
 
-    async def _on_pass(self, peer: PeerId, note: WardPass) -> None:
+    async def _on_pass(self, peer: PeerId, note: messages.WardPass) -> None:
         self._look()
         if (note.branch, note.round) == (self._now.base.branch, self._now.base.round):
             self._now.passing.add(peer)
@@ -326,7 +318,7 @@ class Aggregator:
 
     def _hurry(self, now: Collection) -> None:
         for leaf in sorted(now.expected & self.leaves.keys() - now.offers.keys()):
-            self._node.post(leaf, Hurry(branch=now.base.branch, round=now.base.round))
+            self._node.post(leaf, messages.Hurry(branch=now.base.branch, round=now.base.round))
 
     def _end_grace(self, now: Collection) -> None:
         now.end_grace()

@@ -21,17 +21,9 @@ from torch import Tensor
 
 from weft.errors import CheckpointError
 from weft.ids import Digest, PeerId
+from weft.peer import messages
 from weft.peer.chain import as_many_as_fit
 from weft.peer.context import Context
-from weft.peer.messages import (
-    MAX_CERTIFICATES,
-    ChainAnswer,
-    ChainRequest,
-    ForkOffer,
-    ForkRequest,
-    StateOffer,
-    StateRequest,
-)
 from weft.peer.round.driver import Participation
 from weft.peer.state.legacies import FORK, Legacies
 from weft.peer.state.replica import Replica
@@ -84,20 +76,20 @@ class StateServer:
         self._making: dict[str, asyncio.Future[Any]] = {}  # goes on when who asked has stopped waiting
         self._has_timer = False
         self._participation = participation
-        node.serve(StateRequest, self._offer)
-        node.serve(ChainRequest, self._continue)
-        node.serve(ForkRequest, self._offer_fork)
+        node.serve(messages.StateRequest, self._offer)
+        node.serve(messages.ChainRequest, self._continue)
+        node.serve(messages.ForkRequest, self._offer_fork)
         node.serve_blobs(self._lookup, is_patient=True)
 
-    async def _offer(self, _peer: PeerId, request: StateRequest) -> StateOffer:
+    async def _offer(self, _peer: PeerId, request: messages.StateRequest) -> messages.StateOffer:
         head = self._replica.head
         if head is None or self._participation.chain is None:  # what a restart has read may be long outdated
-            return StateOffer(head=None, index=None, charter=None)
+            return messages.StateOffer(head=None, index=None, charter=None)
         if request.wanted is None:
-            return StateOffer(head=head, index=None, charter=None)
+            return messages.StateOffer(head=head, index=None, charter=None)
         pin = self._at_hand(request.wanted, digest_of(head)) or await self.pin()
         pin.use(self._clock.now())
-        return StateOffer(head=pin.head, index=pin.index, charter=pin.charter)
+        return messages.StateOffer(head=pin.head, index=pin.index, charter=pin.charter)
 
     async def pin(self) -> _State:
         """Keep the present state for whoever asks for it."""
@@ -114,14 +106,14 @@ class StateServer:
         is_shared = now - good[-1].made_at <= FRESH_S and wanted != present
         return good[-1] if is_shared or not can_make else None
 
-    async def _offer_fork(self, _peer: PeerId, request: ForkRequest) -> ForkOffer:
+    async def _offer_fork(self, _peer: PeerId, request: messages.ForkRequest) -> messages.ForkOffer:
         name = request.manifest
         pin = next((pin for pin in self._forks if pin.name == name), None)
         pin = pin or await self._once(name, lambda: self._compute.serve(lambda: self._read(name)), self._forks)
         if pin is None:
-            return ForkOffer(index=None)
+            return messages.ForkOffer(index=None)
         pin.use(self._clock.now())
-        return ForkOffer(index=pin.index)
+        return messages.ForkOffer(index=pin.index)
 
     async def _once(self, name: str, make: Callable[[], Coroutine[Any, Any, P]], kept: list[Any]) -> P:
         """Return what `make` makes, one for all who wait for it, and keep it."""
@@ -201,12 +193,12 @@ class StateServer:
         blobs: dict[Digest, Buffer] = dict(zip(index.vectors[0].chunks, chunks(vector), strict=True))
         return _Pin(manifest, digest(listing), {**blobs, digest(listing): listing}, now, now)
 
-    async def _continue(self, _peer: PeerId, request: ChainRequest) -> ChainAnswer:
+    async def _continue(self, _peer: PeerId, request: messages.ChainRequest) -> messages.ChainAnswer:
         chain = self._participation.chain
         if chain is None:
-            return ChainAnswer(certificates=None)
-        found = chain.after_in(request.branch, request.after, MAX_CERTIFICATES)
-        return ChainAnswer(certificates=None if found is None else as_many_as_fit(found))
+            return messages.ChainAnswer(certificates=None)
+        found = chain.after_in(request.branch, request.after, messages.MAX_CERTIFICATES)
+        return messages.ChainAnswer(certificates=None if found is None else as_many_as_fit(found))
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         for pin in (*self._pins, *self._forks):

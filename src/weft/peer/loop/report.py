@@ -5,15 +5,7 @@ It decides nothing.
 
 import math
 
-from weft.events import (
-    CountedThrough,
-    GraphChosen,
-    LegacyCounted,
-    MethodTuned,
-    PayloadRejected,
-    RoundCommitted,
-    RoundMissed,
-)
+from weft import events
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
@@ -84,7 +76,7 @@ class Report:
         """
         manifest, (sent, received), work = decided.manifest, self.traffic(), self._training.work
         self._context.emit(
-            RoundCommitted(
+            events.RoundCommitted(
                 branch=manifest.branch,
                 round=manifest.round,
                 attempt=manifest.attempt,
@@ -107,7 +99,7 @@ class Report:
         self._tell_legacies(manifest)
         reason = decided.left_out.get(self._context.node.peer)
         if reason not in (None, PAUSED, RESTING, AT_WORK):
-            missed = RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
+            missed = events.RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
             self._context.emit(missed)
 
     def tell_through(self, manifest: Manifest, tokens: Tokens, *, is_counted: bool, was_offered: bool) -> None:
@@ -118,10 +110,12 @@ class Report:
         """
         is_its_own = any(each.peer == self._context.node.peer for each in manifest.contributions)
         if is_counted and tokens and not is_its_own:
-            self._context.emit(CountedThrough(round=manifest.round, tokens=tokens))
+            self._context.emit(events.CountedThrough(round=manifest.round, tokens=tokens))
         elif was_offered and not is_counted:
             reason = "its sponsor was not counted, or did not have its payload in time"
-            self._context.emit(RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason))
+            self._context.emit(
+                events.RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
+            )
 
     def tell_dropped(self, due: Tokens, why: str = OUTDATED) -> None:
         """Tell how much of what was due before a round that did not count it is carried no more."""
@@ -134,7 +128,7 @@ class Report:
         if manifest.is_gossip:
             is_counted = own_work(manifest, self._context.node.peer) is not None
             for peer in Met(decided.taken).lost if is_counted else ():
-                self._context.emit(PayloadRejected(round=manifest.round, member=peer, reason=TORN))
+                self._context.emit(events.PayloadRejected(round=manifest.round, member=peer, reason=TORN))
         self.tell_graph(manifest)
         if manifest.tuned is not None:
             self._tell_tuned(manifest.round, manifest.tuned)
@@ -144,7 +138,7 @@ class Report:
         waited_s, worked_s = tuned.waited_ms / 1000, tuned.worked_ms / 1000
         allowed = f"{100 * self._replica.config.method.tune:g} % are allowed"
         self._context.emit(
-            MethodTuned(
+            events.MethodTuned(
                 round=Round(round + 1),
                 every=every,
                 codec=str(codec.__struct_config__.tag),
@@ -160,13 +154,13 @@ class Report:
         if graph is not None and num != self._num_in_graph:
             self._num_in_graph, gap = num, spectral_gap(graph.graph, num, graph.degree, self._run.run)
             round = Round(head.round + 1)
-            self._context.emit(GraphChosen(round=round, graph=graph.graph, num_members=num, spectral_gap=gap))
+            self._context.emit(events.GraphChosen(round=round, graph=graph.graph, num_members=num, spectral_gap=gap))
 
     def _tell_legacies(self, manifest: Manifest) -> None:
         for each in manifest.contributions:
             if each.legacy is not None:
                 self._context.emit(
-                    LegacyCounted(
+                    events.LegacyCounted(
                         branch=each.legacy.stretches[0].branch,
                         round=manifest.round,
                         by=each.peer,

@@ -46,41 +46,9 @@ from weft.store.votes import Votes
 from weft.sync.governance.legacy import charter_after
 from weft.sync.merge.fragments import Scope
 from weft.sync.merge.reduce import EncodedPart
+from weft.sync.records import messages
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import (
-    AnyRoundMessage,
-    Base,
-    Certificate,
-    Collect,
-    Committed,
-    GroupRecord,
-    Manifest,
-    Promise,
-    Ready,
-    counted_of,
-)
-from weft.sync.round.machine import (
-    Broadcast,
-    Commit,
-    Fate,
-    Fetch,
-    Leave,
-    Measured,
-    Merge,
-    Moved,
-    Noticed,
-    Output,
-    Paused,
-    Persist,
-    Rerouted,
-    Send,
-    SetTimer,
-    State,
-    Status,
-    TimedOut,
-    Timer,
-    Trained,
-)
+from weft.sync.round import machine
 from weft.sync.round.neighbours import takes_from
 from weft.sync.round.rules import Durable
 from weft.tasks import Tasks
@@ -104,7 +72,7 @@ class RoundDriver:
         self.parts = Payloads(context, chain, scope)
         self._on_failure = on_failure
         self._votes = Votes(context.folder.durable)
-        self._on_decided: list[Callable[[Certificate], None]] = []
+        self._on_decided: list[Callable[[messages.Certificate], None]] = []
         self._tasks = Tasks(on_failure)
         self._member = Member(context, chain, self._tasks)
         self._member.on_step(self._stepped)
@@ -122,7 +90,7 @@ class RoundDriver:
         self.inbox = Inbox(context, self._member, self._validity, self._gather, self.timers, self.acts.accuse)
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
-    def on_decided(self, callback: Callable[[Certificate], None]) -> None:
+    def on_decided(self, callback: Callable[[messages.Certificate], None]) -> None:
         """Call `callback(certificate)` at once for each round that is decided."""
         self._on_decided.append(callback)
 
@@ -156,7 +124,7 @@ class RoundDriver:
         early = self.inbox.begin()
         if self._member.peer not in base.electorate or self._member.is_closed or not self.quorum.has_vote:
             return
-        outputs: tuple[Output, ...] = ()
+        outputs: tuple[machine.Output, ...] = ()
         last = self._votes.last
         if last is not None and last.base == base:
             outputs = self._member.resume(last)
@@ -179,7 +147,7 @@ class RoundDriver:
         tokens: Tokens,
         parts: Sequence[EncodedPart],
         kept: KeptLegacy | None = None,
-        group: GroupRecord | None = None,
+        group: messages.GroupRecord | None = None,
     ) -> tuple[Digest, ...]:
         """Offer a payload to the present round; return its parts' digests.
 
@@ -190,36 +158,36 @@ class RoundDriver:
         digests = self.parts.offer(parts)
         self.timers.note_announced()
         legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
-        ready = Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
+        ready = messages.Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
         if legacy is not None:  # where this peer leads, it takes itself at its word no more than others do
             tokens = legacy_tokens(self.chain.base, ready)
             legacy = msgspec.structs.replace(legacy, tokens=tokens)
-        trained = Trained(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
+        trained = machine.Trained(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
         self._gather.announce(ready, trained)
         return digests
 
     def pass_on(self) -> None:
         """Bring nothing to the present round: this peer is paused."""
-        self._member.feed(Paused())
+        self._member.feed(machine.Paused())
 
-    def notice(self, peer: PeerId, status: Status) -> None:
+    def notice(self, peer: PeerId, status: machine.Status) -> None:
         """Take up what membership says of a peer, for this round and the next."""
         electorate = self.chain.base.electorate
         if status == "joining" and (peer in electorate or peer in self.chain.charter.banned):
             return
         self.quorum.statuses[peer] = status
         self.parts.notice(peer, status)
-        self._member.feed(Noticed(peer=peer, status=status))
+        self._member.feed(machine.Noticed(peer=peer, status=status))
 
     def reroute(self, relayed: frozenset[PeerId]) -> None:
         """Take up who is reached through others: what they would merge for all passes a relay twice."""
         self.quorum.reroute(relayed)
-        self._member.feed(Rerouted(relayed=relayed))
+        self._member.feed(machine.Rerouted(relayed=relayed))
 
     def measure(self, speeds: dict[PeerId, float]) -> None:
         """Take up how fast members train (positive, finite, in one unit): what they are leased next depends on it."""
         self.speeds = speeds
-        self._member.feed(Measured(speeds=speeds, uplinks=self.parts.rates.known(), seen=self.timers.seen))
+        self._member.feed(machine.Measured(speeds=speeds, uplinks=self.parts.rates.known(), seen=self.timers.seen))
 
     @property
     def is_hurried(self) -> bool:
@@ -243,7 +211,7 @@ class RoundDriver:
         """
         if self._state is not None:
             for peer in sorted(self.quorum.voteless - self._state.suspected):
-                self._member.feed(Noticed(peer=peer, status="suspected"))
+                self._member.feed(machine.Noticed(peer=peer, status="suspected"))
         for _ in range(MAX_GIVEN_UP):
             if (state := self._state) is None or not self.quorum.is_attempt_over(state):
                 return
@@ -253,9 +221,9 @@ class RoundDriver:
 
     def leave(self) -> None:
         """Say the final word of this round's member."""
-        self._member.feed(Leave())
+        self._member.feed(machine.Leave())
 
-    def follow(self, certificate: Certificate) -> bool:
+    def follow(self, certificate: messages.Certificate) -> bool:
         """Take over a decision that was made elsewhere; return whether it follows on the head and can be made here."""
         self.inbox.evidence.read(certificate)
         if certificate.manifest.round != self.chain.base.round or not self.chain.proven(certificate):
@@ -265,7 +233,7 @@ class RoundDriver:
         self._decide(certificate)
         return True
 
-    def restart(self, head: Manifest, charter: Charter, without: Manifest | None = None) -> None:
+    def restart(self, head: messages.Manifest, charter: Charter, without: messages.Manifest | None = None) -> None:
         """Go on from a head whose state this peer has taken over; what is decided and not yet applied is in it.
 
         Args:
@@ -280,13 +248,13 @@ class RoundDriver:
             self._validity.recover(without)
         self.begin()
 
-    def branch_off(self, opening: Manifest) -> None:
+    def branch_off(self, opening: messages.Manifest) -> None:
         """Go on in a branch that begins after the head."""
         self._restart(opening, charter_after(self.chain.base, opening))
         self.decided.put_nowait(Decided(opening, {}))
         self.begin()
 
-    def _restart(self, head: Manifest, charter: Charter) -> None:
+    def _restart(self, head: messages.Manifest, charter: Charter) -> None:
         self.quorum.go_to(head.branch)
         self.chain.restart(head, charter)
         self.inbox.claims.restart(head, charter)
@@ -324,10 +292,10 @@ class RoundDriver:
     # --- what the machine wants done ---
 
     @property
-    def _state(self) -> State | None:
+    def _state(self) -> machine.State | None:
         return self._member.state
 
-    def _stepped(self, before: State, outputs: Iterable[Output]) -> None:
+    def _stepped(self, before: machine.State, outputs: Iterable[machine.Output]) -> None:
         plan = self._member.plan
         self._carry_out(outputs)
         if plan != before.plan and self._state is not None and self._state.plan == plan:
@@ -335,40 +303,40 @@ class RoundDriver:
             self.inbox.plan_came(self._state)
         self._gather.check()
 
-    def _carry_out(self, outputs: Iterable[Output]) -> None:
+    def _carry_out(self, outputs: Iterable[machine.Output]) -> None:
         for output in outputs:
             match output:
-                case Persist(durable=durable):
+                case machine.Persist(durable=durable):
                     if not self._keep(durable):
                         return  # nothing that depends on it may leave
-                case Send(to=to, message=message):
+                case machine.Send(to=to, message=message):
                     self._send((to,), message)
-                case Broadcast(message=message):
-                    if not (isinstance(message, Ready) and self._gather.has_said):
+                case machine.Broadcast(message=message):
+                    if not (isinstance(message, messages.Ready) and self._gather.has_said):
                         self._send(self.chain.base.electorate, message)
-                case Merge(plan=plan, part=part):
+                case machine.Merge(plan=plan, part=part):
                     self._tasks.spawn(self._merge(self.chain.base, plan, part))
-                case Fetch(plan=plan, part=part, result=result):
+                case machine.Fetch(plan=plan, part=part, result=result):
                     self._tasks.spawn(self._fetch(self.chain.base, plan, part, result))
-                case SetTimer(timer=timer, attempt=attempt):
+                case machine.SetTimer(timer=timer, attempt=attempt):
                     self.timers.set(timer, attempt)
-                case Commit(attempt=attempt, manifest=manifest):
-                    self._decide(self._certify(Committed(attempt=attempt, manifest=manifest)))
+                case machine.Commit(attempt=attempt, manifest=manifest):
+                    self._decide(self._certify(messages.Committed(attempt=attempt, manifest=manifest)))
                     return  # the round is over; nothing stands behind a commit
                 case _:
                     assert_never(output)
 
-    def _send(self, to: Iterable[PeerId], message: AnyRoundMessage) -> None:
-        if isinstance(message, Committed):
+    def _send(self, to: Iterable[PeerId], message: messages.AnyRoundMessage) -> None:
+        if isinstance(message, messages.Committed):
             decision = Decision(certificate=self._certify(message))
             self._member.post((*to, *message.manifest.joined), decision)  # who was counted in follows from outside
             return
         self._member.say(to, message)
-        if isinstance(message, Promise):
+        if isinstance(message, messages.Promise):
             for peer in to:
                 self.inbox.evidence.show(peer, message.attempt)
 
-    def _certify(self, committed: Committed) -> Certificate:
+    def _certify(self, committed: messages.Committed) -> messages.Certificate:
         assert self._state is not None, "who takes no part in a round decides nothing"
         return self.inbox.proofs.certify(self._state, committed)
 
@@ -381,12 +349,12 @@ class RoundDriver:
             return False
         return True
 
-    def _decide(self, certificate: Certificate) -> None:
+    def _decide(self, certificate: messages.Certificate) -> None:
         """A round is over: the next begins at once, whatever this peer is computing."""
         manifest = certificate.manifest
-        fate: Fate = "late"
+        fate: machine.Fate = "late"
         # Also a legacy was what this peer offered: its own work was not, and is late.
-        if counted_of(manifest, self._member.peer) is None and self.timers.was_in_time:
+        if messages.counted_of(manifest, self._member.peer) is None and self.timers.was_in_time:
             fate = "travelling" if self.parts.is_asked_for else "lost"
         base = self.chain.base
         absent = left_out(base, manifest, self._state, self.quorum.statuses)
@@ -414,15 +382,15 @@ class RoundDriver:
         """Let the machine know which acts wait."""
         acts = self.acts.warrants()
         if self._state is not None and self._state.acts != acts:
-            self._member.feed(Moved(acts=acts))
+            self._member.feed(machine.Moved(acts=acts))
         for liar in self.acts.liars:  # nobody waits for what it would lead
-            self._member.feed(Noticed(peer=liar, status="suspected"))
+            self._member.feed(machine.Noticed(peer=liar, status="suspected"))
 
-    async def _merge(self, base: Base, plan: Collect, part: int) -> None:
+    async def _merge(self, base: messages.Base, plan: messages.Collect, part: int) -> None:
         if self.chain.base == base:  # else it was decided before this began
             self._member.feed(await self.merger.merge(plan, part, self.parts.results_in(base)[part], base.round))
 
-    async def _fetch(self, base: Base, plan: Collect, part: int, result: Digest) -> None:
+    async def _fetch(self, base: messages.Base, plan: messages.Collect, part: int, result: Digest) -> None:
         here = self.parts.results_in(base)[part]
         wanted = Wanted(part, result, len(here), base.round)
         if (learnt := await self.merger.find(base, plan, wanted, here)) is None:
@@ -430,14 +398,14 @@ class RoundDriver:
         if learnt is not None and self.chain.base == base:  # who lies in one round is judged in that
             self._member.feed(learnt)
 
-    async def _prefetch(self, manifest: Manifest) -> None:
+    async def _prefetch(self, manifest: messages.Manifest) -> None:
         # One round after the other: on a slow line all at once would each take longer than anybody waits for a blob.
         async with self._prefetching:
             with suppress(PeerError):  # who makes the outer step asks again, and has other ways
                 await self.parts.results(manifest)
 
-    def _expire(self, timer: Timer, attempt: Attempt) -> None:
-        self._member.feed(TimedOut(timer=timer, attempt=attempt))
+    def _expire(self, timer: machine.Timer, attempt: Attempt) -> None:
+        self._member.feed(machine.TimedOut(timer=timer, attempt=attempt))
 
 
 class Participation:
@@ -463,7 +431,7 @@ class Participation:
         """Whether a majority is in sight of this peer's branch."""
         return self.rounds is not None and self.rounds.quorum.is_holding
 
-    def certificate(self, manifest: Manifest) -> Certificate | None:
+    def certificate(self, manifest: messages.Manifest) -> messages.Certificate | None:
         """Return the proof of a manifest, if it is known here."""
         return None if self.rounds is None else self.rounds.chain.certificate(manifest)
 

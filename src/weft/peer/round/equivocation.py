@@ -23,19 +23,8 @@ from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.messages import Shown
 from weft.sync.governance.equivocation import binds, equivocation
+from weft.sync.records import messages
 from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, Warrant
-from weft.sync.records.messages import (
-    Accept,
-    AnyRoundMessage,
-    Base,
-    Certificate,
-    Collect,
-    Goodbye,
-    Prepare,
-    Promise,
-    Propose,
-    RoundNote,
-)
 from weft.sync.round.rules import leader
 from weft.wire import Signed, unseal
 
@@ -43,7 +32,7 @@ MAX_KEPT = 64  # notes of one kind, member and round: one that comes to more att
 MAX_KEPT_NBYTES = MAX_CONTRADICTION_NBYTES // 2  # of one kind, member and round: two of the largest proposals
 MAX_SHOWN = 16  # votes of one member, to one leader
 
-Kept = tuple[Signed, RoundNote]
+Kept = tuple[Signed, messages.RoundNote]
 Slot = tuple[str, int, int]  # of a note among those of its signer: kind, attempt, revision
 
 
@@ -70,7 +59,7 @@ class EvidenceKeeper:
             for slot in [slot for slot, (_, note) in kept.items() if not _may_say(base, signer, note.message)]:
                 del kept[slot]  # said before it was known who leads
 
-    def hear(self, signed: Signed, note: RoundNote) -> None:
+    def hear(self, signed: Signed, note: messages.RoundNote) -> None:
         """Keep a note whose signature holds, if it binds its signer, and look whether it contradicts another."""
         is_of_member = signed.signer in self._chain.base.electorate
         if not is_of_member or not binds(note.message) or not self._is_near(note.branch, note.round):
@@ -90,7 +79,7 @@ class EvidenceKeeper:
             kept[slot] = signed, note
             _cut(kept, slot[0])
 
-    def read(self, certificate: Certificate) -> None:
+    def read(self, certificate: messages.Certificate) -> None:
         """Hear what is said to prove a decision; whether it does need not have been checked."""
         place = certificate.manifest.branch, certificate.manifest.round
         if not self._is_near(*place):
@@ -113,11 +102,11 @@ class EvidenceKeeper:
             votes: list[tuple[int, Signed]] = []
             for letter, note in kept.values() if signer != to else ():
                 match note.message:
-                    case Propose(attempt=made) if made < attempt:
+                    case messages.Propose(attempt=made) if made < attempt:
                         proposals.append((made, letter))
-                    case Accept(attempt=made) if made < attempt:
+                    case messages.Accept(attempt=made) if made < attempt:
                         votes.append((made, letter))
-                    case Goodbye():
+                    case messages.Goodbye():
                         yield letter
             yield from (letter for _, letter in sorted(votes, key=lambda each: each[0])[-MAX_SHOWN:])
         if proposals:  # one, for it may be large: the newest, which this peer has accepted if any
@@ -131,38 +120,38 @@ class EvidenceKeeper:
         return branch == base.branch and abs(round - base.round) <= 1
 
     async def _on_shown(self, _peer: PeerId, shown: Shown) -> None:
-        note = unseal(shown.signed, RoundNote, verify)
+        note = unseal(shown.signed, messages.RoundNote, verify)
         self.hear(shown.signed, note)
 
 
-def _opened(letter: Signed) -> RoundNote | None:
+def _opened(letter: Signed) -> messages.RoundNote | None:
     try:
-        return unseal(letter, RoundNote, verify)
+        return unseal(letter, messages.RoundNote, verify)
     except WireError:
         return None
 
 
-def _slot(message: AnyRoundMessage) -> Slot:
+def _slot(message: messages.AnyRoundMessage) -> Slot:
     """Return where a note that binds has its place: two in one place contradict each other, or one says all."""
     match message:
-        case Accept(attempt=attempt) | Propose(attempt=attempt):
+        case messages.Accept(attempt=attempt) | messages.Propose(attempt=attempt):
             return type(message).__name__, attempt, 0
-        case Collect(attempt=attempt, revision=revision):
+        case messages.Collect(attempt=attempt, revision=revision):
             return "Collect", attempt, revision
-        case Promise(accepted=vote) if vote is not None:
+        case messages.Promise(accepted=vote) if vote is not None:
             return "Promise", vote.attempt, 0
         case _:  # Prepare, Goodbye, and a Promise of who has accepted nothing
             return f"bare {type(message).__name__}", 0, 0
 
 
-def _promised(message: AnyRoundMessage) -> int:
+def _promised(message: messages.AnyRoundMessage) -> int:
     """Return by which of two notes in one place more is said: the later promise denies all that the other does."""
-    return message.attempt if isinstance(message, Prepare | Promise) else 0
+    return message.attempt if isinstance(message, messages.Prepare | messages.Promise) else 0
 
 
-def _may_say(base: Base, signer: PeerId, message: AnyRoundMessage) -> bool:
+def _may_say(base: messages.Base, signer: PeerId, message: messages.AnyRoundMessage) -> bool:
     """Return whether anybody follows it: plans and proposals are the leader's."""
-    return not isinstance(message, Collect | Propose) or leader(base, message.attempt) == signer
+    return not isinstance(message, messages.Collect | messages.Propose) or leader(base, message.attempt) == signer
 
 
 def _cut(kept: dict[Slot, Kept], kind: str) -> None:

@@ -18,20 +18,7 @@ from weft.errors import ConfigError, WireError
 from weft.ids import PeerId, short
 from weft.keys import verify
 from weft.sync.governance.equivocation import equivocation
-from weft.sync.records.acts import (
-    MAX_CONTRADICTION_NBYTES,
-    MAX_LETTER_NBYTES,
-    Act,
-    Amend,
-    AnyDeed,
-    Ballot,
-    Ban,
-    Pardon,
-    Remove,
-    Succeed,
-    Warrant,
-    changes_of,
-)
+from weft.sync.records import acts
 from weft.sync.records.charter import MAX_BANNED, MAX_TOKENS_PER_STEP, Body, Charter, Expelled, Settings, Struck
 from weft.sync.records.messages import RoundNote
 from weft.wire import Signed, decode, unseal
@@ -54,7 +41,7 @@ class Void(ValueError):
 
 
 @lru_cache(maxsize=256)  # asked with every message that holds a manifest
-def enact(charter: Charter, body: Body, warrants: tuple[Warrant, ...]) -> Enacted:
+def enact(charter: Charter, body: Body, warrants: tuple[acts.Warrant, ...]) -> Enacted:
     """Return the charter after `warrants`, in their order.
 
     Raises:
@@ -66,16 +53,16 @@ def enact(charter: Charter, body: Body, warrants: tuple[Warrant, ...]) -> Enacte
     return enacted
 
 
-def in_effect(charter: Charter, body: Body, warrants: Sequence[Warrant], limit: int) -> tuple[Warrant, ...]:
+def in_effect(charter: Charter, body: Body, warrants: Sequence[acts.Warrant], limit: int) -> tuple[acts.Warrant, ...]:
     """Return the first `limit` warrants that take effect one after the other; those that do not are left out."""
-    chosen: tuple[Warrant, ...] = ()
+    chosen: tuple[acts.Warrant, ...] = ()
     for warrant in warrants:
         if len(chosen) < limit and objection(charter, body, (*chosen, warrant)) is None:
             chosen = (*chosen, warrant)
     return chosen
 
 
-def objection(charter: Charter, body: Body, warrants: tuple[Warrant, ...]) -> str | None:
+def objection(charter: Charter, body: Body, warrants: tuple[acts.Warrant, ...]) -> str | None:
     """Return why `warrants` do not take effect, or None where they do."""
     try:
         enact(charter, body, warrants)
@@ -84,8 +71,8 @@ def objection(charter: Charter, body: Body, warrants: tuple[Warrant, ...]) -> st
     return None
 
 
-def _follow(before: Enacted, body: Body, warrant: Warrant) -> Enacted:
-    if warrant.letters[0].kind == Ballot.__name__:
+def _follow(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
+    if warrant.letters[0].kind == acts.Ballot.__name__:
         return _expel(before, body, warrant.letters)
     if accused(warrant) is not None:
         return _strike_out(before, body, warrant)
@@ -109,13 +96,13 @@ def _follow(before: Enacted, body: Body, warrant: Warrant) -> Enacted:
     return _do(replaced(before, charter=replace(charter, serials=tuple(serials))), body, act.deed)
 
 
-def accused(warrant: Warrant) -> PeerId | None:
+def accused(warrant: acts.Warrant) -> PeerId | None:
     """Return whose lie a warrant says it proves; None: it is of another kind."""
     first = warrant.letters[0]
     return first.signer if first.kind == RoundNote.__name__ else None
 
 
-def note_in(warrant: Warrant) -> RoundNote | None:
+def note_in(warrant: acts.Warrant) -> RoundNote | None:
     """Return the first of the notes that are said to prove a lie, as it reads; None: it is none."""
     try:
         note: RoundNote = decode(warrant.letters[0].body, RoundNote)
@@ -124,7 +111,7 @@ def note_in(warrant: Warrant) -> RoundNote | None:
     return note
 
 
-def read_contradiction(warrant: Warrant) -> tuple[RoundNote, str]:
+def read_contradiction(warrant: acts.Warrant) -> tuple[RoundNote, str]:
     """Return one of two notes that one member signed, and in which way they contradict each other.
 
     Raises:
@@ -133,8 +120,8 @@ def read_contradiction(warrant: Warrant) -> tuple[RoundNote, str]:
     letters = warrant.letters
     if len(letters) != 2 or letters[0].signer != letters[1].signer:
         raise Void("it takes two notes of one member to prove a lie")
-    if sum(len(letter.body) for letter in letters) > MAX_CONTRADICTION_NBYTES:
-        raise Void(f"two notes of together more than {MAX_CONTRADICTION_NBYTES} bytes are not carried about")
+    if sum(len(letter.body) for letter in letters) > acts.MAX_CONTRADICTION_NBYTES:
+        raise Void(f"two notes of together more than {acts.MAX_CONTRADICTION_NBYTES} bytes are not carried about")
     try:
         one, other = (unseal(letter, RoundNote, verify) for letter in letters)
     except WireError as error:
@@ -144,41 +131,41 @@ def read_contradiction(warrant: Warrant) -> tuple[RoundNote, str]:
     return one, what
 
 
-def read_act(signed: Signed) -> Act:
+def read_act(signed: Signed) -> acts.Act:
     """Return what is signed, once the signature holds.
 
     Raises:
         Void: it does not, or is no act.
     """
-    act: Act = _read(signed, Act)
+    act: acts.Act = _read(signed, acts.Act)
     return act
 
 
-def read_ballot(signed: Signed) -> Ballot:
+def read_ballot(signed: Signed) -> acts.Ballot:
     """Return what is signed, once the signature holds.
 
     Raises:
         Void: it does not, or is no ballot.
     """
-    ballot: Ballot = _read(signed, Ballot)
+    ballot: acts.Ballot = _read(signed, acts.Ballot)
     return ballot
 
 
 def _read(signed: Signed, kind: type[Any]) -> Any:
-    if len(signed.body) > MAX_LETTER_NBYTES:
-        raise Void(f"{len(signed.body)} bytes are more than the {MAX_LETTER_NBYTES} that an act may have")
+    if len(signed.body) > acts.MAX_LETTER_NBYTES:
+        raise Void(f"{len(signed.body)} bytes are more than the {acts.MAX_LETTER_NBYTES} that an act may have")
     try:
         return unseal(signed, kind, verify)
     except WireError as error:
         raise Void(str(error)) from None
 
 
-def _do(enacted: Enacted, body: Body, deed: AnyDeed) -> Enacted:
+def _do(enacted: Enacted, body: Body, deed: acts.AnyDeed) -> Enacted:
     charter = enacted.charter
     match deed:
-        case Remove(peer=peer):
+        case acts.Remove(peer=peer):
             return _without(enacted, body, peer)
-        case Ban(peer=peer):
+        case acts.Ban(peer=peer):
             if peer in charter.banned:
                 raise Void(f"{short(peer)} is banned already")
             if len(charter.banned) == MAX_BANNED:
@@ -186,14 +173,14 @@ def _do(enacted: Enacted, body: Body, deed: AnyDeed) -> Enacted:
             if peer in body.electorate and peer not in enacted.removed:
                 enacted = _without(enacted, body, peer)
             return replaced(enacted, charter=replace(charter, banned=tuple(sorted((*charter.banned, peer)))))
-        case Pardon(peer=peer):
+        case acts.Pardon(peer=peer):
             if peer not in charter.banned:
                 raise Void(f"{short(peer)} is not banned")
             banned = tuple(each for each in charter.banned if each != peer)
             return replaced(enacted, charter=replace(charter, banned=banned))
-        case Amend():
+        case acts.Amend():
             return replaced(enacted, charter=_amended(charter, body.cursor, deed))
-        case Succeed(run=run):
+        case acts.Succeed(run=run):
             if run == body.run:
                 raise Void("a run cannot succeed itself")
             return replaced(enacted, charter=replace(charter, successor=deed))
@@ -228,7 +215,7 @@ def _expel(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
     return _without(replaced(before, charter=replace(charter, expelled=tuple(expelled))), body, first.peer)
 
 
-def _strike_out(before: Enacted, body: Body, warrant: Warrant) -> Enacted:
+def _strike_out(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
     note, _what = read_contradiction(warrant)
     peer, charter = warrant.letters[0].signer, before.charter
     if before.struck is not None:
@@ -247,7 +234,7 @@ def _strike_out(before: Enacted, body: Body, warrant: Warrant) -> Enacted:
 # --- amendments ---
 
 
-def _amended(charter: Charter, cursor: int, amend: Amend) -> Charter:
+def _amended(charter: Charter, cursor: int, amend: acts.Amend) -> Charter:
     settings = amended_settings(charter, amend)
     if settings == charter.settings:
         raise Void("the run has these settings already")
@@ -256,13 +243,13 @@ def _amended(charter: Charter, cursor: int, amend: Amend) -> Charter:
     return replace(charter, settings=settings, resized_at=cursor, tokens_before=charter.leased_tokens(cursor))
 
 
-def amended_settings(charter: Charter, amend: Amend) -> Settings:
+def amended_settings(charter: Charter, amend: acts.Amend) -> Settings:
     """Return the settings of `charter` with what `amend` changes.
 
     Raises:
         Void: the run cannot go on with them.
     """
-    before, changed = charter.settings, changes_of(amend)
+    before, changed = charter.settings, acts.changes_of(amend)
     of_method = {name: changed.pop(name) for name in ("every", "codec", "reply_codec", "apply") if name in changed}
     if "apply" in of_method and type(of_method["apply"]) is not type(before.method.apply):
         kind = before.method.apply.__struct_config__.tag

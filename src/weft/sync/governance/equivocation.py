@@ -18,18 +18,7 @@ what it was given. Signatures are checked elsewhere.
 from dataclasses import dataclass
 
 from weft.ids import Attempt, Digest
-from weft.sync.records.messages import (
-    MAX_COUNT,
-    Accept,
-    AnyRoundMessage,
-    Collect,
-    Goodbye,
-    Prepare,
-    Promise,
-    Propose,
-    RoundNote,
-    Vote,
-)
+from weft.sync.records import messages
 from weft.wire import digest_of
 
 
@@ -43,16 +32,16 @@ class _Word:
     is_last: bool = False
 
 
-def binds(message: AnyRoundMessage) -> bool:
+def binds(message: messages.AnyRoundMessage) -> bool:
     """Return whether a message is one that may contradict another."""
-    return _word(message) is not None or (isinstance(message, Collect) and message.attempt > 0)
+    return _word(message) is not None or (isinstance(message, messages.Collect) and message.attempt > 0)
 
 
-def equivocation(one: RoundNote, other: RoundNote) -> str | None:
+def equivocation(one: messages.RoundNote, other: messages.RoundNote) -> str | None:
     """Return in which way two notes of one signer cannot both be honest, or None."""
     if (one.branch, one.round) != (other.branch, other.round):
         return None
-    if isinstance(one.message, Collect) and isinstance(other.message, Collect):
+    if isinstance(one.message, messages.Collect) and isinstance(other.message, messages.Collect):
         return _in_plans(one.message, other.message)
     first, second = _word(one.message), _word(other.message)
     if first is None or second is None:
@@ -60,7 +49,7 @@ def equivocation(one: RoundNote, other: RoundNote) -> str | None:
     return _in_votes(first, second) or _in_votes(second, first)
 
 
-def _in_plans(one: Collect, other: Collect) -> str | None:
+def _in_plans(one: messages.Collect, other: messages.Collect) -> str | None:
     is_one_place = (one.attempt, one.revision) == (other.attempt, other.revision)
     if not is_one_place or one.attempt == 0 or one == other:
         return None
@@ -79,21 +68,21 @@ def _in_votes(one: _Word, other: _Word) -> str | None:
     return f"it denied what it accepted in attempt {attempt}" if last < attempt < other.nothing_before else None
 
 
-def _word(message: AnyRoundMessage) -> _Word | None:
+def _word(message: messages.AnyRoundMessage) -> _Word | None:
     match message:
-        case Prepare(attempt=attempt):
+        case messages.Prepare(attempt=attempt):
             return _Word(promised=attempt)
-        case Promise(attempt=attempt, accepted=vote):
+        case messages.Promise(attempt=attempt, accepted=vote):
             return _Word(promised=attempt, accepted=_named(vote), nothing_before=attempt)
-        case Propose(attempt=attempt, manifest=manifest):
+        case messages.Propose(attempt=attempt, manifest=manifest):
             return _Word(promised=attempt, accepted=(attempt, digest_of(manifest)))
-        case Accept(attempt=attempt, manifest=name):
+        case messages.Accept(attempt=attempt, manifest=name):
             return _Word(promised=attempt, accepted=(attempt, name))
-        case Goodbye(promised=attempt, accepted=vote):
-            return _Word(promised=attempt, accepted=_named(vote), nothing_before=MAX_COUNT + 1, is_last=True)
+        case messages.Goodbye(promised=attempt, accepted=vote):
+            return _Word(promised=attempt, accepted=_named(vote), nothing_before=messages.MAX_COUNT + 1, is_last=True)
         case _:
             return None
 
 
-def _named(vote: Vote | None) -> tuple[Attempt, Digest] | None:
+def _named(vote: messages.Vote | None) -> tuple[Attempt, Digest] | None:
     return None if vote is None else (vote.attempt, digest_of(vote.manifest))

@@ -29,16 +29,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.extension import make
-from weft.sync.method.choices import (
-    AdamWConfig,
-    DelayedNesterovConfig,
-    ExtensionOuterConfig,
-    InnerSgdConfig,
-    NesterovConfig,
-    OuterConfig,
-    SgdConfig,
-    SignSgdConfig,
-)
+from weft.sync.method import choices
 from weft.sync.method.extension import Extension
 
 State = dict[str, Float32[Tensor, " _"]]  # of any sizes
@@ -70,28 +61,28 @@ class Outer(Protocol):
         ...
 
 
-def build(config: OuterConfig) -> Outer:
+def build(config: choices.OuterConfig) -> Outer:
     """Return the optimizer that `config` describes."""
     match config:
-        case SgdConfig():
+        case choices.SgdConfig():
             return Sgd(config)
-        case SignSgdConfig():
+        case choices.SignSgdConfig():
             return SignSgd(config)
-        case NesterovConfig():
+        case choices.NesterovConfig():
             return Nesterov(config)
-        case DelayedNesterovConfig():
+        case choices.DelayedNesterovConfig():
             return DelayedNesterov(config)
-        case AdamWConfig():
+        case choices.AdamWConfig():
             return AdamW(config)
-        case InnerSgdConfig():
+        case choices.InnerSgdConfig():
             return InnerSgd(config)
-        case ExtensionOuterConfig():
+        case choices.ExtensionOuterConfig():
             return Extension(config.name, make(config))
     assert_never(config)
 
 
 class Sgd:
-    def __init__(self, config: SgdConfig) -> None:
+    def __init__(self, config: choices.SgdConfig) -> None:
         self._config = config
 
     def init(self, num: int) -> State:  # noqa: ARG002  # the protocol's signature
@@ -108,7 +99,7 @@ class Sgd:
 class SignSgd:
     """DeMo's step (Peng et al., 2411.19870, algorithm 1)."""
 
-    def __init__(self, config: SignSgdConfig) -> None:
+    def __init__(self, config: choices.SignSgdConfig) -> None:
         self._config = config
 
     def init(self, num: int) -> State:  # noqa: ARG002  # the protocol's signature
@@ -126,7 +117,7 @@ class SignSgd:
 class InnerSgd:
     """SGD with the schedule's learning rate."""
 
-    def __init__(self, config: InnerSgdConfig) -> None:
+    def __init__(self, config: choices.InnerSgdConfig) -> None:
         self._config = config
 
     def init(self, num: int) -> State:
@@ -147,7 +138,7 @@ class InnerSgd:
 
 
 class Nesterov:
-    def __init__(self, config: NesterovConfig) -> None:
+    def __init__(self, config: choices.NesterovConfig) -> None:
         self._config = config
 
     def init(self, num: int) -> State:
@@ -171,7 +162,7 @@ class Nesterov:
 class DelayedNesterov:
     """For what each member brings by itself: were the momentum to act in each step, it would act N times."""
 
-    def __init__(self, config: DelayedNesterovConfig) -> None:
+    def __init__(self, config: choices.DelayedNesterovConfig) -> None:
         self._config = config
 
     def init(self, num: int) -> State:
@@ -199,7 +190,7 @@ class DelayedNesterov:
 
 
 class AdamW:
-    def __init__(self, config: AdamWConfig) -> None:
+    def __init__(self, config: choices.AdamWConfig) -> None:
         self._config = config
 
     def init(self, num: int) -> State:

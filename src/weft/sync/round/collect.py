@@ -22,26 +22,10 @@ from weft.sync.governance.legacy import countable, enacted
 from weft.sync.records.acts import MAX_ACTS, Warrant
 from weft.sync.records.messages import Base, Collect, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
 from weft.sync.records.tuning import chosen
+from weft.sync.round import machine
 from weft.sync.round.decide import propose
 from weft.sync.round.groups import claims_in, contribution, counted
 from weft.sync.round.leases import lease, shares, without_lease
-from weft.sync.round.machine import (
-    Broadcast,
-    Fetch,
-    Merge,
-    MergeDone,
-    MergeFailed,
-    Output,
-    Result,
-    Send,
-    SetTimer,
-    State,
-    is_leading,
-    replace,
-    results_of,
-    then,
-    without_plan,
-)
 from weft.sync.round.neighbours import NOTHING, is_gossip
 from weft.sync.round.part_sizes import uplinks
 from weft.sync.round.rules import is_quorum, is_sound, is_under_way, leader, spent_farewells
@@ -50,7 +34,7 @@ from weft.wire import digest_of
 WITNESSES = 2
 
 
-def judged(state: State, owner: PeerId, missing: Set[PeerId]) -> State:
+def judged(state: machine.State, owner: PeerId, missing: Set[PeerId]) -> machine.State:
     """Return the leader's state once an owner says that it lacks contributions which are planned."""
     words = {**state.lacking, owner: state.lacking.get(owner, frozenset()) | missing}
     mine = words.pop(state.me, frozenset())
@@ -61,26 +45,26 @@ def judged(state: State, owner: PeerId, missing: Set[PeerId]) -> State:
     if 2 * len(unusable | believed) < len(state.ready):
         unusable |= believed
     lacking = {peer: alone for peer, word in words.items() if (alone := word - unusable)}
-    return replace(state, unusable=unusable, lacking=lacking)
+    return machine.replace(state, unusable=unusable, lacking=lacking)
 
 
-def announce(state: State, ready: Ready) -> Result:
+def announce(state: machine.State, ready: Ready) -> machine.Result:
     if state.committed is not None or state.me in state.ready:
         return state, ()
     mine = contribution(state.base.charter, state.me, ready)
-    state = replace(state, ready={**state.ready, state.me: mine}, announced=ready)
-    return then((state, (Broadcast(message=ready),)), make_plan)
+    state = machine.replace(state, ready={**state.ready, state.me: mine}, announced=ready)
+    return machine.then((state, (machine.Broadcast(message=ready),)), make_plan)
 
 
-def pass_on(state: State) -> Result:
+def pass_on(state: machine.State) -> machine.Result:
     """Bring nothing to this round, and say so."""
     if state.committed is not None or state.me in state.ready or state.me in state.passing:
         return state, ()
-    state = replace(state, passing=state.passing | {state.me})
-    return then((state, (Broadcast(message=Pass()),)), make_plan)
+    state = machine.replace(state, passing=state.passing | {state.me})
+    return machine.then((state, (machine.Broadcast(message=Pass()),)), make_plan)
 
 
-def make_plan(state: State) -> Result:
+def make_plan(state: machine.State) -> machine.Result:
     """Leader: fix who contributes and who owns which part, once everybody expected is ready or grace is over.
 
     Nobody waits for a newcomer: it may still be fetching what was decided before it was counted in. What it announces
@@ -88,7 +72,12 @@ def make_plan(state: State) -> Result:
     for who is paused, and for whose payload is lost; the last two have been heard of, so grace begins with them as with
     who is ready. Where the method waits for who is ready, nobody else is waited for.
     """
-    if not is_leading(state) or state.plan is not None or state.proposal is not None or state.committed is not None:
+    if (
+        not machine.is_leading(state)
+        or state.plan is not None
+        or state.proposal is not None
+        or state.committed is not None
+    ):
         return state, ()
     struck = _struck_out(state.acts)
     absent = state.suspected | state.gone | state.farewells.keys() | struck
@@ -101,35 +90,35 @@ def make_plan(state: State) -> Result:
         waiting_for = set()
     if waiting_for and not state.is_grace_over:
         is_grace_due = is_under_way(state.base, usable | state.unusable | state.passing, state.farewells)
-        return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
+        return state, (machine.SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
     plan = new_plan(state, usable, absent)
     has_work = any(each.tokens for each in plan.contributions)  # of nothing there is no mean
     return follow(state, plan, state.me) if has_work else (state, ())
 
 
-def give_up(state: State, peer: PeerId) -> Result:
+def give_up(state: machine.State, peer: PeerId) -> machine.Result:
     """Leader: wait no more for a payload that cannot be had; its work stays in its owner's carry."""
     if state.plan is not None or peer in state.unusable:
         return state, ()
-    return make_plan(replace(state, unusable=state.unusable | {peer}))
+    return make_plan(machine.replace(state, unusable=state.unusable | {peer}))
 
 
-def take_acts(state: State, acts: tuple[Warrant, ...]) -> Result:
+def take_acts(state: machine.State, acts: tuple[Warrant, ...]) -> machine.Result:
     """Take up which acts wait. Leader: plan again where the plan counts one that has been struck out since."""
-    state = replace(state, acts=acts)
+    state = machine.replace(state, acts=acts)
     plan, struck = state.plan, _struck_out(acts)
-    if plan is None or state.proposal is not None or not is_leading(state):
+    if plan is None or state.proposal is not None or not machine.is_leading(state):
         return state, ()
     if not struck & {contribution.peer for contribution in plan.contributions}:
         return state, ()
-    return make_plan(replace(without_plan(state), revision=state.revision + 1))
+    return make_plan(machine.replace(machine.without_plan(state), revision=state.revision + 1))
 
 
 def _struck_out(acts: tuple[Warrant, ...]) -> set[PeerId]:
     return {peer for warrant in acts if (peer := accused(warrant)) is not None}
 
 
-def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
+def new_plan(state: machine.State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
     """Return a plan: at first every member that is not away owns the part of its own uplink's size, ready or not.
 
     Another try gives each part another owner, of those that are ready and whose word is believed. What an owner merges
@@ -151,7 +140,7 @@ def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
     )
 
 
-def _merging(state: State, able: set[PeerId], absent: Set[PeerId], turn: int) -> list[PeerId]:
+def _merging(state: machine.State, able: set[PeerId], absent: Set[PeerId], turn: int) -> list[PeerId]:
     base = state.base
     present = sorted(able - state.relayed) or sorted(able) or [state.me]
     owners = [present[(part + turn) % len(present)] for part in range(base.num_parts)]
@@ -169,13 +158,13 @@ def _answering(base: Base, usable: set[PeerId], turn: int) -> list[PeerId]:
     ]
 
 
-def _awaited(state: State, usable: set[PeerId], absent: Set[PeerId]) -> tuple[PeerId, ...]:
+def _awaited(state: machine.State, usable: set[PeerId], absent: Set[PeerId]) -> tuple[PeerId, ...]:
     base = state.base
     not_awaited = {*base.newcomers, *base.resting, *state.passing}
     return tuple(sorted(set(base.electorate) - usable - absent - not_awaited))
 
 
-def replan(state: State, sender: PeerId, stuck: Stuck) -> Result:
+def replan(state: machine.State, sender: PeerId, stuck: Stuck) -> machine.Result:
     """Leader: an owner cannot have a contribution, so plan again without the one or the other (`sync.stuck`).
 
     What is not counted stays in its owner's carry.
@@ -185,40 +174,40 @@ def replan(state: State, sender: PeerId, stuck: Stuck) -> Result:
         return state, ()
     missing = {each.peer for each in plan.contributions} & set(stuck.missing)
     is_owner = stuck.part < len(plan.owners) and plan.owners[stuck.part] == sender
-    if not is_leading(state) or not is_owner or not missing:
+    if not machine.is_leading(state) or not is_owner or not missing:
         return state, ()
-    return make_plan(judged(replace(without_plan(state), revision=state.revision + 1), sender, missing))
+    return make_plan(judged(machine.replace(machine.without_plan(state), revision=state.revision + 1), sender, missing))
 
 
-def follow(state: State, plan: Collect, sender: PeerId) -> Result:
+def follow(state: machine.State, plan: Collect, sender: PeerId) -> machine.Result:
     """Take up a plan of the attempt's leader: merge the parts this member owns."""
     is_old = state.plan is not None and (plan.attempt, plan.revision) <= (state.plan.attempt, state.plan.revision)
     if is_old or not is_sound(state.base, plan) or state.committed is not None:
         return state, ()
-    outputs: list[Output] = []
+    outputs: list[machine.Output] = []
     if sender == state.me:
-        outputs.append(Broadcast(message=plan))
-    state = replace(without_plan(state), plan=plan)
-    outputs += [Merge(plan=plan, part=part) for part, owner in enumerate(plan.owners) if owner == state.me]
+        outputs.append(machine.Broadcast(message=plan))
+    state = machine.replace(machine.without_plan(state), plan=plan)
+    outputs += [machine.Merge(plan=plan, part=part) for part, owner in enumerate(plan.owners) if owner == state.me]
     return state, tuple(outputs)
 
 
-def publish(state: State, done: MergeDone) -> Result:
+def publish(state: machine.State, done: machine.MergeDone) -> machine.Result:
     plan = done.plan
     if plan != state.plan:
         return state, ()
     merged = Merged(attempt=plan.attempt, revision=plan.revision, part=done.part, result=done.result)
-    state = replace(state, results={**state.results, done.part: done.result})
-    return then((state, (Broadcast(message=merged),)), lambda state: hold(state, plan, done.part))
+    state = machine.replace(state, results={**state.results, done.part: done.result})
+    return machine.then((state, (machine.Broadcast(message=merged),)), lambda state: hold(state, plan, done.part))
 
 
-def report_stuck(state: State, failed: MergeFailed) -> Result:
+def report_stuck(state: machine.State, failed: machine.MergeFailed) -> machine.Result:
     plan = failed.plan
     stuck = Stuck(attempt=plan.attempt, revision=plan.revision, part=failed.part, missing=failed.missing)
-    return state, (Send(to=leader(state.base, plan.attempt), message=stuck),)
+    return state, (machine.Send(to=leader(state.base, plan.attempt), message=stuck),)
 
 
-def learn_result(state: State, sender: PeerId, merged: Merged) -> Result:
+def learn_result(state: machine.State, sender: PeerId, merged: Merged) -> machine.Result:
     plan = state.plan
     if plan is None or (merged.attempt, merged.revision) != (plan.attempt, plan.revision):
         return state, ()
@@ -226,39 +215,39 @@ def learn_result(state: State, sender: PeerId, merged: Merged) -> Result:
         return state, ()
     if is_gossip(state.base) and merged.result != NOTHING:
         return state, ()
-    state = replace(state, results={**state.results, merged.part: merged.result})
-    return state, (Fetch(plan=plan, part=merged.part, result=merged.result),)
+    state = machine.replace(state, results={**state.results, merged.part: merged.result})
+    return state, (machine.Fetch(plan=plan, part=merged.part, result=merged.result),)
 
 
-def hold(state: State, plan: Collect, part: int) -> Result:
+def hold(state: machine.State, plan: Collect, part: int) -> machine.Result:
     if plan != state.plan or part not in state.results:
         return state, ()
-    state = replace(state, held=state.held | {part})
+    state = machine.replace(state, held=state.held | {part})
     if len(state.held) < state.base.num_parts:
         return state, ()
     holding = Holding(
         attempt=plan.attempt,
         revision=plan.revision,
-        results=results_of(state),
+        results=machine.results_of(state),
     )
-    return state, (Send(to=leader(state.base, plan.attempt), message=holding),)
+    return state, (machine.Send(to=leader(state.base, plan.attempt), message=holding),)
 
 
-def count_holder(state: State, sender: PeerId, holding: Holding) -> Result:
+def count_holder(state: machine.State, sender: PeerId, holding: Holding) -> machine.Result:
     plan = state.plan
     if plan is None or (holding.attempt, holding.revision) != (plan.attempt, plan.revision):
         return state, ()
-    return propose_if_held(replace(state, holders={**state.holders, sender: holding.results}))
+    return propose_if_held(machine.replace(state, holders={**state.holders, sender: holding.results}))
 
 
-def propose_if_held(state: State) -> Result:
+def propose_if_held(state: machine.State) -> machine.Result:
     """Leader: propose once a majority holds every result byte, so that no single loss can take a committed one away.
 
     It holds them itself: proposing is its own vote.
     """
-    if not is_leading(state) or state.plan is None or state.proposal is not None:
+    if not machine.is_leading(state) or state.plan is None or state.proposal is not None:
         return state, ()
-    results = results_of(state)
+    results = machine.results_of(state)
     if len(results) < state.base.num_parts:
         return state, ()
     holders = [peer for peer, held in state.holders.items() if held == results]
@@ -269,7 +258,7 @@ def propose_if_held(state: State) -> Result:
     return propose(state, new_manifest(state, state.plan))
 
 
-def new_manifest(state: State, plan: Collect) -> Manifest:
+def new_manifest(state: machine.State, plan: Collect) -> Manifest:
     base = state.base
     peers = {contribution.peer for contribution in plan.contributions}
     waiting = [warrant for warrant in state.acts if accused(warrant) not in peers]  # nothing of a liar is counted

@@ -23,20 +23,8 @@ from msgspec import Meta
 from weft.ids import Digest, PeerId, RunId, Tokens
 from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
 from weft.rng import order_key
+from weft.sync.records import messages
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import (
-    MAX_COUNT,
-    MAX_TOTAL,
-    Base,
-    Collect,
-    Contribution,
-    Counted,
-    GroupClaim,
-    GroupRecord,
-    Manifest,
-    Ready,
-    Stake,
-)
 from weft.sync.round.weights import weight
 from weft.wire import Record, digest, digest_of
 
@@ -48,9 +36,9 @@ class Offer(Record, frozen=True, kw_only=True):
 
     run: HexRun
     branch: HexBranch
-    round: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+    round: Annotated[int, Meta(ge=0, le=messages.MAX_COUNT)]
     sponsor: HexPeer  # the aggregator
-    tokens: Annotated[int, Meta(ge=1, le=MAX_TOTAL)]
+    tokens: Annotated[int, Meta(ge=1, le=messages.MAX_TOTAL)]
     payload: HexDigest  # of its encoded parts, one after the other
     tokens_per_s: Annotated[float, Meta(ge=0)]  # of its training; 0: not measured
 
@@ -60,10 +48,12 @@ def order_of(run: RunId, peer: PeerId, electorate: Iterable[PeerId]) -> tuple[Pe
     return tuple(sorted((each for each in electorate if each != peer), key=lambda each: order_key(run, peer, each)))
 
 
-def record_of(base: Base, aggregator: PeerId, stakes: Iterable[Stake], payloads: Iterable[Digest]) -> GroupRecord:
+def record_of(
+    base: messages.Base, aggregator: PeerId, stakes: Iterable[messages.Stake], payloads: Iterable[Digest]
+) -> messages.GroupRecord:
     """Return the record of a group whose counted peers come first in `stakes`, in the order of their `payloads`."""
     stakes = tuple(stakes)
-    return GroupRecord(
+    return messages.GroupRecord(
         run=base.run,
         branch=base.branch,
         round=base.round,
@@ -75,7 +65,7 @@ def record_of(base: Base, aggregator: PeerId, stakes: Iterable[Stake], payloads:
     )
 
 
-def is_true(base: Base, aggregator: PeerId, record: GroupRecord) -> bool:
+def is_true(base: messages.Base, aggregator: PeerId, record: messages.GroupRecord) -> bool:
     """Return whether a record can be one of `aggregator` in this round; how many tokens count, claims say."""
     settings = base.charter.settings
     stakes = record.stakes
@@ -92,10 +82,10 @@ def is_true(base: Base, aggregator: PeerId, record: GroupRecord) -> bool:
     )
 
 
-def contribution(charter: Charter, peer: PeerId, ready: Ready) -> Contribution:
+def contribution(charter: Charter, peer: PeerId, ready: messages.Ready) -> messages.Contribution:
     """Return what `peer` announces as a manifest holds it."""
     group = None if ready.group is None else claim_of(ready.group, charter)
-    return Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group, legacy=ready.legacy)
+    return messages.Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group, legacy=ready.legacy)
 
 
 def payload_of(parts: Iterable[Digest]) -> Digest:
@@ -103,9 +93,9 @@ def payload_of(parts: Iterable[Digest]) -> Digest:
     return digest("".join(parts).encode())
 
 
-def counted(contribution: Contribution) -> Counted:
+def counted(contribution: messages.Contribution) -> messages.Counted:
     """Return what a manifest holds of what its plan counts."""
-    return Counted(
+    return messages.Counted(
         peer=contribution.peer,
         tokens=contribution.tokens,
         payload=payload_of(contribution.parts),
@@ -114,10 +104,10 @@ def counted(contribution: Contribution) -> Counted:
     )
 
 
-def claim_of(record: GroupRecord, charter: Charter) -> GroupClaim:
+def claim_of(record: messages.GroupRecord, charter: Charter) -> messages.GroupClaim:
     stakes = record.stakes
     others = [stake for stake in stakes if stake.peer != record.sponsor]
-    return GroupClaim(
+    return messages.GroupClaim(
         record=digest_of(record),
         weight=Tokens(sum(weight(charter, stake.tokens) for stake in stakes)),
         num_counted=sum(stake.tokens > 0 for stake in others),
@@ -126,22 +116,22 @@ def claim_of(record: GroupRecord, charter: Charter) -> GroupClaim:
     )
 
 
-def claims_in(counting: Manifest | Collect) -> dict[PeerId, GroupClaim]:
+def claims_in(counting: messages.Manifest | messages.Collect) -> dict[PeerId, messages.GroupClaim]:
     """Return the groups that a manifest or a plan counts, by their sponsors."""
     return {each.peer: each.group for each in counting.contributions if each.group is not None}
 
 
-def counted_through(manifest: Manifest) -> int:
+def counted_through(manifest: messages.Manifest) -> int:
     """Return how many peers a manifest counts through others."""
     return sum(claim.num_counted for claim in claims_in(manifest).values())
 
 
-def tokens_of(record: GroupRecord, peer: PeerId) -> int:
+def tokens_of(record: messages.GroupRecord, peer: PeerId) -> int:
     """Return with how many tokens a record counts `peer`."""
     return next((stake.tokens for stake in record.stakes if stake.peer == peer), 0)
 
 
-def slices(num: int, record: GroupRecord, charter: Charter) -> dict[PeerId, range]:
+def slices(num: int, record: messages.GroupRecord, charter: Charter) -> dict[PeerId, range]:
     """Return which of the `num` samples of the aggregator's lease each peer of its group trains on.
 
     The aggregator first, the others in the order of the record, disjoint, in whole units. The lease may be another than

@@ -10,20 +10,9 @@ from typing import Literal
 import msgspec
 
 from weft.ids import Attempt, Digest, PeerId, Tokens
+from weft.sync.records import messages
 from weft.sync.records.acts import Warrant
 from weft.sync.records.ancestry import Legacy
-from weft.sync.records.messages import (
-    AnyRoundMessage,
-    Base,
-    Collect,
-    Contribution,
-    Goodbye,
-    GroupRecord,
-    LegacyProof,
-    Manifest,
-    Ready,
-    Vote,
-)
 from weft.sync.records.tuning import Seen
 from weft.sync.round.rules import Durable, is_quorum, leader, spent_farewells
 
@@ -43,17 +32,17 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     me: PeerId
     durable: Durable
     attempt: Attempt = Attempt(0)  # the attempt followed; its leader is the one listened to
-    ready: dict[PeerId, Contribution] = {}  # announced, this peer's own included
-    announced: Ready | None = None  # by this peer, whole
+    ready: dict[PeerId, messages.Contribution] = {}  # announced, this peer's own included
+    announced: messages.Ready | None = None  # by this peer, whole
     passing: frozenset[PeerId] = frozenset()  # who is paused: not waited for
-    plan: Collect | None = None
+    plan: messages.Collect | None = None
     revision: int = 0  # leader: of its next plan in this attempt
     results: dict[int, Digest] = {}  # of the plan's parts
     held: frozenset[int] = frozenset()  # parts whose result bytes are here
     holders: dict[PeerId, tuple[Digest, ...]] = {}  # leader: who holds which results of the plan
-    promises: dict[PeerId, Vote | None] = {}  # leader of an attempt > 0
+    promises: dict[PeerId, messages.Vote | None] = {}  # leader of an attempt > 0
     refusals: dict[PeerId, Attempt] = {}  # leader: who has promised which later attempt
-    proposal: Manifest | None = None  # leader: the one manifest of this attempt
+    proposal: messages.Manifest | None = None  # leader: the one manifest of this attempt
     votes: frozenset[PeerId] = frozenset()  # leader: who accepted it
     is_grace_over: bool = False
     unusable: frozenset[PeerId] = frozenset()  # leader: contributions that cannot be had
@@ -61,18 +50,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     lacking: dict[PeerId, frozenset[PeerId]] = {}  # leader: by owner, which others it alone says it cannot have
     suspected: frozenset[PeerId] = frozenset()
     gone: frozenset[PeerId] = frozenset()
-    farewells: dict[PeerId, Goodbye] = {}
+    farewells: dict[PeerId, messages.Goodbye] = {}
     joiners: frozenset[PeerId] = frozenset()
     acts: tuple[Warrant, ...] = ()  # that wait for a manifest, in order
     relayed: frozenset[PeerId] = frozenset()  # reached by some through a third peer only: they own no parts
     speeds: dict[PeerId, float] = {}  # of inner steps, of whom it is known
     uplinks: dict[PeerId, float] = {}  # bytes per second, of whom it was measured
     seen: Seen | None = None  # what rounds take
-    committed: Vote | None = None
+    committed: messages.Vote | None = None
     is_back: bool = False  # from its disk, in the middle of the round
 
     @property
-    def base(self) -> Base:
+    def base(self) -> messages.Base:
         return self.durable.base
 
 
@@ -81,7 +70,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 class Received(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sender: PeerId
-    message: AnyRoundMessage
+    message: messages.AnyRoundMessage
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -89,9 +78,9 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     tokens: Tokens
     parts: tuple[Digest, ...]
-    group: GroupRecord | None = None  # whose mean it is
+    group: messages.GroupRecord | None = None  # whose mean it is
     legacy: Legacy | None = None  # which it is, of a branch
-    proof: LegacyProof | None = None  # shows how much that counts
+    proof: messages.LegacyProof | None = None  # shows how much that counts
 
 
 class Paused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -105,19 +94,19 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class MergeDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    plan: Collect
+    plan: messages.Collect
     part: int
     result: Digest
 
 
 class MergeFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    plan: Collect
+    plan: messages.Collect
     part: int
     missing: tuple[PeerId, ...]
 
 
 class ResultHeld(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    plan: Collect
+    plan: messages.Collect
     part: int
 
 
@@ -182,26 +171,26 @@ class Persist(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class Send(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     to: PeerId
-    message: AnyRoundMessage
+    message: messages.AnyRoundMessage
 
 
 class Broadcast(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To every other member of the electorate."""
 
-    message: AnyRoundMessage
+    message: messages.AnyRoundMessage
 
 
 class Merge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Fetch the plan's contributions to `part`, merge them, serve the result; answer MergeDone or MergeFailed."""
 
-    plan: Collect
+    plan: messages.Collect
     part: int
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Fetch a result from its owner or whoever holds it; answer ResultHeld."""
 
-    plan: Collect
+    plan: messages.Collect
     part: int
     result: Digest
 
@@ -215,7 +204,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Make the outer step. At most one per round."""
 
     attempt: Attempt
-    manifest: Manifest
+    manifest: messages.Manifest
 
 
 Output = Persist | Send | Broadcast | Merge | Fetch | SetTimer | Commit
