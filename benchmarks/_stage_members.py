@@ -181,10 +181,7 @@ async def weft() -> None:
 
 
 async def _begun(
-    origin: Origin | None,
-    device: TimedDevice | ComputingDevice,
-    model: dict[str, Any] | None,
-    question: dict[str, Any],
+    origin: Origin | None, device: TimedDevice | ComputingDevice, model: dict[str, Any] | None, question: dict[str, Any]
 ) -> int:
     """Return how many micro-batches the device finished after `warm_s`, until `for_s`."""
     began = time.monotonic()

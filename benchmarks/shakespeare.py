@@ -136,12 +136,7 @@ def process_sections(ended: list[Ended]) -> list[str]:
         for each in ended
     ]
     commands = [f"```text\n{chr(10).join(each.commands)}\n```" for each in ended]
-    return [
-        IN_SHELLS,
-        *commands,
-        table(header, rows),
-        "One value in a cell: all processes reported the same.",
-    ]
+    return [IN_SHELLS, *commands, table(header, rows), "One value in a cell: all processes reported the same."]
 
 
 def _all_equal(values: Iterable[object]) -> object:

@@ -85,15 +85,7 @@ def save(found: Found) -> None:
     loss = target(found)
     sections = [ABOUT]
     if loss is not None:
-        sections += [
-            _whole(found, loss),
-            HOW,
-            _verdicts(found),
-            _details(found),
-            NOTES,
-            _changes(found),
-            _peers(found),
-        ]
+        sections += [_whole(found, loss), HOW, _verdicts(found), _details(found), NOTES, _changes(found), _peers(found)]
     report.write("slow_links", "Slow links", "python -m benchmarks.slow_links", [each for each in sections if each])
 
 

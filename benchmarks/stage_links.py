@@ -39,10 +39,7 @@ train = {{seq_len = 64, batch_size = {batch}, tokens = 1000000000, schedule = {{
 evaluate_every = 0, evaluate_windows = 16}}
 method = {method}
 """
-METHODS = {
-    "ddp": '{type = "ddp"}',
-    "sparseloco": '{type = "sparseloco", every = 15}',
-}
+METHODS = {"ddp": '{type = "ddp"}', "sparseloco": '{type = "sparseloco", every = 15}'}
 ALONE = '{type = "fedavg", every = 100000}'  # no round before the end
 BATCH, MICRO_BATCH = 32, 4
 RATES = (100.0, 20.0)

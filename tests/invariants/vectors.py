@@ -258,13 +258,7 @@ def group() -> Vector:
     stakes = [Stake(peer=C, tokens=Tokens(16), samples=1), Stake(peer=A.peer, tokens=Tokens(32), samples=2)]
     record = record_of(base, A.peer, stakes, [payload, Digest("")])
     offer = Offer(
-        run=base.run,
-        branch=base.branch,
-        round=base.round,
-        sponsor=A.peer,
-        tokens=16,
-        payload=payload,
-        tokens_per_s=8.0,
+        run=base.run, branch=base.branch, round=base.round, sponsor=A.peer, tokens=16, payload=payload, tokens_per_s=8.0
     )
     claim = msgspec.json.encode(claim_of(record, first_charter()), order="sorted").decode()
     of_offer = {f"offer's {name}": value for name, value in shown(offer).items()}

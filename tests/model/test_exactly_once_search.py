@@ -215,11 +215,7 @@ SENT_TWICE = World(
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("num_commits", "num_kills"),
-    [
-        (1, 1),
-        pytest.param(2, 0, marks=pytest.mark.slow),
-        pytest.param(2, 1, marks=pytest.mark.slow),
-    ],
+    [(1, 1), pytest.param(2, 0, marks=pytest.mark.slow), pytest.param(2, 1, marks=pytest.mark.slow)],
 )
 def test_no_interleaving_counts_a_micro_batch_twice(num_commits: int, num_kills: int) -> None:
     assert search(Bounds(2, num_commits, num_kills)) > 10_000

@@ -131,15 +131,7 @@ def test_what_is_measured_through_the_stages_is_the_loss_of_the_model_that_they_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    [
-        DeMoConfig(),
-        PowerSgdConfig(),
-        DiLoCoConfig(every=3),
-        SparseLoCoConfig(every=3),
-    ],
-)
+@pytest.mark.parametrize("method", [DeMoConfig(), PowerSgdConfig(), DiLoCoConfig(every=3), SparseLoCoConfig(every=3)])
 def test_any_method_that_all_take_part_in_goes_with_stages(tmp_path: Path, method: MethodConfig) -> None:
     async def work(house: House) -> None:
         await done(crew(house, 6))

@@ -33,12 +33,7 @@ def custom(codec: CodecConfig, reply_codec: CodecConfig) -> Choices:
 
 
 LOW_RANK = Choices(
-    every=EVERY,
-    send="delta",
-    apply=SgdConfig(lr=0.5),
-    codec=Int8Config(),
-    basis=LowRankConfig(rank=4),
-    feedback=1.0,
+    every=EVERY, send="delta", apply=SgdConfig(lr=0.5), codec=Int8Config(), basis=LowRankConfig(rank=4), feedback=1.0
 )
 METHODS: dict[str, MethodConfig] = {
     "sparseloco": SparseLoCoConfig(every=EVERY),

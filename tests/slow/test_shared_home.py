@@ -22,10 +22,7 @@ def weft(folder: Path, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
     """Start a command whose output goes to files, and which ends with this process."""
     with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
         return subprocess.Popen(
-            [sys.executable, "-m", "weft", *arguments, "--parent", str(os.getpid())],
-            cwd=folder,
-            stdout=out,
-            stderr=err,
+            [sys.executable, "-m", "weft", *arguments, "--parent", str(os.getpid())], cwd=folder, stdout=out, stderr=err
         )
 
 

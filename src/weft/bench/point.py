@@ -198,11 +198,7 @@ class _Once(Trainer):
         self._evaluated = evaluated
 
     def evaluate(
-        self,
-        vector: Float32[Tensor, " num"],
-        batches: Batches,
-        num_windows: int,
-        between: Callable[[], None] = nothing,
+        self, vector: Float32[Tensor, " num"], batches: Batches, num_windows: int, between: Callable[[], None] = nothing
     ) -> tuple[float, int]:
         key = digest(raw(vector))
         if key not in self._evaluated:

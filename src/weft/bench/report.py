@@ -170,12 +170,7 @@ def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[
     """
     groups = groups_of(points, lines)
     known = [line for line in lines.values() if line.digest in points]
-    sections = [
-        f"# {name}",
-        f"`weft bench methods {name}`",
-        _played(known, len(points)),
-        _about(bench, known),
-    ]
+    sections = [f"# {name}", f"`weft bench methods {name}`", _played(known, len(points)), _about(bench, known)]
     for steps in dict.fromkeys(group.steps for group in groups):
         here = [group for group in groups if group.steps == steps]
         best, rows = best_of(here), dict.fromkeys(group.row for group in here)

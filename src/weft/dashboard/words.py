@@ -335,8 +335,7 @@ _ROWS: dict[type[Event], _Row] = {
     events.BranchOpened: _Row(WARNING, lambda e, _: f"{len(e.members)} peers go on in a branch: {{reason}}"),
     events.BranchLeft: _Row(NOTE, _branch_left),
     events.LegacyCounted: _Row(
-        NOTE,
-        "the {tokens:,} tokens of a branch that was given up are counted as {weight:,}, brought by {by:peer}",
+        NOTE, "the {tokens:,} tokens of a branch that was given up are counted as {weight:,}, brought by {by:peer}"
     ),
     events.LegacyDropped: _Row(WARNING, "of a branch that was given up, {tokens:,} tokens are not counted: {reason}"),
     events.ActWaits: _Row(

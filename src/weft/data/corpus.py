@@ -37,8 +37,7 @@ class TextSource(Config, frozen=True, kw_only=True, tag="text"):
     """UTF-8 files, one document each."""
 
     paths: Annotated[
-        tuple[str, ...],
-        Meta(min_length=1, description="files, folders (all files below that are not hidden) or globs"),
+        tuple[str, ...], Meta(min_length=1, description="files, folders (all files below that are not hidden) or globs")
     ]
 
 

@@ -19,12 +19,7 @@ from weft.library.model import sorted_out, trained_besides
 from weft.run.config import FrozenConfig, LoopConfig, TensorConfig
 from weft.wire import digest, printable
 
-_DTYPES = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
+_DTYPES = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 class Tensors:

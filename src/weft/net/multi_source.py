@@ -176,12 +176,7 @@ async def nobody(_known: Sequence[PeerId]) -> Sequence[PeerId]:
 
 
 async def pull(
-    node: Node,
-    blobs: Sequence[Blob],
-    holders: Sequence[PeerId],
-    keep: Keep,
-    clock: Clock,
-    more: More = nobody,
+    node: Node, blobs: Sequence[Blob], holders: Sequence[PeerId], keep: Keep, clock: Clock, more: More = nobody
 ) -> dict[PeerId, int]:
     """Give each of `blobs` to `keep`, in any order; return how many bytes each holder delivered.
 

@@ -132,11 +132,7 @@ class Bulletins:
                 break
             del self._members[member]
         bulletin = Bulletin(
-            run=self._run,
-            began_ms=self._began_ms,
-            number=number,
-            lines=tuple(room.lines),
-            num_dropped=num_dropped,
+            run=self._run, began_ms=self._began_ms, number=number, lines=tuple(room.lines), num_dropped=num_dropped
         )
         self._closed[place] = signed = seal(self._signer, bulletin)
         return signed

@@ -34,14 +34,7 @@ from weft.run.staged import check_tied
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import check_staged
 from weft.training.device import decoder
-from weft.training.section_memory import (
-    Holding,
-    least_nbytes,
-    micro_batch,
-    section_memory,
-    shape_of,
-    usual_taken,
-)
+from weft.training.section_memory import Holding, least_nbytes, micro_batch, section_memory, shape_of, usual_taken
 
 # passing.md: CPU-seconds of a member for a micro-batch, forward and back together.
 SIDE_CPU_S = 4.4e-3  # for each boundary that it has

@@ -89,11 +89,7 @@ class SiteVector(SpreadVector):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's own stub has another
-        cls,
-        func: OpOverload,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        cls, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return _dispatch(str(func.overloadpacket.__name__), args, dict(kwargs or {}))
 

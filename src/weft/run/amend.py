@@ -82,10 +82,7 @@ def as_run_file(settings: Settings) -> RunAmended:
     method = settings.method
     return RunAmended(
         train=TrainAmended(
-            tokens=settings.tokens,
-            seq_len=settings.seq_len,
-            batch_size=settings.batch_size,
-            schedule=settings.schedule,
+            tokens=settings.tokens, seq_len=settings.seq_len, batch_size=settings.batch_size, schedule=settings.schedule
         ),
         method=MethodAmended(
             every=method.every, codec=method.codec, reply_codec=method.reply_codec, apply=method.apply

@@ -372,11 +372,7 @@ class LoopConfig(_Shared, frozen=True, kw_only=True, tag_field="type", tag="loop
     def settings(self) -> Settings:
         """Return what amendments may change. The schedule is nobody's: each loop has its own."""
         return Settings(
-            tokens=self.samples,
-            seq_len=1,
-            batch_size=self.batch_size,
-            schedule=ConstantConfig(),
-            method=self.method,
+            tokens=self.samples, seq_len=1, batch_size=self.batch_size, schedule=ConstantConfig(), method=self.method
         )
 
     @property

@@ -46,12 +46,7 @@ class Partial:
     """
 
     def __init__(
-        self,
-        folder: Path | None,
-        head: Manifest,
-        charter: Charter,
-        index: StateIndex,
-        empty: Empty = bounds.empty,
+        self, folder: Path | None, head: Manifest, charter: Charter, index: StateIndex, empty: Empty = bounds.empty
     ) -> None:
         self.head = head
         self.charter = charter

@@ -47,11 +47,7 @@ class Measure(Protocol):
     """What is asked of parameters, beside training."""
 
     def evaluate(
-        self,
-        vector: Float32[Tensor, " num"],
-        batches: Batches,
-        num_windows: int,
-        between: Callable[[], None] = nothing,
+        self, vector: Float32[Tensor, " num"], batches: Batches, num_windows: int, between: Callable[[], None] = nothing
     ) -> tuple[float, int]:
         """Return the mean loss of the outer parameters `vector` on held-out windows (nats per token), and their tokens.
 
@@ -152,11 +148,7 @@ class MakesSteps(Protocol):
         ...
 
     def train(
-        self,
-        positions: NDArray[np.int64],
-        committed_tokens: int,
-        pace: float,
-        should_stop: Callable[[], bool] = ...,
+        self, positions: NDArray[np.int64], committed_tokens: int, pace: float, should_stop: Callable[[], bool] = ...
     ) -> Work:
         """Make inner steps, one for each whole batch in `positions`, or fewer where it should stop or has ended."""
         ...

@@ -157,11 +157,7 @@ class Stepper(ABC):
     # --- other parameters ---
 
     def evaluate(
-        self,
-        vector: Float32[Tensor, " num"],
-        batches: Batches,
-        num_windows: int,
-        between: Callable[[], None] = nothing,
+        self, vector: Float32[Tensor, " num"], batches: Batches, num_windows: int, between: Callable[[], None] = nothing
     ) -> tuple[float, int]:
         """Return the loss of the outer parameters, as `Measure.evaluate`.
 

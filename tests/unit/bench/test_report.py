@@ -45,9 +45,7 @@ ALL: Losses = {
 }
 
 
-def test_the_best_point_is_that_of_the_least_mean_and_none_that_diverged(
-    bench: tuple[Bench, dict[str, Point]],
-) -> None:
+def test_the_best_point_is_that_of_the_least_mean_and_none_that_diverged(bench: tuple[Bench, dict[str, Point]]) -> None:
     _, points = bench
     best = best_of(groups_of(points, lines_of(points, ALL)))
     assert {row: group.values for row, group in best.items()} == {"ddp": {}, "diloco": {"method.every": 4}}

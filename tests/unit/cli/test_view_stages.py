@@ -48,7 +48,7 @@ def test_a_peer_sees_which_stage_it_holds_and_who_computes_the_others() -> None:
     text = "\n".join(drawn(found))
     assert "this peer holds stage 2 of 3, layers 4-6" in text
     assert [line.split() for line in text.splitlines() if " of 3 " in line][1] == [
-        *("2", "of", "3", "layers", "4-6", "1", "20", "samples/s,", "slowest", "7"),
+        *("2", "of", "3", "layers", "4-6", "1", "20", "samples/s,", "slowest", "7")
     ]
     assert "bert" in text
     assert "carl" in text

@@ -14,18 +14,7 @@ from weft.net.admission import ByTicket
 from weft.net.blobs import blobs
 from weft.net.link import handshake, links
 from weft.net.link.handshake import Passport
-from weft.net.messages import (
-    PROTOCOL,
-    Admitted,
-    BlobHeader,
-    BlobRequest,
-    Call,
-    Greeting,
-    Hello,
-    Note,
-    Rejected,
-    Reply,
-)
+from weft.net.messages import PROTOCOL, Admitted, BlobHeader, BlobRequest, Call, Greeting, Hello, Note, Rejected, Reply
 from weft.net.node import Node
 from weft.net.transport.frame import FrameReader, encode_frame, write_frame
 from weft.net.transport.tls import TlsConfig, TlsTransport

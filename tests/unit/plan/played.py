@@ -138,12 +138,7 @@ class _Member:
         return self.node.peer
 
 
-def played(
-    stages: Sequence[Sequence[Paces]],
-    num_micro: int,
-    wires: Wires = Wires(),
-    num_before: int = 3,
-) -> float:
+def played(stages: Sequence[Sequence[Paces]], num_micro: int, wires: Wires = Wires(), num_before: int = 3) -> float:
     """Return the virtual seconds of a step.
 
     Args:

@@ -90,11 +90,7 @@ def test_the_largest_section_decides_who_can_join() -> None:
 
 @pytest.mark.parametrize(
     ("config", "nbytes"),
-    [
-        (Bf16Config(), 2 * 2 * 32 * 64),
-        (SubspaceConfig(rank=8), 2 * 2 * 32 * 8),
-        (LplrConfig(rank=4), None),
-    ],
+    [(Bf16Config(), 2 * 2 * 32 * 64), (SubspaceConfig(rank=8), 2 * 2 * 32 * 8), (LplrConfig(rank=4), None)],
     ids=repr,
 )
 def test_bytes_of_a_micro_batch_are_its_codecs(config: Any, nbytes: int | None) -> None:

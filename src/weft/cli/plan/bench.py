@@ -41,8 +41,7 @@ def _nothing() -> None:
 
 def methods(
     plan: Annotated[
-        Path,
-        typer.Argument(metavar="PLAN.TOML", help="Run, machines, rows and their grids.", show_default=False),
+        Path, typer.Argument(metavar="PLAN.TOML", help="Run, machines, rows and their grids.", show_default=False)
     ],
     out: Annotated[
         Path | None,

@@ -139,8 +139,7 @@ def _paid(plan: Forecast, bill: Bill) -> str:
 def _against(plan: Forecast) -> Iterator[str]:
     cluster, multiplier = plan.question.cluster, plan.multiplier
     yield from titled(
-        "data centre",
-        f"{cluster.count} {cluster.name}, bf16 ring DDP: {seconds(plan.cluster_s)} for as many tokens",
+        "data centre", f"{cluster.count} {cluster.name}, bf16 ring DDP: {seconds(plan.cluster_s)} for as many tokens"
     )
     yield from titled(
         "multiplier", f"{multiplier.of_time:.3g}x the time to the same loss = {_product(multiplier.time)}"

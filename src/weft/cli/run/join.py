@@ -77,13 +77,7 @@ def join(
     run(
         make,
         options,
-        Manner(
-            is_quiet=stay.quiet,
-            until=stays,
-            report=report,
-            parent=stay.parent,
-            logs=tuple(log or ()),
-        ),
+        Manner(is_quiet=stay.quiet, until=stays, report=report, parent=stay.parent, logs=tuple(log or ())),
         text,
         watch.started,
     )

@@ -88,9 +88,7 @@ def make_app(feed: Feed, token: str | None = None) -> Starlette:
     )
 
 
-def _guard(
-    token: str | None,
-) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
+def _guard(token: str | None) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
     """Return what lets requests through that bring the token, and gives the answers their headers."""
 
     def fits(given: str | None) -> bool:

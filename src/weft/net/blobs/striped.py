@@ -143,13 +143,7 @@ class Striped:
     """
 
     def __init__(
-        self,
-        streams: BulkStreams,
-        peer: PeerId,
-        digest: Digest,
-        view: memoryview,
-        stall_s: float,
-        num_streams: int = 1,
+        self, streams: BulkStreams, peer: PeerId, digest: Digest, view: memoryview, stall_s: float, num_streams: int = 1
     ) -> None:
         self.num_streams = num_streams  # that were worth it, when it has ended
         self._streams = streams

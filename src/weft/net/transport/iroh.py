@@ -85,12 +85,7 @@ class IrohStream:
     """
 
     def __init__(
-        self,
-        peer: PeerId,
-        connection: Any,
-        ends: tuple[Any, Any],
-        tasks: Tasks,
-        open_streams: "dict[IrohStream, None]",
+        self, peer: PeerId, connection: Any, ends: tuple[Any, Any], tasks: Tasks, open_streams: "dict[IrohStream, None]"
     ) -> None:
         self.source = ""
         self._peer = peer

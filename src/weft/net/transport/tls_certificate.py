@@ -68,9 +68,7 @@ def server_context(identity: Identity, certificate: bytes) -> ssl.SSLContext:
     # Python loads a key only from a file. The file holds it encrypted under a passphrase that never leaves memory.
     passphrase = fresh_secret().hex().encode()
     key_pem = identity.private_key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.BestAvailableEncryption(passphrase),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(passphrase)
     )
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:  # mode 0700, gone at the end of the block
         path = Path(folder) / "chain.pem"

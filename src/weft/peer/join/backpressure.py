@@ -141,12 +141,7 @@ class Backpressure:
     """
 
     def __init__(
-        self,
-        context: Context,
-        replica: Replica,
-        state_fetch: StateFetch,
-        beats: Beats,
-        participation: Participation,
+        self, context: Context, replica: Replica, state_fetch: StateFetch, beats: Beats, participation: Participation
     ) -> None:
         self._node = context.node
         self._clock = context.clock

@@ -59,11 +59,7 @@ class LeaseTraining:
         self.work = None
 
     async def make(
-        self,
-        head: Manifest,
-        leased: NDArray[np.int64],
-        config: Genesis,
-        is_hurried: Callable[[], bool] = lambda: False,
+        self, head: Manifest, leased: NDArray[np.int64], config: Genesis, is_hurried: Callable[[], bool] = lambda: False
     ) -> None:
         """Make the inner steps that are left of what is leased after `head`, as far as there is time.
 

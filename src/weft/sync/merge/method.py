@@ -126,11 +126,7 @@ class Method:
         return self.basis.forward(self.delta(outer, local_or_gradient), state, round)
 
     def apply(
-        self,
-        outer: Float32[Tensor, " num"],
-        state: State,
-        merged: Float32[Tensor, " num_sent"],
-        context: StepContext,
+        self, outer: Float32[Tensor, " num"], state: State, merged: Float32[Tensor, " num_sent"], context: StepContext
     ) -> None:
         """Make the outer step on `outer` and `state`, in place; `merged` is the decoded result of a round."""
         own = {name: vector for name, vector in state.items() if name not in self._of_basis}

@@ -37,11 +37,7 @@ class Readable(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's own stub has another
-        cls,
-        func: OpOverload,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        cls, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Do what torch asks of such tensors: here, nothing."""
         raise cls.refused(str(func.overloadpacket.__name__))

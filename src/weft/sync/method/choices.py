@@ -210,9 +210,7 @@ MergedBy = Annotated[
 Tune = Annotated[
     float,
     msgspec.Meta(
-        ge=0,
-        le=0.5,
-        description="share of the time that members may wait for rounds; every and codec follow",
+        ge=0, le=0.5, description="share of the time that members may wait for rounds; every and codec follow"
     ),
 ]
 Fragments = Annotated[

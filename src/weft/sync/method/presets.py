@@ -323,10 +323,7 @@ def _with_room(codec: CodecConfig, num_peers: int) -> CodecConfig:
 def _rates(config: DiLoCoConfig | AsyncDiLoCoConfig | AutoConfig, num_peers: int) -> tuple[float, float]:
     """Return the outer learning rate and momentum that `config` asks for, or else the defaults."""
     lr, momentum = diloco_defaults(num_peers)
-    return (
-        lr if config.lr is None else config.lr,
-        momentum if config.momentum is None else config.momentum,
-    )
+    return (lr if config.lr is None else config.lr, momentum if config.momentum is None else config.momentum)
 
 
 def diloco_defaults(num_peers: int) -> tuple[float, float]:

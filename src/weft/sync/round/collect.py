@@ -225,11 +225,7 @@ def hold(state: machine.State, plan: Collect, part: int) -> machine.Result:
     state = machine.replace(state, held=state.held | {part})
     if len(state.held) < state.base.num_parts:
         return state, ()
-    holding = Holding(
-        attempt=plan.attempt,
-        revision=plan.revision,
-        results=machine.results_of(state),
-    )
+    holding = Holding(attempt=plan.attempt, revision=plan.revision, results=machine.results_of(state))
     return state, (machine.Send(to=leader(state.base, plan.attempt), message=holding),)
 
 

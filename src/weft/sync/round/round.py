@@ -220,10 +220,7 @@ def _tell_the_outcome(
         message, messages.Ready | messages.Prepare | messages.Promise | messages.Propose | messages.Holding
     ):
         return ()
-    outcome = messages.Committed(
-        attempt=state.committed.attempt,
-        manifest=state.committed.manifest,
-    )
+    outcome = messages.Committed(attempt=state.committed.attempt, manifest=state.committed.manifest)
     return (machine.Send(to=sender, message=outcome),)
 
 

@@ -6,13 +6,7 @@ from weft.cli.run.torchrun import rank_of
 from weft.errors import ConfigError
 from weft.ranks.launch import Rank
 
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none",
-    "RANK": "5",
-    "LOCAL_RANK": "1",
-    "WORLD_SIZE": "8",
-    "LOCAL_WORLD_SIZE": "4",
-}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
 
 
 def test_a_rank_is_what_torchrun_says() -> None:

@@ -260,13 +260,7 @@ async def intruder(world):
     transport = world.network.transport(world.ids[7])
     stream = await transport.dial(world.ids[0], f"memory://{world.ids[0]}", "control")
     hello = Hello(
-        version=PROTOCOL,
-        run="ab" * 32,
-        name="mallory",
-        proof=b"",
-        addresses=(),
-        link=bytes(8),
-        instance=bytes(8),
+        version=PROTOCOL, run="ab" * 32, name="mallory", proof=b"", addresses=(), link=bytes(8), instance=bytes(8)
     )
     await write_frame(stream, encode(hello))
     reader = FrameReader(stream)

@@ -55,12 +55,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_public_addresses_come_first_and_loopback_last(machine: Callable[..., None]) -> None:
-    machine(
-        lo=["127.0.0.1", "::1"],
-        lan=["192.168.1.5", "fe80::1%lan"],
-        wan=["8.8.8.8", "2a00::5"],
-        down=["10.0.0.1"],
-    )
+    machine(lo=["127.0.0.1", "::1"], lan=["192.168.1.5", "fe80::1%lan"], wan=["8.8.8.8", "2a00::5"], down=["10.0.0.1"])
     assert reachable_hosts("::") == ["8.8.8.8", "2a00::5", "192.168.1.5", "127.0.0.1"]
     assert reachable_hosts("0.0.0.0") == ["8.8.8.8", "192.168.1.5", "127.0.0.1"]
 

@@ -228,9 +228,7 @@ DEEDS = st.one_of(
 
 @given(st.lists(st.tuples(DEEDS, st.booleans(), st.integers(1, 3)), max_size=6))
 @settings(max_examples=80, deadline=None)
-def test_what_a_leader_chooses_everybody_accepts_and_it_leaves_a_member(
-    acts: list[tuple[AnyDeed, bool, int]],
-) -> None:
+def test_what_a_leader_chooses_everybody_accepts_and_it_leaves_a_member(acts: list[tuple[AnyDeed, bool, int]]) -> None:
     waiting = [warrant(deed, serial, ONE if is_one else TWO) for deed, is_one, serial in acts]
     chosen = in_effect(FIRST, BODY, waiting, MAX_ACTS)
     assert len(chosen) <= MAX_ACTS
