@@ -351,7 +351,7 @@ def test_the_side_that_went_on_is_given_up_where_the_branch_counts_more(make_swa
         await swarm.round(members[0], 2)
         split.stay, split.go = halves(members, 3)
         for member in split.stay:
-            computes[member]._train_s = 60.0
+            computes[member]._train_s = 30.0  # slower than the branch; no round of theirs ends while they leave
         left, into = split.run, await split.part(num_rounds=30)
         split.heal()
         for member in split.stay:
