@@ -14,6 +14,11 @@ HOUSE = Path(__file__).parents[2]
 PAGES = sorted([*HOUSE.glob("*.md"), *HOUSE.glob("docs/**/*.md"), *HOUSE.glob("recipes/**/*.md")])
 GLOSSARY = HOUSE / "docs" / "glossary.md"
 DECISIONS = sorted((HOUSE / "docs" / "adr").glob("*.md"))
+# Those that tell how the source is now; decisions and experiments tell how it was.
+GUIDES = [
+    *(HOUSE / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(path for path in sorted(HOUSE.glob("docs/*.md")) if path.name != "log.md"),
+]
 MAX_DECISION_LINES = 60  # one page
 
 
@@ -46,6 +51,12 @@ def broken_links(path: Path) -> list[str]:
     return broken
 
 
+def missing_files(page: str) -> list[str]:
+    """Return the Python files that a page names and that lie neither below src/weft nor at the root of the house."""
+    named = re.findall(r"(?<![\w/.-])(?:\.\./)?((?:[\w.-]+/)*\w+\.py)\b", prose(page))
+    return [name for name in named if not (HOUSE / "src" / "weft" / name).exists() and not (HOUSE / name).exists()]
+
+
 def defined_words(page: str) -> list[str]:
     """Return the glossary's entries, in order: "- **word**: meaning"."""
     return re.findall(r"^- \*\*([^*]+)\*\*: ", page, re.MULTILINE)
@@ -70,6 +81,11 @@ def tree_names(page: str) -> list[str]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(HOUSE).as_posix())
 def test_every_link_leads_somewhere(path: Path) -> None:
     assert broken_links(path) == []
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.relative_to(HOUSE).as_posix())
+def test_every_file_that_a_page_names_exists(path: Path) -> None:
+    assert missing_files(path.read_text(encoding="utf-8")) == []
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
@@ -188,6 +204,11 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     sample.write_text("[b](absent.md)")
     assert broken_links(sample) == ["absent.md"]
     assert not page.exists()
+
+
+def test_a_file_that_is_gone_is_found() -> None:
+    page = "`peer/peer.py` [a](../src/weft/wire.py) `peer/gone.py`, `src/weft/gone.py`; errors.py\n```\nown.py\n```\n"
+    assert missing_files(page) == ["peer/gone.py", "src/weft/gone.py"]
 
 
 def test_a_word_defined_twice_is_found() -> None:

@@ -37,7 +37,7 @@ def finish(folder: Path, swarm: Swarm, view: View, score: "Future[float]") -> in
     lines.append(
         f"  all {len(reports)} are equal, bit for bit"
         if is_one
-        else f"  they differ: {len(digests)} digests, and one was promised"
+        else f"  they differ: {len(digests)} different models, and one was promised"
     )
     print("\n".join(lines))  # noqa: T201
     if not is_one:

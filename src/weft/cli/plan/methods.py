@@ -31,8 +31,8 @@ def methods(name: Annotated[str | None, typer.Argument(help="One of them: all th
     for row in (heading, *rows):
         typer.echo("  ".join(f"{row[column]:<{width}}" for column, width in zip(columns, widths, strict=True)).rstrip())
     typer.echo(
-        f"\nbits: that a peer sends, and receives, for each parameter and inner step; of a model of the size {MODEL}, "
-        f"among {PEERS}. Data-parallel training in bf16: up to {RING_BITS}.\n"
+        f"\nbits: that a peer sends, and receives, for each parameter and training step; of a model of the size "
+        f"{MODEL}, among {PEERS}. Data-parallel training in bf16: up to {RING_BITS}.\n"
         "`weft methods NAME` says more; docs/methods.md explains them, docs/run_file.md has their settings."
     )
 

@@ -36,7 +36,7 @@ def plan(
         typer.Option(help="ddp, fedavg, diloco or sparseloco, in place of the run file's.", show_default=False),
     ] = None,
     every: Annotated[
-        int | None, typer.Option(help="Inner steps between outer ones.", min=1, max=100_000, show_default=False)
+        int | None, typer.Option(help="Training steps in a round.", min=1, max=100_000, show_default=False)
     ] = None,
     codec: Annotated[
         str | None, typer.Option(help="fp32, bf16, fp8, int8, int4, e3m0, int2 or sign.", show_default=False)

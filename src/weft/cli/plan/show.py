@@ -68,7 +68,7 @@ def _levels(plan: Forecast) -> Iterator[str]:
         return
     num = question.num_electors
     peers = (
-        (f"each of {num} electors", pace.levels.elector),
+        (f"each of {num} peers with a vote", pace.levels.elector),
         (f"each of {question.num_peers - num} peers without a vote", pace.levels.ward),
     )
     for who, traffic in peers:
@@ -95,7 +95,7 @@ def _parts(round: RoundTime) -> str:
         ("training", round.train_s),
         ("waiting for slower machines", round.uneven_s),
         ("peers without a vote", round.wards_s),
-        ("payloads up", round.contribute_s),
+        ("updates up", round.contribute_s),
         ("results", round.result_s),
         ("messages", round.messages_s),
         ("processors", round.serve_s),
@@ -189,8 +189,8 @@ def _warnings(plan: Forecast) -> Iterator[str]:
     question, pace = plan.question, plan.pace
     if question.num_peers > question.num_electors * MAX_GROUP:
         yield (
-            f"{question.num_electors} electors take at most {question.num_electors * (MAX_GROUP - 1)} peers without a "
-            "vote: the others find no room, and the figures, which count them, do not hold"
+            f"{question.num_electors} peers with a vote take at most {question.num_electors * (MAX_GROUP - 1)} peers "
+            "without a vote: the others find no room, and the figures, which count them, do not hold"
         )
     for name in pace.round.late:
         yield f"rounds do not wait for {name}: what they train is counted some rounds later"
@@ -201,7 +201,7 @@ def _warnings(plan: Forecast) -> Iterator[str]:
                 "one peer's loss after 100, 13 % after 20 (benchmarks/reports/shakespeare.md)"
             )
         if pace.penalty.notes:
-            yield f"what rare outer steps cost in loss is stretched: it was {' and '.join(pace.penalty.notes)}"
+            yield f"what rare rounds cost in loss is stretched: it was {' and '.join(pace.penalty.notes)}"
 
 
 def _sources(plan: Forecast) -> Iterator[str]:

@@ -116,7 +116,7 @@ def amend(
     act: Act,
     where: Where,
 ) -> None:
-    """Go on with other settings from the next round on: rates, inner steps per round, codecs, lengths, totals."""
+    """Go on with other settings from the next round on: rates, training steps per round, codecs, lengths, totals."""
     from weft.run.amend import amendment
 
     parsed, reason = settings.changes_of(changes), _checked(act.reason)
@@ -128,7 +128,7 @@ def succeed(
     context: typer.Context,
     successor: Annotated[str, typer.Argument(help="Ticket of the run that goes on, or its name.", show_default=False)],
     at_once: Annotated[
-        bool, typer.Option("--at-once", help="End this run with its next outer step; else when it is complete.")
+        bool, typer.Option("--at-once", help="End this run with its next round; else when it is complete.")
     ] = False,
     without_ticket: Annotated[
         bool, typer.Option("--without-ticket", help="Tell members the run's name only: they ask for a ticket.")

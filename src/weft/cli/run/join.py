@@ -102,7 +102,7 @@ def describe(terms: "Terms") -> str:
             f"{figures.nbytes(terms.memory_nbytes)} to train",
             f"network   {figures.nbytes(terms.round_nbytes)} a round among {_peers(terms)} with this one, "
             f"{'' if terms.tokens_per_s else 'up to '}about {figures.nbytes(terms.day_nbytes)} a day",
-            f"          (in rounds of {_seconds(terms.round_s)}: {run.method.every} inner steps at {_pace(terms)}; "
+            f"          (in rounds of {_seconds(terms.round_s)}: {run.method.every} training steps at {_pace(terms)}; "
             f"{_teams(terms)}far more would be told)",
         )
     )

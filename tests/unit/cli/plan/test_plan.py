@@ -170,11 +170,11 @@ def test_who_finds_no_room_in_the_electorate_is_planned_as_a_ward(weft: Weft, ru
     asked = ("plan", run_path, "--tokens-per-s", 1000, "--set", "electors=16", "--peers")
     answer = weft(*asked, 200)
     assert answer.code == 0
-    assert "each of 16 electors: " in answer.out
+    assert "each of 16 peers with a vote: " in answer.out
     assert "each of 184 peers without a vote: " in answer.out
     assert "find no room" not in answer.out
     assert "without a vote" not in weft(*asked, 16).out
-    assert "16 electors take at most 1008 peers without a vote" in " ".join(weft(*asked, 1025).out.split())
+    assert "16 peers with a vote take at most 1008 peers without a vote" in " ".join(weft(*asked, 1025).out.split())
     found = json.loads(weft(*asked, 200, "--json").out)
     assert found["num_electors"] == 16
     assert found["levels"]["elector"]["sent_nbytes"] > found["levels"]["ward"]["sent_nbytes"]

@@ -35,14 +35,14 @@ def committed(nbytes: float) -> Entry:
 def test_a_person_reads_what_the_day_is_reckoned_from(tmp_path: Path) -> None:
     *_, bytes_line, speed_line = describe(made(tmp_path)).splitlines()
     assert "a round among 4 peers with this one, up to about" in bytes_line
-    assert "4 inner steps at" in speed_line
+    assert "4 training steps at" in speed_line
     assert "the best measured here" in speed_line
 
 
 def test_a_pace_that_members_tell_is_said_as_theirs(tmp_path: Path) -> None:
     *_, bytes_line, speed_line = describe(made(tmp_path, pace=Pace(num_members=1, tokens_per_s=5340.0))).splitlines()
     assert "a round among 2 peers with this one, about" in bytes_line
-    assert "4 inner steps at 5.34k tokens/s, as the fastest member says" in speed_line
+    assert "4 training steps at 5.34k tokens/s, as the fastest member says" in speed_line
 
 
 def test_memory_is_that_of_the_program_and_of_training(tmp_path: Path) -> None:
