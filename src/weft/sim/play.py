@@ -19,7 +19,6 @@ import msgspec
 import torch
 
 from weft.clock import SkewedClock
-from weft.dashboard.stages import stage_of
 from weft.errors import ConfigError, NotFinite, WeftError
 from weft.events import VERSION, Entry, Evaluated, Event, RoundCommitted, RoundMissed, StageHeld
 from weft.ids import Digest, PeerId, Round, Tokens
@@ -279,7 +278,7 @@ class _Stage:
         entry = Entry(v=VERSION, at=self.world.clock.wall(), peer=life.member.id, event=event)
         root = str(self.world.home.root).encode()
         self._write(msgspec.json.encode(entry).replace(root, b"") + b"\n")
-        stage = stage_of(event) or 0
+        stage = event.stage or 0
         if isinstance(event, RoundCommitted) and (head := life.head(stage)) is not None:
             self._manifests.setdefault(stage, {})[head.branch, head.round] = head
             for claim in claims_in(head).values() if life.staged is None else ():
