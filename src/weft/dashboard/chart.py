@@ -62,7 +62,7 @@ def chart(title: str, across: str, curves: Iterable[Curve]) -> str:
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     """Return round numbers from at most `low` to at least `high`, about `wanted` of them and two at least."""
-    if not high > low:
+    if high - low <= 1e-12 * max(abs(low), abs(high)):  # no span, or too fine for floats to count in its steps
         low, high = low - max(abs(low), 1.0) / 2, high + max(abs(high), 1.0) / 2
     rough = (high - low) / wanted
     unit = 10.0 ** math.floor(math.log10(rough))

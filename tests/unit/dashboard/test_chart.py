@@ -31,6 +31,11 @@ def test_axes_have_a_few_numbers_at_every_scale(span: float) -> None:
     assert found[-1] >= 4.0 * span * (1 - 1e-12)
 
 
+def test_values_that_differ_in_their_last_bit_have_axes() -> None:
+    assert ticks(1.5, math.nextafter(1.5, 2.0)) == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5])
+    assert "NaN" not in chart("x", "y", [Curve("a", [(0.0, 1.5), (1.0, math.nextafter(1.5, 2.0))])])
+
+
 def test_a_picture_is_well_formed_and_inside_its_frame() -> None:
     curves = [Curve("<script>alert(1)</script>", [(0.0, 5.0), (10.0, 1.0)]), Curve("b", [(0.0, 2.0), (10.0, 1.05)])]
     text = chart("Loss & more", "tokens", curves)
