@@ -11,6 +11,7 @@ for the same steps.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -27,6 +28,7 @@ MAX_NOTABLE = 6  # as many lines as one takes in at a glance
 _SAME_NEWS_S = 20.0  # what several peers say in the same words within so long is one piece of news
 _MAX_POINTS = 4096  # of the curve; then every second one is dropped
 _RECENT_COMMITS = 16  # what the time left is judged by
+_TOTAL = re.compile(r"[1-9][0-9]{0,18}")  # of tokens: whoever tells of an act may tell anything
 _ENDED = frozenset(("stopped", "finished", "left"))  # by a peer's own word: that others miss it is no news
 
 
@@ -226,7 +228,9 @@ def _fold(view: View, entry: events.Entry) -> View:
             return view if point in view.evaluations else replace(view, evaluations=(*view.evaluations, point))
         case events.Sampled():
             return replace(view, sample=printable(event.prompt + event.text, keep="\n\t"))
-        case events.ActEnacted(changes={"tokens": tokens}) if view.run.total_tokens is not None:
+        case events.ActEnacted(changes={"tokens": tokens}) if view.run.total_tokens is not None and _TOTAL.fullmatch(
+            tokens
+        ):
             return replace(view, run=replace(view.run, total_tokens=int(tokens)))
         case events.CheckpointSaved():
             return replace(view, checkpoint=event.path)

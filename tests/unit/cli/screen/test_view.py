@@ -17,6 +17,7 @@ from weft.dashboard import figures
 from weft.dashboard.view import MAX_NOTABLE, About, Line, View, update
 from weft.dashboard.words import notable
 from weft.events import (
+    ActEnacted,
     ActWaits,
     BranchOpened,
     CheckpointSaved,
@@ -573,6 +574,15 @@ def test_one_plain_line_per_commit_evaluation_and_change() -> None:
     assert "2.0000 nats per byte" in lines[1]
     assert lines[2].endswith("is gone")
     assert lines[3].startswith("round 2  1 peer  200 of 1k tokens (20 %)")
+
+
+@pytest.mark.parametrize(
+    ("told", "total"), [("2000", 2000), ("", 1000), ("0", 1000), ("-5", 1000), ("1e9", 1000), ("9" * 5000, 1000)]
+)
+def test_an_amendment_of_the_tokens_counts_where_it_is_one(told: str, total: int) -> None:
+    said = {"branch": BranchId("0" * 64), "round": Round(1), "by": (A,), "kind": "amend", "subject": "", "reason": ""}
+    act = entry(ActEnacted(**said, changes={"tokens": told}))  # type: ignore[arg-type]
+    assert fold(act).run.total_tokens == total
 
 
 def test_progress_says_no_more_than_all() -> None:
