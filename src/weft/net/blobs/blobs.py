@@ -21,14 +21,11 @@ from weft.errors import CallFailed, NetError, PayloadError, PeerError, Refused, 
 from weft.events import ConnectionDropped, Emit
 from weft.ids import Digest, PeerId, short
 from weft.net import messages
-from weft.net.blobs import priority as turns
-from weft.net.blobs.bulk import MAX_ACCEPTED, STALL_S, Bulk, BulkStreams, StaleStream
-from weft.net.blobs.priority import Priority
+from weft.net.blobs.bulk import MAX_ACCEPTED, PATIENT_NBYTES, STALL_S, Bulk, BulkStreams, Priority, StaleStream
 from weft.net.blobs.striped import Hash, Striped
 from weft.net.link.dialer import Dialer
 from weft.net.link.links import Links
-from weft.net.link.rpc import Handlers
-from weft.net.link.traffic import Traffic
+from weft.net.link.rpc import Handlers, Traffic
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import encode_frame
 from weft.wire import Buffer, encode
@@ -308,8 +305,8 @@ class Blobs:
     async def _send_patiently(self, bulk: Bulk, head: bytes, view: memoryview) -> None:
         async with self._turns.patient(bulk.peer):
             await bulk.send_slice(head)
-            for start in range(0, len(view), turns.SLICE_NBYTES):
-                piece = view[start : start + turns.SLICE_NBYTES]
+            for start in range(0, len(view), PATIENT_NBYTES):
+                piece = view[start : start + PATIENT_NBYTES]
                 await self._turns.may_send(len(piece))
                 await bulk.send_slice(piece)
 
