@@ -94,7 +94,6 @@ class Channel(Node):
         return self.addresses
 
     async def aclose(self) -> None:
-        """Close the channel; the node stays."""
         self.close()
 
     @property

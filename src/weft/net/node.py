@@ -227,7 +227,6 @@ class Node:
 
     @property
     def traffic(self) -> dict[PeerId, LinkTraffic]:
-        """Return the bytes sent to and received from each peer that is remembered."""
         return self._traffic.all()
 
     @property
@@ -278,7 +277,6 @@ class Node:
 
     @property
     def kept(self) -> tuple[PeerId, ...]:
-        """Return to whom links are kept up."""
         return self._dialer.kept
 
     def release(self, peer: PeerId) -> None:
@@ -399,7 +397,6 @@ class Node:
         self._blobs.offer(lookup, is_patient=is_patient)
 
     def expect(self, digest: Digest) -> AbstractContextManager[None]:
-        """Let others wait for a blob while this peer fetches it."""
         return self._blobs.expect(digest)
 
     def exchange(self, is_going_on: bool) -> None:

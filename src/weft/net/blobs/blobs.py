@@ -99,7 +99,6 @@ class Blobs:
             ended.set()
 
     def exchange(self, is_going_on: bool) -> None:
-        """Let patient blobs give way while a round's exchange is going on."""
         self._turns.exchange(is_going_on)
 
     async def accept(self, stream: Stream) -> None:

@@ -212,7 +212,6 @@ class BulkStreams:
             self.close_soon(bulk)
 
     def close_soon(self, bulk: Bulk) -> None:
-        """Close a stream in the background."""
         self._tasks.spawn(bulk.stream.close())
 
     def take_offer(self, offer: messages.BulkOffer, bulk: Bulk) -> None:

@@ -164,7 +164,6 @@ class Dialer:
         links.on_link(self._on_link)
 
     def add(self, transport: Transport) -> None:
-        """Dial over `transport`, too."""
         self._transports[transport.name] = transport
 
     async def connect(self, peer: PeerId) -> Link:

@@ -95,7 +95,6 @@ class Links:
 
     @property
     def has_relayed(self) -> bool:
-        """Return whether a third peer carries one of the links."""
         return any(link.is_relayed for link in self._standing.values())
 
     def is_full_for(self, peer: PeerId) -> bool:

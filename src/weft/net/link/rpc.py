@@ -210,7 +210,6 @@ class SendQueue:
         self._changed.set()
 
     async def flush(self) -> None:
-        """Wait until the transport has taken everything queued."""
         while self._queued_nbytes and not self._is_closed:
             await self._change()
 
@@ -364,11 +363,9 @@ class Session:
         self._stopping.set()
 
     def open_with(self, payload: bytes) -> None:
-        """Queue a frame that precedes all calls: the end of the handshake."""
         self._queue.add(payload)
 
     async def flush(self) -> None:
-        """Wait until the transport has taken all that was queued."""
         await self._queue.flush()
 
     async def _stop_asked(self) -> None:

@@ -157,7 +157,6 @@ class Gossip:
         self._feed(LinkLost(peer, reason))
 
     def departed(self, peer: PeerId, instance: bytes, signed: Signed) -> None:
-        """Take up a goodbye that its peer said here."""
         self._feed(swim.Told(peer, (Departed(peer, instance, signed),)))
 
     def silent(self, peer: PeerId) -> None:

@@ -338,7 +338,6 @@ def _flip(index: dict[PeerId, None], peer: PeerId) -> dict[PeerId, None]:
 
 
 def bucket(peer: PeerId) -> int:
-    """Return which bucket `peer` is in."""
     return int(peer[:2], 16) % NUM_BUCKETS
 
 

@@ -118,7 +118,6 @@ class Membership:
 
     @property
     def watches_all(self) -> bool:
-        """Return whether links are kept to everybody."""
         return self._state is not None
 
     def pin(self, peers: Iterable[PeerId]) -> None:
@@ -132,7 +131,6 @@ class Membership:
         return frozenset(said | seen | ({self._node.peer} if seen else set()))
 
     def heartbeat_of(self, peer: PeerId) -> Heartbeat | None:
-        """Return what `peer` last told of itself."""
         return self._heartbeats.get(peer)
 
     async def say_goodbye(self, reason: str) -> None:

@@ -108,8 +108,6 @@ class State(_Frozen, frozen=True, kw_only=True):
 
 
 class Linked(_Frozen, frozen=True):
-    """A link came up."""
-
     peer: PeerId
 
 
@@ -204,8 +202,6 @@ class SignAccusation(_Frozen, frozen=True):
 
 
 class Compare(_Frozen, frozen=True):
-    """Compare members with `peer`."""
-
     peer: PeerId
 
 
@@ -216,8 +212,6 @@ class Revive(_Frozen, frozen=True):
 
 
 class Keep(_Frozen, frozen=True):
-    """Keep links to `peers`, and let others go."""
-
     peers: tuple[PeerId, ...]
 
 

@@ -55,7 +55,6 @@ class Gate(Generic[K]):
         return victim
 
     def leave(self, key: K) -> None:
-        """Forget a connection that has come through, or failed to."""
         self._waiting.pop(key, None)
 
     def _victim(self, ip: str) -> tuple[K, str] | None:

@@ -71,7 +71,6 @@ class Line:
             self._pass_next()
 
     def drop(self, pipe: "Pipe") -> None:
-        """Forget what waits of a pipe."""
         self._waiting.pop(pipe, None)
 
     def _pass_next(self) -> None:
