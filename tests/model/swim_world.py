@@ -24,7 +24,6 @@ from weft.net.membership.members import (
     newer,
     sums,
 )
-from weft.net.membership.overlay import kept
 from weft.net.membership.swim import (
     Answer,
     AskHelp,
@@ -46,6 +45,7 @@ from weft.net.membership.swim import (
     Told,
     Watch,
     awaited,
+    kept,
     next_due,
     step,
 )

@@ -15,7 +15,7 @@ from weft.net.link import rpc as meter
 from weft.net.link.links import BARRED_S, MAX_VIOLATIONS, Links
 from weft.net.link.rpc import Handlers, Traffic
 from weft.net.membership.membership import MAX_IDLE, Membership
-from weft.net.membership.overlay import NUM_FAR, NUM_RING
+from weft.net.membership.swim import NUM_FAR, NUM_RING
 from weft.net.messages import Contact, Heartbeat
 from weft.sync.records.messages import MAX_GROUP, MAX_MEMBERS
 from weft.wire import digest

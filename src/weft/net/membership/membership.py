@@ -6,7 +6,7 @@
     await membership.say_goodbye("done")  # before node.aclose()
 
 Up to 32 peers, everybody is linked to everybody and heartbeats to all: proof of life in, decisions from
-`membership.step`. Above, a peer keeps few links and `gossip` says who is alive; which of both, `overlay.watches_all`
+`membership.step`. Above, a peer keeps few links and `gossip` says who is alive; which of both, `swim.watches_all`
 decides. Whoever still wants heartbeats gets them.
 
 Who sends heartbeats is a member of this view, from the first on: a newcomer that still reads the terms, downloads or
@@ -30,7 +30,7 @@ from weft.net.membership import full_mesh, swim
 from weft.net.membership.claims import ClaimReader
 from weft.net.membership.gossip import Gossip
 from weft.net.membership.members import MAX_KNOWN
-from weft.net.membership.overlay import MAX_ALL, MIN_BOUNDED, watches_all
+from weft.net.membership.swim import MAX_ALL, MIN_BOUNDED, watches_all
 from weft.net.messages import MAX_REASON_CHARS, Contact, Departure, Farewell, Heartbeat
 from weft.net.node import Node
 from weft.tasks import Tasks
