@@ -40,7 +40,7 @@ COMING_S = 5.0  # that an asker waits for what its holder expects, before it is 
 IDLE_S = 120.0  # a holder keeps a silent stream this long for the next request
 
 Lookup = Callable[[PeerId, Digest], Buffer | None]
-Offload = Callable[[Callable[[], None]], Awaitable[None]]
+Offload = Callable[[Callable[[], object]], Awaitable[None]]
 Found = Literal["here", "coming", "nowhere"]
 
 
@@ -48,12 +48,12 @@ class StillComing(CallFailed):
     """The holder has no such blob yet, and is fetching it."""
 
 
-async def inline(work: Callable[[], None]) -> None:
+async def inline(work: Callable[[], object]) -> None:
     """Do `work` here: for virtual time, where there are no threads."""
     work()
 
 
-async def in_thread(work: Callable[[], None]) -> None:
+async def in_thread(work: Callable[[], object]) -> None:
     """Do `work` on a thread of the loop's pool."""
     await asyncio.to_thread(work)
 
@@ -216,7 +216,7 @@ class Blobs:
         if len(piece) <= SMALL_NBYTES:
             hasher.update(piece)
         else:
-            await self._offload(lambda: _update(hasher, piece))
+            await self._offload(lambda: hasher.update(piece))
 
     async def _serve(
         self, bulk: Bulk, request: messages.BulkRequest | None = None
@@ -314,10 +314,6 @@ async def _spread(spread: Striped, hash_: Hash) -> Found:
     if await spread.run(hash_):
         return "here"
     return "coming" if spread.is_coming else "nowhere"
-
-
-def _update(hasher: blake3, piece: memoryview) -> None:
-    hasher.update(piece)
 
 
 async def first_of(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[T]], what: str) -> T:

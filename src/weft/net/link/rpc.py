@@ -290,7 +290,7 @@ class Session:
             WireError: the peer broke the protocol.
             PeerError: the stream ended or the peer is gone.
         """
-        parts = (self._read(), self._queue.run(), self._handle_notes(), self._stop_asked())
+        parts = (self._read(), self._queue.run(), self._handle_notes(), self._stopping.wait())
         workers = [asyncio.ensure_future(part) for part in parts]
         reason = "this side closed it"
         try:
@@ -367,9 +367,6 @@ class Session:
 
     async def flush(self) -> None:
         await self._queue.flush()
-
-    async def _stop_asked(self) -> None:
-        await self._stopping.wait()
 
     async def _read(self) -> None:
         while True:
