@@ -5,10 +5,24 @@ loop's exception handler; a remote's fault (`PeerError`) ends the task and nothi
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 from weft.errors import PeerError
+
+
+@asynccontextmanager
+async def within(limit_s: float | None, overdue: Callable[[], Exception]) -> AsyncIterator[asyncio.Timeout]:
+    """Raise what `overdue` returns if the body takes longer than `limit_s` seconds; None: it may take for ever."""
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            yield limit
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise overdue() from None
 
 
 class Tasks:

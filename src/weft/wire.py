@@ -73,7 +73,6 @@ def digest(data: Buffer) -> Digest:
 
 
 def digest_of(record: msgspec.Struct) -> Digest:
-    """Return the hash of a record's canonical bytes."""
     return digest(encode(record))
 
 

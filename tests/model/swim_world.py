@@ -11,12 +11,20 @@ from collections import defaultdict
 
 from weft import rng
 from weft.ids import PeerId
-from weft.net.membership.anti_entropy import differing, everything, is_behind, listing, newer, sums
 from weft.net.membership.full_mesh import Gone, Heard, LinkLost, Recovered, Redial, RedialFailed, Tick
-from weft.net.membership.members import Accused, Departed, Lives, Members
-from weft.net.membership.overlay import kept
-from weft.net.membership.swim import awaited, next_due, step
-from weft.net.membership.swim_state import (
+from weft.net.membership.members import (
+    Accused,
+    Departed,
+    Lives,
+    Members,
+    differing,
+    everything,
+    is_behind,
+    listing,
+    newer,
+    sums,
+)
+from weft.net.membership.swim import (
     Answer,
     AskHelp,
     Compare,
@@ -36,6 +44,10 @@ from weft.net.membership.swim_state import (
     Tied,
     Told,
     Watch,
+    awaited,
+    kept,
+    next_due,
+    step,
 )
 
 KINDS = {"life": Lives, "accusation": Accused, "goodbye": Departed}

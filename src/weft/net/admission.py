@@ -44,7 +44,6 @@ Admission = ByTicket | ByKeys | Anyone
 
 
 def new_secret() -> bytes:
-    """Return the secret of a new run's tickets."""
     return fresh_secret(SECRET_NBYTES)
 
 

@@ -12,7 +12,6 @@ another one, as a restart does.
 
 import hashlib
 from collections.abc import Iterable
-from typing import TypeVar
 
 import msgspec
 
@@ -22,12 +21,9 @@ from weft.net.blobs.blobs import Lookup
 from weft.net.link.address_book import Directory
 from weft.net.link.handshake import Passport
 from weft.net.link.links import OnLink
-from weft.net.link.rpc import CallHandler, NoteHandler
 from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.wire import Buffer
-
-Q = TypeVar("Q", bound=msgspec.Struct)
 
 
 class Channel(Node):
@@ -98,7 +94,6 @@ class Channel(Node):
         return self.addresses
 
     async def aclose(self) -> None:
-        """Close the channel; the node stays."""
         self.close()
 
     @property
@@ -151,16 +146,7 @@ class Channel(Node):
     def contacts(self) -> tuple[Contact, ...]:
         return self._node.contacts()
 
-    # --- calls, notes, blobs ---
-
-    def serve(self, kind: type[Q], handler: CallHandler[Q]) -> None:
-        self._handlers.serve(kind, handler, self._method(kind))
-
-    def on_note(self, kind: type[Q], handler: NoteHandler[Q]) -> None:
-        self._handlers.on_note(kind, handler, self._method(kind))
-
-    def ignore(self, kind: type[Q]) -> None:
-        self._handlers.ignore(kind, self._method(kind))
+    # --- blobs ---
 
     def serve_blobs(self, lookup: Lookup, *, is_patient: bool = False) -> None:  # noqa: ARG002  # all are urgent
         self._lookups.append(lookup)

@@ -36,6 +36,7 @@ from weft.errors import CallFailed, DeadlineExceeded, NetError, PeerError, Refus
 from weft.ids import Digest, PeerId, short
 from weft.net.blobs.blobs import first_of
 from weft.net.node import Node
+from weft.tasks import within
 from weft.wire import Buffer
 
 MAX_UNDER_WAY = 4  # in all, or some of each holder: what is on its way as a round begins to exchange is in its way
@@ -243,16 +244,10 @@ class _Pull:
         blob = self._shares.blobs[number]
         data = bytearray(blob.nbytes)
         limit_s = LIMIT_S_PER_MIB * max(1.0, blob.nbytes / (1 << 20))
-        try:
-            async with asyncio.timeout(limit_s):
-                # Where rounds go first a stream may rest for long; `_look` sees whether its holder lives.
-                await self._node.fetch(holder, blob.digest, data, stall_s=limit_s)
-        except TimeoutError as error:
-            if isinstance(error, PeerError):
-                raise
-            raise DeadlineExceeded(
-                f"{short(holder)} did not deliver {blob.nbytes} bytes within {limit_s:.0f} s"
-            ) from None
+        overdue = f"{short(holder)} did not deliver {blob.nbytes} bytes within {limit_s:.0f} s"
+        async with within(limit_s, lambda: DeadlineExceeded(overdue)):
+            # Where rounds go first a stream may rest for long; `_look` sees whether its holder lives.
+            await self._node.fetch(holder, blob.digest, data, stall_s=limit_s)
         return data
 
     async def _take_up(self, task: "asyncio.Task[Buffer]") -> None:

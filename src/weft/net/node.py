@@ -31,16 +31,15 @@ from weft.net.blobs.bulk import STALL_S, Bulk
 from weft.net.blobs.relay import NO_RELAY, Relay, RelayConfig
 from weft.net.blobs.via import ViaTransport
 from weft.net.link.address_book import AddressBook, Directory, OnContact
-from weft.net.link.dialer import Dialer
+from weft.net.link.dialer import Dialer, Listener
 from weft.net.link.handshake import Passport
 from weft.net.link.links import Link, Links, OnLink
-from weft.net.link.listener import Listener
-from weft.net.link.rpc import CallHandler, Handlers, NoteHandler
-from weft.net.link.traffic import LinkTraffic, Traffic
+from weft.net.link.rpc import CallHandler, Handlers, LinkTraffic, NoteHandler, Traffic
 from weft.net.link.trial import Trial, failed, nobody
 from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease
 from weft.net.transport.base import Transport
 from weft.net.transport.rate_limit import Bucket
+from weft.tasks import within
 from weft.wire import Buffer, decode, encode
 
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -228,7 +227,6 @@ class Node:
 
     @property
     def traffic(self) -> dict[PeerId, LinkTraffic]:
-        """Return the bytes sent to and received from each peer that is remembered."""
         return self._traffic.all()
 
     @property
@@ -279,7 +277,6 @@ class Node:
 
     @property
     def kept(self) -> tuple[PeerId, ...]:
-        """Return to whom links are kept up."""
         return self._dialer.kept
 
     def release(self, peer: PeerId) -> None:
@@ -334,15 +331,15 @@ class Node:
 
     def serve(self, kind: type[Q], handler: CallHandler[Q]) -> None:
         """Answer calls of record type `kind` with what `handler(peer, request)` returns."""
-        self._handlers.serve(kind, handler)
+        self._handlers.serve(kind, handler, self._method(kind))
 
     def on_note(self, kind: type[Q], handler: NoteHandler[Q]) -> None:
         """Give notes of `kind` to `handler(peer, note)`, one at a time and in the order sent by each peer."""
-        self._handlers.on_note(kind, handler)
+        self._handlers.on_note(kind, handler, self._method(kind))
 
     def ignore(self, kind: type[Q]) -> None:
         """Take notes of `kind` no more, so that another may ask for them."""
-        self._handlers.ignore(kind)
+        self._handlers.ignore(self._method(kind))
 
     async def call(self, peer: PeerId, request: msgspec.Struct, response: type[R], *, deadline_s: float) -> R:
         """Ask `peer` and return its answer, dialling first if no link stands. Nothing is retried.
@@ -355,16 +352,9 @@ class Node:
         - Unreachable, Refused: see `connect`.
         """
         method = self._method(type(request))
-        limit = asyncio.timeout(deadline_s)
-        try:
-            async with limit:
-                link = await self._dialer.reach(peer)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise errors.DeadlineExceeded(
-                f"no link to {short(peer)} within {deadline_s:g} s; {method} was not sent"
-            ) from None
+        overdue = f"no link to {short(peer)} within {deadline_s:g} s; {method} was not sent"
+        async with within(deadline_s, lambda: errors.DeadlineExceeded(overdue)) as limit:
+            link = await self._dialer.reach(peer)
         when = limit.when()
         left_s = deadline_s if when is None else when - asyncio.get_running_loop().time()
         body = await link.session.call(method, encode(request), deadline_s=left_s)
@@ -407,7 +397,6 @@ class Node:
         self._blobs.offer(lookup, is_patient=is_patient)
 
     def expect(self, digest: Digest) -> AbstractContextManager[None]:
-        """Let others wait for a blob while this peer fetches it."""
         return self._blobs.expect(digest)
 
     def exchange(self, is_going_on: bool) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from weft.cost import training as cost
-from weft.net.transport.memory_link import CHUNK_NBYTES, MSS_NBYTES, NUM_REPEATS, RTO_S
+from weft.net.transport.memory import CHUNK_NBYTES, MSS_NBYTES, NUM_REPEATS, RTO_S
 from weft.sync.round.deadline import FIRST_S, FLOOR_S, TELL_S
 
 

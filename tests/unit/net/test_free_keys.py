@@ -11,12 +11,11 @@ from weft.errors import Refused, Unreachable
 from weft.ids import BranchId, PeerId, Round
 from weft.net.link import address_book as book
 from weft.net.link import handshake, links
-from weft.net.link import traffic as meter
+from weft.net.link import rpc as meter
 from weft.net.link.links import BARRED_S, MAX_VIOLATIONS, Links
-from weft.net.link.rpc import Handlers
-from weft.net.link.traffic import Traffic
+from weft.net.link.rpc import Handlers, Traffic
 from weft.net.membership.membership import MAX_IDLE, Membership
-from weft.net.membership.overlay import NUM_FAR, NUM_RING
+from weft.net.membership.swim import NUM_FAR, NUM_RING
 from weft.net.messages import Contact, Heartbeat
 from weft.sync.records.messages import MAX_GROUP, MAX_MEMBERS
 from weft.wire import digest

@@ -21,14 +21,11 @@ from weft.errors import CallFailed, NetError, PayloadError, PeerError, Refused, 
 from weft.events import ConnectionDropped, Emit
 from weft.ids import Digest, PeerId, short
 from weft.net import messages
-from weft.net.blobs import priority as turns
-from weft.net.blobs.bulk import MAX_ACCEPTED, STALL_S, Bulk, BulkStreams, StaleStream
-from weft.net.blobs.priority import Priority
+from weft.net.blobs.bulk import MAX_ACCEPTED, PATIENT_NBYTES, STALL_S, Bulk, BulkStreams, Priority, StaleStream
 from weft.net.blobs.striped import Hash, Striped
 from weft.net.link.dialer import Dialer
 from weft.net.link.links import Links
-from weft.net.link.rpc import Handlers
-from weft.net.link.traffic import Traffic
+from weft.net.link.rpc import Handlers, Traffic
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import encode_frame
 from weft.wire import Buffer, encode
@@ -43,7 +40,7 @@ COMING_S = 5.0  # that an asker waits for what its holder expects, before it is 
 IDLE_S = 120.0  # a holder keeps a silent stream this long for the next request
 
 Lookup = Callable[[PeerId, Digest], Buffer | None]
-Offload = Callable[[Callable[[], None]], Awaitable[None]]
+Offload = Callable[[Callable[[], object]], Awaitable[None]]
 Found = Literal["here", "coming", "nowhere"]
 
 
@@ -51,12 +48,12 @@ class StillComing(CallFailed):
     """The holder has no such blob yet, and is fetching it."""
 
 
-async def inline(work: Callable[[], None]) -> None:
+async def inline(work: Callable[[], object]) -> None:
     """Do `work` here: for virtual time, where there are no threads."""
     work()
 
 
-async def in_thread(work: Callable[[], None]) -> None:
+async def in_thread(work: Callable[[], object]) -> None:
     """Do `work` on a thread of the loop's pool."""
     await asyncio.to_thread(work)
 
@@ -102,7 +99,6 @@ class Blobs:
             ended.set()
 
     def exchange(self, is_going_on: bool) -> None:
-        """Let patient blobs give way while a round's exchange is going on."""
         self._turns.exchange(is_going_on)
 
     async def accept(self, stream: Stream) -> None:
@@ -220,7 +216,7 @@ class Blobs:
         if len(piece) <= SMALL_NBYTES:
             hasher.update(piece)
         else:
-            await self._offload(lambda: _update(hasher, piece))
+            await self._offload(lambda: hasher.update(piece))
 
     async def _serve(
         self, bulk: Bulk, request: messages.BulkRequest | None = None
@@ -308,8 +304,8 @@ class Blobs:
     async def _send_patiently(self, bulk: Bulk, head: bytes, view: memoryview) -> None:
         async with self._turns.patient(bulk.peer):
             await bulk.send_slice(head)
-            for start in range(0, len(view), turns.SLICE_NBYTES):
-                piece = view[start : start + turns.SLICE_NBYTES]
+            for start in range(0, len(view), PATIENT_NBYTES):
+                piece = view[start : start + PATIENT_NBYTES]
                 await self._turns.may_send(len(piece))
                 await bulk.send_slice(piece)
 
@@ -318,10 +314,6 @@ async def _spread(spread: Striped, hash_: Hash) -> Found:
     if await spread.run(hash_):
         return "here"
     return "coming" if spread.is_coming else "nowhere"
-
-
-def _update(hasher: blake3, piece: memoryview) -> None:
-    hasher.update(piece)
 
 
 async def first_of(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[T]], what: str) -> T:

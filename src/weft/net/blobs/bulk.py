@@ -1,16 +1,26 @@
-"""Bulk streams to each peer: opened, kept for the next blob, opened the other way round behind a NAT.
+"""Bulk streams to each peer: opened, kept for the next blob, opened the other way round behind a NAT; and who may send.
 
 The side that fetches opens a stream as the control link was opened, because that way works. When the other side
 dialled the link, it is asked to dial the bulk stream too (`BulkPlease`, answered by a stream that begins with
 `BulkOffer`), and only if that fails its addresses are tried.
 
 A kept stream may have died unnoticed: what is asked on it first then fails as `StaleStream`, and a fresh one may work.
+
+What a round waits for is sent first, what a newcomer fetches in between (`Priority`):
+
+    urgent     payloads and results of the present round: sent at once
+    patient    states, data, results of rounds long decided: a few at a time; and while something urgent is under way,
+               and a moment longer, or an exchange has just begun or ended, one byte for every `SHARE - 1` urgent ones
+
+Not none: a swarm whose rounds exchange all the time would otherwise never let anybody in. Shares are of bytes, because
+what a line can carry is not known: what urgent blobs get through is what it carries. And not too few: a slice leaves at
+the latest after `STARVED_S`.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,12 +29,11 @@ from weft.ids import Digest, PeerId, short
 from weft.net import messages
 from weft.net.link.dialer import Dialer
 from weft.net.link.links import Link, Links
-from weft.net.link.rpc import Handlers
-from weft.net.link.traffic import LinkTraffic, Traffic
+from weft.net.link.rpc import Handlers, LinkTraffic, Traffic
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame, write_frame
 from weft.rng import fresh_secret
-from weft.tasks import Tasks
+from weft.tasks import Tasks, within
 from weft.wire import Buffer, decode, encode
 
 MAX_OPEN = 4  # per peer and direction: several connections get past lost packets, more gain nothing on one path
@@ -83,14 +92,8 @@ class Bulk:
             PeerError: the stream broke.
         """
         limit_s = FRAME_S + 8 * len(data) / SLOWEST_STREAM_BPS
-        limit = asyncio.timeout(limit_s)
-        try:
-            async with limit:
-                await self.stream.send(data)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise DeadlineExceeded(f"{short(self.peer)} took no slice of a blob within {limit_s:.0f} s") from None
+        async with within(limit_s, lambda: self._overdue(f"took no slice of a blob within {limit_s:.0f} s")):
+            await self.stream.send(data)
         self.traffic.sent(len(data))
 
     async def ask(self, request: messages.BlobRequest | messages.RangeRequest, stall_s: float) -> messages.BlobHeader:
@@ -121,14 +124,8 @@ class Bulk:
             DeadlineExceeded: it did not begin within `deadline_s`.
             WireError: it is no such record.
         """
-        limit = asyncio.timeout(deadline_s)
-        try:
-            async with limit:
-                data = await self.reader.read()
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise DeadlineExceeded(f"{short(self.peer)} sent no {what} within {deadline_s:g} s") from None
+        async with within(deadline_s, lambda: self._overdue(f"sent no {what} within {deadline_s:g} s")):
+            data = await self.reader.read()
         return None if data is None else decode(data, kind)
 
     async def fill(
@@ -137,18 +134,15 @@ class Bulk:
         """Fill `piece` with the next bytes; tell of each few of them."""
         filled = 0
         while filled < len(piece):
-            limit = asyncio.timeout(stall_s)
-            try:
-                async with limit:
-                    num_bytes = await self.reader.recv_into(piece[filled:])
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise DeadlineExceeded(f"{short(self.peer)} sent nothing of a blob for {stall_s:g} s") from None
+            async with within(stall_s, lambda: self._overdue(f"sent nothing of a blob for {stall_s:g} s")):
+                num_bytes = await self.reader.recv_into(piece[filled:])
             if num_bytes == 0:
                 raise WireError(f"{short(self.peer)} ended the stream in the middle of a blob")
             filled += num_bytes
             on_bytes(num_bytes)
+
+    def _overdue(self, what: str) -> DeadlineExceeded:
+        return DeadlineExceeded(f"{short(self.peer)} {what}")
 
 
 class BulkStreams:
@@ -218,7 +212,6 @@ class BulkStreams:
             self.close_soon(bulk)
 
     def close_soon(self, bulk: Bulk) -> None:
-        """Close a stream in the background."""
         self._tasks.spawn(bulk.stream.close())
 
     def take_offer(self, offer: messages.BulkOffer, bulk: Bulk) -> None:
@@ -249,18 +242,17 @@ class BulkStreams:
         offer = fresh_secret(8)
         waiting: asyncio.Future[Bulk] = asyncio.get_running_loop().create_future()
         self._offers[offer] = (link.peer, waiting)
-        limit = asyncio.timeout(OFFER_S)
+
+        def overdue() -> DeadlineExceeded:
+            return DeadlineExceeded(f"{short(link.peer)} did not open a bulk stream within {OFFER_S:g} s")
+
         try:
-            async with limit:
+            async with within(OFFER_S, overdue):
                 await link.session.call(
                     messages.BulkPlease.__name__, encode(messages.BulkPlease(offer=offer)), deadline_s=OFFER_S
                 )
                 await asyncio.wait([waiting])
             return waiting.result()
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise DeadlineExceeded(f"{short(link.peer)} did not open a bulk stream within {OFFER_S:g} s") from None
         finally:
             self._offers.pop(offer, None)
 
@@ -314,3 +306,85 @@ class BulkStreams:
 
 async def _refuse(bulk: Bulk, _request: messages.RelayPlease | messages.Relayed) -> None:
     await bulk.close()
+
+
+SHARE = 4  # of what is sent while rounds want the line, patient blobs are one part: four donors fill a line like theirs
+MAX_PATIENT = 2  # blobs at a time to one peer: what a socket has taken before a round began cannot be taken back
+PATIENT_NBYTES = 128 << 10  # of a patient blob: 50 ms of 20 Mbit/s
+QUIET_S = 1.0  # from one urgent blob to the next of the same exchange: an answer, a merge, a request over an ocean
+# A slice waits no longer, however little rounds send: where models are small and rounds follow at once, a quarter of
+# that is next to nothing, though the line is free. It makes 0.35 Mbit/s, so that two newcomers do not take it for dead.
+STARVED_S = 3.0
+STUCK_S = 5.0  # where no urgent byte has left for so long, nobody is held back
+
+
+class Priority:
+    """Of one peer's line, as far as it sends blobs."""
+
+    def __init__(self) -> None:
+        self._num_urgent = 0
+        self._is_exchanging = False
+        self._moved_at = -STUCK_S  # when an urgent byte last left
+        self._credit = 0.0  # patient bytes that may leave though a round wants the line
+        self._slots: WeakValueDictionary[PeerId, asyncio.Semaphore] = WeakValueDictionary()
+        self._in_order = asyncio.Lock()
+        self._news = asyncio.Event()
+
+    def exchange(self, is_going_on: bool) -> None:
+        """Note that a round's exchange begins or has ended."""
+        if is_going_on and not self._is_exchanging:
+            self._begin()
+        elif self._is_exchanging and not is_going_on:
+            self._moved_at = _now()
+        self._is_exchanging = is_going_on
+        self._news.set()
+
+    @contextmanager
+    def urgent(self) -> Iterator[None]:
+        """Send a blob that others wait for, and tell of each slice with `moved`."""
+        self._begin()
+        self._num_urgent += 1
+        try:
+            yield
+        finally:
+            self._num_urgent -= 1
+            self._moved_at = _now()
+            self._news.set()
+
+    def moved(self, nbytes: int) -> None:
+        """Note that so much of an urgent blob has left."""
+        self._moved_at = _now()
+        self._credit = min(self._credit + nbytes / (SHARE - 1), 2.0 * PATIENT_NBYTES)
+        self._news.set()
+
+    @asynccontextmanager
+    async def patient(self, peer: PeerId) -> AsyncIterator[None]:
+        """Send a blob to `peer` that can wait, once it is its turn; before each slice wait for `may_send`."""
+        async with self._slots.setdefault(peer, asyncio.Semaphore(MAX_PATIENT)):
+            yield
+
+    async def may_send(self, nbytes: int) -> None:
+        """Return when so much of a patient blob may leave."""
+        async with self._in_order:
+            until = _now() + STARVED_S
+            while (busy_s := min(self._busy_s(), until - _now())) > 0 and self._credit < nbytes:
+                self._news.clear()
+                try:
+                    async with asyncio.timeout(busy_s):
+                        await self._news.wait()
+                except TimeoutError:
+                    continue
+            self._credit = max(self._credit - nbytes, 0.0)
+
+    def _begin(self) -> None:
+        if self._busy_s() <= 0:
+            self._credit = 0.0  # what was left over of the last exchange
+            self._moved_at = _now()
+
+    def _busy_s(self) -> float:
+        """Return for how long patient blobs hold back if nothing urgent moves."""
+        return self._moved_at + (STUCK_S if self._num_urgent else QUIET_S) - _now()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

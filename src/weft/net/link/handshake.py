@@ -18,6 +18,7 @@ from weft.net.messages import MAX_HANDSHAKE_NBYTES, MAX_TOLD_CONTACTS, PROTOCOL,
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import FrameReader, write_frame
 from weft.rng import fresh_secret
+from weft.tasks import within
 from weft.wire import Signer, decode, encode, printable
 
 HANDSHAKE_S = 5.0  # for the other's frame, once the transport stands: two round trips on the worst path are 2 s
@@ -42,10 +43,10 @@ class Passport:
     predecessor: RunId | None = None  # the run that this one goes on with
     banned: frozenset[PeerId] = frozenset()
     banned_by: set[PeerId] = field(default_factory=set)  # who says that this peer is
+    peer: PeerId = field(init=False)
 
-    @property
-    def peer(self) -> PeerId:
-        return self.identity.peer
+    def __post_init__(self) -> None:
+        self.peer = self.identity.peer
 
     def proof_for(self, verifier: PeerId) -> bytes:
         return prove(self.admission, self.run, self.peer, verifier)
@@ -122,14 +123,8 @@ async def hear(reader: FrameReader) -> Hello | Rejected | None:
     Raises:
         WireError: not a hello, or none in time.
     """
-    limit = asyncio.timeout(HANDSHAKE_S)
-    try:
-        async with limit:
-            data = await reader.read()
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise WireError(f"no hello within {HANDSHAKE_S:g} s") from None
+    async with within(HANDSHAKE_S, lambda: WireError(f"no hello within {HANDSHAKE_S:g} s")):
+        data = await reader.read()
     if data is None:
         return None
     # A later version may have other fields, so its number is read first.

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from weft.errors import PeerError, WireError
 from weft.events import ConnectionDropped, Emit, LinkDown, LinkUp
 from weft.ids import PeerId, short
-from weft.net.link.rpc import Handlers, Session
-from weft.net.link.traffic import Traffic
+from weft.net.link.rpc import Handlers, Session, Traffic
 from weft.net.messages import MAX_ENDED_LINKS
 from weft.net.transport.base import Stream, Transport
 from weft.net.transport.frame import FRAME_S, MAX_FRAME_NBYTES, FrameReader
@@ -96,7 +95,6 @@ class Links:
 
     @property
     def has_relayed(self) -> bool:
-        """Return whether a third peer carries one of the links."""
         return any(link.is_relayed for link in self._standing.values())
 
     def is_full_for(self, peer: PeerId) -> bool:

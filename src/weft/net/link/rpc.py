@@ -14,6 +14,10 @@ caller, a note that nobody takes is dropped.
 
 One writer task sends, so a caller that gives up never cuts a frame in half, and small frames that wait together
 leave in one `send`. The queue is bounded in bytes: whoever wants to add to a full one waits, or is told.
+
+What passed between two peers is counted, control frames and blobs alike, as their bytes come, without the transport's
+own overhead. Any byte received is proof of life, also one of a frame that is not whole yet, judged by this machine's
+clock.
 """
 
 import asyncio
@@ -23,14 +27,80 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from weft.clock import Clock
 from weft.errors import CallFailed, DeadlineExceeded, PayloadError, PeerError, WireError
 from weft.events import Emit, Notice
 from weft.ids import PeerId, short
 from weft.net import messages
-from weft.net.link.traffic import LinkTraffic
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame
+from weft.tasks import within
 from weft.wire import decode, encode, printable
+
+MAX_COUNTED = 4096  # twice as many peers as members are known; keys are free to make
+
+
+class LinkTraffic:
+    """Counts for one remote peer, over all its connections."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.sent_nbytes = 0
+        self.received_nbytes = 0
+        self.heard_at: float | None = None  # on `clock`; None: never
+
+    def sent(self, num_bytes: int) -> None:
+        self.sent_nbytes += num_bytes
+
+    def received(self, num_bytes: int) -> None:
+        self.received_nbytes += num_bytes
+        self.heard_at = self._clock.now()
+
+
+class Traffic:
+    """Counts of each peer, made when first asked for; one too many takes the place of the longest silent."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._by_peer: dict[PeerId, LinkTraffic] = {}
+        self._before = (0, 0)  # sent to and received from those who gave way
+
+    def __getitem__(self, peer: PeerId) -> LinkTraffic:
+        if peer not in self._by_peer:
+            if len(self._by_peer) >= MAX_COUNTED:
+                self._give_way()
+            self._by_peer[peer] = LinkTraffic(self._clock)
+        return self._by_peer[peer]
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Return the bytes sent and received in all."""
+        sent, received = self._before
+        for each in self._by_peer.values():
+            sent, received = sent + each.sent_nbytes, received + each.received_nbytes
+        return sent, received
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def all(self) -> dict[PeerId, LinkTraffic]:
+        return dict(self._by_peer)
+
+    def last_heard(self, peer: PeerId) -> float | None:
+        known = self._by_peer.get(peer)
+        return None if known is None else known.heard_at
+
+    def _give_way(self) -> None:
+        now = self._clock.now()  # who was never heard is just being met
+
+        def heard_at(peer: PeerId) -> float:
+            at = self._by_peer[peer].heard_at
+            return now if at is None else at
+
+        gone = self._by_peer.pop(min(self._by_peer, key=heard_at))
+        sent, received = self._before
+        self._before = sent + gone.sent_nbytes, received + gone.received_nbytes
+
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 CallHandler = Callable[[PeerId, Q], Awaitable[msgspec.Struct]]
@@ -60,9 +130,9 @@ class Handlers:
         """Give notes of `kind` to `handler(peer, note)`, one at a time and in order for each peer."""
         _register(self._notes, method or kind.__name__, kind, handler)
 
-    def ignore(self, kind: type[Q], method: str = "") -> None:
-        """Take notes of `kind` no more, until there is another handler."""
-        self._notes.pop(method or kind.__name__, None)
+    def ignore(self, method: str) -> None:
+        """Take these notes no more, until there is another handler."""
+        self._notes.pop(method, None)
 
     def forget(self, prefix: str) -> None:
         """Serve and take nothing whose name begins so."""
@@ -140,7 +210,6 @@ class SendQueue:
         self._changed.set()
 
     async def flush(self) -> None:
-        """Wait until the transport has taken everything queued."""
         while self._queued_nbytes and not self._is_closed:
             await self._change()
 
@@ -160,14 +229,8 @@ class SendQueue:
             while not self._frames:
                 await self._change()
             data = self._take()
-            limit = asyncio.timeout(FRAME_S)
-            try:
-                async with limit:
-                    await self._stream.send(data)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise PeerError(f"{short(self._stream.peer)} did not take a frame within {FRAME_S:g} s") from None
+            async with within(FRAME_S, self._overdue):
+                await self._stream.send(data)
             self._traffic.sent(len(data))
             self._queued_nbytes -= len(data)
             self._changed.set()
@@ -176,6 +239,9 @@ class SendQueue:
         # Whoever waits has just looked at the state, so clearing loses no news: `set` wakes all who wait by then.
         self._changed.clear()
         await self._changed.wait()
+
+    def _overdue(self) -> PeerError:
+        return PeerError(f"{short(self._stream.peer)} did not take a frame within {FRAME_S:g} s")
 
     def _take(self) -> bytes:
         joined = [self._frames.popleft()]
@@ -224,7 +290,7 @@ class Session:
             WireError: the peer broke the protocol.
             PeerError: the stream ended or the peer is gone.
         """
-        parts = (self._read(), self._queue.run(), self._handle_notes(), self._stop_asked())
+        parts = (self._read(), self._queue.run(), self._handle_notes(), self._stopping.wait())
         workers = [asyncio.ensure_future(part) for part in parts]
         reason = "this side closed it"
         try:
@@ -252,27 +318,25 @@ class Session:
         - the stream ended: PeerError; whether the handler ran is unknown.
         """
         _check_body(method, body)
-        limit = asyncio.timeout(deadline_s)
-        try:
-            async with limit, self._slots:
-                await self._queue.room()
-                self._check_open(method)
-                number, future = self._next_number, asyncio.get_running_loop().create_future()
-                self._next_number += 1
-                left_s = deadline_s if (when := limit.when()) is None else when - asyncio.get_running_loop().time()
-                left_s = min(max(left_s, 1e-3), messages.MAX_DEADLINE_S)
-                self._queue.add(encode(messages.Call(number=number, method=method, deadline_s=left_s, body=body)))
-                self._waiting[number] = future
-                try:
-                    answer: bytes = await future
-                    return answer
-                finally:
-                    if self._waiting.pop(number, None) is not None and self._ended is None:
-                        self._queue.add(encode(messages.Cancel(number=number)))
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise DeadlineExceeded(f"{short(self.peer)} did not answer {method} within {deadline_s:g} s") from None
+
+        def overdue() -> DeadlineExceeded:
+            return DeadlineExceeded(f"{short(self.peer)} did not answer {method} within {deadline_s:g} s")
+
+        async with within(deadline_s, overdue) as limit, self._slots:
+            await self._queue.room()
+            self._check_open(method)
+            number, future = self._next_number, asyncio.get_running_loop().create_future()
+            self._next_number += 1
+            left_s = deadline_s if (when := limit.when()) is None else when - asyncio.get_running_loop().time()
+            left_s = min(max(left_s, 1e-3), messages.MAX_DEADLINE_S)
+            self._queue.add(encode(messages.Call(number=number, method=method, deadline_s=left_s, body=body)))
+            self._waiting[number] = future
+            try:
+                answer: bytes = await future
+                return answer
+            finally:
+                if self._waiting.pop(number, None) is not None and self._ended is None:
+                    self._queue.add(encode(messages.Cancel(number=number)))
 
     async def note(self, method: str, body: bytes) -> None:
         """Queue a one-way message; waits while the queue is full.
@@ -299,15 +363,10 @@ class Session:
         self._stopping.set()
 
     def open_with(self, payload: bytes) -> None:
-        """Queue a frame that precedes all calls: the end of the handshake."""
         self._queue.add(payload)
 
     async def flush(self) -> None:
-        """Wait until the transport has taken all that was queued."""
         await self._queue.flush()
-
-    async def _stop_asked(self) -> None:
-        await self._stopping.wait()
 
     async def _read(self) -> None:
         while True:

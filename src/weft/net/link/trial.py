@@ -58,7 +58,6 @@ class Trial:
 
     @property
     def has_no_route(self) -> bool:
-        """Return whether this machine knows no way to where the address lies."""
         return _code(self.said) in _NO_ROUTE
 
     @property

@@ -6,7 +6,7 @@
 Each broadcast goes at most once to each partner, never back to where it came from, and at most `LAMBDA` * log2(n + 1)
 times in all (Das, Gupta, Motivala, "SWIM", 2002, section 4.1). A stream loses nothing while it stands, so once over
 each link is enough, and partners are fewer than that bound unless somebody has far more links than meant. What a broken
-link lost, anti-entropy brings (net/membership/anti_entropy.py). What is not urgent goes to `FEW` only, so that it is
+link lost, anti-entropy brings (net/membership/members.py). What is not urgent goes to `FEW` only, so that it is
 heard five times by each and not once over every link. A newer broadcast about the same thing takes the place of the
 older.
 """

@@ -18,12 +18,10 @@ from weft.clock import Clock
 from weft.errors import WeftError, WireError
 from weft.ids import PeerId
 from weft.net import messages
-from weft.net.membership import swim_state
-from weft.net.membership.anti_entropy import differing, everything, is_behind, listing, newer, sums
+from weft.net.membership import swim
 from weft.net.membership.claims import ClaimReader, accuse, contact_of, live, secret
 from weft.net.membership.full_mesh import Heard, LinkLost, Redial, RedialFailed, Stalled, Tick
-from weft.net.membership.members import Departed, Members
-from weft.net.membership.swim import awaited, next_due, step
+from weft.net.membership.members import Departed, Members, differing, everything, is_behind, listing, newer, sums
 from weft.net.node import Node
 from weft.tasks import Tasks
 from weft.wire import Signed
@@ -38,7 +36,7 @@ class Gossip:
 
     Args:
         status: returns this peer's heartbeat.
-        on_change: told every output about members, and own stalls.
+        on_change: told every output about members, own stalls, and how others use their links.
         on_failure: told what could not be done.
     """
 
@@ -48,7 +46,7 @@ class Gossip:
         clock: Clock,
         reader: ClaimReader,
         status: Callable[[], messages.Heartbeat],
-        on_change: Callable[[swim_state.Change | Stalled], None],
+        on_change: Callable[[swim.Change | swim.Tied | Stalled], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._node = node
@@ -59,7 +57,7 @@ class Gossip:
         self._on_failure = on_failure
         identity = node.passport.identity
         members = Members(me=node.peer, instance=node.passport.instance)
-        self._state = swim_state.State(members=members, secret=secret(identity, "overlay"))
+        self._state = swim.State(members=members, secret=secret(identity, "overlay"))
         self._pinned: frozenset[PeerId] = frozenset()
         self._used: dict[
             PeerId, tuple[messages.LinkUse, float]
@@ -67,7 +65,7 @@ class Gossip:
         self._compared_at: dict[PeerId, float] = {}
         self._num_revived = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._is_open = False
+        self.is_open = False  # whether this peer says that it lives
         self._tasks = Tasks(on_failure)
         node.on_note(messages.News, self._on_news)
         node.on_note(messages.Probing, self._on_probing)
@@ -83,15 +81,15 @@ class Gossip:
 
     def start(self) -> None:
         """Say from now on that this peer lives."""
-        self._is_open = True
-        self._act(swim_state.SignLife(self._state.members.incarnation))
+        self.is_open = True
+        self._act(swim.SignLife(self._state.members.incarnation))
         for peer in self._node.peers:
             self.linked(peer)
         self._tick()
 
     def stop(self) -> None:
         """Say nothing more."""
-        self._is_open = False
+        self.is_open = False
         if self._timer is not None:
             self._timer.cancel()
 
@@ -138,18 +136,18 @@ class Gossip:
 
     def watch(self, is_active: bool, present: frozenset[PeerId], gone: frozenset[PeerId]) -> None:
         """Keep few links from now on, or all; `present` and `gone` is what was known so far."""
-        self._feed(swim_state.Watch(is_active, present, gone))
+        self._feed(swim.Watch(is_active, present, gone))
         self._say_uses()
 
     def linked(self, peer: PeerId) -> None:
         """Take up that a link came up."""
         self._used.pop(peer, None)
-        self._feed(swim_state.Linked(peer))
+        self._feed(swim.Linked(peer))
         self._greet(peer)
 
     def _greet(self, peer: PeerId) -> None:
         self._say_use(peer)
-        if self._is_open and (own := self._state.members.own) is not None:
+        if self.is_open and (own := self._state.members.own) is not None:
             self._node.post(peer, messages.News(claims=(own.proof,)))
 
     def lost(self, peer: PeerId, reason: str) -> None:
@@ -159,12 +157,11 @@ class Gossip:
         self._feed(LinkLost(peer, reason))
 
     def departed(self, peer: PeerId, instance: bytes, signed: Signed) -> None:
-        """Take up a goodbye that its peer said here."""
-        self._feed(swim_state.Told(peer, (Departed(peer, instance, signed),)))
+        self._feed(swim.Told(peer, (Departed(peer, instance, signed),)))
 
     def silent(self, peer: PeerId) -> None:
         """Take up that `peer` was not heard for too long, where all links are kept."""
-        self._feed(swim_state.Silent(peer))
+        self._feed(swim.Silent(peer))
 
     # --- what others say ---
 
@@ -173,7 +170,7 @@ class Gossip:
 
     async def _on_probing(self, peer: PeerId, note: messages.Probing) -> None:
         self._take(peer, note.claims)
-        self._feed(swim_state.Pinged(peer))
+        self._feed(swim.Pinged(peer))
 
     async def _on_answering(self, peer: PeerId, note: messages.Answering) -> None:
         self._take(peer, note.claims)
@@ -183,13 +180,15 @@ class Gossip:
         if self._state.links.get(peer) is None and self._clock.now() - said_at >= GREET_S:
             self._used.pop(peer, None)  # it did not listen before
             self._greet(peer)
-        self._feed(swim_state.Tied(peer, swim_state.Tie(note.watches_all, note.is_kept)))
+        tied = swim.Tied(peer, swim.Tie(note.watches_all, note.is_kept))
+        self._feed(tied)
+        self._on_change(tied)
 
     async def _on_reach_please(self, peer: PeerId, note: messages.ReachPlease) -> None:
-        self._feed(swim_state.HelpAsked(peer, note.peer))
+        self._feed(swim.HelpAsked(peer, note.peer))
 
     async def _on_reached(self, peer: PeerId, note: messages.Reached) -> None:
-        self._feed(swim_state.Helped(peer, note.peer))
+        self._feed(swim.Helped(peer, note.peer))
 
     async def _on_sums(self, peer: PeerId, note: messages.ViewSums) -> None:
         now = self._clock.now()
@@ -230,7 +229,7 @@ class Gossip:
             if (at := self._node.last_heard(claim.peer)) is not None and claim.peer in self.members.suspected:
                 self._feed(Heard(claim.peer, at))
         if claims:
-            self._feed(swim_state.Told(peer, tuple(claims), is_compared))
+            self._feed(swim.Told(peer, tuple(claims), is_compared))
 
     # --- what is done ---
 
@@ -238,63 +237,61 @@ class Gossip:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for peer in awaited(self._state):
+        for peer in swim.awaited(self._state):
             if (at := self._node.last_heard(peer)) is not None:
                 self._feed(Heard(peer, at), is_scheduled=False)
         self._feed(Tick())
 
-    def _feed(self, event: swim_state.Input, is_scheduled: bool = True) -> None:
-        if not self._is_open and not isinstance(
-            event, swim_state.Linked | LinkLost | swim_state.Tied | swim_state.Told
-        ):
+    def _feed(self, event: swim.Input, is_scheduled: bool = True) -> None:
+        if not self.is_open and not isinstance(event, swim.Linked | LinkLost | swim.Tied | swim.Told):
             return
-        self._state, outputs = step(self._state, event, self._clock.now())
+        self._state, outputs = swim.step(self._state, event, self._clock.now())
         for output in outputs:
             try:
                 self._act(output)
             except Exception as error:  # one that cannot be done is told, and the others are done
                 self._on_failure(error)
-        if is_scheduled and self._is_open:
+        if is_scheduled and self.is_open:
             self._schedule()
 
     def _schedule(self) -> None:
         now = self._clock.now()
-        due = max(next_due(self._state, now), now + LEAST_WAIT_S)
+        due = max(swim.next_due(self._state, now), now + LEAST_WAIT_S)
         if self._timer is not None:
             if self._timer.when() <= due:
                 return
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(due, self._tick)
 
-    def _act(self, output: swim_state.Output) -> None:
+    def _act(self, output: swim.Output) -> None:
         node = self._node
         match output:
-            case swim_state.Ping(peer=peer, news=news):
+            case swim.Ping(peer=peer, news=news):
                 node.post(peer, self._status())
                 node.post(peer, messages.Probing(claims=news))
-            case swim_state.Answer(peer=peer, news=news):
+            case swim.Answer(peer=peer, news=news):
                 node.post(peer, self._status())
                 node.post(peer, messages.Answering(claims=news))
-            case swim_state.Tell(peer=peer, news=news):
+            case swim.Tell(peer=peer, news=news):
                 node.post(peer, messages.News(claims=news))
-            case swim_state.AskHelp(peer=peer, target=target):
+            case swim.AskHelp(peer=peer, target=target):
                 node.post(peer, messages.ReachPlease(peer=target))
-            case swim_state.Help(peer=peer, target=target):
+            case swim.Help(peer=peer, target=target):
                 node.post(peer, messages.Reached(peer=target))
-            case swim_state.Compare(peer=peer):
+            case swim.Compare(peer=peer):
                 node.post(peer, messages.ViewSums(sums=sums(self.members)))
-            case swim_state.SignLife(incarnation=incarnation):
+            case swim.SignLife(incarnation=incarnation):
                 passport = node.passport
                 own = live(passport.identity, node.run, passport.instance, incarnation, node.contact(node.peer))
-                self._feed(swim_state.Told(None, (own,)))
-            case swim_state.SignAccusation(life=life):
-                self._feed(swim_state.Told(None, (accuse(node.passport.identity, node.run, life),)))
+                self._feed(swim.Told(None, (own,)))
+            case swim.SignAccusation(life=life):
+                self._feed(swim.Told(None, (accuse(node.passport.identity, node.run, life),)))
             case Redial(peer=peer):
                 self._tasks.spawn(self._redial(peer))
-            case swim_state.Revive(peer=peer):
+            case swim.Revive(peer=peer):
                 if chosen := peer or self._forgotten():
                     self._tasks.spawn(self._redial(chosen))
-            case swim_state.Keep(peers=peers):
+            case swim.Keep(peers=peers):
                 now_wanted = frozenset(peers) | self._pinned
                 self._keep(now_wanted, frozenset(node.kept) - now_wanted)
             case _:
@@ -321,7 +318,7 @@ class Gossip:
         is_kept = not self.is_active or peer in self._pinned or peer in self._state.kept
         use = messages.LinkUse(watches_all=not self.is_active, is_kept=is_kept)
         said, _ = self._used.get(peer, (None, 0.0))
-        if self._is_open and said != use and self._node.post(peer, use):
+        if self.is_open and said != use and self._node.post(peer, use):
             self._used[peer] = (use, self._clock.now())
 
     async def _redial(self, peer: PeerId) -> None:

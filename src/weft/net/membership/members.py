@@ -19,13 +19,21 @@ Presences expire when they are not renewed: time is measured by the receiver sin
 
 Signatures have been checked before a claim comes here.
 
-Those present stand in buckets as well, in which members are compared (net/membership/anti_entropy.py): to go through a
+Those present stand in buckets as well, in which members are compared: to go through a
 thousand with each claim that comes, each second while a swarm grows, would cost it the square of its size. A bucket
 holds the peers whose keys begin alike. Its sum covers them with their incarnations; equal sums are taken for equal
-buckets. Whoever makes keys whose sums cancel hides those keys, and nobody else's.
+buckets. Whoever makes keys whose sums cancel hides those keys, and nobody else's. So what two members know differently
+is found with few bytes (anti-entropy):
+
+    one side                      the other
+      sums of its buckets ─────────►
+      ◄─────────── what it lacks altogether; lists of the buckets that differ
+      what is newer here, and its own lists of those ─────────►
+      ◄─────────── what is newer there
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -33,7 +41,7 @@ from msgspec import Meta
 
 from weft.ids import PeerId, short
 from weft.net.membership.full_mesh import FORGET_S, Forgotten, Full, Gone, Left, New, Recovered, Suspected
-from weft.net.messages import NUM_BUCKETS
+from weft.net.messages import MAX_LISTED, NUM_BUCKETS, Listed
 
 MAX_KNOWN = 2048  # peers; one too many waits until somebody is gone
 MAX_DEPARTED = 4096  # goodbyes remembered, so that older news of the same processes is not believed
@@ -330,7 +338,6 @@ def _flip(index: dict[PeerId, None], peer: PeerId) -> dict[PeerId, None]:
 
 
 def bucket(peer: PeerId) -> int:
-    """Return which bucket `peer` is in."""
     return int(peer[:2], 16) % NUM_BUCKETS
 
 
@@ -357,3 +364,80 @@ def added(total: int, peer: PeerId, incarnation: int | None, sign: int = 1) -> i
 def _mixed(peer: int, incarnation: int) -> int:
     word = (peer + incarnation * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9 & _MASK
     return (word ^ word >> 29) * 0x94D049BB133111EB & _MASK
+
+
+MAX_GIVEN = 256  # claims in answer to one comparison: a newcomer asks again a second later, and somebody else
+
+
+def sums(members: Members) -> bytes:
+    """Return the sums of the buckets here."""
+    totals = [each.sum for each in members.buckets]
+    if members.own is not None:
+        place = bucket(members.me)
+        totals[place] = added(totals[place], members.me, members.own.incarnation)
+    return b"".join(total.to_bytes(8, "big") for total in totals)
+
+
+def differing(members: Members, theirs: bytes) -> tuple[list[int], list[int]]:
+    """Return the buckets that the other side has nothing in, and the others that differ."""
+    mine = sums(members)
+    empty: list[int] = []
+    others: list[int] = []
+    for index in range(NUM_BUCKETS):
+        here, there = mine[8 * index : 8 * index + 8], theirs[8 * index : 8 * index + 8]
+        if here != there:
+            (others if any(there) else empty).append(index)
+    return empty, others
+
+
+def listing(members: Members, buckets: Iterable[int]) -> tuple[tuple[int, ...], tuple[Listed, ...]]:
+    """Return as many of `buckets` as fit into one message, and who is present in them."""
+    chosen: list[int] = []
+    listed: list[Listed] = []
+    for index in buckets:
+        here = [Listed(peer=life.peer, incarnation=life.incarnation) for life, _ in _present(members, index)]
+        if len(listed) + len(here) > MAX_LISTED:
+            break
+        chosen.append(index)
+        listed += here
+    return tuple(chosen), tuple(listed)
+
+
+def everything(members: Members, buckets: Iterable[int]) -> list[Proof]:
+    """Return what to tell somebody who knows nobody in `buckets`."""
+    return [proof for index in buckets for each in _present(members, index) for proof in _proofs(*each)][:MAX_GIVEN]
+
+
+def newer(members: Members, buckets: Iterable[int], listed: Iterable[Listed]) -> list[Proof]:
+    """Return what is newer here than what somebody lists: later presences, and why those it lists are not present."""
+    theirs = {each.peer: each.incarnation for each in listed}
+    found: list[Proof] = []
+    for index in buckets:
+        for life, against in _present(members, index):
+            if theirs.get(life.peer, -1) < life.incarnation:
+                found += _proofs(life, against)
+    for peer, incarnation in theirs.items():
+        if peer in members.buried and members.entries[peer].life.incarnation >= incarnation:
+            found += proofs(members.entries[peer])
+    return found[:MAX_GIVEN]
+
+
+def is_behind(members: Members, listed: Iterable[Listed]) -> bool:
+    """Return whether somebody lists what is newer than what is known here."""
+    for each in listed:
+        entry = members.entries.get(each.peer)
+        if each.peer != members.me and (entry is None or entry.life.incarnation < each.incarnation):
+            return True
+    return False
+
+
+def _present(members: Members, index: int) -> Iterator[tuple[Lives, tuple[Accused, ...]]]:
+    """Yield who of a bucket is alive or suspected, this peer included, and what is said against each."""
+    if members.own is not None and bucket(members.me) == index:
+        yield members.own, ()
+    for peer in members.buckets[index].peers:
+        yield members.entries[peer].life, members.entries[peer].against
+
+
+def _proofs(life: Lives, against: tuple[Accused, ...]) -> list[Proof]:
+    return [life.proof, *(accused.proof for accused in against)]

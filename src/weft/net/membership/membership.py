@@ -6,7 +6,7 @@
     await membership.say_goodbye("done")  # before node.aclose()
 
 Up to 32 peers, everybody is linked to everybody and heartbeats to all: proof of life in, decisions from
-`membership.step`. Above, a peer keeps few links and `gossip` says who is alive; which of both, `overlay.watches_all`
+`membership.step`. Above, a peer keeps few links and `gossip` says who is alive; which of both, `swim.watches_all`
 decides. Whoever still wants heartbeats gets them.
 
 Who sends heartbeats is a member of this view, from the first on: a newcomer that still reads the terms, downloads or
@@ -26,11 +26,11 @@ from weft.cost.training import HEARTBEAT_S
 from weft.errors import WeftError, WireError
 from weft.ids import PeerId, short
 from weft.keys import verify
-from weft.net.membership import full_mesh
+from weft.net.membership import full_mesh, swim
 from weft.net.membership.claims import ClaimReader
 from weft.net.membership.gossip import Gossip
 from weft.net.membership.members import MAX_KNOWN
-from weft.net.membership.overlay import MAX_ALL, MIN_BOUNDED, watches_all
+from weft.net.membership.swim import MAX_ALL, MIN_BOUNDED, watches_all
 from weft.net.messages import MAX_REASON_CHARS, Contact, Departure, Farewell, Heartbeat
 from weft.net.node import Node
 from weft.tasks import Tasks
@@ -65,18 +65,20 @@ class Membership:
         self._clock = clock
         self._emit = emit
         self._status = status
-        self._state = full_mesh.State()
+        self._state: full_mesh.State | None = (
+            full_mesh.State()
+        )  # None: few links are kept, and gossip says who is alive
         self._heartbeats: dict[PeerId, Heartbeat] = {}
         self._beating: dict[PeerId, bytes] = {}  # instances that have sent a heartbeat
         self._departed: dict[PeerId, bytes] = {}  # instances that said goodbye
         self._sought: dict[PeerId, float] = {}  # dialled though no member, and since when no link stands
         self._turned_away: set[PeerId] = set()
         self._callbacks: list[OnChange] = []
-        self._is_started = False
         self._is_leaving = False
         self._heartbeat_at = 0.0  # where few links are kept
         self._settled_at = 0.0  # since when this peer runs, and knows so few or many
         self._is_few = True
+        self._has_changed = True  # who is known, or how others use their links, since the regime was chosen
         self._tasks = Tasks(self._tell_failure)
         reader = reader or ClaimReader(node.run)
         self._gossip = Gossip(node, clock, reader, status, self._on_gossip, self._tell_failure)
@@ -87,7 +89,6 @@ class Membership:
 
     async def start(self) -> None:
         """Begin to send heartbeats and to watch, and dial every known contact."""
-        self._is_started = True
         self._settled_at = self._clock.now()
         self._gossip.start()
         self._tasks.spawn(self._tick())
@@ -110,15 +111,14 @@ class Membership:
 
     def members(self) -> dict[PeerId, full_mesh.Member]:
         """Return every member that is not forgotten and what is believed of it."""
-        if not self._gossip.is_active:
+        if self._state is not None:
             return dict(self._state.members)
         entries = self._gossip.members.entries
         return {peer: full_mesh.Member(status=entry.status, heard_at=entry.since) for peer, entry in entries.items()}
 
     @property
     def watches_all(self) -> bool:
-        """Return whether links are kept to everybody."""
-        return not self._gossip.is_active
+        return self._state is not None
 
     def pin(self, peers: Iterable[PeerId]) -> None:
         """Keep links to `peers`, whatever the regime, in the place of those pinned before."""
@@ -131,7 +131,6 @@ class Membership:
         return frozenset(said | seen | ({self._node.peer} if seen else set()))
 
     def heartbeat_of(self, peer: PeerId) -> Heartbeat | None:
-        """Return what `peer` last told of itself."""
         return self._heartbeats.get(peer)
 
     async def say_goodbye(self, reason: str) -> None:
@@ -147,12 +146,12 @@ class Membership:
             now = self._clock.now()
             due = now + full_mesh.TICK_S
             self._choose(now)
-            if self.watches_all:
+            if self._state is not None:
                 for peer in list(self._beating):
                     if (at := self._node.last_heard(peer)) is not None:
                         self._feed(full_mesh.Heard(peer, at))
                 self._feed(full_mesh.Tick())
-                self._seek_no_more(now)
+                self._seek_no_more(now, self._state.members)
                 due = full_mesh.next_due(self._state, now)
             else:
                 if now >= self._heartbeat_at:
@@ -163,9 +162,12 @@ class Membership:
 
     def _choose(self, now: float) -> None:
         """Go over to few links, or back to all, where the number of peers asks for it."""
+        if self._state is not None and not self._has_changed:
+            return
+        self._has_changed = False
         members = self._gossip.members
         num_known = members.num_present
-        if self.watches_all:
+        if self._state is not None:
             here = [peer for peer, member in self._state.members.items() if member.status in ("alive", "suspected")]
             num_known += sum(peer not in members.entries or peer in members.buried for peer in here)
         if (num_known < MIN_BOUNDED) != self._is_few:
@@ -178,6 +180,7 @@ class Membership:
     def _go_over(self, is_all: bool, now: float) -> None:
         before = self.members()
         present = frozenset(peer for peer, member in before.items() if member.status in ("alive", "suspected"))
+        self._state = None
         self._gossip.watch(not is_all, present, frozenset(before) - present)
         self._node.introduce(is_all)
         self._sought.clear()
@@ -212,8 +215,7 @@ class Membership:
         self._beating[peer] = instance
         if self.watches_all:
             self._choose(self._clock.now())
-        if self.watches_all:
-            self._feed(full_mesh.Joined(peer))
+        self._feed(full_mesh.Joined(peer))
         self._emit(
             events.MemberProgress(
                 member=peer,
@@ -240,13 +242,13 @@ class Membership:
             self._sought.pop(peer, None)
             self._node.release(peer)
             self._gossip.departed(peer, departure.instance, farewell.signed)
-            if self.watches_all:
-                self._feed(full_mesh.SaidGoodbye(peer))
+            self._feed(full_mesh.SaidGoodbye(peer))
             self._node.drop(peer, "it said goodbye")
 
     def _on_link(self, peer: PeerId, is_up: bool, reason: str) -> None:
         if self._is_leaving:
             return
+        self._has_changed = True
         if not is_up:
             self._turned_away.discard(peer)
             self._gossip.lost(peer, reason)
@@ -267,7 +269,7 @@ class Membership:
             if peer in self._beating:
                 self._feed(full_mesh.Heard(peer, self._clock.now()))
             self._seek(peer)
-        if self._is_started:
+        if self._gossip.is_open:
             self._node.post(peer, self._status())
 
     def _on_contact(self, contact: Contact) -> None:
@@ -278,9 +280,9 @@ class Membership:
         self._sought[peer] = self._clock.now()
         self._node.keep(peer)
 
-    def _seek_no_more(self, now: float) -> None:
+    def _seek_no_more(self, now: float, members: dict[PeerId, full_mesh.Member]) -> None:
         for peer, since in list(self._sought.items()):
-            if peer in self._state.members:
+            if peer in members:
                 del self._sought[peer]  # the machine says when to forget it
             elif self._node.is_linked(peer):
                 self._sought[peer] = now
@@ -296,12 +298,14 @@ class Membership:
     # --- what is done about it ---
 
     def _feed(self, event: full_mesh.Input) -> None:
-        self._state, outputs = full_mesh.step(self._state, event, self._clock.now())
-        for output in outputs:
-            self._safely(output)
+        if self._state is not None:
+            self._state, outputs = full_mesh.step(self._state, event, self._clock.now())
+            for output in outputs:
+                self._safely(output)
 
-    def _on_gossip(self, output: full_mesh.Output) -> None:
-        if not self.watches_all:
+    def _on_gossip(self, output: swim.Change | swim.Tied | full_mesh.Stalled) -> None:
+        self._has_changed = True
+        if not self.watches_all and not isinstance(output, swim.Tied):
             self._safely(output)
 
     def _safely(self, output: full_mesh.Output) -> None:
@@ -342,6 +346,7 @@ class Membership:
             case full_mesh.Left(peer=peer):
                 self._node.release(peer)
                 self._emit(events.MemberLeft(member=peer))
+        self._has_changed = True
         for callback in list(self._callbacks):
             callback(output)
 

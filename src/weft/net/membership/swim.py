@@ -21,21 +21,232 @@ are believed, refuted, and passed on to those who keep few links.
 
 After Das, Gupta, Motivala, "SWIM: Scalable Weakly-consistent Infection-style Process Group Membership Protocol", 2002.
 There, whom to ping is drawn among all members; here among those linked, since a ping over a new connection costs more
-than all the rest: the overlay (net/membership/overlay.py) keeps them few and different for everybody.
+than all the rest. Which links a peer keeps, it decides alone:
+
+    up to 32 peers     all links: everybody watches everybody
+    more               4 on a ring: two successors and two predecessors in the order of the peers' hashes
+                       4 far ones: chosen by a hash with this process's own secret, so that nobody can make a key that
+                       is chosen; as many others, in the mean, choose this peer
+
+The ring alone connects all peers, and gives each the same four watchers wherever all know the same peers: when some of
+them die, the next ones take their place. The far links make all paths short: with 1,000 peers a peer keeps about twelve
+links, and what it says reaches everybody in about four steps. A newcomer displaces a far link with probability 3 / n,
+and ring links of its four neighbours only.
+
+Which of both regimes a peer is in, it decides by the number of peers it knows, with hysteresis, and follows those it is
+linked to: so two peers differ for seconds, not for good.
 """
 
+import heapq
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, assert_never
 
 import msgspec
 from blake3 import blake3
 
 from weft.ids import PeerId
-from weft.net.membership import broadcasts, full_mesh, swim_state
+from weft.net.membership import broadcasts, full_mesh
 from weft.net.membership import members as rolls
+from weft.net.membership.full_mesh import (
+    Forgotten,
+    Full,
+    Gone,
+    Heard,
+    Left,
+    LinkLost,
+    New,
+    Recovered,
+    Redial,
+    RedialFailed,
+    Stalled,
+    Suspected,
+    Tick,
+)
 from weft.net.membership.members import Accused, Claim, Correct, Departed, Effect, Lives, Members, Proof, Renew, Spread
-from weft.net.membership.overlay import kept
 from weft.net.messages import MAX_NEWS
+
+
+class _Frozen(msgspec.Struct, frozen=True):
+    pass
+
+
+class Tie(_Frozen, frozen=True):
+    """How the other side of a link uses it."""
+
+    watches_all: bool
+    is_kept: bool
+
+
+class Probe(_Frozen, frozen=True):
+    sent_at: float
+    asked_at: float | None = None
+
+
+class IndirectProbe(_Frozen, frozen=True):
+    """To reach a peer for others."""
+
+    since: float
+    askers: tuple[PeerId, ...]
+
+
+class State(_Frozen, frozen=True, kw_only=True):
+    """Nothing in it is ever changed in place."""
+
+    members: Members
+    secret: bytes  # 32 bytes that nobody else knows
+    is_active: bool = False
+    log: broadcasts.Log = broadcasts.Log()
+    links: dict[PeerId, Tie | None] = {}  # None: it has not said yet
+    kept: tuple[PeerId, ...] = ()  # of few links
+    probes: dict[PeerId, Probe] = {}
+    indirect: dict[PeerId, IndirectProbe] = {}
+    lap: tuple[PeerId, ...] = ()  # still to be pinged
+    num_laps: int = 0
+    strain: int = 0
+    num_news: int = 0  # since members were last compared
+    is_unlinked: bool = True  # the links have to be chosen among all present: one of those kept is there no more
+    come: tuple[PeerId, ...] = ()  # since the links were chosen
+    probe_at: float = 0.0
+    spread_at: float = 0.0
+    compare_at: float = 0.0
+    relink_at: float = 0.0
+    revive_at: float = 30.0
+    sweep_at: float = 0.0
+    renew_at: float = rolls.RENEW_S
+    ticked_at: float | None = None
+    judges_from: float = 0.0
+
+
+# --- inputs, besides Tick, Heard, LinkLost and RedialFailed ---
+
+
+class Linked(_Frozen, frozen=True):
+    peer: PeerId
+
+
+class Tied(_Frozen, frozen=True):
+    peer: PeerId
+    tie: Tie
+
+
+class Told(_Frozen, frozen=True):
+    """Claims whose signatures hold came from `sender`, or from this process itself (None)."""
+
+    sender: PeerId | None
+    claims: tuple[Claim, ...]
+    is_compared: bool = False  # found by anti-entropy: to the others it is no news
+
+
+class Pinged(_Frozen, frozen=True):
+    peer: PeerId
+
+
+class HelpAsked(_Frozen, frozen=True):
+    """`peer` asks whether `target` can be reached."""
+
+    peer: PeerId
+    target: PeerId
+
+
+class Helped(_Frozen, frozen=True):
+    """`peer` has heard `target` since it was asked."""
+
+    peer: PeerId
+    target: PeerId
+
+
+class Silent(_Frozen, frozen=True):
+    """Whoever watches all has not heard `peer` for too long."""
+
+    peer: PeerId
+
+
+class Watch(_Frozen, frozen=True):
+    """From now on few links are kept, or all. `present`: who is alive or suspected so far; `gone`: who is gone."""
+
+    is_active: bool
+    present: frozenset[PeerId] = frozenset()
+    gone: frozenset[PeerId] = frozenset()
+
+
+Input = Tick | Heard | LinkLost | RedialFailed | Linked | Tied | Told | Pinged | HelpAsked | Helped | Silent | Watch
+
+
+# --- outputs, besides those about members ---
+
+
+class Ping(_Frozen, frozen=True):
+    peer: PeerId
+    news: tuple[Proof, ...]
+
+
+class Answer(_Frozen, frozen=True):
+    """`peer` has pinged."""
+
+    peer: PeerId
+    news: tuple[Proof, ...]
+
+
+class Tell(_Frozen, frozen=True):
+    peer: PeerId
+    news: tuple[Proof, ...]
+
+
+class AskHelp(_Frozen, frozen=True):
+    peer: PeerId
+    target: PeerId
+
+
+class Help(_Frozen, frozen=True):
+    """Tell `peer` that `target` was heard."""
+
+    peer: PeerId
+    target: PeerId
+
+
+class SignLife(_Frozen, frozen=True):
+    """Sign that this process lives, and say so by `Told`."""
+
+    incarnation: int
+
+
+class SignAccusation(_Frozen, frozen=True):
+    life: Lives
+
+
+class Compare(_Frozen, frozen=True):
+    peer: PeerId
+
+
+class Revive(_Frozen, frozen=True):
+    """Try whether `peer`, which is gone, can be reached again; None: anybody who was known once and is forgotten."""
+
+    peer: PeerId | None
+
+
+class Keep(_Frozen, frozen=True):
+    peers: tuple[PeerId, ...]
+
+
+Change = New | Suspected | Recovered | Gone | Left | Forgotten | Full
+Output = (
+    Stalled
+    | Redial
+    | Ping
+    | Answer
+    | Tell
+    | AskHelp
+    | Help
+    | SignLife
+    | SignAccusation
+    | Compare
+    | Revive
+    | Keep
+    | Change
+)
+Outputs = tuple[Output, ...]
+
 
 PERIOD_S = 1.0  # between two pings
 PING_S = 1.5  # for an answer: twice 0.3 s of jitter, and a packet lost either way
@@ -52,44 +263,44 @@ SWEEP_S = 10.0
 MAX_INDIRECT = 64
 
 
-def step(state: swim_state.State, event: swim_state.Input, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def step(state: State, event: Input, now: float) -> tuple[State, Outputs]:
     """Return the state after `event` at `now` (seconds, never going back) and what is to be done."""
     match event:
         case full_mesh.Tick():
             return _tick(state, now)
         case full_mesh.Heard(peer=peer, at=at):
             return _hear(state, peer, at, now)
-        case swim_state.Told(sender=sender, claims=claims, is_compared=is_compared):
+        case Told(sender=sender, claims=claims, is_compared=is_compared):
             return _told(state, sender, claims, is_compared, now)
-        case swim_state.Pinged(peer=peer):
+        case Pinged(peer=peer):
             state, news = _news(state, peer)
-            return state, (swim_state.Answer(peer, news),)
-        case swim_state.Linked(peer=peer):
+            return state, (Answer(peer, news),)
+        case Linked(peer=peer):
             return _linked(state, peer)
-        case swim_state.Tied(peer=peer, tie=tie):
+        case Tied(peer=peer, tie=tie):
             return _set(state, links={**state.links, peer: tie}) if peer in state.links else state, ()
         case full_mesh.LinkLost(peer=peer):
             return _link_lost(state, peer, now)
         case full_mesh.RedialFailed(peer=peer):
             return _redial_failed(state, peer, now)
-        case swim_state.HelpAsked(peer=peer, target=target):
+        case HelpAsked(peer=peer, target=target):
             return _help_asked(state, peer, target, now)
-        case swim_state.Helped(target=target):
+        case Helped(target=target):
             return _hear(state, target, now, now)
-        case swim_state.Silent(peer=peer):
+        case Silent(peer=peer):
             return _accuse(state, peer, now)
-        case swim_state.Watch():
+        case Watch():
             return _watch(state, event, now)
         case _:
             assert_never(event)
 
 
-def awaited(state: swim_state.State) -> tuple[PeerId, ...]:
+def awaited(state: State) -> tuple[PeerId, ...]:
     """Return of whom the next tick wants to know when they were heard."""
     return (*state.probes, *(peer for peer in state.indirect if peer not in state.probes), *state.members.suspected)
 
 
-def next_due(state: swim_state.State, now: float) -> float:
+def next_due(state: State, now: float) -> float:
     """Return when the next tick has something to do, at most `TICK_S` from the last."""
     due = [(now if state.ticked_at is None else state.ticked_at) + full_mesh.TICK_S]
     if state.is_active:
@@ -103,7 +314,7 @@ def next_due(state: swim_state.State, now: float) -> float:
     return max(now, min(due))
 
 
-def partners(state: swim_state.State) -> list[PeerId]:
+def partners(state: State) -> list[PeerId]:
     """Return with whom broadcasts are shared: one of both keeps the link, and one of both keeps few."""
     found = []
     for peer, tie in state.links.items():
@@ -117,8 +328,8 @@ def partners(state: swim_state.State) -> list[PeerId]:
 # --- time ---
 
 
-def _tick(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
-    outputs: list[swim_state.Output] = []
+def _tick(state: State, now: float) -> tuple[State, Outputs]:
+    outputs: list[Output] = []
     stall_s = full_mesh.own_stall(state.ticked_at, now)
     if stall_s:
         outputs.append(full_mesh.Stalled(stall_s))
@@ -137,9 +348,9 @@ def _tick(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_s
     return state, tuple(outputs)
 
 
-def _age(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def _age(state: State, now: float) -> tuple[State, Outputs]:
     """Bury whose time is up, forget the old, renew what this peer says of itself."""
-    outputs: swim_state.Outputs = ()
+    outputs: Outputs = ()
     if state.members.suspected and now >= state.judges_from:
         state, outputs = _carry_out(state, *rolls.bury(state.members, now), None, now)
     if now >= state.sweep_at:
@@ -150,13 +361,13 @@ def _age(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_st
     if now >= state.renew_at:
         raised = msgspec.structs.replace(state.members, incarnation=state.members.incarnation + 1)
         state = _set(state, members=raised, renew_at=now + rolls.RENEW_S)
-        outputs += (swim_state.SignLife(raised.incarnation),)
+        outputs += (SignLife(raised.incarnation),)
     return state, outputs
 
 
-def _judge(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def _judge(state: State, now: float) -> tuple[State, Outputs]:
     """Ask others where a ping was not answered, and accuse where they did not help."""
-    outputs: swim_state.Outputs = ()
+    outputs: Outputs = ()
     if now < state.judges_from:
         return state, ()
     scale = 1 + state.strain
@@ -174,7 +385,7 @@ def _judge(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_
     return state, outputs
 
 
-def _probe(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def _probe(state: State, now: float) -> tuple[State, Outputs]:
     if now < state.probe_at:
         return state, ()
     state = _set(state, probe_at=now + PERIOD_S * (1 + state.strain))
@@ -190,7 +401,7 @@ def _probe(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_
     return state, ()
 
 
-def _relink(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def _relink(state: State, now: float) -> tuple[State, Outputs]:
     if not (state.is_unlinked or state.come) or now < state.relink_at:
         return state, ()
     members = state.members
@@ -201,55 +412,53 @@ def _relink(state: swim_state.State, now: float) -> tuple[swim_state.State, swim
     if chosen == state.kept:
         return state, ()
     probes = {peer: probe for peer, probe in state.probes.items() if peer in chosen}
-    return _set(state, kept=chosen, probes=probes), (swim_state.Keep(chosen),)
+    return _set(state, kept=chosen, probes=probes), (Keep(chosen),)
 
 
-def _compare(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def _compare(state: State, now: float) -> tuple[State, Outputs]:
     is_hungry = state.num_news >= MAX_NEWS
     if now < state.compare_at and not (is_hungry and now >= state.compare_at - COMPARE_S + HUNGRY_S):
         return state, ()
     linked = [peer for peer in state.kept if state.links.get(peer) is not None]
     if not linked:
         return state, ()
-    return _set(state, compare_at=now + COMPARE_S, num_news=0), (
-        swim_state.Compare(linked[_draw(state, now) % len(linked)]),
-    )
+    return _set(state, compare_at=now + COMPARE_S, num_news=0), (Compare(linked[_draw(state, now) % len(linked)]),)
 
 
-def _revive(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def _revive(state: State, now: float) -> tuple[State, Outputs]:
     """Dial somebody who is gone: its machine may have slept, or a network have been cut."""
     is_alone = not state.kept
     if now < state.revive_at and not (is_alone and now >= state.revive_at - REVIVE_S + REVIVE_ALONE_S):
         return state, ()
     gone = sorted(peer for peer in state.members.buried if state.members.entries[peer].status == "gone")
     chosen = gone[_draw(state, now) % len(gone)] if gone else None
-    return _set(state, revive_at=now + REVIVE_S), (swim_state.Revive(chosen),)
+    return _set(state, revive_at=now + REVIVE_S), (Revive(chosen),)
 
 
-def _spread(state: swim_state.State, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def _spread(state: State, now: float) -> tuple[State, Outputs]:
     if now < state.spread_at:
         return state, ()
-    outputs: swim_state.Outputs = ()
+    outputs: Outputs = ()
     circle = partners(state)
     turn = _draw(state, now) % max(1, len(circle))  # what is told to few is told to others each time
     for peer in circle[turn:] + circle[:turn]:
         if broadcasts.pending(state.log, peer):
             state, news = _news(state, peer)
-            outputs += (swim_state.Tell(peer, news),) if news else ()
+            outputs += (Tell(peer, news),) if news else ()
     return (_set(state, spread_at=now + SPREAD_S) if outputs else state), outputs
 
 
 # --- what happens ---
 
 
-def _hear(state: swim_state.State, peer: PeerId, at: float, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
-    outputs: swim_state.Outputs = ()
+def _hear(state: State, peer: PeerId, at: float, now: float) -> tuple[State, Outputs]:
+    outputs: Outputs = ()
     probe, probing = state.probes.get(peer), state.indirect.get(peer)
     if probe is not None and at >= probe.sent_at:
         state = _set(state, probes=_less(state.probes, peer), strain=max(0, state.strain - 1))
     if probing is not None and at >= probing.since:
         state = _set(state, indirect=_less(state.indirect, peer))
-        outputs += tuple(swim_state.Help(asker, peer) for asker in probing.askers)
+        outputs += tuple(Help(asker, peer) for asker in probing.askers)
     if peer in state.members.suspected:
         state, recovered = _carry_out(state, *rolls.recover(state.members, peer, at, now), None, now)
         outputs += recovered
@@ -257,16 +466,16 @@ def _hear(state: swim_state.State, peer: PeerId, at: float, now: float) -> tuple
 
 
 def _told(
-    state: swim_state.State, sender: PeerId | None, claims: Iterable[Claim], is_compared: bool, now: float
-) -> tuple[swim_state.State, swim_state.Outputs]:
-    outputs: swim_state.Outputs = ()
+    state: State, sender: PeerId | None, claims: Iterable[Claim], is_compared: bool, now: float
+) -> tuple[State, Outputs]:
+    outputs: Outputs = ()
     num_news = 0
     effects: tuple[Effect, ...]
     for claim in claims:
         if sender is None and isinstance(claim, Lives) and claim.peer == state.members.me:  # it has just been signed
             members, effects = msgspec.structs.replace(state.members, own=claim), (Spread(claim),)
             aside = frozenset(state.links).difference(partners(state))  # who accused it may be among them
-            outputs += tuple(swim_state.Tell(peer, (claim.proof,)) for peer in state.links if peer in aside)
+            outputs += tuple(Tell(peer, (claim.proof,)) for peer in state.links if peer in aside)
         else:
             members, effects = rolls.believe(state.members, claim, sender, now)
         if is_compared and sender is not None and isinstance(claim, Lives) and claim.peer in state.members.buried:
@@ -283,52 +492,50 @@ def _told(
     return _set(state, num_news=state.num_news + num_news), outputs
 
 
-def _contest(state: swim_state.State, sender: PeerId, claim: Lives) -> swim_state.Outputs:
+def _contest(state: State, sender: PeerId, claim: Lives) -> Outputs:
     """Show who believes a peer alive why it is gone here: if it lives, it hears of that and refutes."""
     entry = state.members.entries[claim.peer]
-    return (swim_state.Tell(sender, rolls.proofs(entry)),) if claim.incarnation <= entry.life.incarnation else ()
+    return (Tell(sender, rolls.proofs(entry)),) if claim.incarnation <= entry.life.incarnation else ()
 
 
-def _linked(state: swim_state.State, peer: PeerId) -> tuple[swim_state.State, swim_state.Outputs]:
+def _linked(state: State, peer: PeerId) -> tuple[State, Outputs]:
     links = {**state.links, peer: None}
     state = _set(state, links=links, log=broadcasts.meet(state.log, peer))
     entry = state.members.entries.get(peer)
     is_accused = entry is not None and entry.against and entry.status in ("suspected", "gone")
-    return state, (swim_state.Tell(peer, rolls.proofs(entry)),) if entry is not None and is_accused else ()
+    return state, (Tell(peer, rolls.proofs(entry)),) if entry is not None and is_accused else ()
 
 
-def _link_lost(state: swim_state.State, peer: PeerId, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def _link_lost(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
     state = _set(state, links=_less(state.links, peer), log=broadcasts.leave(state.log, peer))
     entry = state.members.entries.get(peer)
     is_watched = state.is_active and peer in state.kept and entry is not None and entry.status in ("alive", "suspected")
     if not is_watched:
         return state, ()
-    probes = {**state.probes, peer: state.probes.get(peer, swim_state.Probe(now))}
+    probes = {**state.probes, peer: state.probes.get(peer, Probe(now))}
     return _set(state, probes=probes), (full_mesh.Redial(peer),)
 
 
-def _redial_failed(state: swim_state.State, peer: PeerId, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def _redial_failed(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
     probe = state.probes.get(peer)
     if probe is None or probe.asked_at is not None or now < state.judges_from:
         return state, ()
     return _ask(state, peer, now)
 
 
-def _help_asked(
-    state: swim_state.State, asker: PeerId, target: PeerId, now: float
-) -> tuple[swim_state.State, swim_state.Outputs]:
-    probing = state.indirect.get(target, swim_state.IndirectProbe(now, ()))
+def _help_asked(state: State, asker: PeerId, target: PeerId, now: float) -> tuple[State, Outputs]:
+    probing = state.indirect.get(target, IndirectProbe(now, ()))
     if target not in state.members.entries or (target not in state.indirect and len(state.indirect) >= MAX_INDIRECT):
         return state, ()
     askers = tuple(dict.fromkeys((*probing.askers, asker)))[-NUM_HELPERS * 4 :]
-    state = _set(state, indirect={**state.indirect, target: swim_state.IndirectProbe(probing.since, askers)})
+    state = _set(state, indirect={**state.indirect, target: IndirectProbe(probing.since, askers)})
     if target in state.links:
         state, news = _news(state, target)
-        return state, (swim_state.Ping(target, news),)
+        return state, (Ping(target, news),)
     return state, (full_mesh.Redial(target),)
 
 
-def _watch(state: swim_state.State, event: swim_state.Watch, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def _watch(state: State, event: Watch, now: float) -> tuple[State, Outputs]:
     members = state.members
     for peer, entry in members.entries.items():
         if peer in event.present and entry.status in ("suspected", "gone"):
@@ -344,36 +551,36 @@ def _watch(state: swim_state.State, event: swim_state.Watch, now: float) -> tupl
 # --- small things ---
 
 
-def _ping(state: swim_state.State, peer: PeerId, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
-    state = _set(state, probes={**state.probes, peer: swim_state.Probe(now)})
+def _ping(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
+    state = _set(state, probes={**state.probes, peer: Probe(now)})
     if peer not in state.links:
         return state, (full_mesh.Redial(peer),)
     state, news = _news(state, peer)
-    return state, (swim_state.Ping(peer, news),)
+    return state, (Ping(peer, news),)
 
 
-def _ask(state: swim_state.State, peer: PeerId, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def _ask(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
     """Ask some partners, others each time, to reach `peer`."""
-    state = _set(state, probes={**state.probes, peer: swim_state.Probe(state.probes[peer].sent_at, now)})
+    state = _set(state, probes={**state.probes, peer: Probe(state.probes[peer].sent_at, now)})
     key = blake3(str(now).encode(), key=state.secret).digest()
     others = [other for other in partners(state) if other != peer]
     chosen = sorted(others, key=lambda other: blake3(other.encode(), key=key).digest(8))[:NUM_HELPERS]
-    return state, tuple(swim_state.AskHelp(helper, peer) for helper in chosen)
+    return state, tuple(AskHelp(helper, peer) for helper in chosen)
 
 
-def _accuse(state: swim_state.State, peer: PeerId, now: float) -> tuple[swim_state.State, swim_state.Outputs]:
+def _accuse(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
     entry = state.members.entries.get(peer)
     if entry is None or entry.status not in ("alive", "suspected") or now < state.judges_from:
         return state, ()
     if any(accused.accuser == state.members.me for accused in entry.against):
         return state, ()
-    return state, (swim_state.SignAccusation(entry.life),)
+    return state, (SignAccusation(entry.life),)
 
 
 def _carry_out(
-    state: swim_state.State, members: Members, effects: tuple[Effect, ...], sender: PeerId | None, now: float
-) -> tuple[swim_state.State, swim_state.Outputs]:
-    outputs: swim_state.Outputs = ()
+    state: State, members: Members, effects: tuple[Effect, ...], sender: PeerId | None, now: float
+) -> tuple[State, Outputs]:
+    outputs: Outputs = ()
     log, num_news, strain = state.log, state.num_news, state.strain
     is_unlinked, come = state.is_unlinked, state.come
     for effect in effects:
@@ -383,9 +590,9 @@ def _carry_out(
                 num_news += 1
             case Renew(incarnation=incarnation, is_refutation=is_refutation):
                 strain = min(MAX_STRAIN, strain + is_refutation)
-                outputs += (swim_state.SignLife(incarnation),)
+                outputs += (SignLife(incarnation),)
             case Correct(peer=peer, claim=claim):
-                outputs += (swim_state.Tell(peer, (claim.proof,)),)
+                outputs += (Tell(peer, (claim.proof,)),)
             case _:
                 is_unlinked = is_unlinked or (
                     isinstance(effect, full_mesh.Gone | full_mesh.Left) and effect.peer in state.kept
@@ -407,12 +614,12 @@ def _about(claim: Claim) -> broadcasts.Key:
             return ("goodbye", peer)
 
 
-def _news(state: swim_state.State, partner: PeerId) -> tuple[swim_state.State, tuple[Proof, ...]]:
+def _news(state: State, partner: PeerId) -> tuple[State, tuple[Proof, ...]]:
     log, news = broadcasts.take(state.log, partner, MAX_NEWS, state.members.num_present)
     return _set(state, log=log), news
 
 
-def _draw(state: swim_state.State, now: float) -> int:
+def _draw(state: State, now: float) -> int:
     """Return a number that nobody else can foresee, the same in each replay."""
     return int.from_bytes(blake3(str(now).encode(), key=state.secret).digest(8), "big")
 
@@ -422,3 +629,50 @@ def _less(table: dict[PeerId, Any], peer: PeerId) -> dict[PeerId, Any]:
 
 
 _set = msgspec.structs.replace
+
+
+MAX_ALL = 32  # peers, this one included: 31 x 31 heartbeats every 2 s; with more the links are bounded
+MIN_BOUNDED = 24  # fewer than that, and it is all links again
+SETTLE_S = 30.0  # a newcomer learns whom there is, and a dip in numbers passes
+
+NUM_RING = 2  # to either side
+NUM_FAR = 4
+
+_RING = "weft 2026 ring v1"
+
+
+def kept(me: PeerId, others: Iterable[PeerId], secret: bytes) -> tuple[PeerId, ...]:
+    """Return whom to keep links to among `others`, in ascending order.
+
+    Each is chosen as one of the first in some order of them all. So as others come it is enough to choose among those
+    kept and those that came; as one that was not kept goes, nothing changes.
+
+    Args:
+        secret: 32 bytes that nobody else knows.
+    """
+    crowd = [peer for peer in others if peer != me]
+    here = _place(me)
+    ring = sorted(crowd, key=lambda peer: (_place(peer) - here) % (1 << 64))
+    near = [*ring[:NUM_RING], *ring[-NUM_RING:]]
+    far = heapq.nsmallest(NUM_FAR, crowd, key=lambda peer: blake3(peer.encode(), key=secret).digest(8))
+    return tuple(sorted({*near, *far}))
+
+
+def watches_all(is_all: bool, num_known: int, settled_s: float, is_told_bounded: bool) -> bool:
+    """Return whether to keep all links from now on.
+
+    Args:
+        is_all: whether they are kept so far.
+        num_known: peers alive or suspected, this one included.
+        settled_s: since when this process runs, and knows so few or many; the lesser of both.
+        is_told_bounded: whether somebody linked keeps few links.
+    """
+    if not is_all:
+        return num_known < MIN_BOUNDED and settled_s >= SETTLE_S
+    follows = is_told_bounded and (num_known >= MIN_BOUNDED or settled_s < SETTLE_S)
+    return num_known <= MAX_ALL and not follows
+
+
+@lru_cache(maxsize=4096)  # a pure function, asked for each peer at each change
+def _place(peer: PeerId) -> int:
+    return int.from_bytes(blake3(peer.encode(), derive_key_context=_RING).digest(8), "big")

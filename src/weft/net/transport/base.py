@@ -12,8 +12,8 @@ Failure (all implementations):
 - the address leads to another key: `dial` raises `DialError`; no byte of the application was sent.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, Protocol
 
 from weft.ids import PeerId
 from weft.wire import Buffer
@@ -48,16 +48,7 @@ class Stream(Protocol):
         ...
 
 
-Accept = Callable[[Stream, Lane], Awaitable[None]]
-
-
-async def accepted(accept: Accept, stream: Stream, lane: Lane) -> None:
-    """Hand `stream` to `accept`, and close it should that fail."""
-    try:
-        await accept(stream, lane)
-    except BaseException:
-        await stream.close()
-        raise
+Accept = Callable[[Stream, Lane], Coroutine[Any, Any, None]]  # closes the stream should it fail
 
 
 OnDrop = Callable[[str, str], None]  # told (address, reason) of every incoming connection that proved no key

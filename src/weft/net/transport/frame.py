@@ -8,12 +8,12 @@ The bound on a frame is checked before a byte of its payload is read or stored. 
 in the stream is lost, so close it.
 """
 
-import asyncio
 import struct
 from collections.abc import Callable
 
 from weft.errors import WireError
 from weft.net.transport.base import Stream
+from weft.tasks import within
 from weft.wire import Buffer
 
 FRAME_VERSION = 1
@@ -95,14 +95,11 @@ class FrameReader:
         num_bytes = await self.recv_into(header)
         if num_bytes == 0:
             return None
-        limit = asyncio.timeout(self.finish_s)
-        try:
-            async with limit:
-                return await self._finish(header, num_bytes)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise WireError(f"a frame was begun and not finished within {self.finish_s:g} s") from None
+        async with within(self.finish_s, self._overdue):
+            return await self._finish(header, num_bytes)
+
+    def _overdue(self) -> WireError:
+        return WireError(f"a frame was begun and not finished within {self.finish_s:g} s")
 
     async def _finish(self, header: memoryview, num_bytes: int) -> bytes:
         num_bytes += await self._fill(header[num_bytes:])

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from weft.errors import PeerError
-from weft.net.transport.base import Accept, Lane, OnDrop, Stream, accepted
+from weft.net.transport.base import Accept, Lane, OnDrop, Stream
 from weft.tasks import Tasks
 
 K = TypeVar("K")
@@ -55,7 +55,6 @@ class Gate(Generic[K]):
         return victim
 
     def leave(self, key: K) -> None:
-        """Forget a connection that has come through, or failed to."""
         self._waiting.pop(key, None)
 
     def _victim(self, ip: str) -> tuple[K, str] | None:
@@ -125,7 +124,7 @@ class Handshakes:
         except PeerError as error:
             self._on_drop(address, str(error))
         else:
-            self._tasks.spawn(accepted(accept, stream, lane))
+            self._tasks.spawn(accept(stream, lane))
 
 
 def _is_loopback(ip: str) -> bool:

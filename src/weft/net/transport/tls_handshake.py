@@ -55,7 +55,6 @@ class NotWeft(PeerError):
 
 
 def preamble(lane: Lane) -> bytes:
-    """Return the 8 bytes that begin a connection."""
     return _PREAMBLE.pack(_MAGIC, PROTOCOL_VERSION, _LANE_NUMBERS[lane])
 
 
@@ -144,7 +143,6 @@ async def verify_client(stream: Stream, certificate: Digest, lane: Lane) -> Peer
 
 
 async def welcome(stream: Stream, peer: PeerId) -> None:
-    """Tell `peer` that its proof holds."""
     await write_frame(stream, encode(Welcome(peer=peer)))
 
 

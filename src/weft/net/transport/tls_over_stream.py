@@ -15,7 +15,7 @@ from typing import TypeVar
 from weft.errors import PeerError
 from weft.ids import PeerId
 from weft.net.transport.base import Stream
-from weft.tasks import Tasks
+from weft.tasks import Tasks, within
 from weft.wire import Buffer
 
 T = TypeVar("T")
@@ -139,17 +139,12 @@ class InnerStream:
     async def _unless_closed(self, call: Callable[[], Awaitable[T]]) -> T:
         """Await `call`; end it when the stream is closed here meanwhile."""
         self._check_open()
-        limit = asyncio.timeout(None)
-        try:
-            async with limit:
-                self._waiting[limit] = None
+        async with within(None, lambda: PeerError(_CLOSED)) as limit:
+            self._waiting[limit] = None
+            try:
                 return await call()
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise PeerError(_CLOSED) from None
-        finally:
-            self._waiting.pop(limit, None)
+            finally:
+                self._waiting.pop(limit, None)
 
     def _check_open(self) -> None:
         if self._is_closed:

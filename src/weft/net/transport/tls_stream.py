@@ -116,7 +116,6 @@ class TlsStream:
         self._poll_read, self._poll_write = _poller(tls, "read"), _poller(tls, "write")
 
     def set_runner(self, runner: Runner) -> None:
-        """Run jobs elsewhere from now on."""
         self._runner = runner
 
     async def handshake(self) -> bytes | None:

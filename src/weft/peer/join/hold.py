@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 
 from weft.events import RunBlocked, RunUnblocked
 from weft.ids import PeerId
-from weft.net.blobs.priority import SHARE
+from weft.net.blobs.bulk import SHARE
 from weft.peer.context import Context
 from weft.peer.messages import BlockAnswer, BlockPlease
 from weft.peer.round.driver import Participation

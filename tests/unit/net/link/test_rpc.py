@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from weft.clock import VirtualClock
 from weft.errors import CallFailed, ConfigError, DeadlineExceeded, PayloadError, PeerError, WireError
 from weft.events import ConnectionDropped, LinkDown, Notice
-from weft.net.link.rpc import MAX_IN_FLIGHT, MAX_QUEUED_NOTES, TURN_FRAMES, TURN_NBYTES, TURN_NOTES, Handlers, Session
-from weft.net.link.traffic import LinkTraffic
+from weft.net.link.rpc import (
+    MAX_IN_FLIGHT,
+    MAX_QUEUED_NOTES,
+    TURN_FRAMES,
+    TURN_NBYTES,
+    TURN_NOTES,
+    Handlers,
+    LinkTraffic,
+    Session,
+)
 from weft.net.messages import (
     MAX_BODY_NBYTES,
     PROTOCOL,

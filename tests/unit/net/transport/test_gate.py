@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -143,25 +142,6 @@ def test_closing_ends_handshakes_without_a_word() -> None:
     door = VirtualClock().run(main())
     assert door.dropped == []
     assert sorted(door.discarded) == ["not begun", "under way"]
-
-
-@pytest.mark.parametrize("error", [PeerError("gone"), ValueError("our own")])
-def test_a_stream_whose_taker_fails_is_closed(error: Exception) -> None:
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        tasks, network = Tasks(), MemoryNetwork()
-
-        async def fail(stream: Stream, lane: Lane) -> None:
-            raise error
-
-        async def serve(stream: Stream, lane: Lane) -> None:
-            tasks.serve(fail, stream, lane)
-
-        await network.transport(B).start(serve)
-        stream = await network.transport(A).dial(B, f"memory://{B}", "control")
-        assert await stream.recv_into(memoryview(bytearray(1))) == 0
-
-    VirtualClock().run(main())
 
 
 def test_a_task_may_close_the_tasks_it_belongs_to() -> None:

@@ -10,8 +10,15 @@ from weft.clock import VirtualClock
 from weft.errors import DialError, PeerError
 from weft.ids import PeerId
 from weft.net.transport.base import Lane, Stream
-from weft.net.transport.memory import DIAL_TIMEOUT_S, SCHEME, MemoryNetwork, MemoryStream, MemoryTransport
-from weft.net.transport.memory_link import CHUNK_NBYTES, WINDOW_NBYTES
+from weft.net.transport.memory import (
+    CHUNK_NBYTES,
+    DIAL_TIMEOUT_S,
+    SCHEME,
+    WINDOW_NBYTES,
+    MemoryNetwork,
+    MemoryStream,
+    MemoryTransport,
+)
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from weft.ids import PeerId
-from weft.net.membership.overlay import MAX_ALL, MIN_BOUNDED, NUM_FAR, NUM_RING, SETTLE_S, kept, watches_all
+from weft.net.membership.swim import MAX_ALL, MIN_BOUNDED, NUM_FAR, NUM_RING, SETTLE_S, kept, watches_all
 
 
 def crowd(num):

@@ -4,13 +4,13 @@ import asyncio
 import itertools
 
 from weft.clock import VirtualClock
-from weft.net.blobs.priority import QUIET_S, SHARE, SLICE_NBYTES, STARVED_S, STUCK_S, Priority
+from weft.net.blobs.bulk import PATIENT_NBYTES, QUIET_S, SHARE, STARVED_S, STUCK_S, Priority
 
 
 async def flood(turns: Priority, sent: list[float]) -> None:
     """Send patient slices as fast as they may leave, on a line that takes 10 ms for each."""
     while True:
-        await turns.may_send(SLICE_NBYTES)
+        await turns.may_send(PATIENT_NBYTES)
         await asyncio.sleep(0.01)
         sent.append(asyncio.get_running_loop().time())
 
@@ -28,7 +28,7 @@ def play(length_s: float, urgent: "list[tuple[float, float]]", slice_s: float = 
             with turns.urgent():
                 while asyncio.get_running_loop().time() < end:
                     await asyncio.sleep(slice_s)
-                    turns.moved(SLICE_NBYTES)
+                    turns.moved(PATIENT_NBYTES)
             turns.exchange(False)
         await asyncio.sleep(length_s - asyncio.get_running_loop().time())
         flooding.cancel()

@@ -4,8 +4,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.ids import PeerId
-from weft.net.membership.anti_entropy import MAX_GIVEN, differing, everything, is_behind, listing, newer, sums
-from weft.net.membership.members import Accused, Lives, Members, believe, bury
+from weft.net.membership.members import (
+    MAX_GIVEN,
+    Accused,
+    Lives,
+    Members,
+    believe,
+    bury,
+    differing,
+    everything,
+    is_behind,
+    listing,
+    newer,
+    sums,
+)
 from weft.net.messages import MAX_LISTED, NUM_BUCKETS
 
 PEERS = [PeerId(hashlib.sha256(f"peer {number}".encode()).hexdigest()) for number in range(600)]
