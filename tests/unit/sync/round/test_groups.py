@@ -23,7 +23,6 @@ from weft.sync.merge.mean import merge
 from weft.sync.merge.reduce import Coding, Merger, cut, encode_parts
 from weft.sync.records.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, next_base
 from weft.sync.round import round
-from weft.sync.round.collect import new_manifest
 from weft.sync.round.groups import (
     NUM_HANDED,
     claim_of,
@@ -39,6 +38,7 @@ from weft.sync.round.groups import (
 )
 from weft.sync.round.leases import are_fair, shares
 from weft.sync.round.machine import Received, State, Trained
+from weft.sync.round.round import new_manifest
 from weft.sync.round.rules import is_successor, leader
 from weft.wire import decode, digest, digest_of, encode
 
