@@ -36,9 +36,9 @@ from weft.sim.play import Played, history, play
 from weft.sim.scenario import Kind, Scenario
 from weft.store.chunks import raw
 from weft.sync.merge import basis as bases
-from weft.sync.merge.coding import codec_in, reply_codec_in
-from weft.sync.merge.fragments import Scope
+from weft.sync.merge.basis import Scope
 from weft.sync.merge.gossip import num_sent
+from weft.sync.merge.payload import codec_in, reply_codec_in
 from weft.sync.records.tuning import tuned_method
 from weft.sync.round.neighbours import mixing_of
 from weft.training.learner import nothing

@@ -30,9 +30,8 @@ from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.round.gather import Gather
 from weft.peer.round.payloads import Payloads, Wanted
-from weft.sync.merge.coding import codec_in, coding_in, payload_codec_in, reply_codec_in
-from weft.sync.merge.feedback import Replies
-from weft.sync.merge.fragments import Scope
+from weft.sync.merge.basis import Scope
+from weft.sync.merge.payload import Replies, codec_in, coding_in, payload_codec_in, reply_codec_in
 from weft.sync.merge.reduce import EncodedPart, Merger, decode_parts
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter

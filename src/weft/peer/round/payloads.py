@@ -31,10 +31,10 @@ from weft.net.blobs.blobs import StillComing, first_of
 from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.store.pool import Pool
-from weft.sync.merge.coding import codec_in, group_codec_in, payload_codec_in, reply_codec_in
-from weft.sync.merge.fragments import Scope
+from weft.sync.merge.basis import Scope
 from weft.sync.merge.gossip import num_sent as num_gossiped
 from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
+from weft.sync.merge.payload import codec_in, group_codec_in, payload_codec_in, reply_codec_in
 from weft.sync.merge.reduce import EncodedPart, cut, decode_parts
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest

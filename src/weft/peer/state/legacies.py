@@ -44,8 +44,8 @@ from weft.store.chunks import raw
 from weft.store.index import StateIndex
 from weft.store.record_file import RecordFile
 from weft.sync.governance.legacy import history
-from weft.sync.merge.coding import legacy_codec_in
 from weft.sync.merge.method import OUTER
+from weft.sync.merge.payload import legacy_codec_in
 from weft.sync.merge.reduce import EncodedPart, encode_parts, named
 from weft.sync.method.choices import LowRankConfig
 from weft.sync.records.ancestry import ForkPoint, Legacy, fork_point, lacking

@@ -15,7 +15,7 @@ turns and measure for themselves, and a payload whose upload takes several round
 from collections.abc import Iterable, Mapping, Set
 
 from weft.ids import PeerId
-from weft.sync.merge.fragments import Scope
+from weft.sync.merge.basis import Scope
 from weft.sync.merge.reduce import cut
 from weft.sync.records.messages import MAX_UPLINK, Base, Manifest
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from weft.sync.merge.mean import build, merge
+from weft.sync.merge.reduce import build, merge
 from weft.sync.method.choices import Rule
 
 

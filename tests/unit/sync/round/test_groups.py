@@ -19,8 +19,7 @@ from weft.errors import PayloadError, WireError
 from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
 from weft.peer.chain import open_branch
 from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
-from weft.sync.merge.mean import merge
-from weft.sync.merge.reduce import Coding, Merger, cut, encode_parts
+from weft.sync.merge.reduce import Coding, Merger, cut, encode_parts, merge
 from weft.sync.records.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, next_base
 from weft.sync.round import round
 from weft.sync.round.groups import (
