@@ -9,9 +9,8 @@ from model.reduced import NotDead, ReducedSearch
 from model.world import NO_ACTS, Bounds, Search, TwoManifests, World, contribution, first_base, merged
 from weft.ids import Attempt, PeerId
 from weft.sync.records.acts import Warrant
-from weft.sync.records.messages import Base, Manifest, Prepare, Vote
+from weft.sync.records.messages import Base, Manifest, Prepare, Vote, counted
 from weft.sync.round import round, rules
-from weft.sync.round.groups import counted
 from weft.sync.round.machine import Result, State, replace
 from weft.sync.round.rules import Durable
 

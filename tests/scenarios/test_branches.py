@@ -23,7 +23,7 @@ from weft.sync.merge.basis import Scope
 from weft.sync.merge.reduce import encode_parts, named
 from weft.sync.method.presets import DdpConfig
 from weft.sync.records.messages import Counted, Manifest, Propose, Ready
-from weft.sync.round.part_sizes import parts_of
+from weft.sync.round.shares import parts_of
 from weft.wire import digest, digest_of
 
 MakeSwarm = Callable[..., Swarm]

@@ -29,7 +29,7 @@ from weft.sync.method.choices import (
     SignSgdConfig,
 )
 from weft.sync.method.graph import mixing
-from weft.sync.round.leases import num_drawn
+from weft.sync.round.shares import num_drawn
 
 
 def peer_memory(

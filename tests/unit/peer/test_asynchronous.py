@@ -32,7 +32,7 @@ from weft.sync.merge.reduce import Merger
 from weft.sync.method.choices import InnerSgdConfig
 from weft.sync.method.presets import AsyncDiLoCoConfig, spell_out
 from weft.sync.records.messages import Contribution
-from weft.sync.round.weights import awaited_weight, weight_of
+from weft.sync.round.shares import awaited_weight, weight_of
 from weft.training.learner import Work
 
 STEP_S = (1.0, 2.3, 5.1)  # of each member, so that no two end at once

@@ -12,9 +12,9 @@ from weft.ids import BranchId, Digest, PeerId, RunId, Tokens
 from weft.peer.chain import genesis, open_branch
 from weft.peer.claims import Claims
 from weft.sync.governance.legacy import unclaimed
-from weft.sync.records.messages import Base, Contribution, GroupRecord, Manifest, Ready, Stake, next_base
-from weft.sync.round.groups import claim_of, counted, record_of
-from weft.sync.round.leases import lease
+from weft.sync.records.messages import Base, Contribution, GroupRecord, Manifest, Ready, Stake, counted, next_base
+from weft.sync.round.groups import record_of
+from weft.sync.round.shares import claim_of, lease
 
 CHARTER = charter(1)
 QUOTA = CHARTER.settings.quota

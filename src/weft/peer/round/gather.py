@@ -25,12 +25,11 @@ from weft.peer.round.member import Member
 from weft.peer.round.payloads import Payloads
 from weft.peer.round.timers import Timers
 from weft.sync.records.messages import Contribution, Ready
-from weft.sync.round.deadline import TELL_S
-from weft.sync.round.groups import contribution
-from weft.sync.round.machine import Input, Lost, Trained
+from weft.sync.round.machine import TELL_S, Input, Lost, Trained
 from weft.sync.round.neighbours import is_well_dealt
 from weft.sync.round.round import unanswered
 from weft.sync.round.rules import is_under_way, leader
+from weft.sync.round.shares import contribution
 
 REPEAT_S = 4.0  # until an announcement is said again; doubled each time
 AGAIN_S = 1.0  # between two tries to fetch a payload that is announced

@@ -40,7 +40,7 @@ from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
 from weft.sync.round.machine import Noticed, ResultHeld, Status
 from weft.sync.round.neighbours import dealt, is_gossip, receives
-from weft.sync.round.part_sizes import parts_of
+from weft.sync.round.shares import parts_of
 from weft.wire import Buffer
 
 LEAST_NBYTES = 1 << 12  # of a transfer: a smaller one measures its delay only

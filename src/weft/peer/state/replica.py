@@ -26,7 +26,7 @@ from weft.sync.method.schedule import lr
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest, next_base
 from weft.sync.round.neighbours import has_result
-from weft.sync.round.part_sizes import parts_of
+from weft.sync.round.shares import parts_of
 from weft.wire import Buffer
 
 

@@ -314,6 +314,22 @@ class Certificate(Record, frozen=True, kw_only=True):
     farewells: Annotated[tuple[Signed, ...], Meta(max_length=MAX_MEMBERS)]
 
 
+def counted(contribution: Contribution) -> Counted:
+    """Return what a manifest holds of what its plan counts."""
+    return Counted(
+        peer=contribution.peer,
+        tokens=contribution.tokens,
+        payload=payload_of(contribution.parts),
+        group=contribution.group,
+        legacy=contribution.legacy,
+    )
+
+
+def claims_in(counting: Manifest | Collect) -> dict[PeerId, GroupClaim]:
+    """Return the groups that a manifest or a plan counts, by their sponsors."""
+    return {each.peer: each.group for each in counting.contributions if each.group is not None}
+
+
 def next_base(manifest: Manifest, charter: Charter) -> Base:
     """Return the base of the round after `manifest`, which names the digest of `charter`.
 

@@ -31,12 +31,12 @@ from weft.sync.governance.enact import accused, in_effect
 from weft.sync.governance.legacy import countable, enacted
 from weft.sync.records import messages
 from weft.sync.records.acts import MAX_ACTS, Warrant
+from weft.sync.records.messages import claims_in, counted
 from weft.sync.records.tuning import chosen
 from weft.sync.round import machine, rules
-from weft.sync.round.groups import claims_in, contribution, counted, is_true
-from weft.sync.round.leases import lease, shares, without_lease
+from weft.sync.round.groups import is_true
 from weft.sync.round.neighbours import NOTHING, is_gossip, is_own, is_well_dealt
-from weft.sync.round.part_sizes import uplinks
+from weft.sync.round.shares import contribution, lease, shares, uplinks, without_lease
 from weft.wire import digest_of
 
 # Who was cut off alone has gone on by itself, and the others must be able to follow it: by one attempt in two minutes

@@ -12,8 +12,8 @@ from weft.rng import order_key
 from weft.sync.governance.enact import Enacted, Void
 from weft.sync.governance.legacy import countable, enacted
 from weft.sync.records.messages import Base, Collect, Goodbye, Manifest, Vote
-from weft.sync.round.leases import are_fair
 from weft.sync.round.neighbours import is_gossip, is_sound_gossip, is_well_dealt, no_results
+from weft.sync.round.shares import are_fair
 from weft.wire import Record, digest_of
 
 

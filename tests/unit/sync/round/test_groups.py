@@ -24,7 +24,6 @@ from weft.sync.records.messages import MAX_GROUP, GroupRecord, Manifest, Ready, 
 from weft.sync.round import round
 from weft.sync.round.groups import (
     NUM_HANDED,
-    claim_of,
     counted_through,
     is_grace_due,
     is_true,
@@ -35,10 +34,10 @@ from weft.sync.round.groups import (
     slices,
     tokens_of,
 )
-from weft.sync.round.leases import are_fair, shares
 from weft.sync.round.machine import Received, State, Trained
 from weft.sync.round.round import new_manifest
 from weft.sync.round.rules import is_successor, leader
+from weft.sync.round.shares import are_fair, claim_of, shares
 from weft.wire import decode, digest, digest_of, encode
 
 BASE = msgspec.structs.replace(first_base(4), keeper=None)

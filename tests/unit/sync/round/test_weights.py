@@ -17,7 +17,7 @@ from weft.sync.round import round
 from weft.sync.round.machine import Received, State, TimedOut, Trained
 from weft.sync.round.round import new_manifest
 from weft.sync.round.rules import is_sound, is_successor, leader
-from weft.sync.round.weights import awaited_weight, weight, weight_of
+from weft.sync.round.shares import awaited_weight, weight, weight_of
 from weft.wire import digest
 
 RULES = charter()
