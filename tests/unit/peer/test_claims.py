@@ -11,7 +11,6 @@ from weft.events import Event, Notice
 from weft.ids import BranchId, Digest, PeerId, RunId, Tokens
 from weft.peer.chain import genesis, open_branch
 from weft.peer.claims import Claims
-from weft.sync.governance.legacy import unclaimed
 from weft.sync.records.messages import Base, Contribution, GroupRecord, Manifest, Ready, Stake, counted, next_base
 from weft.sync.round.groups import record_of
 from weft.sync.round.shares import claim_of, lease

@@ -38,7 +38,7 @@ from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Base, Collect, Contribution, Manifest, counted
 from weft.sync.round.groups import payload_of
 from weft.sync.round.machine import MergeDone, MergeFailed, Noticed, ResultHeld
-from weft.sync.round.neighbours import NOTHING, has_result, is_gossip, taken, takes_from
+from weft.sync.round.neighbours import NOTHING, taken, takes_from
 from weft.sync.round.shares import awaited_weight, weight_of
 from weft.wire import Buffer
 
@@ -103,7 +103,7 @@ class RoundMerger:
             here: the elements of the part.
         """
         base = self._chain.base
-        if base.round == round and is_gossip(base):
+        if base.round == round and base.is_gossip:
             found = await self._take(plan, part, base)
         else:
             work, fetch = self._work(plan, here, round, is_mine=True), self.parts.contribution
@@ -324,7 +324,7 @@ def _alone(base: Base, head: Manifest) -> float:
     """
     if base.charter.settings.method.send == "delta+weights":
         return 0.5
-    return 1.0 if head.round == 0 or has_result(head) else 0.0
+    return 1.0 if head.round == 0 or head.has_result else 0.0
 
 
 def _add(merger: Merger, weight: int, data: Buffer, codec: Codec) -> float:

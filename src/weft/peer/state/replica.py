@@ -25,7 +25,6 @@ from weft.sync.merge.sharded import SpreadVector, alike, empty_like
 from weft.sync.method.schedule import lr
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest, next_base
-from weft.sync.round.neighbours import has_result
 from weft.sync.round.shares import parts_of
 from weft.wire import Buffer
 
@@ -59,7 +58,7 @@ class Replica:
         Raises:
             PayloadError: a result is not finite or of another size; nothing has changed.
         """
-        if has_result(manifest):
+        if manifest.has_result:
             round, parts = manifest.round, parts_of(manifest, self.scope)
             merged = empty_like(self.outer) if self._merged is None else self._merged[: self.scope.num_sent(round)]
             decode_parts(reply_codec_in(self.method.choices, round), results, parts, merged)

@@ -23,8 +23,6 @@ from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Base, Brought, Manifest
 from weft.sync.records.tuning import Tuned, is_allowed, tuned_charter
 
-MAX_ROUTED = 64  # quotas that a round counts where what members train on is routed to them
-
 replace = msgspec.structs.replace
 B = TypeVar("B", bound=Brought)
 
@@ -58,17 +56,7 @@ def countable(base: Base, offered: Iterable[B]) -> tuple[B, ...]:
         if is_new and all(one.start < one.stop for one in stretches):
             taken += stretches
             counted.append(replace(each, tokens=Tokens(min(each.legacy.tokens, most))))
-    return _cut(sorted(counted, key=lambda each: each.peer), unclaimed(base))
-
-
-def unclaimed(base: Base) -> Tokens:
-    """Return the tokens that were leased, and that no manifest has counted: no round can count more.
-
-    Where what members train on is routed to them, each may have had all that others were leased: no bound is known.
-    """
-    if base.charter.is_routed:
-        return Tokens(MAX_ROUTED * base.charter.settings.quota_tokens)
-    return Tokens(max(0, base.charter.leased_tokens(base.cursor) + base.leased_again - base.committed_tokens))
+    return _cut(sorted(counted, key=lambda each: each.peer), base.unclaimed)
 
 
 def _cut(counted: Sequence[B], most: int) -> tuple[B, ...]:

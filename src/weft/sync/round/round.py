@@ -35,7 +35,7 @@ from weft.sync.records.messages import claims_in, counted
 from weft.sync.records.tuning import chosen
 from weft.sync.round import machine, rules
 from weft.sync.round.groups import is_true
-from weft.sync.round.neighbours import NOTHING, is_gossip, is_own, is_well_dealt
+from weft.sync.round.neighbours import NOTHING, is_own
 from weft.sync.round.shares import contribution, lease, shares, uplinks, without_lease
 from weft.wire import digest_of
 
@@ -125,10 +125,10 @@ def _receive(state: machine.State, sender: PeerId, message: messages.AnyRoundMes
         case messages.Committed():
             return conclude(state, message) if rules.is_successor(state.base, message.manifest) else (state, ())
         case messages.Ready():
-            if not is_well_dealt(state.base, sender, message.parts) or sender in state.ready:
+            if not rules.is_well_cut(state.base, sender, message.parts) or sender in state.ready:
                 return state, ()
             brought = contribution(state.base.charter, sender, message)
-            if is_gossip(state.base) and not is_own(brought):
+            if state.base.is_gossip and not is_own(brought):
                 return state, ()
             if message.group is not None and (message.legacy or not is_true(state.base, sender, message.group)):
                 return state, ()
@@ -390,7 +390,7 @@ def new_plan(state: machine.State, usable: set[PeerId], absent: Set[PeerId]) -> 
     """
     turn, base = state.attempt + state.revision, state.base
     able = usable - absent - state.lacking.keys()
-    if is_gossip(base):
+    if base.is_gossip:
         usable = able - state.silent or able or usable
         owners = _answering(base, usable, turn)
     else:
@@ -477,7 +477,7 @@ def learn_result(state: machine.State, sender: PeerId, merged: messages.Merged) 
         return state, ()
     if merged.part in state.results or not 0 <= merged.part < len(plan.owners) or plan.owners[merged.part] != sender:
         return state, ()
-    if is_gossip(state.base) and merged.result != NOTHING:
+    if state.base.is_gossip and merged.result != NOTHING:
         return state, ()
     state = machine.replace(state, results={**state.results, merged.part: merged.result})
     return state, (machine.Fetch(plan=plan, part=merged.part, result=merged.result),)
@@ -562,7 +562,7 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
         acts=acts,
         charter=digest_of(after.charter),
         tuned=tuned,
-        is_gossip=is_gossip(base),
+        is_gossip=base.is_gossip,
     )
 
 
