@@ -14,7 +14,7 @@ from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.keys import verify
 from weft.peer.messages import GENESIS
 from weft.rng import order_key
-from weft.sync.governance.legacy import charter_after, forked
+from weft.sync.governance.enact import charter_after, forked
 from weft.sync.method.choices import Choices
 from weft.sync.records import messages
 from weft.sync.records.charter import Charter

@@ -17,7 +17,7 @@ lease more in that round, within the bound.
 
 In a stage of a pipeline it is allowed what is routed to it: the bound is a multiple of what a round leases.
 
-A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.governance.legacy`). Its tokens
+A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.governance.enact`). Its tokens
 are the difference between two manifests: the head of the branch that was given up, and the last common one. A head that
 no member of the last common one has signed counts as one lease.
 """
@@ -29,7 +29,7 @@ from weft.events import Emit, Notice
 from weft.ids import PeerId, Tokens, short
 from weft.keys import verify
 from weft.peer.messages import GENESIS
-from weft.sync.governance.legacy import history, history_before
+from weft.sync.governance.enact import history, history_before
 from weft.sync.records.ancestry import fork_point
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Accept, Base, Certificate, Collect, Manifest, Propose, Ready, RoundNote

@@ -27,8 +27,7 @@ from typing import assert_never
 import msgspec
 
 from weft.ids import Attempt, PeerId, Tokens
-from weft.sync.governance.enact import accused, in_effect
-from weft.sync.governance.legacy import countable, enacted
+from weft.sync.governance.enact import accused, countable, enacted, in_effect
 from weft.sync.records import messages
 from weft.sync.records.acts import MAX_ACTS, Warrant
 from weft.sync.records.messages import claims_in, counted
@@ -524,7 +523,9 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
     waiting = [warrant for warrant in state.acts if accused(warrant) not in peers]  # nothing of a liar is counted
     acts = in_effect(base.charter, base.body, waiting, MAX_ACTS)
     after, tuned = enacted(base, acts, plan.contributions), None
-    if not acts and (tuned := chosen(after.charter, base.round, state.seen)) is not None:
+    if after.charter.settings.method.tune and not acts:
+        tuned = chosen(after.charter, base.round, state.seen)
+    if tuned is not None:
         after = enacted(base, acts, plan.contributions, tuned)
     away = state.gone | state.farewells.keys()
     if set(base.electorate) <= away | set(after.removed):  # an act may leave nobody: then it waits
