@@ -25,8 +25,7 @@ from weft.peer.state.carry import OUTDATED, Carry
 from weft.peer.state.mixing import Met
 from weft.sim.world import Life
 from weft.sync.merge.reduce import EncodedPart
-from weft.sync.records.messages import GroupRecord, Manifest
-from weft.sync.round.groups import payload_of
+from weft.sync.records.messages import GroupRecord, Manifest, payload_of
 from weft.sync.round.machine import Fate
 from weft.sync.round.neighbours import dealt
 from weft.training.learner import Work

@@ -133,7 +133,7 @@ def histories(draw: st.DrawFn) -> list[Manifest]:
     chain = [OPENING]
     for _ in range(draw(st.integers(1, 8))):
         head = chain[-1]
-        left = unclaimed(next_base(head, CHARTER))
+        left = next_base(head, CHARTER).unclaimed
         tokens = dict[PeerId, int]()
         for peer in draw(st.sets(st.sampled_from(head.members), min_size=1)):
             tokens[peer] = min(draw(st.integers(1, 4)) * LEASE, left - sum(tokens.values()))

@@ -14,8 +14,7 @@ from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.legacies import Legacies
 from weft.peer.state.replica import Replica
-from weft.sync.records.messages import Manifest
-from weft.sync.round.groups import payload_of
+from weft.sync.records.messages import Manifest, payload_of
 
 
 class Offering:

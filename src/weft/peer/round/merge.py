@@ -35,8 +35,7 @@ from weft.sync.merge.payload import Replies, codec_in, coding_in, payload_codec_
 from weft.sync.merge.reduce import EncodedPart, Merger, decode_parts
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import Base, Collect, Contribution, Manifest, counted
-from weft.sync.round.groups import payload_of
+from weft.sync.records.messages import Base, Collect, Contribution, Manifest, counted, payload_of
 from weft.sync.round.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.round.neighbours import NOTHING, taken, takes_from
 from weft.sync.round.shares import awaited_weight, weight_of

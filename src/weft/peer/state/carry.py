@@ -34,8 +34,7 @@ from weft.peer.state.replica import Replica
 from weft.sync.merge import payload
 from weft.sync.merge.reduce import EncodedPart, named
 from weft.sync.merge.sharded import SpreadVector, alike
-from weft.sync.records.messages import Counted
-from weft.sync.round.groups import payload_of
+from weft.sync.records.messages import Counted, payload_of
 from weft.sync.round.machine import Fate
 from weft.training.learner import Learner, Work
 

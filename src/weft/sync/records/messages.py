@@ -18,6 +18,7 @@ Each travels in a signed `RoundNote` that names branch and round. Every number a
 read: what is counted up from it must still fit into a record.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -31,7 +32,7 @@ from weft.sync.records.acts import MAX_ACTS, Warrant
 from weft.sync.records.ancestry import Legacy
 from weft.sync.records.charter import Body, Charter
 from weft.sync.records.tuning import Tuned
-from weft.wire import Record, Signed, digest_of
+from weft.wire import Record, Signed, digest, digest_of
 
 # Counted up by one at a time, these are not reached; sums of them stay within the 64 bits of a record's integer.
 MAX_COUNT = 1 << 53
@@ -339,6 +340,11 @@ class Certificate(Record, frozen=True, kw_only=True):
     manifest: Manifest
     votes: Annotated[tuple[Signed, ...], Meta(max_length=MAX_MEMBERS)]
     farewells: Annotated[tuple[Signed, ...], Meta(max_length=MAX_MEMBERS)]
+
+
+def payload_of(parts: Iterable[Digest]) -> Digest:
+    """Return what a manifest calls a payload of these parts."""
+    return digest("".join(parts).encode())
 
 
 def counted(contribution: Contribution) -> Counted:

@@ -81,14 +81,9 @@ def is_true(base: messages.Base, aggregator: PeerId, record: messages.GroupRecor
     )
 
 
-def payload_of(parts: Iterable[Digest]) -> Digest:
-    """Return what a manifest calls a payload of these parts."""
-    return digest("".join(parts).encode())
-
-
 def counted_through(manifest: messages.Manifest) -> int:
     """Return how many peers a manifest counts through others."""
-    return sum(claim.num_counted for claim in claims_in(manifest).values())
+    return sum(claim.num_counted for claim in messages.claims_in(manifest).values())
 
 
 def tokens_of(record: messages.GroupRecord, peer: PeerId) -> int:
