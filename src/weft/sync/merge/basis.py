@@ -65,7 +65,6 @@ class Scope:
             )
 
     def fragment(self, round: int) -> int:
-        """Return the number of the fragment that a round synchronises."""
         return round % self.fragments
 
     def num_sent(self, round: int) -> int:

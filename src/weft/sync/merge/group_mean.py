@@ -20,7 +20,6 @@ from weft.wire import Buffer
 
 
 def payload_nbytes(codec: Codec, parts: Sequence[range]) -> int:
-    """Return how long a payload is, all parts together."""
     return sum(codec.nbytes(len(part)) for part in parts)
 
 

@@ -107,7 +107,6 @@ class Method:
         return torch.sub(outer, local_or_gradient, out=into)
 
     def num_sent(self, num: int) -> int:
-        """Return how many numbers are encoded of a vector of `num`."""
         return self.basis.num_sent(num)
 
     def contribution(

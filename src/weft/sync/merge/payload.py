@@ -68,17 +68,14 @@ from weft.wire import Buffer
 
 
 def codec_in(choices: Choices, round: int) -> Codec:
-    """Return how peers encode their own work in a round."""
     return build(choices.codec, round)
 
 
 def reply_codec_in(choices: Choices, round: int) -> Codec:
-    """Return how merged parts are encoded in a round."""
     return build(choices.reply, round)
 
 
 def coding_in(choices: Choices, round: int) -> Coding:
-    """Return how a part is merged in a round."""
     return Coding(codec_in(choices, round), reply_codec_in(choices, round), choices.merge)
 
 
@@ -88,12 +85,10 @@ def group_codec_in(choices: Choices, round: int, num_merged: int) -> Codec:
 
 
 def legacy_codec_in(choices: Choices, round: int) -> Codec:
-    """Return how what a branch had counted is encoded in a round."""
     return build(Int8Config() if isinstance(choices.codec, (*LOSSY, ExtensionCodecConfig)) else choices.codec, round)
 
 
 def payload_codec_in(choices: Choices, round: int, brought: Brought) -> Codec:
-    """Return how what somebody brings to a round is encoded."""
     if brought.legacy is not None:
         return legacy_codec_in(choices, round)
     if brought.group is not None:

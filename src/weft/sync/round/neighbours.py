@@ -40,7 +40,6 @@ def receives(base: Base, peer: PeerId) -> tuple[bool, ...]:
 
 
 def dealt(base: Base, peer: PeerId, payload: Digest) -> tuple[Digest, ...]:
-    """Return the parts of a payload that `peer` brings to a gossip round."""
     return tuple(payload if is_taken else NOTHING for is_taken in receives(base, peer))
 
 
@@ -65,7 +64,6 @@ def is_sound_gossip(base: Base, owners: Sequence[PeerId], counted: Sequence[Brou
 
 
 def is_own(brought: Brought) -> bool:
-    """Return whether it is of its bringer alone."""
     return brought.group is None and brought.legacy is None
 
 

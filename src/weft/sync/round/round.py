@@ -44,7 +44,6 @@ MAX_ATTEMPTS_AHEAD = 1 << 16
 
 
 def begin(me: PeerId, base: messages.Base) -> machine.State:
-    """Return the state of a member at the start of a round."""
     return machine.State(me=me, durable=rules.Durable(base=base))
 
 

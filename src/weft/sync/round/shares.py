@@ -168,7 +168,6 @@ def _open(base: Base, charter: Charter, contributions: Iterable[Brought]) -> lis
 
 
 def num_drawn(among: AmongConfig, num: int) -> int:
-    """Return how many of `num` members train in a round."""
     return math.ceil(among.share * num) if isinstance(among, SampleConfig) else num
 
 
