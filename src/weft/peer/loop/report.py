@@ -20,9 +20,8 @@ from weft.peer.state.replica import Replica
 from weft.store.chunks import replica_digest
 from weft.sync.method.graph import spectral_gap
 from weft.sync.method.presets import LADDER
-from weft.sync.records.messages import Manifest, own_work
+from weft.sync.records.messages import Manifest, counted_through, own_work
 from weft.sync.records.tuning import Tuned
-from weft.sync.round.groups import counted_through
 from weft.wire import digest_of
 
 TORN = "it is exchanged with this peer, and is not here: only the other has moved"

@@ -32,7 +32,6 @@ from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.store.pool import Pool
 from weft.sync.merge.basis import Scope
-from weft.sync.merge.gossip import num_sent as num_gossiped
 from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
 from weft.sync.merge.payload import codec_in, group_codec_in, payload_codec_in, reply_codec_in
 from weft.sync.merge.reduce import EncodedPart, cut, decode_parts
@@ -117,7 +116,7 @@ class Payloads:
     def cut(self, base: Base) -> tuple[range, ...]:
         """Return how a payload is cut that is brought to a round: where the parts lie, or whole, for neighbours."""
         if base.is_gossip:
-            return (range(num_gossiped(base.charter.settings.method, self._scope.num)),)
+            return (range(base.charter.settings.method.num_gossiped(self._scope.num)),)
         return cut(self._scope.num_sent(base.round), base.uplinks)
 
     def results_in(self, base: Base) -> tuple[range, ...]:
@@ -431,7 +430,7 @@ class Payloads:
         return False
 
     def _limit_s(self, codec: Codec) -> float:
-        most = max(self._scope.most_sent, num_gossiped(self._chain.charter.settings.method, self._scope.num))
+        most = max(self._scope.most_sent, self._chain.charter.settings.method.num_gossiped(self._scope.num))
         return FETCH_FLOOR_S + 8 * codec.nbytes(most) / MIN_UPLINK_BPS
 
     def _lookup(self, peer: PeerId, wanted: Digest) -> Buffer | None:

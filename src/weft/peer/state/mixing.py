@@ -97,7 +97,7 @@ class Mixing:
         """
         if met.lost or not met.is_known:
             self._is_in_step = False
-        codec, num = codec_in(choices, round), gossip.num_sent(choices, local.numel())
+        codec, num = codec_in(choices, round), choices.num_gossiped(local.numel())
         mine = None if sent is None else codec.decode(sent, num, bounds.empty(num))
         position, self._state = self._gossip(choices).mixed(local, self._state, mine, self._theirs(met, codec, num))
         return position

@@ -363,6 +363,11 @@ def claims_in(counting: Manifest | Collect) -> dict[PeerId, GroupClaim]:
     return {each.peer: each.group for each in counting.contributions if each.group is not None}
 
 
+def counted_through(manifest: Manifest) -> int:
+    """Return how many peers a manifest counts through others."""
+    return sum(claim.num_counted for claim in claims_in(manifest).values())
+
+
 def next_base(manifest: Manifest, charter: Charter) -> Base:
     """Return the base of the round after `manifest`, which names the digest of `charter`.
 

@@ -81,11 +81,6 @@ def is_true(base: messages.Base, aggregator: PeerId, record: messages.GroupRecor
     )
 
 
-def counted_through(manifest: messages.Manifest) -> int:
-    """Return how many peers a manifest counts through others."""
-    return sum(claim.num_counted for claim in messages.claims_in(manifest).values())
-
-
 def tokens_of(record: messages.GroupRecord, peer: PeerId) -> int:
     """Return with how many tokens a record counts `peer`."""
     return next((stake.tokens for stake in record.stakes if stake.peer == peer), 0)

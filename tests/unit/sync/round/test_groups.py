@@ -20,11 +20,10 @@ from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
 from weft.peer.chain import open_branch
 from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
 from weft.sync.merge.reduce import Coding, Merger, cut, encode_parts, merge
-from weft.sync.records.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, next_base
+from weft.sync.records.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, counted_through, next_base
 from weft.sync.round import round
 from weft.sync.round.groups import (
     NUM_HANDED,
-    counted_through,
     is_grace_due,
     is_true,
     may_close,
