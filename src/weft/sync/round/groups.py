@@ -7,7 +7,7 @@
 To a round, a group is one member that brings more tokens; what is voted on knows no leaves. Who is in whose group
 nobody decides: a leaf asks electors in an order of its own, and keeps to one at a time.
 
-    V_g = sum_i v_i,   m_g = sum_i v_i x_i / V_g        the mean of a group, weighted as in `weights`
+    V_g = sum_i v_i,   m_g = sum_i v_i x_i / V_g        the mean of a group, weighted as in `shares`
     sum_g V_g m_g / (sum_g V_g + a) = sum_i v_i x_i / (sum_i v_i + a)
 
 so two levels give what one would, up to the rounding of what an aggregator encodes.

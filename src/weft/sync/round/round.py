@@ -427,7 +427,7 @@ def _awaited(state: machine.State, usable: set[PeerId], absent: Set[PeerId]) -> 
 
 
 def replan(state: machine.State, sender: PeerId, stuck: messages.Stuck) -> machine.Result:
-    """Leader: an owner cannot have a contribution, so plan again without the one or the other (`sync.stuck`).
+    """Leader: an owner cannot have a contribution, so plan again without the one or the other (`judged`).
 
     What is not counted stays in its owner's carry.
     """
