@@ -26,12 +26,10 @@ from weft.run.genesis import initial, seal
 from weft.run.machine import PeerConfig
 from weft.store.chunks import replica_digest
 from weft.store.home import Home
-from weft.sync.merge import feedback
-from weft.sync.merge.coding import codec_in, coding_in, reply_codec_in
-from weft.sync.merge.feedback import Replies
-from weft.sync.merge.fragments import Scope
+from weft.sync.merge.basis import Scope
 from weft.sync.merge.method import Method
 from weft.sync.merge.outer import State, StepContext
+from weft.sync.merge.payload import Replies, codec_in, coding_in, encode_with_feedback, reply_codec_in
 from weft.sync.merge.reduce import Merger, cut, decode_parts, encode_parts
 from weft.sync.method.schedule import lr
 from weft.training.trainer import Trainer
@@ -133,7 +131,7 @@ class _Swarm:
                 payload = encode_parts(codec, vector, parts)
             else:
                 kept = self._errors.get(trainer)
-                payload, self._errors[trainer] = feedback.encode(codec, vector, parts, kept, choices.feedback)
+                payload, self._errors[trainer] = encode_with_feedback(codec, vector, parts, kept, choices.feedback)
             for merger, encoded in zip(mergers, payload, strict=True):
                 merger.add(work.num_tokens, encoded)
             done += work.num_tokens

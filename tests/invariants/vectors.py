@@ -49,10 +49,12 @@ from weft.sync.records.messages import (
     Promise,
     RoundNote,
     Stake,
+    counted,
     next_base,
 )
-from weft.sync.round.groups import Offer, claim_of, counted, record_of
+from weft.sync.round.groups import Offer, record_of
 from weft.sync.round.rules import Durable, leader
+from weft.sync.round.shares import claim_of
 
 Vector = dict[str, str]
 

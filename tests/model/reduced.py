@@ -46,7 +46,7 @@ from weft.sync.records.messages import (
     Stuck,
     Vote,
 )
-from weft.sync.round import decide, round
+from weft.sync.round import round, rules
 from weft.sync.round.machine import (
     Broadcast,
     Commit,
@@ -403,7 +403,7 @@ def is_use_to_voter(event: Received, state: State) -> bool:
             return attempt > state.durable.promised and not state.durable.has_left
         case Propose(attempt=attempt, manifest=manifest):
             is_accepted = state.durable.accepted == Vote(attempt=attempt, manifest=manifest)
-            return not is_accepted and decide.may_accept(state.durable, attempt, manifest)
+            return not is_accepted and rules.may_accept(state.durable, attempt, manifest)
         case _:
             return False
 

@@ -9,9 +9,8 @@ from model.reduced import NotDead, ReducedSearch
 from model.world import NO_ACTS, Bounds, Search, TwoManifests, World, contribution, first_base, merged
 from weft.ids import Attempt, PeerId
 from weft.sync.records.acts import Warrant
-from weft.sync.records.messages import Base, Manifest, Prepare, Vote
-from weft.sync.round import decide, round, rules
-from weft.sync.round.groups import counted
+from weft.sync.records.messages import Base, Manifest, Prepare, Vote, counted
+from weft.sync.round import round, rules
 from weft.sync.round.machine import Result, State, replace
 from weft.sync.round.rules import Durable
 
@@ -193,9 +192,9 @@ def forget(me: PeerId, durable: Durable) -> Result:
 @pytest.mark.parametrize(
     ("place", "name", "broken", "bounds"),
     [
-        (decide, "may_accept", always, Bounds(num_attempts=2, num_kills=0)),
-        (decide, "may_accept", accept_whatever_was_promised, Bounds(num_attempts=2, num_kills=0)),
-        (decide, "is_quorum", always, Bounds(num_attempts=2, num_kills=0)),
+        (rules, "may_accept", always, Bounds(num_attempts=2, num_kills=0)),
+        (rules, "may_accept", accept_whatever_was_promised, Bounds(num_attempts=2, num_kills=0)),
+        (rules, "is_quorum", always, Bounds(num_attempts=2, num_kills=0)),
         (rules, "newest", lambda votes: None, Bounds(num_attempts=2, num_kills=0)),
         pytest.param(round, "resume", forget, Bounds(num_attempts=2, num_kills=1), marks=pytest.mark.slow),
     ],
@@ -216,9 +215,11 @@ def test_a_machine_that_breaks_one_rule_commits_two_manifests(
 
 
 def test_the_reduced_search_notices_when_mail_that_it_drops_does_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = round.promise
+
     def promise(state: State, sender: PeerId, prepare: Prepare) -> Result:
         forgetful = replace(state, durable=Durable(base=state.base, accepted=state.durable.accepted))
-        return decide.promise(forgetful, sender, prepare)
+        return honest(forgetful, sender, prepare)
 
     monkeypatch.setattr(round, "promise", promise)
     with pytest.raises(NotDead):

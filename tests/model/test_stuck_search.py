@@ -10,7 +10,7 @@ from model.world import contribution, first_base, hashable
 from weft.ids import Attempt, PeerId, Tokens
 from weft.rng import stream
 from weft.sync.records.messages import Collect, Ready, Stuck
-from weft.sync.round import collect, round
+from weft.sync.round import round
 from weft.sync.round.machine import Received, State, Trained
 from weft.sync.round.rules import leader
 
@@ -83,6 +83,6 @@ def test_whatever_several_say_the_round_goes_on_with_more_than_half(num_members:
 
 
 def test_where_one_word_is_enough_the_search_finds_who_is_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "WITNESSES", 1)
+    monkeypatch.setattr(round, "WITNESSES", 1)
     with pytest.raises(AssertionError):
         test_one_liar_keeps_nobodys_work_out(4)

@@ -25,10 +25,9 @@ from weft.peer.state.carry import OUTDATED, Carry
 from weft.peer.state.mixing import Met
 from weft.sim.world import Life
 from weft.sync.merge.reduce import EncodedPart
-from weft.sync.records.messages import GroupRecord, Manifest
-from weft.sync.round.groups import payload_of
+from weft.sync.records.messages import GroupRecord, Manifest, payload_of
 from weft.sync.round.machine import Fate
-from weft.sync.round.neighbours import dealt, is_gossip
+from weft.sync.round.neighbours import dealt
 from weft.training.learner import Work
 
 
@@ -84,7 +83,7 @@ class Book:
         assert rounds is not None
         num = next(num for num in range(len(self.carried) + 1) if tokens(self.carried[:num]) >= num_tokens)
         base, digests = rounds.chain.base, [part.digest for part in parts]
-        if is_gossip(base):
+        if base.is_gossip:
             digests = [*dealt(base, self.life.peer.peer, digests[0])]
         payload = payload_of(digests)
         self.offers[base.branch, base.round] = Offer(payload, tuple(self.carried[:num]))

@@ -19,11 +19,11 @@ from weft.ids import BranchId, Digest, PeerId, Round
 from weft.peer.loop.ahead import MOST_ROUNDS
 from weft.peer.state.carry import FORGOTTEN
 from weft.peer.state.legacies import Brought
-from weft.sync.merge.fragments import Scope
+from weft.sync.merge.basis import Scope
 from weft.sync.merge.reduce import encode_parts, named
 from weft.sync.method.presets import DdpConfig
 from weft.sync.records.messages import Counted, Manifest, Propose, Ready
-from weft.sync.round.part_sizes import parts_of
+from weft.sync.round.shares import parts_of
 from weft.wire import digest, digest_of
 
 MakeSwarm = Callable[..., Swarm]

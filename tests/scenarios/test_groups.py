@@ -18,8 +18,7 @@ from weft.ids import Digest, PeerId
 from weft.peer.round.payloads import Payloads
 from weft.peer.state.carry import Carry
 from weft.sync.method.presets import FedAvgConfig
-from weft.sync.records.messages import Manifest, Ready
-from weft.sync.round.groups import claims_in
+from weft.sync.records.messages import Manifest, Ready, claims_in
 from weft.wire import digest_of
 
 NAMES = "abcdefghi"

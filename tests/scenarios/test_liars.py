@@ -35,8 +35,8 @@ from weft.sync.records.messages import (
     RoundNote,
     Vote,
 )
-from weft.sync.round.part_sizes import parts_of
 from weft.sync.round.rules import leader
+from weft.sync.round.shares import parts_of
 from weft.wire import digest, digest_of, encode, seal
 
 MakeSwarm = Callable[..., Swarm]

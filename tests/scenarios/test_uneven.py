@@ -16,9 +16,9 @@ from weft.ids import PeerId
 from weft.run.config import RunFile
 from weft.sim.play import Machine, Played
 from weft.sim.scenario import Scenario
-from weft.sync.merge.fragments import Scope
+from weft.sync.merge.basis import Scope
 from weft.sync.records.messages import Manifest
-from weft.sync.round.part_sizes import parts_of
+from weft.sync.round.shares import parts_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NUM_ROUNDS = 14

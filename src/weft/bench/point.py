@@ -36,9 +36,8 @@ from weft.sim.play import Played, history, play
 from weft.sim.scenario import Kind, Scenario
 from weft.store.chunks import raw
 from weft.sync.merge import basis as bases
-from weft.sync.merge.coding import codec_in, reply_codec_in
-from weft.sync.merge.fragments import Scope
-from weft.sync.merge.gossip import num_sent
+from weft.sync.merge.basis import Scope
+from weft.sync.merge.payload import codec_in, reply_codec_in
 from weft.sync.records.tuning import tuned_method
 from weft.sync.round.neighbours import mixing_of
 from weft.training.learner import nothing
@@ -155,7 +154,7 @@ def _payload_nbytes(run: RunConfig, played: Played) -> float:
         num_counted, round = len(manifest.contributions), manifest.round
         if manifest.is_gossip:
             num_taken = sum(map(len, mixing_of(method, num_counted, run.run, round)))
-            total += num_taken * codec_in(method, round).nbytes(num_sent(method, spans.num_parameters))
+            total += num_taken * codec_in(method, round).nbytes(method.num_gossiped(spans.num_parameters))
         else:
             num, of_all = scope.num_sent(round), method.of_mean()
             payload, result = codec_in(of_all, round).nbytes(num), reply_codec_in(of_all, round).nbytes(num)

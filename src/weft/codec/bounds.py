@@ -44,7 +44,6 @@ def require_nbytes(data: Buffer, nbytes: int) -> memoryview:
 
 
 def as_buffer(array: np.ndarray) -> memoryview:
-    """Return the bytes of `array`, not copied."""
     return array.data.cast("B") if array.size else memoryview(b"")  # memoryview cannot cast an empty view
 
 

@@ -67,7 +67,6 @@ def stdlib_files() -> list[Found]:
 
 
 def text_documents(paths: Sequence[str], base: Path) -> Iterator[Document]:
-    """Yield each UTF-8 file of `paths` as a document."""
     for file in find(paths, base, suffix=""):
         yield Document(file.name, _read(file.path))
 

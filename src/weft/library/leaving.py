@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from weft.events import Entry, Notice, RoundCommitted
 from weft.peer.peer import Peer
-from weft.sync.round.deadline import MIN_MEASURED, NUM_REMEMBERED, deadline_s
+from weft.sync.round.machine import MIN_MEASURED, NUM_REMEMBERED, deadline_s
 
 LOOK_S = 0.1
 MOST_ROUNDS = 2  # that a loop which has ended stays for, so that what it made last is counted

@@ -8,7 +8,7 @@ from weft.model.config import SIZES, Llama3Scaling, ModelConfig, check_bounds, c
 from weft.model.flat import FlatModel, Layout, Span, assemble, attach, flatten, layout
 from weft.model.initial import initial_vector
 from weft.model.transformer import Transformer
-from weft.model.weights import read_config, read_folder, read_tokenizer_json, write_folder
+from weft.model.weights import read_config, read_folder, write_folder
 
 __all__ = [
     "SIZES",
@@ -30,6 +30,5 @@ __all__ = [
     "num_parameters",
     "read_config",
     "read_folder",
-    "read_tokenizer_json",
     "write_folder",
 ]

@@ -127,7 +127,6 @@ class Recomputed:
         return self._passed is not None
 
     def forget(self) -> None:
-        """Keep it no more."""
         self._passed = None
 
     def input_gradient(self, dy: Tensor | None = None) -> Tensor | None:

@@ -218,7 +218,6 @@ def assemble(config: ModelConfig, vector: Float[Tensor, " num"]) -> Transformer:
 
 
 def layout_of(model: Part) -> Layout:
-    """Return where each tensor of a module lies."""
     return layout(model.config, model.section if isinstance(model, SectionModule) else None)
 
 

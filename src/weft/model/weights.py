@@ -55,12 +55,6 @@ def read_config(path: Path) -> ModelConfig:
     return config_from_hf(_read_bytes(path / _CONFIG), str(path / _CONFIG))
 
 
-def read_tokenizer_json(path: Path) -> bytes | None:
-    """Return the bytes of the folder's tokenizer.json, or None when it has none."""
-    file = path / _TOKENIZER
-    return _read_bytes(file) if file.exists() else None
-
-
 def read_folder(path: Path) -> tuple[ModelConfig, Float32[Tensor, " num"]]:
     """Return config and flat fp32 vector (CPU) of the model in the folder at `path`.
 

@@ -14,11 +14,10 @@ from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.keys import verify
 from weft.peer.messages import GENESIS
 from weft.rng import order_key
-from weft.sync.governance.legacy import charter_after, forked
+from weft.sync.governance.enact import charter_after, forked
 from weft.sync.method.choices import Choices
 from weft.sync.records import messages
 from weft.sync.records.charter import Charter
-from weft.sync.round.neighbours import is_gossip
 from weft.sync.round.rules import is_quorum, is_successor
 from weft.wire import Buffer, Signed, digest_of, encode, unseal
 
@@ -85,7 +84,7 @@ class Chain:
     def choices_in(self, round: Round) -> Choices:
         """Return the choices by which a round is computed: of gossip, or of a mean."""
         method = self.charter_in(round).settings.method
-        return method if self.base.round == round and is_gossip(self.base) else method.of_mean()
+        return method if self.base.round == round and self.base.is_gossip else method.of_mean()
 
     @property
     def electors(self) -> frozenset[PeerId]:

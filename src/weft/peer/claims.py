@@ -17,7 +17,7 @@ lease more in that round, within the bound.
 
 In a stage of a pipeline it is allowed what is routed to it: the bound is a multiple of what a round leases.
 
-A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.governance.legacy`). Its tokens
+A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.governance.enact`). Its tokens
 are the difference between two manifests: the head of the branch that was given up, and the last common one. A head that
 no member of the last common one has signed counts as one lease.
 """
@@ -29,7 +29,7 @@ from weft.events import Emit, Notice
 from weft.ids import PeerId, Tokens, short
 from weft.keys import verify
 from weft.peer.messages import GENESIS
-from weft.sync.governance.legacy import history, history_before, unclaimed
+from weft.sync.governance.enact import history, history_before
 from weft.sync.records.ancestry import fork_point
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Accept, Base, Certificate, Collect, Manifest, Propose, Ready, RoundNote
@@ -72,7 +72,7 @@ class Claims:
         """Return what `peer` announces, cut to what it is believed."""
         if ready.legacy is not None:
             return self._of_branch(base, peer, ready)
-        bound = unclaimed(base)
+        bound = base.unclaimed
         instead = base.charter.settings.quota_tokens if peer in base.resting else 0
         allowed = bound if base.charter.is_routed else min(self._allowed.get(peer, bound) + instead, bound)
         most = allowed if ready.group is None else self._of_group(base, peer, allowed)
@@ -87,7 +87,7 @@ class Claims:
         return self._of_group(base, peer, self._allowed.get(peer, self._leased.get(peer, 0)))
 
     def _of_group(self, base: Base, peer: PeerId, allowed: int) -> int:
-        bound = unclaimed(base)
+        bound = base.unclaimed
         due = sum(tokens for other, tokens in self._leased.items() if other != peer and other not in self._late)
         missing = max(0, bound - allowed - due)
         return min(bound, allowed + min(missing, sum(self._leased.values()), MAX_MISSING * allowed))
@@ -104,7 +104,7 @@ class Claims:
 
     def is_possible(self, base: Base, peer: PeerId, message: Collect | Propose) -> bool:
         """Return whether the plan or manifest that `peer` sends claims no more than was ever leased."""
-        bound = unclaimed(base)
+        bound = base.unclaimed
         counted = message.contributions if isinstance(message, Collect) else message.manifest.contributions
         is_each = all(0 <= contribution.tokens <= bound for contribution in counted)
         if is_each and sum(each.tokens for each in counted if each.legacy is None) <= bound:

@@ -55,8 +55,7 @@ from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
 from weft.run.config import Genesis
 from weft.store.votes import Votes
-from weft.sync.records.messages import GroupRecord, Manifest, own_work
-from weft.sync.round.groups import claims_in
+from weft.sync.records.messages import GroupRecord, Manifest, claims_in, own_work
 from weft.tasks import Tasks
 
 __all__ = ["Context", "Outcome", "Peer"]

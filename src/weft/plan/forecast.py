@@ -24,7 +24,7 @@ from weft.plan.timing import Kind, Load, RoundTime
 from weft.sync.costs import peer_memory
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import LowRankConfig, NesterovConfig
-from weft.sync.round.leases import num_drawn
+from weft.sync.round.shares import num_drawn
 from weft.training.device import decoder
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6

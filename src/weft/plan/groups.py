@@ -24,8 +24,8 @@ from weft.net.transport.memory import MSS_NBYTES
 from weft.peer.group.aggregator import PARALLEL
 from weft.plan.timing import Kind, Load, RoundTime, Way, rank, round_time, stream_s, waited_for
 from weft.sync.records.messages import MAX_GROUP
-from weft.sync.round.deadline import FLOOR_S
 from weft.sync.round.groups import NUM_HANDED
+from weft.sync.round.machine import FLOOR_S
 
 # Canonical bytes, as cost.round_letters has those of the electorate.
 _CLAIM_NBYTES = 170  # of a group in a manifest or plan

@@ -20,7 +20,7 @@ from statistics import NormalDist
 
 from weft.cost import training as cost
 from weft.net.transport.memory import CHUNK_NBYTES, MSS_NBYTES, NUM_REPEATS, RTO_S
-from weft.sync.round.deadline import FIRST_S, FLOOR_S, TELL_S
+from weft.sync.round.machine import FIRST_S, FLOOR_S, TELL_S
 
 
 @dataclass(frozen=True, kw_only=True)

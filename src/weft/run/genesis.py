@@ -28,7 +28,7 @@ from weft.data import CorpusConfig, DataIndex, JsonConfig, ShardStore, Tokenizer
 from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
 from weft.data.corpus import text_nbytes
-from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
+from weft.errors import ConfigError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
 from weft.events import Emit, Notice
 from weft.ids import Digest, short
 from weft.model import ModelConfig, check_size, named, read_config, read_folder
@@ -44,7 +44,7 @@ from weft.run.outline import data_ready
 from weft.run.staged import StagedConfig, seeded, staged
 from weft.store.chunks import raw
 from weft.store.home import Home
-from weft.sync.merge.coding import require
+from weft.sync.merge.payload import require
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import missed
 from weft.sync.records.acts import MAX_TOKENS
@@ -197,7 +197,7 @@ def pack_private(
     """Pack this machine's own files for a private run into `home.private`, and return their index, to be told nobody.
 
     Args:
-        tokenizer: the run's (see `load_tokenizer`).
+        tokenizer: the run's.
         base: the folder that relative paths start from.
         emit: takes how far packing has come.
 
@@ -208,28 +208,6 @@ def pack_private(
     index = _packed(home.private, corpus, tokenizer, base, emit)
     _check_size(index, config.train.seq_len, config.train.batch_size)
     return index
-
-
-def load_tokenizer(config: RunConfig, home: Home) -> Tokenizer | None:
-    """Return the run's tokenizer, or None when its blob, `config.data.tokenizer`, has yet to be fetched.
-
-    Raises:
-        TokenizerMismatch: it has another vocabulary than the run says.
-        DataError: the blob is corrupt (removed), or no tokenizer.
-    """
-    blob = home.blobs.read(config.data.tokenizer, MAX_TOKENIZER_NBYTES)
-    if blob is None:
-        return None
-    try:
-        tokenizer = tokenizers.from_bytes(blob)
-    except WireError as error:
-        raise DataError(f"the run's tokenizer cannot be used: {error}. Tell the run's maker.") from None
-    if tokenizer.vocab_size != config.data.vocab_size:
-        raise TokenizerMismatch(
-            f"the run's tokenizer has {tokenizer.vocab_size} ids, but the run says {config.data.vocab_size}. "
-            f"The run cannot be trained; tell its maker."
-        )
-    return tokenizer
 
 
 def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:

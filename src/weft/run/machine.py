@@ -1,8 +1,6 @@
-"""What one machine gives to a run (`PeerConfig`): device, threads, transports, caps.
+"""What one machine gives to a run (`PeerConfig`): device, threads, transports, caps, and what follows from these.
 
 It stays on its machine and is read without torch, which an anchor does not have.
-
-What one machine gives to a run at most, and the decisions that follow from it: pure, each a few lines.
 
     CapsConfig                            bytes, memory, cores, hours: the table [caps] of a machine file
     is_open(hours, minute)                whether this minute of the day is within the hours

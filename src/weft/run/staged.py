@@ -107,7 +107,6 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
         return self.model.is_tied and stage in {0, self.stages - 1}
 
     def called(self, stage: int) -> str:
-        """Return what a person calls a piece."""
         return "the tied matrix" if stage == self.tied else f"stage {stage + 1}"
 
     def of_largest(self) -> "StagedConfig":

@@ -34,8 +34,7 @@ from weft.sim.memo import shared
 from weft.sim.scenario import Kind, Scenario, at_present
 from weft.sim.world import Life, Member, Paced, World
 from weft.store.home import Home
-from weft.sync.records.messages import GroupRecord, Manifest
-from weft.sync.round.groups import claims_in
+from weft.sync.records.messages import GroupRecord, Manifest, claims_in
 from weft.training.trainer import Trainer
 from weft.wire import digest_of
 

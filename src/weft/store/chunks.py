@@ -53,14 +53,12 @@ def chunk_bytes(vector: Float32[Tensor, " num"]) -> Iterator[memoryview]:
 
 
 def chunk_digests(vector: Float32[Tensor, " num"]) -> tuple[Digest, ...]:
-    """Return the digest of each chunk."""
     if isinstance(vector, SpreadVector):
         return vector.chunk_digests()
     return tuple(digest(chunk) for chunk in chunks(vector))
 
 
 def state_index(vectors: Mapping[str, Float32[Tensor, " num"]]) -> StateIndex:
-    """Return the index of `vectors`."""
     return index_of(vectors, {name: chunk_digests(vector) for name, vector in vectors.items()})
 
 

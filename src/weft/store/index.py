@@ -61,7 +61,6 @@ class StateIndex(Record, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> dict[str, int]:
-        """Return how many numbers each vector has."""
         return {vector.name: vector.num for vector in self.vectors}
 
     def places(self, names: Collection[str] | None = None) -> dict[Digest, list[Span]]:

@@ -51,11 +51,9 @@ class Journal:
         return failure
 
     def keep(self, round: Round, result: Digest, data: wire.Buffer) -> None:
-        """Write a result."""
         self._write(f"{round}-{result}", data)
 
     def decide(self, certificate: Certificate) -> None:
-        """Write a decision."""
         self._write(f"{certificate.manifest.round}.bin", wire.encode(certificate))
 
     def rounds(self) -> Iterator[Certificate]:

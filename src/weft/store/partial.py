@@ -99,7 +99,6 @@ class Partial:
         return wanted in self._places and wanted not in self._missing
 
     def chunk(self, wanted: Digest) -> Buffer:
-        """Return a chunk that has come."""
         return self._places[wanted][0][1]
 
     def missing(self) -> list[Blob]:

@@ -14,7 +14,6 @@ from weft.cost import training as cost
 from weft.cost.training import Traffic
 from weft.sync.merge import basis as bases
 from weft.sync.merge.basis import Shapes
-from weft.sync.merge.gossip import num_sent
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import (
     AdamWConfig,
@@ -29,7 +28,7 @@ from weft.sync.method.choices import (
     SignSgdConfig,
 )
 from weft.sync.method.graph import mixing
-from weft.sync.round.leases import num_drawn
+from weft.sync.round.shares import num_drawn
 
 
 def peer_memory(
@@ -144,7 +143,7 @@ def _gossiped(choices: Choices, graph: GraphConfig, num: int, num_peers: int) ->
     brought, result = _halves(num, num_peers, codec, codec)
     mean = brought + result
     num_neighbours = max(map(len, mixing(graph.graph, num_peers, graph.degree)))
-    each = num_neighbours * build(choices.codec).nbytes(num_sent(choices, num))
+    each = num_neighbours * build(choices.codec).nbytes(choices.num_gossiped(num))
     ways = (
         ((graph.mean_every - 1) * each + way) // graph.mean_every for way in (mean.sent_nbytes, mean.received_nbytes)
     )

@@ -141,7 +141,6 @@ class SectionTrainer(Trainer):
     # --- steps ---
 
     def clear(self) -> None:
-        """Let what has been added up be nothing."""
         if self._parked is None:
             self._model.zero_gradient()
 

@@ -117,7 +117,6 @@ class Trainer(Stepper):
         self._num_steps = 0
 
     def _fitting(self) -> int:
-        """Return how many samples at a time fit."""
         return check_fits(self._run, self._peer, self.device)
 
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
@@ -197,7 +196,6 @@ class Trainer(Stepper):
 
     @property
     def micro_batch(self) -> int:
-        """Samples that are computed at a time."""
         return self._backward.micro_batch
 
     # --- the vector ---

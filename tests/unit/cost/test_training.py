@@ -23,7 +23,7 @@ from weft.net.transport.frame import encode_frame
 from weft.peer.chain import RESULTS_NBYTES
 from weft.sync.merge.reduce import ALIGNMENT, cut, encode_parts
 from weft.sync.records import messages
-from weft.sync.round.groups import counted
+from weft.sync.records.messages import counted
 from weft.wire import encode, seal
 
 FP32, BF16, INT8 = build(Fp32Config()), build(Bf16Config()), build(Int8Config())

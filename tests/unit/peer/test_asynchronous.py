@@ -27,12 +27,12 @@ from weft.model import initial_vector
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
 from weft.run.config import RunConfig
-from weft.sync.merge.coding import coding_in
+from weft.sync.merge.payload import coding_in
 from weft.sync.merge.reduce import Merger
 from weft.sync.method.choices import InnerSgdConfig
 from weft.sync.method.presets import AsyncDiLoCoConfig, spell_out
 from weft.sync.records.messages import Contribution
-from weft.sync.round.weights import awaited_weight, weight_of
+from weft.sync.round.shares import awaited_weight, weight_of
 from weft.training.learner import Work
 
 STEP_S = (1.0, 2.3, 5.1)  # of each member, so that no two end at once

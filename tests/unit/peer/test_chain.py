@@ -15,9 +15,9 @@ from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.round.inbox import Proofs, accept_of
 from weft.sync.records.messages import Accept, Certificate, Committed, Counted, Goodbye, Manifest, PartResult, RoundNote
 from weft.sync.round import round
-from weft.sync.round.leases import lease
 from weft.sync.round.machine import replace
 from weft.sync.round.rules import leader
+from weft.sync.round.shares import lease
 from weft.wire import Signed, decode, digest, digest_of, encode, seal
 
 RUN = RunId("cc" * 32)

@@ -11,10 +11,9 @@ from weft.events import Event, Notice
 from weft.ids import BranchId, Digest, PeerId, RunId, Tokens
 from weft.peer.chain import genesis, open_branch
 from weft.peer.claims import Claims
-from weft.sync.governance.legacy import unclaimed
-from weft.sync.records.messages import Base, Contribution, GroupRecord, Manifest, Ready, Stake, next_base
-from weft.sync.round.groups import claim_of, counted, record_of
-from weft.sync.round.leases import lease
+from weft.sync.records.messages import Base, Contribution, GroupRecord, Manifest, Ready, Stake, counted, next_base
+from weft.sync.round.groups import record_of
+from weft.sync.round.shares import claim_of, lease
 
 CHARTER = charter(1)
 QUOTA = CHARTER.settings.quota
@@ -134,7 +133,7 @@ def histories(draw: st.DrawFn) -> list[Manifest]:
     chain = [OPENING]
     for _ in range(draw(st.integers(1, 8))):
         head = chain[-1]
-        left = unclaimed(next_base(head, CHARTER))
+        left = next_base(head, CHARTER).unclaimed
         tokens = dict[PeerId, int]()
         for peer in draw(st.sets(st.sampled_from(head.members), min_size=1)):
             tokens[peer] = min(draw(st.integers(1, 4)) * LEASE, left - sum(tokens.values()))

@@ -4,7 +4,7 @@ import pytest
 
 from weft.codec.dense import Fp32
 from weft.plan.timing import Kind, Line, Load, RoundTime, round_time
-from weft.sync.round.deadline import FLOOR_S, TELL_S
+from weft.sync.round.machine import FLOOR_S, TELL_S
 
 NUM = 40 * 4096
 FP32 = Fp32()

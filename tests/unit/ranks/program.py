@@ -28,9 +28,9 @@ from weft.ranks.vector import spread
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.store.chunks import chunk_digests, replica_digest
-from weft.sync.merge import feedback
 from weft.sync.merge import outer as optimizers
 from weft.sync.merge.outer import StepContext
+from weft.sync.merge.payload import encode_with_feedback
 from weft.sync.merge.reduce import cut, decode_parts, encode_parts
 from weft.sync.merge.sharded import alike, gathered
 from weft.sync.method.choices import (
@@ -99,8 +99,8 @@ def check_bytes(site: Site) -> None:
         assert [bytes(each) for each in encoded] == [bytes(each) for each in encode_parts(codec, a, parts)]
         decoded = decode_parts(codec, encoded, parts, torch.empty_like(there))
         assert is_same(decoded, decode_parts(codec, encoded, parts))
-        found, left = feedback.encode(codec, there, parts, kept, 0.9)
-        expected, error = feedback.encode(codec, a, parts, b, 0.9)
+        found, left = encode_with_feedback(codec, there, parts, kept, 0.9)
+        expected, error = encode_with_feedback(codec, a, parts, b, 0.9)
         assert [bytes(each) for each in found] == [bytes(each) for each in expected]
         assert is_same(left, error)
     folder = Path(sys.argv[4])

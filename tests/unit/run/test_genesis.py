@@ -25,7 +25,7 @@ from weft.ids import Digest, PeerId
 from weft.model import ModelConfig, initial_vector, named, num_parameters, write_folder
 from weft.run import genesis as seal_module
 from weft.run.config import MAX_PEERS, LoopConfig, RunConfig, RunFile
-from weft.run.genesis import Sealed, initial, load_tokenizer, pack_private, read_run, seal
+from weft.run.genesis import Sealed, initial, pack_private, read_run, seal
 from weft.run.outline import public
 from weft.sim.scenario import MAX_MACHINES
 from weft.store.chunks import raw
@@ -206,7 +206,6 @@ def test_a_folders_vector_that_has_not_come_yet_is_none(tmp_path: Path) -> None:
     made = sealed(tmp_path, model={"type": "folder", "path": "hf"})
     joiner = Home(tmp_path / "joiner")
     assert initial(made.config, joiner) is None
-    assert load_tokenizer(made.config, joiner) is None
     wrong = msgspec.structs.replace(made.config, initial=joiner.blobs.put(bytes(8)))
     with pytest.raises(ConfigError, match="initial weights have 8 bytes"):
         initial(wrong, joiner)
@@ -224,20 +223,6 @@ def test_the_seeded_vector_is_the_one_of_the_genesis(tmp_path: Path) -> None:
     other = msgspec.structs.replace(config, initial=Digest("0" * 64))
     with pytest.raises(GenesisMismatch, match=f"gives the initial weights {config.initial[:8]} here, but 00000000"):
         initial(other, Home(tmp_path))
-
-
-def test_a_tokenizer_of_another_vocabulary_than_the_run_says_is_a_mismatch(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    config = sealed(tmp_path, home).config
-    found = load_tokenizer(config, home)
-    assert found is not None
-    assert found.vocab_size == 257
-    other = msgspec.structs.replace(config, data=msgspec.structs.replace(config.data, vocab_size=256))
-    with pytest.raises(TokenizerMismatch, match="has 257 ids, but the run says 256"):
-        load_tokenizer(other, home)
-    junk = msgspec.structs.replace(config.data, tokenizer=home.blobs.put(b"junk"))
-    with pytest.raises(DataError, match="tokenizer cannot be used"):
-        load_tokenizer(msgspec.structs.replace(config, data=junk), home)
 
 
 # --- what is served ---

@@ -20,7 +20,7 @@ from statistics import median_low
 
 from weft.ids import BranchId, Round
 from weft.net.messages import Heartbeat
-from weft.sync.governance.legacy import history
+from weft.sync.governance.enact import history
 from weft.sync.records.ancestry import Stretch
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest

@@ -33,11 +33,10 @@ from weft.peer.round.driver import RoundDriver
 from weft.peer.round.payloads import Payloads
 from weft.sync.merge.group_mean import GroupMean
 from weft.sync.merge.reduce import EncodedPart
-from weft.sync.records.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake
-from weft.sync.round.deadline import NUM_REMEMBERED, deadline_s
-from weft.sync.round.groups import Offer, claims_in, is_grace_due, may_close, record_of, slices, tokens_of
-from weft.sync.round.leases import shares
-from weft.sync.round.weights import weight
+from weft.sync.records.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake, claims_in
+from weft.sync.round.groups import Offer, is_grace_due, may_close, record_of, slices, tokens_of
+from weft.sync.round.machine import NUM_REMEMBERED, deadline_s
+from weft.sync.round.shares import shares, weight
 from weft.tasks import Tasks
 from weft.wire import Buffer, unseal
 

@@ -25,8 +25,8 @@ from weft.peer.group.leaf import Leaf
 from weft.peer.group.records import MAX_NBYTES, GroupRecords
 from weft.peer.messages import Decision, HandOn
 from weft.peer.round.driver import RoundDriver
-from weft.sync.records.messages import Certificate
-from weft.sync.round.groups import claims_in, parents
+from weft.sync.records.messages import Certificate, claims_in
+from weft.sync.round.groups import parents
 from weft.tasks import Tasks
 from weft.wire import MAX_RECORD_NBYTES, Buffer, decode, digest, encode
 

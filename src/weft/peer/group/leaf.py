@@ -28,8 +28,8 @@ from weft.peer.messages import Hurry, Joining, OfferNote, Release, SponsorAnswer
 from weft.peer.round.driver import RoundDriver
 from weft.rng import order_key
 from weft.sync.merge.reduce import EncodedPart, named
-from weft.sync.records.messages import Manifest
-from weft.sync.round.groups import Offer, claims_in, order_of
+from weft.sync.records.messages import Manifest, claims_in
+from weft.sync.round.groups import Offer, order_of
 from weft.wire import digest_of, seal
 
 LOOK_S = 0.5

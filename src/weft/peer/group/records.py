@@ -22,8 +22,8 @@ from weft.ids import Digest, PeerId, short
 from weft.peer.context import Context
 from weft.peer.state.carry import Carry
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import GroupClaim, GroupRecord, Manifest, own_work
-from weft.sync.round.groups import claims_in, slices, tokens_of
+from weft.sync.records.messages import GroupClaim, GroupRecord, Manifest, claims_in, own_work
+from weft.sync.round.groups import slices, tokens_of
 from weft.wire import Buffer, decode, digest_of, encode
 
 MAX_KEPT = 2048  # records: those of 64 rounds of the largest electorate

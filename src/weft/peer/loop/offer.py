@@ -14,9 +14,7 @@ from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.legacies import Legacies
 from weft.peer.state.replica import Replica
-from weft.sync.records.messages import Manifest
-from weft.sync.round.groups import payload_of
-from weft.sync.round.neighbours import is_gossip
+from weft.sync.records.messages import Manifest, payload_of
 
 
 class Offering:
@@ -37,7 +35,7 @@ class Offering:
         Who lacks what a gossip round builds on says that it brings nothing.
         """
         head, base, ranges = rounds.chain.head, rounds.chain.base, rounds.ranges
-        is_for_neighbours = is_gossip(base)
+        is_for_neighbours = base.is_gossip
         may_bring_other = rounds.is_member and not is_for_neighbours
         brought = await self._legacies.to_bring(base, ranges) if may_bring_other else None
         if brought is None and not self._carry.due:

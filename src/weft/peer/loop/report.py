@@ -20,10 +20,8 @@ from weft.peer.state.replica import Replica
 from weft.store.chunks import replica_digest
 from weft.sync.method.graph import spectral_gap
 from weft.sync.method.presets import LADDER
-from weft.sync.records.messages import Manifest, own_work
+from weft.sync.records.messages import Manifest, counted_through, own_work
 from weft.sync.records.tuning import Tuned
-from weft.sync.round.groups import counted_through
-from weft.sync.round.neighbours import has_result
 from weft.wire import digest_of
 
 TORN = "it is exchanged with this peer, and is not here: only the other has moved"
@@ -90,7 +88,7 @@ class Report:
                 received_nbytes=received - self._traffic_before[1],
                 duration_s=0.0 if began is None else self._context.clock.now() - began,
                 work_s=0.0 if work is None else work.duration_s,
-                distance=self._carry.mixing.distance if has_result(manifest) else None,
+                distance=self._carry.mixing.distance if manifest.has_result else None,
                 leader=manifest.leader,
                 contributed=tuple(each.tokens for each in manifest.contributions),
             )

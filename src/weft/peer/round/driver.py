@@ -43,8 +43,8 @@ from weft.peer.round.timers import RoundTimes, Timers
 from weft.peer.round.validity import Validity
 from weft.peer.state.legacies import KeptLegacy
 from weft.store.votes import Votes
-from weft.sync.governance.legacy import charter_after
-from weft.sync.merge.fragments import Scope
+from weft.sync.governance.enact import charter_after
+from weft.sync.merge.basis import Scope
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records import messages
 from weft.sync.records.charter import Charter

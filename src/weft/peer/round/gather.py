@@ -25,12 +25,10 @@ from weft.peer.round.member import Member
 from weft.peer.round.payloads import Payloads
 from weft.peer.round.timers import Timers
 from weft.sync.records.messages import Contribution, Ready
-from weft.sync.round.deadline import TELL_S
-from weft.sync.round.groups import contribution
-from weft.sync.round.machine import Input, Lost, Trained
-from weft.sync.round.neighbours import is_well_dealt
+from weft.sync.round.machine import TELL_S, Input, Lost, Trained
 from weft.sync.round.round import unanswered
-from weft.sync.round.rules import is_under_way, leader
+from weft.sync.round.rules import is_under_way, is_well_cut, leader
+from weft.sync.round.shares import contribution
 
 REPEAT_S = 4.0  # until an announcement is said again; doubled each time
 AGAIN_S = 1.0  # between two tries to fetch a payload that is announced
@@ -140,7 +138,7 @@ class Gather:
         if peer in self._announced:  # said again: the leader may not have heard either what is here
             self._tell_soon()
             return
-        if not is_well_dealt(base, peer, ready.parts):
+        if not is_well_cut(base, peer, ready.parts):
             return
         self._announced[peer] = ready.parts
         self._timers.note_ready(peer)

@@ -30,17 +30,15 @@ from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.round.gather import Gather
 from weft.peer.round.payloads import Payloads, Wanted
-from weft.sync.merge.coding import codec_in, coding_in, payload_codec_in, reply_codec_in
-from weft.sync.merge.feedback import Replies
-from weft.sync.merge.fragments import Scope
+from weft.sync.merge.basis import Scope
+from weft.sync.merge.payload import Replies, codec_in, coding_in, payload_codec_in, reply_codec_in
 from weft.sync.merge.reduce import EncodedPart, Merger, decode_parts
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import Base, Collect, Contribution, Manifest
-from weft.sync.round.groups import counted, payload_of
+from weft.sync.records.messages import Base, Collect, Contribution, Manifest, counted, payload_of
 from weft.sync.round.machine import MergeDone, MergeFailed, Noticed, ResultHeld
-from weft.sync.round.neighbours import NOTHING, has_result, is_gossip, taken, takes_from
-from weft.sync.round.weights import awaited_weight, weight_of
+from weft.sync.round.neighbours import NOTHING, taken, takes_from
+from weft.sync.round.shares import awaited_weight, weight_of
 from weft.wire import Buffer
 
 
@@ -104,7 +102,7 @@ class RoundMerger:
             here: the elements of the part.
         """
         base = self._chain.base
-        if base.round == round and is_gossip(base):
+        if base.round == round and base.is_gossip:
             found = await self._take(plan, part, base)
         else:
             work, fetch = self._work(plan, here, round, is_mine=True), self.parts.contribution
@@ -325,7 +323,7 @@ def _alone(base: Base, head: Manifest) -> float:
     """
     if base.charter.settings.method.send == "delta+weights":
         return 0.5
-    return 1.0 if head.round == 0 or has_result(head) else 0.0
+    return 1.0 if head.round == 0 or head.has_result else 0.0
 
 
 def _add(merger: Merger, weight: int, data: Buffer, codec: Codec) -> float:

@@ -31,16 +31,15 @@ from weft.net.blobs.blobs import StillComing, first_of
 from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.store.pool import Pool
-from weft.sync.merge.coding import codec_in, group_codec_in, payload_codec_in, reply_codec_in
-from weft.sync.merge.fragments import Scope
-from weft.sync.merge.gossip import num_sent as num_gossiped
+from weft.sync.merge.basis import Scope
 from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
+from weft.sync.merge.payload import codec_in, group_codec_in, payload_codec_in, reply_codec_in
 from weft.sync.merge.reduce import EncodedPart, cut, decode_parts
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
 from weft.sync.round.machine import Noticed, ResultHeld, Status
-from weft.sync.round.neighbours import dealt, is_gossip, receives
-from weft.sync.round.part_sizes import parts_of
+from weft.sync.round.neighbours import dealt, receives
+from weft.sync.round.shares import parts_of
 from weft.wire import Buffer
 
 LEAST_NBYTES = 1 << 12  # of a transfer: a smaller one measures its delay only
@@ -116,18 +115,18 @@ class Payloads:
 
     def cut(self, base: Base) -> tuple[range, ...]:
         """Return how a payload is cut that is brought to a round: where the parts lie, or whole, for neighbours."""
-        if is_gossip(base):
-            return (range(num_gossiped(base.charter.settings.method, self._scope.num)),)
+        if base.is_gossip:
+            return (range(base.charter.settings.method.num_gossiped(self._scope.num)),)
         return cut(self._scope.num_sent(base.round), base.uplinks)
 
     def results_in(self, base: Base) -> tuple[range, ...]:
         """Return where the parts lie that are merged in a round, and given to all."""
-        return (range(0),) * base.num_parts if is_gossip(base) else self.cut(base)
+        return (range(0),) * base.num_parts if base.is_gossip else self.cut(base)
 
     def nums(self, base: Base, peer: PeerId) -> tuple[int, ...]:
         """Return how many numbers each part has of what `peer` brings to a round."""
         ranges = self.cut(base)
-        if is_gossip(base):
+        if base.is_gossip:
             return tuple(len(ranges[0]) if is_taken else 0 for is_taken in receives(base, peer))
         return tuple(map(len, ranges))
 
@@ -145,7 +144,7 @@ class Payloads:
         """Serve a payload, in the place of the one before; return its parts' digests."""
         self._payload, self.asked_by = {part.digest: part.encoded for part in parts}, {}
         base, me = self._chain.base, self._node.peer
-        if is_gossip(base) and me in base.electorate:
+        if base.is_gossip and me in base.electorate:
             return dealt(base, me, parts[0].digest)
         return tuple(part.digest for part in parts)
 
@@ -431,7 +430,7 @@ class Payloads:
         return False
 
     def _limit_s(self, codec: Codec) -> float:
-        most = max(self._scope.most_sent, num_gossiped(self._chain.charter.settings.method, self._scope.num))
+        most = max(self._scope.most_sent, self._chain.charter.settings.method.num_gossiped(self._scope.num))
         return FETCH_FLOOR_S + 8 * codec.nbytes(most) / MIN_UPLINK_BPS
 
     def _lookup(self, peer: PeerId, wanted: Digest) -> Buffer | None:

@@ -25,8 +25,7 @@ from weft.errors import DataError, DiskFull
 from weft.ids import Attempt, PeerId
 from weft.store.record_file import RecordFile
 from weft.sync.records.tuning import NUM_SEEN, Seen
-from weft.sync.round.deadline import NUM_REMEMBERED, deadline_s
-from weft.sync.round.machine import Timer
+from weft.sync.round.machine import NUM_REMEMBERED, Timer, deadline_s
 
 EVERY_S = 5.0
 MAX_NBYTES = 64 << 10  # of what is kept of them

@@ -34,10 +34,8 @@ from weft.peer.state.replica import Replica
 from weft.sync.merge import payload
 from weft.sync.merge.reduce import EncodedPart, named
 from weft.sync.merge.sharded import SpreadVector, alike
-from weft.sync.records.messages import Counted
-from weft.sync.round.groups import payload_of
+from weft.sync.records.messages import Counted, payload_of
 from weft.sync.round.machine import Fate
-from weft.sync.round.neighbours import has_result
 from weft.training.learner import Learner, Work
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
@@ -269,7 +267,7 @@ class Carry:
             position = self.mixing.meet(leased, sent, met, Round(round or 0), choices)
         else:
             head = self._replica.head
-            is_mean = head is None or has_result(head)  # where a branch opens, nothing is made
+            is_mean = head is None or head.has_result  # where a branch opens, nothing is made
             if is_mean:
                 self.mixing.note_distance(leased)
             is_mine = is_counted and is_mean

@@ -43,9 +43,9 @@ from weft.peer.state.state_client import OFFER_S, StateClient
 from weft.store.chunks import raw
 from weft.store.index import StateIndex
 from weft.store.record_file import RecordFile
-from weft.sync.governance.legacy import history
-from weft.sync.merge.coding import legacy_codec_in
+from weft.sync.governance.enact import history
 from weft.sync.merge.method import OUTER
+from weft.sync.merge.payload import legacy_codec_in
 from weft.sync.merge.reduce import EncodedPart, encode_parts, named
 from weft.sync.method.choices import LowRankConfig
 from weft.sync.records.ancestry import ForkPoint, Legacy, fork_point, lacking

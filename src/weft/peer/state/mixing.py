@@ -22,9 +22,9 @@ from weft.errors import PayloadError
 from weft.ids import PeerId, Round
 from weft.peer.state.replica import Replica
 from weft.sync.merge import gossip
-from weft.sync.merge.coding import codec_in
 from weft.sync.merge.gossip import Neighbour
 from weft.sync.merge.outer import State
+from weft.sync.merge.payload import codec_in
 from weft.sync.merge.reduce import EncodedPart, named
 from weft.sync.method.choices import Choices
 from weft.wire import Buffer
@@ -97,7 +97,7 @@ class Mixing:
         """
         if met.lost or not met.is_known:
             self._is_in_step = False
-        codec, num = codec_in(choices, round), gossip.num_sent(choices, local.numel())
+        codec, num = codec_in(choices, round), choices.num_gossiped(local.numel())
         mine = None if sent is None else codec.decode(sent, num, bounds.empty(num))
         position, self._state = self._gossip(choices).mixed(local, self._state, mine, self._theirs(met, codec, num))
         return position

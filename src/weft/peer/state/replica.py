@@ -14,19 +14,18 @@ from weft.ids import Round
 from weft.run.amend import amended, first_charter
 from weft.run.config import Genesis
 from weft.run.staged import confinement
-from weft.sync.governance.legacy import charter_after
-from weft.sync.merge.coding import reply_codec_in
-from weft.sync.merge.fragments import Scope
+from weft.sync.governance.enact import charter_after
+from weft.sync.merge.basis import Scope
 from weft.sync.merge.method import OUTER, Method
 from weft.sync.merge.outer import State as OuterState
 from weft.sync.merge.outer import StepContext
+from weft.sync.merge.payload import reply_codec_in
 from weft.sync.merge.reduce import decode_parts
 from weft.sync.merge.sharded import SpreadVector, alike, empty_like
 from weft.sync.method.schedule import lr
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest, next_base
-from weft.sync.round.neighbours import has_result
-from weft.sync.round.part_sizes import parts_of
+from weft.sync.round.shares import parts_of
 from weft.wire import Buffer
 
 
@@ -59,7 +58,7 @@ class Replica:
         Raises:
             PayloadError: a result is not finite or of another size; nothing has changed.
         """
-        if has_result(manifest):
+        if manifest.has_result:
             round, parts = manifest.round, parts_of(manifest, self.scope)
             merged = empty_like(self.outer) if self._merged is None else self._merged[: self.scope.num_sent(round)]
             decode_parts(reply_codec_in(self.method.choices, round), results, parts, merged)

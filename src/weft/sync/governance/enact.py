@@ -1,30 +1,43 @@
-"""What warrants come to: the charter after them, and who is no member any more.
+"""What a manifest comes to: the charter after it, who is no member any more, and what it counts of branches that ended.
 
     genesis ──► charter ──warrants of a manifest──► charter ──► ...        `enact`, the same on every member
 
 What an act changes, it changes between two rounds: the round that decides it is computed by the charter before.
+
+A legacy is what a branch that was given up had counted, as one contribution of a round of the branch that goes on:
+
+    weight   its tokens, but at most the median of the round's other contributions
+    length   of each part, at most the median of the others' (`weft.sync.merge.reduce.Merger`)
+    once     no round of it may be in the history already, nor in another legacy of the same round
+
+so whoever makes a branch up, with whatever tokens, moves the parameters no further than one member's round does, nor
+the run's count of tokens. All of it can be checked from the base and the contributions alone. What is taken in is
+written into the charter, which comes with every state.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 import msgspec
 
 from weft.codec import ExtensionCodecConfig
 from weft.errors import ConfigError, WireError
-from weft.ids import PeerId, short
+from weft.ids import PeerId, Round, Tokens, short
 from weft.keys import verify
 from weft.sync.governance.equivocation import equivocation
 from weft.sync.records import acts
+from weft.sync.records.ancestry import Fork, History, Stretch, with_fork, with_taken
 from weft.sync.records.charter import MAX_BANNED, MAX_TOKENS_PER_STEP, Body, Charter, Expelled, Settings, Struck
-from weft.sync.records.messages import RoundNote
+from weft.sync.records.messages import Base, Brought, Manifest, RoundNote
+from weft.sync.records.tuning import Tuned, is_allowed, tuned_charter
 from weft.wire import Signed, decode, unseal
 
 replace = msgspec.structs.replace
 replaced = dataclasses.replace
+B = TypeVar("B", bound=Brought)
 
 
 @dataclass(frozen=True)
@@ -266,3 +279,116 @@ def amended_settings(charter: Charter, amend: acts.Amend) -> Settings:
     if settings.batch_size * settings.seq_len > MAX_TOKENS_PER_STEP:
         raise Void(f"one inner step may take {MAX_TOKENS_PER_STEP:,} tokens at most")
     return settings
+
+
+def history(head: Manifest, charter: Charter) -> History:
+    """Return what the state after `head` is made of."""
+    return History(head.branch, charter.forks, Round(head.round + 1), charter.taken_in)
+
+
+def history_before(base: Base) -> History:
+    """Return what the state is made of that the round of `base` starts from."""
+    return History(base.branch, base.charter.forks, base.round, base.charter.taken_in)
+
+
+def countable(base: Base, offered: Iterable[B]) -> tuple[B, ...]:
+    """Return the contributions that a round can count, ascending by peer: legacies with their weight, and each once.
+
+    Args:
+        offered: of a legacy, the weight is not asked: it follows from the others.
+    """
+    offered = tuple(offered)
+    counted = [each for each in offered if each.legacy is None]
+    most = median_tokens(counted) or base.charter.settings.quota_tokens
+    known = history_before(base)
+    taken: list[Stretch] = []
+    for each in sorted(offered, key=lambda each: (-_tokens(each), each.peer)):
+        if each.legacy is None or not each.legacy.tokens:
+            continue
+        stretches = each.legacy.stretches
+        is_new = not any(known.has(one) or any(one.overlaps(other) for other in taken) for one in stretches)
+        if is_new and all(one.start < one.stop for one in stretches):
+            taken += stretches
+            counted.append(replace(each, tokens=Tokens(min(each.legacy.tokens, most))))
+    return _cut(sorted(counted, key=lambda each: each.peer), base.unclaimed)
+
+
+def _cut(counted: Sequence[B], most: int) -> tuple[B, ...]:
+    """Return the contributions with at most so many tokens together, legacies apart: who claims most is cut first.
+
+    Every claim may be possible by itself; were their sum counted, nothing would be left that can be claimed next.
+    """
+    left, cap = most, most
+    claims = sorted(each.tokens for each in counted if each.legacy is None)
+    for number, tokens in enumerate(claims):
+        cap = left // (len(claims) - number)  # were all that follow cut
+        if tokens > cap:
+            break
+        left -= tokens
+    else:
+        return tuple(counted)
+    return tuple(
+        each if each.legacy is not None or each.tokens <= cap else replace(each, tokens=Tokens(cap)) for each in counted
+    )
+
+
+def median_tokens(contributions: Iterable[Brought]) -> int:
+    """Return the median weight of those that have any, the lower of two; 0 where nobody has.
+
+    A group counts as one of its peers.
+    """
+    weights = sorted(
+        each.tokens // (1 if each.group is None else 1 + each.group.num_counted)
+        for each in contributions
+        if each.tokens and each.legacy is None
+    )
+    return weights[(len(weights) - 1) // 2] if weights else 0
+
+
+def _tokens(contribution: Brought) -> int:
+    return 0 if contribution.legacy is None else contribution.legacy.tokens
+
+
+def enacted(
+    base: Base, acts: tuple[acts.Warrant, ...], contributions: Sequence[Brought], tuned: Tuned | None = None
+) -> Enacted:
+    """Return what a round comes to: its acts, how it tunes the method, and the legacies that it takes in.
+
+    Raises:
+        Void: an act has no effect where it stands, or the method may not be tuned so.
+    """
+    done = enact(base.charter, base.body, acts)
+    if tuned is not None:
+        if acts or not is_allowed(done.charter, base.round, tuned):
+            raise Void("the method is not to be tuned so, or not yet")
+        done = replaced(done, charter=tuned_charter(done.charter, base.round, tuned))
+    brought = [each for each in contributions if each.legacy is not None]
+    if not brought:
+        return done
+    stretches = [stretch for each in brought if each.legacy is not None for stretch in each.legacy.stretches]
+    charter = replace(
+        done.charter,
+        taken_in=with_taken(history_before(base), stretches),
+        # Nothing was leased here for what they count.
+        tokens_before=done.charter.tokens_before + sum(each.tokens for each in brought),
+    )
+    return replaced(done, charter=charter)
+
+
+def forked(base: Base) -> Charter:
+    """Return the charter of a branch that begins where `base` lost its majority."""
+    fork = Fork(
+        branch=base.branch,
+        round=base.round,
+        manifest=base.previous,
+        members=base.electorate,
+        committed_tokens=base.committed_tokens,
+    )
+    return replace(base.charter, forks=with_fork(base.charter.forks, fork))
+
+
+def charter_after(base: Base, manifest: Manifest) -> Charter:
+    """Return what holds after a manifest that follows on `base`, or opens a branch there."""
+    if manifest.branch != base.branch:
+        return forked(base)
+    return enacted(base, manifest.acts, manifest.contributions, manifest.tuned).charter

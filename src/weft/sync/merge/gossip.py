@@ -82,11 +82,6 @@ class Gossip(Protocol):
         ...
 
 
-def num_sent(choices: Choices, num: int) -> int:
-    """Return how many numbers a member sends in a gossip round, of `num` parameters."""
-    return 2 * num if choices.send == "delta+weights" else num
-
-
 def build(choices: Choices) -> Gossip | None:
     """Return the arithmetic of a method that gossips; None: it has replicas."""
     match choices.apply:

@@ -14,15 +14,12 @@ import torch
 from weft.codec import bounds
 from weft.codec.codec import Codec
 from weft.errors import PayloadError
-from weft.sync.merge import mean
-from weft.sync.merge.mean import MAX_WEIGHT
-from weft.sync.merge.reduce import EncodedPart, decode_parts, encode_parts, named
+from weft.sync.merge.reduce import MAX_WEIGHT, EncodedPart, decode_parts, empty_mean, encode_parts, named
 from weft.sync.method.choices import Rule
 from weft.wire import Buffer
 
 
 def payload_nbytes(codec: Codec, parts: Sequence[range]) -> int:
-    """Return how long a payload is, all parts together."""
     return sum(codec.nbytes(len(part)) for part in parts)
 
 
@@ -57,7 +54,7 @@ class GroupMean:
         self._parts = tuple(parts)
         num = self._parts[-1].stop
         self._decoded = bounds.empty(num, torch.float32)
-        self._mean = mean.build(rule, num)
+        self._mean = empty_mean(rule, num)
         self._weight = 0  # of all that was added
 
     def add(self, weight: int, payload: Sequence[Buffer]) -> None:

@@ -77,7 +77,6 @@ class LowRank:
         self._num_shaped, self._num_factors, self._sizes = start, sent, (left, right)
 
     def num_sent(self, num: int) -> int:
-        """Return how many numbers are sent of a vector of `num`."""
         return self._num_factors + sum(len(here) for here in self._pieces(num))
 
     def init(self) -> State:

@@ -37,8 +37,7 @@ from torch import Tensor
 from weft.codec import bounds
 from weft.sync.merge import basis as bases
 from weft.sync.merge import outer as optimizers
-from weft.sync.merge.basis import Shapes
-from weft.sync.merge.fragments import Scope
+from weft.sync.merge.basis import Scope, Shapes
 from weft.sync.merge.outer import State, StepContext
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.method.choices import (
@@ -108,7 +107,6 @@ class Method:
         return torch.sub(outer, local_or_gradient, out=into)
 
     def num_sent(self, num: int) -> int:
-        """Return how many numbers are encoded of a vector of `num`."""
         return self.basis.num_sent(num)
 
     def contribution(

@@ -1,11 +1,32 @@
-"""How members average vectors in parts: where the parts lie, and what an owner does with what it collects.
+"""How members average vectors in parts: where these lie, what an owner does with what it collects, and by which rule.
 
     every member  -- its part i, encoded -->  owner of part i
     owner of i    -- the mean of part i, encoded once -->  every member
 
-so all members decode the same bytes. How vectors are merged is the rule's (`mean`), peers ascending, as the manifest
-lists them. What a branch had counted (a legacy: the sum of any number of outer steps) is added after all others. Its
-part is made so short that it moves no further than the median of theirs, the lower of two:
+so all members decode the same bytes. Contributions are merged peers ascending, as the manifest lists them.
+
+    rule           element of the mean                          what it does to the step
+    peers_mean     sum v_i x_i / (sum v_i + a)                  an element that few peers send makes a small one
+    senders_mean   sum v_i x_i / sum v_i, over i with x_i != 0  it makes one as large as theirs
+
+v are weights (tokens), a is the weight of what is late. FedAvg and DiLoCo take the mean over peers; the public code of
+DeMo, CCLoco and SparseLoCo that over senders. Where peers send different elements, as top-k lets them, it is up to n
+times larger: an outer learning rate that fits one rule does not fit the other. It awaits nothing: what is late will be
+a sender's in its own round.
+
+Of a group (`group_mean`) only its mean comes to the owner of a part, with the weight of the whole group. The mean over
+peers stays what it is, but for rounding. That over senders does not: it is taken within the group, and then over groups
+and lone members, so an element that one of ten leaves sent weighs there as if all ten had.
+
+All in float64, elementwise, one rounding per operation, and one more to fp32 at the end: a fixed sequence of IEEE
+operations, equal on every machine. Weights are integers and are not normalised first: w/W rounded to fp32 would not
+sum to one. With float64 every w x is exact (24 + 29 bits, for w < 2^29), so
+- the mean of equal vectors is that vector, bit for bit, where nobody is late; one contributor's mean is its own;
+- the result differs from the true mean by little more than the final rounding (fp32 sums lose up to n of those);
+- finite contributions have a finite mean: nothing can overflow on the way (n w x < 2^10 2^53 2^128).
+
+What a branch had counted (a legacy: the sum of any number of outer steps) is added after all others. Its part is made
+so short that it moves no further than the median of theirs, the lower of two:
 
     x_b <- x_b min(1, median |v_i x_i| / |v_b x_b|)
 
@@ -14,9 +35,10 @@ No owner sees more than its own part, so parts are shortened one by one; as each
 It costs the owner 8 bytes per element of its own part, and one accumulator whatever the number of peers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, assert_never, final, runtime_checkable
 
 import torch
 from jaxtyping import Float32
@@ -27,12 +49,129 @@ from weft.codec.bounds import Empty
 from weft.codec.codec import Codec
 from weft.errors import PayloadError
 from weft.ids import Digest
-from weft.sync.merge import mean
-from weft.sync.merge.mean import MAX_WEIGHT
 from weft.sync.merge.outer import clip_factor, norm
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.method.choices import Rule
 from weft.wire import Buffer, digest
+
+MAX_WEIGHT = 1 << 53  # above, an integer is not exact in float64
+
+_CHUNK = 1 << 16  # elements: the accumulator's and the scratch's 512 KiB each
+
+
+@runtime_checkable  # the shape check that is on in tests asks
+class Mean(Protocol):
+    """Vectors must be added in one order everywhere: float64 sums may round, so the order is part of the result."""
+
+    def add(self, weight: int, vector: Float32[Tensor, " num"]) -> None:
+        """Add a vector that weighs `weight` >= 0."""
+        ...
+
+    def result(self, awaited: int = 0) -> Float32[Tensor, " num"]:
+        """Return the mean of what was added, one vector or more.
+
+        Args:
+            awaited: a, the weight of what is late.
+        """
+        ...
+
+
+def empty_mean(rule: Rule, num: int, empty: Empty = bounds.empty) -> Mean:
+    """Return an empty mean of vectors of `num` elements.
+
+    Args:
+        empty: gives memory for so many values of a type.
+    """
+    match rule:
+        case "peers_mean":
+            return PeersMean(num, empty)
+        case "senders_mean":
+            return SendersMean(num, empty)
+    assert_never(rule)
+
+
+@final
+class PeersMean:
+    def __init__(self, num: int, empty: Empty = bounds.empty) -> None:
+        self._empty = empty
+        self._sum = empty(num, torch.float64)
+        self._is_first = True
+        self._weight = 0
+
+    def add(self, weight: int, vector: Float32[Tensor, " num"]) -> None:
+        accumulate(self._sum, weight, vector, is_first=self._is_first)
+        self._is_first = False
+        self._weight += weight
+
+    def result(self, awaited: int = 0) -> Float32[Tensor, " num"]:
+        mean = self._empty(self._sum.numel(), torch.float32)
+        divide(self._sum, self._weight + awaited, mean)
+        return mean
+
+
+@final
+class SendersMean:
+    """Holds a sum and a weight for each element: twice the memory of a mean over peers."""
+
+    def __init__(self, num: int, empty: Empty = bounds.empty) -> None:
+        self._empty = empty
+        self._sum = empty(num, torch.float64)
+        self._weights = empty(num, torch.float64)
+        self._is_first = True
+
+    def add(self, weight: int, vector: Float32[Tensor, " num"]) -> None:
+        accumulate(self._sum, weight, vector, is_first=self._is_first)
+        accumulate(self._weights, weight, vector != 0, is_first=self._is_first)
+        self._is_first = False
+
+    def result(self, awaited: int = 0) -> Float32[Tensor, " num"]:  # noqa: ARG002  # the protocol's signature
+        mean = self._empty(self._sum.numel(), torch.float32)
+        divide(self._sum, self._weights.clamp(min=1.0), mean)  # where nobody sent anything, 0 over 1
+        return mean
+
+
+def merge(contributions: Iterable[tuple[int, Float32[Tensor, " num"]]]) -> Float32[Tensor, " num"]:
+    """Return the mean of decoded vectors weighted by tokens, given in ascending peer order.
+
+    Bit for bit what `PeersMean` computes, where nobody is late, and with less memory. NaN stays NaN: codecs refuse it.
+    """
+    total, accumulator = 0, None
+    for weight, vector in contributions:
+        total += weight
+        if accumulator is None:
+            accumulator = torch.empty_like(vector, dtype=torch.float64)
+            accumulate(accumulator, weight, vector, is_first=True)
+        else:
+            accumulate(accumulator, weight, vector)
+    if accumulator is None or not 0 < total <= MAX_WEIGHT:
+        raise ValueError(f"cannot take a mean over {total} tokens")
+    mean = accumulator.new_empty(accumulator.shape, dtype=torch.float32)
+    divide(accumulator, total, mean)
+    return mean
+
+
+def accumulate(accumulator: Tensor, weight: int, vector: Tensor, *, is_first: bool = False) -> None:
+    """accumulator += weight vector; the first time it begins with that."""
+    scratch = accumulator.new_empty(min(_CHUNK, vector.numel()))
+    for start in range(0, vector.numel(), _CHUNK):
+        here, there = vector[start : start + _CHUNK], accumulator[start : start + _CHUNK]
+        product = there if is_first else scratch[: here.numel()]
+        product.copy_(here)
+        product.mul_(float(weight))
+        if not is_first:
+            there.add_(product)
+
+
+def divide(accumulator: Tensor, total: int | Tensor, mean: Tensor) -> None:
+    """mean = accumulator / total, rounded to fp32; `total` is a number, or one for each element."""
+    if isinstance(total, int):  # as a tensor: a GPU multiplies by a rounded reciprocal when it divides by a number
+        total = torch.tensor([float(total)], dtype=torch.float64, device=accumulator.device)
+    scratch = accumulator.new_empty(min(_CHUNK, accumulator.numel()))
+    for start in range(0, accumulator.numel(), _CHUNK):
+        here = accumulator[start : start + _CHUNK]
+        divisor = total if total.numel() == 1 else total[start : start + _CHUNK]
+        mean[start : start + _CHUNK].copy_(torch.div(here, divisor, out=scratch[: here.numel()]))
+
 
 ALIGNMENT = MAX_BLOCK  # elements; every codec's block divides it, so a part's encoding does not depend on the cut
 
@@ -146,7 +285,7 @@ class Merger:
         self._coding = coding
         self._awaited = awaited
         self._lengths: list[float] | None = [] if is_measuring else None  # of x_i, times v_i
-        self._mean = mean.build(coding.rule, num, empty)
+        self._mean = empty_mean(coding.rule, num, empty)
         self._decoded = empty(num, torch.float32)
         self._weight = 0
 

@@ -271,6 +271,10 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
         """Who exchanges with whom; None: there are replicas."""
         return self.among if isinstance(self.among, GraphConfig) else None
 
+    def num_gossiped(self, num: int) -> int:
+        """Return how many numbers a member sends in a gossip round, of `num` parameters."""
+        return 2 * num if self.send == "delta+weights" else num
+
     def of_mean(self) -> "Choices":
         """Return the choices by which rounds with replicas are computed: where members exchange, those of the mean."""
         if self.graph is None:

@@ -18,6 +18,7 @@ Each travels in a signed `RoundNote` that names branch and round. Every number a
 read: what is counted up from it must still fit into a record.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -31,7 +32,7 @@ from weft.sync.records.acts import MAX_ACTS, Warrant
 from weft.sync.records.ancestry import Legacy
 from weft.sync.records.charter import Body, Charter
 from weft.sync.records.tuning import Tuned
-from weft.wire import Record, Signed, digest_of
+from weft.wire import Record, Signed, digest, digest_of
 
 # Counted up by one at a time, these are not reached; sums of them stay within the 64 bits of a record's integer.
 MAX_COUNT = 1 << 53
@@ -41,6 +42,7 @@ KEY_NBYTES = 32  # of a peer's public key
 MAX_UNCOUNTED = 3 * MAX_MEMBERS  # leases remembered that were not counted: who stays away longer has its newest kept
 MAX_LEASES = MAX_UNCOUNTED + 2 * MAX_MEMBERS  # each ends what one of those holds, or what a member is to be leased
 MAX_UPLINK = 16  # of the fastest members: who sends slower owns a smaller part
+MAX_ROUTED = 64  # quotas that a round counts where what members train on is routed to them
 
 _Attempt = Annotated[Attempt, Meta(ge=0, le=MAX_COUNT)]
 _Round = Annotated[Round, Meta(ge=0, le=MAX_COUNT)]
@@ -153,6 +155,11 @@ class Manifest(Record, frozen=True, kw_only=True):
     tuned: Tuned | None = None  # how often members synchronise from now on, and in which bytes
     is_gossip: bool = False  # neighbours took each other's payloads, and nothing was merged for all
 
+    @property
+    def has_result(self) -> bool:
+        """Whether the outer parameters move with it."""
+        return bool(self.contributions) and not self.is_gossip
+
 
 class Base(Record, frozen=True, kw_only=True):
     """What all members of a round know before it starts; a function of the manifest before."""
@@ -181,6 +188,27 @@ class Base(Record, frozen=True, kw_only=True):
     @property
     def num_parts(self) -> int:
         return len(self.uplinks)
+
+    @property
+    def unclaimed(self) -> Tokens:
+        """The tokens that were leased, and that no manifest has counted: no round can count more.
+
+        Where what members train on is routed to them, each may have had all that others were leased: no bound is known.
+        """
+        if self.charter.is_routed:
+            return Tokens(MAX_ROUTED * self.charter.settings.quota_tokens)
+        return Tokens(max(0, self.charter.leased_tokens(self.cursor) + self.leased_again - self.committed_tokens))
+
+    @property
+    def is_gossip(self) -> bool:
+        """Whether members exchange whole payloads with their neighbours in this round (`sync.round.neighbours`)."""
+        choices = self.charter.settings.method
+        graph = choices.graph
+        if graph is None or self.round % graph.mean_every == 0:
+            return False
+        if self.charter.has_ended or (choices.send == "difference" and self.has_new_members):
+            return False
+        return self.committed_tokens + self.unclaimed < self.charter.settings.tokens
 
 
 class RoundMessage(Record, frozen=True, kw_only=True, tag=True, tag_field="type"):
@@ -312,6 +340,32 @@ class Certificate(Record, frozen=True, kw_only=True):
     manifest: Manifest
     votes: Annotated[tuple[Signed, ...], Meta(max_length=MAX_MEMBERS)]
     farewells: Annotated[tuple[Signed, ...], Meta(max_length=MAX_MEMBERS)]
+
+
+def payload_of(parts: Iterable[Digest]) -> Digest:
+    """Return what a manifest calls a payload of these parts."""
+    return digest("".join(parts).encode())
+
+
+def counted(contribution: Contribution) -> Counted:
+    """Return what a manifest holds of what its plan counts."""
+    return Counted(
+        peer=contribution.peer,
+        tokens=contribution.tokens,
+        payload=payload_of(contribution.parts),
+        group=contribution.group,
+        legacy=contribution.legacy,
+    )
+
+
+def claims_in(counting: Manifest | Collect) -> dict[PeerId, GroupClaim]:
+    """Return the groups that a manifest or a plan counts, by their sponsors."""
+    return {each.peer: each.group for each in counting.contributions if each.group is not None}
+
+
+def counted_through(manifest: Manifest) -> int:
+    """Return how many peers a manifest counts through others."""
+    return sum(claim.num_counted for claim in claims_in(manifest).values())
 
 
 def next_base(manifest: Manifest, charter: Charter) -> Base:

@@ -1,8 +1,8 @@
 """One round of one branch as a pure machine: `step(state, input) -> (state, outputs)`.
 
-    collect    who contributes, who merges which part
-    decide     one manifest, by a majority; `rules` has each rule of it
-    leases     who trains on how much next
+    round      who contributes, who merges which part; one manifest, by a majority
+    rules      what a member may promise, accept and count
+    shares     who trains on how much next, and owns how large a part
 
 It does not know how messages travel, nor what payloads hold.
 """

@@ -7,7 +7,7 @@
 To a round, a group is one member that brings more tokens; what is voted on knows no leaves. Who is in whose group
 nobody decides: a leaf asks electors in an order of its own, and keeps to one at a time.
 
-    V_g = sum_i v_i,   m_g = sum_i v_i x_i / V_g        the mean of a group, weighted as in `weights`
+    V_g = sum_i v_i,   m_g = sum_i v_i x_i / V_g        the mean of a group, weighted as in `shares`
     sum_g V_g m_g / (sum_g V_g + a) = sum_i v_i x_i / (sum_i v_i + a)
 
 so two levels give what one would, up to the rounding of what an aggregator encodes.
@@ -20,13 +20,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from weft.ids import Digest, PeerId, RunId, Tokens
+from weft.ids import Digest, PeerId, RunId
 from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
 from weft.rng import order_key
 from weft.sync.records import messages
 from weft.sync.records.charter import Charter
-from weft.sync.round.weights import weight
-from weft.wire import Record, digest, digest_of
+from weft.wire import Record, digest
 
 NUM_HANDED = 2  # leaves to which each peer of a group hands results on
 
@@ -80,50 +79,6 @@ def is_true(base: messages.Base, aggregator: PeerId, record: messages.GroupRecor
         and any(stake.peer == aggregator and stake.samples for stake in stakes)
         and all(stake.samples <= settings.quota for stake in stakes)
     )
-
-
-def contribution(charter: Charter, peer: PeerId, ready: messages.Ready) -> messages.Contribution:
-    """Return what `peer` announces as a manifest holds it."""
-    group = None if ready.group is None else claim_of(ready.group, charter)
-    return messages.Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group, legacy=ready.legacy)
-
-
-def payload_of(parts: Iterable[Digest]) -> Digest:
-    """Return what a manifest calls a payload of these parts."""
-    return digest("".join(parts).encode())
-
-
-def counted(contribution: messages.Contribution) -> messages.Counted:
-    """Return what a manifest holds of what its plan counts."""
-    return messages.Counted(
-        peer=contribution.peer,
-        tokens=contribution.tokens,
-        payload=payload_of(contribution.parts),
-        group=contribution.group,
-        legacy=contribution.legacy,
-    )
-
-
-def claim_of(record: messages.GroupRecord, charter: Charter) -> messages.GroupClaim:
-    stakes = record.stakes
-    others = [stake for stake in stakes if stake.peer != record.sponsor]
-    return messages.GroupClaim(
-        record=digest_of(record),
-        weight=Tokens(sum(weight(charter, stake.tokens) for stake in stakes)),
-        num_counted=sum(stake.tokens > 0 for stake in others),
-        num_leased=1 + sum(stake.samples > 0 for stake in others),
-        samples=sum(record.samples),
-    )
-
-
-def claims_in(counting: messages.Manifest | messages.Collect) -> dict[PeerId, messages.GroupClaim]:
-    """Return the groups that a manifest or a plan counts, by their sponsors."""
-    return {each.peer: each.group for each in counting.contributions if each.group is not None}
-
-
-def counted_through(manifest: messages.Manifest) -> int:
-    """Return how many peers a manifest counts through others."""
-    return sum(claim.num_counted for claim in claims_in(manifest).values())
 
 
 def tokens_of(record: messages.GroupRecord, peer: PeerId) -> int:

@@ -2,9 +2,17 @@
 
 Time enters as `TimedOut` and leaves as `SetTimer`; everything that takes time or can fail (fetching, merging,
 writing, sending) is an output that the driver carries out, and whose end is an input.
+
+How long the driver waits is what measured rounds say, never a number a person has to guess:
+
+    deadline = median + 3 MAD of the last rounds, at least 2 s, and a multiple of the median where one is asked for
+
+Median and median absolute deviation move little when one round was slow. Before anything is measured the wait is long:
+the first round holds compilation and cold caches.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Literal
 
 import msgspec
@@ -24,6 +32,12 @@ Status = Literal["alive", "suspected", "gone", "joining"]  # what membership say
 Fate = Literal["late", "travelling", "lost"]  # of what a peer brought and a round did not count
 # late: announced too late, or not at all; travelling: announced in time, and others have begun to fetch it;
 # lost: announced in time, and nobody has.
+
+FLOOR_S = 2.0
+TELL_S = 0.01  # what arrives within so long is told of together
+FIRST_S = 60.0  # nothing measured yet
+NUM_REMEMBERED = 16  # rounds: links and loads change within minutes
+MIN_MEASURED = 3  # fewer say little about spread
 
 replace = msgspec.structs.replace
 
@@ -249,3 +263,16 @@ def is_leading(state: State) -> bool:
     if state.attempt == 0:
         return accepted is None or state.proposal is not None
     return is_quorum(state.base, state.promises, spent_farewells(state.farewells, state.attempt))
+
+
+def deadline_s(measured_s: Sequence[float], least: float = 1.0) -> float:
+    """Return how long to wait (seconds) given how long it took in the last rounds.
+
+    Args:
+        least: times the median, however little they differed.
+    """
+    recent = measured_s[-NUM_REMEMBERED:]
+    if len(recent) < MIN_MEASURED:
+        return FIRST_S
+    middle = median(recent)
+    return max(FLOOR_S, least * middle, middle + 3 * median(abs(value - middle) for value in recent))

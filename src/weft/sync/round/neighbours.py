@@ -16,23 +16,12 @@ neighbours is added up from round to round, others cannot take their place witho
 from collections.abc import Sequence
 
 from weft.ids import Digest, PeerId, RunId
-from weft.sync.governance.legacy import unclaimed
 from weft.sync.method.choices import Choices
 from weft.sync.method.graph import Mixing, mixing
-from weft.sync.records.messages import Base, Brought, Collect, Contribution, Manifest, PartResult
+from weft.sync.records.messages import Base, Brought, Collect, Contribution, PartResult
 from weft.wire import digest
 
 NOTHING = digest(b"")  # a part that nobody needs, and the result of a gossip round
-
-
-def is_gossip(base: Base) -> bool:
-    """Return whether the round of `base` is one."""
-    choices, graph = base.charter.settings.method, base.charter.settings.method.graph
-    if graph is None or base.round % graph.mean_every == 0:
-        return False
-    if base.charter.has_ended or (choices.send == "difference" and base.has_new_members):
-        return False
-    return base.committed_tokens + unclaimed(base) < base.charter.settings.tokens
 
 
 def takes_from(base: Base, peer: PeerId) -> dict[PeerId, float]:
@@ -51,15 +40,12 @@ def receives(base: Base, peer: PeerId) -> tuple[bool, ...]:
 
 
 def dealt(base: Base, peer: PeerId, payload: Digest) -> tuple[Digest, ...]:
-    """Return the parts of a payload that `peer` brings to a gossip round."""
     return tuple(payload if is_taken else NOTHING for is_taken in receives(base, peer))
 
 
 def is_well_dealt(base: Base, peer: PeerId, parts: Sequence[Digest]) -> bool:
-    """Return whether `peer` may bring these parts: in a gossip round, all its neighbours take the same."""
-    if len(parts) != base.num_parts:
-        return False
-    if not is_gossip(base) or peer not in base.electorate:
+    """Return whether `peer` may bring these parts to a gossip round: all its neighbours take the same."""
+    if peer not in base.electorate:
         return True
     taken = {part for part in parts if part != NOTHING}
     if not taken:
@@ -78,7 +64,6 @@ def is_sound_gossip(base: Base, owners: Sequence[PeerId], counted: Sequence[Brou
 
 
 def is_own(brought: Brought) -> bool:
-    """Return whether it is of its bringer alone."""
     return brought.group is None and brought.legacy is None
 
 
@@ -96,11 +81,6 @@ def mixing_of(choices: Choices, num: int, run: RunId, round: int) -> Mixing:
     """Return the mixing matrix of a gossip round of `num` members."""
     assert choices.graph is not None, "only who gossips has neighbours"
     return mixing(choices.graph.graph, num, choices.graph.degree, run, round)
-
-
-def has_result(manifest: Manifest) -> bool:
-    """Return whether the outer parameters move with this manifest."""
-    return bool(manifest.contributions) and not manifest.is_gossip
 
 
 def no_results(parts: Sequence[PartResult]) -> bool:

@@ -1,20 +1,42 @@
 """One round of one branch as a pure machine: `step(state, input) -> (state, outputs)`.
 
-The electorate agrees on one manifest (`decide`, under the `rules` of consensus), around which contributions are
-announced, planned, merged and held (`collect`). This file joins the two, and knows what to do when members
-come, go or fall silent: the next attempt has another leader, which first asks what may have been chosen.
+The electorate agrees on one manifest, around which contributions are announced, planned, merged and held. When members
+come, go or fall silent, the next attempt has another leader, which first asks what may have been chosen.
+
+Data. A leader may plan anew until it proposes; a plan that cannot be carried out costs a revision, not an attempt.
+A manifest is proposed only once a majority holds every result byte, so whatever is committed can be fetched.
+
+Whose word counts when an owner says that it cannot have somebody's contribution, or cannot decode it.
+
+    owner B: "C has not delivered"     C may have failed, or B lies: one word against another
+
+The leader believes itself. Of others it takes two witnesses to leave a contribution out, its own too: two owners, or
+one and membership, which says that C is away; and on their word fewer than half of those that announced are left out.
+Whoever stands alone with its word merges nothing more, and what it says it lacks is merged by others. So one liar keeps
+nobody out; and whatever the others say, each of them ends few plans: in the end the leader owns all parts itself.
+
+Consensus (by the `rules`): propose, accept, promise, commit. A leader accepts its own proposal on disk before anybody
+hears of it, so after a crash it cannot propose another manifest in the same attempt. Every `Persist` stands before the
+messages that depend on it.
 """
 
+from collections import Counter
+from collections.abc import Set
 from typing import assert_never
 
 import msgspec
 
-from weft.ids import Attempt, PeerId
+from weft.ids import Attempt, PeerId, Tokens
+from weft.sync.governance.enact import accused, countable, enacted, in_effect
 from weft.sync.records import messages
-from weft.sync.round import collect, machine, rules
-from weft.sync.round.decide import accept, commit_if_chosen, conclude, count_vote, promise, propose
-from weft.sync.round.groups import contribution, is_true
-from weft.sync.round.neighbours import is_gossip, is_own, is_well_dealt
+from weft.sync.records.acts import MAX_ACTS, Warrant
+from weft.sync.records.messages import claims_in, counted
+from weft.sync.records.tuning import chosen
+from weft.sync.round import machine, rules
+from weft.sync.round.groups import is_true
+from weft.sync.round.neighbours import NOTHING, is_own
+from weft.sync.round.shares import contribution, lease, shares, uplinks, without_lease
+from weft.wire import digest_of
 
 # Who was cut off alone has gone on by itself, and the others must be able to follow it: by one attempt in two minutes
 # (see peer.timers) that is three months. Who leaps on purpose never comes near MAX_COUNT within a round.
@@ -22,7 +44,6 @@ MAX_ATTEMPTS_AHEAD = 1 << 16
 
 
 def begin(me: PeerId, base: messages.Base) -> machine.State:
-    """Return the state of a member at the start of a round."""
     return machine.State(me=me, durable=rules.Durable(base=base))
 
 
@@ -66,17 +87,17 @@ def _react(state: machine.State, event: machine.Input) -> machine.Result:
         case machine.Trained():
             group, legacy, proof = event.group, event.legacy, event.proof
             ready = messages.Ready(tokens=event.tokens, parts=event.parts, group=group, legacy=legacy, proof=proof)
-            return collect.announce(state, ready)
+            return announce(state, ready)
         case machine.Paused():
-            return collect.pass_on(state)
+            return pass_on(state)
         case machine.Lost():
-            return collect.give_up(state, event.peer)
+            return give_up(state, event.peer)
         case machine.MergeDone():
-            return collect.publish(state, event)
+            return publish(state, event)
         case machine.MergeFailed():
-            return collect.report_stuck(state, event)
+            return report_stuck(state, event)
         case machine.ResultHeld():
-            return collect.hold(state, event.plan, event.part)
+            return hold(state, event.plan, event.part)
         case machine.Measured():
             return machine.replace(state, speeds=event.speeds, uplinks=event.uplinks, seen=event.seen), ()
         case machine.Rerouted():
@@ -84,7 +105,7 @@ def _react(state: machine.State, event: machine.Input) -> machine.Result:
         case machine.Noticed():
             return _notice(state, event)
         case machine.Moved():
-            return collect.take_acts(state, event.acts)
+            return take_acts(state, event.acts)
         case machine.TimedOut():
             return _time_out(state, event)
         case machine.Leave():
@@ -102,26 +123,26 @@ def _receive(state: machine.State, sender: PeerId, message: messages.AnyRoundMes
         case messages.Committed():
             return conclude(state, message) if rules.is_successor(state.base, message.manifest) else (state, ())
         case messages.Ready():
-            if not is_well_dealt(state.base, sender, message.parts) or sender in state.ready:
+            if not rules.is_well_cut(state.base, sender, message.parts) or sender in state.ready:
                 return state, ()
             brought = contribution(state.base.charter, sender, message)
-            if is_gossip(state.base) and not is_own(brought):
+            if state.base.is_gossip and not is_own(brought):
                 return state, ()
             if message.group is not None and (message.legacy or not is_true(state.base, sender, message.group)):
                 return state, ()
-            return collect.make_plan(machine.replace(state, ready={**state.ready, sender: brought}))
+            return make_plan(machine.replace(state, ready={**state.ready, sender: brought}))
         case messages.Pass():
-            return collect.make_plan(machine.replace(state, passing=state.passing | {sender}))
+            return make_plan(machine.replace(state, passing=state.passing | {sender}))
         case messages.Collect():
             if sender != rules.leader(state.base, message.attempt) or message.attempt < state.attempt:
                 return state, ()
-            return collect.follow(machine.at_attempt(state, message.attempt), message, sender)
+            return follow(machine.at_attempt(state, message.attempt), message, sender)
         case messages.Stuck():
-            return collect.replan(state, sender, message)
+            return replan(state, sender, message)
         case messages.Merged():
-            return machine.then(collect.learn_result(state, sender, message), collect.propose_if_held)
+            return machine.then(learn_result(state, sender, message), propose_if_held)
         case messages.Holding():
-            return collect.count_holder(state, sender, message)
+            return count_holder(state, sender, message)
         case messages.Prepare():
             return promise(state, sender, message)
         case messages.Promise():
@@ -192,7 +213,7 @@ def _lead_if_promised(state: machine.State) -> machine.Result:
         return state, ()
     farewells = [f.accepted for f in state.farewells.values() if f.promised <= state.attempt]
     chosen = rules.newest([*state.promises.values(), *farewells])
-    return propose(state, chosen) if chosen is not None else collect.make_plan(state)
+    return propose(state, chosen) if chosen is not None else make_plan(state)
 
 
 def _step_back(state: machine.State, sender: PeerId, refuse: messages.Refuse) -> machine.Result:
@@ -252,9 +273,9 @@ def _without(state: machine.State, peer: PeerId) -> machine.Result:
     if plan is not None and peer in plan.owners and state.proposal is None and machine.is_leading(state):
         is_merged = all(part in state.held for part, owner in enumerate(plan.owners) if owner == peer)
         if not is_merged:  # its parts need other owners; of what is held here, others can fetch the bytes
-            return collect.make_plan(machine.replace(machine.without_plan(state), revision=state.revision + 1))
-    result = _lead_if_promised(state) if state.attempt else collect.make_plan(state)
-    return machine.then(machine.then(result, collect.propose_if_held), commit_if_chosen)
+            return make_plan(machine.replace(machine.without_plan(state), revision=state.revision + 1))
+    result = _lead_if_promised(state) if state.attempt else make_plan(state)
+    return machine.then(machine.then(result, propose_if_held), commit_if_chosen)
 
 
 def _leave(state: machine.State) -> machine.Result:
@@ -268,5 +289,352 @@ def _time_out(state: machine.State, expired: machine.TimedOut) -> machine.Result
     if expired.attempt != state.attempt:
         return state, ()
     if expired.timer == "grace":
-        return collect.make_plan(machine.replace(state, is_grace_over=True))
+        return make_plan(machine.replace(state, is_grace_over=True))
     return _advance(state)
+
+
+WITNESSES = 2
+
+
+def judged(state: machine.State, owner: PeerId, missing: Set[PeerId]) -> machine.State:
+    """Return the leader's state once an owner says that it lacks contributions which are planned."""
+    words = {**state.lacking, owner: state.lacking.get(owner, frozenset()) | missing}
+    mine = words.pop(state.me, frozenset())
+    away = state.suspected | state.gone | state.farewells.keys()
+    num_words = Counter(peer for lacking in words.values() for peer in lacking)
+    believed = {peer for peer, num in num_words.items() if num + (peer in away) >= WITNESSES}
+    unusable = state.unusable | mine
+    if 2 * len(unusable | believed) < len(state.ready):
+        unusable |= believed
+    lacking = {peer: alone for peer, word in words.items() if (alone := word - unusable)}
+    return machine.replace(state, unusable=unusable, lacking=lacking)
+
+
+def announce(state: machine.State, ready: messages.Ready) -> machine.Result:
+    if state.committed is not None or state.me in state.ready:
+        return state, ()
+    mine = contribution(state.base.charter, state.me, ready)
+    state = machine.replace(state, ready={**state.ready, state.me: mine}, announced=ready)
+    return machine.then((state, (machine.Broadcast(message=ready),)), make_plan)
+
+
+def pass_on(state: machine.State) -> machine.Result:
+    """Bring nothing to this round, and say so."""
+    if state.committed is not None or state.me in state.ready or state.me in state.passing:
+        return state, ()
+    state = machine.replace(state, passing=state.passing | {state.me})
+    return machine.then((state, (machine.Broadcast(message=messages.Pass()),)), make_plan)
+
+
+def make_plan(state: machine.State) -> machine.Result:
+    """Leader: fix who contributes and who owns which part, once everybody expected is ready or grace is over.
+
+    Nobody waits for a newcomer: it may still be fetching what was decided before it was counted in. What it announces
+    in time counts like anybody's, and what comes later stays in its carry. The same holds for who was leased nothing,
+    for who is paused, and for whose payload is lost; the last two have been heard of, so grace begins with them as with
+    who is ready. Where the method waits for who is ready, nobody else is waited for.
+    """
+    if (
+        not machine.is_leading(state)
+        or state.plan is not None
+        or state.proposal is not None
+        or state.committed is not None
+    ):
+        return state, ()
+    struck = _struck_out(state.acts)
+    absent = state.suspected | state.gone | state.farewells.keys() | struck
+    usable = {peer for peer in state.ready if peer in state.base.electorate} - state.unusable - struck
+    if not usable:
+        return state, ()
+    waiting_for = set(state.base.electorate) - usable - absent - state.unusable - set(state.base.newcomers)
+    waiting_for -= state.passing | set(state.base.resting)
+    if state.base.charter.settings.method.wait == "ready":
+        waiting_for = set()
+    if waiting_for and not state.is_grace_over:
+        is_grace_due = rules.is_under_way(state.base, usable | state.unusable | state.passing, state.farewells)
+        return state, (machine.SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
+    plan = new_plan(state, usable, absent)
+    has_work = any(each.tokens for each in plan.contributions)  # of nothing there is no mean
+    return follow(state, plan, state.me) if has_work else (state, ())
+
+
+def give_up(state: machine.State, peer: PeerId) -> machine.Result:
+    """Leader: wait no more for a payload that cannot be had; its work stays in its owner's carry."""
+    if state.plan is not None or peer in state.unusable:
+        return state, ()
+    return make_plan(machine.replace(state, unusable=state.unusable | {peer}))
+
+
+def take_acts(state: machine.State, acts: tuple[Warrant, ...]) -> machine.Result:
+    """Take up which acts wait. Leader: plan again where the plan counts one that has been struck out since."""
+    state = machine.replace(state, acts=acts)
+    plan, struck = state.plan, _struck_out(acts)
+    if plan is None or state.proposal is not None or not machine.is_leading(state):
+        return state, ()
+    if not struck & {contribution.peer for contribution in plan.contributions}:
+        return state, ()
+    return make_plan(machine.replace(machine.without_plan(state), revision=state.revision + 1))
+
+
+def _struck_out(acts: tuple[Warrant, ...]) -> set[PeerId]:
+    return {peer for warrant in acts if (peer := accused(warrant)) is not None}
+
+
+def new_plan(state: machine.State, usable: set[PeerId], absent: Set[PeerId]) -> messages.Collect:
+    """Return a plan: at first every member that is not away owns the part of its own uplink's size, ready or not.
+
+    Another try gives each part another owner, of those that are ready and whose word is believed. What an owner merges
+    and serves would pass a relay twice; where all are relayed somewhere, all own.
+    """
+    turn, base = state.attempt + state.revision, state.base
+    able = usable - absent - state.lacking.keys()
+    if base.is_gossip:
+        usable = able - state.silent or able or usable
+        owners = _answering(base, usable, turn)
+    else:
+        owners = _merging(state, able, absent, turn)
+    return messages.Collect(
+        attempt=state.attempt,
+        revision=state.revision,
+        contributions=countable(base, (state.ready[peer] for peer in sorted(usable))),
+        owners=tuple(owners),
+        awaited=_awaited(state, usable, absent),
+    )
+
+
+def _merging(state: machine.State, able: set[PeerId], absent: Set[PeerId], turn: int) -> list[PeerId]:
+    base = state.base
+    present = sorted(able - state.relayed) or sorted(able) or [state.me]
+    owners = [present[(part + turn) % len(present)] for part in range(base.num_parts)]
+    if not turn and base.num_parts == len(base.electorate):
+        away = absent | state.relayed | set(base.newcomers)
+        owners = [other if peer in away else peer for peer, other in zip(base.electorate, owners, strict=True)]
+    return owners
+
+
+def _answering(base: messages.Base, usable: set[PeerId], turn: int) -> list[PeerId]:
+    """Return the owners in a gossip round: all who are counted answer for themselves; for the others, anybody can."""
+    others = sorted(usable)
+    return [
+        peer if peer in usable else others[(part + turn) % len(others)] for part, peer in enumerate(base.electorate)
+    ]
+
+
+def _awaited(state: machine.State, usable: set[PeerId], absent: Set[PeerId]) -> tuple[PeerId, ...]:
+    base = state.base
+    not_awaited = {*base.newcomers, *base.resting, *state.passing}
+    return tuple(sorted(set(base.electorate) - usable - absent - not_awaited))
+
+
+def replan(state: machine.State, sender: PeerId, stuck: messages.Stuck) -> machine.Result:
+    """Leader: an owner cannot have a contribution, so plan again without the one or the other (`judged`).
+
+    What is not counted stays in its owner's carry.
+    """
+    plan = state.plan
+    if plan is None or state.proposal is not None or (stuck.attempt, stuck.revision) != (plan.attempt, plan.revision):
+        return state, ()
+    missing = {each.peer for each in plan.contributions} & set(stuck.missing)
+    is_owner = stuck.part < len(plan.owners) and plan.owners[stuck.part] == sender
+    if not machine.is_leading(state) or not is_owner or not missing:
+        return state, ()
+    return make_plan(judged(machine.replace(machine.without_plan(state), revision=state.revision + 1), sender, missing))
+
+
+def follow(state: machine.State, plan: messages.Collect, sender: PeerId) -> machine.Result:
+    """Take up a plan of the attempt's leader: merge the parts this member owns."""
+    is_old = state.plan is not None and (plan.attempt, plan.revision) <= (state.plan.attempt, state.plan.revision)
+    if is_old or not rules.is_sound(state.base, plan) or state.committed is not None:
+        return state, ()
+    outputs: list[machine.Output] = []
+    if sender == state.me:
+        outputs.append(machine.Broadcast(message=plan))
+    state = machine.replace(machine.without_plan(state), plan=plan)
+    outputs += [machine.Merge(plan=plan, part=part) for part, owner in enumerate(plan.owners) if owner == state.me]
+    return state, tuple(outputs)
+
+
+def publish(state: machine.State, done: machine.MergeDone) -> machine.Result:
+    plan = done.plan
+    if plan != state.plan:
+        return state, ()
+    merged = messages.Merged(attempt=plan.attempt, revision=plan.revision, part=done.part, result=done.result)
+    state = machine.replace(state, results={**state.results, done.part: done.result})
+    return machine.then((state, (machine.Broadcast(message=merged),)), lambda state: hold(state, plan, done.part))
+
+
+def report_stuck(state: machine.State, failed: machine.MergeFailed) -> machine.Result:
+    plan = failed.plan
+    stuck = messages.Stuck(attempt=plan.attempt, revision=plan.revision, part=failed.part, missing=failed.missing)
+    return state, (machine.Send(to=rules.leader(state.base, plan.attempt), message=stuck),)
+
+
+def learn_result(state: machine.State, sender: PeerId, merged: messages.Merged) -> machine.Result:
+    plan = state.plan
+    if plan is None or (merged.attempt, merged.revision) != (plan.attempt, plan.revision):
+        return state, ()
+    if merged.part in state.results or not 0 <= merged.part < len(plan.owners) or plan.owners[merged.part] != sender:
+        return state, ()
+    if state.base.is_gossip and merged.result != NOTHING:
+        return state, ()
+    state = machine.replace(state, results={**state.results, merged.part: merged.result})
+    return state, (machine.Fetch(plan=plan, part=merged.part, result=merged.result),)
+
+
+def hold(state: machine.State, plan: messages.Collect, part: int) -> machine.Result:
+    if plan != state.plan or part not in state.results:
+        return state, ()
+    state = machine.replace(state, held=state.held | {part})
+    if len(state.held) < state.base.num_parts:
+        return state, ()
+    holding = messages.Holding(attempt=plan.attempt, revision=plan.revision, results=machine.results_of(state))
+    return state, (machine.Send(to=rules.leader(state.base, plan.attempt), message=holding),)
+
+
+def count_holder(state: machine.State, sender: PeerId, holding: messages.Holding) -> machine.Result:
+    plan = state.plan
+    if plan is None or (holding.attempt, holding.revision) != (plan.attempt, plan.revision):
+        return state, ()
+    return propose_if_held(machine.replace(state, holders={**state.holders, sender: holding.results}))
+
+
+def propose_if_held(state: machine.State) -> machine.Result:
+    """Leader: propose once a majority holds every result byte, so that no single loss can take a committed one away.
+
+    It holds them itself: proposing is its own vote.
+    """
+    if not machine.is_leading(state) or state.plan is None or state.proposal is not None:
+        return state, ()
+    results = machine.results_of(state)
+    if len(results) < state.base.num_parts:
+        return state, ()
+    holders = [peer for peer, held in state.holders.items() if held == results]
+    if state.me not in holders:
+        return state, ()
+    if not rules.is_quorum(state.base, holders, rules.spent_farewells(state.farewells, state.attempt)):
+        return state, ()
+    return propose(state, new_manifest(state, state.plan))
+
+
+def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manifest:
+    base = state.base
+    peers = {contribution.peer for contribution in plan.contributions}
+    waiting = [warrant for warrant in state.acts if accused(warrant) not in peers]  # nothing of a liar is counted
+    acts = in_effect(base.charter, base.body, waiting, MAX_ACTS)
+    after, tuned = enacted(base, acts, plan.contributions), None
+    if after.charter.settings.method.tune and not acts:
+        tuned = chosen(after.charter, base.round, state.seen)
+    if tuned is not None:
+        after = enacted(base, acts, plan.contributions, tuned)
+    away = state.gone | state.farewells.keys()
+    if set(base.electorate) <= away | set(after.removed):  # an act may leave nobody: then it waits
+        acts, after, tuned = (), enacted(base, (), plan.contributions), None
+    left = tuple(peer for peer in base.electorate if peer in away or peer in after.removed)
+    room = base.charter.electors - (len(base.electorate) - len(left))
+    newcomers = state.joiners - set(base.electorate) - set(after.charter.banned)
+    joined = tuple(sorted(newcomers)[: max(room, 0)])
+    members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
+    trained = without_lease(base, after.charter, members, plan.contributions)
+    wanted = shares(after.charter, trained, state.speeds, claims_in(plan))
+    leased = lease(base, after.charter, plan.contributions, {**dict.fromkeys(members, 0), **wanted})
+    return messages.Manifest(
+        run=base.run,
+        branch=base.branch,
+        round=base.round,
+        attempt=plan.attempt,
+        leader=state.me,
+        previous=base.previous,
+        contributions=tuple(map(counted, plan.contributions)),
+        awaited=plan.awaited,
+        parts=tuple(
+            messages.PartResult(owner=owner, result=state.results[part], uplink=base.uplinks[part])
+            for part, owner in enumerate(plan.owners)
+        ),
+        members=members,
+        uplinks=uplinks(base, members, {*joined, *state.relayed}, state.uplinks),
+        joined=joined,
+        left=left,
+        leases=leased.leases,
+        cursor=leased.cursor,
+        uncounted=leased.uncounted,
+        leased_again=leased.leased_again,
+        committed_tokens=Tokens(base.committed_tokens + sum(c.tokens for c in plan.contributions)),
+        acts=acts,
+        charter=digest_of(after.charter),
+        tuned=tuned,
+        is_gossip=base.is_gossip,
+    )
+
+
+def propose(state: machine.State, manifest: messages.Manifest) -> machine.Result:
+    """Leader: accept, on disk, then ask the others: after a restart this attempt has the same manifest or none."""
+    if not rules.may_accept(state.durable, state.attempt, manifest) or not rules.is_successor(state.base, manifest):
+        return state, ()
+    vote = messages.Vote(attempt=state.attempt, manifest=manifest)
+    durable = msgspec.structs.replace(state.durable, promised=state.attempt, accepted=vote)
+    state = machine.replace(state, durable=durable, proposal=manifest, votes=frozenset({state.me}))
+    proposal = messages.Propose(attempt=state.attempt, manifest=manifest)
+    return machine.then(
+        (state, (machine.Persist(durable=durable), machine.Broadcast(message=proposal))), commit_if_chosen
+    )
+
+
+def accept(state: machine.State, sender: PeerId, propose: messages.Propose) -> machine.Result:
+    if sender != rules.leader(state.base, propose.attempt) or not rules.is_successor(state.base, propose.manifest):
+        return state, ()
+    if not rules.may_accept(state.durable, propose.attempt, propose.manifest):
+        return state, refuse(state, sender, propose.attempt) if propose.attempt < state.durable.promised else ()
+    vote = messages.Vote(attempt=propose.attempt, manifest=propose.manifest)
+    durable = msgspec.structs.replace(state.durable, promised=propose.attempt, accepted=vote)
+    outputs: tuple[machine.Output, ...] = () if durable == state.durable else (machine.Persist(durable=durable),)
+    state = machine.replace(machine.at_attempt(state, propose.attempt), durable=durable)
+    accept = messages.Accept(attempt=propose.attempt, manifest=digest_of(propose.manifest))
+    return state, (*outputs, machine.Send(to=sender, message=accept))
+
+
+def count_vote(state: machine.State, sender: PeerId, accept: messages.Accept) -> machine.Result:
+    if not machine.is_leading(state) or state.proposal is None or accept.attempt != state.attempt:
+        return state, ()
+    if accept.manifest != digest_of(state.proposal) or sender not in state.base.electorate:
+        return state, ()
+    return commit_if_chosen(machine.replace(state, votes=state.votes | {sender}))
+
+
+def commit_if_chosen(state: machine.State) -> machine.Result:
+    if state.proposal is None or state.committed is not None:
+        return state, ()
+    if not rules.is_quorum(state.base, state.votes, rules.spent_farewells(state.farewells, state.attempt)):
+        return state, ()
+    committed = messages.Committed(attempt=state.attempt, manifest=state.proposal)
+    return conclude(state, committed, (machine.Broadcast(message=committed),))
+
+
+def conclude(
+    state: machine.State, committed: messages.Committed, outputs: tuple[machine.Output, ...] = ()
+) -> machine.Result:
+    """The round is decided. The driver checked the certificate of a `Committed` that came from elsewhere."""
+    if state.committed is not None:
+        return state, ()
+    state = machine.replace(state, committed=messages.Vote(attempt=committed.attempt, manifest=committed.manifest))
+    return state, (*outputs, machine.Commit(attempt=committed.attempt, manifest=committed.manifest))
+
+
+def promise(state: machine.State, sender: PeerId, prepare: messages.Prepare) -> machine.Result:
+    if sender != rules.leader(state.base, prepare.attempt):
+        return state, ()
+    if prepare.attempt < state.durable.promised:
+        return state, refuse(state, sender, prepare.attempt)
+    outputs: list[machine.Output] = []
+    if rules.may_promise(state.durable, prepare.attempt):
+        durable = msgspec.structs.replace(state.durable, promised=prepare.attempt)
+        state = machine.replace(machine.at_attempt(state, prepare.attempt), durable=durable)
+        outputs += [machine.Persist(durable=durable), machine.SetTimer(timer="progress", attempt=prepare.attempt)]
+    if state.announced is not None:  # the leader may not have heard it, or have forgotten it
+        outputs.append(machine.Send(to=sender, message=state.announced))
+    promise = messages.Promise(attempt=prepare.attempt, accepted=state.durable.accepted)
+    return state, (*outputs, machine.Send(to=sender, message=promise))
+
+
+def refuse(state: machine.State, to: PeerId, attempt: Attempt) -> tuple[machine.Output, ...]:
+    """Tell the leader of `attempt` that a later one is promised, so that it stops waiting for this one."""
+    return (machine.Send(to=to, message=messages.Refuse(attempt=attempt, promised=state.durable.promised)),)

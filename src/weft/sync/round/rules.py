@@ -4,16 +4,15 @@ Single-decree consensus (Paxos: Lamport, "The part-time parliament", 1998): atte
 take turns to lead them. Break one of these and the state-space search in the tests finds two manifests.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from weft.ids import Attempt, BranchId, PeerId, Round, RunId
+from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId
 from weft.rng import order_key
-from weft.sync.governance.enact import Enacted, Void
-from weft.sync.governance.legacy import countable, enacted
+from weft.sync.governance.enact import Enacted, Void, countable, enacted
 from weft.sync.records.messages import Base, Collect, Goodbye, Manifest, Vote
-from weft.sync.round.leases import are_fair
-from weft.sync.round.neighbours import is_gossip, is_sound_gossip, is_well_dealt, no_results
+from weft.sync.round.neighbours import is_sound_gossip, is_well_dealt, no_results
+from weft.sync.round.shares import are_fair
 from weft.wire import Record, digest_of
 
 
@@ -109,7 +108,7 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and set(peers) <= set(base.electorate) - {after.struck}
         and _may_await(base, manifest.awaited, peers)
         and tuple(part.uplink for part in manifest.parts) == base.uplinks
-        and manifest.is_gossip == is_gossip(base)
+        and manifest.is_gossip == base.is_gossip
         and (not manifest.is_gossip or _is_sound_gossip(base, manifest))
         and len(manifest.uplinks) == len(manifest.members)
         and countable(base, manifest.contributions) == manifest.contributions
@@ -136,17 +135,22 @@ def _may_await(base: Base, awaited: tuple[PeerId, ...], contributors: list[PeerI
     return list(awaited) == sorted(set(awaited) & set(base.electorate) - set(contributors))
 
 
+def is_well_cut(base: Base, peer: PeerId, parts: Sequence[Digest]) -> bool:
+    """Return whether `peer` may bring a payload of these parts."""
+    return len(parts) == base.num_parts and (not base.is_gossip or is_well_dealt(base, peer, parts))
+
+
 def is_sound(base: Base, plan: Collect) -> bool:
     peers = [contribution.peer for contribution in plan.contributions]
-    is_well_cut = all(is_well_dealt(base, each.peer, each.parts) for each in plan.contributions)
+    are_well_cut = all(is_well_cut(base, each.peer, each.parts) for each in plan.contributions)
     is_known = set(peers) <= set(base.electorate) and set(plan.owners) <= set(base.electorate)
     return (
         bool(peers)
         and peers == sorted(set(peers))
-        and is_well_cut
+        and are_well_cut
         and countable(base, plan.contributions) == plan.contributions
         and _may_await(base, plan.awaited, peers)
         and is_known
         and len(plan.owners) == base.num_parts
-        and (not is_gossip(base) or is_sound_gossip(base, plan.owners, plan.contributions))
+        and (not base.is_gossip or is_sound_gossip(base, plan.owners, plan.contributions))
     )

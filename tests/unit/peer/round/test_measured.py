@@ -8,7 +8,7 @@ import pytest
 from weft.clock import VirtualClock
 from weft.ids import PeerId
 from weft.peer.round.timers import EVERY_S, SLACK, Measured, RoundTimes, Timers
-from weft.sync.round.deadline import FIRST_S, NUM_REMEMBERED
+from weft.sync.round.machine import FIRST_S, NUM_REMEMBERED
 
 TOOK = Measured(graces_s=(1.0, 1.0, 1.0), latencies_s=(4.0, 4.0, 4.0))
 

@@ -14,10 +14,9 @@ from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.round.merge import RoundMerger, plan_behind
 from weft.peer.round.payloads import Wanted
 from weft.store.pool import Pool
-from weft.sync.merge.fragments import Scope
+from weft.sync.merge.basis import Scope
 from weft.sync.method.choices import Choices, SgdConfig
-from weft.sync.records.messages import Collect, Contribution, PartResult
-from weft.sync.round.groups import counted
+from weft.sync.records.messages import Collect, Contribution, PartResult, counted
 from weft.sync.round.machine import Noticed, ResultHeld
 from weft.wire import digest
 

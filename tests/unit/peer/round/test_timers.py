@@ -8,7 +8,7 @@ from weft.clock import VirtualClock
 from weft.ids import Attempt, PeerId
 from weft.peer.round.timers import SLACK, Timers
 from weft.sync.records.tuning import NUM_SEEN, Seen
-from weft.sync.round.deadline import FIRST_S
+from weft.sync.round.machine import FIRST_S
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 

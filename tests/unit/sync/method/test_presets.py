@@ -8,13 +8,10 @@ from torch import Tensor
 
 from weft.codec import Fp32Config, TopKConfig
 from weft.ids import Round
-from weft.sync.merge.basis import Shapes
-from weft.sync.merge.coding import coding_in, reply_codec_in
-from weft.sync.merge.feedback import Replies
-from weft.sync.merge.fragments import Scope
+from weft.sync.merge.basis import Scope, Shapes
 from weft.sync.merge.method import Method
 from weft.sync.merge.outer import State, StepContext
-from weft.sync.merge.payload import encode
+from weft.sync.merge.payload import Replies, coding_in, encode, reply_codec_in
 from weft.sync.merge.reduce import Merger, cut, decode_parts
 from weft.sync.method.choices import AdamWConfig, Choices, Factors, LowRankConfig, SgdConfig
 from weft.sync.method.presets import DeMoConfig, SparseLoCoConfig, spell_out

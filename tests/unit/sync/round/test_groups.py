@@ -19,15 +19,11 @@ from weft.errors import PayloadError, WireError
 from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
 from weft.peer.chain import open_branch
 from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
-from weft.sync.merge.mean import merge
-from weft.sync.merge.reduce import Coding, Merger, cut, encode_parts
-from weft.sync.records.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, next_base
+from weft.sync.merge.reduce import Coding, Merger, cut, encode_parts, merge
+from weft.sync.records.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, counted_through, next_base
 from weft.sync.round import round
-from weft.sync.round.collect import new_manifest
 from weft.sync.round.groups import (
     NUM_HANDED,
-    claim_of,
-    counted_through,
     is_grace_due,
     is_true,
     may_close,
@@ -37,9 +33,10 @@ from weft.sync.round.groups import (
     slices,
     tokens_of,
 )
-from weft.sync.round.leases import are_fair, shares
 from weft.sync.round.machine import Received, State, Trained
+from weft.sync.round.round import new_manifest
 from weft.sync.round.rules import is_successor, leader
+from weft.sync.round.shares import are_fair, claim_of, shares
 from weft.wire import decode, digest, digest_of, encode
 
 BASE = msgspec.structs.replace(first_base(4), keeper=None)

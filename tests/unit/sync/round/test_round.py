@@ -33,9 +33,9 @@ from weft.sync.records.messages import (
     Vote,
 )
 from weft.sync.round import round
-from weft.sync.round.collect import new_manifest, new_plan
 from weft.sync.round.groups import record_of
 from weft.sync.round.machine import Broadcast, Noticed, Paused, Received, Send, State, Trained
+from weft.sync.round.round import new_manifest, new_plan
 from weft.sync.round.rules import is_successor, leader
 from weft.wire import decode, digest, encode
 

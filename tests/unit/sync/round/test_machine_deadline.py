@@ -1,6 +1,6 @@
 """How long is waited, from how long it took."""
 
-from weft.sync.round.deadline import FIRST_S, FLOOR_S, MIN_MEASURED, deadline_s
+from weft.sync.round.machine import FIRST_S, FLOOR_S, MIN_MEASURED, deadline_s
 
 
 def test_before_anything_is_measured_the_wait_is_long() -> None:

@@ -9,7 +9,7 @@ import torch
 from weft.codec import CodecConfig, E3m0Config, Int2Config, Int4Config, RandomKConfig, SignConfig, TopKConfig
 from weft.codec.build import build
 from weft.rng import integers64, stream
-from weft.sync.merge import feedback
+from weft.sync.merge.payload import encode_with_feedback
 from weft.sync.merge.reduce import cut, decode_parts
 
 NUM = 4096 + 500
@@ -37,7 +37,7 @@ def test_with_decay_1_mass_is_conserved_through_rounds_that_fail_too(config: Cod
         put_in += new
         carry = carry + new
         codec = build(config, number)
-        payload, left = feedback.encode(codec, carry, PARTS, kept, 1.0)
+        payload, left = encode_with_feedback(codec, carry, PARTS, kept, 1.0)
         if words[number] % 3 == 0:  # nobody counts it: it goes into the next
             num_failed += 1
             continue
@@ -54,8 +54,8 @@ def test_encoding_changes_nothing() -> None:
     vector, kept = torch.randn(NUM), torch.randn(NUM)
     before = vector.clone(), kept.clone()
     codec = build(TopKConfig())
-    first, left = feedback.encode(codec, vector, PARTS, kept, 0.95)
-    again, same = feedback.encode(codec, vector, PARTS, kept, 0.95)
+    first, left = encode_with_feedback(codec, vector, PARTS, kept, 0.95)
+    again, same = encode_with_feedback(codec, vector, PARTS, kept, 0.95)
     assert (vector.equal(before[0]), kept.equal(before[1]), left.equal(same)) == (True, True, True)
     assert [bytes(each) for each in first] == [bytes(each) for each in again]
 
@@ -63,8 +63,8 @@ def test_encoding_changes_nothing() -> None:
 def test_what_decays_is_kept_times_decay() -> None:
     codec, vector = build(TopKConfig(kept=1, values="fp32")), torch.zeros(4096)
     vector[:2] = torch.tensor([4.0, 2.0])
-    _, left = feedback.encode(codec, vector, [range(4096)], None, 0.5)
+    _, left = encode_with_feedback(codec, vector, [range(4096)], None, 0.5)
     assert left[:2].tolist() == [0.0, 2.0]
-    payload, left = feedback.encode(codec, torch.zeros(4096), [range(4096)], left, 0.5)
+    payload, left = encode_with_feedback(codec, torch.zeros(4096), [range(4096)], left, 0.5)
     assert codec.decode(payload[0], 4096)[:2].tolist() == [0.0, 1.0]
     assert not left.any()

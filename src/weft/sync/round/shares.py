@@ -1,4 +1,21 @@
-"""How much of the next data each member is leased: as much as it trains while the fastest trains a whole quota.
+"""What each member's share is: of the mean, of the next data, and of the vector that is merged.
+
+What contributions weigh in a round's mean, and what those weigh that are late:
+
+    mean = sum_i v_i x_i / (sum_i v_i + a)
+    v_i  = w_i, the tokens of the delta x_i, or the quota q of a round where that is less
+    a    = what was leased in this round to members that are late, in tokens
+
+A member that is late brings the deltas of several rounds at once, as their sum. Weighed like one round's, with the late
+counted in the divisor of the rounds that they missed, every inner step moves the outer parameters as far as if it had
+been in time: no outer step is longer because others were lost before it. Where nobody is late, v_i = w_i and a = 0.
+
+A late gradient is averaged with the next before it is sent, and is no sum: it weighs all its tokens, and nobody counts
+in the divisor for it. In a stage of a pipeline what each member trains on is routed to it, and weighs what it is. Where
+members exchange with neighbours, all weigh the same in a mean over all, and who is late is not in it: what is averaged
+is parameters, not steps.
+
+How much of the next data each member is leased: as much as it trains while the fastest trains a whole quota.
 
     pace    = the fastest member's speed, but at most `MAX_LEAD` times the median
     share_i = quota                                  where speed_i is about the pace, or not known
@@ -13,15 +30,24 @@ the others of data.
 
 What was leased to somebody who is no member any more, and whom no manifest has counted since, is leased first, to
 whoever is next; new samples follow. A member keeps what it was leased: it brings that as carry. Who left and comes back
-is a member again, and keeps what is left of its own.
+is a member again, and keeps what is left of its own. Where members are drawn for a round, the others are leased nothing
+and rest. The leader proposes the shares; anybody can check that they are within bounds.
 
-Where members are drawn for a round, the others are leased nothing and rest.
+How large a part of the vector each member owns: in proportion to its uplink.
 
-The leader proposes the shares; anybody can check that they are within bounds.
+    level_i = 16                                       where the uplink is at least half of the fastest, or not known
+              16 rate_i / rate_max, as a power of two  else, down to 4
+              0                                        below; for newcomers, who may still be fetching; for who is
+                                                       reached through others
+
+An owner sends its merged part to everybody, so who sends slower must own less, or all wait for it. Who sends eight
+times slower owns nothing: its uplink is busy with its own payload. Levels are coarse, and one that was given stays as
+long as the measured one is within a factor of four: leaders take turns and measure for themselves, and a payload whose
+upload takes several rounds must be cut alike in all of them.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
@@ -29,10 +55,76 @@ from types import MappingProxyType
 from weft.data.assign import Lease, leases, release
 from weft.ids import PeerId, Tokens
 from weft.rng import order_key
+from weft.sync.merge.basis import Scope
+from weft.sync.merge.reduce import cut
 from weft.sync.method.choices import AmongConfig, SampleConfig
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import MAX_UNCOUNTED, Base, Brought, GroupClaim, Manifest
-from weft.sync.round.groups import claims_in
+from weft.sync.records.messages import (
+    MAX_UNCOUNTED,
+    MAX_UPLINK,
+    Base,
+    Brought,
+    Contribution,
+    GroupClaim,
+    GroupRecord,
+    Manifest,
+    Ready,
+    claims_in,
+)
+from weft.wire import digest_of
+
+
+def weight(charter: Charter, tokens: int) -> int:
+    """Return the weight of what one peer trained on so many tokens."""
+    settings = charter.settings
+    if settings.method.graph is not None:
+        return settings.quota_tokens
+    is_sum = settings.method.send != "gradient" and not charter.is_routed
+    return min(tokens, settings.quota_tokens) if is_sum else tokens
+
+
+def contribution(charter: Charter, peer: PeerId, ready: Ready) -> Contribution:
+    """Return what `peer` announces as a manifest holds it."""
+    group = None if ready.group is None else claim_of(ready.group, charter)
+    return Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group, legacy=ready.legacy)
+
+
+def claim_of(record: GroupRecord, charter: Charter) -> GroupClaim:
+    stakes = record.stakes
+    others = [stake for stake in stakes if stake.peer != record.sponsor]
+    return GroupClaim(
+        record=digest_of(record),
+        weight=Tokens(sum(weight(charter, stake.tokens) for stake in stakes)),
+        num_counted=sum(stake.tokens > 0 for stake in others),
+        num_leased=1 + sum(stake.samples > 0 for stake in others),
+        samples=sum(record.samples),
+    )
+
+
+def weight_of(charter: Charter, contribution: Brought) -> int:
+    """Return the weight of what a member brings; of a group, the sum of its peers'."""
+    claim, tokens = contribution.group, contribution.tokens
+    if claim is None:
+        return weight(charter, tokens)
+    return min(claim.weight, tokens, (claim.num_counted + 1) * weight(charter, tokens))
+
+
+def awaited_weight(
+    charter: Charter, awaited: Container[PeerId], leases: Iterable[Lease], uncounted: Iterable[Lease]
+) -> int:
+    """Return what the late weigh.
+
+    Args:
+        leases: of the round.
+        uncounted: all leases that no manifest has counted: what members are at work on where rounds wait for nobody.
+            So each brings its share of the step whenever it comes, and all together make one of a whole step's length.
+    """
+    settings = charter.settings
+    if settings.method.send == "gradient" or settings.method.graph is not None:
+        return 0
+    due = leases if settings.method.wait == "all" else uncounted
+    return settings.seq_len * sum(lease.num_windows for lease in due if lease.peer in awaited)
+
 
 EVEN = 0.7  # of the pace: times of equal machines differ by so much when they are busy
 MAX_LEAD = 8.0  # beyond, a fast machine waits for the others' inner steps
@@ -76,7 +168,6 @@ def _open(base: Base, charter: Charter, contributions: Iterable[Brought]) -> lis
 
 
 def num_drawn(among: AmongConfig, num: int) -> int:
-    """Return how many of `num` members train in a round."""
     return math.ceil(among.share * num) if isinstance(among, SampleConfig) else num
 
 
@@ -170,3 +261,45 @@ def are_fair(base: Base, charter: Charter, manifest: Manifest) -> bool:
     most = {peer: quota * (groups[peer].num_leased if peer in groups else 1) for peer in to_train}
     least = most if charter.has_even_leases else dict.fromkeys(to_train, unit)
     return all(least[peer] <= wanted[peer] <= most[peer] and wanted[peer] % unit == 0 for peer in to_train)
+
+
+LEAST = 4
+STAYS = 4  # a level this many times higher or lower is a change of the line, not of who measured it
+
+
+def uplinks(base: Base, members: Iterable[PeerId], idle: Set[PeerId], rates: Mapping[PeerId, float]) -> tuple[int, ...]:
+    """Return the level of each of `members`, in their order.
+
+    Args:
+        idle: who is to own nothing: newcomers, and who is reached through others.
+        rates: of members, in bytes per second, positive, as far as they were measured.
+    """
+    members = tuple(members)
+    fastest = max((rates[peer] for peer in members if peer in rates), default=0.0)
+    settled = zip(base.electorate, base.uplinks, strict=False)
+    before = {peer: level for peer, level in settled if peer not in base.newcomers}
+    levels = {peer: _level(rates[peer] / fastest) for peer in members if peer in rates}
+    return tuple(0 if peer in idle else _next(before.get(peer), levels.get(peer)) for peer in members)
+
+
+def parts_of(manifest: Manifest, scope: Scope) -> tuple[range, ...]:
+    """Return where the parts lie whose results a manifest names, of what its round has synchronised."""
+    if manifest.is_gossip:
+        return (range(0),) * len(manifest.parts)
+    return cut(scope.num_sent(manifest.round), [part.uplink for part in manifest.parts])
+
+
+def _level(ratio: float) -> int:
+    level = MAX_UPLINK
+    while level > LEAST and ratio * MAX_UPLINK <= level / 2:
+        level //= 2
+    return level if ratio * MAX_UPLINK > level / 2 else 0
+
+
+def _next(before: int | None, level: int | None) -> int:
+    if level is None:
+        return MAX_UPLINK if before is None else before
+    if before is None:
+        return level
+    is_alike = max(level, 1) < STAYS * max(before, 1) and max(before, 1) < STAYS * max(level, 1)
+    return before if is_alike else level

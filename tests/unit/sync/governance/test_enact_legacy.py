@@ -12,11 +12,10 @@ from weft.codec import Fp32Config
 from weft.codec.build import build
 from weft.ids import BranchId, PeerId, Round, RunId, Tokens
 from weft.peer.chain import genesis, open_branch
-from weft.sync.governance.legacy import charter_after, countable, enacted
+from weft.sync.governance.enact import charter_after, countable, enacted
 from weft.sync.merge.reduce import Coding, Merger
 from weft.sync.records.ancestry import Legacy, Stretch
-from weft.sync.records.messages import Base, Contribution, Manifest, counted_of, own_work
-from weft.sync.round.groups import counted
+from weft.sync.records.messages import Base, Contribution, Manifest, counted, counted_of, own_work
 
 RUN = RunId("1" * 64)
 PEERS = [PeerId(letter * 64) for letter in "abcdef"]

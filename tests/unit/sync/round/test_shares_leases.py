@@ -16,8 +16,8 @@ from weft.peer.chain import open_branch
 from weft.sync.method.choices import SampleConfig
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import MAX_UNCOUNTED, Base, Contribution, Manifest
-from weft.sync.round.leases import EVEN, MAX_LEAD, are_fair, drawn, lease, shares
 from weft.sync.round.rules import is_quorum, is_under_way
+from weft.sync.round.shares import EVEN, MAX_LEAD, are_fair, drawn, lease, shares
 
 EVENLY = msgspec.structs.replace(charter(10, batch_size=4), has_even_leases=True)
 CHARTER = charter(10, batch_size=4)

@@ -5,7 +5,7 @@ import msgspec
 from model.world import first_base
 from weft.ids import PeerId
 from weft.sync.records.messages import MAX_UPLINK
-from weft.sync.round.part_sizes import uplinks
+from weft.sync.round.shares import uplinks
 
 BASE = msgspec.structs.replace(first_base(4), uplinks=(MAX_UPLINK,) * 4)
 A, B, C, D = BASE.electorate

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from weft.sync.merge.mean import build, merge
+from weft.sync.merge.reduce import empty_mean, merge
 from weft.sync.method.choices import Rule
 
 
 def mean(rule: Rule, *weighted: tuple[int, list[float]], awaited: int = 0) -> list[float]:
-    found = build(rule, len(weighted[0][1]))
+    found = empty_mean(rule, len(weighted[0][1]))
     for weight, values in weighted:
         found.add(weight, torch.tensor(values))
     return [float(value) for value in found.result(awaited)]
@@ -17,7 +17,7 @@ def mean(rule: Rule, *weighted: tuple[int, list[float]], awaited: int = 0) -> li
 @pytest.mark.parametrize("rule", ["peers_mean", "senders_mean"])
 def test_the_mean_of_equal_vectors_is_that_vector(rule: Rule) -> None:
     vector = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
-    found = build(rule, 100_000)
+    found = empty_mean(rule, 100_000)
     for weight in (3, 7, 11):
         found.add(weight, vector)
     assert found.result().equal(vector)
@@ -50,7 +50,7 @@ def test_nobody_sent_anything_of_weight() -> None:
 
 def test_the_mean_over_peers_is_what_merging_vectors_one_by_one_makes() -> None:
     vectors = [(weight, torch.randn(70_000, generator=torch.Generator().manual_seed(weight))) for weight in (5, 9, 1)]
-    found = build("peers_mean", 70_000)
+    found = empty_mean("peers_mean", 70_000)
     for weight, vector in vectors:
         found.add(weight, vector)
     assert found.result().equal(merge(vectors))

@@ -14,10 +14,10 @@ from weft.ids import Attempt, PeerId, Tokens
 from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, spell_out
 from weft.sync.records.messages import Contribution, GroupClaim, Manifest, Pass, Ready
 from weft.sync.round import round
-from weft.sync.round.collect import new_manifest
-from weft.sync.round.machine import Received, TimedOut, Trained
+from weft.sync.round.machine import Received, State, TimedOut, Trained
+from weft.sync.round.round import new_manifest
 from weft.sync.round.rules import is_sound, is_successor, leader
-from weft.sync.round.weights import awaited_weight, weight, weight_of
+from weft.sync.round.shares import awaited_weight, weight, weight_of
 from weft.wire import digest
 
 RULES = charter()
@@ -83,7 +83,7 @@ BASE = msgspec.structs.replace(first_base(4), keeper=None)
 FIRST, *OTHERS = [leader(BASE, Attempt(attempt)) for attempt in range(4)]
 
 
-def announced(*peers: PeerId, passing: PeerId | None = None) -> round.State:
+def announced(*peers: PeerId, passing: PeerId | None = None) -> State:
     """Return the first leader's state once it has announced, `peers` too, and grace is over."""
     state = round.begin(FIRST, BASE)
     parts = {peer: contribution(BASE, number, 0).parts for number, peer in enumerate(BASE.electorate)}
@@ -95,7 +95,7 @@ def announced(*peers: PeerId, passing: PeerId | None = None) -> round.State:
     return round.step(state, TimedOut(timer="grace", attempt=Attempt(0)))[0]
 
 
-def manifest_of(state: round.State) -> Manifest:
+def manifest_of(state: State) -> Manifest:
     assert state.plan is not None
     results = {part: digest(b"merged") for part in range(BASE.num_parts)}
     return new_manifest(msgspec.structs.replace(state, results=results), state.plan)
