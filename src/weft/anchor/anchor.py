@@ -39,8 +39,7 @@ from weft.net.messages import Heartbeat
 from weft.net.multi_source import Blob, pull, small_from
 from weft.net.node import Node
 from weft.peer import messages
-from weft.peer.chain import as_many_as_fit
-from weft.peer.fork.choice import NEAR, believed, is_further
+from weft.peer.chain import NEAR, as_many_as_fit, believed, is_further
 from weft.peer.state import state_client
 from weft.run.outline import Outline, data_ready
 from weft.store.home import Home

@@ -32,22 +32,18 @@ from weft.net.membership.full_mesh import Gone, Left, New, Recovered, Suspected
 from weft.net.membership.membership import Membership
 from weft.peer.chain import Chain
 from weft.peer.context import Context, Outcome
-from weft.peer.fork.split import Split
+from weft.peer.fork import Split
 from weft.peer.group.groups import Groups
 from weft.peer.group.records import GroupRecords
+from weft.peer.join.backpressure import Hold
 from weft.peer.join.entrance import Entrance
-from weft.peer.join.hold import Hold
-from weft.peer.join.state_server import StateServer
-from weft.peer.loop.ahead import Ahead
+from weft.peer.join.state_transfer import StateServer
+from weft.peer.loop.contribution import Ahead, LeaseTraining, Offering, leased_instead, until_needed
 from weft.peer.loop.evaluate import make_evaluator
-from weft.peer.loop.lease import LeaseTraining, leased_instead, until_needed
-from weft.peer.loop.offer import Offering
+from weft.peer.loop.lifecycle import Pause, Shutdown, Stopped
 from weft.peer.loop.outliers import Sentinel
-from weft.peer.loop.pause import Pause
 from weft.peer.loop.report import Report
-from weft.peer.loop.shutdown import Shutdown, Stopped
-from weft.peer.round.driver import Participation, RoundDriver
-from weft.peer.round.outcome import Decided
+from weft.peer.round.driver import Decided, Participation, RoundDriver
 from weft.peer.state.autosave import Autosave
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry
 from weft.peer.state.checkpoint import Snapshot

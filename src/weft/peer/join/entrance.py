@@ -23,11 +23,10 @@ from weft.ids import BranchId, Digest, PeerId, short
 from weft.net.membership.membership import Membership
 from weft.peer.chain import RESULTS_NBYTES, Chain, Heads, branch_name, genesis, open_branch
 from weft.peer.context import Context
-from weft.peer.fork.split import patience_s
-from weft.peer.fork.watch import ForkWatch
+from weft.peer.fork import ForkWatch, patience_s
 from weft.peer.group.records import GroupRecords
 from weft.peer.join.backpressure import Backpressure
-from weft.peer.join.state_fetch import StateFetch
+from weft.peer.join.state_transfer import StateFetch
 from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin
 from weft.peer.round.driver import Participation, RoundDriver
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped

@@ -11,9 +11,9 @@ from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
 from weft.peer.companion import Unmeasured
 from weft.peer.context import Context, Outcome
-from weft.peer.loop.lease import LeaseTraining
-from weft.peer.round.outcome import AT_WORK, PAUSED, RESTING, Decided
-from weft.peer.round.pending_acts import REMOVALS, told, why_removed
+from weft.peer.loop.contribution import LeaseTraining
+from weft.peer.round.acts import REMOVALS, told, why_removed
+from weft.peer.round.driver import AT_WORK, PAUSED, RESTING, Decided
 from weft.peer.state.carry import OUTDATED, Carry, dropped
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica

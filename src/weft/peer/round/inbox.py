@@ -42,14 +42,13 @@ from weft.errors import WireError
 from weft.ids import Attempt, PeerId, Round, short
 from weft.keys import Identity, verify
 from weft.peer.chain import Chain
-from weft.peer.claims import Claims
 from weft.peer.context import Context
 from weft.peer.messages import Decision, Letter
-from weft.peer.round.equivocation import EvidenceKeeper
-from weft.peer.round.gather import Gather
-from weft.peer.round.member import Member
+from weft.peer.round.acts import EvidenceKeeper
+from weft.peer.round.members import Member
+from weft.peer.round.merge import Gather
 from weft.peer.round.timers import Timers
-from weft.peer.round.validity import Validity
+from weft.peer.round.validity import Claims, Validity
 from weft.sync.records.acts import Warrant
 from weft.sync.records.messages import (
     Accept,

@@ -34,7 +34,6 @@ from weft.events import BranchLeft, LegacyDropped, Notice
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
-from weft.peer.claims import legacy_tokens
 from weft.peer.context import Context
 from weft.peer.messages import ForkOffer, ForkRequest
 from weft.peer.state.checkpoint import read_vectors, write_vectors
@@ -43,7 +42,7 @@ from weft.peer.state.state_client import OFFER_S, StateClient
 from weft.store.chunks import raw
 from weft.store.index import StateIndex
 from weft.store.record_file import RecordFile
-from weft.sync.governance.legacy import history
+from weft.sync.governance.legacy import history, legacy_tokens
 from weft.sync.merge.coding import legacy_codec_in
 from weft.sync.merge.method import OUTER
 from weft.sync.merge.reduce import EncodedPart, encode_parts, named

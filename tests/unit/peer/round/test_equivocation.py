@@ -10,8 +10,8 @@ from weft.ids import Attempt, Digest, Round, Tokens
 from weft.keys import Identity
 from weft.peer.chain import open_branch
 from weft.peer.messages import Shown
-from weft.peer.round import equivocation as witness_module
-from weft.peer.round.equivocation import MAX_KEPT, MAX_SHOWN, EvidenceKeeper
+from weft.peer.round import acts as witness_module
+from weft.peer.round.acts import MAX_KEPT, MAX_SHOWN, EvidenceKeeper
 from weft.sync.governance.equivocation import equivocation
 from weft.sync.records.acts import Warrant
 from weft.sync.records.messages import (

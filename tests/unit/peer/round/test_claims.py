@@ -10,7 +10,7 @@ from charters import charter
 from weft.events import Event, Notice
 from weft.ids import BranchId, Digest, PeerId, RunId, Tokens
 from weft.peer.chain import genesis, open_branch
-from weft.peer.claims import Claims
+from weft.peer.round.validity import Claims
 from weft.sync.governance.legacy import unclaimed
 from weft.sync.records.messages import Base, Contribution, GroupRecord, Manifest, Ready, Stake, next_base
 from weft.sync.round.groups import claim_of, counted, record_of
