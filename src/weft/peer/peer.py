@@ -202,8 +202,8 @@ class Peer:
         chain = Chain(head, self.replica.charter)
         self._autosave.hand_on(chain)
         rounds = RoundDriver(self.context, chain, self.replica.scope, self.fail)
-        report, speed = self._report, lambda: self._training.tokens_per_s
-        sentinel = Sentinel(self.peer, self.context.emit, report.heartbeat, self.run.method, rounds.merger)
+        speed = lambda: self._training.tokens_per_s  # noqa: E731
+        sentinel = Sentinel(self.peer, self.context.emit, self.run.method, rounds.merger)
         rounds.recall()
         groups = Groups(self.context, rounds, self._records, self._evaluator, speed, self._tasks)
         offering = Offering(self.context, self.replica, self._carry, self._entrance.legacies, groups)
@@ -369,7 +369,7 @@ class Peer:
             rounds.reroute(self._membership.relayed())
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
             head = rounds.chain.head
-            mine.sentinel.look(head, self._membership, self.replica.config.settings.tokens)
+            mine.sentinel.look(head, self._membership, self._report.heartbeat(), self.replica.config.settings.tokens)
             is_behind = bool(self._entrance.fork_watch.ahead(head))
             is_left = behind == head or self._entrance.fork_watch.is_on_lesser_branch(head)
             if self._entrance.should_settle(head):

@@ -75,7 +75,7 @@ class Entrance:
         self.fork_watch = ForkWatch(context.node, context.clock, membership, replica, participation)
         self._state_fetch = StateFetch(context, replica, self.fork_watch.beats)
         self.backpressure = Backpressure(context, replica, self._state_fetch, self.fork_watch.beats, participation)
-        self.legacies = Legacies(context, replica, participation.certificate)
+        self.legacies = Legacies(context, replica)
         self._settling_since: float | None = None
         self._last_failure = ""  # why a state has not come
         self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
@@ -299,7 +299,8 @@ class Entrance:
         # it has trained since cannot be told from what they count.
         is_back = before is not None and before.branch == head.branch and before.round > head.round
         is_lost = self._carry.tokens > 0 and (is_back or await self._may_be_counted(head))
-        await self.legacies.depart(head, charter)
+        mine = self._replica.head
+        await self.legacies.depart(head, charter, None if mine is None else self._participation.certificate(mine))
         load = lambda: self._replica.load(head, charter, vectors)  # noqa: E731
         await self._settle(load, is_counted=is_lost, why=FORGOTTEN if is_lost else OUTDATED)
         return head

@@ -86,7 +86,7 @@ class StateServer:
     """Answers for a replica, and for the forks that are kept."""
 
     def __init__(self, context: Context, replica: Replica, legacies: Legacies, participation: Participation) -> None:
-        node = context.node
+        self._node = node = context.node
         self._memory = context.memory
         self._replica = replica
         self._legacies = legacies
@@ -96,11 +96,11 @@ class StateServer:
         self._forks: list[_Pin] = []
         self._making: dict[str, asyncio.Future[Any]] = {}  # goes on when who asked has stopped waiting
         self._has_timer = False
+        self._serves_blobs = False
         self._participation = participation
         node.serve(messages.StateRequest, self._offer)
         node.serve(messages.ChainRequest, self._continue)
         node.serve(messages.ForkRequest, self._offer_fork)
-        node.serve_blobs(self._lookup, is_patient=True)
 
     async def _offer(self, _peer: PeerId, request: messages.StateRequest) -> messages.StateOffer:
         head = self._replica.head
@@ -149,6 +149,9 @@ class StateServer:
             if len(kept) >= MAX_PINS:
                 kept.remove(min(kept, key=lambda each: each.used_at))
             kept.append(pin)
+            if not self._serves_blobs:
+                self._serves_blobs = True
+                self._node.serve_blobs(self._lookup, is_patient=True)
             self._drop_when_due()
 
     def _drop_when_due(self) -> None:

@@ -279,14 +279,15 @@ class Offering:
         """
         head, base, ranges = rounds.chain.head, rounds.chain.base, rounds.ranges
         is_for_neighbours = is_gossip(base)
-        may_bring_other = rounds.is_member and not is_for_neighbours
+        may_bring_other = rounds.is_member and self._legacies.kept.legacies and not is_for_neighbours
         brought = await self._legacies.to_bring(base, ranges) if may_bring_other else None
         if brought is None and not self._carry.due:
             if self._companion is not None:  # nothing was routed to this peer: nobody should wait for it
                 await self._companion.announcing(None)
                 self.pass_on(turn)
             return
-        if is_for_neighbours and not self._carry.mixing.is_in_step:
+        mixing = self._carry.mixing
+        if is_for_neighbours and mixing is not None and not mixing.is_in_step:
             self.pass_on(turn)
             return
         encode = lambda: self._carry.encode(ranges, head.round + 1, is_gossip=is_for_neighbours)  # noqa: E731

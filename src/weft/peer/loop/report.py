@@ -75,6 +75,7 @@ class Report:
             began: when this peer began to wait for it, if it did.
         """
         manifest, (sent, received), work = decided.manifest, self.traffic(), self._training.work
+        mixing = self._carry.mixing
         self._context.emit(
             events.RoundCommitted(
                 branch=manifest.branch,
@@ -90,7 +91,7 @@ class Report:
                 received_nbytes=received - self._traffic_before[1],
                 duration_s=0.0 if began is None else self._context.clock.now() - began,
                 work_s=0.0 if work is None else work.duration_s,
-                distance=self._carry.mixing.distance if has_result(manifest) else None,
+                distance=None if mixing is None or not has_result(manifest) else mixing.distance,
                 leader=manifest.leader,
                 contributed=tuple(each.tokens for each in manifest.contributions),
             )
