@@ -68,8 +68,6 @@ class AnchorContext:
 
 
 class Anchor:
-    """Keeps one run."""
-
     pausing = None  # it trains nothing
 
     def __init__(self, outline: Outline, context: AnchorContext) -> None:
@@ -100,7 +98,6 @@ class Anchor:
         return None if self._kept.chain is None else self._kept.chain.head
 
     def stop(self, reason: str) -> None:
-        """Say goodbye and return from `keep`, soon."""
         self._stop_reason = self._stop_reason or reason
         self._stopping.set()
 

@@ -69,8 +69,6 @@ def patience_s(run: Genesis, electorate: Sequence[PeerId]) -> float:
 
 
 class Split:
-    """Watches the majority of `rounds`."""
-
     def __init__(self, run: Genesis, node: Node, rounds: RoundDriver, clock: Clock, emit: Emit) -> None:
         self._run = run
         self._node = node
@@ -217,8 +215,6 @@ NUM_ASKED = 4  # at once
 
 
 class ForkWatch:
-    """Of one peer."""
-
     def __init__(
         self, node: Node, clock: Clock, membership: Membership, replica: Replica, participation: Participation
     ) -> None:

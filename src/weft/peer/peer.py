@@ -124,7 +124,6 @@ class Peer:
         return self._carry.tokens
 
     def record(self, name: Digest) -> GroupRecord | None:
-        """Return whom a group counted, if this peer has heard of it."""
         return self._records.known(name)
 
     def knows_anchor(self, peer: PeerId) -> bool:

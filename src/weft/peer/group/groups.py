@@ -73,7 +73,6 @@ class Groups:
         return () if self.leaf.aggregator is None else (self.leaf.aggregator,)
 
     def notice(self, peer: PeerId, status: Status) -> None:
-        """Take up what membership says of a peer."""
         self._rounds.notice(peer, status)
         self.aggregator.notice(peer, is_away=status in ("gone", "suspected"))
 

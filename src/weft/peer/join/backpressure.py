@@ -167,8 +167,6 @@ BLOCK_LOOK_S = 0.5  # between two looks whether there is still something to wait
 
 
 class Hold:
-    """Of one member."""
-
     def __init__(self, context: Context, participation: Participation) -> None:
         self._clock = context.clock
         self._emit = context.emit
@@ -188,7 +186,6 @@ class Hold:
         self._tell()
 
     def forget(self, peer: PeerId) -> None:
-        """Wait no more for a peer that is gone."""
         self._end(peer, "it is gone")
 
     async def _consider(self, peer: PeerId, please: BlockPlease) -> BlockAnswer:
@@ -433,7 +430,6 @@ class Backpressure:
         return self._replica.head if partial is None else partial.head
 
     def _reached(self) -> int:
-        """Return the round whose state is here."""
         return NOTHING if self._replica.head is None else self._replica.head.round
 
     def _is_in_sync(self) -> bool:

@@ -50,8 +50,6 @@ SETTLE_S = 10.0  # at most, for the round in which this peer has announced, befo
 
 
 class Entrance:
-    """The ways in of one peer."""
-
     def __init__(
         self,
         context: Context,

@@ -261,8 +261,6 @@ class Ahead:
 
 
 class Offering:
-    """Of one peer, round after round."""
-
     def __init__(self, context: Context, replica: Replica, carry: Carry, legacies: Legacies, groups: Groups) -> None:
         self._compute = context.compute
         self._emit = context.emit
@@ -306,7 +304,6 @@ class Offering:
             self._emit(PayloadOffered(round=Round(head.round + 1), tokens=tokens, nbytes=nbytes))
 
     def pass_on(self, turn: Turn) -> None:
-        """Bring nothing to the present round."""
         self._groups.through(turn).pass_on()
 
     def is_in_doubt(self, opening: Manifest, rounds: RoundDriver) -> bool:

@@ -53,8 +53,6 @@ class Stopped(Exception):
 
 
 class Shutdown:
-    """Of one peer."""
-
     def __init__(
         self, node: Node, membership: Membership, replica: Replica, participation: Participation, emit: Emit
     ) -> None:

@@ -46,7 +46,6 @@ class Report:
         self.state = state
 
     def traffic(self) -> tuple[int, int]:
-        """Return the bytes sent and received so far."""
         return self._context.node.moved
 
     def outcome(self, reason: str, evaluator: Unmeasured) -> Outcome:

@@ -248,7 +248,8 @@ class PendingActs:
 
     def _prove(self, liar: PeerId) -> None:
         """Tell those linked that have not heard of this lie, as far as it is not too much for them at a time."""
-        note, nbytes = _note_of(self._lies[liar]), sum(len(each.body) for each in self._lies[liar].letters)
+        first, second = self._lies[liar].letters
+        note, nbytes = ContradictionNote(first=first, second=second), len(first.body) + len(second.body)
         for peer in sorted({*self._node.peers} - self._aware[liar]):
             told = self._told_nbytes.get(peer, 0) + nbytes
             if told <= TELL_NBYTES and self._node.post(peer, note):
@@ -409,10 +410,6 @@ def why_removed(event: ActEnacted) -> str:
     reason = event.reason.rstrip(".") or "no reason was given"
     what_now = "Its key may not come back." if event.kind == "ban" else "It may come back as a newcomer: weft join."
     return f"{who} took this peer out of the run after round {event.round} ({event.kind}): {reason}. {what_now}"
-
-
-def _note_of(lie: Warrant) -> ContradictionNote:
-    return ContradictionNote(first=lie.letters[0], second=lie.letters[1])
 
 
 def kind_of(letter: Signed) -> str:

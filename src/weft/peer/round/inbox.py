@@ -99,7 +99,6 @@ class Early:
         self._next.append((sender, signed, note))
 
     def begin(self) -> list[EarlyLetter]:
-        """Begin another round: return what was kept for the next one, and forget plans that have not come."""
         kept, self._next = self._next, []
         self._merged.clear()
         return kept
@@ -143,7 +142,6 @@ class Leaps:
         self._led_at: dict[PeerId, float] = {}  # when each took this peer to a later attempt of the present round
 
     def begin(self) -> None:
-        """A round begins."""
         self._led_at.clear()
 
     def may_lead(self, state: State, sender: PeerId, message: AnyRoundMessage) -> bool:
@@ -171,7 +169,6 @@ class Proofs:
         self._farewells: dict[PeerId, Signed] = {}
 
     def begin(self) -> None:
-        """A round begins."""
         self._votes, self._farewells = {}, {}
 
     def keep(self, state: State, sender: PeerId, signed: Signed, message: AnyRoundMessage) -> None:
@@ -258,7 +255,6 @@ class Inbox:
         return self._gather.has_quorum
 
     def begin(self) -> list[EarlyLetter]:
-        """A round begins. Return the letters that came before it, to be read once its machine is there."""
         early = self._early.begin()
         self._leaps.begin()
         self.proofs.begin()

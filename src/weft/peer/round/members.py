@@ -55,7 +55,6 @@ class Member:
 
     @property
     def plan(self) -> Collect | None:
-        """Return the plan that the machine follows, if it knows one."""
         return None if self.state is None else self.state.plan
 
     @property
@@ -63,7 +62,6 @@ class Member:
         return self.state is not None and leader(self.state.base, self.state.attempt) == self.peer
 
     def begin(self) -> None:
-        """Enter the round."""
         self.state = machine.begin(self.peer, self.chain.base)
 
     def resume(self, durable: Durable) -> tuple[Output, ...]:
@@ -72,16 +70,13 @@ class Member:
         return outputs
 
     def leave(self) -> None:
-        """Take no part in the round."""
         self.state = None
 
     def end(self) -> None:
-        """The round is over."""
         self.leave()
         self._node.exchange(False)
 
     def close(self) -> None:
-        """Take part in no round any more."""
         self.is_closed, self.state = True, None
 
     def feed(self, event: Input) -> None:
@@ -96,12 +91,10 @@ class Member:
             callback(before, outputs)
 
     def say(self, to: Iterable[PeerId], message: AnyRoundMessage) -> None:
-        """Say something in the present round."""
         note = RoundNote(branch=self.base.branch, round=self.base.round, message=message)
         self.post(to, Letter(signed=seal(self._identity, note)))
 
     def post(self, to: Iterable[PeerId], note: Letter | Decision | Gathered) -> None:
-        """Send a note to other members."""
         for peer in to:
             if peer != self.peer:
                 self._node.post(peer, note)
@@ -131,8 +124,6 @@ AROUND_S = 15.0
 
 
 class Quorum:
-    """Of the round after the chain's head."""
-
     def __init__(self, member: Member, votes: Votes) -> None:
         self.statuses: dict[PeerId, Status] = {}
         self._relayed: frozenset[PeerId] = frozenset()  # who is reached through others
@@ -152,7 +143,6 @@ class Quorum:
         return [Rerouted(relayed=self._relayed), *notices]
 
     def reroute(self, relayed: frozenset[PeerId]) -> None:
-        """Take up who is reached through others."""
         self._relayed = relayed
 
     def link_all(self, is_linked: bool) -> None:
@@ -178,7 +168,6 @@ class Quorum:
         return self._lost_in is not None and self._lost_in == self._chain.base
 
     def take(self, peer: PeerId, note: StandingNote) -> None:
-        """Take up what a peer tells of itself."""
         if peer in self._chain.base.electorate:
             self._told[peer] = note
 

@@ -70,8 +70,6 @@ KEPT_ROUNDS = 2  # that a payload is kept for which nobody announces any more
 
 
 class Gather:
-    """Of one peer, round after round."""
-
     def __init__(self, context: Context, member: Member, parts: Payloads, timers: Timers) -> None:
         self.has_said = False  # this peer's announcement, which its machine has not heard of yet
         self._clock = context.clock
@@ -94,7 +92,6 @@ class Gather:
         context.node.on_note(Gathered, self._on_gathered)
 
     def begin(self) -> None:
-        """A round begins."""
         self._round += 1
         self._announced, self._held_back, self._lost = {}, {}, set()
         base, early, self._early = self._member.base, self._early, {}
@@ -121,7 +118,6 @@ class Gather:
 
     @property
     def has_quorum(self) -> bool:
-        """Whether a quorum has announced."""
         return self._quorum_at is not None
 
     @property

@@ -53,8 +53,6 @@ RECOVER_S = 5.0  # between two looks for results that nobody had
 
 
 class Validity:
-    """Of one peer, round after round."""
-
     def __init__(self, member: Member, merger: RoundMerger, quorum: Quorum, emit: Emit) -> None:
         self._member = member
         self._merger = merger

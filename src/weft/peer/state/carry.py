@@ -50,7 +50,6 @@ _KEPT = ("local", "mark", "error", "gradient")  # vectors of a checkpoint
 
 
 def dropped(num_tokens: int, why: str) -> Notice:
-    """Tell that work is lost."""
     return Notice(text=f"{num_tokens} tokens of work are dropped: {why}")
 
 

@@ -88,8 +88,6 @@ class Brought:
 
 
 class Legacies:
-    """Forks and legacies of one peer."""
-
     def __init__(self, place: Context, replica: Replica) -> None:
         self._place = place
         self._replica = replica
