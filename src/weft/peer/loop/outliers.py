@@ -12,9 +12,7 @@ Progress is told by the median over members: that of the last rounds against tha
 in the middle, the one that speaks for progress. Of a run of few rounds it takes fewer, two at least. It is judged by
 who saw the run begin: later a loss may stand still for good reasons.
 
-Pure.
-
-Says who strays from the others, and that nobody learns. It decides nothing: a person may.
+`Sentinel` says who strays from the others, and that nobody learns. It decides nothing: a person may.
 
     loss      what members tell of their inner steps with each heartbeat: their word
     update    the length of what they bring, of a delta by the tokens in it to the power of 3/4: measured by this peer,

@@ -45,12 +45,9 @@ class Report:
         """Note what this peer does from now on, in one word for people."""
         self.state = state
 
-    def traffic(self) -> tuple[int, int]:
-        return self._context.node.moved
-
     def outcome(self, reason: str, evaluator: Unmeasured) -> Outcome:
         """Return how this peer ended."""
-        head, (sent, received) = self._replica.head, self.traffic()
+        head, (sent, received) = self._replica.head, self._context.node.moved
         return Outcome(
             reason=reason,
             run=self._run,
@@ -73,7 +70,7 @@ class Report:
         Args:
             began: when this peer began to wait for it, if it did.
         """
-        manifest, (sent, received), work = decided.manifest, self.traffic(), self._training.work
+        manifest, (sent, received), work = decided.manifest, self._context.node.moved, self._training.work
         mixing = self._carry.mixing
         self._context.emit(
             events.RoundCommitted(
