@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from unit.peer.join.test_state_server import Node, Slow
+from unit.peer.join.test_state_transfer import Node, Slow
 from weft.clock import VirtualClock
 from weft.errors import CheckpointError
 from weft.executor import Inline
