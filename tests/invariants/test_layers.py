@@ -39,7 +39,7 @@ FLOORS = (
     ("sync",),
     # this machine
     ("peer.messages", "stages.messages", "store"),
-    ("run", "peer.claims", "peer.companion", "peer.chain", "stages.table"),
+    ("run", "peer.companion", "peer.chain", "stages.table"),
     ("training", "observe", "stages.report"),
     # a peer
     ("peer.context", "ranks"),

@@ -16,7 +16,7 @@ from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.launch.visit import act_of, ask_charter, ballot_of, hand_in
 from weft.peer.messages import HandInAnswer
-from weft.peer.round.pending_acts import letters_file
+from weft.peer.round.acts import letters_file
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.acts import Act, Amend, AnyDeed, Ban, Pardon, Remove, Succeed

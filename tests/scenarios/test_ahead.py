@@ -11,8 +11,8 @@ from scenarios.test_branches import halves
 from weft.codec import Fp32Config
 from weft.data.assign import _BEYOND
 from weft.events import BranchOpened, MajorityLost, Notice, RoundCommitted, TrainsOn
-from weft.peer.fork.split import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
-from weft.peer.loop.ahead import MOST_ROUNDS
+from weft.peer.fork import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
+from weft.peer.loop.contribution import MOST_ROUNDS
 from weft.sync.method.presets import DdpConfig
 
 MakeSwarm = Callable[..., Swarm]

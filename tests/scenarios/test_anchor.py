@@ -24,7 +24,7 @@ from weft.net.link.handshake import Passport
 from weft.net.multi_source import small_from
 from weft.net.node import Node
 from weft.net.transport.memory import SCHEME
-from weft.peer.join import state_server as donor_module
+from weft.peer.join import state_transfer
 from weft.run.machine import PeerConfig
 from weft.run.outline import public, read_outline
 from weft.sim.world import SECRET, Member
@@ -158,7 +158,7 @@ def test_an_anchor_follows_from_outside_and_nobody_waits_for_it(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since: int
 ) -> None:
     monkeypatch.setattr(anchor_module, "MAX_SINCE", since)  # how often it fetches the state anew
-    monkeypatch.setattr(donor_module, "FRESH_S", 0.5)
+    monkeypatch.setattr(state_transfer, "FRESH_S", 0.5)
     swarm = make(method=DILOCO, num_rounds=10, num_peers=3)
 
     async def scenario() -> None:

@@ -8,7 +8,7 @@ from scenarios.swarm import EVERY, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Fp32Config
 from weft.events import RoundCommitted, RoundMissed
-from weft.peer.round.outcome import AT_WORK
+from weft.peer.round.driver import AT_WORK
 from weft.sync.method.presets import AsyncDiLoCoConfig
 
 METHOD = AsyncDiLoCoConfig(every=EVERY, codec=Fp32Config())

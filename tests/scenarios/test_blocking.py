@@ -13,7 +13,7 @@ from scenarios.swarm import Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from scenarios.test_join import Paced, lay, small
 from weft.events import JoinTooSlow, Notice, RoundCommitted, RunBlocked, RunUnblocked, StateJoined
-from weft.peer.join.hold import LEAST_REST_S, SILENT_S
+from weft.peer.join.backpressure import LEAST_REST_S, SILENT_S
 from weft.run.machine import PeerConfig
 
 LEASE_S = 5.0

@@ -16,7 +16,7 @@ from weft.codec.build import build
 from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, Notice, RoundCommitted
 from weft.executor import Inline
 from weft.ids import BranchId, Digest, PeerId, Round
-from weft.peer.loop.ahead import MOST_ROUNDS
+from weft.peer.loop.contribution import MOST_ROUNDS
 from weft.peer.state.carry import FORGOTTEN
 from weft.peer.state.legacies import Brought
 from weft.sync.merge.basis import Scope

@@ -7,7 +7,7 @@ import pytest
 
 from scenarios.theatre import Theatre, names
 from weft.events import ActEnacted, AttemptStarted, LieProven
-from weft.peer.round.outcome import LIED
+from weft.peer.round.driver import LIED
 from weft.sim.faults import Drop, Fault, Kill, Lie
 from weft.sim.play import Played
 

@@ -14,7 +14,7 @@ from scenarios.theatre import Theatre, make_run_file, names
 from weft.events import BranchLeft, BranchOpened, MajorityLost, StateJoined
 from weft.ids import BranchId
 from weft.net.membership.full_mesh import GONE_S
-from weft.peer.fork.split import ORPHAN_AFTER_S
+from weft.peer.fork import ORPHAN_AFTER_S
 from weft.sim.faults import Drop, Fault, Freeze, Kill, Partition
 from weft.sim.play import Machine, Played
 from weft.sim.scenario import Kind

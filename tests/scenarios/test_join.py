@@ -16,7 +16,7 @@ from weft.events import BranchOpened, Notice, RoundCommitted, StateJoined, Worki
 from weft.executor import Inline
 from weft.ids import PeerId
 from weft.net.multi_source import SILENT_S, Blob
-from weft.peer.join import state_fetch as arrival
+from weft.peer.join import state_transfer
 from weft.run.config import ShapedModel
 from weft.store.index import CHUNK_NBYTES
 from weft.sync.method.presets import DiLoCoConfig
@@ -57,7 +57,7 @@ class Transfers:
         self.begun: list[tuple[PeerId, Blob]] = []
         self.kept: list[Blob] = []
         self.on_kept: Callable[[int], None] = lambda num: None
-        pull = arrival.pull
+        pull = state_transfer.pull
 
         async def watched(node: Any, blobs: Any, holders: Any, keep: Any, *rest: Any) -> Any:
             fetch = node.fetch
@@ -78,7 +78,7 @@ class Transfers:
             finally:
                 node.fetch = fetch
 
-        monkeypatch.setattr(arrival, "pull", watched)
+        monkeypatch.setattr(state_transfer, "pull", watched)
 
 
 @pytest.fixture

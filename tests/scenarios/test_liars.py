@@ -16,10 +16,10 @@ from weft.net.messages import BlobHeader
 from weft.net.node import Node
 from weft.net.transport.frame import encode_frame
 from weft.peer.messages import Decision, Letter, StandingNote
+from weft.peer.round.acts import lies_file
 from weft.peer.round.driver import MAX_GIVEN_UP
 from weft.peer.round.inbox import Heard, Step
 from weft.peer.round.payloads import FETCH_FLOOR_S
-from weft.peer.round.pending_acts import lies_file
 from weft.sync.records.messages import (
     MAX_COUNT,
     Accept,

@@ -17,7 +17,7 @@ from weft.events import (
     TrainsOn,
 )
 from weft.peer.chain import branch_name, open_branch
-from weft.peer.fork.split import CHECK_S, ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S
+from weft.peer.fork import CHECK_S, ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S
 from weft.peer.messages import BranchBegin, BranchConsent, BranchProposal
 
 MakeSwarm = Callable[..., Swarm]

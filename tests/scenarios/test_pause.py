@@ -11,7 +11,7 @@ from scenarios.swarm import EVERY, FEDAVG, LEASE_TOKENS, TRAIN_S, Swarm
 from scenarios.test_faults import Uneven
 from weft.codec import Fp32Config
 from weft.events import MemberProgress, Paused, PeerStarted, Resumed, RoundCommitted, RoundMissed, StepDone
-from weft.peer.round.outcome import PAUSED
+from weft.peer.round.driver import PAUSED
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 
 Make = Callable[..., Swarm]

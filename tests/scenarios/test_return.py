@@ -13,8 +13,8 @@ from torch import Tensor
 from scenarios.swarm import Member
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import BranchLeft, BranchOpened, Notice, RoundCommitted, StateJoined, StepDone
-from weft.peer.fork.split import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
-from weft.peer.join.state_server import StateServer
+from weft.peer.fork import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
+from weft.peer.join.state_transfer import StateServer
 from weft.peer.state.carry import FORGOTTEN
 from weft.peer.state.checkpoint import Snapshot, load
 from weft.sim import world

@@ -11,7 +11,7 @@ from scenarios.test_faults import MakeSwarm
 from weft.codec import Fp32Config
 from weft.events import RoundCommitted, RoundMissed
 from weft.ids import PeerId
-from weft.peer.round.outcome import RESTING
+from weft.peer.round.driver import RESTING
 from weft.sync.method.choices import SampleConfig
 from weft.sync.method.presets import FedAvgConfig
 from weft.sync.records.messages import Manifest

@@ -10,7 +10,7 @@ from scenarios.swarm import Life, Member
 from scenarios.test_faults import MakeSwarm, leading, one_replica
 from weft.events import AttemptStarted, BranchOpened, MajorityLost, Notice, RoundCommitted, StateJoined
 from weft.ids import BranchId, PeerId, Round
-from weft.peer.fork.split import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S, Split
+from weft.peer.fork import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S, Split
 from weft.peer.join.entrance import JOINING_EXPIRES_S
 from weft.peer.messages import BranchConsent, BranchProposal
 from weft.store.votes import Votes

@@ -39,8 +39,7 @@ from weft.net.messages import Heartbeat
 from weft.net.multi_source import Blob, pull, small_from
 from weft.net.node import Node
 from weft.peer import messages
-from weft.peer.chain import as_many_as_fit
-from weft.peer.fork.choice import NEAR, believed, is_further
+from weft.peer.chain import NEAR, as_many_as_fit, believed, is_further
 from weft.peer.state import state_client
 from weft.run.outline import Outline, data_ready
 from weft.store.home import Home
@@ -69,8 +68,6 @@ class AnchorContext:
 
 
 class Anchor:
-    """Keeps one run."""
-
     pausing = None  # it trains nothing
 
     def __init__(self, outline: Outline, context: AnchorContext) -> None:
@@ -101,7 +98,6 @@ class Anchor:
         return None if self._kept.chain is None else self._kept.chain.head
 
     def stop(self, reason: str) -> None:
-        """Say goodbye and return from `keep`, soon."""
         self._stop_reason = self._stop_reason or reason
         self._stopping.set()
 

@@ -134,7 +134,6 @@ class Observer:
 
     @property
     def heard(self) -> tuple[PeerId, ...]:
-        """Return who has told anything, ascending."""
         return tuple(sorted(peer for peer, heard in self._heard.items() if heard.number >= 0))
 
     async def once(self) -> None:

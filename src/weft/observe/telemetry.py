@@ -70,15 +70,11 @@ class BulletinAnswer(Record, frozen=True, kw_only=True, tag="BulletinAnswer"):
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True):
-    """One line."""
-
     at: float
     event: Event
 
 
 class Bulletins:
-    """A sink of events."""
-
     def __init__(self, signer: Signer, run: RunId, clock: Clock) -> None:
         self._signer = signer
         self._run = run

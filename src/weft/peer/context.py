@@ -45,9 +45,7 @@ class Trainers(Protocol):
         """Return the outer parameters where they are kept."""
         ...
 
-    def learner(self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> Learner:
-        """Return what makes the steps."""
-        ...
+    def learner(self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> Learner: ...
 
 
 MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock], Learner]

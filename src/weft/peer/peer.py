@@ -32,22 +32,18 @@ from weft.net.membership.full_mesh import Gone, Left, New, Recovered, Suspected
 from weft.net.membership.membership import Membership
 from weft.peer.chain import Chain
 from weft.peer.context import Context, Outcome
-from weft.peer.fork.split import Split
+from weft.peer.fork import Split
 from weft.peer.group.groups import Groups
 from weft.peer.group.records import GroupRecords
+from weft.peer.join.backpressure import Hold
 from weft.peer.join.entrance import Entrance
-from weft.peer.join.hold import Hold
-from weft.peer.join.state_server import StateServer
-from weft.peer.loop.ahead import Ahead
+from weft.peer.join.state_transfer import StateServer
+from weft.peer.loop.contribution import Ahead, LeaseTraining, Offering, leased_instead, until_needed
 from weft.peer.loop.evaluate import make_evaluator
-from weft.peer.loop.lease import LeaseTraining, leased_instead, until_needed
-from weft.peer.loop.offer import Offering
+from weft.peer.loop.lifecycle import Pause, Shutdown, Stopped
 from weft.peer.loop.outliers import Sentinel
-from weft.peer.loop.pause import Pause
 from weft.peer.loop.report import Report
-from weft.peer.loop.shutdown import Shutdown, Stopped
-from weft.peer.round.driver import Participation, RoundDriver
-from weft.peer.round.outcome import Decided
+from weft.peer.round.driver import Decided, Participation, RoundDriver
 from weft.peer.state.autosave import Autosave
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry
 from weft.peer.state.checkpoint import Snapshot
@@ -127,7 +123,6 @@ class Peer:
         return self._carry.tokens
 
     def record(self, name: Digest) -> GroupRecord | None:
-        """Return whom a group counted, if this peer has heard of it."""
         return self._records.known(name)
 
     def knows_anchor(self, peer: PeerId) -> bool:
@@ -205,8 +200,8 @@ class Peer:
         chain = Chain(head, self.replica.charter)
         self._autosave.hand_on(chain)
         rounds = RoundDriver(self.context, chain, self.replica.scope, self.fail)
-        report, speed = self._report, lambda: self._training.tokens_per_s
-        sentinel = Sentinel(self.peer, self.context.emit, report.heartbeat, self.run.method, rounds.merger)
+        speed = lambda: self._training.tokens_per_s  # noqa: E731
+        sentinel = Sentinel(self.peer, self.context.emit, self.run.method, rounds.merger)
         rounds.recall()
         groups = Groups(self.context, rounds, self._records, self._evaluator, speed, self._tasks)
         offering = Offering(self.context, self.replica, self._carry, self._entrance.legacies, groups)
@@ -372,7 +367,7 @@ class Peer:
             rounds.reroute(self._membership.relayed())
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
             head = rounds.chain.head
-            mine.sentinel.look(head, self._membership, self.replica.config.settings.tokens)
+            mine.sentinel.look(head, self._membership, self._report.heartbeat(), self.replica.config.settings.tokens)
             is_behind = bool(self._entrance.fork_watch.ahead(head))
             is_left = behind == head or self._entrance.fork_watch.is_on_lesser_branch(head)
             if self._entrance.should_settle(head):

@@ -21,7 +21,7 @@ from weft.keys import Identity
 from weft.log import read_jsonl
 from weft.model import Transformer
 from weft.net.ticket import issue, read
-from weft.peer.loop import shutdown as parting
+from weft.peer.loop import lifecycle
 from weft.peer.state.checkpoint import load, read_contents
 from weft.run import genesis as seal
 from weft.run.outline import KeysAdmission
@@ -69,7 +69,7 @@ def test_who_is_turned_away_reads_why_and_the_run_goes_on_without_harm(
         assert "weft ticket" in said
         said = refused(weft, 24, "the ticket's secret is not this run's", "join", wrong, *JOIN)
         assert "weft ticket" in said
-        monkeypatch.setattr(parting, "LINGER_S", 0.1)
+        monkeypatch.setattr(lifecycle, "LINGER_S", 0.1)
         answer = weft("join", member.ticket, *JOIN)  # the same home, the same key, the right ticket
         assert answer.code == 0, answer.err
         assert "complete" in answer.out

@@ -10,7 +10,7 @@ from weft.config import dump, load
 from weft.model import write_folder
 from weft.run.amend import MODEL, TOKENIZER, run_file_of
 from weft.run.config import FolderModel, RunConfig, RunFile, SizedModel
-from weft.run.genesis import initial, load_tokenizer, seal
+from weft.run.genesis import initial, seal
 from weft.store.home import Home
 from weft.sync.method.presets import DiLoCoConfig, NoLoCoConfig, SparseLoCoConfig, StreamingConfig
 from weft.sync.records.messages import MAX_GROUP
@@ -41,11 +41,10 @@ def test_the_file_of_a_run_makes_the_same_run(
 
 
 def test_a_model_of_a_folder_is_that_of_an_export(tmp_path: Path, run_file: RunFile) -> None:
-    first = sealed(run_file, tmp_path, "one")
-    vector, tokenizer = initial(first, Home(tmp_path / "one")), load_tokenizer(first, Home(tmp_path / "one"))
+    made = seal(run_file, tmp_path, Home(tmp_path / "one"), lambda event: None)
+    vector, tokenizer = initial(made.config, Home(tmp_path / "one")), made.tokenizer
     assert vector is not None
-    assert tokenizer is not None
-    write_folder(tmp_path / MODEL, first.model, vector, tokenizer.to_json(), stop_id=tokenizer.end_of_text)
+    write_folder(tmp_path / MODEL, made.config.model, vector, tokenizer.to_json(), stop_id=tokenizer.end_of_text)
     once = sealed(msgspec.structs.replace(run_file, model=FolderModel(path=MODEL)), tmp_path, "one")
     found = run_file_of(once, num_peers=2)
     assert found.model == FolderModel(path=MODEL)

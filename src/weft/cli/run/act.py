@@ -225,7 +225,7 @@ def _hand_in(
     from weft.errors import ActVoid
     from weft.launch.visit import ask_charter, hand_in
     from weft.peer.messages import HandInAnswer
-    from weft.peer.round.pending_acts import kind_of, subject_of
+    from weft.peer.round.acts import kind_of, subject_of
 
     async def work(node: "Node") -> "tuple[Signed, HandInAnswer]":
         signed = letter(node, await ask_charter(node, SystemClock()))

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from weft.ids import PeerId, Round
 from weft.peer.companion import Unmeasured
 from weft.peer.context import Context
-from weft.peer.group.aggregator import Aggregator
-from weft.peer.group.broadcast import GroupBroadcast
+from weft.peer.group.aggregator import Aggregator, GroupBroadcast
 from weft.peer.group.leaf import Leaf
 from weft.peer.group.records import GroupRecords
 from weft.peer.round.driver import RoundDriver
@@ -74,7 +73,6 @@ class Groups:
         return () if self.leaf.aggregator is None else (self.leaf.aggregator,)
 
     def notice(self, peer: PeerId, status: Status) -> None:
-        """Take up what membership says of a peer."""
         self._rounds.notice(peer, status)
         self.aggregator.notice(peer, is_away=status in ("gone", "suspected"))
 

@@ -2,7 +2,7 @@
 
     SponsorPlease ──► electors, in an order of its own, until one takes it
     Offer ──► aggregator        once a round, of what it has trained; the aggregator fetches the payload
-    ◄── HandOn                  what was decided, and from whom to fetch it (`broadcast`)
+    ◄── HandOn                  what was decided, and from whom to fetch it (`GroupBroadcast`)
 
 It follows what is decided like anybody outside the electorate, and has no vote. In a round it offers to one aggregator
 and to no other, so nothing is counted twice; what was not counted it offers in the next, to whoever is its aggregator

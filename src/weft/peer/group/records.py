@@ -39,12 +39,13 @@ class GroupRecords:
         self._carry = carry
         self._emit = context.emit
         self._kept: dict[Digest, GroupRecord] = {}
-        self._node.serve_blobs(self._lookup)
 
     def keep(self, record: GroupRecord) -> Digest:
         """Keep a record; the oldest makes room."""
         name = digest_of(record)
         if name not in self._kept:
+            if not self._kept:
+                self._node.serve_blobs(self._lookup)
             while len(self._kept) >= MAX_KEPT:
                 del self._kept[next(iter(self._kept))]
             self._kept[name] = record

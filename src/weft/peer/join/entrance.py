@@ -23,11 +23,10 @@ from weft.ids import BranchId, Digest, PeerId, short
 from weft.net.membership.membership import Membership
 from weft.peer.chain import RESULTS_NBYTES, Chain, Heads, branch_name, genesis, open_branch
 from weft.peer.context import Context
-from weft.peer.fork.split import patience_s
-from weft.peer.fork.watch import ForkWatch
+from weft.peer.fork import ForkWatch, patience_s
 from weft.peer.group.records import GroupRecords
 from weft.peer.join.backpressure import Backpressure
-from weft.peer.join.state_fetch import StateFetch
+from weft.peer.join.state_transfer import StateFetch
 from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin
 from weft.peer.round.driver import Participation, RoundDriver
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
@@ -51,8 +50,6 @@ SETTLE_S = 10.0  # at most, for the round in which this peer has announced, befo
 
 
 class Entrance:
-    """The ways in of one peer."""
-
     def __init__(
         self,
         context: Context,
@@ -76,7 +73,7 @@ class Entrance:
         self.fork_watch = ForkWatch(context.node, context.clock, membership, replica, participation)
         self._state_fetch = StateFetch(context, replica, self.fork_watch.beats)
         self.backpressure = Backpressure(context, replica, self._state_fetch, self.fork_watch.beats, participation)
-        self.legacies = Legacies(context, replica, participation.certificate)
+        self.legacies = Legacies(context, replica)
         self._settling_since: float | None = None
         self._last_failure = ""  # why a state has not come
         self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
@@ -300,7 +297,8 @@ class Entrance:
         # it has trained since cannot be told from what they count.
         is_back = before is not None and before.branch == head.branch and before.round > head.round
         is_lost = self._carry.tokens > 0 and (is_back or await self._may_be_counted(head))
-        await self.legacies.depart(head, charter)
+        mine = self._replica.head
+        await self.legacies.depart(head, charter, None if mine is None else self._participation.certificate(mine))
         load = lambda: self._replica.load(head, charter, vectors)  # noqa: E731
         await self._settle(load, is_counted=is_lost, why=FORGOTTEN if is_lost else OUTDATED)
         return head

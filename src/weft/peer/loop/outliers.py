@@ -12,9 +12,7 @@ Progress is told by the median over members: that of the last rounds against tha
 in the middle, the one that speaks for progress. Of a run of few rounds it takes fewer, two at least. It is judged by
 who saw the run begin: later a loss may stand still for good reasons.
 
-Pure.
-
-Says who strays from the others, and that nobody learns. It decides nothing: a person may.
+`Sentinel` says who strays from the others, and that nobody learns. It decides nothing: a person may.
 
     loss      what members tell of their inner steps with each heartbeat: their word
     update    the length of what they bring, of a delta by the tokens in it to the power of 3/4: measured by this peer,
@@ -188,16 +186,12 @@ class Sentinel:
     """Of one peer.
 
     Args:
-        heartbeat: returns this peer's own.
         method: of the run.
     """
 
-    def __init__(
-        self, peer: PeerId, emit: Emit, heartbeat: Callable[[], Heartbeat], method: Choices, merger: RoundMerger
-    ) -> None:
+    def __init__(self, peer: PeerId, emit: Emit, method: Choices, merger: RoundMerger) -> None:
         self._peer = peer
         self._emit = emit
-        self._heartbeat = heartbeat
         self._losses = Band(share=LOSS_SHARE)
         self._lengths = Band(width=math.log(TIMES if method.wait == "all" else TIMES_AGED))
         self._is_sum = method.send != "gradient"  # of steps: the more, the longer
@@ -230,16 +224,17 @@ class Sentinel:
         own = lengths.get(self._peer)
         return {} if own is None else {peer: length - own for peer, length in lengths.items()}
 
-    def look(self, head: Manifest, membership: Membership, tokens: int) -> None:
+    def look(self, head: Manifest, membership: Membership, own: Heartbeat, tokens: int) -> None:
         """Take up what members tell.
 
         Args:
+            own: this peer's heartbeat.
             tokens: of the whole run.
         """
         for band in (self._losses, self._lengths):
             band.keep(head.members)
         self._told = {peer: told for peer, told in self._told.items() if peer in head.members}
-        beats = {peer: membership.heartbeat_of(peer) for peer in head.members} | {self._peer: self._heartbeat()}
+        beats = {peer: membership.heartbeat_of(peer) for peer in head.members} | {self._peer: own}
         self._say("loss", self._losses.take(self._news(beats)), float)
         usual, is_new, self._round = self._losses.usual(len(head.members)), head.round != self._round, head.round
         if usual is None or not is_new:

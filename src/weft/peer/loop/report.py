@@ -11,9 +11,9 @@ from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
 from weft.peer.companion import Unmeasured
 from weft.peer.context import Context, Outcome
-from weft.peer.loop.lease import LeaseTraining
-from weft.peer.round.outcome import AT_WORK, PAUSED, RESTING, Decided
-from weft.peer.round.pending_acts import REMOVALS, told, why_removed
+from weft.peer.loop.contribution import LeaseTraining
+from weft.peer.round.acts import REMOVALS, told, why_removed
+from weft.peer.round.driver import AT_WORK, PAUSED, RESTING, Decided
 from weft.peer.state.carry import OUTDATED, Carry, dropped
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
@@ -43,13 +43,9 @@ class Report:
         """Note what this peer does from now on, in one word for people."""
         self.state = state
 
-    def traffic(self) -> tuple[int, int]:
-        """Return the bytes sent and received so far."""
-        return self._context.node.moved
-
     def outcome(self, reason: str, evaluator: Unmeasured) -> Outcome:
         """Return how this peer ended."""
-        head, (sent, received) = self._replica.head, self.traffic()
+        head, (sent, received) = self._replica.head, self._context.node.moved
         return Outcome(
             reason=reason,
             run=self._run,
@@ -72,7 +68,8 @@ class Report:
         Args:
             began: when this peer began to wait for it, if it did.
         """
-        manifest, (sent, received), work = decided.manifest, self.traffic(), self._training.work
+        manifest, (sent, received), work = decided.manifest, self._context.node.moved, self._training.work
+        mixing = self._carry.mixing
         self._context.emit(
             events.RoundCommitted(
                 branch=manifest.branch,
@@ -88,7 +85,7 @@ class Report:
                 received_nbytes=received - self._traffic_before[1],
                 duration_s=0.0 if began is None else self._context.clock.now() - began,
                 work_s=0.0 if work is None else work.duration_s,
-                distance=self._carry.mixing.distance if manifest.has_result else None,
+                distance=None if mixing is None or not manifest.has_result else mixing.distance,
                 leader=manifest.leader,
                 contributed=tuple(each.tokens for each in manifest.contributions),
             )

@@ -1,8 +1,10 @@
 """A round as a member runs it: the pure machine of `weft.sync.round`, with its letters, payloads, merges and timers.
 
     inbox       what others say, and when the machine hears of it
-    gather      which payloads are fetched; `payloads` holds them
-    merge       parts and results
+    validity    whether it may be believed
+    merge       which payloads are fetched (`payloads` holds them), and what is made of them
+    members     who is here, and has a vote
+    acts        what stewards, voters and liars bring into a manifest
     driver      the machine's inputs and outputs, joined
 
 It does not know how a peer came in, nor what is done between rounds.

@@ -18,8 +18,9 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import assert_never
 
 import msgspec
@@ -28,33 +29,88 @@ from weft.errors import DataError, DiskFull, PeerError
 from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.net.node import Node
 from weft.peer.chain import Chain
-from weft.peer.claims import legacy_tokens
 from weft.peer.context import Context
 from weft.peer.messages import Decision, Letter
-from weft.peer.round.gather import Gather
+from weft.peer.round.acts import PendingActs, letters_file, lies_file
 from weft.peer.round.inbox import Inbox
-from weft.peer.round.member import Member
-from weft.peer.round.merge import RoundMerger
-from weft.peer.round.outcome import Decided, left_out
+from weft.peer.round.members import Member, Quorum
+from weft.peer.round.merge import Gather, RoundMerger
 from weft.peer.round.payloads import Payloads, Wanted
-from weft.peer.round.pending_acts import PendingActs, letters_file, lies_file
-from weft.peer.round.quorum import Quorum
 from weft.peer.round.timers import RoundTimes, Timers
 from weft.peer.round.validity import Validity
 from weft.peer.state.legacies import KeptLegacy
 from weft.store.votes import Votes
-from weft.sync.governance.enact import charter_after
+from weft.sync.governance.enact import accused, charter_after, legacy_tokens
 from weft.sync.merge.basis import Scope
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records import messages
 from weft.sync.records.charter import Charter
 from weft.sync.round import machine
+from weft.sync.round.machine import Fate, State, Status
 from weft.sync.round.neighbours import takes_from
 from weft.sync.round.rules import Durable
 from weft.tasks import Tasks
+from weft.wire import Buffer
 
 MAX_EARLY = 256  # letters kept while this peer still fetches the state
 MAX_GIVEN_UP = 16  # attempts at once: who was alone for a day is caught up with in a minute
+
+
+PAUSED = "it is paused"
+RESTING = "it was not drawn for this round"
+AT_WORK = "it was still at its inner steps"
+LIED = "it signed two notes that contradict each other"
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A commit as this peer saw it.
+
+    Args:
+        left_out: members of the electorate that it does not count, and why, as far as this peer knows.
+        fate: of what this peer brought, where it is not counted.
+        taken: what it counts of this peer's neighbours in a gossip round; None: it is not here.
+        weights: of these neighbours.
+    """
+
+    manifest: messages.Manifest
+    left_out: dict[PeerId, str]
+    fate: Fate = "late"
+    taken: Mapping[PeerId, Buffer | None] = field(default_factory=dict)
+    weights: Mapping[PeerId, float] = field(default_factory=dict)
+
+
+def left_out(
+    base: messages.Base, manifest: messages.Manifest, state: State | None, statuses: Mapping[PeerId, Status]
+) -> dict[PeerId, str]:
+    """Return the members of the electorate that `manifest` does not count, and why.
+
+    Args:
+        state: of this peer's machine in the round that the manifest decides; None where it took no part.
+    """
+    counted = {each.peer for each in manifest.contributions}
+    reasons = {peer: _why(base, peer, state, statuses) for peer in base.electorate if peer not in counted}
+    lies = {peer: LIED for warrant in manifest.acts if (peer := accused(warrant)) in reasons}
+    return {**reasons, **lies}
+
+
+def _why(base: messages.Base, peer: PeerId, state: State | None, statuses: Mapping[PeerId, Status]) -> str:
+    status = statuses.get(peer)
+    if state is not None and peer in state.farewells:
+        return "it said goodbye"
+    if status in ("gone", "suspected"):
+        return f"it was {status}"
+    if state is not None and peer in state.unusable:
+        return "its payload could not be had or was no payload"
+    if peer in base.newcomers:
+        return "nobody waits for a newcomer in its first round"
+    if peer in base.resting:
+        return RESTING
+    if state is not None and peer in state.ready:
+        return "it was ready when others were planned already, or its payload could not be had"
+    if state is not None and peer in state.passing:
+        return PAUSED
+    return "it was not ready in time" if base.charter.settings.method.wait == "all" else AT_WORK
 
 
 class RoundDriver:
@@ -170,7 +226,7 @@ class RoundDriver:
         """Bring nothing to the present round: this peer is paused."""
         self._member.feed(machine.Paused())
 
-    def notice(self, peer: PeerId, status: machine.Status) -> None:
+    def notice(self, peer: PeerId, status: Status) -> None:
         """Take up what membership says of a peer, for this round and the next."""
         electorate = self.chain.base.electorate
         if status == "joining" and (peer in electorate or peer in self.chain.charter.banned):
@@ -292,10 +348,10 @@ class RoundDriver:
     # --- what the machine wants done ---
 
     @property
-    def _state(self) -> machine.State | None:
+    def _state(self) -> State | None:
         return self._member.state
 
-    def _stepped(self, before: machine.State, outputs: Iterable[machine.Output]) -> None:
+    def _stepped(self, before: State, outputs: Iterable[machine.Output]) -> None:
         plan = self._member.plan
         self._carry_out(outputs)
         if plan != before.plan and self._state is not None and self._state.plan == plan:
@@ -352,7 +408,7 @@ class RoundDriver:
     def _decide(self, certificate: messages.Certificate) -> None:
         """A round is over: the next begins at once, whatever this peer is computing."""
         manifest = certificate.manifest
-        fate: machine.Fate = "late"
+        fate: Fate = "late"
         # Also a legacy was what this peer offered: its own work was not, and is late.
         if messages.counted_of(manifest, self._member.peer) is None and self.timers.was_in_time:
             fate = "travelling" if self.parts.is_asked_for else "lost"

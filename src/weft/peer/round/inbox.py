@@ -42,14 +42,13 @@ from weft.errors import WireError
 from weft.ids import Attempt, PeerId, Round, short
 from weft.keys import Identity, verify
 from weft.peer.chain import Chain
-from weft.peer.claims import Claims
 from weft.peer.context import Context
 from weft.peer.messages import Decision, Letter
-from weft.peer.round.equivocation import EvidenceKeeper
-from weft.peer.round.gather import Gather
-from weft.peer.round.member import Member
+from weft.peer.round.acts import EvidenceKeeper
+from weft.peer.round.members import Member
+from weft.peer.round.merge import Gather
 from weft.peer.round.timers import Timers
-from weft.peer.round.validity import Validity
+from weft.peer.round.validity import Claims, Validity
 from weft.sync.records.acts import Warrant
 from weft.sync.records.messages import (
     Accept,
@@ -100,7 +99,6 @@ class Early:
         self._next.append((sender, signed, note))
 
     def begin(self) -> list[EarlyLetter]:
-        """Begin another round: return what was kept for the next one, and forget plans that have not come."""
         kept, self._next = self._next, []
         self._merged.clear()
         return kept
@@ -144,7 +142,6 @@ class Leaps:
         self._led_at: dict[PeerId, float] = {}  # when each took this peer to a later attempt of the present round
 
     def begin(self) -> None:
-        """A round begins."""
         self._led_at.clear()
 
     def may_lead(self, state: State, sender: PeerId, message: AnyRoundMessage) -> bool:
@@ -172,7 +169,6 @@ class Proofs:
         self._farewells: dict[PeerId, Signed] = {}
 
     def begin(self) -> None:
-        """A round begins."""
         self._votes, self._farewells = {}, {}
 
     def keep(self, state: State, sender: PeerId, signed: Signed, message: AnyRoundMessage) -> None:
@@ -259,7 +255,6 @@ class Inbox:
         return self._gather.has_quorum
 
     def begin(self) -> list[EarlyLetter]:
-        """A round begins. Return the letters that came before it, to be read once its machine is there."""
         early = self._early.begin()
         self._leaps.begin()
         self.proofs.begin()

@@ -52,7 +52,6 @@ class Rates:
         self._measured: dict[PeerId, deque[float]] = {}
 
     def note(self, peer: PeerId, nbytes: int, took_s: float) -> None:
-        """A transfer from `peer` is complete."""
         if nbytes >= LEAST_NBYTES:
             rates = self._measured.setdefault(peer, deque(maxlen=NUM_REMEMBERED))
             rates.append(nbytes / max(took_s, LEAST_S))
@@ -275,7 +274,6 @@ class Payloads:
         return self._fetching.setdefault(result, asyncio.Lock())
 
     def forget(self, wanted: Digest) -> None:
-        """Drop what `gather` fetched."""
         self._gathered.pop(wanted, None)
 
     async def fetch(
@@ -389,7 +387,6 @@ class Payloads:
         self._chain.keep(round, result, data)
 
     async def note(self, certificate: Certificate) -> None:
-        """Keep what was decided."""
         await self._compute.serve(lambda: self._journal.decide(certificate))
 
     async def _fetch(self, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Buffer:

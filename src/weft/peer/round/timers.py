@@ -100,7 +100,6 @@ class Timers:
         self._graces_s, self._latencies_s = list(measured.graces_s), list(measured.latencies_s)
 
     def begin(self) -> None:
-        """A round begins."""
         self.stop()
         self._began_at = self._clock.now()
         self._all_ready_at = {}
@@ -110,11 +109,9 @@ class Timers:
         self._watched.clear()
 
     def note_ready(self, peer: PeerId) -> None:
-        """A member has announced its payload."""
         self._ready_at = self._all_ready_at[peer] = self._clock.now()
 
     def note_quorum(self) -> None:
-        """A quorum has announced."""
         self._quorum_at = self._clock.now()
 
     def note_gathering(self, took_s: float) -> None:
@@ -140,7 +137,6 @@ class Timers:
         self._apart_s += took_s
 
     def note_announced(self) -> None:
-        """This peer has announced its payload."""
         self._announced_at = self._clock.now()
 
     @property

@@ -48,7 +48,6 @@ _KEPT = ("local", "mark", "error", "gradient")  # vectors of a checkpoint
 
 
 def dropped(num_tokens: int, why: str) -> Notice:
-    """Tell that work is lost."""
     return Notice(text=f"{num_tokens} tokens of work are dropped: {why}")
 
 
@@ -72,7 +71,7 @@ class Carry:
         self._num_missed = 0
         self._num_travelling = 0  # rounds in which the payload was on its way
         self._encoded: _Encoded | None = None  # of what is carried
-        self.mixing = Mixing(replica)
+        self.mixing = None if replica.config.method.graph is None else Mixing(replica)
         self._error: Float32[Tensor, " num"] | None = None  # what codecs left of all that was counted
         self._sent: Float32[Tensor, " num"] | None = None  # of the round that is being settled
         self.tokens = Tokens(0)  # trained and not counted
@@ -166,10 +165,10 @@ class Carry:
         variant = round if is_new else scope.fragment(round), is_gossip, codec
         if self._encoded is None or (self._encoded.parts, self._encoded.variant) != (parts, variant):
             trained = self._leased() if self._gradient is None else self._gradient
-            if is_gossip:
+            if is_gossip and self.mixing is not None:
                 self._encoded = _Encoded(parts, round, variant, (self.mixing.payload(trained, round),), None)
                 return self._encoded.payload
-            if self.mixing.is_wanted:
+            if self.mixing is not None:
                 trained = self.mixing.alone(trained)
             # A learner that is spread lends a copy, and there is no room for another.
             is_lent = isinstance(trained, SpreadVector) and self._mark is None and self._gradient is None
@@ -231,8 +230,8 @@ class Carry:
                 self._drop()
             self._trainer.set_local(self._replica.outer)
             return
-        if self.mixing.is_wanted:
-            self._mix(apply, is_counted, round, met)
+        if self.mixing is not None:
+            self._mix(self.mixing, apply, is_counted, round, met)
             return
         if self._replica.method.choices.is_streaming:
             self._stream(apply, is_counted, round)
@@ -252,7 +251,9 @@ class Carry:
         self._trainer.set_local(local)
         self._trainer.set_center(self._replica.outer)
 
-    def _mix(self, apply: Callable[[], None], is_counted: bool, round: Round | None, met: Met | None) -> None:
+    def _mix(
+        self, mixing: Mixing, apply: Callable[[], None], is_counted: bool, round: Round | None, met: Met | None
+    ) -> None:
         """The same where members exchange with neighbours: what was made ahead keeps its distance."""
         leased, local, outer = self._leased(), self._trainer.local(), self._replica.outer
         choices = self._replica.config.method  # of the round: what its manifest amends holds after it
@@ -260,19 +261,19 @@ class Carry:
         apply()
         if before is not None:  # another state
             position = leased + (outer - before)
-            self.mixing.lose(position)
+            mixing.lose(position)
         elif met is not None:
             is_sent = is_counted and met.is_known
             sent = encoded.payload[0].encoded if encoded is not None and is_sent else None
-            position = self.mixing.meet(leased, sent, met, Round(round or 0), choices)
+            position = mixing.meet(leased, sent, met, Round(round or 0), choices)
         else:
             head = self._replica.head
             is_mean = head is None or head.has_result  # where a branch opens, nothing is made
             if is_mean:
-                self.mixing.note_distance(leased)
+                mixing.note_distance(leased)
             is_mine = is_counted and is_mean
             position = outer.clone() if is_mine else leased
-            self.mixing.begin(is_mine)
+            mixing.begin(is_mine)
         if met is None:
             self._encoded = None  # it is told by its distance to the outer parameters, which have moved
         if is_counted or not self.tokens:
@@ -386,7 +387,7 @@ class Carry:
         self._gradient = kept.get("gradient")
         self._gradient_tokens = 0 if self._gradient is None else self.tokens
         local = kept.get("local", self._replica.outer)
-        if self.mixing.is_wanted:
+        if self.mixing is not None:
             self.mixing.lose(local if self._mark is None else self._mark)
         self._trainer.set_local(local)
         self._trainer.set_center(self._replica.outer)

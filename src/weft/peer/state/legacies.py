@@ -17,7 +17,6 @@ Failure:
   peer comes over later.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,6 @@ from weft.events import BranchLeft, LegacyDropped, Notice
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
-from weft.peer.claims import legacy_tokens
 from weft.peer.context import Context
 from weft.peer.messages import ForkOffer, ForkRequest
 from weft.peer.state.checkpoint import read_vectors, write_vectors
@@ -43,7 +41,7 @@ from weft.peer.state.state_client import OFFER_S, StateClient
 from weft.store.chunks import raw
 from weft.store.index import StateIndex
 from weft.store.record_file import RecordFile
-from weft.sync.governance.enact import history
+from weft.sync.governance.enact import history, legacy_tokens
 from weft.sync.merge.method import OUTER
 from weft.sync.merge.payload import legacy_codec_in
 from weft.sync.merge.reduce import EncodedPart, encode_parts, named
@@ -90,25 +88,18 @@ class Brought:
 
 
 class Legacies:
-    """Forks and legacies of one peer.
-
-    Args:
-        certificate: returns the proof of a manifest, where it is known.
-    """
-
-    def __init__(self, place: Context, replica: Replica, certificate: Callable[[Manifest], Certificate | None]) -> None:
+    def __init__(self, place: Context, replica: Replica) -> None:
         self._place = place
         self._replica = replica
-        self._certificate = certificate
         self._folder = place.folder.forks
-        self._kept = KeptBranches()
-        self._file = RecordFile(self._folder / "kept.bin", KeptBranches, MAX_KEPT_NBYTES, self._kept)
+        self.kept = KeptBranches()
+        self._file = RecordFile(self._folder / "kept.bin", KeptBranches, MAX_KEPT_NBYTES, self.kept)
         self._since: dict[Legacy, Round] = {}  # a round in which this peer could bring it first
         self._client = StateClient(place.node, place.compute, place.clock)
 
     def read(self) -> None:
         """Take up what an earlier process has kept; what is damaged is said and forgotten."""
-        self._kept = self._file.read()
+        self.kept = self._file.read()
         if why := self._file.damage:
             text = f"{self._file.path} cannot be read, what this peer's branches had counted is lost: {why}"
             self._place.emit(Notice(text=text))
@@ -125,7 +116,7 @@ class Legacies:
         def write() -> None:
             vectors = self._write(self._replica.outer)
             fork = KeptFork(manifest=base.previous, members=base.electorate, vectors=vectors)
-            others = [each for each in self._kept.forks if each.manifest != fork.manifest]
+            others = [each for each in self.kept.forks if each.manifest != fork.manifest]
             self._set(forks=(*others, fork)[-MAX_FORKS:])
 
         try:
@@ -138,8 +129,12 @@ class Legacies:
 
     # --- over to another ---
 
-    async def depart(self, head: Manifest, charter: Charter) -> None:
-        """This peer goes over to the state after `head`: keep what its own branch has and that one lacks."""
+    async def depart(self, head: Manifest, charter: Charter, proof: Certificate | None) -> None:
+        """This peer goes over to the state after `head`: keep what its own branch has and that one lacks.
+
+        Args:
+            proof: of the head that it leaves, where that is known.
+        """
         mine = self._replica.head
         if mine is None or mine.branch == head.branch:
             return
@@ -150,7 +145,7 @@ class Legacies:
             return
         reason = MIXED if kept < tokens else ""
         if found is not None and kept:
-            failure = await self._keep_legacy(found, kept)
+            failure = await self._keep_legacy(found, kept, proof)
             kept, reason = (Tokens(0), failure) if failure else (kept, reason)
         self._place.emit(
             BranchLeft(
@@ -164,7 +159,7 @@ class Legacies:
             )
         )
 
-    async def _keep_legacy(self, found: ForkPoint, tokens: Tokens) -> str:
+    async def _keep_legacy(self, found: ForkPoint, tokens: Tokens, proof: Certificate | None) -> str:
         """Write the legacy to disk; return why there is none."""
         mine, charter = self._replica.head, self._replica.charter
         assert mine is not None
@@ -172,17 +167,14 @@ class Legacies:
             return reason
         try:
             fork = await self._fork(found)
-            proof = LegacyProof(
-                certificate=self._certificate(mine)
-                or Certificate(attempt=mine.attempt, manifest=mine, votes=(), farewells=()),
-                charter=charter,
-            )
+            proof = proof or Certificate(attempt=mine.attempt, manifest=mine, votes=(), farewells=())
+            shown = LegacyProof(certificate=proof, charter=charter)
 
             def write() -> None:
                 vectors = self._write(self._replica.method.contribution(fork, self._replica.outer))
                 legacy = Legacy(stretches=found.stretches, tokens=tokens)
-                kept = KeptLegacy(legacy=legacy, proof=proof, members=mine.members, vectors=vectors)
-                self._set(legacies=(*self._kept.legacies, kept)[-MAX_LEGACIES:])
+                kept = KeptLegacy(legacy=legacy, proof=shown, members=mine.members, vectors=vectors)
+                self._set(legacies=(*self.kept.legacies, kept)[-MAX_LEGACIES:])
 
             await self._place.compute.serve(write)
         except (DiskFull, DataError, CheckpointError, PeerError, NetError, Refused) as error:
@@ -233,7 +225,7 @@ class Legacies:
     def due(self, base: Base) -> KeptLegacy | None:
         """Return the legacy that counts, whose turn it is, and this peer's to bring it."""
         me = self._place.node.peer
-        for kept in self._kept.legacies:
+        for kept in self.kept.legacies:
             if not legacy_tokens(base, _announced(kept)):  # a process before this one went over, and was killed
                 continue
             since = self._since.setdefault(kept.legacy, base.round)
@@ -262,22 +254,22 @@ class Legacies:
         """Say that a legacy cannot be brought, and drop it."""
         branch = kept.proof.certificate.manifest.branch
         self._place.emit(LegacyDropped(branch=branch, tokens=kept.legacy.tokens, reason=reason))
-        self._set(legacies=tuple(each for each in self._kept.legacies if each is not kept))
+        self._set(legacies=tuple(each for each in self.kept.legacies if each is not kept))
 
     def follow(self, head: Manifest) -> None:
         """Drop what nobody asks for any more once there is a checkpoint of `head`, or of one after it: legacies that it
         has, and forks that it does not know, or where all are back that stood there."""
-        if not (self._kept.legacies or self._kept.forks):
+        if not (self.kept.legacies or self.kept.forks):
             return
         charter = self._replica.charter
         base, known = next_base(head, charter), history(head, charter)
-        for kept in self._kept.legacies:
+        for kept in self.kept.legacies:
             if all(known.holds(each) for each in kept.legacy.stretches):
-                self._set(legacies=tuple(each for each in self._kept.legacies if each is not kept))
+                self._set(legacies=tuple(each for each in self.kept.legacies if each is not kept))
             elif not legacy_tokens(base, _announced(kept)):
                 self.forget(kept, "others brought another piece of it, or it cannot be told from what is counted")
         here, stood = set(base.electorate), {fork.manifest for fork in charter.forks}
-        self._set(forks=tuple(e for e in self._kept.forks if e.manifest in stood and not set(e.members) <= here))
+        self._set(forks=tuple(e for e in self.kept.forks if e.manifest in stood and not set(e.members) <= here))
 
     # --- the disk ---
 
@@ -287,7 +279,7 @@ class Legacies:
         Raises:
             CheckpointError: they are damaged.
         """
-        kept = next((each for each in self._kept.forks if each.manifest == manifest), None)
+        kept = next((each for each in self.kept.forks if each.manifest == manifest), None)
         return None if kept is None else self._read(kept.vectors)
 
     def _read(self, vectors: StateIndex) -> Float32[Tensor, " num"]:
@@ -304,10 +296,10 @@ class Legacies:
 
     def _set(self, **changed: object) -> None:
         """Write down what is kept, then remove the rest."""
-        kept = msgspec.structs.replace(self._kept, **changed)
-        if kept == self._kept:
+        kept = msgspec.structs.replace(self.kept, **changed)
+        if kept == self.kept:
             return
-        self._kept = kept
+        self.kept = kept
         self._file.keep(kept)
         wanted = {*(each.vectors for each in kept.forks), *(each.vectors for each in kept.legacies)}
         files = {self._path(vectors) for vectors in wanted}

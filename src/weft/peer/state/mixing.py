@@ -51,19 +51,14 @@ class Met:
 
 
 class Mixing:
-    """Of one peer."""
+    """Of one peer in a run whose members have neighbours."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._state: State = self._gossip().anew(replica.outer, {}, is_counted=False) if self.is_wanted else {}
+        self._state: State = self._gossip().anew(replica.outer, {}, is_counted=False)
         self._after_mean: State = {}  # should this peer be counted in the mean that it brings its parameters to
         self._is_in_step = True
         self.distance: float | None = None  # to the last mean, in lengths of that mean
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether members have neighbours at all."""
-        return self._replica.config.method.graph is not None
 
     @property
     def is_in_step(self) -> bool:

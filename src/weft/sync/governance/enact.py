@@ -29,11 +29,11 @@ from weft.ids import PeerId, Round, Tokens, short
 from weft.keys import verify
 from weft.sync.governance.equivocation import equivocation
 from weft.sync.records import acts
-from weft.sync.records.ancestry import Fork, History, Stretch, with_fork, with_taken
+from weft.sync.records.ancestry import Fork, History, Stretch, fork_point, with_fork, with_taken
 from weft.sync.records.charter import MAX_BANNED, MAX_TOKENS_PER_STEP, Body, Charter, Expelled, Settings, Struck
-from weft.sync.records.messages import Base, Brought, Manifest, RoundNote
+from weft.sync.records.messages import Accept, Base, Brought, Certificate, Manifest, Ready, RoundNote
 from weft.sync.records.tuning import Tuned, is_allowed, tuned_charter
-from weft.wire import Signed, decode, unseal
+from weft.wire import Signed, decode, digest_of, unseal
 
 replace = msgspec.structs.replace
 replaced = dataclasses.replace
@@ -392,3 +392,32 @@ def charter_after(base: Base, manifest: Manifest) -> Charter:
     if manifest.branch != base.branch:
         return forked(base)
     return enacted(base, manifest.acts, manifest.contributions, manifest.tuned).charter
+
+
+def legacy_tokens(base: Base, ready: Ready) -> Tokens:
+    """Return how many tokens of a branch that was given up `ready` shows."""
+    legacy, proof = ready.legacy, ready.proof
+    if legacy is None or proof is None or digest_of(proof.charter) != proof.certificate.manifest.charter:
+        return Tokens(0)
+    head = proof.certificate.manifest
+    found = fork_point(history(head, proof.charter), history_before(base))
+    if head.run != base.run or found is None or found.stretches != legacy.stretches:
+        return Tokens(0)
+    tokens = max(0, min(legacy.tokens, head.committed_tokens - found.fork.committed_tokens))
+    if _signers(proof.certificate).isdisjoint(found.fork.members):
+        tokens = min(tokens, base.charter.settings.quota_tokens)
+    return Tokens(tokens)
+
+
+def _signers(certificate: Certificate) -> set[PeerId]:
+    """Return who has signed that it accepts the manifest."""
+    manifest, signers = certificate.manifest, set[PeerId]()
+    wanted = Accept(attempt=certificate.attempt, manifest=digest_of(manifest))
+    for signed in certificate.votes:
+        try:
+            note = unseal(signed, RoundNote, verify)
+        except WireError:
+            continue
+        if (note.branch, note.round, note.message) == (manifest.branch, manifest.round, wanted):
+            signers.add(signed.signer)
+    return signers

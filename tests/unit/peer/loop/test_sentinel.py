@@ -46,7 +46,7 @@ class Watch:
     def __init__(self, method: MethodConfig | None = None) -> None:
         self.heard, self.events = Heard(), list[Event]()
         choices = spell_out(method or FedAvgConfig(), 4)
-        self.sentinel = Sentinel(SELF, self.events.append, self._own, choices, MERGER)
+        self.sentinel = Sentinel(SELF, self.events.append, choices, MERGER)
 
     def _own(self) -> Heartbeat:
         found = self.heard.heartbeat_of(SELF)
@@ -66,7 +66,7 @@ class Watch:
         self.heard.losses, self.heard.round = losses, self.heard.round + 1
         round = self.heard.round
         head: Any = SimpleNamespace(members=tuple(members), round=Round(round), committed_tokens=round)
-        self.sentinel.look(head, self.heard, rounds)  # type: ignore[arg-type]
+        self.sentinel.look(head, self.heard, self._own(), rounds)  # type: ignore[arg-type]
 
     @property
     def strayed(self) -> set[tuple[PeerId, str]]:

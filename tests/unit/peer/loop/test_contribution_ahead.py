@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.peer.loop.ahead import MOST_ROUNDS, num_more
+from weft.peer.loop.contribution import MOST_ROUNDS, num_more
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from weft.executor import Inline
 from weft.ids import BranchId, PeerId, Round, RunId
 from weft.peer import chain as module
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.join.state_server import PIN_S, StateServer
+from weft.peer.join.state_transfer import PIN_S, StateServer
 from weft.peer.messages import ChainRequest, StateRequest
 from weft.store.pool import Pool
 from weft.sync.records.messages import Certificate, Manifest

@@ -1,19 +1,12 @@
 """Acts on their way into a manifest: taken from whoever hands them in, told to all, kept until they are decided.
 
     a person  -- HandIn -->  any member  -- ActNote -->  all members  -- next manifest -->  holds for all
-    two notes of one member that contradict each other  -- ContradictionNote -->  likewise, and nobody has to ask
+    two notes that contradict each other  -- ContradictionNote -->  likewise, and nobody has to ask
 
 A member keeps what takes effect where the run stands. Acts of one steward wait in the order of their serials; ballots
 for the removal of a key wait until more than half of the electorate has cast one. What waits is told again now and
 then, for those that were away, and is on disk before whoever handed it in is told so: it outlives the end of all
 members. What proves a lie may be large, and is told once to each; it is on disk, too, until its teller is struck out.
-
-Failure:
-- an act that has no effect, or not any more: it is dropped, and an event says why.
-- a leader that keeps an act back: the next one has it, too.
-- somebody proves lies of keys that are no member's: nothing is kept or passed on of them, and what is known of who is a
-  member no more is dropped. So at most one lie of each member waits, until a manifest strikes it out.
-- a disk that is full: the act or proof waits in memory, and an event says that it would not outlive this process.
 
 On disk, each one canonical record that is replaced whole:
 
@@ -23,6 +16,26 @@ On disk, each one canonical record that is replaced whole:
 What is read is taken up as if somebody had just handed it in or told it, so nothing in the files is believed: a damaged
 one costs what it held, and what others keep comes back from them. Of lies no more is kept than fits the record; the
 first that were proven go first into it.
+
+`EvidenceKeeper` keeps what members sign, and notices equivocation: two notes of one member that contradict each other.
+
+    letters, certificates, notes shown ──► kept for two rounds ──► two that contradict ──► an act strikes the key out
+
+A lie is seldom told to one face: one half of the members hears one proposal, the other half another. So who promises an
+attempt to its leader shows it the proposal it had, and the votes it had been given; and what proves a decision is read
+as well. An honest run that never changes a leader sends nothing more.
+
+Failure:
+- an act that has no effect, or not any more: it is dropped, and an event says why.
+- a leader that keeps an act back: the next one has it, too.
+- somebody proves lies of keys that are no member's: nothing is kept or passed on of them, and what is known of who is a
+  member no more is dropped. So at most one lie of each member waits, until a manifest strikes it out.
+- a disk that is full: the act or proof waits in memory, and an event says that it would not outlive this process.
+- a note that somebody forged, in its own name or another's: it is not kept, and pushes out none that is.
+- a member that signs many notes: each has a place by its kind and attempt, those of one place that say less give way,
+  and of more than fit it loses those of the latest attempts. So what it signs of attempts that nobody has come to, or
+  of other kinds, pushes out nothing that it may contradict.
+- the only one that heard one side of a lie is gone: the lie is not proven.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,17 +48,33 @@ from msgspec import Meta
 
 from weft.errors import DataError, DiskFull, WireError
 from weft.events import ActEnacted, ActRefused, ActWaits, Emit, LieProven, Notice
-from weft.ids import Digest, PeerId, short
+from weft.ids import Attempt, BranchId, Digest, PeerId, Round, short
+from weft.keys import verify
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import MAX_REASON_CHARS
 from weft.net.node import Node
 from weft.peer.chain import Chain
-from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer
+from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer, Shown
 from weft.store.record_file import RecordFile
 from weft.sync.governance import enact
-from weft.sync.records.acts import MAX_ACTS, Act, Amend, Ballot, Ban, Pardon, Remove, Succeed, Warrant, changes_of
+from weft.sync.governance.equivocation import binds, equivocation
+from weft.sync.records import messages
+from weft.sync.records.acts import (
+    MAX_ACTS,
+    MAX_CONTRADICTION_NBYTES,
+    Act,
+    Amend,
+    Ballot,
+    Ban,
+    Pardon,
+    Remove,
+    Succeed,
+    Warrant,
+    changes_of,
+)
 from weft.sync.records.messages import Manifest
-from weft.wire import Record, Signed, decode, digest_of, printable
+from weft.sync.round.rules import leader
+from weft.wire import Record, Signed, decode, digest_of, printable, unseal
 
 MAX_LIES = MAX_MEMBERS  # one of each of an electorate
 MAX_NBYTES = 4 << 20  # ten of the largest; most have some hundred bytes
@@ -219,7 +248,8 @@ class PendingActs:
 
     def _prove(self, liar: PeerId) -> None:
         """Tell those linked that have not heard of this lie, as far as it is not too much for them at a time."""
-        note, nbytes = _note_of(self._lies[liar]), sum(len(each.body) for each in self._lies[liar].letters)
+        first, second = self._lies[liar].letters
+        note, nbytes = ContradictionNote(first=first, second=second), len(first.body) + len(second.body)
         for peer in sorted({*self._node.peers} - self._aware[liar]):
             told = self._told_nbytes.get(peer, 0) + nbytes
             if told <= TELL_NBYTES and self._node.post(peer, note):
@@ -382,10 +412,6 @@ def why_removed(event: ActEnacted) -> str:
     return f"{who} took this peer out of the run after round {event.round} ({event.kind}): {reason}. {what_now}"
 
 
-def _note_of(lie: Warrant) -> ContradictionNote:
-    return ContradictionNote(first=lie.letters[0], second=lie.letters[1])
-
-
 def kind_of(letter: Signed) -> str:
     """Return what a letter is, in a word or two."""
     deed = _deed(letter)
@@ -424,3 +450,137 @@ def _deed(letter: Signed) -> Remove | Ban | Pardon | Amend | Succeed | Ballot | 
         return act.deed
     except WireError:
         return None
+
+
+MAX_KEPT = 64  # notes of one kind, member and round: one that comes to more attempts has stood still for hours
+MAX_KEPT_NBYTES = MAX_CONTRADICTION_NBYTES // 2  # of one kind, member and round: two of the largest proposals
+MAX_SHOWN = 16  # votes of one member, to one leader
+
+Kept = tuple[Signed, messages.RoundNote]
+Slot = tuple[str, int, int]  # of a note among those of its signer: kind, attempt, revision
+
+
+class EvidenceKeeper:
+    """Of the chain's present round, the one before it and the one after.
+
+    Args:
+        accuse: given what proves a lie.
+    """
+
+    def __init__(self, node: Node, chain: Chain, accuse: Callable[[Warrant], None]) -> None:
+        self._node = node
+        self._chain = chain
+        self._accuse = accuse
+        self._kept: dict[tuple[BranchId, Round], dict[PeerId, dict[Slot, Kept]]] = {}
+        node.on_note(Shown, self._on_shown)
+
+    def begin(self) -> None:
+        """A round begins."""
+        for place in [place for place in self._kept if not self._is_near(*place)]:
+            del self._kept[place]
+        base = self._chain.base
+        for signer, kept in self._kept.get((base.branch, base.round), {}).items():
+            for slot in [slot for slot, (_, note) in kept.items() if not _may_say(base, signer, note.message)]:
+                del kept[slot]  # said before it was known who leads
+
+    def hear(self, signed: Signed, note: messages.RoundNote) -> None:
+        """Keep a note whose signature holds, if it binds its signer, and look whether it contradicts another."""
+        is_of_member = signed.signer in self._chain.base.electorate
+        if not is_of_member or not binds(note.message) or not self._is_near(note.branch, note.round):
+            return
+        if self._is_known(signed, (note.branch, note.round)):
+            return
+        kept = self._kept.setdefault((note.branch, note.round), {}).setdefault(signed.signer, {})
+        for known, other in kept.values():
+            if equivocation(other, note) is not None:
+                self._accuse(Warrant(letters=(known, signed)))
+                return
+        base = self._chain.base
+        if (note.branch, note.round) == (base.branch, base.round) and not _may_say(base, signed.signer, note.message):
+            return
+        slot = _slot(note.message)
+        if slot not in kept or _promised(kept[slot][1].message) < _promised(note.message):
+            kept[slot] = signed, note
+            _cut(kept, slot[0])
+
+    def read(self, certificate: messages.Certificate) -> None:
+        """Hear what is said to prove a decision; whether it does need not have been checked."""
+        place = certificate.manifest.branch, certificate.manifest.round
+        if not self._is_near(*place):
+            return
+        for letter in (*certificate.votes, *certificate.farewells):
+            if letter.signer not in self._chain.base.electorate or self._is_known(letter, place):
+                continue
+            if (note := _opened(letter)) is not None and (note.branch, note.round) == place:
+                self.hear(letter, note)
+
+    def show(self, peer: PeerId, attempt: Attempt) -> None:
+        """Show the leader of `attempt` what others said in the attempts before: it may know the other side."""
+        for letter in self._to_show(peer, attempt):
+            self._node.post(peer, Shown(signed=letter))
+
+    def _to_show(self, to: PeerId, attempt: Attempt) -> Iterable[Signed]:
+        base = self._chain.base
+        proposals: list[tuple[int, Signed]] = []
+        for signer, kept in sorted(self._kept.get((base.branch, base.round), {}).items()):
+            votes: list[tuple[int, Signed]] = []
+            for letter, note in kept.values() if signer != to else ():
+                match note.message:
+                    case messages.Propose(attempt=made) if made < attempt:
+                        proposals.append((made, letter))
+                    case messages.Accept(attempt=made) if made < attempt:
+                        votes.append((made, letter))
+                    case messages.Goodbye():
+                        yield letter
+            yield from (letter for _, letter in sorted(votes, key=lambda each: each[0])[-MAX_SHOWN:])
+        if proposals:  # one, for it may be large: the newest, which this peer has accepted if any
+            yield max(proposals, key=lambda each: each[0])[1]
+
+    def _is_known(self, signed: Signed, place: tuple[BranchId, Round]) -> bool:
+        return any(known.body == signed.body for known, _ in self._kept.get(place, {}).get(signed.signer, {}).values())
+
+    def _is_near(self, branch: BranchId, round: Round) -> bool:
+        base = self._chain.base
+        return branch == base.branch and abs(round - base.round) <= 1
+
+    async def _on_shown(self, _peer: PeerId, shown: Shown) -> None:
+        note = unseal(shown.signed, messages.RoundNote, verify)
+        self.hear(shown.signed, note)
+
+
+def _opened(letter: Signed) -> messages.RoundNote | None:
+    try:
+        return unseal(letter, messages.RoundNote, verify)
+    except WireError:
+        return None
+
+
+def _slot(message: messages.AnyRoundMessage) -> Slot:
+    """Return where a note that binds has its place: two in one place contradict each other, or one says all."""
+    match message:
+        case messages.Accept(attempt=attempt) | messages.Propose(attempt=attempt):
+            return type(message).__name__, attempt, 0
+        case messages.Collect(attempt=attempt, revision=revision):
+            return "Collect", attempt, revision
+        case messages.Promise(accepted=vote) if vote is not None:
+            return "Promise", vote.attempt, 0
+        case _:  # Prepare, Goodbye, and a Promise of who has accepted nothing
+            return f"bare {type(message).__name__}", 0, 0
+
+
+def _promised(message: messages.AnyRoundMessage) -> int:
+    """Return by which of two notes in one place more is said: the later promise denies all that the other does."""
+    return message.attempt if isinstance(message, messages.Prepare | messages.Promise) else 0
+
+
+def _may_say(base: messages.Base, signer: PeerId, message: messages.AnyRoundMessage) -> bool:
+    """Return whether anybody follows it: plans and proposals are the leader's."""
+    return not isinstance(message, messages.Collect | messages.Propose) or leader(base, message.attempt) == signer
+
+
+def _cut(kept: dict[Slot, Kept], kind: str) -> None:
+    """Forget notes of one kind until the rest fits, those of the latest attempts first; one may be of any size."""
+    slots = sorted(slot for slot in kept if slot[0] == kind)
+    nbytes = sum(len(kept[slot][0].body) for slot in slots)
+    while len(slots) > MAX_KEPT or (nbytes > MAX_KEPT_NBYTES and len(slots) > 1):
+        nbytes -= len(kept.pop(slots.pop())[0].body)

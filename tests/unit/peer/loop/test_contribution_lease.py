@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from weft.clock import VirtualClock
-from weft.peer.loop.lease import CALL_S, LeaseTraining
+from weft.peer.loop.contribution import CALL_S, LeaseTraining
 from weft.training.learner import Work
 
 BATCH, SEQ_LEN = 4, 16

@@ -8,7 +8,7 @@ import pytest
 
 from weft.clock import SystemClock
 from weft.executor import Inline
-from weft.peer.loop.pause import Pause
+from weft.peer.loop.lifecycle import Pause
 
 ENDS_S = 10
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from model.world import first_base
-from weft.peer.loop.lease import in_place_of
+from weft.peer.loop.contribution import in_place_of
 
 A, B, C, D = first_base(4).electorate
 BASE = msgspec.structs.replace(first_base(4), resting=(A, C))  # B and D were drawn

@@ -1,26 +1,129 @@
-"""How the members of the present electorate stand: who is here, who has a vote, and which attempt each follows.
+"""The members of the present round: this peer as one of them (`Member`), and how all stand (`Quorum`).
 
-Where a round takes long, members tell each other (`StandingNote`). From what they tell follows whether this round can
-be decided at all, and whether the attempt that this peer follows is one that nobody leads any more.
+    who learns something ──► feed ──► machine ──► what it wants done, to who carries that out (`on_step`)
+                             say  ──► signed, to other members
+
+How they stand: who is here, who has a vote, and which attempt each follows. Where a round takes long, members tell each
+other (`StandingNote`). From what they tell follows whether this round can be decided at all, and whether the attempt
+that this peer follows is one that nobody leads any more.
 """
 
 import math
+from collections.abc import Callable, Iterable
 
+from weft.events import AttemptStarted
 from weft.ids import Attempt, BranchId, PeerId
-from weft.peer.messages import StandingNote
-from weft.peer.round.member import Member
+from weft.peer.chain import Chain
+from weft.peer.context import Context
+from weft.peer.messages import Decision, Gathered, Letter, StandingNote
 from weft.store.votes import Votes
-from weft.sync.records.messages import Base
-from weft.sync.round.machine import Input, Noticed, Rerouted, State, Status
-from weft.sync.round.rules import is_quorum, leader
+from weft.sync.records.messages import AnyRoundMessage, Base, Collect, RoundNote
+from weft.sync.round import round as machine
+from weft.sync.round.machine import Input, Noticed, Output, Received, Rerouted, State, Status, TimedOut
+from weft.sync.round.rules import Durable, is_quorum, leader
+from weft.tasks import Tasks
+from weft.wire import seal
+
+OnStep = Callable[[State, tuple[Output, ...]], None]  # the state before, what is to be done
+
+
+class Member:
+    """Of the round after the chain's head, as long as this peer takes part in it.
+
+    Args:
+        tasks: what goes on beside the machine, for as long as this peer is in rounds.
+    """
+
+    def __init__(self, context: Context, chain: Chain, tasks: Tasks) -> None:
+        self.peer = context.node.peer
+        self.chain = chain
+        self.tasks = tasks
+        self.state: State | None = None  # None: takes no part in the round
+        self.is_closed = False  # it takes part in none any more
+        self._node = context.node
+        self._identity = context.identity
+        self._emit = context.emit
+        self._on_step: list[OnStep] = []
+
+    def on_step(self, callback: OnStep) -> None:
+        """Call `callback(before, outputs)` whenever the machine has heard something."""
+        self._on_step.append(callback)
+
+    @property
+    def base(self) -> Base:
+        return self.chain.base
+
+    @property
+    def plan(self) -> Collect | None:
+        return None if self.state is None else self.state.plan
+
+    @property
+    def leads(self) -> bool:
+        return self.state is not None and leader(self.state.base, self.state.attempt) == self.peer
+
+    def begin(self) -> None:
+        self.state = machine.begin(self.peer, self.chain.base)
+
+    def resume(self, durable: Durable) -> tuple[Output, ...]:
+        """Enter it once more, bound by what was promised in it; return what is to be done."""
+        self.state, outputs = machine.resume(self.peer, durable)
+        return outputs
+
+    def leave(self) -> None:
+        self.state = None
+
+    def end(self) -> None:
+        self.leave()
+        self._node.exchange(False)
+
+    def close(self) -> None:
+        self.is_closed, self.state = True, None
+
+    def feed(self, event: Input) -> None:
+        """Let the machine hear something, where this peer takes part in the round."""
+        if (before := self.state) is None:
+            return
+        self.state, outputs = machine.step(before, event)
+        self._node.exchange(self.state.plan is not None and len(before.base.electorate) > 1)
+        if self.state.attempt != before.attempt:
+            self._emit(attempt_started(self.state, event))
+        for callback in self._on_step:
+            callback(before, outputs)
+
+    def say(self, to: Iterable[PeerId], message: AnyRoundMessage) -> None:
+        note = RoundNote(branch=self.base.branch, round=self.base.round, message=message)
+        self.post(to, Letter(signed=seal(self._identity, note)))
+
+    def post(self, to: Iterable[PeerId], note: Letter | Decision | Gathered) -> None:
+        for peer in to:
+            if peer != self.peer:
+                self._node.post(peer, note)
+
+
+_BECAUSE: dict[type[Input], str] = {
+    Noticed: "who led is away, or came back",
+    TimedOut: "the one before took too long",
+    Received: "others follow it",
+}
+
+
+def attempt_started(state: State, after: Input) -> AttemptStarted:
+    """Tell that a member follows another attempt now, since something happened."""
+    base = state.base
+    return AttemptStarted(
+        branch=base.branch,
+        round=base.round,
+        attempt=state.attempt,
+        leader=leader(base, state.attempt),
+        reason=_BECAUSE.get(type(after), "the one before cannot be finished"),
+    )
+
 
 # After sleep or a majority lost: others call again within seconds, and the round that they sleep in may end meanwhile.
 AROUND_S = 15.0
 
 
 class Quorum:
-    """Of the round after the chain's head."""
-
     def __init__(self, member: Member, votes: Votes) -> None:
         self.statuses: dict[PeerId, Status] = {}
         self._relayed: frozenset[PeerId] = frozenset()  # who is reached through others
@@ -40,7 +143,6 @@ class Quorum:
         return [Rerouted(relayed=self._relayed), *notices]
 
     def reroute(self, relayed: frozenset[PeerId]) -> None:
-        """Take up who is reached through others."""
         self._relayed = relayed
 
     def link_all(self, is_linked: bool) -> None:
@@ -66,7 +168,6 @@ class Quorum:
         return self._lost_in is not None and self._lost_in == self._chain.base
 
     def take(self, peer: PeerId, note: StandingNote) -> None:
-        """Take up what a peer tells of itself."""
         if peer in self._chain.base.electorate:
             self._told[peer] = note
 

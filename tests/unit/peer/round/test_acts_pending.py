@@ -13,8 +13,8 @@ from weft.events import Event, Notice
 from weft.ids import Attempt, Digest, PeerId, Round
 from weft.keys import Identity
 from weft.peer.messages import ContradictionNote
-from weft.peer.round import pending_acts as acts
-from weft.peer.round.pending_acts import MAX_LIES, TELL_AGAIN_S, KnownLies, Letters, PendingActs, lies_file, that_fit
+from weft.peer.round import acts
+from weft.peer.round.acts import MAX_LIES, TELL_AGAIN_S, KnownLies, Letters, PendingActs, lies_file, that_fit
 from weft.store import record_file
 from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, Warrant
 from weft.sync.records.charter import Struck

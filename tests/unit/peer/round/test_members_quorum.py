@@ -11,7 +11,7 @@ from charters import charter
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.messages import StandingNote
-from weft.peer.round.quorum import Quorum
+from weft.peer.round.members import Quorum
 from weft.store.votes import Votes
 from weft.sync.round import round
 from weft.sync.round.machine import State, replace

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from unit.peer.join.test_state_server import Node, Slow
+from unit.peer.join.test_state_transfer import Node, Slow
 from weft.clock import VirtualClock
 from weft.errors import CheckpointError
 from weft.executor import Inline
 from weft.ids import Digest, PeerId
-from weft.peer.join.state_server import MAX_PINS, PIN_S, StateServer
+from weft.peer.join.state_transfer import MAX_PINS, PIN_S, StateServer
 from weft.peer.messages import ForkRequest
 
 ASKER = PeerId("aa" * 32)

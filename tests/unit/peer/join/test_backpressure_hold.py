@@ -4,7 +4,7 @@ import pytest
 
 from weft.ids import PeerId
 from weft.net.blobs.bulk import SHARE
-from weft.peer.join.hold import DAY_S, LEAST_REST_S, REST, SILENT_S, TRIAL_S, Ended, HoldRule
+from weft.peer.join.backpressure import DAY_S, LEAST_REST_S, REST, SILENT_S, TRIAL_S, Ended, HoldRule
 
 A, B = PeerId("a" * 64), PeerId("b" * 64)
 LONGEST_S = 600.0

@@ -7,7 +7,7 @@ import pytest
 
 from weft.clock import VirtualClock
 from weft.ids import PeerId
-from weft.peer.loop.shutdown import LINGER_S, LOOK_S, Shutdown
+from weft.peer.loop.lifecycle import LINGER_S, LOOK_S, Shutdown
 
 ME, ANNA = PeerId("c" * 64), PeerId("a" * 64)
 HEAD = SimpleNamespace(round=5, branch="b" * 64, members=(ANNA, ME))
