@@ -2,7 +2,7 @@
 
     placement   at the beginning, later, or again: which stages it takes; now and then, whether another needs it more
     news        every two seconds, and on a change: this peer's stages, their rounds, rates and queues
-    holdings    the stages that it holds, each to its end; with an end stage the matrix that both ends have (`tied`)
+    holdings    the stages that it holds, each to its end; with an end stage the matrix that both ends have
     ending      once the first stage is complete
 
 Everybody is linked to everybody. Who says nothing for `SILENT_S` is gone.
@@ -25,8 +25,7 @@ from weft.stages.holdings import Holdings, Pauses
 from weft.stages.messages import Shelved, StageNews
 from weft.stages.on_disk import StagesOnDisk
 from weft.stages.placement import Placement, Rebalance
-from weft.stages.step.member import Member
-from weft.stages.step.membership import Membership
+from weft.stages.step.member import Member, Membership
 from weft.stages.step.pipeline import Kit, Pipeline
 from weft.tasks import Tasks
 
@@ -163,7 +162,7 @@ class News:
         self._heard_at[peer] = self._clock.now()
         if news.is_complete:
             self._ending.look(self._clock.now())
-        self._holdings.meet(peer, news)
+        self._holdings.meet(peer)
         self._pipeline.look()
 
     def _on_link(self, peer: PeerId, is_up: bool, reason: str) -> None:
