@@ -21,7 +21,7 @@ from weft.events import Notice
 from weft.ids import PeerId
 from weft.peer.peer import Outcome
 from weft.stages.backup import Backup
-from weft.stages.holdings import Holdings, Pauses
+from weft.stages.holdings import Holdings
 from weft.stages.messages import Shelved, StageNews
 from weft.stages.on_disk import StagesOnDisk
 from weft.stages.placement import Placement, Rebalance
@@ -189,6 +189,7 @@ class StagesPeer:
         self._pipeline = Pipeline(kit, self._has_busy)
         self.table = table = self._pipeline.table
         self._holdings = holdings = Holdings(kit, self._pipeline, self.fail, self._has_ended.set)
+        self.members, self.outcomes, self.pausing = holdings.members, holdings.outcomes, holdings.pausing
         self._ending = Ending(self._pipeline, holdings, self._tasks, self._has_ended.set)
         self._backup = Backup(kit, table)
         self._rebalance = Rebalance(kit, table, holdings)
@@ -284,19 +285,6 @@ class StagesPeer:
         return self._stop_reason
 
     # --- what it holds ---
-
-    @property
-    def pausing(self) -> Pauses:
-        return self._holdings.pausing
-
-    @property
-    def members(self) -> dict[int, Member]:
-        return self._holdings.members
-
-    @property
-    def outcomes(self) -> dict[int, Outcome]:
-        """Return how what it held has ended, by stage."""
-        return self._holdings.outcomes
 
     def holding(self, stage: int) -> Membership | None:
         """Return this peer's part in the run of a stage, or of a tied matrix; None: it has none."""
