@@ -36,9 +36,8 @@ from weft.pipeline.device import Given, Passed
 from weft.pipeline.link import StageLink
 from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import Origin, Sender
-from weft.pipeline.step import CurrentStep
 from weft.pipeline.torch_device import TorchDevice
-from weft.pipeline.worker import Worker
+from weft.pipeline.worker import CurrentStep, Worker
 from weft.wire import Buffer
 
 RUN = RunId("5c" * 32)

@@ -32,7 +32,8 @@ from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, GradientConfig, LplrConfig, SubspaceConfig
 from weft.pipeline.codec.build import build
 from weft.pipeline.codec.subspace import Confined, confined
-from weft.pipeline.device import Given, Passed, parcel
+from weft.pipeline.device import Given, Passed
+from weft.pipeline.link import parcel
 from weft.pipeline.torch_device import TorchDevice
 from weft.wire import Buffer
 

@@ -36,8 +36,7 @@ from weft.pipeline.link import StageLink
 from weft.pipeline.placement import Stage
 from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import PATIENCE_S, PER_STAGE, Origin, Sender
-from weft.pipeline.step import CurrentStep
-from weft.pipeline.worker import Worker
+from weft.pipeline.worker import CurrentStep, Worker
 
 RUN = RunId("51" * 32)
 LOOK_S = 1.0  # until it is looked again whether who leaves a stage has ended its work there

@@ -23,7 +23,7 @@ from weft.run.staged import StagedConfig
 from weft.stages.gather.gather import Gathered
 from weft.stages.launch import gather_at_end, kit_of
 from weft.stages.peer import StagesPeer
-from weft.stages.step.membership import Membership
+from weft.stages.step.member import Membership
 from weft.store.home import Home
 
 SECRET = bytes(16)

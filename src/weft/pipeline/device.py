@@ -9,22 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from weft.ids import Digest, PeerId
-from weft.pipeline.step import FIRST, Step
-from weft.wire import Buffer, digest
+from weft.ids import PeerId
+from weft.pipeline.link import Parcel
+from weft.wire import Buffer
 
 TOKEN_NBYTES = 4
 
 
-class Parcel(NamedTuple):
-    """Bytes for another peer, and their digest."""
+class Step(NamedTuple):
+    """All stages make each together, as far as the first one's members begin micro-batches of it."""
 
-    digest: Digest
-    data: Buffer
+    round: int  # of the first stage: the one that its members make this step for
+    number: int  # of an inner step within it
 
 
-def parcel(data: Buffer) -> Parcel:
-    return Parcel(digest(data), data)
+FIRST = Step(0, 0)
+ANY = Step(1 << 62, 0)  # after all others
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from weft.ids import PeerId
+from weft.pipeline.messages import OfAttempt
 
 MAX_PAST = 4096  # micro-batches of one origin: of so many steps that none of before is still under way
 
@@ -39,6 +40,10 @@ class Attempt(NamedTuple):
 
     batch: BatchId
     number: int
+
+    @classmethod
+    def of(cls, message: OfAttempt) -> "Attempt":
+        return cls(BatchId(PeerId(message.origin), message.number), message.attempt)
 
     @property
     def is_first(self) -> bool:

@@ -9,25 +9,36 @@ the first: what it says to itself takes the same way, less the network.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from weft.errors import CallFailed
 from weft.ids import Digest, PeerId, short
 from weft.net.node import Node
-from weft.pipeline.device import Parcel
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
-from weft.wire import Buffer
+from weft.wire import Buffer, digest
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
+
+
+class Parcel(NamedTuple):
+    """Bytes for another peer, and their digest."""
+
+    digest: Digest
+    data: Buffer
+
+
+def parcel(data: Buffer) -> Parcel:
+    return Parcel(digest(data), data)
 
 
 class StageLink:
     """Of one peer, on its node."""
 
     def __init__(self, node: Node) -> None:
+        self.me = node.peer
         self._node = node
         self._calls: dict[type, Callable[[PeerId, Any], Awaitable[msgspec.Struct]]] = {}
         self._notes: dict[type, Callable[[PeerId, Any], Awaitable[None]]] = {}
@@ -40,10 +51,6 @@ class StageLink:
         self.serve_stages(Backward, Verdict(word="unknown"))
         self.on_stage_note(Computed)
         self.on_stage_note(GivenUp)
-
-    @property
-    def me(self) -> PeerId:
-        return self._node.peer
 
     def serve(self, kind: type[Q], handler: Callable[[PeerId, Q], Awaitable[msgspec.Struct]]) -> None:
         """Answer calls of `kind`; see `Node.serve`."""

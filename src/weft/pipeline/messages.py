@@ -18,10 +18,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from weft.ids import PeerId
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
-from weft.pipeline.exactly_once import Attempt, BatchId
 from weft.wire import Record
 
 MAX_MICRO_BATCH = 1 << 10  # samples: their activations are sent in one piece
@@ -34,19 +32,15 @@ Stage = Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
 Word = Literal["accepted", "refused", "unknown"]
 
 
-class _OfAttempt(Record, frozen=True, kw_only=True):
+class OfAttempt(Record, frozen=True, kw_only=True):
     stage: Stage
     """Of the member that it is sent to, and which answers it."""
     origin: HexPeer
     number: Number
     attempt: Number
 
-    @property
-    def of(self) -> Attempt:
-        return Attempt(BatchId(PeerId(self.origin), self.number), self.attempt)
 
-
-class Forward(_OfAttempt, frozen=True, kw_only=True, tag="Forward"):
+class Forward(OfAttempt, frozen=True, kw_only=True, tag="Forward"):
     """A call: compute this."""
 
     num_samples: Annotated[int, Meta(ge=1, le=MAX_TOKENS_NBYTES // 8)]
@@ -64,15 +58,15 @@ class IsTaken(Record, frozen=True, kw_only=True, tag="IsTaken"):
     is_taken: bool
 
 
-class Computed(_OfAttempt, frozen=True, kw_only=True, tag="Computed"):
+class Computed(OfAttempt, frozen=True, kw_only=True, tag="Computed"):
     """A note: its receipt, for the sender's account of how fast the member is."""
 
 
-class GivenUp(_OfAttempt, frozen=True, kw_only=True, tag="GivenUp"):
+class GivenUp(OfAttempt, frozen=True, kw_only=True, tag="GivenUp"):
     """A note: the member could not compute it, and forgets it: another may."""
 
 
-class Backward(_OfAttempt, frozen=True, kw_only=True, tag="Backward"):
+class Backward(OfAttempt, frozen=True, kw_only=True, tag="Backward"):
     """A call: here is the gradient of what you sent."""
 
     gradient: HexDigest | None

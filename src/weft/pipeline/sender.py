@@ -33,9 +33,9 @@ from typing import Any
 from weft.clock import Clock
 from weft.errors import ConfigError, DeadlineExceeded, NetError, NotFinite, PeerError, Refused
 from weft.ids import PeerId
-from weft.pipeline.device import Given, Parcel
+from weft.pipeline.device import Given
 from weft.pipeline.exactly_once import Attempt, BatchId
-from weft.pipeline.link import StageLink
+from weft.pipeline.link import Parcel, StageLink
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
 from weft.pipeline.routing import Failure, Pace, Reserved, Router
 from weft.rng import order_key
@@ -160,7 +160,7 @@ class Sender:
         Raises:
             PeerError: it could not be fetched.
         """
-        attempt = note.of
+        attempt = Attempt.of(note)
         if (is_accepted := self._ended.get(attempt)) is not None:
             return Verdict(word="accepted" if is_accepted else "refused")
         trial = self._trials.get(attempt)
@@ -181,14 +181,14 @@ class Sender:
 
     async def on_computed(self, peer: PeerId, note: Computed) -> None:
         """Take up a receipt."""
-        trial = self._trials.get(note.of)
+        trial = self._trials.get(Attempt.of(note))
         if trial is not None and trial.peer == peer and trial.reserved is not None:
             self._router.settled(trial.reserved, self._clock.now())
             trial.reserved = None
 
     async def on_given_up(self, peer: PeerId, note: GivenUp) -> None:
         """Try another member."""
-        trial = self._trials.get(note.of)
+        trial = self._trials.get(Attempt.of(note))
         if trial is not None and trial.peer == peer and not trial.given_up.done():
             trial.given_up.set_result(None)
 

@@ -28,20 +28,21 @@ many are owed, or a round waits for them, they go before forward passes.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
-from weft.errors import ConfigError, NetError, NotFinite, PeerError, Refused
+from weft.clock import Clock
+from weft.errors import CallFailed, ConfigError, NetError, NotFinite, PeerError, Refused
 from weft.events import Emit, HeldDropped, MicroBatchFailed
 from weft.ids import PeerId
-from weft.pipeline.device import Device, Encode, Given, Parcel, Passed, PassedTogether, Together, parcel
+from weft.pipeline.device import ANY, Device, Encode, Given, Passed, PassedTogether, Step, Together
 from weft.pipeline.exactly_once import NONE, Attempt, BatchId, Closed, ExactlyOnce, Told
-from weft.pipeline.link import StageLink
+from weft.pipeline.link import Parcel, StageLink, parcel
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict, Word
+from weft.pipeline.routing import Pace
 from weft.pipeline.sender import CALL_S, MAX_REMEMBERED, Returned, Sender
-from weft.pipeline.step import CurrentStep, Step
 from weft.tasks import Tasks
 from weft.wire import Buffer
 
@@ -300,6 +301,48 @@ class Counting:
         passed.count()
 
 
+# What was sent may wait so long for a member to come to its step, at least, and so many times as long as that takes
+# usually; the first ones for a long time, for nobody knows yet how long rounds take.
+LOST_S, LOST, FIRST_LOST_S = 30.0, 4.0, 600.0
+
+
+class CurrentStep:
+    """The step that a member of a stage is at.
+
+    Args:
+        stage: its number.
+    """
+
+    def __init__(self, stage: int, clock: Clock) -> None:
+        self._stage = stage
+        self._clock = clock
+        self._at, self._advanced = ANY, asyncio.Event()
+        self._wait = Pace()  # seconds that what was sent waits for its step
+
+    def advance(self, step: Step) -> None:
+        """Let what is of `step`, and before, go on."""
+        self._at = step
+        self._advanced.set()
+        self._advanced = asyncio.Event()
+
+    async def until(self, step: Step) -> None:
+        """Wait until this member is at a step, or further.
+
+        Raises:
+            CallFailed: the others are long beyond it: it has lost touch with its stage, and somebody else may compute.
+        """
+        began = self._clock.now()
+        deadline = began + (max(LOST_S, LOST * self._wait.mean) if self._wait.is_known else FIRST_LOST_S)
+        while step > self._at:
+            left_s = deadline - self._clock.now()
+            if left_s <= 0:
+                raise CallFailed(f"stage {self._stage} is at step {self._at} here, and was sent one of {step}")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._advanced.wait()
+        self._wait.measured(self._clock.now() - began)
+
+
 class Worker:
     """One member of one stage.
 
@@ -361,7 +404,7 @@ class Worker:
 
     async def on_forward(self, peer: PeerId, request: Forward) -> IsTaken:
         """Take a micro-batch, if there is room. What is taken already is taken."""
-        attempt = request.of
+        attempt = Attempt.of(request)
         if attempt in self._taken:
             return IsTaken(is_taken=self._taken[attempt] == peer)
         if attempt in self._done:  # computed twice, it would be sent on as two first attempts
@@ -406,7 +449,7 @@ class Worker:
     # --- the life of a micro-batch ---
 
     async def _carry(self, sender: PeerId, request: Forward) -> None:
-        attempt = request.of
+        attempt = Attempt.of(request)
         try:
             given = await self._given(sender, request)
             await self._current.until(given.step)

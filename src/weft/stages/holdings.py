@@ -15,11 +15,8 @@ from weft.errors import TooLarge
 from weft.events import Notice, StageHeld, StageLeft
 from weft.ids import PeerId
 from weft.peer.peer import Outcome
-from weft.stages.messages import StageNews
-from weft.stages.step.member import Member
-from weft.stages.step.membership import Membership, first_weights
+from weft.stages.step.member import Member, Membership, Tied, TiedMember, first_weights
 from weft.stages.step.pipeline import Kit, Pipeline
-from weft.stages.step.tied import Tied, TiedMember
 from weft.tasks import Tasks
 
 MOVES = "goes to another stage"
@@ -93,10 +90,10 @@ class Holdings:
 
     # --- who else holds them ---
 
-    def meet(self, peer: PeerId, news: StageNews) -> None:
-        """Take up what another peer holds."""
+    def meet(self, peer: PeerId) -> None:
+        """Take up what the table has of another peer."""
         for member in self.all():
-            self._meet(member, peer, news)
+            self._meet(member, peer)
 
     def part(self, peer: PeerId, reason: str) -> None:
         """Take it up that another is gone."""
@@ -104,15 +101,15 @@ class Holdings:
             member.channel.parted(peer, reason)
 
     def _meet_all(self, member: Membership) -> None:
-        for peer, news in self._pipeline.table.peers.items():
-            self._meet(member, peer, news)
+        for peer in self._pipeline.table.peers:
+            self._meet(member, peer)
 
-    def _meet(self, member: Membership, peer: PeerId, news: StageNews) -> None:
-        since = next((each.since for each in news.all_held if each.stage == member.stage), None)
-        if since is None:
+    def _meet(self, member: Membership, peer: PeerId) -> None:
+        held = self._pipeline.table.held(member.stage).get(peer)
+        if held is None:
             member.channel.parted(peer, "it has left the stage")
         elif self._kit.node.is_linked(peer):
-            member.channel.met(peer, since)
+            member.channel.met(peer, held.since)
 
     # --- one stage ---
 

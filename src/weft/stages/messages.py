@@ -60,10 +60,6 @@ class StageNews(Record, frozen=True, kw_only=True, tag="StageNews"):
     is_complete: bool = False  # the first stage has trained all there is
     tied: Held | None = None  # the matrix of both end stages, by the number after the last one's
 
-    @property
-    def all_held(self) -> tuple[Held, ...]:
-        return self.held if self.tied is None else (*self.held, self.tied)
-
 
 class StageBegin(Record, frozen=True, kw_only=True, tag="StageBegin"):
     """A note of the run's maker."""

@@ -2,7 +2,7 @@
 
     placement   at the beginning, later, or again: which stages it takes; now and then, whether another needs it more
     news        every two seconds, and on a change: this peer's stages, their rounds, rates and queues
-    holdings    the stages that it holds, each to its end; with an end stage the matrix that both ends have (`tied`)
+    holdings    the stages that it holds, each to its end; with an end stage the matrix that both ends have
     ending      once the first stage is complete
 
 Everybody is linked to everybody. Who says nothing for `SILENT_S` is gone.
@@ -21,12 +21,11 @@ from weft.events import Notice
 from weft.ids import PeerId
 from weft.peer.peer import Outcome
 from weft.stages.backup import Backup
-from weft.stages.holdings import Holdings, Pauses
+from weft.stages.holdings import Holdings
 from weft.stages.messages import Shelved, StageNews
 from weft.stages.on_disk import StagesOnDisk
 from weft.stages.placement import Placement, Rebalance
-from weft.stages.step.member import Member
-from weft.stages.step.membership import Membership
+from weft.stages.step.member import Member, Membership
 from weft.stages.step.pipeline import Kit, Pipeline
 from weft.tasks import Tasks
 
@@ -163,7 +162,7 @@ class News:
         self._heard_at[peer] = self._clock.now()
         if news.is_complete:
             self._ending.look(self._clock.now())
-        self._holdings.meet(peer, news)
+        self._holdings.meet(peer)
         self._pipeline.look()
 
     def _on_link(self, peer: PeerId, is_up: bool, reason: str) -> None:
@@ -190,6 +189,7 @@ class StagesPeer:
         self._pipeline = Pipeline(kit, self._has_busy)
         self.table = table = self._pipeline.table
         self._holdings = holdings = Holdings(kit, self._pipeline, self.fail, self._has_ended.set)
+        self.members, self.outcomes, self.pausing = holdings.members, holdings.outcomes, holdings.pausing
         self._ending = Ending(self._pipeline, holdings, self._tasks, self._has_ended.set)
         self._backup = Backup(kit, table)
         self._rebalance = Rebalance(kit, table, holdings)
@@ -285,19 +285,6 @@ class StagesPeer:
         return self._stop_reason
 
     # --- what it holds ---
-
-    @property
-    def pausing(self) -> Pauses:
-        return self._holdings.pausing
-
-    @property
-    def members(self) -> dict[int, Member]:
-        return self._holdings.members
-
-    @property
-    def outcomes(self) -> dict[int, Outcome]:
-        """Return how what it held has ended, by stage."""
-        return self._holdings.outcomes
 
     def holding(self, stage: int) -> Membership | None:
         """Return this peer's part in the run of a stage, or of a tied matrix; None: it has none."""

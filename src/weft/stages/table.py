@@ -80,7 +80,7 @@ class StageTable:
 
     def _all(self) -> Iterator[tuple[PeerId, Held]]:
         for peer, news in self._news.items():
-            yield from ((peer, each) for each in news.all_held)
+            yield from ((peer, each) for each in (*news.held, news.tied) if each is not None)
 
 
 Team = tuple[PeerId, ...]

@@ -20,7 +20,8 @@ from weft.model.sections import Section, sections
 from weft.model.transformer import SectionModule
 from weft.net.messages import BlobHeader, BlobRequest, Call, Note, Reply
 from weft.net.transport.frame import encode_frame
-from weft.pipeline.device import Given, parcel
+from weft.pipeline.device import Given
+from weft.pipeline.link import parcel
 from weft.pipeline.messages import Backward, Computed, Forward, IsTaken, Verdict
 from weft.pipeline.torch_device import Codecs, TorchDevice
 from weft.training.device import decoder

@@ -30,9 +30,8 @@ from weft.pipeline.link import StageLink
 from weft.pipeline.messages import Backward, Forward
 from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import Returned, Sender
-from weft.pipeline.step import CurrentStep
 from weft.pipeline.torch_device import Codecs, TorchDevice
-from weft.pipeline.worker import Bounds, Worker
+from weft.pipeline.worker import Bounds, CurrentStep, Worker
 
 R = TypeVar("R", bound=msgspec.Struct)
 RUN = RunId("cd" * 32)

@@ -15,7 +15,8 @@ from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, LplrConfig, SubspaceConfig
 from weft.pipeline.codec.build import build
 from weft.pipeline.codec.subspace import WRITERS, confined, drawn
-from weft.pipeline.device import Given, Passed, parcel
+from weft.pipeline.device import Given, Passed
+from weft.pipeline.link import parcel
 from weft.pipeline.torch_device import TorchDevice
 from weft.wire import Buffer
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, assert_never
 
 from weft.codec import build as vectors
 from weft.codec.codec import Codec
@@ -14,6 +13,7 @@ from weft.pipeline.codec.activations import (
     AqSgdConfig,
     GradientConfig,
     LplrConfig,
+    NumberConfig,
     SubspaceConfig,
     check_gradients,
 )
@@ -63,18 +63,15 @@ def _in_subspace(config: SubspaceConfig, shape: Shape) -> Boundary:
     )
 
 
-def _numbers(name: Literal["fp32", "bf16", "fp8", "int8", "int4", "int2"]) -> Codec:
-    match name:
-        case "fp32":
-            return vectors.build(Fp32Config())
-        case "bf16":
-            return vectors.build(Bf16Config())
-        case "fp8":
-            return vectors.build(Fp8Config())
-        case "int8":
-            return vectors.build(Int8Config())
-        case "int4":
-            return vectors.build(Int4Config())
-        case "int2":
-            return vectors.build(Int2Config())
-    assert_never(name)
+_NUMBERS: dict[str, NumberConfig | Int2Config] = {
+    "fp32": Fp32Config(),
+    "bf16": Bf16Config(),
+    "fp8": Fp8Config(),
+    "int8": Int8Config(),
+    "int4": Int4Config(),
+    "int2": Int2Config(),
+}
+
+
+def _numbers(name: str) -> Codec:
+    return vectors.build(_NUMBERS[name])

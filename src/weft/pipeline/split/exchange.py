@@ -25,8 +25,7 @@ from typing import Any, TypeVar
 from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, Refused
 from weft.ids import Digest, PeerId, short
 from weft.net.messages import MAX_REASON_CHARS
-from weft.pipeline.device import Parcel
-from weft.pipeline.link import StageLink
+from weft.pipeline.link import Parcel, StageLink
 from weft.pipeline.split.messages import (
     MAX_WAITING,
     Counted,

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.model.layers import Block, Rotation
-from weft.pipeline.device import Parcel
+from weft.pipeline.link import Parcel
 from weft.pipeline.split.cut import Segment, num_tokens
 from weft.pipeline.split.ring_attention import KeyValues, SegmentPass, segment_rotation
 from weft.pipeline.split.team import Branches, Team

@@ -14,10 +14,9 @@ Failure:
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Any
 
 from torch import Tensor
 
@@ -83,7 +82,7 @@ class Leader:
         """Add to a gradient what helpers found of it; return whether all of it was to be had."""
         counted, self._counted = self._counted, defaultdict(list)
         try:
-            await self._all(tuple(counted), lambda peer: self._collected(peer, counted[peer], into))
+            await together(*(self._collected(peer, names, into) for peer, names in counted.items()))
         except (PeerError, NetError, Refused):
             self.bar()
             return False
@@ -111,15 +110,12 @@ class Leader:
         Raises:
             PeerError: one does not.
         """
-        await self._all(helpers, lambda peer: self._helps(peer, request))
+        await together(*(self._helps(peer, request) for peer in helpers))
 
     async def _helps(self, peer: PeerId, request: Help | GoBack) -> None:
         answer = await self.means.link.call(peer, request, Helps, deadline_s=CALL_S)
         if not answer.does:
             raise PeerError("it does not help")
-
-    async def _all(self, peers: tuple[PeerId, ...], work: Callable[[PeerId], Coroutine[Any, Any, None]]) -> None:
-        await together(*(work(peer) for peer in peers))
 
     async def _collected(self, peer: PeerId, names: list[Digest], into: Tensor) -> None:
         request = SumRequest(stage=self.means.stage, names=tuple(names))

@@ -22,15 +22,14 @@ from torch import Tensor
 from weft.codec.dense import Fp32
 from weft.errors import NetError, NotFinite, PeerError, Refused
 from weft.ids import Digest, PeerId
-from weft.pipeline.device import Parcel, parcel
-from weft.pipeline.link import StageLink
+from weft.pipeline.device import Step
+from weft.pipeline.link import Parcel, StageLink, parcel
 from weft.pipeline.split.exchange import Exchanges
 from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer, SumRequest, TeamLeft
 from weft.pipeline.split.section import LayersAt, Passing
 from weft.pipeline.split.team import Team
-from weft.pipeline.step import CurrentStep, Step
 from weft.pipeline.torch_device import TorchDevice
-from weft.pipeline.worker import Run
+from weft.pipeline.worker import CurrentStep, Run
 from weft.tasks import Tasks
 
 MAX_HELPED = 256  # micro-batches of a step that are on their way, or were given up: many more than any member takes

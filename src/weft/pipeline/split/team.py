@@ -24,7 +24,7 @@ from torch import Tensor
 from weft.codec.dense import Fp32
 from weft.errors import PayloadError
 from weft.ids import short
-from weft.pipeline.device import Parcel, parcel
+from weft.pipeline.link import Parcel, parcel
 from weft.pipeline.split.cut import runs, shares
 from weft.pipeline.split.exchange import Exchange
 from weft.pipeline.split.tensor_parallel import added

@@ -17,8 +17,7 @@ from weft.clock import Clock
 from weft.ids import Round
 from weft.peer.companion import Unmeasured
 from weft.peer.loop.evaluate import Evaluator
-from weft.stages.step.conductor import Conductor
-from weft.stages.step.source import Source
+from weft.stages.step.conductor import Conductor, Source
 
 FIRST_S = 3.0  # for whoever measures at the end to begin
 MOST_S = 600.0  # and as long as the whole model takes over a slow line

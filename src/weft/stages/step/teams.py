@@ -3,9 +3,10 @@
 from weft.errors import CallFailed
 from weft.events import TeamFormed
 from weft.ids import Digest
+from weft.pipeline.device import Step
 from weft.pipeline.split.leader import Leader
 from weft.pipeline.split.member import Means, TeamMember
-from weft.pipeline.step import CurrentStep, Step
+from weft.pipeline.worker import CurrentStep
 from weft.run.staged import StagedConfig
 from weft.stages.step.pipeline import Kit, Pipeline
 from weft.stages.table import Team, team_of

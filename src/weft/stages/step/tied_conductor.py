@@ -25,12 +25,11 @@ from weft.executor import Compute
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
 from weft.peer.companion import Parameters, Unmeasured
+from weft.pipeline.device import Step
 from weft.pipeline.exactly_once import NONE, Told
-from weft.pipeline.step import Step
 from weft.pipeline.worker import Sum
 from weft.stages.messages import BeatAnswer, BeatRequest
-from weft.stages.step.barrier import Barrier
-from weft.stages.step.reports import ASK_S, Reports, Snapshots
+from weft.stages.step.barrier import ASK_S, Barrier, Reports, Snapshots
 from weft.sync.records.messages import Manifest
 from weft.training.tied import TiedTrainer
 from weft.wire import digest_of

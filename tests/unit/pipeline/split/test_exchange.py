@@ -10,7 +10,7 @@ from torch import Tensor
 from unit.pipeline.split.crew import PATIENCE_S, TEAM, Crew
 from weft.errors import CallFailed, DeadlineExceeded, NotFinite, PayloadError, PeerError
 from weft.ids import Digest
-from weft.pipeline.device import parcel
+from weft.pipeline.link import parcel
 from weft.pipeline.split.exchange import Exchange
 from weft.pipeline.split.messages import MAX_WAITING, HandedOver, HasTaken
 from weft.pipeline.split.team import Team

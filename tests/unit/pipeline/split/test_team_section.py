@@ -18,13 +18,14 @@ from weft.model.flat import cut
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.build import build
-from weft.pipeline.device import Given, Parcel, parcel
+from weft.pipeline.device import Given, Step
+from weft.pipeline.link import Parcel, parcel
 from weft.pipeline.split.cut import SplitConfig
 from weft.pipeline.split.leader import Leader, LedPassed
 from weft.pipeline.split.member import Means, TeamMember
 from weft.pipeline.split.section import LayersAt, check_split
-from weft.pipeline.step import CurrentStep, Step
 from weft.pipeline.torch_device import TorchDevice
+from weft.pipeline.worker import CurrentStep
 
 TOKENS, SAMPLES, BATCH = 12, 2, 4
 STEP = Step(3, 0)

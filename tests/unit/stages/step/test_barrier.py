@@ -1,7 +1,7 @@
 """When a step of all stages is over, from what members of the first stage tell."""
 
 from weft.ids import PeerId
-from weft.pipeline.step import Step
+from weft.pipeline.device import Step
 from weft.stages.step.barrier import Progress, Steps
 
 A, B = PeerId("a"), PeerId("b")

@@ -7,7 +7,7 @@ from typing import Any
 from weft.ids import Digest, PeerId
 from weft.pipeline.exactly_once import NONE, BatchId, Told
 from weft.stages.messages import Tallied, tallied
-from weft.stages.step.reports import MAX_AHEAD, MAX_KEPT, Reports, Snapshots
+from weft.stages.step.barrier import MAX_AHEAD, MAX_KEPT, Reports, Snapshots
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 BEFORE, PAYLOAD, OTHER = (Digest(digit * 64) for digit in "123")
