@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from unit.cli.screen.test_view import A, B, C, commit, drawn, entry, evaluated, fold, started, step
+from unit.dashboard.test_view import A, B, C, commit, drawn, entry, evaluated, fold, started, step
 from weft.cli.screen.draw import progress
 from weft.cli.watch.status import as_tree
 from weft.dashboard.view import About, View
