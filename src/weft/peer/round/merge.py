@@ -54,9 +54,9 @@ from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Base, Collect, Contribution, Manifest, Ready, counted, payload_of
 from weft.sync.round.machine import TELL_S, Input, Lost, MergeDone, MergeFailed, Noticed, ResultHeld, Trained
-from weft.sync.round.neighbours import NOTHING, is_well_dealt, taken, takes_from
+from weft.sync.round.neighbours import NOTHING, taken, takes_from
 from weft.sync.round.round import unanswered
-from weft.sync.round.rules import is_under_way, leader
+from weft.sync.round.rules import is_under_way, is_well_cut, leader
 from weft.sync.round.shares import awaited_weight, contribution, weight_of
 from weft.wire import Buffer
 
@@ -164,7 +164,7 @@ class Gather:
         if peer in self._announced:  # said again: the leader may not have heard either what is here
             self._tell_soon()
             return
-        if not is_well_dealt(base, peer, ready.parts):
+        if not is_well_cut(base, peer, ready.parts):
             return
         self._announced[peer] = ready.parts
         self._timers.note_ready(peer)
