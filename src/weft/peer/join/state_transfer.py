@@ -4,7 +4,7 @@ A pin is a copy of the replicated vectors at one head, kept for a while so that 
 whatever is committed meanwhile, and go on with it when it was interrupted. Who asks for a head by name gets that one
 where it is pinned or still the present one, so that several members pin the same; else the present one. Few pins exist
 at a time, and none is dropped that somebody is fetching: askers share the newest, as long as what was committed since
-can be replayed. Chunks give way to rounds (`weft.net.blobs.priority`).
+can be replayed. Chunks give way to rounds (`weft.net.blobs.bulk`).
 
 A fork, the outer parameters of the last manifest before a branch, is a pin that is read from disk: who went on in the
 branch that was left has not kept them, and needs them once its side is the one that is given up.
