@@ -20,10 +20,9 @@ from weft.peer.loop.contribution import MOST_ROUNDS
 from weft.peer.state.carry import FORGOTTEN
 from weft.peer.state.legacies import Brought
 from weft.sync.merge.basis import Scope
-from weft.sync.merge.reduce import encode_parts, named
+from weft.sync.merge.reduce import encode_parts, named, parts_of
 from weft.sync.method.presets import DdpConfig
 from weft.sync.records.messages import Counted, Manifest, Propose, Ready
-from weft.sync.round.shares import parts_of
 from weft.wire import digest, digest_of
 
 MakeSwarm = Callable[..., Swarm]

@@ -20,6 +20,7 @@ from weft.peer.round.acts import lies_file
 from weft.peer.round.driver import MAX_GIVEN_UP
 from weft.peer.round.inbox import Heard, Step
 from weft.peer.round.payloads import FETCH_FLOOR_S
+from weft.sync.merge.reduce import parts_of
 from weft.sync.records.messages import (
     MAX_COUNT,
     Accept,
@@ -36,7 +37,6 @@ from weft.sync.records.messages import (
     Vote,
 )
 from weft.sync.round.rules import leader
-from weft.sync.round.shares import parts_of
 from weft.wire import digest, digest_of, encode, seal
 
 MakeSwarm = Callable[..., Swarm]

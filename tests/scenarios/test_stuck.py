@@ -203,6 +203,13 @@ def test_a_newcomer_whose_members_all_stop_goes_on_alone(make_swarm: MakeSwarm) 
     swarm.run(scenario)
 
 
+class Nothing(list[Any]):
+    """The blobs of a member that serves none, whatever it is asked to serve."""
+
+    def append(self, lookup: Any) -> None:
+        """Keep nothing."""
+
+
 def test_a_newcomer_that_no_member_answers_says_so(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=30, num_peers=2)
 
@@ -210,7 +217,7 @@ def test_a_newcomer_that_no_member_answers_says_so(make_swarm: MakeSwarm) -> Non
         members = await swarm.start("ab")
         await swarm.round(members[0], 3)
         for member in members:
-            member.peer.context.node._blobs._lookups[:] = [(lambda peer, digest: None, False)]
+            member.peer.context.node._blobs._lookups = Nothing()
         c = swarm.member("c")
         swarm.launch(c)
         notice = await swarm.when(c, Notice)
@@ -227,7 +234,7 @@ def test_a_newcomer_goes_to_the_next_donor_when_the_first_does_not_deliver(make_
         members = await swarm.start("abc")
         await swarm.round(members[0], 3)
         bad = members[1].peer
-        bad.context.node._blobs._lookups[:] = [(lambda peer, digest: None, False)]
+        bad.context.node._blobs._lookups = Nothing()
         honest = bad._membership._status
         bad._membership._status = lambda: msgspec.structs.replace(honest(), round=honest().round + 5)
         n = swarm.member("n")

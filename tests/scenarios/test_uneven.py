@@ -17,8 +17,8 @@ from weft.run.config import RunFile
 from weft.sim.play import Machine, Played
 from weft.sim.scenario import Scenario
 from weft.sync.merge.basis import Scope
+from weft.sync.merge.reduce import parts_of
 from weft.sync.records.messages import Manifest
-from weft.sync.round.shares import parts_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NUM_ROUNDS = 14

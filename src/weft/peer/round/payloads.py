@@ -34,12 +34,11 @@ from weft.store.pool import Pool
 from weft.sync.merge.basis import Scope
 from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
 from weft.sync.merge.payload import codec_in, group_codec_in, payload_codec_in, reply_codec_in
-from weft.sync.merge.reduce import EncodedPart, cut, decode_parts
+from weft.sync.merge.reduce import EncodedPart, cut, decode_parts, parts_of
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
 from weft.sync.round.machine import Noticed, ResultHeld, Status
 from weft.sync.round.neighbours import dealt, receives
-from weft.sync.round.shares import parts_of
 from weft.wire import Buffer
 
 LEAST_NBYTES = 1 << 12  # of a transfer: a smaller one measures its delay only

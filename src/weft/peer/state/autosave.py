@@ -15,8 +15,8 @@ from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
 from weft.run.amend import first_charter
 from weft.store.journal import FULL_NBYTES
+from weft.sync.merge.reduce import parts_of
 from weft.sync.records.messages import Base, Certificate, Manifest, counted_of, own_work
-from weft.sync.round.shares import parts_of
 from weft.training.learner import Learner
 from weft.wire import Buffer, digest_of
 

@@ -20,12 +20,11 @@ from weft.sync.merge.method import OUTER, Method
 from weft.sync.merge.outer import State as OuterState
 from weft.sync.merge.outer import StepContext
 from weft.sync.merge.payload import reply_codec_in
-from weft.sync.merge.reduce import decode_parts
+from weft.sync.merge.reduce import decode_parts, parts_of
 from weft.sync.merge.sharded import SpreadVector, alike, empty_like
 from weft.sync.method.schedule import lr
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest, next_base
-from weft.sync.round.shares import parts_of
 from weft.wire import Buffer
 
 

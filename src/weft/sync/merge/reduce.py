@@ -49,9 +49,11 @@ from weft.codec.bounds import Empty
 from weft.codec.codec import Codec
 from weft.errors import PayloadError
 from weft.ids import Digest
+from weft.sync.merge.basis import Scope
 from weft.sync.merge.outer import clip_factor, norm
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.method.choices import Rule
+from weft.sync.records.messages import Manifest
 from weft.wire import Buffer, digest
 
 MAX_WEIGHT = 1 << 53  # above, an integer is not exact in float64
@@ -198,6 +200,13 @@ def cut(num: int, uplinks: Sequence[int]) -> tuple[range, ...]:
         parts.append(range(start, stop))
         start = stop
     return tuple(parts)
+
+
+def parts_of(manifest: Manifest, scope: Scope) -> tuple[range, ...]:
+    """Return where the parts lie whose results a manifest names, of what its round has synchronised."""
+    if manifest.is_gossip:
+        return (range(0),) * len(manifest.parts)
+    return cut(scope.num_sent(manifest.round), [part.uplink for part in manifest.parts])
 
 
 def encode_parts(codec: Codec, vector: Float32[Tensor, " num"], parts: Sequence[range]) -> tuple[Buffer, ...]:

@@ -55,8 +55,6 @@ from types import MappingProxyType
 from weft.data.assign import Lease, leases, release
 from weft.ids import PeerId, Tokens
 from weft.rng import order_key
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.reduce import cut
 from weft.sync.method.choices import AmongConfig, SampleConfig
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import (
@@ -280,13 +278,6 @@ def uplinks(base: Base, members: Iterable[PeerId], idle: Set[PeerId], rates: Map
     before = {peer: level for peer, level in settled if peer not in base.newcomers}
     levels = {peer: _level(rates[peer] / fastest) for peer in members if peer in rates}
     return tuple(0 if peer in idle else _next(before.get(peer), levels.get(peer)) for peer in members)
-
-
-def parts_of(manifest: Manifest, scope: Scope) -> tuple[range, ...]:
-    """Return where the parts lie whose results a manifest names, of what its round has synchronised."""
-    if manifest.is_gossip:
-        return (range(0),) * len(manifest.parts)
-    return cut(scope.num_sent(manifest.round), [part.uplink for part in manifest.parts])
 
 
 def _level(ratio: float) -> int:
