@@ -227,7 +227,7 @@ def _value(match: re.Match[str], units: Mapping[str, float]) -> float:
 
 
 if TYPE_CHECKING:
-    from weft.data.files import Document
+    from weft.data.documents import Document
 
 
 def own_nbytes(paths: Sequence[str]) -> int | None:

@@ -12,7 +12,7 @@ These settings stay on the machine that makes the run. What its peers receive ar
 (`weft.data.store`), so no received record names a path.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from math import ceil
 from pathlib import Path
@@ -22,8 +22,9 @@ from msgspec import Meta
 
 from weft import rng
 from weft.config import Config
-from weft.data import files
-from weft.data.files import Document
+from weft.data import documents as readers
+from weft.data import files, tables
+from weft.data.documents import Document
 from weft.errors import DataError
 
 Split = Literal["train", "heldout"]
@@ -34,7 +35,7 @@ class StdlibSource(Config, frozen=True, kw_only=True, tag="stdlib"):
 
 
 class TextSource(Config, frozen=True, kw_only=True, tag="text"):
-    """UTF-8 files, one document each."""
+    """Files of text, one document each: UTF-8, or what a byte order mark says; .gz, .bz2, .xz and .zst are unpacked."""
 
     paths: Annotated[
         tuple[str, ...], Meta(min_length=1, description="files, folders (all files below that are not hidden) or globs")
@@ -42,17 +43,24 @@ class TextSource(Config, frozen=True, kw_only=True, tag="text"):
 
 
 class JsonlSource(Config, frozen=True, kw_only=True, tag="jsonl"):
-    """Files with one JSON object per line, one document each."""
+    """Files with one JSON object per line, or one array of them, one document each; .gz and the like are unpacked."""
 
-    paths: Annotated[tuple[str, ...], Meta(min_length=1, description="files, folders (*.jsonl below) or globs")]
-    field: Annotated[str, Meta(description="the object's field that holds the text")] = "text"
+    paths: Annotated[
+        tuple[str, ...], Meta(min_length=1, description="files, folders (*.jsonl, *.ndjson and *.json below) or globs")
+    ]
+    field: Annotated[str, Meta(description="the object's field that holds the text; a dot leads into an object")] = (
+        "text"
+    )
 
 
 class ParquetSource(Config, frozen=True, kw_only=True, tag="parquet"):
-    """Parquet files, one document per row."""
+    """Parquet, Arrow or Feather files, one document per row."""
 
-    paths: Annotated[tuple[str, ...], Meta(min_length=1, description="files, folders (*.parquet below) or globs")]
-    column: Annotated[str, Meta(description="the column that holds the text")] = "text"
+    paths: Annotated[
+        tuple[str, ...],
+        Meta(min_length=1, description="files, folders (*.parquet, *.arrow, *.feather and *.ipc below) or globs"),
+    ]
+    column: Annotated[str, Meta(description="the column that holds the text; a dot leads into a struct")] = "text"
 
 
 class DatasetSource(Config, frozen=True, kw_only=True, tag="datasets"):
@@ -97,15 +105,15 @@ def documents(source: TextualSource, base: Path) -> Iterator[Document]:
     """
     match source:
         case StdlibSource():
-            return files.stdlib_documents()
+            return readers.stdlib_documents()
         case TextSource(paths=paths):
-            return files.text_documents(paths, base)
+            return readers.text_documents(paths, base)
         case JsonlSource(paths=paths, field=field):
-            return files.jsonl_documents(paths, base, field)
+            return readers.jsonl_documents(paths, base, field)
         case ParquetSource(paths=paths, column=column):
-            return files.parquet_documents(paths, base, column)
+            return tables.table_documents(paths, base, column)
         case DatasetSource():
-            stream = files.dataset_documents(source.name, source.subset, source.split, source.column, source.revision)
+            stream = readers.dataset_documents(source.name, source.subset, source.split, source.column, source.revision)
             return islice(stream, source.max_documents)
 
 
@@ -119,16 +127,20 @@ def text_nbytes(source: SourceConfig, base: Path) -> int | None:
         case StdlibSource():
             found = files.stdlib_files()
         case TextSource(paths=paths):
-            found = files.find(paths, base, suffix="")
+            found = files.find(paths, base)
         case JsonlSource() | ParquetSource() | DatasetSource() | BinSource():
             return None  # they hold more than their text, or are elsewhere
+    if any(files.is_packed(file.path) for file in found):
+        return None
     return sum(file.path.stat().st_size for file in found if file.path.is_file())
 
 
-def split(source: TextualSource, base: Path, heldout_fraction: float) -> Iterator[tuple[Split, str]]:
+def split(
+    source: TextualSource, base: Path, heldout_fraction: float, on_empty: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Split, str]]:
     """Yield every non-empty piece of text with the side it is on.
 
-    Documents without text count for nothing. The first 1 / heldout_fraction others are read twice. Of those, the one
+    Documents without text count for nothing; `on_empty` is told of each. The first 1 / heldout_fraction others are read twice. Of those, the one
     with the lowest hash is always held out, so that neither side is empty.
 
     Raises:
@@ -137,7 +149,7 @@ def split(source: TextualSource, base: Path, heldout_fraction: float) -> Iterato
     is_few_below = ceil(1 / heldout_fraction)
     first = [document.name for document in islice(_written(source, base), is_few_below)]
     surely_heldout = min(range(len(first)), key=lambda number: rank(first[number]), default=None)
-    for number, document in enumerate(_written(source, base)):
+    for number, document in enumerate(_written(source, base, on_empty)):
         if len(first) < is_few_below:
             border = int(len(document.text) * (1 - heldout_fraction))
             pieces: tuple[tuple[Split, str], ...] = (
@@ -154,8 +166,12 @@ def split(source: TextualSource, base: Path, heldout_fraction: float) -> Iterato
         raise DataError("the corpus is empty: no document has any text. Name files that hold some.")
 
 
-def _written(source: TextualSource, base: Path) -> Iterator[Document]:
-    return (document for document in documents(source, base) if document.text)
+def _written(source: TextualSource, base: Path, on_empty: Callable[[], None] = lambda: None) -> Iterator[Document]:
+    for document in documents(source, base):
+        if document.text:
+            yield document
+        else:
+            on_empty()
 
 
 def rank(name: str) -> float:

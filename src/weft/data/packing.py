@@ -83,6 +83,7 @@ def pack(
     *,
     shard_nbytes: int = SHARD_NBYTES,
     on_packed: Callable[[int], None] = lambda _nbytes: None,
+    on_empty: Callable[[], None] = lambda: None,
 ) -> DataIndex:
     """Write the corpus into `store` and return its index.
 
@@ -90,6 +91,7 @@ def pack(
         base: the folder that relative paths start from: the run file's.
         shard_nbytes: the size of every shard but the last, at most `MAX_SHARD_NBYTES`.
         on_packed: told how many bytes of text were packed since it was told last.
+        on_empty: told of each document without text, which is left out.
 
     Raises:
         DataError: the corpus is missing, empty or malformed, or yields more than `MAX_SHARDS` shards.
@@ -107,7 +109,7 @@ def pack(
             streams[side].write(ids, nbytes)
             on_packed(nbytes)
     else:
-        for side, text in corpus.split(data.source, base, data.heldout_fraction):
+        for side, text in corpus.split(data.source, base, data.heldout_fraction, on_empty):
             stream = streams[side]
             if stream.text_nbytes and tokenizer.end_of_text is not None:
                 stream.write(np.array([tokenizer.end_of_text], dtype=np.uint32))

@@ -299,8 +299,17 @@ def _pack(store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, base: Path
 
 
 def _packed(store: ShardStore, data: CorpusConfig, tokenizer: Tokenizer, base: Path, emit: Emit) -> DataIndex:
+    num_empty = 0
+
+    def count() -> None:
+        nonlocal num_empty
+        num_empty += 1
+
     with Meter("tokenizing", "B", emit, SystemClock(), text_nbytes(data.source, base)) as meter:
-        return pack(store, data, tokenizer, base, on_packed=meter.add)
+        index = pack(store, data, tokenizer, base, on_packed=meter.add, on_empty=count)
+    if num_empty:
+        emit(Notice(text=f"{num_empty:,} of the documents hold no text and are left out"))
+    return index
 
 
 def _check_size(index: DataIndex, seq_len: int, num_samples: int, why: str = "") -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from weft.config import from_tree
-from weft.data import corpus, files
+from weft.data import corpus, documents, files
 from weft.data.corpus import CorpusConfig, DatasetSource, JsonlSource, ParquetSource, StdlibSource, TextSource
 from weft.errors import ConfigError, DataError
 
@@ -199,12 +199,13 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
 # --- parquet ---
 
 
-def test_parquet_gives_a_document_per_row_that_is_not_null(tmp_path: Path) -> None:
+def test_parquet_gives_a_document_per_row_and_nulls_are_not_split(tmp_path: Path) -> None:
     table = pa.table({"body": [f"row {number}" if number % 7 else None for number in range(1000)], "n": range(1000)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=300)
     found = list(corpus.documents(ParquetSource(paths=("*.parquet",), column="body"), tmp_path))
-    assert [document.text for document in found] == [f"row {number}" for number in range(1000) if number % 7]
-    assert found[0].name == "a.parquet:2"
+    assert [document.text for document in found] == [f"row {number}" if number % 7 else "" for number in range(1000)]
+    assert found[1].name == "a.parquet:2"
+    assert len(sides(ParquetSource(paths=("*.parquet",), column="body"), tmp_path)["train"]) < 1000 - 1000 // 7
 
 
 def test_a_bad_parquet_file_is_named(tmp_path: Path) -> None:
@@ -289,7 +290,7 @@ def test_an_unreadable_standard_library_file_is_left_out(monkeypatch: pytest.Mon
     (tmp_path / "good.py").write_text("pass")
     (tmp_path / "bad.py").write_bytes(b"\xff\xfe")
     monkeypatch.setattr(files.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    assert [document.name for document in files.stdlib_documents()] == ["good.py"]
+    assert [document.name for document in documents.stdlib_documents()] == ["good.py"]
     monkeypatch.setattr(files.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "python311.zip")})
     with pytest.raises(DataError, match=r"no standard library source in .*python311\.zip"):
-        list(files.stdlib_documents())
+        list(documents.stdlib_documents())
