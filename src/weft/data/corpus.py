@@ -140,8 +140,8 @@ def split(
 ) -> Iterator[tuple[Split, str]]:
     """Yield every non-empty piece of text with the side it is on.
 
-    Documents without text count for nothing; `on_empty` is told of each. The first 1 / heldout_fraction others are read twice. Of those, the one
-    with the lowest hash is always held out, so that neither side is empty.
+    Documents without text count for nothing; `on_empty` is told of each. The first 1 / heldout_fraction others are read
+    twice. Of those, the one with the lowest hash is always held out, so that neither side is empty.
 
     Raises:
         DataError: as `documents`, or there is no text at all.

@@ -10,6 +10,7 @@ Llama (arXiv:2302.13971), grouped queries (arXiv:2305.13245), norms on queries a
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from weft.config import Config
 from weft.errors import ConfigError, TooLarge
@@ -47,6 +48,22 @@ class Llama3Scaling(Config, frozen=True, kw_only=True):
             )
 
 
+class YarnScaling(Config, frozen=True, kw_only=True):
+    """Stretch long rotary wavelengths alone, and scores a little (YaRN, arXiv:2309.00071, sections 3.2 and 3.4)."""
+
+    factor: Annotated[float, msgspec.Meta(ge=1.0, le=1024.0, description="how much longest wavelengths are stretched")]
+    score_factor: Annotated[
+        float, msgspec.Meta(gt=0.0, le=16.0, description="what queries and keys are multiplied by: sqrt(1/t) of eq. 14")
+    ]
+    fast_turns: Annotated[float, msgspec.Meta(gt=0.0, le=1e6, description="turns in the context; more are kept")] = 32.0
+    slow_turns: Annotated[
+        float, msgspec.Meta(gt=0.0, le=1e6, description="turns in the context; less are stretched")
+    ] = 1.0
+    original_seq_len: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQ_LEN, description="tokens, context before scaling")]
+    is_rounded: bool = True
+    """The pairs between which it blends are whole numbers, as in published models."""
+
+
 class ModelConfig(Config, frozen=True, kw_only=True):
     """A decoder: embedding, `num_layers` blocks of attention and SwiGLU, norm, head."""
 
@@ -70,6 +87,17 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     """Biases on the query, key and value projections, as in Qwen2."""
     is_tied: bool = False
     """The head is the embedding."""
+    # What follows is left out of the bytes of a config that has none of it, so that those stay what they were.
+    yarn: YarnScaling | UnsetType = UNSET
+    window: (
+        Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQ_LEN, description="tokens that one sees, itself the last")]
+        | UnsetType
+    ) = UNSET
+    """Itself the last of them, in the layers from `first_windowed` on; unset: all that came before."""
+    first_windowed: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS, description="layer")] | UnsetType = UNSET
+    """Unset: every layer is windowed where one is."""
+    has_out_bias: Literal[True] | UnsetType = UNSET
+    """Biases on the output projection too, as llama's `attention_bias` has them."""
 
     def __post_init__(self) -> None:
         if self.head_width is None and self.width % self.num_heads:
@@ -88,10 +116,20 @@ class ModelConfig(Config, frozen=True, kw_only=True):
                 "model.has_qk_norm and model.has_qkv_bias: no published family has both, so the model could not be "
                 "exported. Choose one."
             )
+        if self.has_out_bias and not self.has_qkv_bias:
+            raise ConfigError("model.has_out_bias: no published family has it without model.has_qkv_bias.")
+        if self.yarn is not UNSET and self.rope_scaling is not None:
+            raise ConfigError("model.yarn and model.rope_scaling: both stretch rotary wavelengths. Choose one.")
 
     @property
     def channels_per_head(self) -> int:
         return self.head_width if self.head_width is not None else self.width // self.num_heads
+
+    def window_of(self, layer: int) -> int | None:
+        """Return how many tokens a token sees in that layer; None: all that came before."""
+        if self.window is UNSET or layer < (self.first_windowed or 0):
+            return None
+        return self.window
 
     @property
     def q_width(self) -> int:
@@ -168,7 +206,7 @@ def num_parameters(config: ModelConfig) -> int:
 def num_layer_parameters(config: ModelConfig) -> int:
     """Return how many numbers one block is made of; all are alike."""
     projections = config.width * (config.q_width + 2 * config.kv_width) + config.q_width * config.width
-    biases = (config.q_width + 2 * config.kv_width) * config.has_qkv_bias
+    biases = (config.q_width + 2 * config.kv_width) * config.has_qkv_bias + config.width * bool(config.has_out_bias)
     norms = 2 * config.width + 2 * config.channels_per_head * config.has_qk_norm
     return projections + biases + norms + 3 * config.width * config.ffn_width
 

@@ -104,6 +104,8 @@ def _shapes(config: ModelConfig, section: Section) -> Iterator[tuple[str, tuple[
             yield f"layers.{i}.attention.q_norm.weight", (config.channels_per_head,)
             yield f"layers.{i}.attention.k_norm.weight", (config.channels_per_head,)
         yield f"layers.{i}.attention.out.weight", (config.width, config.q_width)
+        if config.has_out_bias:
+            yield f"layers.{i}.attention.out.bias", (config.width,)
         yield f"layers.{i}.ffn_norm.weight", (config.width,)
         yield f"layers.{i}.ffn.gate_up.weight", (2 * config.ffn_width, config.width)
         yield f"layers.{i}.ffn.down.weight", (config.width, config.ffn_width)

@@ -11,17 +11,18 @@ RMSNorm arXiv:1910.07467, RoPE arXiv:2104.09864 (pairs i and i + D/2, as in Hugg
 attention arXiv:2305.13245, SwiGLU arXiv:2002.05202.
 """
 
-from math import pi
+from math import ceil, floor, log, pi
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from msgspec import UNSET
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from weft.model.cache import KVCache
-from weft.model.config import ModelConfig
+from weft.model.config import ModelConfig, YarnScaling
 
 Rotation = tuple[Float[Tensor, "tokens 1 head"], Float[Tensor, "tokens 1 head"]]
 
@@ -69,6 +70,8 @@ def inverse_wavelengths(config: ModelConfig) -> list[float]:
     """Return the D/2 angles, in radians, that a step of one token turns each pair of channels by."""
     width = config.channels_per_head
     angles = [config.rope_theta ** (-i / width) for i in range(0, width, 2)]
+    if config.yarn is not UNSET:
+        return _yarn(angles, config.yarn, config)
     scaling = config.rope_scaling
     if scaling is None:
         return angles
@@ -80,6 +83,29 @@ def inverse_wavelengths(config: ModelConfig) -> list[float]:
         kept = min(max(kept, 0.0), 1.0)
         scaled.append((1 - kept) * angle / scaling.factor + kept * angle)
     return scaled
+
+
+def _yarn(angles: list[float], scaling: YarnScaling, config: ModelConfig) -> list[float]:
+    """Keep the pairs that turn fast, stretch those that turn slowly, blend between (YaRN, eq. 9 to 13).
+
+    As published models do: the ramp is linear in the number of the pair, from the one that turns `fast_turns` times in
+    the context to the one that turns `slow_turns` times.
+    """
+    width = config.channels_per_head
+
+    def pair_of(turns: float) -> float:
+        return width * log(scaling.original_seq_len / (turns * 2 * pi)) / (2 * log(config.rope_theta))
+
+    low, high = pair_of(scaling.fast_turns), pair_of(scaling.slow_turns)
+    if scaling.is_rounded:
+        low, high = floor(low), ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    if low == high:
+        high += 0.001  # as there: no division by zero
+    stretched = [min(max((pair - low) / (high - low), 0.0), 1.0) for pair in range(len(angles))]
+    return [
+        angle * (1 - share) + angle / scaling.factor * share for angle, share in zip(angles, stretched, strict=True)
+    ]
 
 
 def rotation(inverse: Float[Tensor, " pairs"], start: int, num_tokens: int) -> Rotation:
@@ -119,7 +145,9 @@ class Attention(nn.Module):
         self.num_kv_heads = config.num_kv_heads
         self.head_width = config.channels_per_head
         self.qkv = nn.Linear(config.width, config.q_width + 2 * config.kv_width, bias=config.has_qkv_bias)
-        self.out = nn.Linear(config.q_width, config.width, bias=False)
+        self.out = nn.Linear(config.q_width, config.width, bias=bool(config.has_out_bias))
+        self.window = config.window_of(layer)
+        self.score_factor = 1.0 if config.yarn is UNSET else config.yarn.score_factor
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if config.has_qk_norm:
@@ -131,9 +159,9 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch tokens width"]:
         q_BHTD, k_BKTD, v_BKTD = self.heads(x_BTC, turn)
         if cache is None:
-            mixed = attend(q_BHTD, k_BKTD, v_BKTD)
+            mixed = attend(q_BHTD, k_BKTD, v_BKTD, self.window)
         else:
-            mixed = attend(q_BHTD, *cache.append(self.layer, k_BKTD, v_BKTD))
+            mixed = attend(q_BHTD, *cache.append(self.layer, k_BKTD, v_BKTD), self.window)
         return self.join(mixed)
 
     def heads(self, x_BTC: Float[Tensor, "batch tokens width"], turn: Rotation) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,7 +174,10 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = torch.split(qk, [heads, kv_heads], dim=2)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=2)
-        qk = rotate(qk, turn).to(v_BTKD.dtype)
+        qk = rotate(qk, turn)
+        if self.score_factor != 1.0:
+            qk = qk * self.score_factor
+        qk = qk.to(v_BTKD.dtype)
         q_BHTD, k_BKTD = torch.split(qk.transpose(1, 2), [heads, kv_heads], dim=1)
         return q_BHTD, k_BKTD, v_BTKD.transpose(1, 2)
 
@@ -160,15 +191,23 @@ def attend(
     q: Float[Tensor, "batch heads new head"],
     k: Float[Tensor, "batch kv_heads all head"],
     v: Float[Tensor, "batch kv_heads all head"],
+    window: int | None = None,
 ) -> Float[Tensor, "batch heads new head"]:
-    """Let the last `new` of `all` tokens look at themselves and at what came before them."""
+    """Let the last `new` of `all` tokens look at themselves and at what came before them.
+
+    Args:
+        window: how many tokens each sees at most, itself the last; None: all.
+    """
     is_grouped = q.shape[1] != k.shape[1]
     num_new, num_all = q.shape[2], k.shape[2]
-    if num_new == num_all:
-        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
-    if num_new == 1:
-        return scaled_dot_product_attention(q, k, v, enable_gqa=is_grouped)
+    if window is None or num_all <= window:
+        if num_new == num_all:
+            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+        if num_new == 1:
+            return scaled_dot_product_attention(q, k, v, enable_gqa=is_grouped)
     mask = torch.ones(num_new, num_all, dtype=torch.bool, device=q.device).tril(num_all - num_new)
+    if window is not None:
+        mask = mask.triu(num_all - num_new - window + 1)
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=is_grouped)
 
 

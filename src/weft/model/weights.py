@@ -24,6 +24,7 @@ from jaxtyping import Float32
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from weft import reading
 from weft.errors import ConfigError, DiskFull
 from weft.model.config import ModelConfig, num_parameters
 from weft.model.families import HfTensor, config_from_hf, config_to_hf, hf_tensors
@@ -37,13 +38,14 @@ _CONFIG, _INDEX, _SINGLE, _TOKENIZER = (
     "model.safetensors",
     "tokenizer.json",
 )
-_READABLE = {"F32", "BF16", "F16"}
+_READABLE = {"F64", "F32", "BF16", "F16"}
 _TORCH_DTYPES: dict[FileDtype, tuple[torch.dtype, str]] = {
     "float32": (torch.float32, "F32"),
     "bfloat16": (torch.bfloat16, "BF16"),
 }
 # Old llama checkpoints carry the rotary angles, which follow from the config.
 _DERIVED_SUFFIX = ".rotary_emb.inv_freq"
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -77,22 +79,47 @@ def read_folder(path: Path) -> tuple[ModelConfig, Float32[Tensor, " num"]]:
                         found[name] = file
                         _read_tensor(reader, name, wanted, vector, file)
         except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{file}: cannot be read as safetensors: {error}. Download or export it again.") from None
+            kind = _kind_of(file)
+            raise ConfigError(
+                f"{file}: cannot be read as safetensors: {kind or error}. Download or export it again."
+            ) from None
     missing = [name for name in wanted if name not in found]
     if missing:
         raise ConfigError(
             f"{path}: {len(missing)} of {len(wanted)} tensors are missing, first {missing[0]}. The download is "
             f"incomplete, or {_CONFIG} belongs to another model."
         )
+    if config.is_tied and _HEAD in found:
+        _refuse_another_head(found[_HEAD], wanted[_EMBEDDING], vector, path / _CONFIG)
     return config, vector
+
+
+def _refuse_another_head(file: Path, embedding: HfTensor, vector: Tensor, config: Path) -> None:
+    """Accept the head of a tied model where it is the embedding, as most folders that hold both have it."""
+    with safe_open(file, framework="pt") as reader:
+        head = reader.get_tensor(_HEAD).float()
+    if not torch.equal(head, vector[embedding.offset : embedding.stop].view(embedding.shape)):
+        raise ConfigError(
+            f"{file}: {_HEAD} is not {_EMBEDDING}, but {config} says that they are tied. Programs differ in which they "
+            f"take. Set tie_word_embeddings to false in that file to keep the head, or remove the tensor."
+        )
+
+
+def _kind_of(file: Path) -> str | None:
+    """Return what the file is, where its first bytes say that it is something else."""
+    try:
+        with file.open("rb") as opened:
+            return reading.what_else(opened.read(reading.HEAD_NBYTES))
+    except OSError:
+        return None
 
 
 def _read_tensor(reader: Any, name: str, wanted: dict[str, HfTensor], vector: Tensor, file: Path) -> None:
     tensor = wanted.get(name)
-    # A tied model may carry its head as well; tied means the embedding is used, here as in transformers.
-    is_repeated_head = tensor is None and name == "lm_head.weight"
+    # A tied model may carry its head as well, which `_refuse_another_head` compares with the embedding.
+    is_repeated_head = tensor is None and name == _HEAD
     if is_repeated_head:
-        tensor = wanted["model.embed_tokens.weight"]
+        tensor = wanted[_EMBEDDING]
     if tensor is None:
         raise ConfigError(
             f"{file}: tensor {name} has no place in the model that {_CONFIG} describes. Do they belong together?"
@@ -103,7 +130,7 @@ def _read_tensor(reader: Any, name: str, wanted: dict[str, HfTensor], vector: Te
         raise ConfigError(f"{file}: tensor {name} has shape {list(shape)}; {_CONFIG} says {list(tensor.shape)}.")
     if dtype not in _READABLE:
         raise ConfigError(
-            f"{file}: tensor {name} has dtype {dtype}; weft reads F32, BF16 and F16. Export it unquantised."
+            f"{file}: tensor {name} has dtype {dtype}; weft reads F64, F32, BF16 and F16. Export it unquantised."
         )
     if not is_repeated_head:
         vector[tensor.offset : tensor.stop].view(tensor.shape).copy_(reader.get_tensor(name))
@@ -111,15 +138,15 @@ def _read_tensor(reader: Any, name: str, wanted: dict[str, HfTensor], vector: Te
 
 def _weight_files(path: Path) -> list[Path]:
     index, single = path / _INDEX, path / _SINGLE
+    if single.exists():
+        return [single]  # as transformers does, whatever an index beside it says
     if not index.exists():
-        if single.exists():
-            return [single]
         raise ConfigError(
             f"{path}: holds neither {_SINGLE} nor {_INDEX}. weft reads no pickled weights (.bin, .pt); "
             "save the model with `save_pretrained` of a recent transformers."
         )
     try:
-        names = set(msgspec.json.decode(_read_bytes(index))["weight_map"].values())
+        names = set(reading.json_of(_read_bytes(index))["weight_map"].values())
         if not names or not all(isinstance(name, str) and name and Path(name).name == name for name in names):
             raise ValueError("weight_map must lead to plain file names")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -196,7 +223,7 @@ def _write_tokenizer(folder: Path, config: ModelConfig, tokenizer_json: bytes | 
         return
     (folder / _TOKENIZER).write_bytes(tokenizer_json)
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_seq_len}
-    for token in msgspec.json.decode(tokenizer_json).get("added_tokens") or []:
+    for token in reading.json_of(tokenizer_json).get("added_tokens") or []:
         if token["id"] == stop_id:
             settings["eos_token"] = token["content"]
     _write_json(folder / "tokenizer_config.json", settings)

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.unit.data.forms import Form, forms
 
+from unit.data.forms import Form, forms
 from weft.data import corpus
 from weft.errors import DataError
 

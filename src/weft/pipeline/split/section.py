@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 from jaxtyping import Float
+from msgspec import UNSET
 from torch import Tensor
 
 from weft.errors import ConfigError
@@ -35,13 +36,18 @@ Vector = Float[Tensor, " num"]
 def check_split(split: SplitConfig, model: ModelConfig, seq_len: int) -> None:
     """
     Raises:
-        ConfigError: there is less to share than members.
+        ConfigError: there is less to share than members, or segments would have to look past a window.
     """
     speeds = _speeds(split)
     if split.by == "heads":
         heads_parts(model, speeds)
     elif seq_len < 2 * split.members:
         raise ConfigError(f"split by segments: {split.members} members of {seq_len} tokens. Each needs two at least.")
+    elif model.window is not UNSET and model.window < seq_len:
+        raise ConfigError(
+            f"split by segments: the model's tokens see {model.window} tokens, and samples have {seq_len}. Split by "
+            f"heads, or set train.seq_len to at most {model.window}."
+        )
 
 
 class SplitLayers:

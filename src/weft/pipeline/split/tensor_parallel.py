@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
+from msgspec import UNSET
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -37,6 +38,7 @@ def part_config(config: ModelConfig, part: HeadsPart) -> ModelConfig:
         num_kv_heads=len(part.groups),
         head_width=config.channels_per_head,
         ffn_width=len(part.columns),
+        has_out_bias=config.has_out_bias if part.groups.start == 0 else UNSET,  # added once
     )
 
 
@@ -44,7 +46,8 @@ def cut_layer(layer: Block, config: ModelConfig, part: HeadsPart) -> Block:
     """Return a part of a layer, its weights copied."""
     with torch.device("meta"):
         made = Block(part_config(config, part), layer.attention.layer)
-    held = {name: _piece(weight.detach(), *_place(config, part, name)) for name, weight in layer.named_parameters()}
+    whole = dict(layer.named_parameters())
+    held = {name: _piece(whole[name].detach(), *_place(config, part, name)) for name, _ in made.named_parameters()}
     made.load_state_dict(held, assign=True)
     return made
 
