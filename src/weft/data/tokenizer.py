@@ -15,13 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol, assert_never
 
-import msgspec
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from weft import wire
+from weft import reading, wire
 from weft.errors import DataError, TokenizerMismatch, WireError
 from weft.ids import Digest, short
 
@@ -30,9 +29,9 @@ Ids = NDArray[np.uint32]
 END_OF_TEXT = "<|endoftext|>"
 # The largest published tokenizer.json files (256k pieces) are about 35 MB.
 MAX_BLOB_NBYTES = 64 << 20
-# Models round their vocabulary up: to a multiple of 64, or by up to 1.8 % (phi-2: 51200 rows for 50295 pieces).
-MAX_PADDING_ROWS = 63
-MAX_PADDING_SHARE = 0.02
+# Models round their vocabulary up: to a multiple of 256, or by up to 2.4 % (deepseek-llm-7b: 102400 rows, 100015 ids).
+MAX_PADDING_ROWS = 255
+MAX_PADDING_SHARE = 0.05
 # What tokenizer.json files call the end of a document when tokenizer_config.json does not say.
 _USUAL_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 
@@ -198,7 +197,11 @@ class JsonTokenizer:
         """
         self._json = json
         self._engine = _parse(json)
+        self._letters = _letters(json)
+        self._are_known: set[str] = set()
         self.vocab_size = max(self._engine.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if not self.vocab_size:
+            raise DataError("its vocabulary is empty")
         self.end_of_text = end_of_text
         if not 0 <= (0 if end_of_text is None else end_of_text) < self.vocab_size:
             raise DataError(f"end of text is id {end_of_text}, but the vocabulary has {self.vocab_size} ids")
@@ -215,28 +218,56 @@ class JsonTokenizer:
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
             json = file.read_bytes()
+        except FileNotFoundError:
+            raise DataError(f"cannot read the tokenizer {file}: no such file.{_other_kind(file)}") from None
         except OSError as error:
             raise DataError(f"cannot read the tokenizer {file}: {error.strerror or error}.") from error
+        if (kind := reading.what_else(json[: reading.HEAD_NBYTES])) is not None:
+            raise DataError(f"the tokenizer {file} is {kind}.")
         if len(json) > MAX_BLOB_NBYTES - (1 << 10):
             raise DataError(f"{file} has {len(json)} bytes; a tokenizer may have {MAX_BLOB_NBYTES - (1 << 10)}.")
         try:
+            json = reading.text_of(json).encode()  # without its byte order mark
             engine = _parse(json)
+            named = _eos_of(file.with_name("tokenizer_config.json"))
+            ends = (engine.token_to_id(name) for name in ((named,) if named else _USUAL_ENDS))
+            return cls(json, next((end for end in ends if end is not None), None))
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file}: not a tokenizer.json: byte {error.start + 1} is not UTF-8 text.") from None
         except DataError as error:
             raise DataError(f"{file}: {error}") from None
-        named = _eos_of(file.with_name("tokenizer_config.json"))
-        ends = (engine.token_to_id(name) for name in ((named,) if named else _USUAL_ENDS))
-        return cls(json, next((end for end in ends if end is not None), None))
 
     @cached_property
     def digest(self) -> Digest:
         return wire.digest(self.to_bytes())
 
     def encode(self, text: str) -> Ids:
+        self._refuse_dropped(text)
         try:
             return np.array(self._engine.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
-        except (TypeError, UnicodeEncodeError):
+        except Exception as error:  # the library raises Exception itself
             _encoded(text, "utf-8")  # names the place, where the library does not
-            raise
+            raise DataError(
+                f"the tokenizer has no piece for some of this text, and no token for what is unknown to it: "
+                f"{_one_line(error)}. Choose a tokenizer that knows every text: bytes, or byte-level BPE "
+                f"(`weft tokenizer train`)."
+            ) from None
+
+    def _refuse_dropped(self, text: str) -> None:
+        """Accept `text` unless the library would leave letters of it out in silence."""
+        if self._letters is None or not (new := set(text) - self._are_known):
+            return
+        for letter in sorted(new):
+            pieces = letter if self._engine.normalizer is None else self._engine.normalizer.normalize_str(letter)
+            if self._engine.pre_tokenizer is not None:
+                pieces = "".join(piece for piece, _ in self._engine.pre_tokenizer.pre_tokenize_str(pieces))
+            if not self._letters.issuperset(pieces):
+                raise DataError(
+                    f"character {letter!r} (U+{ord(letter):04X}), number {text.index(letter) + 1} of this text, has no "
+                    f"piece in the tokenizer, which would drop it. Leave it out of the text, or choose a tokenizer that "
+                    f"knows every text: bytes, or byte-level BPE (`weft tokenizer train`)."
+                )
+        self._are_known |= new
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         return self._engine.decode(np.asarray(ids, dtype=np.int64).tolist(), skip_special_tokens=True)
@@ -308,8 +339,8 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     padding = vocab_size - tokenizer.vocab_size
     if not 0 <= padding <= max(MAX_PADDING_ROWS, MAX_PADDING_SHARE * tokenizer.vocab_size):
         raise TokenizerMismatch(
-            f"the tokenizer {short(tokenizer.digest)} has {tokenizer.vocab_size} ids, but the model {vocab_size}. "
-            f"Use the tokenizer the model was made with, or leave vocab_size out of the model's settings."
+            f"the tokenizer {short(tokenizer.digest)} has {tokenizer.vocab_size} ids, but the model {vocab_size}. Use "
+            f"the tokenizer that the model was made with."
         )
 
 
@@ -357,6 +388,32 @@ def _parse(json: bytes) -> tokenizers.Tokenizer:
     return engine
 
 
+def _letters(json: bytes) -> set[str] | None:
+    """Return the letters that a tokenizer knows, where the library drops all others in silence; None where it does not.
+
+    It does so with BPE that has no token for what is unknown and does not fall back on bytes.
+    """
+    tree = reading.json_of(json)
+    model = tree.get("model") or {}
+    is_bytes = model.get("byte_fallback") or b'"ByteLevel"' in json
+    if model.get("type", "BPE") != "BPE" or model.get("unk_token") is not None or is_bytes or "merges" not in model:
+        return None
+    prefix, suffix = model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or ""
+    pieces = (piece.removeprefix(prefix).removesuffix(suffix) for piece in model["vocab"])
+    added = (token["content"] for token in tree.get("added_tokens") or () if not token["special"])
+    return {piece for piece in pieces if len(piece) == 1}.union(*added)
+
+
+def _other_kind(file: Path) -> str:
+    """Return what to do where a folder holds a tokenizer of another kind."""
+    if not file.with_name("tokenizer.model").exists():
+        return ""
+    return (
+        f" {file.with_name('tokenizer.model').name} beside it is SentencePiece's: make a tokenizer.json of it with "
+        f"transformers.AutoTokenizer.from_pretrained({str(file.parent)!r}).save_pretrained({str(file.parent)!r})."
+    )
+
+
 def _one_line(error: BaseException) -> str:
     return re.sub(r"\s+", " ", str(error))[:300]
 
@@ -364,11 +421,12 @@ def _one_line(error: BaseException) -> str:
 def _eos_of(config: Path) -> str | None:
     """Return `eos_token` of a tokenizer_config.json, which is a string or a mapping with `content`."""
     try:
-        eos = msgspec.json.decode(config.read_bytes(), type=dict[str, object]).get("eos_token")
+        tree = reading.json_of(config.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"cannot read {config}: {error}.") from error
+    eos = tree.get("eos_token") if isinstance(tree, dict) else None
     if isinstance(eos, dict):
         eos = eos.get("content")
     return eos if isinstance(eos, str) else None

@@ -204,7 +204,7 @@ def test_a_file_is_read_with_the_end_of_text_its_config_names(bpe: JsonTokenizer
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none\.json.*No such file"):
+    with pytest.raises(DataError, match=r"none\.json: no such file"):
         JsonTokenizer.from_file(tmp_path / "none.json")
     broken = tmp_path / "broken.json"
     broken.write_text('{"model": 3}')
@@ -218,12 +218,129 @@ def test_truncation_asked_for_in_the_file_does_not_cut_documents(tmp_path: Path)
     assert len(JsonTokenizer(msgspec.json.encode(tree), None).encode("longer than four")) == 16
 
 
-@pytest.mark.parametrize("vocab_size", [257, 264, 320])
+@pytest.mark.parametrize("vocab_size", [257, 264, 320, 512])
 def test_a_padded_vocabulary_is_accepted(vocab_size: int) -> None:
     tok.check_vocabulary(ByteTokenizer(), vocab_size)
 
 
-@pytest.mark.parametrize("vocab_size", [1, 66, 256, 321, 50257])
+@pytest.mark.parametrize("vocab_size", [1, 66, 256, 513, 50257])
 def test_a_vocabulary_of_another_tokenizer_is_refused(vocab_size: int) -> None:
     with pytest.raises(TokenizerMismatch, match=f"257 ids.*{vocab_size}"):
         tok.check_vocabulary(ByteTokenizer(), vocab_size)
+
+
+def tokenizer_json(model: dict[str, object], **more: object) -> bytes:
+    empty = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding"))
+    return msgspec.json.encode({"version": "1.0", "added_tokens": [], **empty, "model": model, **more})
+
+
+WORDS = {"the": 0, "quick": 1}
+SPACES = {"type": "Whitespace"}
+LETTERS = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz ")}
+UNIGRAM = {"type": "Unigram", "unk_id": None, "vocab": [["the", -1.0], ["quick", -2.0]], "byte_fallback": False}
+WORDPIECE = {"type": "WordPiece", "vocab": WORDS, "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+
+
+@pytest.mark.parametrize(
+    "json",
+    [
+        tokenizer_json({"type": "WordLevel", "vocab": WORDS, "unk_token": "<unk>"}, pre_tokenizer=SPACES),
+        tokenizer_json({**WORDPIECE, "unk_token": "[UNK]"}, pre_tokenizer=SPACES),
+        tokenizer_json(UNIGRAM, pre_tokenizer=SPACES),
+        tokenizer_json({"type": "BPE", "vocab": WORDS, "merges": [], "unk_token": "<unk>"}),
+    ],
+    ids=["WordLevel", "WordPiece", "Unigram", "BPE"],
+)
+def test_a_tokenizer_without_a_token_for_the_unknown_says_so(json: bytes) -> None:
+    made = JsonTokenizer(json, None)
+    with pytest.raises(DataError, match="no piece for some of this text"):
+        made.encode("the quick fox")
+
+
+def test_text_that_a_tokenizer_would_drop_is_refused() -> None:
+    bare = JsonTokenizer(tokenizer_json({"type": "BPE", "vocab": LETTERS, "merges": []}), None)
+    assert bare.decode(bare.encode("the fox")) == "t h e   f o x"
+    with pytest.raises(DataError, match=r"character '\\n' \(U\+000A\), number 8 of this text, has no piece"):
+        bare.encode("the fox\nand")
+    for _ in range(2):  # what was known before stays known, and what was not stays unknown
+        assert len(bare.encode("the fox")) == 7
+        with pytest.raises(DataError, match="character 'T'"):
+            bare.encode("The fox")
+    lower = {"type": "Lowercase"}
+    lowered = JsonTokenizer(tokenizer_json({"type": "BPE", "vocab": LETTERS, "merges": []}, normalizer=lower), None)
+    assert len(lowered.encode("THE fox")) == 7
+    spaced = JsonTokenizer(tokenizer_json({"type": "BPE", "vocab": LETTERS, "merges": []}, pre_tokenizer=SPACES), None)
+    assert len(spaced.encode("the\n\tfox")) == 6
+
+
+def test_our_own_alphabet_refuses_the_same_text_after_its_export() -> None:
+    ours = CharTokenizer.of(["the quick brown fox"])
+    again = JsonTokenizer(ours.to_json(), ours.end_of_text)
+    assert again.encode("the fox").tolist() == ours.encode("the fox").tolist()
+    for each in (ours, again):
+        with pytest.raises(DataError, match="character 'T'"):
+            each.encode("the Tox")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "fallback", "unknown"])
+def test_a_tokenizer_that_knows_every_text_drops_nothing(kind: str, bpe: JsonTokenizer) -> None:
+    made = {
+        "bytes": bpe.to_json(),
+        "fallback": tokenizer_json(
+            {
+                **{"type": "BPE", "merges": [], "byte_fallback": True},
+                "vocab": {**{f"<0x{byte:02X}>": byte for byte in range(256)}, "a": 256},
+            }
+        ),
+        "unknown": tokenizer_json({"type": "BPE", "merges": [], "unk_token": "?", "vocab": {"?": 0, "a": 1}}),
+    }[kind]
+    assert len(JsonTokenizer(made, None).encode("a織")) >= 2
+
+
+@pytest.mark.parametrize(
+    ("whole", "message"),
+    [
+        (b"", "not a tokenizer"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a Git LFS pointer"),
+        (b"<!DOCTYPE html><html>", "is an HTML page"),
+        (ByteTokenizer().to_json()[:900], "not a tokenizer"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (tokenizer_json({"type": "BPE", "vocab": {}, "merges": []}), "its vocabulary is empty"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused_with_its_file(whole: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(whole)
+    with pytest.raises(DataError, match=rf"tokenizer\.json.*{message}"):
+        JsonTokenizer.from_file(tmp_path)
+
+
+def test_a_mark_before_a_tokenizer_is_not_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b"\xef\xbb\xbf" + ByteTokenizer().to_json())
+    assert JsonTokenizer.from_file(tmp_path).to_json() == ByteTokenizer().to_json()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '\ufeff{"eos_token": "b"}',
+        '{"model_max_length": 1000000000000000019884624838656, "eos_token": "b"}',
+        '{"model_max_length": 1e30, "scale": NaN, "eos_token": "b", "additional": [1.5, null]}',
+    ],
+)
+def test_settings_that_public_tokenizers_have_are_read(config: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(ByteTokenizer().to_json())
+    (tmp_path / "tokenizer_config.json").write_text(config, encoding="utf-8")
+    assert JsonTokenizer.from_file(tmp_path).end_of_text == ord("b")
+
+
+@pytest.mark.parametrize("config", ["[]", "1.5", "null"])
+def test_settings_that_are_no_object_say_nothing(config: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(ByteTokenizer().to_json())
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    assert JsonTokenizer.from_file(tmp_path).end_of_text == 256
+
+
+def test_a_folder_with_sentencepiece_alone_says_how_to_convert_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e")
+    with pytest.raises(DataError, match=r"tokenizer\.model beside it is SentencePiece's: make a tokenizer\.json"):
+        JsonTokenizer.from_file(tmp_path)

@@ -42,6 +42,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama tied": ("Llama", {"tie_word_embeddings": True}),
@@ -50,6 +51,9 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama wide heads": ("Llama", {"head_dim": 12}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral uneven": ("Mistral", {"sliding_window": 64, "hidden_size": 30, "head_dim": 8, "num_key_value_heads": 1}),
+    "mistral windowed": ("Mistral", {"sliding_window": 7}),
+    "llama biased": ("Llama", {"attention_bias": True}),
+    "llama yarn": ("Llama", {"rope_parameters": {**YARN, "rope_theta": 10_000.0}}),
     "qwen2": ("Qwen2", {}),
     "qwen2 tied": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": {**LLAMA3, "rope_theta": 1e6}}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
@@ -124,7 +128,7 @@ def test_every_variant_of_ours_runs_in_transformers(variant: ModelConfig, tmp_pa
     torch.testing.assert_close(assemble(variant, vector)(tokens), logits_of(theirs, tokens), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama scaled", "mistral", "qwen2", "qwen3 tied"])
+@pytest.mark.parametrize("name", ["llama scaled", "llama yarn", "mistral", "mistral windowed", "qwen2", "qwen3 tied"])
 def test_cached_greedy_text_equals_uncached_and_their_generate(name: str, tmp_path: Path) -> None:
     random_model(name).save_pretrained(tmp_path / "theirs")
     config, vector = read_folder(tmp_path / "theirs")

@@ -14,9 +14,9 @@ from weft.cli.settings import check_option
 from weft.clock import SystemClock
 from weft.config import from_tree
 from weft.dashboard import figures
-from weft.data import JsonTokenizer, Tokenizer
+from weft.data import JsonTokenizer, Tokenizer, check_vocabulary
 from weft.data.tokenizer import from_bytes
-from weft.errors import CheckpointError, WireError
+from weft.errors import CheckpointError, TokenizerMismatch, WireError
 from weft.ids import short
 from weft.model import ModelConfig, Transformer, assemble, check_bounds, read_config, read_folder
 from weft.peer.state.checkpoint import load_model, read_contents
@@ -57,7 +57,12 @@ def open_trained(given: str, home: Path) -> Trained:
     if not (folder / CHECKPOINT_FILE).exists():
         check_bounds(read_config(folder), PeerConfig().max_parameters)
         config, vector = read_folder(folder)
-        return Trained(folder, config, vector, JsonTokenizer.from_file(folder), None)
+        tokenizer = JsonTokenizer.from_file(folder)
+        try:
+            check_vocabulary(tokenizer, config.vocab_size)
+        except TokenizerMismatch as error:
+            raise TokenizerMismatch(f"{folder}: {error}") from None
+        return Trained(folder, config, vector, tokenizer, None)
     run, blob, vector = load_model(folder)
     if isinstance(run, StagedConfig) and run.stage is not None:
         raise CheckpointError(

@@ -17,6 +17,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mha": {"num_kv_heads": 8},
     "qk_norm": {"has_qk_norm": True, "head_width": 10},
     "qkv_bias": {"has_qkv_bias": True},
+    "out_bias": {"has_qkv_bias": True, "has_out_bias": True},
+    "yarn": {"yarn": {"factor": 4.0, "score_factor": 1.14, "original_seq_len": 16}},
     "scaled": {"rope_scaling": {"factor": 8.0, "original_seq_len": 16}},
 }
 BATCH, TOKENS = 2, 33

@@ -213,3 +213,11 @@ def test_what_counts_nowhere_is_in_no_sum() -> None:
 def test_what_cannot_be_shared_is_refused(split: SplitConfig, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_split(split, config_of("gqa"), TOKENS)
+
+
+def test_segments_of_a_windowed_model_are_refused_where_the_window_is_shorter_than_the_samples() -> None:
+    windowed = msgspec.structs.replace(config_of("gqa"), window=TOKENS - 1)
+    with pytest.raises(ConfigError, match=f"see {TOKENS - 1} tokens, and samples have {TOKENS}. Split by heads"):
+        check_split(SplitConfig(by="segments"), windowed, TOKENS)
+    check_split(SplitConfig(by="segments"), windowed, TOKENS - 1)
+    check_split(SplitConfig(by="heads"), windowed, TOKENS)
