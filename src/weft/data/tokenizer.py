@@ -264,7 +264,7 @@ class JsonTokenizer:
             if not self._letters.issuperset(pieces):
                 raise DataError(
                     f"character {letter!r} (U+{ord(letter):04X}), number {text.index(letter) + 1} of this text, has no "
-                    f"piece in the tokenizer, which would drop it. Leave it out of the text, or choose a tokenizer that "
+                    f"piece in the tokenizer, which would drop it. Leave it out of the text, or take a tokenizer that "
                     f"knows every text: bytes, or byte-level BPE (`weft tokenizer train`)."
                 )
         self._are_known |= new
