@@ -14,7 +14,7 @@ from weft.cli import settings
 from weft.cli.home import home_of
 
 if TYPE_CHECKING:
-    from weft.cli.doctor.finding import Finding
+    from weft.cli.doctor.findings import Finding
 
 FORMAT = 1  # of --json: raised when a name there changes or ends; new ones may come
 

@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from weft.cli.doctor.finding import Fact, Finding
+from weft.cli.doctor.findings import Fact, Finding
 from weft.cli.process import run_loop
 from weft.clock import SystemClock
 from weft.dashboard import figures

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import socket
 
     from weft.cli.watch.sources import Logs, Members
-    from weft.dashboard.page.feed import Feed
+    from weft.dashboard.page import Feed
     from weft.events import Entry
     from weft.ids import PeerId
 
@@ -70,8 +70,7 @@ async def _serve(
     import uvicorn
 
     from weft.cli.watch.sources import Logs
-    from weft.dashboard.page.app import make_app
-    from weft.dashboard.page.feed import Feed
+    from weft.dashboard.page import Feed, make_app
 
     feed = Feed(is_public=is_public)
     server = uvicorn.Server(
