@@ -31,12 +31,11 @@ from weft.net.node import Node
 from weft.net.speed_test import SpeedTest
 from weft.net.ticket import Ticket, issue
 from weft.net.transport import tcp
-from weft.net.transport.base import Transport
+from weft.net.transport.base import OnDrop, Transport, ignore_drop
 from weft.net.transport.iroh import IrohTransport
 from weft.net.transport.rate_limit import Throttled
 from weft.net.transport.tls import TlsTransport
-from weft.observe import telemetry
-from weft.observe.telemetry import Bulletins
+from weft.observe.telemetry import Bulletins, Relaying
 from weft.run.machine import PeerConfig
 from weft.run.outline import Outline, admission_of, public
 from weft.store.home import Home, PeerFolder
@@ -179,7 +178,7 @@ async def session(
         transports = _transports(identity, settings, day, log.emit)
         node = Node(passport, transports, clock, log.emit, relay=settings.relay, via=via)
         SpeedTest(node, clock)
-        telemetry.serve(bulletins, node, clock)
+        Relaying(bulletins, node, clock)
         for peer, addresses in read_addresses(folder).items():
             node.remember(peer, addresses)
 
@@ -205,15 +204,22 @@ async def session(
                 await node.aclose()
 
 
+def make_transports(identity: Identity, settings: PeerConfig, on_drop: OnDrop = ignore_drop) -> list[Transport]:
+    """Return the ways that a machine has to others, best first, but for the one that leads through them."""
+    return [
+        TlsTransport(identity, settings.tls, on_drop=on_drop)
+        if name == "tls"
+        else IrohTransport(identity, settings.iroh, on_drop=on_drop)
+        for name in settings.transports
+        if name != VIA
+    ]
+
+
 def _transports(identity: Identity, settings: PeerConfig, day: DayCount, emit: Emit) -> list[Transport]:
     def on_drop(address: str, reason: str) -> None:
         emit(ConnectionDropped(address=address, remote=None, reason=reason))
 
-    makers: dict[str, Callable[[], Transport]] = {
-        "tls": lambda: TlsTransport(identity, settings.tls, on_drop=on_drop),
-        "iroh": lambda: IrohTransport(identity, settings.iroh, on_drop=on_drop),
-    }
-    made = [makers[each]() for each in settings.transports if each != VIA]
+    made = make_transports(identity, settings, on_drop)
     passed = valve(settings.caps, SystemClock(), day.ration)
     return made if passed is None else [Throttled(each, passed) for each in made]
 

@@ -205,11 +205,14 @@ class _Asked:
 
 
 class Relaying:
+    """Answers whoever asks `node` what happened, here or at others."""
+
     def __init__(self, own: Bulletins, node: Node, clock: Clock) -> None:
         self._own = own
         self._node = node
         self._clock = clock
         self._asked: dict[BulletinRequest, _Asked] = {}  # in the order in which it was
+        node.serve(BulletinRequest, self.answer)
 
     async def answer(self, _peer: PeerId, request: BulletinRequest) -> BulletinAnswer:
         if request.of in (None, self._node.peer):
@@ -235,8 +238,3 @@ class Relaying:
             return answer
         except (PeerError, NetError, Refused, WireError):
             return NOTHING
-
-
-def serve(own: Bulletins, node: Node, clock: Clock) -> None:
-    """Answer whoever asks `node` what happened, here or at others."""
-    node.serve(BulletinRequest, Relaying(own, node, clock).answer)

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from weft.config import UNBOUNDED, Config
+from weft.config import UNBOUNDED, Config, alike
 from weft.data import CorpusConfig, DataIndex, TokenizerConfig
 from weft.data.packing import BytesConfig
 from weft.errors import ConfigError
@@ -238,14 +238,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
     @property
     def settings(self) -> Settings:
         """Return what amendments may change."""
-        train = self.train
-        return Settings(
-            tokens=train.tokens,
-            seq_len=train.seq_len,
-            batch_size=train.batch_size,
-            schedule=train.schedule,
-            method=self.method,
-        )
+        return Settings(**alike(Settings, self.train), method=self.method)
 
     @property
     def longest(self) -> int:
@@ -257,13 +250,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
 
     def with_settings(self, settings: Settings) -> "RunConfig":
         """Return the same run with other settings."""
-        train = msgspec.structs.replace(
-            self.train,
-            tokens=settings.tokens,
-            seq_len=settings.seq_len,
-            batch_size=settings.batch_size,
-            schedule=settings.schedule,
-        )
+        train = msgspec.structs.replace(self.train, **alike(TrainConfig, settings))
         return msgspec.structs.replace(self, train=train, method=settings.method)
 
 

@@ -13,12 +13,13 @@ The weights of a run whose activations are sent in a subspace, which the model i
 """
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from jaxtyping import Float32
 from torch import Tensor
 
+from weft.config import alike
 from weft.errors import ConfigError
 from weft.ids import Digest
 from weft.model import initial_vector
@@ -152,10 +153,9 @@ def held_of(run: RunConfig) -> RunConfig:
 
 def staged(run: RunConfig, initials: tuple[Digest, ...], pipeline: PipelineConfig) -> StagedConfig:
     """Return `run`, its model cut into as many pieces as there are first weights."""
-    fields: dict[str, Any] = {name: getattr(run, name) for name in run.__struct_fields__}
     stages = len(initials) - run.model.is_tied
-    fields |= {"initial": initial_of(initials), "initials": initials, "stages": stages, "pipeline": pipeline}
-    return StagedConfig(**fields)
+    cut = {"initial": initial_of(initials), "initials": initials, "stages": stages, "pipeline": pipeline}
+    return StagedConfig(**alike(RunConfig, run) | cut)
 
 
 def initial_of(initials: tuple[Digest, ...]) -> Digest:

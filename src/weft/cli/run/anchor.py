@@ -56,7 +56,7 @@ def _run(text: str, options: "Options", stay: settings.Keep) -> None:
     options = replace(options, sinks=(*options.sinks, screen))
 
     def on_started(anchor: "Anchor", outline: "Outline", _ticket: str) -> None:
-        stopper.started(anchor)
+        stopper.started(anchor.stop)
         screen.start(
             About(name=outline.name, total_tokens=outline.total_tokens, tokens_per_step=outline.tokens_per_step)
         )

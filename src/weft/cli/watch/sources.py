@@ -1,6 +1,6 @@
 """Where events of a run come from: its members, over the network, or logs on this machine.
 
-a ticket, or "-" for one on standard input    what its members tell (`peer.observer`)
+a ticket, or "-" for one on standard input    what its members tell (`observe.observer`)
 nothing                                       the same, of the run that a member here takes part in
 a log file, a peer's folder, a run's folder   what peers of this machine have logged
 """
@@ -9,7 +9,6 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,18 +37,8 @@ Given = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Logs:
-    paths: tuple[Path, ...]
-
-
-@dataclass(frozen=True)
-class Members:
-    ticket: "Ticket"
-
-
-def find(given: str | None, home: Path) -> Logs | Members:
-    """Return what is meant.
+def find(given: str | None, home: Path) -> "tuple[Path, ...] | Ticket":
+    """Return what is meant: logs, or the ticket that leads to members.
 
     Raises:
         ConfigError, TicketError: nothing; says what there is to give.
@@ -58,12 +47,12 @@ def find(given: str | None, home: Path) -> Logs | Members:
     from weft.net.ticket import MAX_CHARS, read
 
     if given is None:
-        return Members(read(read_kept(kept_ticket(None, home))))
+        return read(read_kept(kept_ticket(None, home)))
     if given == "-":
-        return Members(read(sys.stdin.readline(MAX_CHARS + 1)))
+        return read(sys.stdin.readline(MAX_CHARS + 1))
     if given.lstrip().startswith("weft") and not is_there(Path(given)):
-        return Members(read(given))
-    return Logs(find_logs(Path(given)))
+        return read(given)
+    return find_logs(Path(given))
 
 
 async def follow_logs(

@@ -11,10 +11,9 @@ from weft.cli.home import home_of
 from weft.cli.watch.sources import Given
 
 if TYPE_CHECKING:
-    from weft.cli.screen.screen import Screen
-    from weft.cli.watch.sources import Members
     from weft.dashboard.view import View
     from weft.events import Entry
+    from weft.net.ticket import Ticket
 
 
 def status(
@@ -28,12 +27,12 @@ def status(
 ) -> None:
     """Say how a run stands: its members, its loss, its bytes, what went wrong. Whoever asks trains nothing."""
     from weft.cli.process import run_loop
-    from weft.cli.screen.screen import QuietScreen, make_screen
-    from weft.cli.watch.sources import Logs, find, follow_logs
+    from weft.cli.screen.screen import Screen, make_screen
+    from weft.cli.watch.sources import find, follow_logs, observe
     from weft.dashboard.logs import logged
 
     source = find(run, home_of(context))
-    screen: Screen = make_screen(is_quiet=False) if follow and not as_json else QuietScreen()
+    screen = make_screen(is_quiet=False) if follow and not as_json else Screen()
 
     def take(entry: "Entry") -> None:
         if follow and as_json:
@@ -41,22 +40,19 @@ def status(
         else:
             screen.write(entry)
 
-    async def members(source: "Members") -> None:
-        from weft.cli.watch.sources import observe
-
-        async with observe(source.ticket, transports, take) as (observer, known):
+    async def members(ticket: "Ticket") -> None:
+        async with observe(ticket, transports, take) as (observer, known):
             screen.start(known)
             await (observer.watch() if follow else observer.once())
 
     try:
-        match source, follow:
-            case Logs(paths=paths), True:
-                run_loop(follow_logs(paths, take))
-            case Logs(paths=paths), False:
-                for entry in logged(paths):
-                    take(entry)
-            case _:
-                run_loop(members(source))  # type: ignore[arg-type]  # what is no log
+        if not isinstance(source, tuple):
+            run_loop(members(source))
+        elif follow:
+            run_loop(follow_logs(source, take))
+        else:
+            for entry in logged(source):
+                take(entry)
     except (asyncio.CancelledError, KeyboardInterrupt, BrokenPipeError):
         return  # whoever follows has seen enough
     finally:
