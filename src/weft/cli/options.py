@@ -1,26 +1,18 @@
-"""`--until`: when a peer leaves by itself. A time of day, a while from now, a date, or what it is to contribute.
+"""What options mean that several commands share.
 
-    07:00   2h30m   90min   2026-12-01   2026-12-01T07:00   20rounds   5Mtokens
+--until 07:00, 2h30m, 90min, 2026-12-01, 2026-12-01T07:00, 20rounds, 5Mtokens    when a peer leaves by itself
+--up 20mbit, --per-day 50GB    quantities; what may mean bytes per second (20MB/s, 20MBps) is no rate
+--data FILES                   start from the folder the command is run in
 
-Options that several commands share: fields of a dataclass, which a command takes as one value.
-
-@dataclass(frozen=True)
-class Stay:
-    until: Annotated[str | None, typer.Option(help="Leave at a time.")] = None
+A command takes the fields of a dataclass as options of its own:
 
 @spread
 def train(context: typer.Context, stay: Stay) -> None: ...        # weft train --until 07:00
-
-Quantities as people write them, in the units of the settings: 20mbit, 50GB.
-
-Letters may be of either case. Rates are bits per second, because that is how lines are sold, and powers of ten; bytes
-too, and KiB, MiB, GiB and TiB are powers of two. What may mean bytes per second (20MB/s, 20MBps) is no rate.
-
-Text files named on a command line, which start from the folder the command is run in.
 """
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta, tzinfo
@@ -132,6 +124,13 @@ class Contributed:
         if self.until.rounds is not None:
             return f"{self.until.rounds:,} rounds"
         return "" if self.until.tokens is None else f"{self.until.tokens:,} tokens"
+
+
+def ticket_text(given: str) -> str:
+    """Return the ticket that a command is given; "-" reads it from standard input."""
+    from weft.net.ticket import MAX_CHARS
+
+    return sys.stdin.readline(MAX_CHARS + 1) if given == "-" else given
 
 
 Command = Callable[..., None]

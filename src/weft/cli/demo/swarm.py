@@ -170,10 +170,7 @@ class Swarm:
 
     def _failed(self, name: str, code: int) -> PeerFailed:
         words = self._said(name).read_text(encoding="utf-8", errors="replace")[-_LAST_WORDS:].strip()
-        if code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = f"ended with code {code}"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         said = f"it said: {words}" if words else "it said nothing"
         return PeerFailed(f"{name} {how}; {said}", 128 - code if code < 0 else code)
 

@@ -3,7 +3,6 @@
 With a ticket it tries every way that the ticket names, and ends with the exit code that a join would have.
 """
 
-import sys
 from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
+from weft.cli.options import ticket_text
 
 if TYPE_CHECKING:
     from weft.cli.doctor.findings import Finding
@@ -37,10 +37,9 @@ def doctor(
     findings: Iterable[Finding] = examine(home_of(context), port)
     if ticket is not None:
         from weft.cli.doctor.ticket import examine_ticket
-        from weft.net.ticket import MAX_CHARS, read
+        from weft.net.ticket import read
 
-        named = read(sys.stdin.readline(MAX_CHARS + 1) if ticket == "-" else ticket)
-        tried, failure = examine_ticket(named, settings.machine_settings(machine, {}))
+        tried, failure = examine_ticket(read(ticket_text(ticket)), settings.machine_settings(machine, {}))
         findings = chain(findings, tried)
     if as_json:
         findings = list(findings)
@@ -58,7 +57,6 @@ def doctor(
 
 
 def _show(findings: "Iterable[Finding]") -> int:
-    """Print findings as they are made; return how many block."""
     from rich.console import Console
     from rich.text import Text
 

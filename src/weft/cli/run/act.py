@@ -13,9 +13,9 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import spread
+from weft.cli.options import spread, ticket_text
 from weft.cli.process import run_loop
-from weft.ids import PeerId, short
+from weft.ids import PeerId, RunId, short
 
 if TYPE_CHECKING:
     from weft.keys import Identity
@@ -84,8 +84,7 @@ def remove(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> No
     """Remove a member. It may come back as a newcomer."""
     from weft.sync.records.acts import Remove
 
-    reason = _checked(act.reason)
-    _act(context, act, where, lambda answer: Remove(peer=_key_of(peer, answer.members), reason=reason))
+    _act(context, act, where, lambda answer, reason: Remove(peer=_key_of(peer, answer.members), reason=reason))
 
 
 @spread
@@ -93,8 +92,7 @@ def ban(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
     """Remove a key and refuse it from now on."""
     from weft.sync.records.acts import Ban
 
-    reason = _checked(act.reason)
-    _act(context, act, where, lambda answer: Ban(peer=_key_of(peer, answer.members), reason=reason))
+    _act(context, act, where, lambda answer, reason: Ban(peer=_key_of(peer, answer.members), reason=reason))
 
 
 @spread
@@ -102,8 +100,7 @@ def pardon(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> No
     """Refuse a banned key no more."""
     from weft.sync.records.acts import Pardon
 
-    reason = _checked(act.reason)
-    _act(context, act, where, lambda answer: Pardon(peer=_key_of(peer, answer.charter.banned), reason=reason))
+    _act(context, act, where, lambda answer, reason: Pardon(peer=_key_of(peer, answer.charter.banned), reason=reason))
 
 
 @spread
@@ -119,8 +116,8 @@ def amend(
     """Go on with other settings from the next round on: rates, training steps per round, codecs, lengths, totals."""
     from weft.run.amend import amendment
 
-    parsed, reason = settings.changes_of(changes), _checked(act.reason)
-    _act(context, act, where, lambda answer: amendment(answer.charter.settings, parsed, reason))
+    parsed = settings.changes_of(changes)
+    _act(context, act, where, lambda answer, reason: amendment(answer.charter.settings, parsed, reason))
 
 
 @spread
@@ -143,12 +140,11 @@ def succeed(
     from weft.sync.records.acts import MAX_TICKET_CHARS, Succeed
 
     is_name = _is_key(successor)
-    name = successor if is_name else read(successor).run
+    run = RunId(successor) if is_name else read(successor).run
     told = "" if is_name or without_ticket else successor.strip()
     if len(told) > MAX_TICKET_CHARS:
         raise ConfigError(f"a ticket of {len(told)} characters does not fit into an act. Add --without-ticket.")
-    deed = Succeed(run=name, is_at_once=at_once, reason=_checked(act.reason), ticket=told)  # type: ignore[arg-type]
-    _act(context, act, where, lambda _: deed)
+    _act(context, act, where, lambda _, reason: Succeed(run=run, is_at_once=at_once, reason=reason, ticket=told))
 
 
 @spread
@@ -190,12 +186,12 @@ def vote_out(
 # --- handing in ---
 
 
-def _act(context: typer.Context, act: Act, where: Where, deed: "Callable[[CharterAnswer], AnyDeed]") -> None:
+def _act(context: typer.Context, act: Act, where: Where, deed: "Callable[[CharterAnswer, str], AnyDeed]") -> None:
     from weft.errors import ActVoid
     from weft.keys import load_identity
     from weft.launch.visit import act_of
 
-    ticket, steward = _ticket(context, where), load_identity(act.key)
+    reason, ticket, steward = _checked(act.reason), _ticket(context, where), load_identity(act.key)
 
     def letter(node: "Node", answer: "CharterAnswer") -> "Signed":
         stewards = answer.charter.stewards
@@ -209,7 +205,7 @@ def _act(context: typer.Context, act: Act, where: Where, deed: "Callable[[Charte
             raise ActVoid(
                 f"{act.key} holds {short(steward.peer)}, which is no steward of this run. Stewards: {listed}."
             )
-        return act_of(steward, node, answer.charter, deed(answer))
+        return act_of(steward, node, answer.charter, deed(answer, reason))
 
     _hand_in(ticket, steward, letter, act.wait_s, where.transports)
 
@@ -261,18 +257,15 @@ def _visit(ticket: "Ticket", identity: "Identity", transports: str | None, work:
 
 
 def _ticket(context: typer.Context, where: Where) -> "Ticket":
-    import sys
-
     from weft.cli.run.ticket import kept_ticket, read_kept
-    from weft.net.ticket import MAX_CHARS, read
+    from weft.net.ticket import read
 
     if where.ticket is None:
         return read(read_kept(kept_ticket(where.run, home_of(context))))
-    return read(sys.stdin.readline(MAX_CHARS + 1) if where.ticket == "-" else where.ticket)
+    return read(ticket_text(where.ticket))
 
 
 def _member_here(context: typer.Context, ticket: "Ticket") -> "Identity":
-    """Return the identity that takes part in the run from this home."""
     from weft.errors import ConfigError, KeyFileError
     from weft.keys import load_identity
 

@@ -1,7 +1,6 @@
 """`weft anchor`: keep addresses and the newest state of a run, so that it outlives all who train. Needs no torch."""
 
 import asyncio
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +9,7 @@ import typer
 import weft
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import spread
-from weft.cli.options import until as read_until
+from weft.cli.options import spread, ticket_text, until
 from weft.cli.process import run_loop
 from weft.clock import SystemClock
 
@@ -30,11 +28,11 @@ def anchor(
     stay: settings.Keep,
 ) -> None:
     """Keep a run's newest state and its members' addresses for whoever comes; trains nothing and votes for nothing."""
-    from weft.net.ticket import MAX_CHARS, read
+    from weft.net.ticket import read
 
-    text = sys.stdin.readline(MAX_CHARS + 1) if ticket == "-" else ticket
+    text = ticket_text(ticket)
     read(text)
-    stays = read_until(stay.until, SystemClock().wall(), contributes=False)
+    stays = until(stay.until, SystemClock().wall(), contributes=False)
     chosen = settings.machine_settings(here.machine, here.fields())
     from weft.launch.session import Options
     from weft.store.home import Home

@@ -1,6 +1,5 @@
 """`weft gather`: the whole model of a run with stages, whose peers hold a section each."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import command_for, home_of
-from weft.cli.options import spread
+from weft.cli.options import spread, ticket_text
 from weft.cli.terminal import WorkLine
 from weft.dashboard import figures
 
@@ -37,12 +36,12 @@ def gather(
     from weft.cli.run.summary import beside, try_next
     from weft.ids import RunId, short
     from weft.launch.session import Options
-    from weft.net.ticket import MAX_CHARS, read
+    from weft.net.ticket import read
     from weft.store.home import Home
 
     home = Home(home_of(context))
     told = _Told()
-    text = sys.stdin.readline(MAX_CHARS + 1) if run == "-" else run
+    text = ticket_text(run)
     if text.lstrip().startswith("weft"):
         name = read(text).run  # a bad ticket is refused before anything heavy is loaded
         chosen = settings.machine_settings(here.machine, here.fields())

@@ -8,8 +8,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import spread
-from weft.cli.options import until as read_until
+from weft.cli.options import spread, ticket_text, until
 from weft.cli.run.torchrun import served
 from weft.clock import SystemClock
 from weft.dashboard import figures
@@ -43,18 +42,18 @@ def join(
 ) -> None:
     """Show what a run will cost this machine, ask, and take part."""
     from weft.errors import ConfigError
-    from weft.net.ticket import MAX_CHARS, read
+    from weft.net.ticket import read
 
     chosen = settings.machine_settings(
         here.machine, here.fields() | hardware.fields() | {"is_blocking": blocking or None}
     )
     if served(chosen):
         return
-    text = sys.stdin.readline(MAX_CHARS + 1) if ticket == "-" else ticket
+    text = ticket_text(ticket)
     read(text)  # a bad ticket is refused before anything heavy is loaded
     if not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask whether to join. Add --yes, or join from a terminal.")
-    stays = read_until(stay.until, SystemClock().wall())
+    stays = until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
     from weft.data import CorpusConfig, TextSource
     from weft.launch.corpus import Corpus
@@ -86,14 +85,15 @@ def join(
 def describe(terms: "Terms") -> str:
     """Return what joining means, line by line."""
     run = terms.run
-    issuer = next((contact.name for contact in terms.contacts if contact.peer == terms.issuer), "")
+    ticket = terms.ticket
+    issuer = next((contact.name for contact in ticket.contacts if contact.peer == ticket.issuer), "")
     where = "your own files, which stay here" if run.is_private else "the run's, fetched from members"
     memory = figures.nbytes(terms.process_nbytes + terms.memory_nbytes)
     return "\n".join(
         (
-            f"run       {run.name}  {terms.genesis[:16]}",
-            f"issued by {issuer}  {terms.issuer[:16]}",
-            f"model     {figures.amount(terms.num_parameters)} parameters",
+            f"run       {run.name}  {ticket.run[:16]}",
+            f"issued by {issuer}  {ticket.issuer[:16]}",
+            f"model     {figures.amount(run.num_parameters)} parameters",
             f"data      {where}",
             *_stewards(len(run.stewards)),
             f"to fetch  {figures.nbytes(terms.fetch_nbytes)}",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.options import ticket_text
 from weft.dashboard.logs import find_logs, in_order, is_there, older
 
 if TYPE_CHECKING:
@@ -44,14 +45,12 @@ def find(given: str | None, home: Path) -> "tuple[Path, ...] | Ticket":
         ConfigError, TicketError: nothing; says what there is to give.
     """
     from weft.cli.run.ticket import kept_ticket, read_kept
-    from weft.net.ticket import MAX_CHARS, read
+    from weft.net.ticket import read
 
     if given is None:
         return read(read_kept(kept_ticket(None, home)))
-    if given == "-":
-        return read(sys.stdin.readline(MAX_CHARS + 1))
-    if given.lstrip().startswith("weft") and not is_there(Path(given)):
-        return read(given)
+    if given == "-" or (given.lstrip().startswith("weft") and not is_there(Path(given))):
+        return read(ticket_text(given))
     return find_logs(Path(given))
 
 
