@@ -7,11 +7,7 @@
     four or more digits of a run's name     the newest checkpoint of that run in this home
 
 Of a run with stages each peer keeps sections, which are no model: they are chosen by none of these, and an error says
-how a model is made of them (`weft gather`).
-
-It reads no checkpoint.
-
-Where a command works: the home folder that holds identities, data and runs.
+how a model is made of them (`weft gather`). It reads no checkpoint.
 """
 
 import re

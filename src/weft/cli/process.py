@@ -1,15 +1,9 @@
-"""How signals end a peer in the foreground.
+"""How signals end a peer in the foreground, and the event loop that verbs with a network run on.
 
-    SIGINT or SIGTERM    the peer says goodbye, saves, and the command exits 0
-    the same again       the process ends at once
-    too slow             after `_PATIENCE_S` the process ends by itself, and says so
-
-The event loop that verbs with a network run on.
-
-Ends this process when another one is gone: no peer of a demo outlives the demo.
-
-On Linux the kernel sends the signal; everywhere a thread looks as well, since the parent may be gone already. The
-signal is SIGTERM, so the peer says goodbye.
+SIGINT or SIGTERM    the peer says goodbye, saves, and the command exits 0
+the same again       the process ends at once
+too slow             after `_PATIENCE_S` the process ends by itself, and says so
+the parent is gone   as SIGTERM: no peer of a demo outlives the demo
 """
 
 import asyncio
@@ -118,7 +112,10 @@ _LOOK_EVERY_S = 1.0
 
 
 def stop_with_parent(pid: int) -> None:
-    """Send this process SIGTERM once the process `pid` is gone."""
+    """Send this process SIGTERM once the process `pid` is gone.
+
+    On Linux the kernel does; everywhere a thread looks as well, since the parent may be gone already.
+    """
     if sys.platform == "linux" and os.getppid() == pid:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     threading.Thread(target=_watch, args=(pid,), daemon=True, name="parent-watch").start()

@@ -250,7 +250,6 @@ def _fold(view: View, entry: events.Entry) -> View:
 
 
 def _hear(view: View, entry: events.Entry) -> View:
-    """Return the view after what a peer has told of another."""
     event = entry.event
     match event:
         case events.MemberProgress() if view.line(event.member).is_heard:

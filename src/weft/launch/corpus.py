@@ -124,7 +124,6 @@ class Corpus:
         return await whole(s, run, context_of(s, held, outer, make_learner, memory=trainers.memory(s.folder)))
 
     def _outer(self, s: Session, run: RunConfig) -> Tensor | None:
-        """Return the parameters that the run begins with, where they are kept; None: they are not here."""
         vector = initial(run, s.options.home)
         return None if vector is None else self.trainers.held(vector, s.folder)
 

@@ -175,7 +175,13 @@ async def session(
         name = settings.name or f"{platform.node()[:40] or 'peer'}-{identity.peer[:4]}"
         passport = Passport(identity=identity, run=run, name=name, admission=admission)
         via = identity if VIA in settings.transports else None
-        transports = _transports(identity, settings, day, log.emit)
+
+        def on_drop(address: str, reason: str) -> None:
+            log.emit(ConnectionDropped(address=address, remote=None, reason=reason))
+
+        transports = make_transports(identity, settings, on_drop)
+        if (passed := valve(settings.caps, clock, day.ration)) is not None:
+            transports = [Throttled(each, passed) for each in transports]
         node = Node(passport, transports, clock, log.emit, relay=settings.relay, via=via)
         SpeedTest(node, clock)
         Relaying(bulletins, node, clock)
@@ -213,15 +219,6 @@ def make_transports(identity: Identity, settings: PeerConfig, on_drop: OnDrop = 
         for name in settings.transports
         if name != VIA
     ]
-
-
-def _transports(identity: Identity, settings: PeerConfig, day: DayCount, emit: Emit) -> list[Transport]:
-    def on_drop(address: str, reason: str) -> None:
-        emit(ConnectionDropped(address=address, remote=None, reason=reason))
-
-    made = make_transports(identity, settings, on_drop)
-    passed = valve(settings.caps, SystemClock(), day.ration)
-    return made if passed is None else [Throttled(each, passed) for each in made]
 
 
 def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:

@@ -6,10 +6,8 @@ Inner steps of a window are one: the mean loss of all their tokens. Of each memb
 newest word. What has no room waits: of members for the next piece, of all else it is counted and dropped.
 
 Pieces are written and signed once somebody asks for them; while nobody does, this is a list that forgets its oldest.
-
-What a bulletin says of others is its signer's word.
-
-Answers who watches: with this peer's own bulletins, and with those of others that it is linked to.
+What a bulletin says of others is its signer's word. Who watches is told this peer's own bulletins, and those of others
+that it is linked to.
 
     observer ──BulletinRequest(of = C)──► this peer ──BulletinRequest──► C
              ◄────── signed by C ────────            ◄──── signed by C ──
@@ -161,8 +159,6 @@ class _Window:
 
 
 class _Room:
-    """The lines of a bulletin, while it is written."""
-
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self._nbytes = 0

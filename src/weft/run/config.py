@@ -30,15 +30,7 @@ from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
 from weft.run.outline import AdmissionConfig, TicketAdmission
-from weft.sync.method.choices import (
-    AdamWConfig,
-    Choices,
-    InnerSgdConfig,
-    OptimizerConfig,
-    check,
-    check_graph,
-    check_staged,
-)
+from weft.sync.method import choices
 from weft.sync.method.presets import DiLoCoConfig, MethodConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig, ScheduleConfig
 from weft.sync.records.acts import BatchSize, TotalTokens
@@ -66,7 +58,7 @@ class TrainConfig(Config, frozen=True, kw_only=True):
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 16, description="samples per inner step and peer")] = 8
     tokens: Annotated[int, msgspec.Meta(ge=1, description="committed tokens at which the run is complete")]
     schedule: ScheduleConfig
-    optimizer: OptimizerConfig = AdamWConfig()
+    optimizer: choices.OptimizerConfig = choices.AdamWConfig()
     clip: Annotated[
         float, msgspec.Meta(gt=0, description="largest gradient norm; inf does not clip", extra=UNBOUNDED)
     ] = 1.0
@@ -137,12 +129,12 @@ class RunFile(Config, frozen=True, kw_only=True):
                 f"peers is {self.peers}, and {self.electors} electors find room for {room}: {MAX_GROUP} contribute "
                 "through each at most, itself included. Raise electors, or expect fewer peers."
             )
-        choices = spell_out(self.method, self.peers)
-        check(choices, self.train.optimizer)
-        if choices.graph is not None:
-            check_graph(choices.graph, self.peers, self.electors)
+        method = spell_out(self.method, self.peers)
+        choices.check(method, self.train.optimizer)
+        if method.graph is not None:
+            choices.check_graph(method.graph, self.peers, self.electors)
         if self.stages > 1:
-            check_staged(choices)
+            choices.check_staged(method)
             if self.stewards or self.is_private:
                 raise ConfigError("stages: such a run has no stewards and no private data. Leave them out.")
 
@@ -163,7 +155,7 @@ class _Shared(Config, frozen=True, kw_only=True):
     name: _Name
     seed: _Seed
     initial: HexDigest  # of the flat fp32 vector the run starts from
-    method: Choices
+    method: choices.Choices
     admission: AdmissionConfig
     orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None
     is_strict: bool
@@ -206,7 +198,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
             raise ConfigError(
                 f"train.seq_len is {self.train.seq_len}, the model's longest context {self.model.max_seq_len}."
             )
-        check(self.method, self.train.optimizer)
+        choices.check(self.method, self.train.optimizer)
 
     @property
     def quota(self) -> int:
@@ -222,7 +214,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
         return num_parameters(self.model)
 
     @property
-    def optimizer(self) -> OptimizerConfig:
+    def optimizer(self) -> choices.OptimizerConfig:
         return self.train.optimizer
 
     @property
@@ -343,8 +335,8 @@ class LoopConfig(_Shared, frozen=True, kw_only=True, tag_field="type", tag="loop
         return sum(tensor.num for tensor in self.tensors)
 
     @property
-    def optimizer(self) -> OptimizerConfig:
-        return InnerSgdConfig()  # nobody's: each loop has its own
+    def optimizer(self) -> choices.OptimizerConfig:
+        return choices.InnerSgdConfig()  # nobody's: each loop has its own
 
     @property
     def clip(self) -> float:
@@ -376,18 +368,18 @@ class LoopConfig(_Shared, frozen=True, kw_only=True, tag_field="type", tag="loop
 Genesis = RunConfig | LoopConfig
 
 
-def check_loop(choices: Choices) -> None:
+def check_loop(method: choices.Choices) -> None:
     """Refuse methods that need more of a loop than the parameters it arrives at.
 
     Raises:
         ConfigError: says which, and what to choose instead.
     """
-    if choices.send == "gradient":
+    if method.send == "gradient":
         raise ConfigError(
             "method: it sends gradients, which one optimizer applies that all members share; a loop of your own has "
             "its own. Choose one that sends deltas, such as fedavg or diloco: with every = 1, it also meets each step."
         )
-    if choices.proximal:
+    if method.proximal:
         raise ConfigError(
             "method: proximal: it pulls the gradients of inner steps, which a loop of your own makes; set proximal = 0."
         )

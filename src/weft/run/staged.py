@@ -7,9 +7,7 @@ this section alone, and its rounds are those of any run (docs/adr/0053-a-stage-i
 tickets and handshakes name.
 
 Where embedding and head are one matrix, that has a run of its own, too, with the number after the last stage's: its
-members are those of both end stages.
-
-The weights of a run whose activations are sent in a subspace, which the model is held to (`pipeline.subspace`).
+members are those of both end stages. Where activations are sent in a subspace, the weights are held to it (`confined`).
 """
 
 import math

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+import tomllib
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.resources import files
@@ -125,7 +126,7 @@ def prepare(folder: Path, wishes: Wishes) -> RunFile:
 
 
 def _described(wishes: Wishes) -> RunFile:
-    tree = _recipe()
+    tree = tomllib.loads((files("weft") / "recipes" / _RUN_FILE).read_text(encoding="utf-8"))
     if wishes.num_peers is not None:
         tree["peers"] = wishes.num_peers
     run_file: RunFile = from_tree(tree, RunFile, where=_RUN_FILE)
@@ -140,12 +141,6 @@ def _described(wishes: Wishes) -> RunFile:
         return run_file
     scaled: RunFile = from_tree(with_tokens(tree, tokens), RunFile, where=_RUN_FILE)
     return scaled
-
-
-def _recipe() -> dict[str, Any]:
-    import tomllib
-
-    return tomllib.loads((files("weft") / "recipes" / _RUN_FILE).read_text(encoding="utf-8"))
 
 
 def with_tokens(tree: dict[str, Any], tokens: int) -> dict[str, Any]:

@@ -87,16 +87,12 @@ def check_platform() -> Iterator[Finding]:
     if "microsoft" not in kernel.lower():
         yield Finding("platform", "ok", name)
     elif "wsl2" in kernel.lower():
-        yield Finding(
-            "platform",
-            "note",
-            f"{name}: WSL 2 stands behind Windows' own address translation, so others cannot dial in over tls",
-            "put networkingMode=mirrored under [wsl2] in %UserProfile%\\.wslconfig, then run: wsl --shutdown",
-        )
+        text = f"{name}: WSL 2 stands behind Windows' own address translation, so others cannot dial in over tls"
+        fix = "put networkingMode=mirrored under [wsl2] in %UserProfile%\\.wslconfig, then run: wsl --shutdown"
+        yield Finding("platform", "note", text, fix)
     else:
-        yield Finding(
-            "platform", "note", f"{name}: WSL 1 emulates sockets and locks", "run: wsl --set-version DISTRO 2"
-        )
+        text = f"{name}: WSL 1 emulates sockets and locks"
+        yield Finding("platform", "note", text, "run: wsl --set-version DISTRO 2")
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Iterator[Finding]:
@@ -106,9 +102,8 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Iterator[Fi
         wanted = f"{low[0]}.{low[1]} to {high[0]}.{high[1]}"
         yield Finding("python", "block", f"{name}: weft runs on {wanted}", f"install Python {high[0]}.{high[1]}")
     elif struct.calcsize("P") != 8:
-        yield Finding(
-            "python", "block", f"{name} is a 32-bit build, for which there is no torch", "install a 64-bit Python"
-        )
+        text = f"{name} is a 32-bit build, for which there is no torch"
+        yield Finding("python", "block", text, "install a 64-bit Python")
     else:
         yield Finding("python", "ok", name)
 
@@ -120,9 +115,8 @@ def check_memory() -> Iterator[Finding]:
     if free < memory.available:
         text += f"; this container may take {free / 1e9:.1f} GB more"
     if free < _LEAST_MEMORY:
-        yield Finding(
-            "memory", "block", text, f"close programs or raise the limit until {_LEAST_MEMORY / 1e9:.0f} GB are free"
-        )
+        fix = f"close programs or raise the limit until {_LEAST_MEMORY / 1e9:.0f} GB are free"
+        yield Finding("memory", "block", text, fix)
     else:
         yield Finding("memory", "ok", text)
 
@@ -133,12 +127,8 @@ def check_disk(home: Path) -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        yield Finding(
-            "disk",
-            "block",
-            f"{place} cannot be written: {error.strerror or error}",
-            "choose another home: --home FOLDER",
-        )
+        text = f"{place} cannot be written: {error.strerror or error}"
+        yield Finding("disk", "block", text, "choose another home: --home FOLDER")
         return
     free = shutil.disk_usage(place).free
     text = f"{free / 1e9:.1f} GB free for {home}"
@@ -169,34 +159,22 @@ def check_clock(home: Path) -> Iterator[Finding]:
     place = next(folder for folder in (home, *home.parents) if folder.exists())
     file_ahead_s = _file_time(place) - clock.wall()
     if passed < _MEASURE_S * 0.9:
-        yield Finding(
-            "clock", "block", f"the monotonic clock went {passed:.3f} s in {_MEASURE_S} s", "restart the machine"
-        )
+        text = f"the monotonic clock went {passed:.3f} s in {_MEASURE_S} s"
+        yield Finding("clock", "block", text, "restart the machine")
     elif clock.wall() < _EPOCH_2024:
-        yield Finding(
-            "clock", "note", "the date is before 2024: logs will mislead", "set the clock: timedatectl set-ntp true"
-        )
+        text = "the date is before 2024: logs will mislead"
+        yield Finding("clock", "note", text, "set the clock: timedatectl set-ntp true")
     elif abs(wall_passed - passed) > _CLOCK_RATE:
-        drift = wall_passed - passed
-        yield Finding(
-            "clock",
-            "note",
-            f"the wall clock jumps ({drift:+.2f} s): log times will mislead",
-            "let one time service run only",
-        )
+        text = f"the wall clock jumps ({wall_passed - passed:+.2f} s): log times will mislead"
+        yield Finding("clock", "note", text, "let one time service run only")
     elif abs(file_ahead_s) > _FILE_CLOCK_S:
-        yield Finding(
-            "clock",
-            "note",
-            f"the disk of {place} is {file_ahead_s:+.0f} s off",
-            "set the clocks of machine and disk by one service",
-        )
+        text = f"the disk of {place} is {file_ahead_s:+.0f} s off"
+        yield Finding("clock", "note", text, "set the clocks of machine and disk by one service")
     else:
         yield Finding("clock", "ok", "wall, monotonic and file-system clocks agree")
 
 
 def _file_time(folder: Path) -> float:
-    """Return the time that the file system of `folder` gives to a new file."""
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         return os.stat(file.name).st_mtime
 
@@ -227,28 +205,18 @@ def check_network(port: int) -> Iterator[Finding]:
         yield Finding("network", "ok", f"listening works ({families}); public addresses: {', '.join(public)}")
         return
     others = [each for each in hosts if each != "127.0.0.1"]
-    yield Finding(
-        "network",
-        "note",
-        f"listening works ({families}), at {', '.join(others) or 'this machine alone'}: none is public",
-        "for peers outside: forward a port of the router to --port, or use iroh, which needs no open port",
-    )
+    text = f"listening works ({families}), at {', '.join(others) or 'this machine alone'}: none is public"
+    fix = "for peers outside: forward a port of the router to --port, or use iroh, which needs no open port"
+    yield Finding("network", "note", text, fix)
 
 
 def check_iroh() -> Iterator[Finding]:
     if importlib.util.find_spec("iroh") is None:
         where = f"{platform.system()} {platform.machine()}"
-        has_wheel = (platform.system(), platform.machine()) in {
-            ("Linux", "x86_64"),
-            ("Linux", "aarch64"),
-            ("Darwin", "arm64"),
-            ("Windows", "AMD64"),
-        }
-        fix = (
-            "run: pip install --force-reinstall weft"
-            if has_wheel
-            else "use tls: --transports tls,via, with a port that others reach"
-        )
+        if where in ("Linux x86_64", "Linux aarch64", "Darwin arm64", "Windows AMD64"):  # there is a wheel for these
+            fix = "run: pip install --force-reinstall weft"
+        else:
+            fix = "use tls: --transports tls,via, with a port that others reach"
         yield Finding("iroh", "note", f"not installed ({where}): no hole punching", fix)
         return
     try:
@@ -256,9 +224,8 @@ def check_iroh() -> Iterator[Finding]:
             probe.bind(("", 0))
     except OSError as error:
         reason = error.strerror or errno.errorcode.get(error.errno or 0, "")
-        yield Finding(
-            "iroh", "note", f"no UDP socket can be opened: {reason}", "allow UDP, or use --transports tls,via"
-        )
+        text = f"no UDP socket can be opened: {reason}"
+        yield Finding("iroh", "note", text, "allow UDP, or use --transports tls,via")
         return
     yield Finding("iroh", "ok", f"iroh {importlib.metadata.version('iroh')}; UDP sockets open")
 
@@ -313,7 +280,6 @@ def _unused_card(build: str, card: str) -> Finding:
 
 
 def _reinstall() -> str:
-    """Return how to get a torch that uses an NVIDIA card."""
     if sys.platform == "linux":  # the default build there has CUDA
         return "run: pip install --force-reinstall --no-cache-dir torch"
     return 'run the pip command that "Get Started" on the PyTorch site gives for this platform and CUDA'

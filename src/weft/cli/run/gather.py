@@ -71,8 +71,6 @@ def _told_of(found: "Gathered") -> str:
 
 
 class _Told:
-    """Shows what a person should know of what happens, on standard error."""
-
     def __init__(self) -> None:
         self._line = WorkLine()
 

@@ -39,7 +39,12 @@ def kept_ticket(run: str | None, home: Path) -> Path:
     files = find_tickets(run, home)
     file = next((each for each in files if is_kept(each, home)), None)
     if file is None and files:
-        raise TicketError(_left_behind(files[0].parents[1], command_for(home)))
+        left = files[0].parents[1]
+        raise TicketError(
+            f"no member keeps a ticket of run {called(left)}: the one that did has ended without a goodbye. Start it "
+            "again, with `weft train` and its run file or `weft join` and a ticket of another member; then ask again "
+            f"with `{command_for(home)} ticket {short(left.name)}`."
+        )
     if file is None:
         which = "" if run is None else f" of a run that begins with {run[:64]}"
         raise TicketError(
@@ -79,12 +84,3 @@ def is_kept(ticket: Path, home: Path) -> bool:
             continue
         return False
     return True
-
-
-def _left_behind(run: Path, command: str) -> str:
-    digits = short(run.name)
-    return (
-        f"no member keeps a ticket of run {called(run)}: the one that did has ended without a goodbye. Start it "
-        f"again, with `weft train` and its run file or `weft join` and a ticket of another member; then ask again with "
-        f"`{command} ticket {digits}`."
-    )

@@ -50,7 +50,6 @@ def watch(
 
 
 def _listen(host: str, port: int) -> "socket.socket":
-    """Return a socket that listens; of a port that is taken say so, and what to do."""
     import socket
 
     from weft.errors import ConfigError
