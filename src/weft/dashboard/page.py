@@ -223,7 +223,7 @@ class _Collector:
         )
         if now.loss is not None:
             yield GaugeMetricFamily(
-                "weft_loss_nats_per_token", "Mean loss of the last round's inner steps.", value=now.loss
+                "weft_loss_nats_per_token", "Mean loss of the last round's training steps.", value=now.loss
             )
         if now.heldout is not None:
             yield GaugeMetricFamily("weft_heldout_loss_nats_per_token", "Loss on held-out text.", value=now.heldout)
@@ -233,7 +233,7 @@ class _Collector:
         yield events
         labels = ["peer", "name"]
         up = GaugeMetricFamily("weft_peer_up", "1 while a peer takes part, by what is known.", labels=labels)
-        speed = GaugeMetricFamily("weft_peer_tokens_per_second", "Speed of inner steps.", labels=labels)
+        speed = GaugeMetricFamily("weft_peer_tokens_per_second", "Training speed.", labels=labels)
         at_round = GaugeMetricFamily("weft_peer_round", "The last round that a peer has applied.", labels=labels)
         counted = CounterMetricFamily("weft_peer_tokens", "Tokens that rounds counted of a peer.", labels=labels)
         missed = CounterMetricFamily("weft_peer_missed_rounds", "Rounds without its contribution.", labels=labels)

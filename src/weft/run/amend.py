@@ -100,7 +100,7 @@ def amendment(settings: Settings, changes: Mapping[str, Any], reason: str) -> Am
     if not changed:
         raise ConfigError("--set: the run has these settings already.")
     if changed.get("apply") == InnerConfig():
-        raise ConfigError('--set: method.apply: the outer step cannot become "inner": that takes another run.')
+        raise ConfigError('--set: method.apply: it cannot become "inner": that takes another run.')
     return Amend(reason=reason, **changed)
 
 

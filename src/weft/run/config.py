@@ -55,7 +55,7 @@ class TrainConfig(Config, frozen=True, kw_only=True):
     """The inner loop, equal on all peers."""
 
     seq_len: Annotated[int, msgspec.Meta(ge=8, le=1 << 20, description="tokens per sample")] = 256
-    batch_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 16, description="samples per inner step and peer")] = 8
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 16, description="samples per training step and peer")] = 8
     tokens: Annotated[int, msgspec.Meta(ge=1, description="committed tokens at which the run is complete")]
     schedule: ScheduleConfig
     optimizer: choices.OptimizerConfig = choices.AdamWConfig()
@@ -126,7 +126,7 @@ class RunFile(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.peers > (room := self.electors * MAX_GROUP):
             raise ValueError(
-                f"peers is {self.peers}, and {self.electors} electors find room for {room}: {MAX_GROUP} contribute "
+                f"peers is {self.peers}, and {self.electors} with a vote find room for {room}: {MAX_GROUP} contribute "
                 "through each at most, itself included. Raise electors, or expect fewer peers."
             )
         method = spell_out(self.method, self.peers)
@@ -283,7 +283,7 @@ class SyncConfig(Config, frozen=True, kw_only=True):
     seed: _Seed = 0
     peers: Annotated[int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many are expected")] = 2
     samples: Annotated[TotalTokens, msgspec.Meta(description="committed samples at which the run is complete")]
-    batch_size: Annotated[BatchSize, msgspec.Meta(description="samples of one inner step and peer, at most")] = 1
+    batch_size: Annotated[BatchSize, msgspec.Meta(description="samples of one training step and peer, at most")] = 1
     method: MethodConfig = DiLoCoConfig()
     admission: AdmissionConfig = TicketAdmission()
     orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None = None
@@ -381,5 +381,5 @@ def check_loop(method: choices.Choices) -> None:
         )
     if method.proximal:
         raise ConfigError(
-            "method: proximal: it pulls the gradients of inner steps, which a loop of your own makes; set proximal = 0."
+            "method: proximal: it pulls gradients of training steps, which a loop of your own makes; set proximal = 0."
         )

@@ -284,7 +284,7 @@ def _pack(store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, base: Path
     index = _packed(store, run_file.data, tokenizer, base, emit)
     train = run_file.train
     num_peers = 1 if run_file.is_private else run_file.peers
-    why = f": {num_peers} peers make inner steps of {train.batch_size} samples each" if num_peers > 1 else ""
+    why = f": {num_peers} peers make training steps of {train.batch_size} samples each" if num_peers > 1 else ""
     _check_size(index, train.seq_len, num_peers * train.batch_size, why)
     return index
 
@@ -324,8 +324,8 @@ def _check_train(config: RunConfig, max_parameters: int) -> None:
         raise ConfigError(f"train.tokens is {train.tokens}. Allowed: at most {MAX_TOKENS}.")
     if config.tokens_per_step > MAX_TOKENS_PER_STEP:
         raise TooLarge(
-            f"one inner step takes {train.batch_size} samples of {train.seq_len} tokens, {config.tokens_per_step:,} in "
-            f"all; at most {MAX_TOKENS_PER_STEP:,} are accepted. Lower train.batch_size or train.seq_len."
+            f"one training step takes {train.batch_size} samples of {train.seq_len} tokens, {config.tokens_per_step:,} "
+            f"in all; at most {MAX_TOKENS_PER_STEP:,} are accepted. Lower train.batch_size or train.seq_len."
         )
     if train.seq_len * vocab_size > max_parameters:
         raise TooLarge(

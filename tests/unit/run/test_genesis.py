@@ -156,7 +156,7 @@ def test_a_run_of_as_many_as_are_played_may_be_written() -> None:
 
 
 def test_too_little_text_for_hundreds_says_for_how_many(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"needs 2000 .*: 1000 peers make inner steps of 2 samples each"):
+    with pytest.raises(DataError, match=r"needs 2000 .*: 1000 peers make training steps of 2 samples each"):
         sealed(tmp_path, peers=1000)
     many = sealed(tmp_path, peers=60, method={"type": "diloco"}).config.method.apply
     assert isinstance(many, NesterovConfig)

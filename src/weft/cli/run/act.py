@@ -1,4 +1,4 @@
-"""`weft act`: what stewards and members decide about a run, handed in at any member.
+"""`weft act`: what those who may change a run, and its members, decide about it, handed in at any member.
 
 Without --ticket it goes to a member on this machine. An act is signed here with --key, a vote with the identity that
 takes part from here; neither key leaves this machine.
@@ -50,7 +50,7 @@ class Where:
 class Act:
     """Who acts, and why."""
 
-    key: Annotated[Path, typer.Option(help="Key file of a steward.", show_default=False)]
+    key: Annotated[Path, typer.Option(help="Key file of one who may change the run.", show_default=False)]
     reason: _Reason = ""
     wait_s: _WaitS = _WAIT_S
 
@@ -69,7 +69,7 @@ def make_app() -> typer.Typer:
 
 @spread
 def show(context: typer.Context, where: Where) -> None:
-    """Print what holds of a run now: stewards, members, banned keys, settings as amended, a successor."""
+    """Print what holds of a run now: who may change it, members, banned keys, settings as amended, a successor."""
     from weft.clock import SystemClock
     from weft.keys import Identity
     from weft.launch.visit import ask_charter
@@ -179,7 +179,7 @@ def vote_out(
             raise
         raise Refused(
             f"{error}. Where a run admits by key, a vote needs a key to come with: add --connect-with and the file of "
-            "one that is listed, or a steward's, and that no process trains with."
+            "one that is listed, or that may change the run, and that no process trains with."
         ) from error
 
 
@@ -197,14 +197,12 @@ def _act(context: typer.Context, act: Act, where: Where, deed: "Callable[[Charte
         stewards = answer.charter.stewards
         if not stewards:
             raise ActVoid(
-                f"run {short(ticket.run)} has no stewards, so nobody can act on it alone. A majority of its members "
+                f"run {short(ticket.run)} has no stewards, so nobody can change it alone. A majority of its members "
                 "can remove a key: weft act vote-out"
             )
         if steward.peer not in stewards:
             listed = ", ".join(short(each) for each in stewards)
-            raise ActVoid(
-                f"{act.key} holds {short(steward.peer)}, which is no steward of this run. Stewards: {listed}."
-            )
+            raise ActVoid(f"{act.key} holds {short(steward.peer)}, which may not change this run. Stewards: {listed}.")
         return act_of(steward, node, answer.charter, deed(answer, reason))
 
     _hand_in(ticket, steward, letter, act.wait_s, where.transports)
