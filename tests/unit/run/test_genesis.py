@@ -147,7 +147,7 @@ def test_a_run_expects_no_more_peers_than_its_electors_find_room_for(
     if is_taken:
         assert run_file(tmp_path, peers=peers, electors=electors).peers == peers
         return
-    with pytest.raises(ConfigError, match=r"peers is 193, and 3 electors find room for 192.*Raise electors"):
+    with pytest.raises(ConfigError, match=r"peers is 193, and 3 with a vote find room for 192.*Raise electors"):
         run_file(tmp_path, peers=peers, electors=electors)
 
 
