@@ -20,7 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import ConfigError
+from weft.errors import ConfigError, DataError
 from weft.events import CountedThrough, Emit, Entry, Notice, PeerStarted, RoundCommitted, StepDone
 from weft.ids import PeerId
 
@@ -233,7 +233,6 @@ def own_nbytes(paths: Sequence[str]) -> int | None:
     """Return about how much text --data names; None where that cannot be told."""
     from weft.data import TextSource
     from weft.data.corpus import text_nbytes
-    from weft.errors import DataError
 
     try:
         return text_nbytes(TextSource(paths=tuple(paths)), Path.cwd())
@@ -251,7 +250,6 @@ def own_documents(paths: Sequence[str]) -> "Iterator[Document]":
 
     from weft.data import TextSource
     from weft.data.corpus import documents
-    from weft.errors import DataError
 
     for path in paths:
         if not Path(path).exists() and not has_magic(path):

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
 from weft.cli.options import ticket_text
+from weft.cli.terminal import wrapped
 
 if TYPE_CHECKING:
     from weft.cli.doctor.findings import Finding
@@ -60,8 +62,6 @@ def _show(findings: "Iterable[Finding]") -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from weft.cli.terminal import wrapped
-
     console, num_blocking = Console(), 0
     for finding in findings:
         mark, style = _MARKS[finding.level]
@@ -75,8 +75,6 @@ def _show(findings: "Iterable[Finding]") -> int:
 
 
 def _spell(findings: "list[Finding]", code: int) -> str:
-    import msgspec
-
     told: dict[str, Any] = {
         "format": FORMAT,
         "is_blocked": any(finding.level == "block" for finding in findings),

@@ -27,6 +27,7 @@ from typing import Literal
 import psutil
 
 from weft.clock import SystemClock
+from weft.errors import NetError
 from weft.run.host import host_free_nbytes
 
 _PYTHONS = ((3, 11), (3, 13))
@@ -180,7 +181,6 @@ def _file_time(folder: Path) -> float:
 
 
 def check_network(port: int) -> Iterator[Finding]:
-    from weft.errors import NetError
     from weft.net.transport import tcp
     from weft.net.transport.address import reachable_hosts
 

@@ -9,7 +9,7 @@ from weft.cli.doctor.findings import Fact, Finding
 from weft.cli.process import run_loop
 from weft.clock import SystemClock
 from weft.dashboard import figures
-from weft.errors import WeftError
+from weft.errors import GenesisMismatch, Refused, Unreachable, WeftError
 from weft.keys import Identity
 from weft.launch.session import make_transports
 from weft.net.link.handshake import Passport
@@ -105,8 +105,6 @@ def describe(trial: Trial) -> Finding:
 
 def judge_ways(trials: Sequence[Trial]) -> tuple[list[Finding], type[WeftError] | None]:
     """Return what the trials mean together, what to do, and why there is no way into the run, if there is none."""
-    from weft.errors import GenesisMismatch, Refused, Unreachable
-
     outcomes = {trial.outcome for trial in trials}
     if "admitted" in outcomes:
         return _what_is_missing(trials), None

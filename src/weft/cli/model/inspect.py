@@ -1,14 +1,18 @@
 """`weft inspect`: what a checkpoint, ticket, key, backup or run file is. Secrets in them are never printed."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.home import home_of
+from weft.cli.home import CHECKPOINT_FILE, find_checkpoint, home_of
 from weft.cli.options import ticket_text
+from weft.cli.settings import run_file
+from weft.config import dump
 from weft.dashboard import figures
+from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.model.config import ModelConfig
@@ -36,8 +40,6 @@ def inspect(
 
 
 def _looks_like_ticket(thing: str) -> bool:
-    import re
-
     return re.match(r"\s*weft\d", thing) is not None and not Path(thing[:255].strip()).exists()
 
 
@@ -57,7 +59,6 @@ def _ticket(text: str) -> Iterator[str]:
 
 def _file(path: Path) -> Iterator[str]:
     """Describe a file by how it begins, or by its ending where it is TOML."""
-    from weft.errors import ConfigError
     from weft.keys import is_backup, read_peer
 
     try:
@@ -86,9 +87,6 @@ def _file(path: Path) -> Iterator[str]:
 
 
 def _run_file(path: Path) -> Iterator[str]:
-    from weft.cli.settings import run_file
-    from weft.config import dump
-
     described = run_file(path, ())
     yield "run file"
     yield f"start it with: weft train {path}"
@@ -98,7 +96,6 @@ def _run_file(path: Path) -> Iterator[str]:
 
 
 def _checkpoint(given: str, home: Path) -> Iterator[str]:
-    from weft.cli.home import CHECKPOINT_FILE, find_checkpoint
     from weft.model import read_config
 
     folder = find_checkpoint(given, home)

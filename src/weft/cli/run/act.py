@@ -15,7 +15,12 @@ from weft.cli import settings
 from weft.cli.home import home_of
 from weft.cli.options import spread, ticket_text
 from weft.cli.process import run_loop
+from weft.cli.run.ticket import kept_ticket, read_kept
+from weft.clock import SystemClock
+from weft.config import dump
+from weft.errors import ActVoid, ConfigError, KeyFileError, Refused
 from weft.ids import PeerId, RunId, short
+from weft.wire import Signed, printable
 
 if TYPE_CHECKING:
     from weft.keys import Identity
@@ -23,7 +28,6 @@ if TYPE_CHECKING:
     from weft.net.ticket import Ticket
     from weft.peer.messages import CharterAnswer
     from weft.sync.records.acts import AnyDeed
-    from weft.wire import Signed
 
 T = TypeVar("T")
 
@@ -70,7 +74,6 @@ def make_app() -> typer.Typer:
 @spread
 def show(context: typer.Context, where: Where) -> None:
     """Print what holds of a run now: who may change it, members, banned keys, settings as amended, a successor."""
-    from weft.clock import SystemClock
     from weft.keys import Identity
     from weft.launch.visit import ask_charter
 
@@ -135,7 +138,6 @@ def succeed(
     where: Where,
 ) -> None:
     """Say which run goes on where this one ends."""
-    from weft.errors import ConfigError
     from weft.net.ticket import read
     from weft.sync.records.acts import MAX_TICKET_CHARS, Succeed
 
@@ -161,14 +163,13 @@ def vote_out(
     where: Where,
 ) -> None:
     """Vote, as a member, for the removal of another; more than half of the members must."""
-    from weft.errors import Refused
     from weft.keys import Identity, load_identity
     from weft.launch.visit import ballot_of
 
     found = _ticket(context, where)
     voter = load_identity(key) if key is not None else _member_here(context, found)
 
-    def letter(node: "Node", answer: "CharterAnswer") -> "Signed":
+    def letter(node: "Node", answer: "CharterAnswer") -> Signed:
         return ballot_of(voter, node, answer.charter, _key_of(peer, answer.members), _checked(reason))
 
     try:
@@ -187,13 +188,12 @@ def vote_out(
 
 
 def _act(context: typer.Context, act: Act, where: Where, deed: "Callable[[CharterAnswer, str], AnyDeed]") -> None:
-    from weft.errors import ActVoid
     from weft.keys import load_identity
     from weft.launch.visit import act_of
 
     reason, ticket, steward = _checked(act.reason), _ticket(context, where), load_identity(act.key)
 
-    def letter(node: "Node", answer: "CharterAnswer") -> "Signed":
+    def letter(node: "Node", answer: "CharterAnswer") -> Signed:
         stewards = answer.charter.stewards
         if not stewards:
             raise ActVoid(
@@ -215,8 +215,6 @@ def _hand_in(
     wait_s: float,
     transports: str | None,
 ) -> None:
-    from weft.clock import SystemClock
-    from weft.errors import ActVoid
     from weft.launch.visit import ask_charter, hand_in
     from weft.peer.messages import HandInAnswer
     from weft.peer.round.acts import kind_of, subject_of
@@ -255,7 +253,6 @@ def _visit(ticket: "Ticket", identity: "Identity", transports: str | None, work:
 
 
 def _ticket(context: typer.Context, where: Where) -> "Ticket":
-    from weft.cli.run.ticket import kept_ticket, read_kept
     from weft.net.ticket import read
 
     if where.ticket is None:
@@ -264,7 +261,6 @@ def _ticket(context: typer.Context, where: Where) -> "Ticket":
 
 
 def _member_here(context: typer.Context, ticket: "Ticket") -> "Identity":
-    from weft.errors import ConfigError, KeyFileError
     from weft.keys import load_identity
 
     home = home_of(context)
@@ -284,8 +280,6 @@ def _key_of(given: str, known: tuple[PeerId, ...]) -> PeerId:
     Raises:
         ConfigError: none does, or several do.
     """
-    from weft.errors import ConfigError
-
     if _is_key(given):
         return PeerId(given)
     found = [peer for peer in known if given and peer.startswith(given)]
@@ -301,9 +295,7 @@ def _is_key(given: str) -> bool:
 
 
 def _checked(reason: str) -> str:
-    from weft.errors import ConfigError
     from weft.net.messages import MAX_REASON_CHARS
-    from weft.wire import printable
 
     if len(reason) > MAX_REASON_CHARS or printable(reason) != reason:
         raise ConfigError(f"--reason should be one printable line of at most {MAX_REASON_CHARS} characters.")
@@ -312,7 +304,6 @@ def _checked(reason: str) -> str:
 
 def describe(answer: "CharterAnswer") -> str:
     """Return what holds of a run, line by line."""
-    from weft.config import dump
     from weft.run.amend import as_run_file
 
     charter = answer.charter

@@ -10,8 +10,10 @@ import weft
 from weft.cli import settings
 from weft.cli.home import home_of
 from weft.cli.options import spread, ticket_text, until
-from weft.cli.process import run_loop
+from weft.cli.process import NOTHING_TO_SAVE, Stopper, run_loop, stop_with_parent
+from weft.cli.screen.screen import make_screen
 from weft.clock import SystemClock
+from weft.dashboard.view import About
 
 if TYPE_CHECKING:
     from weft.anchor.anchor import Anchor
@@ -42,9 +44,6 @@ def anchor(
 
 
 def _run(text: str, options: "Options", stay: settings.Keep) -> None:
-    from weft.cli.process import NOTHING_TO_SAVE, Stopper, stop_with_parent
-    from weft.cli.screen.screen import make_screen
-    from weft.dashboard.view import About
     from weft.launch.anchor import anchor as keep
 
     screen = make_screen(is_quiet=stay.quiet)

@@ -10,13 +10,13 @@ from weft.cli import settings
 from weft.cli.home import home_of
 from weft.cli.options import spread, ticket_text, until
 from weft.cli.run.torchrun import served
-from weft.clock import SystemClock
+from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
+from weft.errors import ConfigError
+from weft.events import Emit, Entry, Notice, RoundCommitted
 
 if TYPE_CHECKING:
     from weft.cli.run.running import Ask
-    from weft.clock import Clock
-    from weft.events import Emit, Entry
     from weft.launch.terms import Allowance, Terms
     from weft.peer.context import Trainers
     from weft.run.machine import CapsConfig
@@ -41,7 +41,6 @@ def join(
     log: settings.Log = None,
 ) -> None:
     """Show what a run will cost this machine, ask, and take part."""
-    from weft.errors import ConfigError
     from weft.net.ticket import read
 
     chosen = settings.machine_settings(
@@ -157,7 +156,7 @@ def _seconds(seconds: float) -> str:
 class TrafficWatch:
     """A sink that says in an event when far more is moved than the terms that were agreed to."""
 
-    def __init__(self, clock: "Clock") -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._terms: Terms | None = None  # shown, and agreed to if anything follows
         self._emit: Emit | None = None  # of the peer, once there is one
@@ -166,11 +165,10 @@ class TrafficWatch:
     def agreed(self, terms: "Terms") -> None:
         self._terms = terms
 
-    def started(self, emit: "Emit") -> None:
+    def started(self, emit: Emit) -> None:
         self._emit = emit
 
-    def write(self, entry: "Entry") -> None:
-        from weft.events import Notice, RoundCommitted
+    def write(self, entry: Entry) -> None:
         from weft.launch.terms import Allowance
 
         if self._terms is None or self._emit is None:

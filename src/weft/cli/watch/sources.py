@@ -16,11 +16,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.options import ticket_text
+from weft.cli.run.ticket import kept_ticket, read_kept
+from weft.cli.settings import check_transports, machine_settings
+from weft.clock import SystemClock
 from weft.dashboard.logs import find_logs, in_order, is_there, older
+from weft.dashboard.view import About
+from weft.errors import WeftError
+from weft.events import Entry
+from weft.ids import Digest, short
+from weft.log import LogTail, read_jsonl
+from weft.wire import MAX_RECORD_NBYTES
 
 if TYPE_CHECKING:
-    from weft.dashboard.view import About
-    from weft.events import Entry
     from weft.net.node import Node
     from weft.net.ticket import Ticket
     from weft.observe.observer import Observer
@@ -44,7 +51,6 @@ def find(given: str | None, home: Path) -> "tuple[Path, ...] | Ticket":
     Raises:
         ConfigError, TicketError: nothing; says what there is to give.
     """
-    from weft.cli.run.ticket import kept_ticket, read_kept
     from weft.net.ticket import read
 
     if given is None:
@@ -65,8 +71,6 @@ async def follow_logs(
     Raises:
         ConfigError: a line is no event, or a file cannot be read.
     """
-    from weft.log import LogTail, read_jsonl
-
     tails = [LogTail(path) for path in paths]
     earlier = [part for path in paths for part in older(path)]
     reads: Sequence[Callable[[], list[Entry]]]
@@ -87,8 +91,6 @@ async def observe(
     ticket: "Ticket", transports: str | None, on_entry: "Callable[[Entry], None]"
 ) -> "AsyncIterator[tuple[Observer, About]]":
     """Link to members of a run; yield who hears them, and what is known of it now."""
-    from weft.cli.settings import check_transports, machine_settings
-    from weft.clock import SystemClock
     from weft.dashboard.run import about, about_of
     from weft.keys import Identity
     from weft.launch.visit import ask_charter, visit
@@ -110,13 +112,10 @@ async def _known_of(node: "Node") -> "tuple[str, StagedConfig | None]":
 
     The name is the first digits of the run's digest where nobody tells.
     """
-    from weft.errors import WeftError
-    from weft.ids import Digest, short
     from weft.net.multi_source import small_from
     from weft.run.genesis import read_run
     from weft.run.outline import read_outline
     from weft.run.staged import StagedConfig
-    from weft.wire import MAX_RECORD_NBYTES
 
     name = short(node.run)
     with suppress(WeftError):

@@ -9,14 +9,17 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.watch.sources import Given
+from weft.cli.process import run_loop
+from weft.cli.watch.sources import Given, find, follow_logs, observe
+from weft.errors import ConfigError
+from weft.events import Entry, LinkDown, PeerStopped, StageLeft
+from weft.ids import PeerId
+from weft.rng import fresh_secret
 
 if TYPE_CHECKING:
     import socket
 
     from weft.dashboard.page import Feed
-    from weft.events import Entry
-    from weft.ids import PeerId
     from weft.net.ticket import Ticket
 
 LOCAL = {"127.0.0.1", "::1", "localhost"}
@@ -34,10 +37,6 @@ def watch(
     transports: settings.Transports = None,
 ) -> None:
     """Show a run on a page of this machine: losses, peers, rounds, bytes, what is wrong. Ctrl-C ends it."""
-    from weft.cli.process import run_loop
-    from weft.cli.watch.sources import find
-    from weft.rng import fresh_secret
-
     source = find(run, home_of(context))
     token = None if public or host in LOCAL else fresh_secret(16).hex()
     listener = _listen(host, port)
@@ -51,8 +50,6 @@ def watch(
 
 def _listen(host: str, port: int) -> "socket.socket":
     import socket
-
-    from weft.errors import ConfigError
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -104,16 +101,14 @@ def _address(listener: "socket.socket", token: str | None) -> str:
 
 async def _follow(logs: "tuple[Path, ...]", feed: "Feed") -> None:
     """Show logs: those of peers that have all stopped as finished, others as they grow."""
-    from weft.cli.watch.sources import follow_logs
     from weft.dashboard.run import about_of, shared_by
-    from weft.events import LinkDown, PeerStopped, StageLeft
 
     shared = shared_by(logs[0])
     if shared is not None:
         feed.history.know(about_of(shared))
     is_stopped: dict[PeerId, bool] = {}
 
-    def take(entry: "Entry") -> None:
+    def take(entry: Entry) -> None:
         feed.take(entry)
         if not isinstance(entry.event, (StageLeft, LinkDown)):  # what comes after a peer's last word
             is_stopped[entry.peer] = isinstance(entry.event, PeerStopped)
@@ -123,8 +118,6 @@ async def _follow(logs: "tuple[Path, ...]", feed: "Feed") -> None:
 
 
 async def _observe(ticket: "Ticket", feed: "Feed", transports: str | None) -> None:
-    from weft.cli.watch.sources import observe
-
     async with observe(ticket, transports, feed.take) as (observer, known):
         feed.history.know(known)
         print("linked; members are heard", file=sys.stderr, flush=True)  # noqa: T201
