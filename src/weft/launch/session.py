@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from weft.clock import Clock, SystemClock
 from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch
-from weft.events import ConnectionDropped, Emit, Event, EventLog, Sink
+from weft.events import ConnectionDropped, Emit, EventLog, Sink
 from weft.executor import Compute, Threads
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
@@ -48,10 +48,6 @@ if TYPE_CHECKING:
 NOBODY = ByKeys(allowed=())
 
 
-def nobody(event: Event) -> None:
-    """Tell nobody."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What one machine brings."""
@@ -61,7 +57,9 @@ class Options:
     settings: PeerConfig
     sinks: Sequence[Sink] = ()
     until: float | None = None  # wall seconds at which the peer leaves
-    aside: Emit = nobody  # takes how far that has come which takes long before this peer has a name in the run
+    aside: Emit = lambda _event: (
+        None
+    )  # takes how far that has come which takes long before this peer has a name in the run
 
 
 @dataclass(frozen=True, kw_only=True)

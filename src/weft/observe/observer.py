@@ -287,9 +287,8 @@ def entries_of(bulletin: Bulletin, signer: PeerId, now: float) -> Iterator[event
         except (msgspec.DecodeError, ConfigError, KeyError, TypeError, RecursionError, UnicodeDecodeError):
             continue
         for entry in found:
-            event = (
-                None if isinstance(entry.event, events.RoundProven) else public(entry.event)
-            )  # only who looks can check
-            at = entry.at if math.isfinite(entry.at) else now
+            if isinstance(entry.event, events.RoundProven):  # only who looks can check
+                continue
+            event, at = public(entry.event), entry.at if math.isfinite(entry.at) else now
             if event is not None and is_plausible(event):
                 yield events.Entry(v=events.VERSION, at=min(max(at, 0.0), now + MOST_AHEAD_S), peer=signer, event=event)

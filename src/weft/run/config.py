@@ -294,9 +294,8 @@ class SyncConfig(Config, frozen=True, kw_only=True):
     predecessor: _Predecessor | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(
-            self.method, get_args(MethodConfig)
-        ):  # a program wrote it: files are checked as they are read
+        # A program wrote it: files are checked as they are read.
+        if not isinstance(self.method, get_args(MethodConfig)):
             raise ConfigError(
                 f"method is {self.method!r:.80}, of type {type(self.method).__name__}. Allowed: a row of "
                 "weft.sync.method.presets, such as DiLoCoConfig(every=30) or FedAvgConfig(), or a "

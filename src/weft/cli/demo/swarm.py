@@ -127,14 +127,8 @@ class Swarm:
         # -P: nothing in the current folder is mistaken for a module. tls on loopback: no packet leaves the machine.
         command = [sys.executable, "-P", "-m", "weft", "--home", str(self.home), verb, *arguments]
         command += ["--name", name, "--host", "127.0.0.1", "--transports", "tls", "--device", DEVICE, "--quiet"]
-        command += [
-            "--threads",
-            str(self._num_threads),
-            "--report",
-            str(self.report(name)),
-            "--parent",
-            str(os.getpid()),
-        ]
+        command += ["--threads", str(self._num_threads), "--report", str(self.report(name))]
+        command += ["--parent", str(os.getpid())]
         with self._said(name).open("w", encoding="utf-8") as said:
             process = subprocess.Popen(
                 command,
