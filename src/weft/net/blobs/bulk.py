@@ -60,17 +60,13 @@ class Bulk:
     """One bulk stream, its bytes counted, and the reader that keeps its place. It is a `Stream` itself."""
 
     def __init__(self, stream: Stream, traffic: LinkTraffic) -> None:
-        self.peer = stream.peer
+        self.peer, self.source = stream.peer, stream.source
         self.stream = stream
         self.traffic = traffic
         self.reader = FrameReader(
             stream, max_nbytes=messages.MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S, on_bytes=traffic.received
         )
         self.is_fresh = True  # no blob has passed yet
-
-    @property
-    def source(self) -> str:
-        return self.stream.source
 
     async def send(self, data: Buffer) -> None:
         await self.stream.send(data)

@@ -30,28 +30,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from weft.errors import DialError, GenesisMismatch, PeerError, Unreachable, WeftError, WireError
 from weft.events import AdmissionRefused, ConnectionDropped, Emit
 from weft.ids import PeerId, short
+from weft.net import messages
 from weft.net.link.address_book import AddressBook
 from weft.net.link.handshake import Passport, greet, handshake_reader, hear, judge, turn_away
 from weft.net.link.links import VIA, Link, Links
 from weft.net.link.trial import failed, one
-from weft.net.messages import (
-    MAX_ADDRESSES,
-    MAX_ENDED_LINKS,
-    MAX_TOLD_CONTACTS,
-    PROTOCOL,
-    Admitted,
-    Contact,
-    Hello,
-    Reaches,
-    Rejected,
-    WhoReaches,
-)
 from weft.net.transport.base import Accept, Lane, Stream, Transport
 from weft.net.transport.frame import FrameReader
 from weft.net.transport.gate import Gate
@@ -90,9 +78,7 @@ class HappyEyeballs:
     async def __aenter__(self) -> "HappyEyeballs":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         losers = list(self._running)
         for loser in losers:
             loser.cancel()
@@ -295,9 +281,9 @@ class Dialer:
 
     async def _reaches(self, link: Link, peer: PeerId) -> bool:
         try:
-            question = encode(WhoReaches(peer=peer))
-            answer = await link.session.call(WhoReaches.__name__, question, deadline_s=ASK_RELAYS_S)
-            reaches: Reaches = decode(answer, Reaches)
+            question = encode(messages.WhoReaches(peer=peer))
+            answer = await link.session.call(messages.WhoReaches.__name__, question, deadline_s=ASK_RELAYS_S)
+            reaches: messages.Reaches = decode(answer, messages.Reaches)
         except PeerError:
             return False
         return reaches.is_reached
@@ -324,7 +310,13 @@ class Dialer:
         return await self._await_arrival(peer, stream)
 
     def _install(
-        self, stream: Stream, reader: FrameReader, address: str, hello: Hello, welcome: Admitted, tried: tuple[str, ...]
+        self,
+        stream: Stream,
+        reader: FrameReader,
+        address: str,
+        hello: messages.Hello,
+        welcome: messages.Admitted,
+        tried: tuple[str, ...],
     ) -> Link:
         peer, session = stream.peer, self._links.session(stream, reader)
         link = Link(
@@ -336,7 +328,7 @@ class Dialer:
             tried=tried,
         )
         self._book.keep(peer, () if link.is_relayed else (address,), welcome.name)
-        self._book.announce(Contact(peer=peer, name=welcome.name, addresses=welcome.addresses))
+        self._book.announce(messages.Contact(peer=peer, name=welcome.name, addresses=welcome.addresses))
         self._links.install(link)
         self._book.hear(welcome.contacts)
         return link
@@ -359,19 +351,19 @@ class Dialer:
     def _transport(self, address: str) -> Transport:
         return self._transports[address.partition("://")[0]]
 
-    def _hello(self, peer: PeerId, worse: Link | None) -> Hello:
+    def _hello(self, peer: PeerId, worse: Link | None) -> messages.Hello:
         """Return what this peer says first. The link that this one is to replace counts as ended."""
         self._num_dials += 1
         ended = (*self._links.ended(peer), *(() if worse is None else (worse.link_id,)))
-        return Hello(
-            version=PROTOCOL,
+        return messages.Hello(
+            version=messages.PROTOCOL,
             run=self._passport.run,
             name=self._passport.name,
             proof=self._passport.proof_for(peer),
-            addresses=self.addresses[:MAX_ADDRESSES],
+            addresses=self.addresses[: messages.MAX_ADDRESSES],
             link=self._passport.instance[:4] + self._num_dials.to_bytes(4, "big"),
             instance=self._passport.instance,
-            ended=ended[-MAX_ENDED_LINKS:],
+            ended=ended[-messages.MAX_ENDED_LINKS :],
         )
 
     def _forget(self, peer: PeerId, dial: "asyncio.Task[Link]") -> None:
@@ -440,7 +432,7 @@ class Listener:
         self._book = book
         self._emit = emit
         self._accept_bulk = accept_bulk
-        self.max_told = MAX_TOLD_CONTACTS  # to whom is admitted
+        self.max_told = messages.MAX_TOLD_CONTACTS  # to whom is admitted
         self._strangers: Gate[tuple[Transport, Stream]] = Gate(MAX_STRANGERS, MAX_STRANGERS_PER_IP, "are not admitted")
 
     def accept(self, transport: Transport) -> Accept:
@@ -480,7 +472,7 @@ class Listener:
             await stream.close()
             return
         verdict = self._verdict(stream.peer, heard)
-        if isinstance(verdict, Rejected):
+        if isinstance(verdict, messages.Rejected):
             self._emit(AdmissionRefused(remote=stream.peer, reason=verdict.reason))
             await turn_away(stream, verdict)
             return
@@ -488,39 +480,43 @@ class Listener:
         if (transport, stream) not in self._strangers:  # turned out meanwhile
             return
         if self._is_duplicate(stream.peer, verdict):
-            await turn_away(stream, Rejected(code="duplicate", reason="a link to you stands"))
+            await turn_away(stream, messages.Rejected(code="duplicate", reason="a link to you stands"))
             return
         self._admit(transport, stream, reader, verdict)
 
-    def _verdict(self, peer: PeerId, heard: Hello | Rejected) -> Hello | Rejected:
-        if isinstance(heard, Rejected):
+    def _verdict(self, peer: PeerId, heard: messages.Hello | messages.Rejected) -> messages.Hello | messages.Rejected:
+        if isinstance(heard, messages.Rejected):
             return heard
         if (rejected := judge(self._passport, peer, heard)) is not None:
             return rejected
         if self._links.is_barred(peer):
-            return Rejected(code="busy", reason="you broke the protocol again and again; come back in a minute")
+            return messages.Rejected(
+                code="busy", reason="you broke the protocol again and again; come back in a minute"
+            )
         if self._links.is_full_for(peer):
-            return Rejected(code="busy", reason="this peer has as many links as it can serve; ask another member")
+            return messages.Rejected(
+                code="busy", reason="this peer has as many links as it can serve; ask another member"
+            )
         return heard
 
-    def _is_duplicate(self, peer: PeerId, hello: Hello) -> bool:
+    def _is_duplicate(self, peer: PeerId, hello: messages.Hello) -> bool:
         link = self._links.get(peer)
         return link is not None and link.instance == hello.instance and link.link_id not in hello.ended
 
-    def _admit(self, transport: Transport, stream: Stream, reader: FrameReader, hello: Hello) -> None:
+    def _admit(self, transport: Transport, stream: Stream, reader: FrameReader, hello: messages.Hello) -> None:
         others = (self._book.contact(peer) for peer in self._links.peers() if peer != stream.peer)
         contacts = islice((contact for contact in others if contact.addresses), self.max_told)  # few of many are told
-        welcome = Admitted(
+        welcome = messages.Admitted(
             name=self._passport.name,
             proof=self._passport.proof_for(stream.peer),
-            addresses=self._dialer.addresses[:MAX_ADDRESSES],
+            addresses=self._dialer.addresses[: messages.MAX_ADDRESSES],
             instance=self._passport.instance,
             contacts=tuple(contacts),
         )
         session = self._links.session(stream, reader)
         session.open_with(encode(welcome))
         link = Link(session=session, transport=transport, address="", link_id=hello.link, instance=hello.instance)
-        self._book.announce(Contact(peer=stream.peer, name=hello.name, addresses=hello.addresses))
+        self._book.announce(messages.Contact(peer=stream.peer, name=hello.name, addresses=hello.addresses))
         self._links.install(link)
 
     def _drop(self, transport: Transport, peer: PeerId, reason: str) -> None:

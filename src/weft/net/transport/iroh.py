@@ -88,7 +88,7 @@ class IrohStream:
         self, peer: PeerId, connection: Any, ends: tuple[Any, Any], tasks: Tasks, open_streams: "dict[IrohStream, None]"
     ) -> None:
         self.source = ""
-        self._peer = peer
+        self.peer = peer
         self._connection = connection
         self._writer, self._reader = ends
         self._tasks = tasks
@@ -96,10 +96,6 @@ class IrohStream:
         self._sending = asyncio.Lock()
         self._is_closed = False
         self._waiting: dict[asyncio.Timeout, None] = {}
-
-    @property
-    def peer(self) -> PeerId:
-        return self._peer
 
     async def send(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")

@@ -464,15 +464,11 @@ class MemoryStream:
 
     def __init__(self, peer: PeerId, outgoing: Pipe, incoming: Pipe, owner: MemoryTransport, source: str = "") -> None:
         self.source = source
-        self._peer = peer
+        self.peer = peer
         self._outgoing = outgoing
         self._incoming = incoming
         self._owner = owner
         self._sending = asyncio.Lock()
-
-    @property
-    def peer(self) -> PeerId:
-        return self._peer
 
     async def send(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
@@ -486,7 +482,7 @@ class MemoryStream:
 
     async def close(self) -> None:
         if self._release():
-            closed_here = f"stream to {short(self._peer)} was closed on this side"
+            closed_here = f"stream to {short(self.peer)} was closed on this side"
             self._outgoing.end(closed_here)
             self._incoming.abandon(closed_here, farewell="stream was closed by the peer")
 
