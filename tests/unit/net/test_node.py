@@ -398,7 +398,7 @@ def test_who_moved_is_found_at_its_new_address_by_those_it_has_not_told(world):
         moved = world.node(3)
         await moved.start()
         for address in ("memory://first", f"memory://{moved.peer}"):
-            moved._dialer.addresses = (address,)
+            moved._book.own = (address,)
             await moved.connect(a.peer)
             await asyncio.sleep(1)
             moved.drop(a.peer, "moves")
@@ -594,7 +594,7 @@ def test_other_protocol_version_is_told_apart_whatever_its_fields(world):
 def test_joiner_of_another_version_gets_a_wire_error(world, monkeypatch):
     async def scenario():
         a, b = await world.started(2)
-        monkeypatch.setattr("weft.net.link.dialer.PROTOCOL", 2)
+        monkeypatch.setattr("weft.net.messages.PROTOCOL", 2)
         with pytest.raises(WireError, match="speaks another version of weft: protocol 2 meets protocol 1"):
             await b.connect(a.peer)
 
