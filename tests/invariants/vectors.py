@@ -33,7 +33,7 @@ from weft.net.transport.tls_certificate import make_certificate
 from weft.net.transport.tls_handshake import Challenge, ClientProof, Welcome, preamble
 from weft.peer.chain import genesis, open_branch
 from weft.peer.messages import StateRequest
-from weft.store.votes import Votes
+from weft.store.journal import Votes
 from weft.sync.governance.enact import enact
 from weft.sync.merge.reduce import Coding, Merger, cut
 from weft.sync.method.choices import Choices, SgdConfig

@@ -136,7 +136,8 @@ class Stalled(msgspec.Struct, frozen=True):
     stall_s: float
 
 
-Output = Stalled | SendHeartbeat | Redial | New | Suspected | Recovered | Gone | Left | Forgotten | Full
+Change = New | Suspected | Recovered | Gone | Left
+Output = Stalled | SendHeartbeat | Redial | Change | Forgotten | Full
 
 
 def step(state: State, event: Input, now: float) -> tuple[State, tuple[Output, ...]]:

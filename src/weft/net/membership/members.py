@@ -40,7 +40,7 @@ import msgspec
 from msgspec import Meta
 
 from weft.ids import PeerId, short
-from weft.net.membership.full_mesh import FORGET_S, Forgotten, Full, Gone, Left, New, Recovered, Suspected
+from weft.net.membership.full_mesh import FORGET_S, Change, Forgotten, Full, Gone, Left, New, Recovered, Suspected
 from weft.net.messages import MAX_LISTED, NUM_BUCKETS, Listed
 
 MAX_KNOWN = 2048  # peers; one too many waits until somebody is gone
@@ -146,7 +146,7 @@ class Correct(msgspec.Struct, frozen=True):
     claim: Claim
 
 
-Effect = Spread | Renew | Correct | New | Suspected | Recovered | Gone | Left | Forgotten | Full
+Effect = Spread | Renew | Correct | Change | Forgotten | Full
 
 
 def believe(members: Members, claim: Claim, sender: PeerId | None, now: float) -> tuple[Members, tuple[Effect, ...]]:

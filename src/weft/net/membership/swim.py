@@ -151,20 +151,8 @@ class Watch(msgspec.Struct, frozen=True):
     gone: frozenset[PeerId] = frozenset()
 
 
-Input = (
-    full_mesh.Tick
-    | full_mesh.Heard
-    | full_mesh.LinkLost
-    | full_mesh.RedialFailed
-    | Linked
-    | Tied
-    | Told
-    | Pinged
-    | HelpAsked
-    | Helped
-    | Silent
-    | Watch
-)
+Seen = full_mesh.Tick | full_mesh.Heard | full_mesh.LinkLost | full_mesh.RedialFailed
+Input = Seen | Linked | Tied | Told | Pinged | HelpAsked | Helped | Silent | Watch
 
 
 # --- outputs, besides those about members ---
@@ -223,30 +211,9 @@ class Keep(msgspec.Struct, frozen=True):
     peers: tuple[PeerId, ...]
 
 
-Change = (
-    full_mesh.New
-    | full_mesh.Suspected
-    | full_mesh.Recovered
-    | full_mesh.Gone
-    | full_mesh.Left
-    | full_mesh.Forgotten
-    | full_mesh.Full
-)
-Output = (
-    full_mesh.Stalled
-    | full_mesh.Redial
-    | Ping
-    | Answer
-    | Tell
-    | AskHelp
-    | Help
-    | SignLife
-    | SignAccusation
-    | Compare
-    | Revive
-    | Keep
-    | Change
-)
+Change = full_mesh.Change | full_mesh.Forgotten | full_mesh.Full
+Sent = Ping | Answer | Tell | AskHelp | Help | Compare
+Output = Sent | SignLife | SignAccusation | Revive | Keep | full_mesh.Stalled | full_mesh.Redial | Change
 Outputs = tuple[Output, ...]
 
 
