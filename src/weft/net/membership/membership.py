@@ -27,8 +27,7 @@ from weft.errors import WeftError, WireError
 from weft.ids import PeerId, short
 from weft.keys import verify
 from weft.net.membership import full_mesh, swim
-from weft.net.membership.claims import ClaimReader
-from weft.net.membership.gossip import Gossip
+from weft.net.membership.gossip import ClaimReader, Gossip
 from weft.net.membership.members import MAX_KNOWN
 from weft.net.membership.swim import MAX_ALL, MIN_BOUNDED, watches_all
 from weft.net.messages import MAX_REASON_CHARS, Contact, Departure, Farewell, Heartbeat
@@ -41,8 +40,7 @@ IDLE_S = 30.0  # without a byte, before a link that neither side keeps is closed
 MAX_IDLE = 16  # such links; the one longest silent makes room
 MAX_DEPARTED = 256  # goodbyes remembered: they only keep a process from coming back by mistake
 
-Change = full_mesh.New | full_mesh.Suspected | full_mesh.Recovered | full_mesh.Gone | full_mesh.Left
-OnChange = Callable[[Change], None]
+OnChange = Callable[[full_mesh.Change], None]
 
 
 class Membership:
