@@ -132,7 +132,7 @@ def test_missing_transport_is_an_event_and_none_at_all_an_error(world):
             await Node(world.passport(1), [Absent()], world.clock, emit).start()
         with pytest.raises(PortInUse, match="4433"):
             await Node(world.passport(1), [world.network.transport(world.ids[1]), Taken()], world.clock, emit).start()
-        assert not world.network._listener(world.ids[1])  # what had started was stopped
+        assert world.ids[1] not in world.network.listening  # what had started was stopped
 
     world.run(scenario)
 

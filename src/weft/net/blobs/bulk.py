@@ -47,9 +47,8 @@ STALL_S = 15.0  # no byte for so long means that the holder is gone
 
 # Answers requests for blobs until the stream ends, or its peer asks for something else, which is returned.
 Serve = Callable[["Bulk"], Awaitable[messages.RelayPlease | messages.Relayed | None]]
-TakeOver = Callable[
-    ["Bulk", messages.RelayPlease | messages.Relayed], Awaitable[None]
-]  # the stream is its own from then on
+# The stream is its own from then on.
+TakeOver = Callable[["Bulk", messages.RelayPlease | messages.Relayed], Awaitable[None]]
 
 
 class StaleStream(PeerError):

@@ -161,9 +161,8 @@ class Gossip:
         members = Members(me=node.peer, instance=node.passport.instance)
         self._state = swim.State(members=members, secret=secret(identity, "overlay"))
         self._pinned: frozenset[PeerId] = frozenset()
-        self._used: dict[
-            PeerId, tuple[messages.LinkUse, float]
-        ] = {}  # what was said last on the link that stands, and when
+        # What was said last on the link that stands, and when.
+        self._used: dict[PeerId, tuple[messages.LinkUse, float]] = {}
         self._compared_at: dict[PeerId, float] = {}
         self._num_revived = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -313,9 +312,8 @@ class Gossip:
 
     def _give(self, peer: PeerId, proofs: Sequence[Signed]) -> None:
         for start in range(0, len(proofs), messages.MAX_NEWS):
-            self._node.post(
-                peer, messages.News(claims=tuple(proofs[start : start + messages.MAX_NEWS]), is_compared=True)
-            )
+            some = tuple(proofs[start : start + messages.MAX_NEWS])
+            self._node.post(peer, messages.News(claims=some, is_compared=True))
 
     def _take(self, peer: PeerId, signed: Sequence[Signed], is_compared: bool = False) -> None:
         claims = []

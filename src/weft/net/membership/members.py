@@ -34,13 +34,23 @@ is found with few bytes (anti-entropy):
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from weft.ids import PeerId, short
-from weft.net.membership.full_mesh import FORGET_S, Change, Forgotten, Full, Gone, Left, New, Recovered, Suspected
+from weft.net.membership.full_mesh import (
+    FORGET_S,
+    Change,
+    Forgotten,
+    Full,
+    Gone,
+    Left,
+    New,
+    Recovered,
+    Status,
+    Suspected,
+)
 from weft.net.messages import MAX_LISTED, NUM_BUCKETS, Listed
 
 MAX_KNOWN = 2048  # peers; one too many waits until somebody is gone
@@ -95,7 +105,7 @@ Claim = Lives | Accused | Departed
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """What is believed of one peer."""
 
-    status: Annotated[str, Meta(pattern="alive|suspected|gone|left")]
+    status: Status
     since: float  # when it got that status
     life: Lives
     told_at: float  # when that incarnation was first seen

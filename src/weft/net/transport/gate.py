@@ -12,13 +12,20 @@ import asyncio
 import ipaddress
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
+
+from msgspec import Meta
 
 from weft.errors import PeerError
 from weft.net.transport.base import Accept, Lane, OnDrop, Stream
 from weft.tasks import Tasks
 
 K = TypeVar("K")
+
+# Options of transports that listen.
+HandshakeS = Annotated[float, Meta(gt=0, le=60, description="seconds a connection has to prove its key")]
+MaxHalfOpen = Annotated[int, Meta(ge=1, le=4096, description="connections that have proven no key yet, over all")]
+MaxHalfOpenPerIp = Annotated[int, Meta(ge=1, le=4096, description="the same from one address; loopback is exempt")]
 
 
 class Gate(Generic[K]):
