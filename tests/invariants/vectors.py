@@ -25,7 +25,8 @@ from weft.data import ByteTokenizer, DataIndex, ShardInfo, ShardStore, leases
 from weft.data.tokenizer import CharTokenizer
 from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
 from weft.keys import Identity
-from weft.net.admission import ByTicket, prove
+from weft.net.admission import ByTicket
+from weft.net.link.handshake import prove
 from weft.net.messages import BlobHeader, BlobRequest, Call, Contact, Hello, RangeRequest
 from weft.net.ticket import TicketBody, issue
 from weft.net.transport.frame import encode_frame

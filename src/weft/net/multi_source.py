@@ -306,4 +306,6 @@ async def small_from(node: Node, peers: Sequence[PeerId], digest: Digest, max_nb
     Raises:
         PeerError: none did; says what each answered.
     """
-    return await first_of(peers, lambda peer: node.fetch_small(peer, digest, max_nbytes), f"blob {short(digest)}")
+    return await first_of(
+        peers, lambda peer: node.fetch_small(peer, digest, max_nbytes), lambda: f"blob {short(digest)}"
+    )

@@ -18,8 +18,8 @@ from weft.errors import (
 from weft.events import AdmissionRefused, ConnectionDropped, FellBack, LinkDown, LinkUp
 from weft.ids import Digest, PeerId, RunId
 from weft.net import ticket
-from weft.net.admission import ByKeys, ByTicket, prove
-from weft.net.link.handshake import Passport
+from weft.net.admission import ByKeys, ByTicket
+from weft.net.link.handshake import Passport, prove
 from weft.net.messages import PROTOCOL, Acquaint, Contact, Hello, Rejected
 from weft.net.node import Node
 from weft.net.transport.frame import FrameReader, write_frame

@@ -105,12 +105,14 @@ class Bulk:
 
     async def header(self, digest: Digest, stall_s: float) -> messages.BlobHeader:
         """Return the next header."""
-        found: messages.BlobHeader | None = await self.read(
-            messages.BlobHeader, stall_s, f"header of blob {short(digest)}"
-        )
-        if found is None:
+        async with within(
+            stall_s, lambda: self._overdue(f"sent no header of blob {short(digest)} within {stall_s:g} s")
+        ):
+            data = await self.reader.read()
+        if data is None:
             raise PeerError(f"{short(self.peer)} closed the bulk stream before blob {short(digest)}")
-        return found
+        header: messages.BlobHeader = decode(data, messages.BlobHeader)
+        return header
 
     async def read(self, kind: Any, deadline_s: float, what: str) -> Any:
         """Return the next record of `kind`, or None where the stream ends.

@@ -123,7 +123,7 @@ class StateClient:
             data = await self._node.fetch_small(donor, wanted, MAX_INDEX_NBYTES)
             return decode(data, StateIndex, max_nbytes=MAX_INDEX_NBYTES)  # type: ignore[no-any-return]
 
-        return await first_of(donors, fetch, "the index of its state")
+        return await first_of(donors, fetch, lambda: "the index of its state")
 
     async def pull(
         self,
