@@ -76,7 +76,6 @@ class Int4:
 
 
 def _quantize(values: Values, codes: Codes, work: Scratch, most: int, grid: np.uint32) -> NDArray[np.float32]:
-    """Fill `codes` and return the scales; `work` is overwritten."""
     work = work[0]
     torch.abs(values, out=work)
     top = work.amax(1)

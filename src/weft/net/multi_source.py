@@ -11,7 +11,7 @@ Failure:
 - a holder that lacks a blob: another is asked for that one.
 - no holder is left for a blob: PeerError; what arrived has been kept.
 
-Who delivers what, `BlobQueue` decides, which is told the time: one queue, from which whoever is free takes the next.
+`BlobQueue` decides who delivers what, and is told the time: one queue, from which whoever is free takes the next.
 
     blobs     waiting ──take──► under way at one holder ──arrived──► done
                  ▲                      │

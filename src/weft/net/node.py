@@ -36,7 +36,6 @@ from weft.net.link.rpc import CallHandler, Handlers, LinkTraffic, NoteHandler, T
 from weft.net.link.trial import Trial, failed, nobody
 from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease
 from weft.net.transport.base import Transport
-from weft.net.transport.rate_limit import Bucket
 from weft.tasks import within
 from weft.wire import Buffer, decode, encode
 
@@ -80,7 +79,7 @@ class Node:
         self._dialer = Dialer(passport, transports, self._links, self._book)
         self._blobs = Blobs(self._links, self._dialer, self._handlers, self._traffic, emit, offload)
         streams = self._blobs.streams
-        self._relay = Relay(relay, self._links, streams, self._handlers, Bucket(relay.max_bps, clock))
+        self._relay = Relay(relay, self._links, streams, self._handlers, clock)
         self._via = None if via is None else ViaTransport(via, streams.open, self._tell_drop)
         streams.on_relay(self._take_over)
         self._listener = Listener(passport, self._links, self._book, emit, self._blobs.accept)

@@ -32,6 +32,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from weft.clock import Clock
 from weft.config import Config
 from weft.errors import CallFailed, DialError, NetError, PeerError, Refused, WireError
 from weft.ids import PeerId, short
@@ -68,19 +69,15 @@ NO_RELAY = RelayConfig(is_on=False)
 
 
 class Relay:
-    """What one peer passes on.
-
-    Args:
-        bucket: what all streams together take their bytes from.
-    """
+    """What one peer passes on."""
 
     def __init__(
-        self, config: RelayConfig, links: Links, streams: BulkStreams, handlers: Handlers, bucket: Bucket
+        self, config: RelayConfig, links: Links, streams: BulkStreams, handlers: Handlers, clock: Clock
     ) -> None:
         self._config = config
         self._links = links
         self._streams = streams
-        self._bucket = bucket
+        self._bucket = Bucket(config.max_bps, clock)  # of all streams together
         self._num_asked: Counter[PeerId] = Counter()
         self._passing: dict[asyncio.Task[None], tuple[PeerId, PeerId]] = {}
         self._tasks = Tasks()
@@ -297,7 +294,6 @@ class InnerStream:
         return filled
 
     async def _feed(self) -> None:
-        """Wait for bytes of the other end."""
         num_bytes = await self._unless_closed(lambda: self._carrier.recv_into(self._buffer))
         if num_bytes:
             self._arrived.write(self._buffer[:num_bytes])

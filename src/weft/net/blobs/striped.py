@@ -8,7 +8,7 @@ Failure:
   first one did.
 - the holder has no such blob, or one of another length: the fetch fails at once.
 
-Which range is fetched next, and whether another stream would help, `Ranges` decides, which is told the time:
+`Ranges` decides which range is fetched next and whether another stream would help; it is told the time:
 
     ranges    waiting ──take──► under way on one stream ──arrived──► done
                  ▲                       │
