@@ -1,18 +1,19 @@
 """How this peer dials others: each at its addresses, and again after a loss.
 
+Of several addresses the best goes first. Each further one begins when one before it has failed, or after
+`HEAD_START_S`, with those before it still under way (as RFC 8305 does with addresses of one name). Streams are handed
+out as they open; what is still under way at the end is given up.
+
 Kept links (`keep`) are redialled when they go down: at once, then after doubling pauses with jitter, of at most 30 s in
 the first ten minutes and 5 min later, until they are released or their peer has not been met for `EXPIRE_S`.
 
 Where no address leads to a peer, those to which direct links stand are asked who of them reaches it, and it is dialled
-through one (`via`). Such a link is replaced by a direct one as soon as an address works: that is tried now and then.
+through one (net/blobs/relay.py). Such a link is replaced by a direct one as soon as an address works: that is tried now
+and then.
 
 Failure:
 - an address black-holes: the next one gets its turn a second later; `LinkUp.tried` says which failed and why.
 - another run, version or no admission: definite, so no other address is tried.
-
-Of several addresses the best goes first. Each further one begins when one before it has failed, or after
-`HEAD_START_S`, with those before it still under way (as RFC 8305 does with addresses of one name). Streams are handed
-out as they open; what is still under way at the end is given up.
 """
 
 import asyncio
