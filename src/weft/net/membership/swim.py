@@ -151,8 +151,8 @@ class Watch(msgspec.Struct, frozen=True):
     gone: frozenset[PeerId] = frozenset()
 
 
-Seen = full_mesh.Tick | full_mesh.Heard | full_mesh.LinkLost | full_mesh.RedialFailed
-Input = Seen | Linked | Tied | Told | Pinged | HelpAsked | Helped | Silent | Watch
+Shared = full_mesh.Tick | full_mesh.Heard | full_mesh.LinkLost | full_mesh.RedialFailed  # inputs of both machines
+Input = Shared | Linked | Tied | Told | Pinged | HelpAsked | Helped | Silent | Watch
 
 
 # --- outputs, besides those about members ---
@@ -212,8 +212,8 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 Change = full_mesh.Change | full_mesh.Forgotten | full_mesh.Full
-Sent = Ping | Answer | Tell | AskHelp | Help | Compare
-Output = Sent | SignLife | SignAccusation | Revive | Keep | full_mesh.Stalled | full_mesh.Redial | Change
+Message = Ping | Answer | Tell | AskHelp | Help | Compare  # to a peer
+Output = Message | SignLife | SignAccusation | Revive | Keep | full_mesh.Stalled | full_mesh.Redial | Change
 Outputs = tuple[Output, ...]
 
 
