@@ -29,8 +29,8 @@ from weft.launch.peer import context_of
 from weft.launch.session import Options, Session
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
-from weft.net.membership.claims import ClaimReader
 from weft.net.membership.full_mesh import MAX_MEMBERS
+from weft.net.membership.gossip import ClaimReader
 from weft.net.node import Node
 from weft.net.ticket import MAX_CONTACTS
 from weft.net.transport.memory import SCHEME, MemoryNetwork
