@@ -30,7 +30,7 @@ from weft.events import RoundCommitted
 from weft.ids import Digest, PeerId
 from weft.net.blobs.blobs import Lookup, inline
 from weft.net.link.handshake import Passport
-from weft.net.membership.claims import ClaimReader
+from weft.net.membership.gossip import ClaimReader
 from weft.net.messages import (
     Acquaint,
     Answering,

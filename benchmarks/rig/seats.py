@@ -15,7 +15,7 @@ from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
-from weft.net.membership.claims import ClaimReader
+from weft.net.membership.gossip import ClaimReader
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
 from weft.net.node import Node

@@ -81,6 +81,11 @@ def dump(config: msgspec.Struct) -> str:
     return tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
 
 
+def alike(kind: type[msgspec.Struct], source: object) -> dict[str, Any]:
+    """Return the fields of a `kind` that `source` has by the same names."""
+    return {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}
+
+
 def replace_field(tree: dict[str, Any], dotted: str, value: Any) -> None:
     """Set `section.field` in parsed TOML: how a command-line `--set section.field=value` beats the file.
 

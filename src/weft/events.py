@@ -564,16 +564,3 @@ class EventLog:
     def close(self) -> None:
         for sink in self._sinks:
             sink.close()
-
-
-class MemorySink:
-    """Keeps entries in a list: for tests and benchmarks."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-
-    def write(self, entry: Entry) -> None:
-        self.entries.append(entry)
-
-    def close(self) -> None:
-        pass

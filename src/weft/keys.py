@@ -12,7 +12,6 @@ import errno
 import os
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
@@ -39,7 +38,7 @@ class Identity:
     def __init__(self, private_key: Ed25519PrivateKey, lock: FileLock | None = None) -> None:
         self.private_key = private_key
         self._lock = lock
-        self._peer = PeerId(private_key.public_key().public_bytes_raw().hex())
+        self.peer = PeerId(private_key.public_key().public_bytes_raw().hex())
 
     @classmethod
     def generate(cls) -> "Identity":
@@ -50,10 +49,6 @@ class Identity:
     def from_seed(cls, seed: bytes) -> "Identity":
         """Return the identity of a 32-byte seed: for tests and simulations only."""
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
-
-    @property
-    def peer(self) -> PeerId:
-        return self._peer
 
     def sign(self, message: bytes) -> bytes:
         """Return the 64-byte signature of `message`. Sign records through `wire.seal`, which separates kinds."""
@@ -66,9 +61,7 @@ class Identity:
     def __enter__(self) -> "Identity":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 _PLACES = {
     "extend": ("weft.library.extension", "extend"),
-    "Chart": ("weft.dashboard.notebook", "Chart"),
+    "Chart": ("weft.dashboard.chart", "Chart"),
     "Machine": ("weft.library.given", "Machine"),
     "Run": ("weft.dashboard.run", "Run"),
     "Sync": ("weft.library.sync", "Sync"),

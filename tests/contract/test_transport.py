@@ -20,8 +20,7 @@ from weft.errors import DialError, PeerError, PortInUse
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity
 from weft.net.admission import Anyone
-from weft.net.blobs.relay import RelayConfig
-from weft.net.blobs.via import relay_address
+from weft.net.blobs.relay import RelayConfig, relay_address
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.base import Lane, OnDrop, Stream, Transport, ignore_drop

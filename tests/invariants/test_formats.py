@@ -14,10 +14,11 @@ import torch
 from cryptography.hazmat.primitives import serialization
 
 from invariants import vectors
+from sinks import MemorySink
 from weft import keys, wire
 from weft.clock import VirtualClock
 from weft.data import ByteTokenizer, DataIndex, ShardInfo, ShardStore
-from weft.events import EventLog, LinkDown, MemorySink, RoundMissed
+from weft.events import EventLog, LinkDown, RoundMissed
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens
 from weft.log import JsonlSink, read_jsonl
 from weft.model import ModelConfig, initial_vector

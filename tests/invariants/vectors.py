@@ -25,7 +25,8 @@ from weft.data import ByteTokenizer, DataIndex, ShardInfo, ShardStore, leases
 from weft.data.tokenizer import CharTokenizer
 from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
 from weft.keys import Identity
-from weft.net.admission import ByTicket, prove
+from weft.net.admission import ByTicket
+from weft.net.link.handshake import prove
 from weft.net.messages import BlobHeader, BlobRequest, Call, Contact, Hello, RangeRequest
 from weft.net.ticket import TicketBody, issue
 from weft.net.transport.frame import encode_frame
@@ -33,7 +34,7 @@ from weft.net.transport.tls_certificate import make_certificate
 from weft.net.transport.tls_handshake import Challenge, ClientProof, Welcome, preamble
 from weft.peer.chain import genesis, open_branch
 from weft.peer.messages import StateRequest
-from weft.store.votes import Votes
+from weft.store.journal import Votes
 from weft.sync.governance.enact import enact
 from weft.sync.merge.reduce import Coding, Merger, cut
 from weft.sync.method.choices import Choices, SgdConfig

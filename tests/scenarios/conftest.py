@@ -26,7 +26,7 @@ def _fast() -> Iterator[None]:
     """
     jaxtyping.config.update("jaxtyping_disable", True)
     with pytest.MonkeyPatch.context() as patch, shared():
-        for name in ("os.fsync", "weft.store.votes._flush"):
+        for name in ("os.fsync", "weft.store.journal._flush"):
             patch.setattr(name, lambda _handle: None)
         yield
     jaxtyping.config.update("jaxtyping_disable", False)

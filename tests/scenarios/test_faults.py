@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lines import set_link
 from scenarios.swarm import LEASE_TOKENS, Life, Member, Swarm
 from weft.errors import DiskFull, NotFinite
 from weft.events import (
@@ -527,7 +528,7 @@ def test_a_result_that_overtakes_its_plan_is_not_lost(make_swarm: MakeSwarm) -> 
         leader = leading(members)
         _, *late = [member for member in members if member is not leader]
         for member in late:
-            swarm.network.set_link(leader.id, member.id, delay_s=0.15)
+            set_link(swarm.network, leader.id, member.id, delay_s=0.15)
         at = swarm.clock.now()
         await swarm.round(leader, 4)
         assert swarm.clock.now() - at < 5

@@ -15,7 +15,7 @@ from weft.events import (
     MemberSuspected,
 )
 from weft.keys import Identity
-from weft.net.membership.claims import accuse
+from weft.net.membership.gossip import accuse
 from weft.net.membership.swim import MAX_ALL, SETTLE_S
 from weft.net.messages import News
 from weft.net.transport.memory import MemoryNetwork

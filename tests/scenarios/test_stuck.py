@@ -13,7 +13,7 @@ from weft.ids import BranchId, PeerId, Round
 from weft.peer.fork import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S, Split
 from weft.peer.join.entrance import JOINING_EXPIRES_S
 from weft.peer.messages import BranchConsent, BranchProposal
-from weft.store.votes import Votes
+from weft.store.journal import Votes
 from weft.sync.records.messages import Certificate
 from weft.sync.round.rules import Durable
 

@@ -17,9 +17,8 @@ from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.memory import SCHEME
-from weft.observe import telemetry
 from weft.observe.observer import Observer
-from weft.observe.telemetry import Bulletins
+from weft.observe.telemetry import Bulletins, Relaying
 from weft.run.genesis import seal
 from weft.store.home import Home
 
@@ -71,7 +70,7 @@ def test_one_link_shows_all_stages_and_what_each_decided_is_checked(tmp_path: Pa
             machines = [noted(house, "a", wait_for=3), *(noted(house, name) for name in "bc")]
             await asyncio.sleep(BEGUN_S)
             for machine, bulletins in machines:
-                telemetry.serve(bulletins, machine.company.kit.node, clock)
+                Relaying(bulletins, machine.company.kit.node, clock)
             watching = asyncio.ensure_future(watched(house, machines[2][0], entries))
             await asyncio.sleep(WATCHED_S)
             watching.cancel()

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sinks import MemorySink
 from weft import events
 from weft.clock import VirtualClock
 from weft.errors import ConfigError
-from weft.events import Entry, Event, EventLog, MemorySink, Notice, StepDone
+from weft.events import Entry, Event, EventLog, Notice, StepDone
 from weft.ids import PeerId, Step
 from weft.log import JsonlSink, LogTail, read_jsonl
 

@@ -7,11 +7,7 @@
     four or more digits of a run's name     the newest checkpoint of that run in this home
 
 Of a run with stages each peer keeps sections, which are no model: they are chosen by none of these, and an error says
-how a model is made of them (`weft gather`).
-
-It reads no checkpoint.
-
-Where a command works: the home folder that holds identities, data and runs.
+how a model is made of them (`weft gather`). It reads no checkpoint.
 """
 
 import re
@@ -97,7 +93,11 @@ def _named(given: str, home: Path) -> Path | None:
     if given == "last":
         return home / "runs" / "*"
     if re.fullmatch(rf"[0-9a-f]{{{_MIN_PREFIX},64}}", given):
-        _require_one(given, home / "runs")
+        names = sorted(path.name for path in (home / "runs").glob(f"{given}*"))
+        if len(names) > 1:
+            raise CheckpointError(
+                f"{given} begins the names of {len(names)} runs: {', '.join(names[:3])}. Give more digits."
+            )
         return home / "runs" / f"{given}*"
     return None
 
@@ -123,14 +123,6 @@ def _newest(*found: Iterable[Path]) -> Path | None:
 
 def _age(path: Path) -> float:
     return path.stat().st_mtime
-
-
-def _require_one(prefix: str, runs: Path) -> None:
-    names = sorted(path.name for path in runs.glob(f"{prefix}*"))
-    if len(names) > 1:
-        raise CheckpointError(
-            f"{prefix} begins the names of {len(names)} runs: {', '.join(names[:3])}. Give more digits."
-        )
 
 
 def _listing(home: Path) -> str:

@@ -1,26 +1,18 @@
-"""`--until`: when a peer leaves by itself. A time of day, a while from now, a date, or what it is to contribute.
+"""What options mean that several commands share.
 
-    07:00   2h30m   90min   2026-12-01   2026-12-01T07:00   20rounds   5Mtokens
+--until 07:00, 2h30m, 90min, 2026-12-01, 2026-12-01T07:00, 20rounds, 5Mtokens    when a peer leaves by itself
+--up 20mbit, --per-day 50GB    quantities; what may mean bytes per second (20MB/s, 20MBps) is no rate
+--data FILES                   start from the folder the command is run in
 
-Options that several commands share: fields of a dataclass, which a command takes as one value.
-
-@dataclass(frozen=True)
-class Stay:
-    until: Annotated[str | None, typer.Option(help="Leave at a time.")] = None
+A command takes the fields of a dataclass as options of its own:
 
 @spread
 def train(context: typer.Context, stay: Stay) -> None: ...        # weft train --until 07:00
-
-Quantities as people write them, in the units of the settings: 20mbit, 50GB.
-
-Letters may be of either case. Rates are bits per second, because that is how lines are sold, and powers of ten; bytes
-too, and KiB, MiB, GiB and TiB are powers of two. What may mean bytes per second (20MB/s, 20MBps) is no rate.
-
-Text files named on a command line, which start from the folder the command is run in.
 """
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta, tzinfo
@@ -28,7 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import ConfigError
+from weft.errors import ConfigError, DataError
 from weft.events import CountedThrough, Emit, Entry, Notice, PeerStarted, RoundCommitted, StepDone
 from weft.ids import PeerId
 
@@ -134,6 +126,13 @@ class Contributed:
         return "" if self.until.tokens is None else f"{self.until.tokens:,} tokens"
 
 
+def ticket_text(given: str) -> str:
+    """Return the ticket that a command is given; "-" reads it from standard input."""
+    from weft.net.ticket import MAX_CHARS
+
+    return sys.stdin.readline(MAX_CHARS + 1) if given == "-" else given
+
+
 Command = Callable[..., None]
 
 
@@ -234,7 +233,6 @@ def own_nbytes(paths: Sequence[str]) -> int | None:
     """Return about how much text --data names; None where that cannot be told."""
     from weft.data import TextSource
     from weft.data.corpus import text_nbytes
-    from weft.errors import DataError
 
     try:
         return text_nbytes(TextSource(paths=tuple(paths)), Path.cwd())
@@ -252,7 +250,6 @@ def own_documents(paths: Sequence[str]) -> "Iterator[Document]":
 
     from weft.data import TextSource
     from weft.data.corpus import documents
-    from weft.errors import DataError
 
     for path in paths:
         if not Path(path).exists() and not has_magic(path):

@@ -1,15 +1,9 @@
-"""How signals end a peer in the foreground.
+"""How signals end a peer in the foreground, and the event loop that verbs with a network run on.
 
-    SIGINT or SIGTERM    the peer says goodbye, saves, and the command exits 0
-    the same again       the process ends at once
-    too slow             after `_PATIENCE_S` the process ends by itself, and says so
-
-The event loop that verbs with a network run on.
-
-Ends this process when another one is gone: no peer of a demo outlives the demo.
-
-On Linux the kernel sends the signal; everywhere a thread looks as well, since the parent may be gone already. The
-signal is SIGTERM, so the peer says goodbye.
+SIGINT or SIGTERM    the peer says goodbye, saves, and the command exits 0
+the same again       the process ends at once
+too slow             after `_PATIENCE_S` the process ends by itself, and says so
+the parent is gone   as SIGTERM: no peer of a demo outlives the demo
 """
 
 import asyncio
@@ -18,10 +12,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import typer
@@ -33,16 +27,12 @@ _EARLY_PATIENCE_S = 3.0  # before it takes part there is nobody to say goodbye t
 NOTHING_TO_SAVE = "stopped before it took part: there is nothing to save"
 
 
-class Stoppable(Protocol):
-    def stop(self, reason: str) -> None: ...
-
-
 class Stopper:
     """Turns the first signal into a goodbye and the second into an end."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._peer: Stoppable | None = None
+        self._stop_peer: Callable[[str], None] | None = None
         self._num_signals = 0
         self._is_asking = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -56,9 +46,9 @@ class Stopper:
             # Not the loop's own handlers: these run even while the loop is busy, and on every platform.
             self._before[number] = signal.signal(number, self._on_signal)
 
-    def started(self, peer: Stoppable) -> None:
-        """Stop `peer` from now on."""
-        self._peer = peer
+    def started(self, stop: Callable[[str], None]) -> None:
+        """Stop a peer from now on: with `stop`, which takes why."""
+        self._stop_peer = stop
 
     def remove(self) -> None:
         """Put back what signals did before, once the peer has ended."""
@@ -82,7 +72,9 @@ class Stopper:
             self._end(0, "not joined")
         if self._num_signals > 1:
             self._end(128 + number, f"{name} again: ended at once, without saving")
-        if self._peer is None:  # a thread may be packing data or reading weights; both are written whole or not at all
+        if (
+            self._stop_peer is None
+        ):  # a thread may be packing data or reading weights; both are written whole or not at all
             self._timer = threading.Timer(_EARLY_PATIENCE_S, self._end, (0, NOTHING_TO_SAVE))
         else:
             why = f"not done {_PATIENCE_S:.0f} s after {name}: ended"
@@ -94,8 +86,8 @@ class Stopper:
                 self._loop.call_soon_threadsafe(self._stop, name)
 
     def _stop(self, name: str) -> None:
-        if self._peer is not None:
-            self._peer.stop(f"asked to by {name}")
+        if self._stop_peer is not None:
+            self._stop_peer(f"asked to by {name}")
         elif self._task is not None:
             self._task.cancel()
 
@@ -120,7 +112,10 @@ _LOOK_EVERY_S = 1.0
 
 
 def stop_with_parent(pid: int) -> None:
-    """Send this process SIGTERM once the process `pid` is gone."""
+    """Send this process SIGTERM once the process `pid` is gone.
+
+    On Linux the kernel does; everywhere a thread looks as well, since the parent may be gone already.
+    """
     if sys.platform == "linux" and os.getppid() == pid:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     threading.Thread(target=_watch, args=(pid,), daemon=True, name="parent-watch").start()

@@ -89,11 +89,7 @@ class Hardware:
     ] = None
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of `PeerConfig`, dotted; None: not given.
-
-        Raises:
-            ConfigError: names the option that cannot be read.
-        """
+        """Return more fields of `PeerConfig`, as `Here.fields` does."""
         return {
             "device": self.device,
             "threads": self.threads,

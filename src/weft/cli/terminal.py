@@ -1,10 +1,7 @@
-"""How far work has come that takes long, as one line on standard error.
+"""Lines for a terminal: how far work has come that takes long, and sentences.
 
-On a terminal the line is rewritten in place, and wiped when the work is over; elsewhere it is printed now and then.
-
-Sentences for a terminal: broken between words only, so that a path or a digest can be copied as it is.
-
-A word that is longer than the line stands on a line of its own and runs over.
+The line of work is rewritten in place, and wiped when the work is over; where there is no terminal it is printed now
+and then. Sentences break between words only, so that a path or a digest can be copied as it is.
 """
 
 import shutil

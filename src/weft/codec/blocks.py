@@ -20,6 +20,11 @@ from weft.codec import bounds
 from weft.errors import PayloadError
 from weft.wire import Buffer
 
+# What a scheme works on: blocks in rows.
+Values = Float32[Tensor, "blocks width"]
+Codes = Int8[Tensor, "blocks width"]
+Scratch = Float32[Tensor, "2 blocks width"]
+
 NO_ENCODER = "payload of blocks that no encoder makes: {}; dropped"
 
 
@@ -28,12 +33,7 @@ class Scheme(Protocol):
     num_bits: int  # of a code: 1, 2, 4 or 8
     scale: np.dtype[np.generic]
 
-    def quantize(
-        self,
-        values: Float32[Tensor, "blocks width"],
-        codes: Int8[Tensor, "blocks width"],
-        work: Float32[Tensor, "2 blocks width"],
-    ) -> NDArray[np.generic]:
+    def quantize(self, values: Values, codes: Codes, work: Scratch) -> NDArray[np.generic]:
         """Fill `codes` and return the scales; `work` is overwritten.
 
         Codes of 2 and 4 bits have no others; that of 1 bit is any number but 0, or 0.

@@ -2,24 +2,9 @@
 
 from typing import assert_never
 
+from weft.codec import config as named
 from weft.codec.blocks import Blocks
 from weft.codec.codec import Codec, Sectioned
-from weft.codec.config import (
-    MAX_BLOCK,
-    Bf16Config,
-    CodecConfig,
-    E3m0Config,
-    ExtensionCodecConfig,
-    Fp8Config,
-    Fp32Config,
-    Int2Config,
-    Int4Config,
-    Int8Config,
-    RandomKConfig,
-    SignConfig,
-    TopKConfig,
-    Values,
-)
 from weft.codec.dense import Bf16, Fp32
 from weft.codec.extension import Extension
 from weft.codec.minifloat import E3m0, Fp8
@@ -29,7 +14,7 @@ from weft.codec.sparse import RandomK, Room, TopK
 from weft.extension import make
 
 
-def build(config: CodecConfig, round: int = 0, num_peers: int = 1) -> Codec:
+def build(config: named.CodecConfig, round: int = 0, num_peers: int = 1) -> Codec:
     """Return the codec that `config` describes.
 
     Args:
@@ -37,38 +22,38 @@ def build(config: CodecConfig, round: int = 0, num_peers: int = 1) -> Codec:
         num_peers: whose mean it encodes: what each of them keeps has room in it.
     """
     match config:
-        case Fp32Config():
+        case named.Fp32Config():
             return Fp32()
-        case Bf16Config():
+        case named.Bf16Config():
             return Bf16()
-        case Fp8Config(block=block):
+        case named.Fp8Config(block=block):
             return _values("fp8", block)
-        case Int8Config(block=block):
+        case named.Int8Config(block=block):
             return _values("int8", block)
-        case Int4Config(block=block):
+        case named.Int4Config(block=block):
             return _values("int4", block)
-        case E3m0Config(block=block):
+        case named.E3m0Config(block=block):
             return _values("e3m0", block)
-        case Int2Config(block=block):
+        case named.Int2Config(block=block):
             return Blocks(Int2(), block)
-        case SignConfig(block=block):
+        case named.SignConfig(block=block):
             return _values("sign", block)
-        case TopKConfig():
-            return _top_k(MAX_BLOCK, config.kept, config.values, num_peers)
-        case RandomKConfig(kept=kept, largest=largest):
+        case named.TopKConfig():
+            return _top_k(named.MAX_BLOCK, config.kept, config.values, num_peers)
+        case named.RandomKConfig(kept=kept, largest=largest):
             values = _top_k(kept, largest, config.values, num_peers) if largest else _values(config.values, kept)
-            return RandomK(Room(MAX_BLOCK, kept), round, values)
-        case ExtensionCodecConfig():
+            return RandomK(Room(named.MAX_BLOCK, kept), round, values)
+        case named.ExtensionCodecConfig():
             return Extension(config.name, make(config))
     assert_never(config)
 
 
-def _top_k(chunk: int, kept: int, values: Values, num_peers: int) -> TopK:
+def _top_k(chunk: int, kept: int, values: named.Values, num_peers: int) -> TopK:
     room = Room(chunk, kept, num_peers)
     return TopK(room, _values(values, room.num_kept(chunk)))
 
 
-def _values(name: Values, block: int) -> Sectioned:
+def _values(name: named.Values, block: int) -> Sectioned:
     match name:
         case "fp32":
             return Fp32()

@@ -21,12 +21,10 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int8
 from numpy.typing import NDArray
-from torch import Tensor
 
 from weft.codec import bounds
-from weft.codec.blocks import NO_ENCODER, look_up, table
+from weft.codec.blocks import NO_ENCODER, Codes, Scratch, Values, look_up, table
 from weft.errors import PayloadError
 
 _MANTISSA = 23  # stored bits of fp32
@@ -59,12 +57,7 @@ class Fp8:
 
     _VALUES = _e4m3()
 
-    def quantize(
-        self,
-        values: Float32[Tensor, "blocks width"],
-        codes: Int8[Tensor, "blocks width"],
-        work: Float32[Tensor, "2 blocks width"],
-    ) -> NDArray[np.uint8]:
+    def quantize(self, values: Values, codes: Codes, work: Scratch) -> NDArray[np.uint8]:
         y, other = work[0], work[1]
         torch.abs(values, out=y)
         top = y.amax(1)
@@ -105,12 +98,7 @@ class E3m0:
     _LOWEST = 7  # smallest b: the smallest number lies 6 powers below the block's largest
     _VALUES = table(np.array([0, *_SEVEN, np.nan, *(-power for power in _SEVEN)], np.float32))
 
-    def quantize(
-        self,
-        values: Float32[Tensor, "blocks width"],
-        codes: Int8[Tensor, "blocks width"],
-        work: Float32[Tensor, "2 blocks width"],
-    ) -> NDArray[np.uint8]:
+    def quantize(self, values: Values, codes: Codes, work: Scratch) -> NDArray[np.uint8]:
         # The upper half of a word tells its sign, its power, and whether it is 1.5 times that or more.
         words = torch.bitwise_right_shift(values.view(torch.int32), 16, out=work[0].view(torch.int32))
         halves = work[1].view(torch.int16).view(2, *values.shape)

@@ -21,13 +21,10 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float32
-from jaxtyping import Int8 as Int8Array
 from numpy.typing import NDArray
-from torch import Tensor
 
 from weft.codec import bounds
-from weft.codec.blocks import NO_ENCODER, look_up, table
+from weft.codec.blocks import NO_ENCODER, Codes, Scratch, Values, look_up, table
 from weft.errors import PayloadError
 
 _LOWEST_BITS = 0x00800000  # smallest normal fp32
@@ -40,12 +37,7 @@ class Int8:
     _GRID = np.uint32(0xFFFFFF80)  # clears the 7 lowest of 23 stored bits: 17 significant bits stay
     _HIGHEST_BITS = 0x7C010200  # largest fp32 over 127, on the grid
 
-    def quantize(
-        self,
-        values: Float32[Tensor, "blocks width"],
-        codes: Int8Array[Tensor, "blocks width"],
-        work: Float32[Tensor, "2 blocks width"],
-    ) -> NDArray[np.float32]:
+    def quantize(self, values: Values, codes: Codes, work: Scratch) -> NDArray[np.float32]:
         return _quantize(values, codes, work, 127, self._GRID)
 
     def spread(self, packed: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
@@ -67,12 +59,7 @@ class Int4:
     _HIGHEST_BITS = 0x7E120000  # largest fp32 over 7, on the grid
     _VALUES = table(np.array([0, 1, 2, 3, 4, 5, 6, 7, np.nan, -7, -6, -5, -4, -3, -2, -1], np.float32))
 
-    def quantize(
-        self,
-        values: Float32[Tensor, "blocks width"],
-        codes: Int8Array[Tensor, "blocks width"],
-        work: Float32[Tensor, "2 blocks width"],
-    ) -> NDArray[np.uint16]:
+    def quantize(self, values: Values, codes: Codes, work: Scratch) -> NDArray[np.uint16]:
         scales = _quantize(values, codes, work, 7, self._GRID)
         codes.bitwise_and_(15)
         return (scales.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
@@ -88,14 +75,7 @@ class Int4:
         return found
 
 
-def _quantize(
-    values: Float32[Tensor, "blocks width"],
-    codes: Int8Array[Tensor, "blocks width"],
-    work: Float32[Tensor, "2 blocks width"],
-    most: int,
-    grid: np.uint32,
-) -> NDArray[np.float32]:
-    """Fill `codes` and return the scales; `work` is overwritten."""
+def _quantize(values: Values, codes: Codes, work: Scratch, most: int, grid: np.uint32) -> NDArray[np.float32]:
     work = work[0]
     torch.abs(values, out=work)
     top = work.amax(1)

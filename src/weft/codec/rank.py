@@ -38,8 +38,6 @@ _MASK = np.uint64(0xFFFFFFFF)
 _NEAR = 1 / (1 << 40)  # relative: float64 sums of limbs err by far less
 
 Places = NDArray[np.int64]
-
-
 Bits = NDArray[np.uint8]  # 0 or 1 each
 
 
@@ -281,7 +279,7 @@ class Ranks:
 def _ranked(num: int, places: Places, num_limbs: int) -> NDArray[np.uint64]:
     """Return the ranks of rows of places, in limbs; a place 0 that stands behind others counts for nothing."""
     sums = np.zeros((len(places), num_limbs + 1), np.uint64)
-    for number, table in enumerate(_tables(num, places.shape[1])):
+    for number, table in enumerate(_tables(num).up_to(places.shape[1])):
         width = min(table.limbs.shape[1], num_limbs)
         sums[:, :width] += table.limbs[places[:, number], :width]  # at most 2^44: carried below
     for limb in range(num_limbs):
@@ -292,7 +290,7 @@ def _ranked(num: int, places: Places, num_limbs: int) -> NDArray[np.uint64]:
 def _unranked(num: int, rest: NDArray[np.int64], counts: NDArray[np.int64]) -> Places:
     """Return rows of so many places, by their ranks in limbs, which it uses up; behind them 0."""
     places = np.zeros((len(rest), counts.max(initial=0)), np.int64)
-    for number, table in reversed([*enumerate(_tables(num, places.shape[1]))]):
+    for number, table in reversed([*enumerate(_tables(num).up_to(places.shape[1]))]):
         width = min(table.limbs.shape[1], rest.shape[1])
         found = np.where(counts > number, table.last_up_to(rest[:, :width]), 0)
         _subtract(rest[:, :width], table.limbs[found, :width])
@@ -359,12 +357,8 @@ class _Tables:
 
 
 @lru_cache(16)
-def _tables_of(num: int) -> _Tables:
+def _tables(num: int) -> _Tables:
     return _Tables(num)
-
-
-def _tables(num: int, kept: int) -> list[_Table]:
-    return _tables_of(num).up_to(kept)
 
 
 def _limbs(values: Sequence[int], width: int) -> NDArray[np.uint64]:

@@ -24,12 +24,12 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int8, Int32
+from jaxtyping import Float32, Int32
 from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.codec import bounds
-from weft.codec.blocks import NO_ENCODER, look_up, table
+from weft.codec.blocks import NO_ENCODER, Codes, Scratch, Values, look_up, table
 from weft.codec.dense import Bf16
 from weft.errors import PayloadError
 
@@ -44,12 +44,7 @@ class Sign:
     scale: np.dtype[np.generic] = np.dtype("<u2")  # the upper half of the fp32 word
     _VALUES = table(np.array([1, -1], np.float32))
 
-    def quantize(
-        self,
-        values: Float32[Tensor, "blocks width"],
-        codes: Int8[Tensor, "blocks width"],
-        work: Float32[Tensor, "2 blocks width"],
-    ) -> NDArray[np.uint16]:
+    def quantize(self, values: Values, codes: Codes, work: Scratch) -> NDArray[np.uint16]:
         fixed, units = _fixed(values, work)
         sums = np.add.reduce(fixed.numpy(), axis=1, dtype=np.int64)
         codes.copy_(torch.bitwise_right_shift(values.view(torch.int32), 31, out=work[0].view(torch.int32)))  # -1, or 0
@@ -68,12 +63,7 @@ class Int2:
     scale: np.dtype[np.generic] = np.dtype("<u2")
     _VALUES = table(np.array([1, 3, -1, -3], np.float32))
 
-    def quantize(
-        self,
-        values: Float32[Tensor, "blocks width"],
-        codes: Int8[Tensor, "blocks width"],
-        work: Float32[Tensor, "2 blocks width"],
-    ) -> NDArray[np.uint16]:
+    def quantize(self, values: Values, codes: Codes, work: Scratch) -> NDArray[np.uint16]:
         fixed, units = _fixed(values, work)
         scratch, width = work[0].view(torch.int32), fixed.shape[1]
         sums = np.add.reduce(fixed.numpy(), axis=1, dtype=np.int64)
@@ -96,9 +86,7 @@ class Int2:
         return found
 
 
-def _fixed(
-    values: Float32[Tensor, "blocks width"], work: Float32[Tensor, "2 blocks width"]
-) -> tuple[Int32[Tensor, "blocks width"], NDArray[np.float64]]:
+def _fixed(values: Values, work: Scratch) -> tuple[Int32[Tensor, "blocks width"], NDArray[np.float64]]:
     """Return t of each value, which lies in `work[1]`, and what a unit of it is in each block: 2^(e - 30)."""
     magnitudes, fixed = work[0], work[1].view(torch.int32)
     torch.abs(values, out=magnitudes)

@@ -1,7 +1,4 @@
-"""Figures as people read them: bytes, durations, counts, speeds. Pure text, no units left to guess.
-
-What both the terminal's view and the page's history reckon from an event.
-"""
+"""Figures as people read them: bytes, durations, counts, speeds; and what views reckon from an event."""
 
 from weft.cost import training as cost
 from weft.events import RoundCommitted, StepDone, Working

@@ -214,7 +214,6 @@ class History:
             self._add("states", [*row, self._number(entry.peer)])
 
     def _list(self, before: View, own: int, entry: events.Entry) -> None:
-        """Add what an entry tells of other things than peers."""
         at, event = entry.at, entry.event
         match event:
             case events.StageHeld(stage=stage, reason=reason) | events.StageLeft(stage=stage, reason=reason):

@@ -25,7 +25,15 @@ def find_logs(path: Path) -> tuple[Path, ...]:
         raise ConfigError(
             f"{str(path)[:200]!r} is no ticket, no log file (log.jsonl) and no folder of a run: runs/RUN in the home."
         )
-    return _logs_below(path) if path.is_dir() else (path,)
+    if not path.is_dir():
+        return (path,)
+    for pattern in LOG_FILES:
+        if found := sorted(path.glob(pattern)):
+            return tuple(found)
+    raise ConfigError(
+        f"{path} holds no log of events: there is no .jsonl file in it, nor in the folders in it. A run's folder is "
+        "runs/RUN in the home."
+    )
 
 
 def is_there(path: Path) -> bool:
@@ -33,16 +41,6 @@ def is_there(path: Path) -> bool:
         return path.exists()
     except OSError:  # longer than a name may be: a ticket
         return False
-
-
-def _logs_below(folder: Path) -> tuple[Path, ...]:
-    for pattern in LOG_FILES:
-        if found := sorted(folder.glob(pattern)):
-            return tuple(found)
-    raise ConfigError(
-        f"{folder} holds no log of events: there is no .jsonl file in it, nor in the folders in it. A run's folder is "
-        "runs/RUN in the home."
-    )
 
 
 def logged(paths: Sequence[Path]) -> Iterator[Entry]:

@@ -153,7 +153,6 @@ def _peers(peers: Sequence[PeerNow]) -> tuple[tuple[str, ...], ...]:
 
 
 def _stages(run: Run, tree: dict[str, Any]) -> list[Section]:
-    """Return who computed which stage, of a run with stages."""
     stages, peers = run.history.now.stages, run.history.now.peers
     if not stages:
         return []

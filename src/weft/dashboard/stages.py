@@ -13,19 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from weft import events
 from weft.dashboard import figures
-from weft.events import (
-    Entry,
-    Event,
-    HeldDropped,
-    MicroBatchFailed,
-    RoundCommitted,
-    StageEmpty,
-    StageHeld,
-    StageLeft,
-    StagesSeen,
-    TeamFormed,
-)
 from weft.ids import PeerId
 
 if TYPE_CHECKING:
@@ -105,17 +94,17 @@ class Lead:
     at: float = 0.0  # wall seconds, of its newest round
     beside: Mapping[int, int] = field(default_factory=dict)  # rounds of other stages since one of its own
 
-    def is_of(self, event: Event) -> bool:
+    def is_of(self, event: events.Event) -> bool:
         """Return whether what an event counts is the run's, and not another stage's once more."""
         return self.stage is None or stage_of(event) in (None, self.stage)
 
 
-def stage_of(event: Event) -> int | None:
+def stage_of(event: events.Event) -> int | None:
     """Return the stage that an event is about; None: none."""
     return None if event.stage is msgspec.UNSET else event.stage
 
 
-def led(lead: Lead, commit: RoundCommitted, at: float) -> Lead:
+def led(lead: Lead, commit: events.RoundCommitted, at: float) -> Lead:
     """Return whose rounds are the run's after one more, at wall seconds."""
     stage = stage_of(commit)
     if stage is None:
@@ -128,10 +117,10 @@ def led(lead: Lead, commit: RoundCommitted, at: float) -> Lead:
     return replace(lead, beside={**lead.beside, stage: num} if len(lead.beside) < MAX_STAGES else {})
 
 
-def told(stages: Stages, entry: Entry) -> Stages:
+def told(stages: Stages, entry: events.Entry) -> Stages:
     """Return what is known of the stages after one more entry."""
     match entry.event:
-        case StageHeld(stage=stage, num_stages=num, num_parameters=num_parameters) if stage < num <= MAX_STAGES:
+        case events.StageHeld(stage=stage, num_stages=num, num_parameters=num_parameters) if stage < num <= MAX_STAGES:
             held = stages.held.get(entry.peer, frozenset()) | {stage}
             return replace(
                 stages,
@@ -139,16 +128,18 @@ def told(stages: Stages, entry: Entry) -> Stages:
                 parameters={**stages.parameters, stage: num_parameters},
                 held={**stages.held, entry.peer: held},
             )
-        case TeamFormed(stage=stage, members=members) if stage < MAX_STAGES:
+        case events.TeamFormed(stage=stage, members=members) if stage < MAX_STAGES:
             helpers, here = stages.helpers, {(entry.peer, stage)}
             return replace(stages, helpers=helpers | here if entry.peer in members[1:] else helpers - here)
-        case StageLeft(stage=stage):
+        case events.StageLeft(stage=stage):
             return replace(
                 stages,
                 helpers=stages.helpers - {(entry.peer, stage)},
                 held={**stages.held, entry.peer: stages.held.get(entry.peer, frozenset()) - {stage}},
             )
-        case StagesSeen() as seen if len(seen.members) <= MAX_STAGES and entry.at >= (stages.seen_at or entry.at):
+        case events.StagesSeen() as seen if len(seen.members) <= MAX_STAGES and entry.at >= (
+            stages.seen_at or entry.at
+        ):
             return replace(
                 stages,
                 num=max(stages.num, len(seen.members)),
@@ -162,16 +153,19 @@ def told(stages: Stages, entry: Entry) -> Stages:
 
 # --- in words ---
 
-_OWN_WORDS = (StageHeld, StageLeft, StageEmpty, StagesSeen, TeamFormed, MicroBatchFailed, HeldDropped)  # they name it
+_OWN_WORDS = (
+    *(events.StageHeld, events.StageLeft, events.StageEmpty, events.StagesSeen, events.TeamFormed),
+    *(events.MicroBatchFailed, events.HeldDropped),
+)  # they name it
 
 
-def prefixed(event: Event, text: str) -> str:
+def prefixed(event: events.Event, text: str) -> str:
     """Return what is said of an event, with the stage whose rounds it is of."""
     stage = stage_of(event)
     return text if stage is None or isinstance(event, _OWN_WORDS) else f"stage {stage + 1}: {text}"
 
 
-def state_at_commit(stages: Stages, peer: PeerId, commit: RoundCommitted, *, is_counted: bool) -> str:
+def state_at_commit(stages: Stages, peer: PeerId, commit: events.RoundCommitted, *, is_counted: bool) -> str:
     """Return what a peer does that tells of a commit."""
     return "training" if is_counted else "helping" if (peer, stage_of(commit)) in stages.helpers else "left out"
 

@@ -59,7 +59,7 @@ class Line:
     state: str = ""
     work: str = ""  # how far that has come which takes long, in short
     is_ready: bool = False  # it has the data, and has not begun
-    counted_through: int | None = None  # the newest round that counted it with its sponsor
+    counted_through: int | None = None  # the newest round that counted it through another peer
     sent_nbytes: int = 0
     received_nbytes: int = 0
     num_missed: int = 0
@@ -242,7 +242,7 @@ def _fold(view: View, entry: events.Entry) -> View:
             return _line(view, event.remote, link=event.transport)
         case events.LinkDown():
             known = view.line(event.remote)
-            return _line(view, event.remote, link="down" if known.name or known.state else "")  # else on an errand
+            return _line(view, event.remote, link="down" if known.name or known.state else "")  # else it only visits
         case events.Working():
             return _line(view, own, work="" if event.is_over else figures.work_in_short(event))
         case _:
@@ -250,7 +250,6 @@ def _fold(view: View, entry: events.Entry) -> View:
 
 
 def _hear(view: View, entry: events.Entry) -> View:
-    """Return the view after what a peer has told of another."""
     event = entry.event
     match event:
         case events.MemberProgress() if view.line(event.member).is_heard:

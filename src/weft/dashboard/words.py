@@ -125,7 +125,7 @@ def _strays_advice(e: events.MemberStrays) -> Remedy | None:
     return (
         "member",
         "The {what} of {member:peer} is far from that of the others.",
-        "Ask its owner which data and settings it has. Stewards can remove it: weft act remove.",
+        "Ask its owner which data and settings it has. Who may change the run can remove it: weft act remove.",
     )
 
 
@@ -152,7 +152,7 @@ def _attempts_advice(e: events.AttemptStarted) -> Remedy | None:
         return None
     return (
         None,
-        f"Round {{round}} is in its attempt {e.attempt + 1}: {{reason}}.",
+        f"Round {{round}} is at try {e.attempt + 1}: {{reason}}.",
         "Leaders cannot be reached or are too slow. Look at the links of those who led.",
     )
 
@@ -239,7 +239,7 @@ def _too_slow(e: events.JoinTooSlow, _own: PeerId) -> str:
             "this machine was in, and falls behind again: it receives {received_bps:rate}, and the run adds "
             "{added_bps:rate} of results. At this pace it is of no use to the run, and members wait for one key once a "
             "day. Ctrl-C leaves with a goodbye, and what has come is kept. A faster line would help, or a run of more "
-            "inner steps a round"
+            "training steps a round"
         )
     what = (
         "this machine receives {received_bps:rate}, and the run adds {added_bps:rate} of results, which it must "
@@ -250,7 +250,7 @@ def _too_slow(e: events.JoinTooSlow, _own: PeerId) -> str:
     return (
         f"{what}. Ctrl-C gives up, and what has come is kept. Joining again with `weft join --blocking` asks members "
         "to wait until it is in, about {needs_s:time} at this pace; afterwards, too, it must receive {added_bps:rate}. "
-        "A faster line would help, or a run with more inner steps a round"
+        "A faster line would help, or a run with more training steps a round"
     )
 
 
@@ -309,18 +309,20 @@ _ROWS: dict[type[Event], _Row] = {
         advice=(
             None,
             "Rounds are decided, and the loss is no lower than when the run began.",
-            "Lower the learning rate, or the outer one: a steward can, with weft act amend, without a restart.",
+            "Lower a learning rate, of train or method: who may change the run can, without a restart: weft act amend.",
         ),
     ),
     events.Sampled: _Row(ROUTINE, plain="a sample of what the model writes after round {round}"),
     events.AttemptStarted: _Row(
-        ROUTINE, plain="{leader:peer} leads round {round}, attempt {attempt}: {reason}", advice=_attempts_advice
+        ROUTINE,
+        plain=lambda e: f"{{leader:peer}} leads round {{round}}, try {e.attempt + 1}: {{reason}}",
+        advice=_attempts_advice,
     ),
     events.PayloadOffered: _Row(ROUTINE, plain="offers {tokens:,} tokens to round {round}, in {nbytes:bytes}"),
     events.RoundCommitted: _Row(ROUTINE, plain=_committed),
     events.RoundProven: _Row(ROUTINE),
     events.RoundMissed: _Row(WARNING, "{me:peer} missed round {round} and carries its work on: {reason}"),
-    events.MethodTuned: _Row(NOTE, "from round {round} on every {every} inner steps, in {codec}: {reason}"),
+    events.MethodTuned: _Row(NOTE, "from round {round} on every {every} training steps, in {codec}: {reason}"),
     events.GraphChosen: _Row(
         NOTE, "exchanges with neighbours: {graph} of {num_members}, spectral gap {spectral_gap:.4f}"
     ),
@@ -330,7 +332,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.MajorityLost: _Row(ERROR, _majority_lost, advice=_majority_advice),
     events.TrainsOn: _Row(
-        NOTE, "{me:peer} trains on meanwhile, for at most {steps} inner steps, which later rounds count"
+        NOTE, "{me:peer} trains on meanwhile, for at most {steps} training steps, which later rounds count"
     ),
     events.BranchOpened: _Row(WARNING, lambda e, _: f"{len(e.members)} peers go on in a branch: {{reason}}"),
     events.BranchLeft: _Row(NOTE, _branch_left),
@@ -390,7 +392,7 @@ _ROWS: dict[type[Event], _Row] = {
         advice=lambda e: (
             "me",
             f"The line of {{me:peer}} is slower than the run: it {'falls behind' if e.is_in else 'cannot catch up'}.",
-            "A run with more inner steps a round needs less; or join with --blocking, so that others wait once.",
+            "A run with more training steps a round needs less; or join with --blocking, so that others wait once.",
         ),
     ),
     events.RunBlocked: _Row(
@@ -423,7 +425,7 @@ _ROWS: dict[type[Event], _Row] = {
 def in_words(choices: Choices) -> str:
     """Return the five choices, and what of the rest is not as usual."""
     said = [
-        f"every {choices.every} inner steps" if choices.every > 1 else "every inner step",
+        f"every {choices.every} training steps" if choices.every > 1 else "every training step",
         f"{choices.send} in {_named(choices.codec)}",
     ]
     if choices.reply != choices.codec:

@@ -40,8 +40,7 @@ async def anchor(
         WeftError: as `Anchor.keep`, and what this machine cannot do.
     """
     ticket = read(ticket_text)
-    if options.settings.caps.cores is not None:
-        limit_cores(options.settings.caps.cores)
+    limit_cores(options.settings.caps.cores)
     async with session(options, ticket.run, _identity(options, ticket.run), ticket.admission()) as s:
         await s.start()
         outline = await _outline(s, ticket)

@@ -5,7 +5,7 @@
     weft pause        reads the answer, or says after a while that there is none
 
 No socket is opened: whoever may write into the folder, its owner, may ask. Files work on every system and have no
-longest path. A wish that belongs to another user is not heeded, nor one that an earlier process left.
+longest path. A wish that belongs to another user is not done, nor one that an earlier process left.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Control:
-    """Heeds what is asked of one peer."""
+    """Does what is asked of one peer."""
 
     def __init__(self, folder: PeerFolder, peer: Guarded) -> None:
         self._folder = folder
@@ -51,11 +51,11 @@ class Control:
             await asyncio.sleep(LOOK_S)
             wish = take_wish(self._folder)
             if wish is not None:
-                text = await self._heed(wish)
+                text = await self._do(wish)
                 with suppress(DiskFull, DataError):
                     write_atomically(self._folder.answer, [msgspec.json.encode(Answer(number=wish.number, text=text))])
 
-    async def _heed(self, wish: Wish) -> str:
+    async def _do(self, wish: Wish) -> str:
         pausing = self._peer.pausing
         if pausing is None:
             return "an anchor trains nothing: there is nothing to pause"

@@ -79,14 +79,14 @@ class Corpus:
         assert self.described is not None
         run_file, base = self.described
         settings = options.settings
-        _limit(settings)
+        limit_cores(settings.caps.cores)
         sealed = seal(run_file, base, options.home, emit, max_parameters=settings.max_parameters)
         self.trainers.check_fits(held_of(sealed.config), settings)
         return sealed.config, Data(sealed.tokenizer, sealed.store, sealed.index)
 
     async def agree(self, s: Session, invitation: Invitation) -> bool:
         settings, charter = s.options.settings, invitation.charter
-        _limit(settings)
+        limit_cores(settings.caps.cores)
         run = on_corpus(invitation.run)
         now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
@@ -124,7 +124,6 @@ class Corpus:
         return await whole(s, run, context_of(s, held, outer, make_learner, memory=trainers.memory(s.folder)))
 
     def _outer(self, s: Session, run: RunConfig) -> Tensor | None:
-        """Return the parameters that the run begins with, where they are kept; None: they are not here."""
         vector = initial(run, s.options.home)
         return None if vector is None else self.trainers.held(vector, s.folder)
 
@@ -147,8 +146,3 @@ class Corpus:
             loop.call_soon_threadsafe(s.emit, event)
 
         return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, s.options.home, emit)
-
-
-def _limit(settings: PeerConfig) -> None:
-    if settings.caps.cores is not None:
-        limit_cores(settings.caps.cores)

@@ -26,7 +26,6 @@ from weft.store.record_file import RecordFile
 LOOK_S = 1.0
 KEEP_S = 5.0  # between two writes of what was moved: a crash forgets no more
 MAX_NBYTES = 4 << 10  # of the count
-GIGABYTE = 1e9
 
 
 class DayCount:
@@ -201,4 +200,4 @@ class Guard:
 
 
 def _gigabytes(nbytes: float) -> str:
-    return f"{nbytes / GIGABYTE:.3g} GB"
+    return f"{nbytes / 1e9:.3g} GB"

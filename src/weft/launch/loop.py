@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft import wire
 from weft.clock import Clock
+from weft.config import alike
 from weft.errors import ConfigError, DataError
 from weft.events import Emit, Notice
 from weft.ids import Digest, PeerId, RunId, short
@@ -95,10 +96,14 @@ class Loop:
 def _sealed(
     config: SyncConfig, tensors: tuple[TensorConfig, ...], frozen: tuple[FrozenConfig, ...], initial: Digest
 ) -> LoopConfig:
-    fields = {name: getattr(config, name) for name in config.__struct_fields__ if name not in ("peers", "method")}
-    fields["stewards"] = tuple(sorted(set(config.stewards)))
-    method = spell_out(config.method, config.peers)
-    return LoopConfig(**fields, method=method, tensors=tensors, frozen=frozen, initial=initial)
+    resolved = {
+        "stewards": tuple(sorted(set(config.stewards))),
+        "method": spell_out(config.method, config.peers),
+        "tensors": tensors,
+        "frozen": frozen,
+        "initial": initial,
+    }
+    return LoopConfig(**alike(LoopConfig, config) | resolved)
 
 
 def _kept(sealed: LoopConfig, home: Home, max_parameters: int) -> LoopConfig | None:

@@ -31,7 +31,7 @@ from weft.launch.guard import Guarded
 from weft.launch.session import Options, Session, open_for, session
 from weft.launch.terms import HeartbeatWatch
 from weft.net.admission import new_secret
-from weft.net.membership.claims import ClaimReader
+from weft.net.membership.gossip import ClaimReader
 from weft.net.membership.membership import say_goodbye
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from weft.clock import Clock, SystemClock
 from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch
-from weft.events import ConnectionDropped, Emit, Event, EventLog, Sink
+from weft.events import ConnectionDropped, Emit, EventLog, Sink
 from weft.executor import Compute, Threads
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
@@ -31,12 +31,11 @@ from weft.net.node import Node
 from weft.net.speed_test import SpeedTest
 from weft.net.ticket import Ticket, issue
 from weft.net.transport import tcp
-from weft.net.transport.base import Transport
+from weft.net.transport.base import OnDrop, Transport, ignore_drop
 from weft.net.transport.iroh import IrohTransport
 from weft.net.transport.rate_limit import Throttled
 from weft.net.transport.tls import TlsTransport
-from weft.observe import telemetry
-from weft.observe.telemetry import Bulletins
+from weft.observe.telemetry import Bulletins, Relaying
 from weft.run.machine import PeerConfig
 from weft.run.outline import Outline, admission_of, public
 from weft.store.home import Home, PeerFolder
@@ -49,10 +48,6 @@ if TYPE_CHECKING:
 NOBODY = ByKeys(allowed=())
 
 
-def nobody(event: Event) -> None:
-    """Tell nobody."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What one machine brings."""
@@ -62,7 +57,9 @@ class Options:
     settings: PeerConfig
     sinks: Sequence[Sink] = ()
     until: float | None = None  # wall seconds at which the peer leaves
-    aside: Emit = nobody  # takes how far that has come which takes long before this peer has a name in the run
+    aside: Emit = lambda _event: (
+        None
+    )  # takes how far that has come which takes long before this peer has a name in the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,10 +173,16 @@ async def session(
         name = settings.name or f"{platform.node()[:40] or 'peer'}-{identity.peer[:4]}"
         passport = Passport(identity=identity, run=run, name=name, admission=admission)
         via = identity if VIA in settings.transports else None
-        transports = _transports(identity, settings, day, log.emit)
+
+        def on_drop(address: str, reason: str) -> None:
+            log.emit(ConnectionDropped(address=address, remote=None, reason=reason))
+
+        transports = make_transports(identity, settings, on_drop)
+        if (passed := valve(settings.caps, clock, day.ration)) is not None:
+            transports = [Throttled(each, passed) for each in transports]
         node = Node(passport, transports, clock, log.emit, relay=settings.relay, via=via)
         SpeedTest(node, clock)
-        telemetry.serve(bulletins, node, clock)
+        Relaying(bulletins, node, clock)
         for peer, addresses in read_addresses(folder).items():
             node.remember(peer, addresses)
 
@@ -205,17 +208,15 @@ async def session(
                 await node.aclose()
 
 
-def _transports(identity: Identity, settings: PeerConfig, day: DayCount, emit: Emit) -> list[Transport]:
-    def on_drop(address: str, reason: str) -> None:
-        emit(ConnectionDropped(address=address, remote=None, reason=reason))
-
-    makers: dict[str, Callable[[], Transport]] = {
-        "tls": lambda: TlsTransport(identity, settings.tls, on_drop=on_drop),
-        "iroh": lambda: IrohTransport(identity, settings.iroh, on_drop=on_drop),
-    }
-    made = [makers[each]() for each in settings.transports if each != VIA]
-    passed = valve(settings.caps, SystemClock(), day.ration)
-    return made if passed is None else [Throttled(each, passed) for each in made]
+def make_transports(identity: Identity, settings: PeerConfig, on_drop: OnDrop = ignore_drop) -> list[Transport]:
+    """Return the ways that a machine has to others, best first, but for the one that leads through them."""
+    return [
+        TlsTransport(identity, settings.tls, on_drop=on_drop)
+        if name == "tls"
+        else IrohTransport(identity, settings.iroh, on_drop=on_drop)
+        for name in settings.transports
+        if name != VIA
+    ]
 
 
 def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:

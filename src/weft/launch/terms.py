@@ -1,12 +1,10 @@
 """What joining a run costs this machine: shown to a person who is asked whether to.
 
 Bytes of data, disk, training memory and of a round follow from the run in closed form (`weft.cost.training`). How often
-a round comes around does not: it is reckoned from what its inner steps take the fastest member, as members tell
-(`weft.launch.terms`). Where none has made any, from what they would take if this machine did nothing but multiply
-matrices of the model's shape, which is measured in a moment, one thread at a time: threads that wait for one another
-beside a busy program would measure that program. An `Allowance` then holds what is really moved against what was shown.
-
-Who trains in a run already and how fast, heard by a peer that is linked and has not decided yet whether to join.
+a round comes around does not: it is reckoned from what its inner steps take the fastest member, as members tell. Where
+none has made any, from what they would take if this machine did nothing but multiply matrices of the model's shape,
+which is measured in a moment, one thread at a time: threads that wait for one another beside a busy program would
+measure that program. An `Allowance` then holds what is really moved against what was shown.
 
     async with HeartbeatWatch(node, clock) as heartbeats:
         ...                              # heartbeats come with every link, and every two seconds
@@ -14,15 +12,12 @@ Who trains in a run already and how fast, heard by a peer that is linked and has
 
 Whoever takes part sends heartbeats; who only reads the terms sends none, and is not counted. In a run with stages
 members speak to those of their own: there all that are linked are taken for members.
-
-What it hears are others' words: enough for an estimate.
 """
 
 import asyncio
 import math
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 
 import msgspec
 import psutil
@@ -32,9 +27,9 @@ from weft.clock import Clock
 from weft.cost import training as cost
 from weft.cost.pipeline import crossing, section_flops
 from weft.cost.training import HEARTBEAT_S
-from weft.ids import PeerId, RunId
+from weft.ids import PeerId
 from weft.model.config import ModelConfig
-from weft.net.messages import Contact, Heartbeat
+from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.net.ticket import Ticket
 from weft.run.config import RunConfig
@@ -78,9 +73,7 @@ class HeartbeatWatch:
         self._node.on_note(Heartbeat, self._on_heartbeat)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._node.ignore(Heartbeat)
 
     async def pace(self) -> Pace:
@@ -118,11 +111,8 @@ TOLERANCE = 1.5  # times what was shown: an estimate may be so much too low and 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    genesis: RunId
+    ticket: Ticket
     run: RunConfig  # as amended: its own digest names nothing
-    issuer: PeerId
-    contacts: tuple[Contact, ...]
-    num_parameters: int
     fetch_nbytes: int  # data, first weights and state, as far as they are not here
     disk_nbytes: int  # data and checkpoint
     process_nbytes: int  # of memory, that this process has taken: Python, torch
@@ -190,11 +180,8 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         num_vectors += 1
     fetch_nbytes = sum(info.nbytes for info in home.shards.missing(run.data)) + num_vectors * cost.vector_nbytes(num)
     return Terms(
-        genesis=ticket.run,
+        ticket=ticket,
         run=run,
-        issuer=ticket.issuer,
-        contacts=ticket.contacts,
-        num_parameters=num,
         fetch_nbytes=fetch_nbytes,
         disk_nbytes=fetch_nbytes + 4 * num * CHECKPOINT_VECTORS,
         process_nbytes=int(psutil.Process().memory_info().rss),

@@ -12,6 +12,7 @@ another one, as a restart does.
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgspec
 
@@ -19,7 +20,6 @@ from weft.errors import Unreachable
 from weft.ids import Digest, PeerId, RunId, short
 from weft.net.blobs.blobs import Lookup
 from weft.net.link.address_book import Directory
-from weft.net.link.handshake import Passport
 from weft.net.link.links import OnLink
 from weft.net.messages import Contact
 from weft.net.node import Node
@@ -40,15 +40,8 @@ class Channel(Node):
         self._links, self._dialer, self._book, self._blobs = node._links, node._dialer, node._book, node._blobs
         self._traffic, self._handlers, self._emit = node._traffic, node._handlers, node._emit
         self._name = name
-        before = node.passport
-        self.passport = Passport(
-            identity=before.identity,
-            run=run,
-            name=before.name,
-            admission=before.admission,
-            instance=_instance(before.instance, since),
-            predecessor=before.predecessor,
-        )
+        instance = _instance(node.passport.instance, since)
+        self.passport = replace(node.passport, run=run, instance=instance, banned=frozenset(), banned_by=set())
         self._here: dict[PeerId, int] = {}  # who takes part and is linked, and since when
         self._dropped: dict[PeerId, int] = {}  # who does so no more, as far as this side is concerned
         self._callbacks: list[OnLink] = []

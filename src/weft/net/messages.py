@@ -19,7 +19,7 @@ A bulk connection, one direction at a time:
       RangeRequest ────────────────►         a digest and a range of it: the same, and of the bytes only these
     A holder that was asked to dial (BulkPlease) says BulkOffer first; requests then come to the dialler.
 
-A stream between two peers that cannot reach each other, through one that reaches both (net/blobs/via.py):
+A stream between two peers that cannot reach each other, through one that reaches both (net/blobs/relay.py):
 
     dialler                       relay                        target
       RelayPlease ─────────────────► Relayed ────────────────────►

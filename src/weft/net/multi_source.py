@@ -2,8 +2,8 @@
 
     delivered = await pull(node, blobs, holders, keep, clock)
 
-`shares` decides who delivers what; this carries it out. Each blob comes into memory of its own and is given to `keep`
-once it has its digest, so what was kept stays, whatever happens to the rest.
+Each blob comes into memory of its own and is given to `keep` once it has its digest, so what was kept stays, whatever
+happens to the rest.
 
 Failure:
 - a holder that cannot be reached, is gone, or falls silent: the others deliver what it had under way.
@@ -11,7 +11,7 @@ Failure:
 - a holder that lacks a blob: another is asked for that one.
 - no holder is left for a blob: PeerError; what arrived has been kept.
 
-Which blob is fetched from which of its holders: one queue, from which whoever is free takes the next.
+`BlobQueue` decides who delivers what, and is told the time: one queue, from which whoever is free takes the next.
 
     blobs     waiting ──take──► under way at one holder ──arrived──► done
                  ▲                      │
@@ -20,10 +20,6 @@ Which blob is fetched from which of its holders: one queue, from which whoever i
 So each holder delivers as much as it can, and no blob is asked of two holders at a time. Towards the end, a slow
 holder takes nothing that the others would have fetched before it, and what it still holds then goes back to them: the
 last blobs take about as long as any, however slow one holder is.
-
-Pure: it is told the time.
-
-Small blobs from whoever holds them: the first that delivers one.
 """
 
 import asyncio
@@ -192,9 +188,9 @@ async def pull(
 
 
 class _Pull:
-    def __init__(self, node: Node, shares: BlobQueue, keep: Keep, clock: Clock, more: More) -> None:
+    def __init__(self, node: Node, queue: BlobQueue, keep: Keep, clock: Clock, more: More) -> None:
         self._node = node
-        self._shares = shares
+        self._queue = queue
         self._keep = keep
         self._clock = clock
         self._more = more
@@ -205,7 +201,7 @@ class _Pull:
 
     async def run(self) -> dict[PeerId, int]:
         try:
-            while not self._shares.is_done:
+            while not self._queue.is_done:
                 self._begin_more()
                 self._check_obtainable()
                 await asyncio.wait(self._under_way, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
@@ -219,14 +215,14 @@ class _Pull:
                 self._seeking.cancel()
                 await asyncio.gather(self._seeking, return_exceptions=True)
             await self._end(list(self._under_way))
-        return self._shares.delivered
+        return self._queue.delivered
 
     def _begin_more(self) -> None:
         is_any = True
         while is_any:  # a blob each in turn, so that the first holder does not take all there is
             is_any = False
-            for holder in self._shares.holders:
-                number = self._shares.take(holder, self._clock.now())
+            for holder in self._queue.holders:
+                number = self._queue.take(holder, self._clock.now())
                 if number is not None:
                     self._under_way[asyncio.ensure_future(self._fetch(holder, number))] = holder, number
                     is_any = True
@@ -234,14 +230,14 @@ class _Pull:
     def _check_obtainable(self) -> None:
         if self._under_way:  # what can be had is kept first
             return
-        number = self._shares.unobtainable()
+        number = self._queue.unobtainable()
         if number is not None:
-            blob = self._shares.blobs[number]
+            blob = self._queue.blobs[number]
             reasons = "; ".join(self._given_up.values()) or "nobody is connected"
             raise PeerError(f"nobody is left who delivers blob {short(blob.digest)}: {reasons}")
 
     async def _fetch(self, holder: PeerId, number: int) -> Buffer:
-        blob = self._shares.blobs[number]
+        blob = self._queue.blobs[number]
         data = bytearray(blob.nbytes)
         limit_s = LIMIT_S_PER_MIB * max(1.0, blob.nbytes / (1 << 20))
         overdue = f"{short(holder)} did not deliver {blob.nbytes} bytes within {limit_s:.0f} s"
@@ -256,20 +252,20 @@ class _Pull:
             data = task.result()
         except CallFailed as error:
             self._given_up[holder] = str(error)
-            self._shares.lacks(holder, number)
+            self._queue.lacks(holder, number)
         except (PeerError, NetError, Refused) as error:
             await self._give_up(holder, str(error))
         else:
-            await self._keep(self._shares.blobs[number], data)
-            self._shares.arrived(holder, number, self._clock.now())
+            await self._keep(self._queue.blobs[number], data)
+            self._queue.arrived(holder, number, self._clock.now())
 
     async def _look(self) -> None:
         now = self._clock.now()
-        for holder in self._shares.holders:
+        for holder in self._queue.holders:
             heard_at = self._node.last_heard(holder)
             if heard_at is not None and now - heard_at > SILENT_S:
                 await self._give_up(holder, f"{short(holder)} has been silent for {SILENT_S:g} s")
-        for holder in self._shares.late(now):
+        for holder in self._queue.late(now):
             await self._give_up(holder, f"{short(holder)} is far slower than the others")
         self._seek(now)
 
@@ -277,15 +273,15 @@ class _Pull:
         if self._seeking is not None and self._seeking.done():
             for holder in self._seeking.result():
                 if holder not in self._given_up:
-                    self._shares.add(holder, now)
+                    self._queue.add(holder, now)
             self._seeking = None
         if self._seeking is None and now >= self._seek_at:
             self._seek_at = now + LOOK_S
-            self._seeking = asyncio.ensure_future(self._more(self._shares.holders))
+            self._seeking = asyncio.ensure_future(self._more(self._queue.holders))
 
     async def _give_up(self, holder: PeerId, reason: str) -> None:
         self._given_up[holder] = reason
-        self._shares.failed(holder)
+        self._queue.failed(holder)
         await self._end([task for task, (whose, _) in self._under_way.items() if whose == holder])
 
     async def _end(self, tasks: "Sequence[asyncio.Task[Buffer]]") -> None:
@@ -310,4 +306,6 @@ async def small_from(node: Node, peers: Sequence[PeerId], digest: Digest, max_nb
     Raises:
         PeerError: none did; says what each answered.
     """
-    return await first_of(peers, lambda peer: node.fetch_small(peer, digest, max_nbytes), f"blob {short(digest)}")
+    return await first_of(
+        peers, lambda peer: node.fetch_small(peer, digest, max_nbytes), lambda: f"blob {short(digest)}"
+    )

@@ -15,7 +15,6 @@ once where `keep` asks for it. Who links to several tells each of the others whe
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import TypeVar
 
 import msgspec
@@ -28,17 +27,15 @@ from weft.keys import Identity
 from weft.net.admission import Admission
 from weft.net.blobs.blobs import Blobs, Lookup, Offload, in_thread
 from weft.net.blobs.bulk import STALL_S, Bulk
-from weft.net.blobs.relay import NO_RELAY, Relay, RelayConfig
-from weft.net.blobs.via import ViaTransport
+from weft.net.blobs.relay import NO_RELAY, Relay, RelayConfig, ViaTransport
 from weft.net.link.address_book import AddressBook, Directory, OnContact
-from weft.net.link.dialer import Dialer, Listener
+from weft.net.link.dialer import Dialer
 from weft.net.link.handshake import Passport
-from weft.net.link.links import Link, Links, OnLink
+from weft.net.link.links import Link, Links, Listener, OnLink
 from weft.net.link.rpc import CallHandler, Handlers, LinkTraffic, NoteHandler, Traffic
 from weft.net.link.trial import Trial, failed, nobody
 from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease
 from weft.net.transport.base import Transport
-from weft.net.transport.rate_limit import Bucket
 from weft.tasks import within
 from weft.wire import Buffer, decode, encode
 
@@ -82,10 +79,10 @@ class Node:
         self._dialer = Dialer(passport, transports, self._links, self._book)
         self._blobs = Blobs(self._links, self._dialer, self._handlers, self._traffic, emit, offload)
         streams = self._blobs.streams
-        self._relay = Relay(relay, self._links, streams, self._handlers, Bucket(relay.max_bps, clock))
+        self._relay = Relay(relay, self._links, streams, self._handlers, clock)
         self._via = None if via is None else ViaTransport(via, streams.open, self._tell_drop)
         streams.on_relay(self._take_over)
-        self._listener = Listener(passport, self._links, self._dialer, self._book, emit, self._blobs.accept)
+        self._listener = Listener(passport, self._links, self._book, emit, self._blobs.accept)
         self._started: list[Transport] = []
         self._is_to_all = True
         self._handlers.on_note(Acquaint, self._acquainted)
@@ -115,7 +112,7 @@ class Node:
                 missing.append((transport.name, str(error)))
                 continue
             self._started.append(transport)
-            self._dialer.addresses += addresses
+            self._book.listen_at(addresses)
             self._emit(TransportUp(transport=transport.name, addresses=addresses))
         if not self._started:
             raise errors.NetError(
@@ -147,9 +144,7 @@ class Node:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     # --- who and where ---
@@ -165,7 +160,7 @@ class Node:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Return where others may dial this peer, best first; empty before `start`."""
-        return self._dialer.addresses
+        return self._book.own
 
     @property
     def peers(self) -> tuple[PeerId, ...]:

@@ -4,22 +4,21 @@
       BulletinRequest ───────────────────►   every two seconds
       ◄───────────────────── BulletinAnswer  what happened since, signed
       BulletinRequest(of = another) ─────►   of those that they are linked to, eight of each a time, in turn
-      ◄───────────────────── BulletinAnswer  what that one signed (`relaying`)
+      ◄───────────────────── BulletinAnswer  what that one signed
 
 It sends no heartbeat, so it is no member: nobody waits for it, no vote is its own. What a peer tells of itself it has
-signed; what it tells of others is its word. Each entry names the peer that said it. What was decided it also checks for
-itself (`proving`), and says whose word differs. Of a run with stages it checks what each stage decided, at those who
-compute it, as peers tell.
+signed; what it tells of others is its word. Each entry names the peer that said it. What was decided it also checks
+for itself (`light_client`), and says whose word differs. Of a run with stages it checks what each stage decided, at
+those who compute it, as peers tell.
+
+An event that is told here can have happened: numbers in bounds, names that are names. Whether it did nobody here knows,
+but views may count, divide and draw without asking again.
 
 Failure:
 - a peer does not answer: the others are asked, and it is asked again.
 - a peer tells what it has not signed, or what is no bulletin: it is not heard for a while, and a notice says so.
 - one hands on what another signed in an earlier process of its: that is left out.
 - a line is of a later version, no event, or one that cannot be: it is left out, and counted.
-
-Whether an event that another peer tells can have happened: numbers in bounds, names that are names.
-
-Whether it did happen nobody here knows. Views may then count, divide and draw without asking again.
 """
 
 import asyncio
@@ -288,9 +287,8 @@ def entries_of(bulletin: Bulletin, signer: PeerId, now: float) -> Iterator[event
         except (msgspec.DecodeError, ConfigError, KeyError, TypeError, RecursionError, UnicodeDecodeError):
             continue
         for entry in found:
-            event = (
-                None if isinstance(entry.event, events.RoundProven) else public(entry.event)
-            )  # only who looks can check
-            at = entry.at if math.isfinite(entry.at) else now
+            if isinstance(entry.event, events.RoundProven):  # only who looks can check
+                continue
+            event, at = public(entry.event), entry.at if math.isfinite(entry.at) else now
             if event is not None and is_plausible(event):
                 yield events.Entry(v=events.VERSION, at=min(max(at, 0.0), now + MOST_AHEAD_S), peer=signer, event=event)

@@ -17,11 +17,8 @@ from weft.wire import printable
 
 E = TypeVar("E", bound=events.Event)
 
-PRIVATE = (
-    events.TransportUp,
-    events.ConnectionDropped,
-    events.AdmissionRefused,
-)  # who knocks at this machine, and where
+# Who knocks at this machine, and where.
+PRIVATE = (events.TransportUp, events.ConnectionDropped, events.AdmissionRefused)
 MAX_TEXT = 400  # characters of one field; a text that a model wrote is as long as its run asked for
 HIDDEN = "(hidden)"
 

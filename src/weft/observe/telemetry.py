@@ -6,10 +6,8 @@ Inner steps of a window are one: the mean loss of all their tokens. Of each memb
 newest word. What has no room waits: of members for the next piece, of all else it is counted and dropped.
 
 Pieces are written and signed once somebody asks for them; while nobody does, this is a list that forgets its oldest.
-
-What a bulletin says of others is its signer's word.
-
-Answers who watches: with this peer's own bulletins, and with those of others that it is linked to.
+What a bulletin says of others is its signer's word. Who watches is told this peer's own bulletins, and those of others
+that it is linked to.
 
     observer ──BulletinRequest(of = C)──► this peer ──BulletinRequest──► C
              ◄────── signed by C ────────            ◄──── signed by C ──
@@ -161,8 +159,6 @@ class _Window:
 
 
 class _Room:
-    """The lines of a bulletin, while it is written."""
-
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self._nbytes = 0
@@ -205,11 +201,14 @@ class _Asked:
 
 
 class Relaying:
+    """Answers whoever asks `node` what happened, here or at others."""
+
     def __init__(self, own: Bulletins, node: Node, clock: Clock) -> None:
         self._own = own
         self._node = node
         self._clock = clock
         self._asked: dict[BulletinRequest, _Asked] = {}  # in the order in which it was
+        node.serve(BulletinRequest, self.answer)
 
     async def answer(self, _peer: PeerId, request: BulletinRequest) -> BulletinAnswer:
         if request.of in (None, self._node.peer):
@@ -235,8 +234,3 @@ class Relaying:
             return answer
         except (PeerError, NetError, Refused, WireError):
             return NOTHING
-
-
-def serve(own: Bulletins, node: Node, clock: Clock) -> None:
-    """Answer whoever asks `node` what happened, here or at others."""
-    node.serve(BulletinRequest, Relaying(own, node, clock).answer)

@@ -14,7 +14,7 @@ from weft.events import Emit
 from weft.executor import Compute
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.keys import Identity
-from weft.net.membership.claims import ClaimReader
+from weft.net.membership.gossip import ClaimReader
 from weft.net.node import Node
 from weft.peer.companion import Companion
 from weft.run.config import Genesis, RunConfig

@@ -50,7 +50,7 @@ from weft.peer.state.checkpoint import Snapshot
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
 from weft.run.config import Genesis
-from weft.store.votes import Votes
+from weft.store.journal import Votes
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in, own_work
 from weft.tasks import Tasks
 

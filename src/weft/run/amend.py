@@ -3,13 +3,10 @@
     RunConfig ──first_charter──► Charter ──acts──► Charter ──amended──► RunConfig to train by
 
     --set of a person, settings ──amendment──► Amend
+    RunConfig ──run_file_of──► RunFile, which makes the same run anew
 
 The config to train by is the genesis with other settings. Its own digest names nothing: the run keeps the name of its
-genesis.
-
-From what the peers of a run share back to a run file, which makes the same run anew.
-
-Paths are not among what they share: where the run read text, `paths` are for whoever repeats it to name.
+genesis. Paths are not among what peers share: where the run read text, they are for whoever repeats it to name.
 """
 
 from collections.abc import Mapping
@@ -19,10 +16,9 @@ from typing import Any
 import msgspec
 
 from weft.codec import CodecConfig
-from weft.config import Config, from_tree, replace_field
-from weft.data import BytesConfig, ByteTokenizer, JsonConfig
+from weft.config import Config, alike, from_tree, replace_field
+from weft.data import BytesConfig, ByteTokenizer, CorpusConfig, JsonConfig
 from weft.errors import ConfigError
-from weft.pipeline.config import PipelineConfig
 from weft.run.config import FolderModel, Genesis, RunConfig, RunFile, ShapedModel
 from weft.run.genesis import of_shape
 from weft.run.staged import StagedConfig
@@ -79,15 +75,8 @@ class RunAmended(Config, frozen=True, kw_only=True):
 
 def as_run_file(settings: Settings) -> RunAmended:
     """Return settings as a run file has them."""
-    method = settings.method
-    return RunAmended(
-        train=TrainAmended(
-            tokens=settings.tokens, seq_len=settings.seq_len, batch_size=settings.batch_size, schedule=settings.schedule
-        ),
-        method=MethodAmended(
-            every=method.every, codec=method.codec, reply_codec=method.reply_codec, apply=method.apply
-        ),
-    )
+    train, method = alike(TrainAmended, settings), alike(MethodAmended, settings.method)
+    return RunAmended(train=TrainAmended(**train), method=MethodAmended(**method))
 
 
 def amendment(settings: Settings, changes: Mapping[str, Any], reason: str) -> Amend:
@@ -111,7 +100,7 @@ def amendment(settings: Settings, changes: Mapping[str, Any], reason: str) -> Am
     if not changed:
         raise ConfigError("--set: the run has these settings already.")
     if changed.get("apply") == InnerConfig():
-        raise ConfigError('--set: method.apply: the outer step cannot become "inner": that takes another run.')
+        raise ConfigError('--set: method.apply: it cannot become "inner": that takes another run.')
     return Amend(reason=reason, **changed)
 
 
@@ -125,26 +114,13 @@ def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
         num_peers: to expect, as far as there is room for so many.
     """
     is_graph = spell_out(run.method, num_peers).graph is not None
-    shape = ShapedModel(**{name: getattr(run.model, name) for name in ShapedModel.__struct_fields__})
+    shape = ShapedModel(**alike(ShapedModel, run.model))
     is_shape = run.is_seeded and of_shape(shape, run.data.vocab_size, run.train.seq_len) == run.model
     is_bytes = run.data.tokenizer == ByteTokenizer().digest
-    staged = run if isinstance(run, StagedConfig) else None
-    return RunFile(
-        name=run.name,
-        seed=run.seed,
-        peers=min(num_peers, run.electors * (1 if is_graph else MAX_GROUP)),
-        model=shape if is_shape else FolderModel(path=MODEL),
-        is_private=run.is_private,
-        tokenizer=BytesConfig() if is_bytes else JsonConfig(path=TOKENIZER),
-        train=run.train,
-        method=run.method,
-        admission=run.admission,
-        orphan_after_s=run.orphan_after_s,
-        is_strict=run.is_strict,
-        has_even_leases=run.has_even_leases,
-        electors=run.electors,
-        stewards=run.stewards,
-        predecessor=run.predecessor,
-        stages=1 if staged is None else staged.stages,
-        pipeline=PipelineConfig() if staged is None else staged.pipeline,
-    )
+    written_otherwise = {
+        "peers": min(num_peers, run.electors * (1 if is_graph else MAX_GROUP)),
+        "model": shape if is_shape else FolderModel(path=MODEL),
+        "data": CorpusConfig(),
+        "tokenizer": BytesConfig() if is_bytes else JsonConfig(path=TOKENIZER),
+    }
+    return RunFile(**alike(RunFile, run) | written_otherwise)

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from weft.config import UNBOUNDED, Config
+from weft.config import UNBOUNDED, Config, alike
 from weft.data import CorpusConfig, DataIndex, TokenizerConfig
 from weft.data.packing import BytesConfig
 from weft.errors import ConfigError
@@ -30,15 +30,7 @@ from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
 from weft.run.outline import AdmissionConfig, TicketAdmission
-from weft.sync.method.choices import (
-    AdamWConfig,
-    Choices,
-    InnerSgdConfig,
-    OptimizerConfig,
-    check,
-    check_graph,
-    check_staged,
-)
+from weft.sync.method import choices
 from weft.sync.method.presets import DiLoCoConfig, MethodConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig, ScheduleConfig
 from weft.sync.records.acts import BatchSize, TotalTokens
@@ -63,10 +55,10 @@ class TrainConfig(Config, frozen=True, kw_only=True):
     """The inner loop, equal on all peers."""
 
     seq_len: Annotated[int, msgspec.Meta(ge=8, le=1 << 20, description="tokens per sample")] = 256
-    batch_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 16, description="samples per inner step and peer")] = 8
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 16, description="samples per training step and peer")] = 8
     tokens: Annotated[int, msgspec.Meta(ge=1, description="committed tokens at which the run is complete")]
     schedule: ScheduleConfig
-    optimizer: OptimizerConfig = AdamWConfig()
+    optimizer: choices.OptimizerConfig = choices.AdamWConfig()
     clip: Annotated[
         float, msgspec.Meta(gt=0, description="largest gradient norm; inf does not clip", extra=UNBOUNDED)
     ] = 1.0
@@ -134,15 +126,15 @@ class RunFile(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.peers > (room := self.electors * MAX_GROUP):
             raise ValueError(
-                f"peers is {self.peers}, and {self.electors} electors find room for {room}: {MAX_GROUP} contribute "
+                f"peers is {self.peers}, and {self.electors} with a vote find room for {room}: {MAX_GROUP} contribute "
                 "through each at most, itself included. Raise electors, or expect fewer peers."
             )
-        choices = spell_out(self.method, self.peers)
-        check(choices, self.train.optimizer)
-        if choices.graph is not None:
-            check_graph(choices.graph, self.peers, self.electors)
+        method = spell_out(self.method, self.peers)
+        choices.check(method, self.train.optimizer)
+        if method.graph is not None:
+            choices.check_graph(method.graph, self.peers, self.electors)
         if self.stages > 1:
-            check_staged(choices)
+            choices.check_staged(method)
             if self.stewards or self.is_private:
                 raise ConfigError("stages: such a run has no stewards and no private data. Leave them out.")
 
@@ -163,7 +155,7 @@ class _Shared(Config, frozen=True, kw_only=True):
     name: _Name
     seed: _Seed
     initial: HexDigest  # of the flat fp32 vector the run starts from
-    method: Choices
+    method: choices.Choices
     admission: AdmissionConfig
     orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None
     is_strict: bool
@@ -206,7 +198,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
             raise ConfigError(
                 f"train.seq_len is {self.train.seq_len}, the model's longest context {self.model.max_seq_len}."
             )
-        check(self.method, self.train.optimizer)
+        choices.check(self.method, self.train.optimizer)
 
     @property
     def quota(self) -> int:
@@ -222,7 +214,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
         return num_parameters(self.model)
 
     @property
-    def optimizer(self) -> OptimizerConfig:
+    def optimizer(self) -> choices.OptimizerConfig:
         return self.train.optimizer
 
     @property
@@ -238,14 +230,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
     @property
     def settings(self) -> Settings:
         """Return what amendments may change."""
-        train = self.train
-        return Settings(
-            tokens=train.tokens,
-            seq_len=train.seq_len,
-            batch_size=train.batch_size,
-            schedule=train.schedule,
-            method=self.method,
-        )
+        return Settings(**alike(Settings, self.train), method=self.method)
 
     @property
     def longest(self) -> int:
@@ -257,13 +242,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
 
     def with_settings(self, settings: Settings) -> "RunConfig":
         """Return the same run with other settings."""
-        train = msgspec.structs.replace(
-            self.train,
-            tokens=settings.tokens,
-            seq_len=settings.seq_len,
-            batch_size=settings.batch_size,
-            schedule=settings.schedule,
-        )
+        train = msgspec.structs.replace(self.train, **alike(TrainConfig, settings))
         return msgspec.structs.replace(self, train=train, method=settings.method)
 
 
@@ -304,7 +283,7 @@ class SyncConfig(Config, frozen=True, kw_only=True):
     seed: _Seed = 0
     peers: Annotated[int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many are expected")] = 2
     samples: Annotated[TotalTokens, msgspec.Meta(description="committed samples at which the run is complete")]
-    batch_size: Annotated[BatchSize, msgspec.Meta(description="samples of one inner step and peer, at most")] = 1
+    batch_size: Annotated[BatchSize, msgspec.Meta(description="samples of one training step and peer, at most")] = 1
     method: MethodConfig = DiLoCoConfig()
     admission: AdmissionConfig = TicketAdmission()
     orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None = None
@@ -315,9 +294,8 @@ class SyncConfig(Config, frozen=True, kw_only=True):
     predecessor: _Predecessor | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(
-            self.method, get_args(MethodConfig)
-        ):  # a program wrote it: files are checked as they are read
+        # A program wrote it: files are checked as they are read.
+        if not isinstance(self.method, get_args(MethodConfig)):
             raise ConfigError(
                 f"method is {self.method!r:.80}, of type {type(self.method).__name__}. Allowed: a row of "
                 "weft.sync.method.presets, such as DiLoCoConfig(every=30) or FedAvgConfig(), or a "
@@ -356,8 +334,8 @@ class LoopConfig(_Shared, frozen=True, kw_only=True, tag_field="type", tag="loop
         return sum(tensor.num for tensor in self.tensors)
 
     @property
-    def optimizer(self) -> OptimizerConfig:
-        return InnerSgdConfig()  # nobody's: each loop has its own
+    def optimizer(self) -> choices.OptimizerConfig:
+        return choices.InnerSgdConfig()  # nobody's: each loop has its own
 
     @property
     def clip(self) -> float:
@@ -389,18 +367,18 @@ class LoopConfig(_Shared, frozen=True, kw_only=True, tag_field="type", tag="loop
 Genesis = RunConfig | LoopConfig
 
 
-def check_loop(choices: Choices) -> None:
+def check_loop(method: choices.Choices) -> None:
     """Refuse methods that need more of a loop than the parameters it arrives at.
 
     Raises:
         ConfigError: says which, and what to choose instead.
     """
-    if choices.send == "gradient":
+    if method.send == "gradient":
         raise ConfigError(
             "method: it sends gradients, which one optimizer applies that all members share; a loop of your own has "
             "its own. Choose one that sends deltas, such as fedavg or diloco: with every = 1, it also meets each step."
         )
-    if choices.proximal:
+    if method.proximal:
         raise ConfigError(
-            "method: proximal: it pulls the gradients of inner steps, which a loop of your own makes; set proximal = 0."
+            "method: proximal: it pulls gradients of training steps, which a loop of your own makes; set proximal = 0."
         )

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from weft import wire
 from weft.clock import SystemClock
+from weft.config import alike
 from weft.data import CorpusConfig, DataIndex, JsonConfig, ShardStore, Tokenizer, check_vocabulary, make_tokenizer, pack
 from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
@@ -87,24 +88,15 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     store = home.private if run_file.is_private else home.shards
     index = _pack(store, run_file, tokenizer, base, emit)
     initials = tuple(_put_initials(run_file, model, base, home))
-    config = RunConfig(
-        name=run_file.name,
-        seed=run_file.seed,
-        model=model,
-        initial=initials[0],
-        is_seeded=not isinstance(run_file.model, FolderModel),
-        data=_without_shards(index) if run_file.is_private else index,
-        is_private=run_file.is_private,
-        train=run_file.train,
-        method=spell_out(run_file.method, run_file.peers),
-        admission=run_file.admission,
-        orphan_after_s=run_file.orphan_after_s,
-        is_strict=run_file.is_strict,
-        has_even_leases=run_file.has_even_leases,
-        electors=run_file.electors,
-        stewards=tuple(sorted(set(run_file.stewards))),
-        predecessor=run_file.predecessor,
-    )
+    resolved = {
+        "model": model,
+        "initial": initials[0],
+        "is_seeded": not isinstance(run_file.model, FolderModel),
+        "data": _without_shards(index) if run_file.is_private else index,
+        "method": spell_out(run_file.method, run_file.peers),
+        "stewards": tuple(sorted(set(run_file.stewards))),
+    }
+    config = RunConfig(**alike(RunConfig, run_file) | resolved)
     if run_file.pipeline.split is not None and run_file.stages == 1:
         raise ConfigError("pipeline.split: only members of a stage compute together. Set stages, or leave split out.")
     if run_file.stages > 1:
@@ -281,8 +273,7 @@ def of_shape(shaped: ShapedModel, vocab_size: int, seq_len: int) -> ModelConfig:
         ConfigError: it contradicts itself.
     """
     fields = msgspec.to_builtins(named("nano", vocab_size, seq_len))
-    shape = {name: getattr(shaped, name) for name in shaped.__struct_fields__}
-    shape["num_kv_heads"] = shaped.num_kv_heads or shaped.num_heads
+    shape = alike(ShapedModel, shaped) | {"num_kv_heads": shaped.num_kv_heads or shaped.num_heads}
     try:
         return msgspec.convert(fields | shape, ModelConfig)
     except msgspec.ValidationError as error:
@@ -293,7 +284,7 @@ def _pack(store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, base: Path
     index = _packed(store, run_file.data, tokenizer, base, emit)
     train = run_file.train
     num_peers = 1 if run_file.is_private else run_file.peers
-    why = f": {num_peers} peers make inner steps of {train.batch_size} samples each" if num_peers > 1 else ""
+    why = f": {num_peers} peers make training steps of {train.batch_size} samples each" if num_peers > 1 else ""
     _check_size(index, train.seq_len, num_peers * train.batch_size, why)
     return index
 
@@ -342,8 +333,8 @@ def _check_train(config: RunConfig, max_parameters: int) -> None:
         raise ConfigError(f"train.tokens is {train.tokens}. Allowed: at most {MAX_TOKENS}.")
     if config.tokens_per_step > MAX_TOKENS_PER_STEP:
         raise TooLarge(
-            f"one inner step takes {train.batch_size} samples of {train.seq_len} tokens, {config.tokens_per_step:,} in "
-            f"all; at most {MAX_TOKENS_PER_STEP:,} are accepted. Lower train.batch_size or train.seq_len."
+            f"one training step takes {train.batch_size} samples of {train.seq_len} tokens, {config.tokens_per_step:,} "
+            f"in all; at most {MAX_TOKENS_PER_STEP:,} are accepted. Lower train.batch_size or train.seq_len."
         )
     if train.seq_len * vocab_size > max_parameters:
         raise TooLarge(

@@ -24,11 +24,14 @@ def process_nbytes() -> int:
     return int(memory.rss) - int(getattr(memory, "shared", 0))
 
 
-def limit_cores(num: int) -> tuple[int, ...]:
+def limit_cores(num: int | None) -> tuple[int, ...]:
     """Keep this process, all its threads, to `num` of the CPUs it may run on; return which; none where no system can.
 
-    They lie side by side and begin where the process number says, so that several peers of one machine spread out.
+    None is no limit. They lie side by side and begin where the process number says, so that several peers of one
+    machine spread out.
     """
+    if num is None:
+        return ()
     if not hasattr(os, "sched_setaffinity"):
         with suppress(AttributeError, OSError):  # Windows has it, macOS has not
             chosen = chosen_cores(psutil.Process().cpu_affinity() or [], num, os.getpid())

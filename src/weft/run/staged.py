@@ -7,18 +7,17 @@ this section alone, and its rounds are those of any run (docs/adr/0053-a-stage-i
 tickets and handshakes name.
 
 Where embedding and head are one matrix, that has a run of its own, too, with the number after the last stage's: its
-members are those of both end stages.
-
-The weights of a run whose activations are sent in a subspace, which the model is held to (`pipeline.subspace`).
+members are those of both end stages. Where activations are sent in a subspace, the weights are held to it (`confined`).
 """
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from jaxtyping import Float32
 from torch import Tensor
 
+from weft.config import alike
 from weft.errors import ConfigError
 from weft.ids import Digest
 from weft.model import initial_vector
@@ -152,10 +151,9 @@ def held_of(run: RunConfig) -> RunConfig:
 
 def staged(run: RunConfig, initials: tuple[Digest, ...], pipeline: PipelineConfig) -> StagedConfig:
     """Return `run`, its model cut into as many pieces as there are first weights."""
-    fields: dict[str, Any] = {name: getattr(run, name) for name in run.__struct_fields__}
     stages = len(initials) - run.model.is_tied
-    fields |= {"initial": initial_of(initials), "initials": initials, "stages": stages, "pipeline": pipeline}
-    return StagedConfig(**fields)
+    cut = {"initial": initial_of(initials), "initials": initials, "stages": stages, "pipeline": pipeline}
+    return StagedConfig(**alike(RunConfig, run) | cut)
 
 
 def initial_of(initials: tuple[Digest, ...]) -> Digest:

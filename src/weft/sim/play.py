@@ -22,8 +22,8 @@ from weft.clock import SkewedClock
 from weft.errors import ConfigError, NotFinite, WeftError
 from weft.events import VERSION, Entry, Evaluated, Event, RoundCommitted, RoundMissed, StageHeld
 from weft.ids import Digest, PeerId, Round, Tokens
-from weft.net.membership.claims import ClaimReader
 from weft.net.membership.full_mesh import MAX_MEMBERS
+from weft.net.membership.gossip import ClaimReader
 from weft.net.transport.memory import MemoryNetwork
 from weft.peer.context import MakeTrainer
 from weft.run.config import RunFile

@@ -29,13 +29,12 @@ from weft.launch.peer import context_of
 from weft.launch.session import Options, Session
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
-from weft.net.membership.claims import ClaimReader
 from weft.net.membership.full_mesh import MAX_MEMBERS
+from weft.net.membership.gossip import ClaimReader
 from weft.net.node import Node
 from weft.net.ticket import MAX_CONTACTS
 from weft.net.transport.memory import SCHEME, MemoryNetwork
-from weft.observe import telemetry
-from weft.observe.telemetry import Bulletins
+from weft.observe.telemetry import Bulletins, Relaying
 from weft.peer.context import Data, MakeTrainer
 from weft.peer.peer import Outcome, Peer
 from weft.peer.state.checkpoint import load
@@ -373,7 +372,7 @@ class World:
         others = self.known_to(member)
         for other in others:
             node.remember(other.id, [SCHEME + other.id], other.name)
-        telemetry.serve(life.bulletins, node, clock)
+        Relaying(life.bulletins, node, clock)
         s = Session(
             options=Options(home=self.home, key=None, settings=settings),
             identity=member.identity,

@@ -1,6 +1,6 @@
 """What a state consists of, by the digests of its chunks: the records, and no tensors.
 
-An anchor keeps states without knowing what a vector is; `state` turns vectors into these and back.
+An anchor keeps states without knowing what a vector is; `chunks` turns vectors into these and back.
 """
 
 from collections.abc import Collection

@@ -141,11 +141,11 @@ def test_an_interrupt_is_130_and_silent(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_an_error_leaves_the_verb_as_it_is(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.cli import home as locate
+    from weft.cli.model import inspect
 
     def fail(*_: object) -> Path:
         raise DataError("gone")
 
-    monkeypatch.setattr(locate, "find_checkpoint", fail)
+    monkeypatch.setattr(inspect, "find_checkpoint", fail)
     answer = weft("inspect", "last")
     assert (answer.code, answer.err) == (11, "weft: gone\n")

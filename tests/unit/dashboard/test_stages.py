@@ -9,7 +9,7 @@ import pytest
 
 from unit.dashboard.test_history import A, B, C, commit, history, said, started, step
 from weft.dashboard.history import History
-from weft.dashboard.page.metrics import metrics_of
+from weft.dashboard.page import metrics_of
 from weft.dashboard.report import told_of
 from weft.dashboard.run import Run
 from weft.dashboard.stages import Lead, Stages, holding, layers_of, led, ordinal, slowest, state_at_commit, told

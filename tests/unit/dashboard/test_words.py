@@ -43,8 +43,8 @@ def test_every_kind_of_event_has_a_row_whose_texts_can_be_written(kind: type[Eve
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (DdpConfig(), ["every inner step, gradient in bf16", "among all"]),
-        (DiLoCoConfig(every=50, lr=0.7, momentum=0.9), ["every 50 inner steps", "nesterov (lr 0.7, momentum 0.9"]),
+        (DdpConfig(), ["every training step, gradient in bf16", "among all"]),
+        (DiLoCoConfig(every=50, lr=0.7, momentum=0.9), ["every 50 training steps", "nesterov (lr 0.7, momentum 0.9"]),
         (StreamingConfig(fragments=4, overlap=3), ["in 4 fragments", "overlapping 3 steps"]),
         (AsyncDiLoCoConfig(), ["waiting for whoever is ready"]),
         (NoLoCoConfig(), ["graph pairs"]),

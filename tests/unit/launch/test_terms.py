@@ -133,14 +133,16 @@ def test_of_a_model_that_is_cut_a_member_computes_and_merges_its_section_and_pas
     passed = 2 * 2 * whole.train.batch_size * whole.train.seq_len * CUT.width * 2  # bf16, both ways at two sides
     assert passed < three.round_nbytes < 1.5 * passed + 10_000  # nobody to merge with; tokens and letters beside it
     merged = seven.round_nbytes - three.round_nbytes
-    assert merged == pytest.approx(2 * 2 * (2 / 3) * 2 * three.num_parameters, rel=0.1)  # three in one stage, in bf16
+    assert merged == pytest.approx(
+        2 * 2 * (2 / 3) * 2 * three.run.num_parameters, rel=0.1
+    )  # three in one stage, in bf16
     tied = staged(
         run_config(DdpConfig(), msgspec.structs.replace(CUT, is_tied=True)), (Digest("1" * 64),) * 4, PipelineConfig()
     )
     table = 2 * 2 * (1 / 2) * 2 * CUT.vocab_size * CUT.width  # that both ends merge
     assert asked(2, tied).round_nbytes > 0.9 * table + passed / 2  # an end passes at one side
     undivided = made(tmp_path, method=DdpConfig(), model=CUT)
-    assert three.num_parameters < undivided.num_parameters
+    assert three.run.num_parameters < undivided.run.num_parameters
     assert three.round_s * three.flops_per_s < undivided.round_s * undivided.flops_per_s
 
 

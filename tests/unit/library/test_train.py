@@ -10,7 +10,7 @@ import pytest
 import weft
 from unit.cli.small import RUN, TEXT
 from weft.config import load
-from weft.dashboard.notebook import Chart
+from weft.dashboard.chart import Chart
 from weft.errors import ConfigError
 from weft.events import Entry, PeerStopped, RoundCommitted, StepDone
 from weft.net.transport.tls import TlsConfig

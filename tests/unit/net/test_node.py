@@ -18,8 +18,8 @@ from weft.errors import (
 from weft.events import AdmissionRefused, ConnectionDropped, FellBack, LinkDown, LinkUp
 from weft.ids import Digest, PeerId, RunId
 from weft.net import ticket
-from weft.net.admission import ByKeys, ByTicket, prove
-from weft.net.link.handshake import Passport
+from weft.net.admission import ByKeys, ByTicket
+from weft.net.link.handshake import Passport, prove
 from weft.net.messages import PROTOCOL, Acquaint, Contact, Hello, Rejected
 from weft.net.node import Node
 from weft.net.transport.frame import FrameReader, write_frame
@@ -132,7 +132,7 @@ def test_missing_transport_is_an_event_and_none_at_all_an_error(world):
             await Node(world.passport(1), [Absent()], world.clock, emit).start()
         with pytest.raises(PortInUse, match="4433"):
             await Node(world.passport(1), [world.network.transport(world.ids[1]), Taken()], world.clock, emit).start()
-        assert not world.network._listener(world.ids[1])  # what had started was stopped
+        assert world.ids[1] not in world.network.listening  # what had started was stopped
 
     world.run(scenario)
 
@@ -398,7 +398,7 @@ def test_who_moved_is_found_at_its_new_address_by_those_it_has_not_told(world):
         moved = world.node(3)
         await moved.start()
         for address in ("memory://first", f"memory://{moved.peer}"):
-            moved._dialer.addresses = (address,)
+            moved._book.own = (address,)
             await moved.connect(a.peer)
             await asyncio.sleep(1)
             moved.drop(a.peer, "moves")
@@ -594,7 +594,7 @@ def test_other_protocol_version_is_told_apart_whatever_its_fields(world):
 def test_joiner_of_another_version_gets_a_wire_error(world, monkeypatch):
     async def scenario():
         a, b = await world.started(2)
-        monkeypatch.setattr("weft.net.link.dialer.PROTOCOL", 2)
+        monkeypatch.setattr("weft.net.messages.PROTOCOL", 2)
         with pytest.raises(WireError, match="speaks another version of weft: protocol 2 meets protocol 1"):
             await b.connect(a.peer)
 

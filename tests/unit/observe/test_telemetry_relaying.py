@@ -38,6 +38,9 @@ class Node:
         self.may_answer.set()
         self._theirs = theirs
 
+    def serve(self, _kind: Any, _answer: Any) -> None:
+        pass
+
     def is_linked(self, peer: PeerId) -> bool:
         return peer == THEM.peer
 

@@ -147,7 +147,7 @@ def test_a_run_expects_no_more_peers_than_its_electors_find_room_for(
     if is_taken:
         assert run_file(tmp_path, peers=peers, electors=electors).peers == peers
         return
-    with pytest.raises(ConfigError, match=r"peers is 193, and 3 electors find room for 192.*Raise electors"):
+    with pytest.raises(ConfigError, match=r"peers is 193, and 3 with a vote find room for 192.*Raise electors"):
         run_file(tmp_path, peers=peers, electors=electors)
 
 
@@ -156,7 +156,7 @@ def test_a_run_of_as_many_as_are_played_may_be_written() -> None:
 
 
 def test_too_little_text_for_hundreds_says_for_how_many(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"needs 2000 .*: 1000 peers make inner steps of 2 samples each"):
+    with pytest.raises(DataError, match=r"needs 2000 .*: 1000 peers make training steps of 2 samples each"):
         sealed(tmp_path, peers=1000)
     many = sealed(tmp_path, peers=60, method={"type": "diloco"}).config.method.apply
     assert isinstance(many, NesterovConfig)

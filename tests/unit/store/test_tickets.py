@@ -10,8 +10,8 @@ from model.world import first_base
 from weft.errors import ConfigError, DiskFull
 from weft.net.admission import Anyone, ByTicket
 from weft.store.home import PeerFolder
+from weft.store.journal import Votes
 from weft.store.tickets import keep_secret, keep_ticket, read_secret
-from weft.store.votes import Votes
 from weft.sync.round.rules import Durable
 
 SECRET = bytes(range(16))

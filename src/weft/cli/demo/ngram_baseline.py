@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from weft.data import NgramModel, num_windows
 from weft.data.corpus import Split
-from weft.ids import RunId
+from weft.ids import Digest, RunId
 from weft.run.config import RunConfig
 from weft.run.genesis import MAX_RUN_NBYTES, on_corpus, read_run
 from weft.run.machine import PeerConfig
@@ -46,8 +46,6 @@ def load_run(home: Home, run: RunId) -> RunConfig:
     Raises:
         KeyError: it keeps none.
     """
-    from weft.ids import Digest
-
     data = home.blobs.read(Digest(run), MAX_RUN_NBYTES)
     if data is None:
         raise KeyError(run)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+import tomllib
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,18 +16,29 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from weft.cli.demo import end as demo_end
+import msgspec
+
 from weft.cli.demo import ngram_baseline
+from weft.cli.demo.ngram_baseline import ORDER
 from weft.cli.demo.swarm import DEVICE, PeerFailed, Swarm
+from weft.cli.home import command_for
+from weft.cli.model.generate import excerpt
+from weft.cli.model.trained import Trained, open_trained
 from weft.cli.plan import speed_here as here
 from weft.cli.plan.speed_here import tokens_in
+from weft.cli.run.running import Report
+from weft.cli.run.summary import INDENT, beside, measured, try_next
+from weft.cli.screen.draw import ring
 from weft.cli.screen.screen import Screen, make_screen
 from weft.cli.terminal import tell, terminal_width, wrapped
 from weft.clock import SystemClock
 from weft.config import dump, from_tree, load_tree
-from weft.dashboard.view import About
+from weft.dashboard import figures
+from weft.dashboard.view import About, View
 from weft.data import ByteTokenizer
-from weft.errors import ConfigError, DeadlineExceeded
+from weft.errors import CheckpointError, ConfigError, DeadlineExceeded
+from weft.ids import RunId, short
+from weft.model import write_folder
 from weft.run.config import RunFile
 from weft.run.genesis import resolve
 from weft.store.home import Home
@@ -35,6 +47,7 @@ _RUN_FILE = "demo.toml"
 _LOOK_EVERY_S = 0.25
 _SILENCE_S = 300.0  # without one line from any peer, something is stuck
 _INTERRUPTED = 130
+_WAIT_S = 600.0  # for the n-gram model, which had all of the training's time
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,7 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
     names = tuple(f"peer {number}" for number in range(1, run_file.peers + 1))
     swarm = Swarm(folder, names, here.threads_of(len(names)))
     screen = make_screen(is_quiet=wishes.is_quiet)
-    finished = demo_end.finished_run(swarm)
+    finished = finished_run(swarm)
     train = run_file.train
     known = About(name=run_file.name, total_tokens=train.tokens, tokens_per_step=train.batch_size * train.seq_len)
     screen.start(known, run_file.peers if finished is None else 1)
@@ -78,7 +91,7 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
         width = terminal_width() if sys.stdout.isatty() else None
         print(wrapped(f"stopped; weft demo {folder} goes on from here, and --fresh begins anew", width))  # noqa: T201
         return 0
-    return demo_end.finish(folder, swarm, screen.view, score)
+    return finish(folder, swarm, screen.view, score)
 
 
 # --- before ---
@@ -113,7 +126,7 @@ def prepare(folder: Path, wishes: Wishes) -> RunFile:
 
 
 def _described(wishes: Wishes) -> RunFile:
-    tree = _recipe()
+    tree = tomllib.loads((files("weft") / "recipes" / _RUN_FILE).read_text(encoding="utf-8"))
     if wishes.num_peers is not None:
         tree["peers"] = wishes.num_peers
     run_file: RunFile = from_tree(tree, RunFile, where=_RUN_FILE)
@@ -128,12 +141,6 @@ def _described(wishes: Wishes) -> RunFile:
         return run_file
     scaled: RunFile = from_tree(with_tokens(tree, tokens), RunFile, where=_RUN_FILE)
     return scaled
-
-
-def _recipe() -> dict[str, Any]:
-    import tomllib
-
-    return tomllib.loads((files("weft") / "recipes" / _RUN_FILE).read_text(encoding="utf-8"))
 
 
 def with_tokens(tree: dict[str, Any], tokens: int) -> dict[str, Any]:
@@ -198,3 +205,84 @@ class _Follower:
         self.is_stopped = True
         tell("stopping: the peers say goodbye and save")
         self._swarm.stop()
+
+
+# --- after: are the replicas one, how good is the model, what did it cost ---
+
+
+def finish(folder: Path, swarm: Swarm, view: View, score: "Future[float]") -> int:
+    """Print how the demo ended, export the model, and return the exit code: 0 if all replicas are one.
+
+    Raises:
+        CheckpointError: a peer has not said how it ended.
+    """
+    reports = {name: read_report(swarm.report(name)) for name in swarm.names}
+    first = next(iter(reports.values()))
+    lines = ["", *judge(first, view, score.result(_WAIT_S)), "", "replicas"]
+    lines += [f"  {name}  {report.replica}" for name, report in reports.items()]
+    digests = {report.replica for report in reports.values()}
+    is_one = len(digests) == 1
+    lines.append(
+        f"  all {len(reports)} are equal, bit for bit"
+        if is_one
+        else f"  they differ: {len(digests)} different models, and one was promised"
+    )
+    print("\n".join(lines))  # noqa: T201
+    if not is_one:
+        return 1
+    trained = open_trained(first.checkpoint, swarm.home)
+    exported = export(trained, folder / "export")
+    prompt = trained.run.train.sample_prompt if trained.run is not None else ""
+    if first.sample:
+        print(f"\nit writes\n\n{excerpt(prompt + first.sample.rstrip())}\n")  # noqa: T201
+    print(  # noqa: T201
+        f"{beside('checkpoint', first.checkpoint)}\n{beside('exported', exported)}\nto load it with transformers\n"
+        f'  AutoModelForCausalLM.from_pretrained("{exported}")\n\n{try_next(command_for(swarm.home), short(first.run))}'
+    )
+    return 0
+
+
+def finished_run(swarm: Swarm) -> RunId | None:
+    """Return the run that all peers have brought to its end earlier, or None."""
+    try:
+        reports = [read_report(swarm.report(name)) for name in swarm.names]
+    except CheckpointError:
+        return None
+    return RunId(reports[0].run) if all(report.reason == "complete" for report in reports) else None
+
+
+def judge(report: Report, view: View, ngram: float) -> list[str]:
+    """Return the lines about quality and cost."""
+    lines = [f"{report.reason} after {report.committed_tokens:,} tokens in {report.round} rounds"]
+    if report.nats_per_byte is not None:
+        verdict = "better" if report.nats_per_byte < ngram else "not better yet: train longer"
+        lines += [
+            f"held-out     {report.nats_per_byte:.4f} nats per byte",
+            *measured(view),
+            f"{INDENT}an order-{ORDER} n-gram model of the same text has {ngram:.4f}:",
+            f"{INDENT}this model is {verdict}",
+        ]
+    sent, received = figures.nbytes(view.sent_nbytes), figures.nbytes(view.received_nbytes)
+    arrived = "as much received" if received == sent else f"{received} received"
+    lines.append(f"bytes        {sent} sent by all peers together, {arrived}")
+    lines.append(f"{INDENT}{ring(view, view.sent_nbytes + view.received_nbytes)}")
+    return lines
+
+
+def read_report(path: Path) -> Report:
+    """
+    Raises:
+        CheckpointError: there is none, or half of one.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{path} does not say how the peer ended: {error}. See the log beside it.") from error
+
+
+def export(trained: Trained, target: Path) -> Path:
+    """Write the model as a Hugging Face folder, in place of one that an earlier demo wrote."""
+    if not target.exists():
+        tokenizer = trained.tokenizer
+        write_folder(target, trained.config, trained.vector, tokenizer.to_json(), stop_id=tokenizer.end_of_text)
+    return target

@@ -127,14 +127,8 @@ class Swarm:
         # -P: nothing in the current folder is mistaken for a module. tls on loopback: no packet leaves the machine.
         command = [sys.executable, "-P", "-m", "weft", "--home", str(self.home), verb, *arguments]
         command += ["--name", name, "--host", "127.0.0.1", "--transports", "tls", "--device", DEVICE, "--quiet"]
-        command += [
-            "--threads",
-            str(self._num_threads),
-            "--report",
-            str(self.report(name)),
-            "--parent",
-            str(os.getpid()),
-        ]
+        command += ["--threads", str(self._num_threads), "--report", str(self.report(name))]
+        command += ["--parent", str(os.getpid())]
         with self._said(name).open("w", encoding="utf-8") as said:
             process = subprocess.Popen(
                 command,
@@ -170,10 +164,7 @@ class Swarm:
 
     def _failed(self, name: str, code: int) -> PeerFailed:
         words = self._said(name).read_text(encoding="utf-8", errors="replace")[-_LAST_WORDS:].strip()
-        if code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = f"ended with code {code}"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         said = f"it said: {words}" if words else "it said nothing"
         return PeerFailed(f"{name} {how}; {said}", 128 - code if code < 0 else code)
 

@@ -3,18 +3,20 @@
 With a ticket it tries every way that the ticket names, and ends with the exit code that a join would have.
 """
 
-import sys
 from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
+from weft.cli.options import ticket_text
+from weft.cli.terminal import wrapped
 
 if TYPE_CHECKING:
-    from weft.cli.doctor.finding import Finding
+    from weft.cli.doctor.findings import Finding
 
 FORMAT = 1  # of --json: raised when a name there changes or ends; new ones may come
 
@@ -37,10 +39,9 @@ def doctor(
     findings: Iterable[Finding] = examine(home_of(context), port)
     if ticket is not None:
         from weft.cli.doctor.ticket import examine_ticket
-        from weft.net.ticket import MAX_CHARS, read
+        from weft.net.ticket import read
 
-        named = read(sys.stdin.readline(MAX_CHARS + 1) if ticket == "-" else ticket)
-        tried, failure = examine_ticket(named, settings.machine_settings(machine, {}))
+        tried, failure = examine_ticket(read(ticket_text(ticket)), settings.machine_settings(machine, {}))
         findings = chain(findings, tried)
     if as_json:
         findings = list(findings)
@@ -58,11 +59,8 @@ def doctor(
 
 
 def _show(findings: "Iterable[Finding]") -> int:
-    """Print findings as they are made; return how many block."""
     from rich.console import Console
     from rich.text import Text
-
-    from weft.cli.terminal import wrapped
 
     console, num_blocking = Console(), 0
     for finding in findings:
@@ -77,8 +75,6 @@ def _show(findings: "Iterable[Finding]") -> int:
 
 
 def _spell(findings: "list[Finding]", code: int) -> str:
-    import msgspec
-
     told: dict[str, Any] = {
         "format": FORMAT,
         "is_blocked": any(finding.level == "block" for finding in findings),

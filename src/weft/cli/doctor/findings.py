@@ -1,4 +1,8 @@
-"""What `weft doctor` looks at. Each check returns findings; one that fails says so and stops no other.
+"""What `weft doctor` looks at. Each check yields findings; one that fails says so and stops no other.
+
+block   weft cannot run here until it is fixed
+note    weft runs, but slower, or reachable by fewer
+ok      as it should be
 
 Ports are tried on this machine only: what a router lets in, nobody outside is asked to try.
 """
@@ -11,16 +15,19 @@ import platform
 import shutil
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
-from weft.cli.doctor.finding import Finding
 from weft.clock import SystemClock
+from weft.errors import NetError
 from weft.run.host import host_free_nbytes
 
 _PYTHONS = ((3, 11), (3, 13))
@@ -31,6 +38,20 @@ _MEASURE_S = 0.2
 _CLOCK_RATE = 0.05  # share by which two clocks of one machine may differ while measured
 _FILE_CLOCK_S = 5.0  # and a file system's clock from the machine's: network disks are seconds off
 _EPOCH_2024 = 1_704_067_200.0  # weft is younger: a clock before this is wrong
+_SEQ_LEN = 1024  # tokens; of a vocabulary as large models have it
+_VOCAB_SIZE = 32_000
+_ASK_TIMEOUT_S = 10.0
+
+Fact = str | float | bool | None | list[str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    topic: str
+    level: Literal["ok", "note", "block"]
+    text: str
+    fix: str = ""  # what to type or do
+    facts: Mapping[str, Fact] = field(default_factory=dict)  # the same for programs: docs/doctor.md lists the names
 
 
 Check = Callable[[], Iterator[Finding]]
@@ -43,8 +64,6 @@ def examine(home: Path, port: int) -> Iterator[Finding]:
         home: where identities, data and runs would lie.
         port: what the person means to listen on; 0: any.
     """
-    from weft.cli.doctor.torch import check_torch  # takes seconds: torch is loaded
-
     checks: tuple[tuple[str, Check], ...] = (
         ("platform", check_platform),
         ("python", check_python),
@@ -69,16 +88,12 @@ def check_platform() -> Iterator[Finding]:
     if "microsoft" not in kernel.lower():
         yield Finding("platform", "ok", name)
     elif "wsl2" in kernel.lower():
-        yield Finding(
-            "platform",
-            "note",
-            f"{name}: WSL 2 stands behind Windows' own address translation, so others cannot dial in over tls",
-            "put networkingMode=mirrored under [wsl2] in %UserProfile%\\.wslconfig, then run: wsl --shutdown",
-        )
+        text = f"{name}: WSL 2 stands behind Windows' own address translation, so others cannot dial in over tls"
+        fix = "put networkingMode=mirrored under [wsl2] in %UserProfile%\\.wslconfig, then run: wsl --shutdown"
+        yield Finding("platform", "note", text, fix)
     else:
-        yield Finding(
-            "platform", "note", f"{name}: WSL 1 emulates sockets and locks", "run: wsl --set-version DISTRO 2"
-        )
+        text = f"{name}: WSL 1 emulates sockets and locks"
+        yield Finding("platform", "note", text, "run: wsl --set-version DISTRO 2")
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Iterator[Finding]:
@@ -88,9 +103,8 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Iterator[Fi
         wanted = f"{low[0]}.{low[1]} to {high[0]}.{high[1]}"
         yield Finding("python", "block", f"{name}: weft runs on {wanted}", f"install Python {high[0]}.{high[1]}")
     elif struct.calcsize("P") != 8:
-        yield Finding(
-            "python", "block", f"{name} is a 32-bit build, for which there is no torch", "install a 64-bit Python"
-        )
+        text = f"{name} is a 32-bit build, for which there is no torch"
+        yield Finding("python", "block", text, "install a 64-bit Python")
     else:
         yield Finding("python", "ok", name)
 
@@ -102,9 +116,8 @@ def check_memory() -> Iterator[Finding]:
     if free < memory.available:
         text += f"; this container may take {free / 1e9:.1f} GB more"
     if free < _LEAST_MEMORY:
-        yield Finding(
-            "memory", "block", text, f"close programs or raise the limit until {_LEAST_MEMORY / 1e9:.0f} GB are free"
-        )
+        fix = f"close programs or raise the limit until {_LEAST_MEMORY / 1e9:.0f} GB are free"
+        yield Finding("memory", "block", text, fix)
     else:
         yield Finding("memory", "ok", text)
 
@@ -115,12 +128,8 @@ def check_disk(home: Path) -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        yield Finding(
-            "disk",
-            "block",
-            f"{place} cannot be written: {error.strerror or error}",
-            "choose another home: --home FOLDER",
-        )
+        text = f"{place} cannot be written: {error.strerror or error}"
+        yield Finding("disk", "block", text, "choose another home: --home FOLDER")
         return
     free = shutil.disk_usage(place).free
     text = f"{free / 1e9:.1f} GB free for {home}"
@@ -151,40 +160,27 @@ def check_clock(home: Path) -> Iterator[Finding]:
     place = next(folder for folder in (home, *home.parents) if folder.exists())
     file_ahead_s = _file_time(place) - clock.wall()
     if passed < _MEASURE_S * 0.9:
-        yield Finding(
-            "clock", "block", f"the monotonic clock went {passed:.3f} s in {_MEASURE_S} s", "restart the machine"
-        )
+        text = f"the monotonic clock went {passed:.3f} s in {_MEASURE_S} s"
+        yield Finding("clock", "block", text, "restart the machine")
     elif clock.wall() < _EPOCH_2024:
-        yield Finding(
-            "clock", "note", "the date is before 2024: logs will mislead", "set the clock: timedatectl set-ntp true"
-        )
+        text = "the date is before 2024: logs will mislead"
+        yield Finding("clock", "note", text, "set the clock: timedatectl set-ntp true")
     elif abs(wall_passed - passed) > _CLOCK_RATE:
-        drift = wall_passed - passed
-        yield Finding(
-            "clock",
-            "note",
-            f"the wall clock jumps ({drift:+.2f} s): log times will mislead",
-            "let one time service run only",
-        )
+        text = f"the wall clock jumps ({wall_passed - passed:+.2f} s): log times will mislead"
+        yield Finding("clock", "note", text, "let one time service run only")
     elif abs(file_ahead_s) > _FILE_CLOCK_S:
-        yield Finding(
-            "clock",
-            "note",
-            f"the disk of {place} is {file_ahead_s:+.0f} s off",
-            "set the clocks of machine and disk by one service",
-        )
+        text = f"the disk of {place} is {file_ahead_s:+.0f} s off"
+        yield Finding("clock", "note", text, "set the clocks of machine and disk by one service")
     else:
         yield Finding("clock", "ok", "wall, monotonic and file-system clocks agree")
 
 
 def _file_time(folder: Path) -> float:
-    """Return the time that the file system of `folder` gives to a new file."""
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         return os.stat(file.name).st_mtime
 
 
 def check_network(port: int) -> Iterator[Finding]:
-    from weft.errors import NetError
     from weft.net.transport import tcp
     from weft.net.transport.address import reachable_hosts
 
@@ -209,28 +205,18 @@ def check_network(port: int) -> Iterator[Finding]:
         yield Finding("network", "ok", f"listening works ({families}); public addresses: {', '.join(public)}")
         return
     others = [each for each in hosts if each != "127.0.0.1"]
-    yield Finding(
-        "network",
-        "note",
-        f"listening works ({families}), at {', '.join(others) or 'this machine alone'}: none is public",
-        "for peers outside: forward a port of the router to --port, or use iroh, which needs no open port",
-    )
+    text = f"listening works ({families}), at {', '.join(others) or 'this machine alone'}: none is public"
+    fix = "for peers outside: forward a port of the router to --port, or use iroh, which needs no open port"
+    yield Finding("network", "note", text, fix)
 
 
 def check_iroh() -> Iterator[Finding]:
     if importlib.util.find_spec("iroh") is None:
         where = f"{platform.system()} {platform.machine()}"
-        has_wheel = (platform.system(), platform.machine()) in {
-            ("Linux", "x86_64"),
-            ("Linux", "aarch64"),
-            ("Darwin", "arm64"),
-            ("Windows", "AMD64"),
-        }
-        fix = (
-            "run: pip install --force-reinstall weft"
-            if has_wheel
-            else "use tls: --transports tls,via, with a port that others reach"
-        )
+        if where in ("Linux x86_64", "Linux aarch64", "Darwin arm64", "Windows AMD64"):  # there is a wheel for these
+            fix = "run: pip install --force-reinstall weft"
+        else:
+            fix = "use tls: --transports tls,via, with a port that others reach"
         yield Finding("iroh", "note", f"not installed ({where}): no hole punching", fix)
         return
     try:
@@ -238,8 +224,111 @@ def check_iroh() -> Iterator[Finding]:
             probe.bind(("", 0))
     except OSError as error:
         reason = error.strerror or errno.errorcode.get(error.errno or 0, "")
-        yield Finding(
-            "iroh", "note", f"no UDP socket can be opened: {reason}", "allow UDP, or use --transports tls,via"
-        )
+        text = f"no UDP socket can be opened: {reason}"
+        yield Finding("iroh", "note", text, "allow UDP, or use --transports tls,via")
         return
     yield Finding("iroh", "ok", f"iroh {importlib.metadata.version('iroh')}; UDP sockets open")
+
+
+# --- torch: whether its build fits the graphics card, and which models fit into memory ---
+
+
+def check_torch() -> Iterator[Finding]:
+    """Yield what is found of torch and the GPU."""
+    try:
+        import torch  # takes seconds
+    except (ImportError, OSError) as error:
+        yield Finding("torch", "block", f"torch cannot be loaded: {error}", "run: pip install --force-reinstall torch")
+        return
+    build = f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+    card = _nvidia_card()
+    if torch.cuda.is_available():
+        yield from _check_cuda(build)
+    elif torch.backends.mps.is_available():
+        yield Finding("torch", "ok", f"{build}, on the Apple GPU")
+    elif card is not None:
+        yield _unused_card(build, card)
+    else:
+        yield Finding("torch", "ok", f"{build}; no GPU, trains on the CPU")
+    yield _largest_model()
+
+
+def _check_cuda(build: str) -> Iterator[Finding]:
+    import torch
+
+    compiled = torch.cuda.get_arch_list()
+    for number in range(torch.cuda.device_count()):
+        name, (major, minor) = torch.cuda.get_device_name(number), torch.cuda.get_device_capability(number)
+        free, total = torch.cuda.mem_get_info(number)
+        text = f"{build}: cuda:{number} is {name}, {free / 1e9:.0f} GB free of {total / 1e9:.0f} GB"
+        # Code for a lower minor version runs on a higher one of the same major version.
+        fits = any(arch == f"sm_{major}{m}" for arch in compiled for m in range(minor + 1))
+        if fits or any(arch.startswith("compute_") for arch in compiled):
+            yield Finding("gpu", "ok", text)
+        else:
+            wanted = f"this build has no code for sm_{major}{minor} (only {', '.join(compiled)})"
+            yield Finding("gpu", "note", f"{text}; {wanted}", f"{_reinstall()}, or train with --device cpu")
+
+
+def _unused_card(build: str, card: str) -> Finding:
+    import torch
+
+    if torch.version.cuda is None:
+        return Finding("gpu", "note", f"{card} is not used: {build} is a build for CPUs", _reinstall())
+    text = f"{card} is not used: {build} is built for CUDA {torch.version.cuda}, which the driver does not run"
+    return Finding("gpu", "note", text, f"update the NVIDIA driver to one for CUDA {torch.version.cuda} or newer")
+
+
+def _reinstall() -> str:
+    if sys.platform == "linux":  # the default build there has CUDA
+        return "run: pip install --force-reinstall --no-cache-dir torch"
+    return 'run the pip command that "Get Started" on the PyTorch site gives for this platform and CUDA'
+
+
+def _nvidia_card() -> str | None:
+    """Return the name of an NVIDIA card that the driver sees, whatever torch thinks."""
+    program = shutil.which("nvidia-smi")
+    if program is not None:
+        try:
+            answer = subprocess.run(
+                [program, "--query-gpu=name", "--format=csv,noheader"],
+                capture_output=True,
+                text=True,
+                timeout=_ASK_TIMEOUT_S,
+                check=True,
+            )
+            return answer.stdout.strip().splitlines()[0]
+        except (OSError, subprocess.SubprocessError, IndexError):
+            pass
+    return "an NVIDIA card" if Path("/proc/driver/nvidia/version").exists() else None
+
+
+def _largest_model() -> Finding:
+    """Return which named sizes this machine can train, one sample of 1024 tokens at a time."""
+    from weft.codec import Int8Config
+    from weft.codec.build import build as build_codec
+    from weft.cost import training as cost
+    from weft.model.config import SIZES, named, num_parameters
+    from weft.run.machine import PeerConfig
+    from weft.training.device import choose, decoder, device_free_nbytes
+
+    device = choose(PeerConfig())
+    free = host_free_nbytes() if device.is_cpu else device_free_nbytes(device)
+    codec, held = build_codec(Int8Config()), []
+    for size in SIZES:
+        config = named(size, _VOCAB_SIZE, _SEQ_LEN)
+        num = num_parameters(config)
+        memory = cost.peer_memory(
+            num,
+            cost.part_size(num, 4),
+            4,
+            codec,
+            codec,
+            sends_delta=True,
+            num_momenta=1,
+            activations=cost.activation_nbytes(decoder(config), 1, _SEQ_LEN),
+        )
+        if memory.peak_nbytes <= 0.9 * free:
+            held.append(size)
+    what = f"trains models up to {held[-1]}" if held else "no named model fits"
+    return Finding("models", "ok" if held else "note", f"{what} ({free / 1e9:.1f} GB free on {device.name})")

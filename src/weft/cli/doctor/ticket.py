@@ -4,14 +4,14 @@
 """
 
 from collections.abc import Sequence
-from typing import assert_never
 
-from weft.cli.doctor.finding import Fact, Finding
+from weft.cli.doctor.findings import Fact, Finding
 from weft.cli.process import run_loop
 from weft.clock import SystemClock
 from weft.dashboard import figures
-from weft.errors import WeftError
+from weft.errors import GenesisMismatch, Refused, Unreachable, WeftError
 from weft.keys import Identity
+from weft.launch.session import make_transports
 from weft.net.link.handshake import Passport
 from weft.net.link.trial import FRESH, Trial, called, listed, places, told, verdict, way
 from weft.net.membership.membership import say_goodbye
@@ -21,8 +21,6 @@ from weft.net.speed_test import Sighting, Speed, measure, sight
 from weft.net.ticket import Ticket
 from weft.net.transport.address import reachable_hosts
 from weft.net.transport.base import Lane, Stream, Transport
-from weft.net.transport.iroh import IrohTransport
-from weft.net.transport.tls import TlsTransport
 from weft.run.machine import PeerConfig
 from weft.wire import printable
 
@@ -43,7 +41,7 @@ async def _examine(ticket: Ticket, settings: PeerConfig) -> tuple[list[Finding],
     clock, identity = SystemClock(), Identity.generate()
     findings: list[Finding] = []
     started: dict[str, Transport] = {}
-    for transport in _transports(identity, settings):
+    for transport in make_transports(identity, settings):
         try:
             await transport.start(_nobody)
             started[transport.name] = transport
@@ -68,7 +66,7 @@ async def _measure(ticket: Ticket, settings: PeerConfig, open_ways: Sequence[Tri
     passport = Passport(identity=identity, run=ticket.run, name="doctor", admission=ticket.admission())
     findings: list[Finding] = []
     sightings: list[Sighting] = []
-    async with Node(passport, _transports(identity, settings), clock, lambda _: None) as node:
+    async with Node(passport, make_transports(identity, settings), clock, lambda _: None) as node:
         members = list(dict.fromkeys(trial.contact for trial in open_ways))
         for index, contact in enumerate(members):
             who = called(contact.name, contact.peer)
@@ -84,21 +82,6 @@ async def _measure(ticket: Ticket, settings: PeerConfig, open_ways: Sequence[Tri
                 findings.append(Finding("speed", "note", f"{who} could not be measured: {error or 'no end in time'}"))
         await say_goodbye(node, "was only looking")
     return [*findings, judge_place(sightings, reachable_hosts("::"))]
-
-
-def _transports(identity: Identity, settings: PeerConfig) -> list[Transport]:
-    made: list[Transport] = []
-    for name in settings.transports:
-        match name:
-            case "tls":
-                made.append(TlsTransport(identity, settings.tls))
-            case "iroh":
-                made.append(IrohTransport(identity, settings.iroh))
-            case "via":  # what a ticket names leads straight to its members
-                pass
-            case _:
-                assert_never(name)
-    return made
 
 
 def describe(trial: Trial) -> Finding:
@@ -122,8 +105,6 @@ def describe(trial: Trial) -> Finding:
 
 def judge_ways(trials: Sequence[Trial]) -> tuple[list[Finding], type[WeftError] | None]:
     """Return what the trials mean together, what to do, and why there is no way into the run, if there is none."""
-    from weft.errors import GenesisMismatch, Refused, Unreachable
-
     outcomes = {trial.outcome for trial in trials}
     if "admitted" in outcomes:
         return _what_is_missing(trials), None

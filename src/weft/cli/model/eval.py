@@ -1,5 +1,6 @@
 """`weft eval`: the loss of a checkpoint on held-out text, the run's own or another."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.home import home_of
+from weft.cli.options import own_documents, own_nbytes
 from weft.cli.terminal import WorkLine
 from weft.clock import SystemClock
+from weft.errors import DataError, NotFinite
 from weft.progress import Meter
 
 if TYPE_CHECKING:
@@ -91,11 +94,7 @@ def measure(model: "Transformer", batches: "Iterator[tuple[Tensor, Tensor]]") ->
     Raises:
         NotFinite: the loss is NaN or infinite.
     """
-    import math
-
     import torch
-
-    from weft.errors import NotFinite
 
     total, num_tokens = 0.0, 0
     with torch.inference_mode():
@@ -111,7 +110,6 @@ def measure(model: "Transformer", batches: "Iterator[tuple[Tensor, Tensor]]") ->
 def _heldout(trained: "Trained", home: Path) -> Text:
     import numpy as np
 
-    from weft.errors import DataError
     from weft.store.home import Home
 
     run = trained.run
@@ -134,8 +132,6 @@ def _heldout(trained: "Trained", home: Path) -> Text:
 def _given(trained: "Trained", paths: Sequence[str]) -> Text:
     import numpy as np
 
-    from weft.cli.options import own_documents, own_nbytes
-
     end = trained.tokenizer.end_of_text
     parts: list[NDArray[np.integer]] = []
     nbytes = 0
@@ -153,8 +149,6 @@ def _given(trained: "Trained", paths: Sequence[str]) -> Text:
 
 
 def _enough(ids: "NDArray[np.integer]", seq_len: int) -> "NDArray[np.integer]":
-    from weft.errors import DataError
-
     if len(ids) <= seq_len:
         raise DataError(f"the text is too small: {len(ids)} tokens hold no window of {seq_len} and its target.")
     return ids

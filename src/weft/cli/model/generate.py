@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft import rng
 from weft.cli.home import home_of
+from weft.config import from_tree
+from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.data import Tokenizer
@@ -27,9 +30,7 @@ def generate(
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
     """Let a trained model write on from a prompt."""
-    from weft import rng
     from weft.cli.model.trained import open_trained, say_which
-    from weft.config import from_tree
     from weft.inference import Sampling
     from weft.inference import generate as generate_tokens
 
@@ -49,8 +50,6 @@ def generate(
 
 
 def _check(fields: dict[str, float]) -> None:
-    from weft.config import from_tree
-    from weft.errors import ConfigError
     from weft.inference import Sampling
 
     try:

@@ -1,13 +1,21 @@
 """`weft inspect`: what a checkpoint, ticket, key, backup or run file is. Secrets in them are never printed."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.home import home_of
+from weft.cli.home import CHECKPOINT_FILE, find_checkpoint, home_of
+from weft.cli.options import ticket_text
+from weft.cli.settings import run_file
+from weft.config import dump
 from weft.dashboard import figures
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.model.config import ModelConfig
 
 _START_NBYTES = 4096  # as much as tells files apart
 
@@ -19,10 +27,7 @@ def inspect(
     ],
 ) -> None:
     """Say what something is."""
-    import sys
-
-    if thing == "-":
-        thing = sys.stdin.readline()
+    thing = ticket_text(thing)
     path = Path(thing)
     if _looks_like_ticket(thing):
         lines = _ticket(thing)
@@ -35,8 +40,6 @@ def inspect(
 
 
 def _looks_like_ticket(thing: str) -> bool:
-    import re
-
     return re.match(r"\s*weft\d", thing) is not None and not Path(thing[:255].strip()).exists()
 
 
@@ -56,8 +59,7 @@ def _ticket(text: str) -> Iterator[str]:
 
 def _file(path: Path) -> Iterator[str]:
     """Describe a file by how it begins, or by its ending where it is TOML."""
-    from weft.errors import ConfigError
-    from weft.keys import is_backup
+    from weft.keys import is_backup, read_peer
 
     try:
         with path.open("rb") as file:
@@ -68,7 +70,9 @@ def _file(path: Path) -> Iterator[str]:
         yield "an encrypted backup of an identity"
         yield f"restore it with: weft keys restore {path}"
     elif start.startswith(b"-----BEGIN "):
-        yield from _key(path)
+        yield "identity"
+        yield f"public key   {read_peer(path)}"
+        yield "private key  in the file, not shown"
     elif path.name == "checkpoint.json":
         yield from _checkpoint(str(path.absolute().parent), path)
     elif start.lstrip().startswith(b"weft1"):
@@ -83,9 +87,6 @@ def _file(path: Path) -> Iterator[str]:
 
 
 def _run_file(path: Path) -> Iterator[str]:
-    from weft.cli.settings import run_file
-    from weft.config import dump
-
     described = run_file(path, ())
     yield "run file"
     yield f"start it with: weft train {path}"
@@ -94,20 +95,13 @@ def _run_file(path: Path) -> Iterator[str]:
     yield dump(described).rstrip()
 
 
-def _key(path: Path) -> Iterator[str]:
-    from weft.keys import read_peer
-
-    yield "identity"
-    yield f"public key   {read_peer(path)}"
-    yield "private key  in the file, not shown"
-
-
 def _checkpoint(given: str, home: Path) -> Iterator[str]:
-    from weft.cli.home import CHECKPOINT_FILE, find_checkpoint
+    from weft.model import read_config
 
     folder = find_checkpoint(given, home)
     if not (folder / CHECKPOINT_FILE).exists():
-        yield from _model_folder(folder)
+        yield "Hugging Face folder"
+        yield f"model       {_described(read_config(folder))}"
         return
     from weft.peer.state.checkpoint import load, read_contents
     from weft.run.config import RunConfig
@@ -141,17 +135,9 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
         yield f"counter     {name} = {value}"
 
 
-def _model_folder(folder: Path) -> Iterator[str]:
-    from weft.model import read_config
+def _described(config: "ModelConfig") -> str:
+    from weft.model.config import num_parameters
 
-    yield "Hugging Face folder"
-    yield f"model       {_described(read_config(folder))}"
-
-
-def _described(config: object) -> str:
-    from weft.model.config import ModelConfig, num_parameters
-
-    assert isinstance(config, ModelConfig)
     return (
         f"{figures.amount(num_parameters(config))} parameters: {config.num_layers} layers, width {config.width}, "
         f"{config.num_heads} heads, context {config.max_seq_len}, vocabulary {config.vocab_size}"

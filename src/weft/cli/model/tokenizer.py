@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.options import own_documents, own_nbytes
 from weft.cli.terminal import WorkLine
 from weft.clock import SystemClock
+from weft.errors import ConfigError
 from weft.progress import Meter
 
 
@@ -26,10 +28,8 @@ def train(
     ] = None,
 ) -> None:
     """Train byte-level BPE; the same text gives the same tokenizer."""
-    from weft.cli.options import own_documents, own_nbytes
     from weft.data import StdlibSource, train_bpe, write_atomically
     from weft.data.corpus import documents, text_nbytes
-    from weft.errors import ConfigError
 
     if target.exists():
         raise ConfigError(f"{target} exists; weft overwrites no tokenizer. Remove it or choose another place.")

@@ -47,7 +47,7 @@ class Trained:
 
 
 def open_trained(given: str, home: Path) -> Trained:
-    """Return the model that `given` means (see `locate`), every byte checked.
+    """Return the model that `given` means (`home.find_checkpoint`), every byte checked.
 
     Raises:
         CheckpointError: none, half-written or altered.

@@ -1,4 +1,4 @@
-"""`weft act`: what stewards and members decide about a run, handed in at any member.
+"""`weft act`: what those who may change a run, and its members, decide about it, handed in at any member.
 
 Without --ticket it goes to a member on this machine. An act is signed here with --key, a vote with the identity that
 takes part from here; neither key leaves this machine.
@@ -13,9 +13,14 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import spread
+from weft.cli.options import spread, ticket_text
 from weft.cli.process import run_loop
-from weft.ids import PeerId, short
+from weft.cli.run.ticket import kept_ticket, read_kept
+from weft.clock import SystemClock
+from weft.config import dump
+from weft.errors import ActVoid, ConfigError, KeyFileError, Refused
+from weft.ids import PeerId, RunId, short
+from weft.wire import Signed, printable
 
 if TYPE_CHECKING:
     from weft.keys import Identity
@@ -23,7 +28,6 @@ if TYPE_CHECKING:
     from weft.net.ticket import Ticket
     from weft.peer.messages import CharterAnswer
     from weft.sync.records.acts import AnyDeed
-    from weft.wire import Signed
 
 T = TypeVar("T")
 
@@ -50,7 +54,7 @@ class Where:
 class Act:
     """Who acts, and why."""
 
-    key: Annotated[Path, typer.Option(help="Key file of a steward.", show_default=False)]
+    key: Annotated[Path, typer.Option(help="Key file of one who may change the run.", show_default=False)]
     reason: _Reason = ""
     wait_s: _WaitS = _WAIT_S
 
@@ -69,8 +73,7 @@ def make_app() -> typer.Typer:
 
 @spread
 def show(context: typer.Context, where: Where) -> None:
-    """Print what holds of a run now: stewards, members, banned keys, settings as amended, a successor."""
-    from weft.clock import SystemClock
+    """Print what holds of a run now: who may change it, members, banned keys, settings as amended, a successor."""
     from weft.keys import Identity
     from weft.launch.visit import ask_charter
 
@@ -84,8 +87,7 @@ def remove(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> No
     """Remove a member. It may come back as a newcomer."""
     from weft.sync.records.acts import Remove
 
-    reason = _checked(act.reason)
-    _act(context, act, where, lambda answer: Remove(peer=_key_of(peer, answer.members), reason=reason))
+    _act(context, act, where, lambda answer, reason: Remove(peer=_key_of(peer, answer.members), reason=reason))
 
 
 @spread
@@ -93,8 +95,7 @@ def ban(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
     """Remove a key and refuse it from now on."""
     from weft.sync.records.acts import Ban
 
-    reason = _checked(act.reason)
-    _act(context, act, where, lambda answer: Ban(peer=_key_of(peer, answer.members), reason=reason))
+    _act(context, act, where, lambda answer, reason: Ban(peer=_key_of(peer, answer.members), reason=reason))
 
 
 @spread
@@ -102,8 +103,7 @@ def pardon(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> No
     """Refuse a banned key no more."""
     from weft.sync.records.acts import Pardon
 
-    reason = _checked(act.reason)
-    _act(context, act, where, lambda answer: Pardon(peer=_key_of(peer, answer.charter.banned), reason=reason))
+    _act(context, act, where, lambda answer, reason: Pardon(peer=_key_of(peer, answer.charter.banned), reason=reason))
 
 
 @spread
@@ -119,8 +119,8 @@ def amend(
     """Go on with other settings from the next round on: rates, training steps per round, codecs, lengths, totals."""
     from weft.run.amend import amendment
 
-    parsed, reason = settings.changes_of(changes), _checked(act.reason)
-    _act(context, act, where, lambda answer: amendment(answer.charter.settings, parsed, reason))
+    parsed = settings.changes_of(changes)
+    _act(context, act, where, lambda answer, reason: amendment(answer.charter.settings, parsed, reason))
 
 
 @spread
@@ -138,17 +138,15 @@ def succeed(
     where: Where,
 ) -> None:
     """Say which run goes on where this one ends."""
-    from weft.errors import ConfigError
     from weft.net.ticket import read
     from weft.sync.records.acts import MAX_TICKET_CHARS, Succeed
 
     is_name = _is_key(successor)
-    name = successor if is_name else read(successor).run
+    run = RunId(successor) if is_name else read(successor).run
     told = "" if is_name or without_ticket else successor.strip()
     if len(told) > MAX_TICKET_CHARS:
         raise ConfigError(f"a ticket of {len(told)} characters does not fit into an act. Add --without-ticket.")
-    deed = Succeed(run=name, is_at_once=at_once, reason=_checked(act.reason), ticket=told)  # type: ignore[arg-type]
-    _act(context, act, where, lambda _: deed)
+    _act(context, act, where, lambda _, reason: Succeed(run=run, is_at_once=at_once, reason=reason, ticket=told))
 
 
 @spread
@@ -165,14 +163,13 @@ def vote_out(
     where: Where,
 ) -> None:
     """Vote, as a member, for the removal of another; more than half of the members must."""
-    from weft.errors import Refused
     from weft.keys import Identity, load_identity
     from weft.launch.visit import ballot_of
 
     found = _ticket(context, where)
     voter = load_identity(key) if key is not None else _member_here(context, found)
 
-    def letter(node: "Node", answer: "CharterAnswer") -> "Signed":
+    def letter(node: "Node", answer: "CharterAnswer") -> Signed:
         return ballot_of(voter, node, answer.charter, _key_of(peer, answer.members), _checked(reason))
 
     try:
@@ -183,33 +180,30 @@ def vote_out(
             raise
         raise Refused(
             f"{error}. Where a run admits by key, a vote needs a key to come with: add --connect-with and the file of "
-            "one that is listed, or a steward's, and that no process trains with."
+            "one that is listed, or that may change the run, and that no process trains with."
         ) from error
 
 
 # --- handing in ---
 
 
-def _act(context: typer.Context, act: Act, where: Where, deed: "Callable[[CharterAnswer], AnyDeed]") -> None:
-    from weft.errors import ActVoid
+def _act(context: typer.Context, act: Act, where: Where, deed: "Callable[[CharterAnswer, str], AnyDeed]") -> None:
     from weft.keys import load_identity
     from weft.launch.visit import act_of
 
-    ticket, steward = _ticket(context, where), load_identity(act.key)
+    reason, ticket, steward = _checked(act.reason), _ticket(context, where), load_identity(act.key)
 
-    def letter(node: "Node", answer: "CharterAnswer") -> "Signed":
+    def letter(node: "Node", answer: "CharterAnswer") -> Signed:
         stewards = answer.charter.stewards
         if not stewards:
             raise ActVoid(
-                f"run {short(ticket.run)} has no stewards, so nobody can act on it alone. A majority of its members "
+                f"run {short(ticket.run)} has no stewards, so nobody can change it alone. A majority of its members "
                 "can remove a key: weft act vote-out"
             )
         if steward.peer not in stewards:
             listed = ", ".join(short(each) for each in stewards)
-            raise ActVoid(
-                f"{act.key} holds {short(steward.peer)}, which is no steward of this run. Stewards: {listed}."
-            )
-        return act_of(steward, node, answer.charter, deed(answer))
+            raise ActVoid(f"{act.key} holds {short(steward.peer)}, which may not change this run. Stewards: {listed}.")
+        return act_of(steward, node, answer.charter, deed(answer, reason))
 
     _hand_in(ticket, steward, letter, act.wait_s, where.transports)
 
@@ -221,8 +215,6 @@ def _hand_in(
     wait_s: float,
     transports: str | None,
 ) -> None:
-    from weft.clock import SystemClock
-    from weft.errors import ActVoid
     from weft.launch.visit import ask_charter, hand_in
     from weft.peer.messages import HandInAnswer
     from weft.peer.round.acts import kind_of, subject_of
@@ -261,19 +253,14 @@ def _visit(ticket: "Ticket", identity: "Identity", transports: str | None, work:
 
 
 def _ticket(context: typer.Context, where: Where) -> "Ticket":
-    import sys
-
-    from weft.cli.run.ticket import kept_ticket, read_kept
-    from weft.net.ticket import MAX_CHARS, read
+    from weft.net.ticket import read
 
     if where.ticket is None:
         return read(read_kept(kept_ticket(where.run, home_of(context))))
-    return read(sys.stdin.readline(MAX_CHARS + 1) if where.ticket == "-" else where.ticket)
+    return read(ticket_text(where.ticket))
 
 
 def _member_here(context: typer.Context, ticket: "Ticket") -> "Identity":
-    """Return the identity that takes part in the run from this home."""
-    from weft.errors import ConfigError, KeyFileError
     from weft.keys import load_identity
 
     home = home_of(context)
@@ -293,8 +280,6 @@ def _key_of(given: str, known: tuple[PeerId, ...]) -> PeerId:
     Raises:
         ConfigError: none does, or several do.
     """
-    from weft.errors import ConfigError
-
     if _is_key(given):
         return PeerId(given)
     found = [peer for peer in known if given and peer.startswith(given)]
@@ -310,9 +295,7 @@ def _is_key(given: str) -> bool:
 
 
 def _checked(reason: str) -> str:
-    from weft.errors import ConfigError
     from weft.net.messages import MAX_REASON_CHARS
-    from weft.wire import printable
 
     if len(reason) > MAX_REASON_CHARS or printable(reason) != reason:
         raise ConfigError(f"--reason should be one printable line of at most {MAX_REASON_CHARS} characters.")
@@ -321,7 +304,6 @@ def _checked(reason: str) -> str:
 
 def describe(answer: "CharterAnswer") -> str:
     """Return what holds of a run, line by line."""
-    from weft.config import dump
     from weft.run.amend import as_run_file
 
     charter = answer.charter

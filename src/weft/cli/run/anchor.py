@@ -1,7 +1,6 @@
 """`weft anchor`: keep addresses and the newest state of a run, so that it outlives all who train. Needs no torch."""
 
 import asyncio
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +9,11 @@ import typer
 import weft
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import spread
-from weft.cli.options import until as read_until
-from weft.cli.process import run_loop
+from weft.cli.options import spread, ticket_text, until
+from weft.cli.process import NOTHING_TO_SAVE, Stopper, run_loop, stop_with_parent
+from weft.cli.screen.screen import make_screen
 from weft.clock import SystemClock
+from weft.dashboard.view import About
 
 if TYPE_CHECKING:
     from weft.anchor.anchor import Anchor
@@ -30,11 +30,11 @@ def anchor(
     stay: settings.Keep,
 ) -> None:
     """Keep a run's newest state and its members' addresses for whoever comes; trains nothing and votes for nothing."""
-    from weft.net.ticket import MAX_CHARS, read
+    from weft.net.ticket import read
 
-    text = sys.stdin.readline(MAX_CHARS + 1) if ticket == "-" else ticket
+    text = ticket_text(ticket)
     read(text)
-    stays = read_until(stay.until, SystemClock().wall(), contributes=False)
+    stays = until(stay.until, SystemClock().wall(), contributes=False)
     chosen = settings.machine_settings(here.machine, here.fields())
     from weft.launch.session import Options
     from weft.store.home import Home
@@ -44,9 +44,6 @@ def anchor(
 
 
 def _run(text: str, options: "Options", stay: settings.Keep) -> None:
-    from weft.cli.process import NOTHING_TO_SAVE, Stopper, stop_with_parent
-    from weft.cli.screen.screen import make_screen
-    from weft.dashboard.view import About
     from weft.launch.anchor import anchor as keep
 
     screen = make_screen(is_quiet=stay.quiet)
@@ -56,7 +53,7 @@ def _run(text: str, options: "Options", stay: settings.Keep) -> None:
     options = replace(options, sinks=(*options.sinks, screen))
 
     def on_started(anchor: "Anchor", outline: "Outline", _ticket: str) -> None:
-        stopper.started(anchor)
+        stopper.started(anchor.stop)
         screen.start(
             About(name=outline.name, total_tokens=outline.total_tokens, tokens_per_step=outline.tokens_per_step)
         )

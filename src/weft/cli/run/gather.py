@@ -1,19 +1,20 @@
 """`weft gather`: the whole model of a run with stages, whose peers hold a section each."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft.cli import settings
-from weft.cli.home import command_for, home_of
-from weft.cli.options import spread
+from weft.cli.home import command_for, find_sections, home_of
+from weft.cli.options import spread, ticket_text
+from weft.cli.process import run_loop
 from weft.cli.terminal import WorkLine
 from weft.dashboard import figures
+from weft.events import Entry, Event, Notice
+from weft.ids import RunId, short
 
 if TYPE_CHECKING:
-    from weft.events import Entry, Event
     from weft.stages.gather.gather import Gathered
 
 
@@ -33,16 +34,14 @@ def gather(
     here: settings.Here,
 ) -> None:
     """Put the sections of a run with stages together: fetch them from its members, or take those that lie here."""
-    from weft.cli.process import run_loop
     from weft.cli.run.summary import beside, try_next
-    from weft.ids import RunId, short
     from weft.launch.session import Options
-    from weft.net.ticket import MAX_CHARS, read
+    from weft.net.ticket import read
     from weft.store.home import Home
 
     home = Home(home_of(context))
     told = _Told()
-    text = sys.stdin.readline(MAX_CHARS + 1) if run == "-" else run
+    text = ticket_text(run)
     if text.lstrip().startswith("weft"):
         name = read(text).run  # a bad ticket is refused before anything heavy is loaded
         chosen = settings.machine_settings(here.machine, here.fields())
@@ -51,7 +50,6 @@ def gather(
         options = Options(home=home, key=here.key, settings=chosen, sinks=(told,), aside=told.take)
         found = run_loop(visit(text, options, into))
     else:
-        from weft.cli.home import find_sections
         from weft.stages.gather.visit import from_here
 
         name = RunId(find_sections(text, home.root).name)
@@ -72,17 +70,13 @@ def _told_of(found: "Gathered") -> str:
 
 
 class _Told:
-    """Shows what a person should know of what happens, on standard error."""
-
     def __init__(self) -> None:
         self._line = WorkLine()
 
-    def write(self, entry: "Entry") -> None:
+    def write(self, entry: Entry) -> None:
         self.take(entry.event)
 
-    def take(self, event: "Event") -> None:
-        from weft.events import Notice
-
+    def take(self, event: Event) -> None:
         if isinstance(event, Notice):
             self._line.close()
             typer.echo(event.text, err=True)

@@ -8,16 +8,15 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import spread
-from weft.cli.options import until as read_until
+from weft.cli.options import spread, ticket_text, until
 from weft.cli.run.torchrun import served
-from weft.clock import SystemClock
+from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
+from weft.errors import ConfigError
+from weft.events import Emit, Entry, Notice, RoundCommitted
 
 if TYPE_CHECKING:
     from weft.cli.run.running import Ask
-    from weft.clock import Clock
-    from weft.events import Emit, Entry
     from weft.launch.terms import Allowance, Terms
     from weft.peer.context import Trainers
     from weft.run.machine import CapsConfig
@@ -42,19 +41,18 @@ def join(
     log: settings.Log = None,
 ) -> None:
     """Show what a run will cost this machine, ask, and take part."""
-    from weft.errors import ConfigError
-    from weft.net.ticket import MAX_CHARS, read
+    from weft.net.ticket import read
 
     chosen = settings.machine_settings(
         here.machine, here.fields() | hardware.fields() | {"is_blocking": blocking or None}
     )
     if served(chosen):
         return
-    text = sys.stdin.readline(MAX_CHARS + 1) if ticket == "-" else ticket
+    text = ticket_text(ticket)
     read(text)  # a bad ticket is refused before anything heavy is loaded
     if not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask whether to join. Add --yes, or join from a terminal.")
-    stays = read_until(stay.until, SystemClock().wall())
+    stays = until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
     from weft.data import CorpusConfig, TextSource
     from weft.launch.corpus import Corpus
@@ -86,14 +84,15 @@ def join(
 def describe(terms: "Terms") -> str:
     """Return what joining means, line by line."""
     run = terms.run
-    issuer = next((contact.name for contact in terms.contacts if contact.peer == terms.issuer), "")
+    ticket = terms.ticket
+    issuer = next((contact.name for contact in ticket.contacts if contact.peer == ticket.issuer), "")
     where = "your own files, which stay here" if run.is_private else "the run's, fetched from members"
     memory = figures.nbytes(terms.process_nbytes + terms.memory_nbytes)
     return "\n".join(
         (
-            f"run       {run.name}  {terms.genesis[:16]}",
-            f"issued by {issuer}  {terms.issuer[:16]}",
-            f"model     {figures.amount(terms.num_parameters)} parameters",
+            f"run       {run.name}  {ticket.run[:16]}",
+            f"issued by {issuer}  {ticket.issuer[:16]}",
+            f"model     {figures.amount(run.num_parameters)} parameters",
             f"data      {where}",
             *_stewards(len(run.stewards)),
             f"to fetch  {figures.nbytes(terms.fetch_nbytes)}",
@@ -157,7 +156,7 @@ def _seconds(seconds: float) -> str:
 class TrafficWatch:
     """A sink that says in an event when far more is moved than the terms that were agreed to."""
 
-    def __init__(self, clock: "Clock") -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._terms: Terms | None = None  # shown, and agreed to if anything follows
         self._emit: Emit | None = None  # of the peer, once there is one
@@ -166,11 +165,10 @@ class TrafficWatch:
     def agreed(self, terms: "Terms") -> None:
         self._terms = terms
 
-    def started(self, emit: "Emit") -> None:
+    def started(self, emit: Emit) -> None:
         self._emit = emit
 
-    def write(self, entry: "Entry") -> None:
-        from weft.events import Notice, RoundCommitted
+    def write(self, entry: Entry) -> None:
         from weft.launch.terms import Allowance
 
         if self._terms is None or self._emit is None:

@@ -1,11 +1,13 @@
 """`weft keys`: make, show, list, back up and restore identities. No private key is ever printed."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from weft.cli.home import home_of
+from weft.errors import ConfigError, KeyFileError, KeyLocked, WeftError
 
 _Key = Annotated[Path, typer.Argument(help="Key file.", show_default=False)]
 _Passphrase = Annotated[
@@ -31,7 +33,6 @@ def new(
     path: Annotated[Path | None, typer.Argument(help="Where; by default the next number in the home.")] = None,
 ) -> None:
     """Make an identity and print its public key."""
-    from weft.errors import KeyFileError
     from weft.keys import open_identity
 
     target = path or _next(home_of(context) / "keys")
@@ -50,7 +51,6 @@ def show(key: _Key) -> None:
 
 def list_all(context: typer.Context) -> None:
     """Print public key, file and use of every identity in the home."""
-    from weft.errors import KeyLocked, WeftError
     from weft.keys import open_identity, read_peer
 
     folder = home_of(context) / "keys"
@@ -75,7 +75,6 @@ def backup(
     plain: Annotated[bool, typer.Option("--plain", help="Do not encrypt.")] = False,
 ) -> None:
     """Copy an identity, encrypted with a passphrase."""
-    from weft.errors import KeyFileError
     from weft.keys import back_up, read_peer
 
     read_peer(key)  # what is missing is said before anything is asked
@@ -109,10 +108,6 @@ def _next(folder: Path) -> Path:
 
 
 def _passphrase(file: Path | None, *, is_new: bool) -> bytes:
-    import sys
-
-    from weft.errors import ConfigError, KeyFileError
-
     if file is None:
         if not sys.stdin.isatty():
             raise ConfigError(

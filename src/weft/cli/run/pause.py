@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.home import called, home_of
+from weft.cli.run.ticket import is_kept
+from weft.errors import ConfigError, DeadlineExceeded
+from weft.rng import fresh_secret
 
 if TYPE_CHECKING:
     from weft.launch.control import Word
@@ -33,9 +36,7 @@ def resume(context: typer.Context, run: Run = None, every: All = False) -> None:
 
 
 def _ask(home: Path, run: str | None, word: "Word", every: bool) -> None:
-    from weft.errors import DeadlineExceeded
     from weft.launch.control import Wish, put_wish, read_answer, take_wish
-    from weft.rng import fresh_secret
 
     folders = running_peers(home, run, every)
     number = fresh_secret(8).hex()
@@ -65,8 +66,6 @@ def running_peers(home: Path, run: str | None, every: bool) -> "list[PeerFolder]
     Raises:
         ConfigError: none runs, none is called so, or several runs are trained here and none is named.
     """
-    from weft.cli.run.ticket import is_kept
-    from weft.errors import ConfigError
     from weft.store.home import PeerFolder
 
     tickets = sorted((home / "runs").glob("*/*/ticket"))

@@ -17,6 +17,7 @@ from weft.cli.process import NOTHING_TO_SAVE, Stopper, run_loop, stop_with_paren
 from weft.cli.run.summary import summary
 from weft.cli.run.torchrun import trainers
 from weft.cli.screen.screen import make_screen
+from weft.config import alike
 from weft.dashboard.run import about_of
 from weft.dashboard.scalars import make_sink
 from weft.data import write_atomically
@@ -78,7 +79,7 @@ def run(
     )
 
     def started(peer: Participant, fresh: str, emit: Emit) -> None:
-        stopper.started(peer)
+        stopper.started(peer.stop)
         contributed.started(peer.stop, emit)
         on_started(emit)
         if ticket is None:
@@ -136,18 +137,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_of(outcome: Outcome) -> Report:
-    return Report(
-        reason=outcome.reason,
-        run=outcome.run.run,
-        peer=outcome.peer,
-        round=outcome.round,
-        committed_tokens=outcome.committed_tokens,
-        replica=outcome.replica,
-        loss=outcome.loss,
-        nats_per_byte=outcome.nats_per_byte,
-        sample=outcome.sample,
-        sent_nbytes=outcome.sent_nbytes,
-        received_nbytes=outcome.received_nbytes,
-        checkpoint=str(outcome.checkpoint),
-        successor=None if outcome.successor is None else outcome.successor.run,
-    )
+    told_otherwise = {
+        "run": outcome.run.run,
+        "checkpoint": str(outcome.checkpoint),
+        "successor": None if outcome.successor is None else outcome.successor.run,
+    }
+    return Report(**alike(Report, outcome) | told_otherwise)

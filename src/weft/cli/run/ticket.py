@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.home import called, command_for, home_of
+from weft.cli.home import called, command_for, find_tickets, home_of
+from weft.errors import KeyLocked, TicketError, WeftError
 from weft.ids import short
 
 
@@ -18,8 +19,6 @@ def ticket(
     run: Annotated[str | None, typer.Argument(help="First digits of the run; default: the last one here.")] = None,
 ) -> None:
     """Print a ticket that lets another machine join. It is a secret: show it to whom you invite."""
-    from weft.cli.home import find_tickets
-
     home = home_of(context)
     file = kept_ticket(run, home)
     typer.echo(read_kept(file))
@@ -33,13 +32,15 @@ def kept_ticket(run: str | None, home: Path) -> Path:
     Raises:
         TicketError: there is none.
     """
-    from weft.cli.home import find_tickets
-    from weft.errors import TicketError
-
     files = find_tickets(run, home)
     file = next((each for each in files if is_kept(each, home)), None)
     if file is None and files:
-        raise TicketError(_left_behind(files[0].parents[1], command_for(home)))
+        left = files[0].parents[1]
+        raise TicketError(
+            f"no member keeps a ticket of run {called(left)}: the one that did has ended without a goodbye. Start it "
+            "again, with `weft train` and its run file or `weft join` and a ticket of another member; then ask again "
+            f"with `{command_for(home)} ticket {short(left.name)}`."
+        )
     if file is None:
         which = "" if run is None else f" of a run that begins with {run[:64]}"
         raise TicketError(
@@ -55,8 +56,6 @@ def read_kept(file: Path) -> str:
     Raises:
         TicketError: it cannot be read.
     """
-    from weft.errors import TicketError
-
     try:
         return file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -65,7 +64,6 @@ def read_kept(file: Path) -> str:
 
 def is_kept(ticket: Path, home: Path) -> bool:
     """Return whether the member that wrote a ticket runs, as far as this home can tell."""
-    from weft.errors import KeyLocked, WeftError
     from weft.keys import open_identity, read_peer
 
     for key in sorted((home / "keys").glob("*.pem")):
@@ -79,12 +77,3 @@ def is_kept(ticket: Path, home: Path) -> bool:
             continue
         return False
     return True
-
-
-def _left_behind(run: Path, command: str) -> str:
-    digits = short(run.name)
-    return (
-        f"no member keeps a ticket of run {called(run)}: the one that did has ended without a goodbye. Start it "
-        f"again, with `weft train` and its run file or `weft join` and a ticket of another member; then ask again with "
-        f"`{command} ticket {digits}`."
-    )

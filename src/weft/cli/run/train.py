@@ -7,8 +7,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import spread
-from weft.cli.options import until as read_until
+from weft.cli.options import spread, until
 from weft.cli.run.torchrun import served
 from weft.clock import SystemClock
 
@@ -45,7 +44,7 @@ def train(
     if served(chosen):
         return
     described = (settings.run_file(run_file, changes or ()), run_file.absolute().parent)
-    stays = read_until(stay.until, SystemClock().wall())
+    stays = until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
     from weft.launch.corpus import Corpus
     from weft.launch.session import Options

@@ -28,16 +28,8 @@ _MAX_NEWS_LINES = 8
 _CURVE_FROM_ROWS = 18  # on a lower terminal the curve has no place
 _MAX_STAGES = 8  # that have a line each
 _GOOD = {
-    "training",
-    "helping",
-    "joined",
-    "joining",
-    "starting",
-    "waiting",
-    "data ready",
-    "back",
-    "finishing",
-    "finished",
+    *("training", "helping", "joined", "joining", "starting", "waiting"),
+    *("data ready", "back", "finishing", "finished"),
 }
 
 
@@ -214,14 +206,8 @@ def _stages(stages: Stages) -> Table | Text:
     return table
 
 
-_COLUMNS = (
-    ("stage", 0),
-    ("tokens/s", 60),
-    ("round", 0),
-    ("loss", 45),
-    ("link", 60),
-    ("state", 0),
-)  # and columns they need
+# And the columns that a terminal must have.
+_COLUMNS = (("stage", 0), ("tokens/s", 60), ("round", 0), ("loss", 45), ("link", 60), ("state", 0))
 
 
 def _cells(line: Line, *, is_waiting: bool) -> dict[str, RenderableType]:

@@ -7,7 +7,6 @@ A screen is a sink. Events come from the event loop and from the thread that tra
 import sys
 import threading
 from dataclasses import replace
-from typing import Protocol
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -20,31 +19,8 @@ from weft.events import Entry, Evaluated, Event, RoundCommitted
 _REDRAWS_PER_S = 4
 
 
-class Screen(Protocol):
-    """A sink that may also be told of the run, and shown."""
-
-    view: View
-
-    def write(self, entry: Entry) -> None: ...
-
-    def start(self, run: About, wait_for: int = 1) -> None: ...
-
-    def aside(self, event: Event) -> None:
-        """Take how far work has come before there is a view of the run."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def make_screen(*, is_quiet: bool) -> Screen:
-    """Return the screen for standard error as it is."""
-    if is_quiet:
-        return QuietScreen()
-    return LiveScreen() if Console(stderr=True).is_terminal else PlainScreen()
-
-
-class QuietScreen:
-    """Folds, and shows nothing."""
+class Screen:
+    """A sink that may also be told of the run. This one folds events and shows nothing."""
 
     def __init__(self) -> None:
         self.view = View()
@@ -60,13 +36,13 @@ class QuietScreen:
             self.view = replace(self.view, run=run, wait_for=wait_for)
 
     def aside(self, event: Event) -> None:
-        pass
+        """Take how far work has come before there is a view of the run."""
 
     def close(self) -> None:
         pass
 
 
-class PlainScreen(QuietScreen):
+class PlainScreen(Screen):
     """A line for every commit, evaluation and notable event, each written at once."""
 
     def __init__(self) -> None:
@@ -90,7 +66,7 @@ class PlainScreen(QuietScreen):
             print(line, file=sys.stderr, flush=True)  # noqa: T201  # this is the terminal
 
 
-class LiveScreen(QuietScreen):
+class LiveScreen(Screen):
     """Redraws the view in place, a few times a second, in a thread of rich's own."""
 
     def __init__(self) -> None:
@@ -128,6 +104,13 @@ class LiveScreen(QuietScreen):
     def _draw(self) -> RenderableType:
         size = self._live.console.size if self._live is not None else Console(stderr=True).size
         return draw(self.view, size.width, size.height)
+
+
+def make_screen(*, is_quiet: bool) -> Screen:
+    """Return the screen for standard error as it is."""
+    if is_quiet:
+        return Screen()
+    return LiveScreen() if Console(stderr=True).is_terminal else PlainScreen()
 
 
 def plain_line(before: View, after: View, entry: Entry) -> str | None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.clock import SystemClock
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ def compare(
 
 
 def _write(path: Path, title: str, sections: "list[Section]") -> None:
-    from weft.clock import SystemClock
     from weft.dashboard.report import html, markdown
     from weft.data import write_atomically
 

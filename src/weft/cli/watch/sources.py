@@ -1,6 +1,6 @@
 """Where events of a run come from: its members, over the network, or logs on this machine.
 
-a ticket, or "-" for one on standard input    what its members tell (`peer.observer`)
+a ticket, or "-" for one on standard input    what its members tell (`observe.observer`)
 nothing                                       the same, of the run that a member here takes part in
 a log file, a peer's folder, a run's folder   what peers of this machine have logged
 """
@@ -9,18 +9,25 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.options import ticket_text
+from weft.cli.run.ticket import kept_ticket, read_kept
+from weft.cli.settings import check_transports, machine_settings
+from weft.clock import SystemClock
 from weft.dashboard.logs import find_logs, in_order, is_there, older
+from weft.dashboard.view import About
+from weft.errors import WeftError
+from weft.events import Entry
+from weft.ids import Digest, short
+from weft.log import LogTail, read_jsonl
+from weft.wire import MAX_RECORD_NBYTES
 
 if TYPE_CHECKING:
-    from weft.dashboard.view import About
-    from weft.events import Entry
     from weft.net.node import Node
     from weft.net.ticket import Ticket
     from weft.observe.observer import Observer
@@ -38,32 +45,19 @@ Given = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Logs:
-    paths: tuple[Path, ...]
-
-
-@dataclass(frozen=True)
-class Members:
-    ticket: "Ticket"
-
-
-def find(given: str | None, home: Path) -> Logs | Members:
-    """Return what is meant.
+def find(given: str | None, home: Path) -> "tuple[Path, ...] | Ticket":
+    """Return what is meant: logs, or the ticket that leads to members.
 
     Raises:
         ConfigError, TicketError: nothing; says what there is to give.
     """
-    from weft.cli.run.ticket import kept_ticket, read_kept
-    from weft.net.ticket import MAX_CHARS, read
+    from weft.net.ticket import read
 
     if given is None:
-        return Members(read(read_kept(kept_ticket(None, home))))
-    if given == "-":
-        return Members(read(sys.stdin.readline(MAX_CHARS + 1)))
-    if given.lstrip().startswith("weft") and not is_there(Path(given)):
-        return Members(read(given))
-    return Logs(find_logs(Path(given)))
+        return read(read_kept(kept_ticket(None, home)))
+    if given == "-" or (given.lstrip().startswith("weft") and not is_there(Path(given))):
+        return read(ticket_text(given))
+    return find_logs(Path(given))
 
 
 async def follow_logs(
@@ -77,8 +71,6 @@ async def follow_logs(
     Raises:
         ConfigError: a line is no event, or a file cannot be read.
     """
-    from weft.log import LogTail, read_jsonl
-
     tails = [LogTail(path) for path in paths]
     earlier = [part for path in paths for part in older(path)]
     reads: Sequence[Callable[[], list[Entry]]]
@@ -99,8 +91,6 @@ async def observe(
     ticket: "Ticket", transports: str | None, on_entry: "Callable[[Entry], None]"
 ) -> "AsyncIterator[tuple[Observer, About]]":
     """Link to members of a run; yield who hears them, and what is known of it now."""
-    from weft.cli.settings import check_transports, machine_settings
-    from weft.clock import SystemClock
     from weft.dashboard.run import about, about_of
     from weft.keys import Identity
     from weft.launch.visit import ask_charter, visit
@@ -122,13 +112,10 @@ async def _known_of(node: "Node") -> "tuple[str, StagedConfig | None]":
 
     The name is the first digits of the run's digest where nobody tells.
     """
-    from weft.errors import WeftError
-    from weft.ids import Digest, short
     from weft.net.multi_source import small_from
     from weft.run.genesis import read_run
     from weft.run.outline import read_outline
     from weft.run.staged import StagedConfig
-    from weft.wire import MAX_RECORD_NBYTES
 
     name = short(node.run)
     with suppress(WeftError):

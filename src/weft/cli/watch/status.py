@@ -1,20 +1,25 @@
 """`weft status`: how a run stands, in the terminal, once or as it goes on; it disturbs nobody."""
 
 import asyncio
+import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.watch.sources import Given
+from weft.cli.process import run_loop
+from weft.cli.screen.draw import draw
+from weft.cli.screen.screen import Screen, make_screen
+from weft.cli.watch.sources import Given, find, follow_logs, observe
+from weft.dashboard.logs import logged
+from weft.dashboard.view import View
+from weft.events import Entry
 
 if TYPE_CHECKING:
-    from weft.cli.screen.screen import Screen
-    from weft.cli.watch.sources import Members
-    from weft.dashboard.view import View
-    from weft.events import Entry
+    from weft.net.ticket import Ticket
 
 
 def status(
@@ -27,36 +32,28 @@ def status(
     transports: settings.Transports = None,
 ) -> None:
     """Say how a run stands: its members, its loss, its bytes, what went wrong. Whoever asks trains nothing."""
-    from weft.cli.process import run_loop
-    from weft.cli.screen.screen import QuietScreen, make_screen
-    from weft.cli.watch.sources import Logs, find, follow_logs
-    from weft.dashboard.logs import logged
-
     source = find(run, home_of(context))
-    screen: Screen = make_screen(is_quiet=False) if follow and not as_json else QuietScreen()
+    screen = make_screen(is_quiet=False) if follow and not as_json else Screen()
 
-    def take(entry: "Entry") -> None:
+    def take(entry: Entry) -> None:
         if follow and as_json:
             _print_line(entry)
         else:
             screen.write(entry)
 
-    async def members(source: "Members") -> None:
-        from weft.cli.watch.sources import observe
-
-        async with observe(source.ticket, transports, take) as (observer, known):
+    async def members(ticket: "Ticket") -> None:
+        async with observe(ticket, transports, take) as (observer, known):
             screen.start(known)
             await (observer.watch() if follow else observer.once())
 
     try:
-        match source, follow:
-            case Logs(paths=paths), True:
-                run_loop(follow_logs(paths, take))
-            case Logs(paths=paths), False:
-                for entry in logged(paths):
-                    take(entry)
-            case _:
-                run_loop(members(source))  # type: ignore[arg-type]  # what is no log
+        if not isinstance(source, tuple):
+            run_loop(members(source))
+        elif follow:
+            run_loop(follow_logs(source, take))
+        else:
+            for entry in logged(source):
+                take(entry)
     except (asyncio.CancelledError, KeyboardInterrupt, BrokenPipeError):
         return  # whoever follows has seen enough
     finally:
@@ -65,19 +62,13 @@ def status(
         _show(screen.view, as_json)
 
 
-def _print_line(entry: "Entry") -> None:
-    import msgspec
-
+def _print_line(entry: Entry) -> None:
     sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
     sys.stdout.flush()
 
 
-def _show(view: "View", as_json: bool) -> None:
-    import json
-
+def _show(view: View, as_json: bool) -> None:
     from rich.console import Console
-
-    from weft.cli.screen.draw import draw
 
     if as_json:
         typer.echo(json.dumps(as_tree(view), ensure_ascii=False))
@@ -86,7 +77,7 @@ def _show(view: "View", as_json: bool) -> None:
     console.print(draw(view, console.size.width))
 
 
-def as_tree(view: "View") -> dict[str, Any]:
+def as_tree(view: View) -> dict[str, Any]:
     """Return a view for programs: numbers are as in the events, times in seconds since 1970."""
     stages = view.cut
     tree: dict[str, Any] = {

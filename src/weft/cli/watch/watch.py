@@ -2,21 +2,25 @@
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.watch.sources import Given
+from weft.cli.process import run_loop
+from weft.cli.watch.sources import Given, find, follow_logs, observe
+from weft.errors import ConfigError
+from weft.events import Entry, LinkDown, PeerStopped, StageLeft
+from weft.ids import PeerId
+from weft.rng import fresh_secret
 
 if TYPE_CHECKING:
     import socket
 
-    from weft.cli.watch.sources import Logs, Members
-    from weft.dashboard.page.feed import Feed
-    from weft.events import Entry
-    from weft.ids import PeerId
+    from weft.dashboard.page import Feed
+    from weft.net.ticket import Ticket
 
 LOCAL = {"127.0.0.1", "::1", "localhost"}
 PORT = 8650
@@ -33,10 +37,6 @@ def watch(
     transports: settings.Transports = None,
 ) -> None:
     """Show a run on a page of this machine: losses, peers, rounds, bytes, what is wrong. Ctrl-C ends it."""
-    from weft.cli.process import run_loop
-    from weft.cli.watch.sources import find
-    from weft.rng import fresh_secret
-
     source = find(run, home_of(context))
     token = None if public or host in LOCAL else fresh_secret(16).hex()
     listener = _listen(host, port)
@@ -49,10 +49,7 @@ def watch(
 
 
 def _listen(host: str, port: int) -> "socket.socket":
-    """Return a socket that listens; of a port that is taken say so, and what to do."""
     import socket
-
-    from weft.errors import ConfigError
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -65,20 +62,23 @@ def _listen(host: str, port: int) -> "socket.socket":
 
 
 async def _serve(
-    source: "Logs | Members", listener: "socket.socket", token: str | None, *, is_public: bool, transports: str | None
+    source: "tuple[Path, ...] | Ticket",
+    listener: "socket.socket",
+    token: str | None,
+    *,
+    is_public: bool,
+    transports: str | None,
 ) -> None:
     import uvicorn
 
-    from weft.cli.watch.sources import Logs
-    from weft.dashboard.page.app import make_app
-    from weft.dashboard.page.feed import Feed
+    from weft.dashboard.page import Feed, make_app
 
     feed = Feed(is_public=is_public)
     server = uvicorn.Server(
         uvicorn.Config(make_app(feed, token), log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     )
     feeding = asyncio.ensure_future(
-        _follow(source, feed) if isinstance(source, Logs) else _observe(source, feed, transports)
+        _follow(source, feed) if isinstance(source, tuple) else _observe(source, feed, transports)
     )
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     print(_address(listener, token), flush=True)  # noqa: T201  # what was asked for
@@ -99,30 +99,26 @@ def _address(listener: "socket.socket", token: str | None) -> str:
     return f"http://{name}:{port}/" + ("" if token is None else f"?token={token}")
 
 
-async def _follow(source: "Logs", feed: "Feed") -> None:
+async def _follow(logs: "tuple[Path, ...]", feed: "Feed") -> None:
     """Show logs: those of peers that have all stopped as finished, others as they grow."""
-    from weft.cli.watch.sources import follow_logs
     from weft.dashboard.run import about_of, shared_by
-    from weft.events import LinkDown, PeerStopped, StageLeft
 
-    shared = shared_by(source.paths[0])
+    shared = shared_by(logs[0])
     if shared is not None:
         feed.history.know(about_of(shared))
     is_stopped: dict[PeerId, bool] = {}
 
-    def take(entry: "Entry") -> None:
+    def take(entry: Entry) -> None:
         feed.take(entry)
         if not isinstance(entry.event, (StageLeft, LinkDown)):  # what comes after a peer's last word
             is_stopped[entry.peer] = isinstance(entry.event, PeerStopped)
 
-    await follow_logs(source.paths, take, lambda: bool(is_stopped) and all(is_stopped.values()))
+    await follow_logs(logs, take, lambda: bool(is_stopped) and all(is_stopped.values()))
     feed.finish()
 
 
-async def _observe(source: "Members", feed: "Feed", transports: str | None) -> None:
-    from weft.cli.watch.sources import observe
-
-    async with observe(source.ticket, transports, feed.take) as (observer, known):
+async def _observe(ticket: "Ticket", feed: "Feed", transports: str | None) -> None:
+    async with observe(ticket, transports, feed.take) as (observer, known):
         feed.history.know(known)
         print("linked; members are heard", file=sys.stderr, flush=True)  # noqa: T201
         await observer.watch()

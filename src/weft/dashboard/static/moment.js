@@ -135,7 +135,7 @@ export class Moment {
     return this._links.to(this.history.rows.links, this.count("links"), this.history.moves.links);
   }
 
-  /** The share of its time that the median peer spent in inner steps, by round: [at, share]. */
+  /** The share of its time that the median peer spent in training steps, by round: [at, share]. */
   get usage() {
     const { turns } = this.history.rows;
     const { byRound } = this._usage.to(turns, turns.length, this.history.moves.turns);

@@ -215,7 +215,7 @@ export class Rounds {
     const [at, , number, work_s, exchange_s] = row;
     const { work, begin, isNext } = parts(this.history.turnsOf[peer], turn);
     const wait_s = isNext ? Math.max(0, work - begin) : 0;
-    const spent = `${duration(work_s)} inner steps, ${duration(exchange_s)} exchange, ${duration(wait_s)} waiting`;
+    const spent = `${duration(work_s)} training steps, ${duration(exchange_s)} exchange, ${duration(wait_s)} waiting`;
     const miss = this.history.missesOf[peer].find((each) => each[1] === number);
     const why = miss ? ` Left out: ${bounded(miss[2], 200)}.` : row[7] ? "" : " It did not count.";
     const round = this.history.roundOf.get(number);
@@ -228,7 +228,7 @@ export class Rounds {
 
   _roundWords([, number, attempt, leader, , , contributors, out]) {
     const led = leader === null ? "" : `, led by ${this.history.name(leader)}`;
-    const tries = attempt > 1 ? ` in attempt ${attempt}` : "";
+    const tries = attempt > 1 ? ` at try ${attempt + 1}` : "";
     const [first] = out;
     const more = out.length > 1 ? ` and ${out.length - 1} more` : "";
     const without = first

@@ -141,7 +141,7 @@ class Blobs:
                 raise PayloadError(f"blob {short(digest)} has {num_bytes} bytes at {short(peer)} and not {len(view)}")
             return view
 
-        await self._fetch(peer, digest, room, stall_s)
+        await self._told(peer, digest, lambda: self._exchange(peer, digest, room, stall_s))
 
     async def fetch_small(self, peer: PeerId, digest: Digest, max_nbytes: int, *, stall_s: float = STALL_S) -> bytes:
         """Return a blob of unknown length, at most `max_nbytes`. Fails as `fetch` does."""
@@ -153,7 +153,7 @@ class Blobs:
             held.extend(bytes(num_bytes))
             return memoryview(held)
 
-        await self._fetch(peer, digest, room, stall_s)
+        await self._told(peer, digest, lambda: self._exchange(peer, digest, room, stall_s))
         return bytes(held)
 
     async def fetch_any(self, peers: Sequence[PeerId], digest: Digest, nbytes: int) -> Buffer:
@@ -163,14 +163,11 @@ class Blobs:
             PeerError: none did; the message says what each answered.
         """
         held = bytearray(nbytes)
-        await first_of(peers, lambda peer: self.fetch(peer, digest, held), f"blob {short(digest)}")
+        await first_of(peers, lambda peer: self.fetch(peer, digest, held), lambda: f"blob {short(digest)}")
         return held
 
     async def aclose(self) -> None:
         await self.streams.aclose()
-
-    async def _fetch(self, peer: PeerId, digest: Digest, room: Callable[[int], memoryview], stall_s: float) -> None:
-        await self._told(peer, digest, lambda: self._exchange(peer, digest, room, stall_s))
 
     async def _told(self, peer: PeerId, digest: Digest, exchange: Callable[[], Awaitable[Found]]) -> None:
         """Carry out an exchange, again where a kept stream had died, and say in an event what went wrong."""
@@ -316,7 +313,7 @@ async def _spread(spread: Striped, hash_: Hash) -> Found:
     return "coming" if spread.is_coming else "nowhere"
 
 
-async def first_of(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[T]], what: str) -> T:
+async def first_of(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[T]], what: Callable[[], str]) -> T:
     """Return what `ask` returns of the first of `peers`, asked one after the other, that delivers it.
 
     Raises:
@@ -328,4 +325,4 @@ async def first_of(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[T]
             return await ask(peer)
         except (PeerError, NetError, Refused) as error:
             failures.append(str(error))
-    raise PeerError(f"nobody delivered {what}: {'; '.join(failures) or 'nobody is linked that could'}")
+    raise PeerError(f"nobody delivered {what()}: {'; '.join(failures) or 'nobody is linked that could'}")

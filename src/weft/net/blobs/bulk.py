@@ -47,9 +47,8 @@ STALL_S = 15.0  # no byte for so long means that the holder is gone
 
 # Answers requests for blobs until the stream ends, or its peer asks for something else, which is returned.
 Serve = Callable[["Bulk"], Awaitable[messages.RelayPlease | messages.Relayed | None]]
-TakeOver = Callable[
-    ["Bulk", messages.RelayPlease | messages.Relayed], Awaitable[None]
-]  # the stream is its own from then on
+# The stream is its own from then on.
+TakeOver = Callable[["Bulk", messages.RelayPlease | messages.Relayed], Awaitable[None]]
 
 
 class StaleStream(PeerError):
@@ -60,17 +59,13 @@ class Bulk:
     """One bulk stream, its bytes counted, and the reader that keeps its place. It is a `Stream` itself."""
 
     def __init__(self, stream: Stream, traffic: LinkTraffic) -> None:
-        self.peer = stream.peer
+        self.peer, self.source = stream.peer, stream.source
         self.stream = stream
         self.traffic = traffic
         self.reader = FrameReader(
             stream, max_nbytes=messages.MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S, on_bytes=traffic.received
         )
         self.is_fresh = True  # no blob has passed yet
-
-    @property
-    def source(self) -> str:
-        return self.stream.source
 
     async def send(self, data: Buffer) -> None:
         await self.stream.send(data)
@@ -110,12 +105,14 @@ class Bulk:
 
     async def header(self, digest: Digest, stall_s: float) -> messages.BlobHeader:
         """Return the next header."""
-        found: messages.BlobHeader | None = await self.read(
-            messages.BlobHeader, stall_s, f"header of blob {short(digest)}"
-        )
-        if found is None:
+        async with within(
+            stall_s, lambda: self._overdue(f"sent no header of blob {short(digest)} within {stall_s:g} s")
+        ):
+            data = await self.reader.read()
+        if data is None:
             raise PeerError(f"{short(self.peer)} closed the bulk stream before blob {short(digest)}")
-        return found
+        header: messages.BlobHeader = decode(data, messages.BlobHeader)
+        return header
 
     async def read(self, kind: Any, deadline_s: float, what: str) -> Any:
         """Return the next record of `kind`, or None where the stream ends.

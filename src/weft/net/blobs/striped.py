@@ -1,4 +1,4 @@
-"""Fetches one large blob on one stream to its holder, and on more where one is held back (`ranges` decides).
+"""Fetches one large blob on one stream to its holder, and on more where one is held back.
 
 Ranges are asked for ahead, so a stream never rests between two. They arrive in any order, each at its place in the
 caller's buffer, and are hashed in the order of their places; the whole has the digest, or it was never fetched.
@@ -8,7 +8,7 @@ Failure:
   first one did.
 - the holder has no such blob, or one of another length: the fetch fails at once.
 
-Which range of a large blob is fetched next, and whether another stream would help.
+`Ranges` decides which range is fetched next and whether another stream would help; it is told the time:
 
     ranges    waiting ──take──► under way on one stream ──arrived──► done
                  ▲                       │
@@ -17,8 +17,6 @@ Which range of a large blob is fetched next, and whether another stream would he
 A path that loses packets holds each TCP connection to MSS / RTT * sqrt(3 / (2 p)), however wide it is (Mathis et al.,
 1997): there, several are as much faster. Elsewhere they only take more than their share, so one more is opened where
 the rest would take long, and no further one when the last one gained little.
-
-Pure: it is told the time.
 """
 
 import asyncio
@@ -55,27 +53,17 @@ class Ranges:
         self._next = 0  # nobody has been asked for what lies behind it
         self._back: deque[Span] = deque()
         self._done: dict[int, int] = {}  # what has arrived beyond the front: begin -> end
-        self._front = 0  # all before it has arrived
+        self.front = 0  # all before it has arrived
         self._looked_at = now
         self._looked_nbytes = 0
         self._usual_nbytes = FIRST_NBYTES
         self._rates: list[float] = []  # of each look since the last stream was opened
         self._before_bps = 0.0  # with one stream less
-        self._is_enough = False
-
-    @property
-    def front(self) -> int:
-        """Return how much has arrived from the beginning on, without a gap."""
-        return self._front
-
-    @property
-    def is_enough(self) -> bool:
-        """Return whether the last stream that was opened gained little."""
-        return self._is_enough
+        self.is_enough = False  # the last stream that was opened gained little
 
     @property
     def is_done(self) -> bool:
-        return self._front == self._nbytes
+        return self.front == self._nbytes
 
     def take(self, num_streams: int) -> Span | None:
         """Return what to ask for next, or None where all is under way. Towards the end ranges become shorter, so that
@@ -96,8 +84,8 @@ class Ranges:
     def arrived(self, span: Span) -> None:
         begin, end = span
         self._done[begin] = end
-        while (reached := self._done.pop(self._front, None)) is not None:
-            self._front = reached
+        while (reached := self._done.pop(self.front, None)) is not None:
+            self.front = reached
 
     def wants_another(self, num_streams: int, come_nbytes: int, now: float) -> bool:
         """Return whether one more stream is worth it; asked every now and then.
@@ -120,9 +108,9 @@ class Ranges:
             return False
         if bps < GAIN * self._before_bps:
             if len(self._rates) >= NUM_LOOKS:
-                self._is_enough = True
+                self.is_enough = True
             return False
-        if self._is_enough:
+        if self.is_enough:
             return False
         self._rates, self._before_bps = [], bps
         return True

@@ -41,6 +41,7 @@ class AddressBook:
     """
 
     def __init__(self, me: PeerId, schemes: Sequence[str], is_linked: Callable[[PeerId], bool]) -> None:
+        self.own: tuple[str, ...] = ()  # addresses of this peer itself, once it listens
         self._me = me
         self._rank = {scheme: rank for rank, scheme in enumerate(schemes)}
         self._is_linked = is_linked
@@ -49,6 +50,10 @@ class AddressBook:
         self._on_news: list[OnContact] = []
         self._on_announced: list[OnContact] = []
         self._on_forgotten: list[Callable[[PeerId], None]] = []
+
+    def listen_at(self, addresses: tuple[str, ...]) -> None:
+        """Add to the addresses of this peer itself."""
+        self.own += addresses
 
     def on_news(self, callback: OnContact) -> None:
         """Call `callback(contact)` at once for each contact that tells something new, from whomever."""

@@ -1,60 +1,36 @@
-"""How links come up: this peer dials others' addresses, and again after a loss; others knock here.
-
-Two peers may dial each other at once. Whoever has said hello and hears the other's hello holds it back if its own
-key is the lower (`settled`): the connection dialled by the lower key wins, and the other is turned away
-as a duplicate before anything was sent on it. So no call is ever lost to a race.
-
-Kept links (`keep`) are redialled when they go down: at once, then after doubling pauses with jitter, of at most 30 s in
-the first ten minutes and 5 min later, until they are released or their peer has not been met for `EXPIRE_S`.
-
-Where no address leads to a peer, those to which direct links stand are asked who of them reaches it, and it is dialled
-through one (`via`). Such a link is replaced by a direct one as soon as an address works: that is tried now and then.
-
-Failure:
-- an address black-holes: the next one gets its turn a second later; `LinkUp.tried` says which failed and why.
-- another run, version or no admission: definite, so no other address is tried.
+"""How this peer dials others: each at its addresses, and again after a loss.
 
 Of several addresses the best goes first. Each further one begins when one before it has failed, or after
 `HEAD_START_S`, with those before it still under way (as RFC 8305 does with addresses of one name). Streams are handed
 out as they open; what is still under way at the end is given up.
 
-Strangers that knock are bounded in number, bytes and time: a key proves nothing but itself, so until it is admitted a
-connection is under a `Gate` as before its key was proven, and a crowd turns out its own oldest, not newcomers. A
-refused peer learns why; the log does too (`AdmissionRefused`, or `ConnectionDropped` when it did not speak the
-protocol).
+Kept links (`keep`) are redialled when they go down: at once, then after doubling pauses with jitter, of at most 30 s in
+the first ten minutes and 5 min later, until they are released or their peer has not been met for `EXPIRE_S`.
+
+Where no address leads to a peer, those to which direct links stand are asked who of them reaches it, and it is dialled
+through one (net/blobs/relay.py). Such a link is replaced by a direct one as soon as an address works: that is tried now
+and then.
+
+Failure:
+- an address black-holes: the next one gets its turn a second later; `LinkUp.tried` says which failed and why.
+- another run, version or no admission: definite, so no other address is tried.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from itertools import islice
-from types import TracebackType
 from typing import Any, NamedTuple
 
-from weft.errors import DialError, GenesisMismatch, PeerError, Unreachable, WeftError, WireError
-from weft.events import AdmissionRefused, ConnectionDropped, Emit
+from weft.errors import DialError, GenesisMismatch, PeerError, Unreachable, WeftError
 from weft.ids import PeerId, short
+from weft.net import messages
 from weft.net.link.address_book import AddressBook
-from weft.net.link.handshake import Passport, greet, handshake_reader, hear, judge, turn_away
+from weft.net.link.handshake import Passport, greet, handshake_reader
 from weft.net.link.links import VIA, Link, Links
 from weft.net.link.trial import failed, one
-from weft.net.messages import (
-    MAX_ADDRESSES,
-    MAX_ENDED_LINKS,
-    MAX_TOLD_CONTACTS,
-    PROTOCOL,
-    Admitted,
-    Contact,
-    Hello,
-    Reaches,
-    Rejected,
-    WhoReaches,
-)
-from weft.net.transport.base import Accept, Lane, Stream, Transport
+from weft.net.transport.base import Lane, Stream, Transport
 from weft.net.transport.frame import FrameReader
-from weft.net.transport.gate import Gate
 from weft.rng import stream as random_stream
 from weft.tasks import Tasks, within
 from weft.wire import decode, digest, encode
@@ -90,9 +66,7 @@ class HappyEyeballs:
     async def __aenter__(self) -> "HappyEyeballs":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         losers = list(self._running)
         for loser in losers:
             loser.cancel()
@@ -150,13 +124,11 @@ class Dialer:
     """Connects on demand; one dial per peer at a time, shared by all who wait for it."""
 
     def __init__(self, passport: Passport, transports: Sequence[Transport], links: Links, book: AddressBook) -> None:
-        self.addresses: tuple[str, ...] = ()  # this peer's own, once it listens
         self._passport = passport
         self._transports = {transport.name: transport for transport in transports}
         self._links = links
         self._book = book
         self._dials: dict[PeerId, asyncio.Task[Link]] = {}
-        self._greeting: dict[PeerId, asyncio.Event] = {}
         self._kept: dict[PeerId, None] = {}
         self._keepers: dict[PeerId, asyncio.Task[None]] = {}
         self._num_dials = 0
@@ -227,12 +199,6 @@ class Dialer:
         if (keeper := self._keepers.pop(peer, None)) is not None:
             keeper.cancel()
 
-    async def settled(self, peer: PeerId) -> None:
-        """Wait while this peer's own hello to `peer` is unanswered, if that one is to win."""
-        greeting = self._greeting.get(peer)
-        if greeting is not None and self._passport.peer < peer:
-            await greeting.wait()
-
     async def aclose(self) -> None:
         self._kept.clear()
         dials = list(self._dials.values())
@@ -295,9 +261,9 @@ class Dialer:
 
     async def _reaches(self, link: Link, peer: PeerId) -> bool:
         try:
-            question = encode(WhoReaches(peer=peer))
-            answer = await link.session.call(WhoReaches.__name__, question, deadline_s=ASK_RELAYS_S)
-            reaches: Reaches = decode(answer, Reaches)
+            question = encode(messages.WhoReaches(peer=peer))
+            answer = await link.session.call(messages.WhoReaches.__name__, question, deadline_s=ASK_RELAYS_S)
+            reaches: messages.Reaches = decode(answer, messages.Reaches)
         except PeerError:
             return False
         return reaches.is_reached
@@ -308,23 +274,26 @@ class Dialer:
             await stream.close()
             return link
         hello = self._hello(peer, worse)
-        settled = self._greeting[peer] = asyncio.Event()
         reader = handshake_reader(stream)
-        try:
-            welcome = await greet(stream, reader, hello, self._passport)
-            if welcome is not None:
-                return self._install(stream, reader, address, hello, welcome, tried)
-        except BaseException:
-            self._links.give_up(peer, hello.link)
-            await stream.close()
-            raise
-        finally:
-            del self._greeting[peer]
-            settled.set()
+        with self._links.greeting(peer):
+            try:
+                welcome = await greet(stream, reader, hello, self._passport)
+                if welcome is not None:
+                    return self._install(stream, reader, address, hello, welcome, tried)
+            except BaseException:
+                self._links.give_up(peer, hello.link)
+                await stream.close()
+                raise
         return await self._await_arrival(peer, stream)
 
     def _install(
-        self, stream: Stream, reader: FrameReader, address: str, hello: Hello, welcome: Admitted, tried: tuple[str, ...]
+        self,
+        stream: Stream,
+        reader: FrameReader,
+        address: str,
+        hello: messages.Hello,
+        welcome: messages.Admitted,
+        tried: tuple[str, ...],
     ) -> Link:
         peer, session = stream.peer, self._links.session(stream, reader)
         link = Link(
@@ -336,7 +305,7 @@ class Dialer:
             tried=tried,
         )
         self._book.keep(peer, () if link.is_relayed else (address,), welcome.name)
-        self._book.announce(Contact(peer=peer, name=welcome.name, addresses=welcome.addresses))
+        self._book.announce(messages.Contact(peer=peer, name=welcome.name, addresses=welcome.addresses))
         self._links.install(link)
         self._book.hear(welcome.contacts)
         return link
@@ -359,19 +328,19 @@ class Dialer:
     def _transport(self, address: str) -> Transport:
         return self._transports[address.partition("://")[0]]
 
-    def _hello(self, peer: PeerId, worse: Link | None) -> Hello:
+    def _hello(self, peer: PeerId, worse: Link | None) -> messages.Hello:
         """Return what this peer says first. The link that this one is to replace counts as ended."""
         self._num_dials += 1
         ended = (*self._links.ended(peer), *(() if worse is None else (worse.link_id,)))
-        return Hello(
-            version=PROTOCOL,
+        return messages.Hello(
+            version=messages.PROTOCOL,
             run=self._passport.run,
             name=self._passport.name,
             proof=self._passport.proof_for(peer),
-            addresses=self.addresses[:MAX_ADDRESSES],
+            addresses=self._book.own[: messages.MAX_ADDRESSES],
             link=self._passport.instance[:4] + self._num_dials.to_bytes(4, "big"),
             instance=self._passport.instance,
-            ended=ended[-MAX_ENDED_LINKS:],
+            ended=ended[-messages.MAX_ENDED_LINKS :],
         )
 
     def _forget(self, peer: PeerId, dial: "asyncio.Task[Link]") -> None:
@@ -422,106 +391,3 @@ class Dialer:
 
 def _failure(address: str, error: DialError) -> str:
     return str(error) if str(error).startswith(address) else f"{address}: {error}"
-
-
-MAX_STRANGERS = 64  # control connections that have not been admitted yet, over all transports
-MAX_STRANGERS_PER_IP = 16  # of them from one address; half a swarm behind one router that returns at once
-
-AcceptBulk = Callable[[Stream], Awaitable[None]]
-
-
-class Listener:
-    def __init__(
-        self, passport: Passport, links: Links, dialer: Dialer, book: AddressBook, emit: Emit, accept_bulk: AcceptBulk
-    ) -> None:
-        self._passport = passport
-        self._links = links
-        self._dialer = dialer
-        self._book = book
-        self._emit = emit
-        self._accept_bulk = accept_bulk
-        self.max_told = MAX_TOLD_CONTACTS  # to whom is admitted
-        self._strangers: Gate[tuple[Transport, Stream]] = Gate(MAX_STRANGERS, MAX_STRANGERS_PER_IP, "are not admitted")
-
-    def accept(self, transport: Transport) -> Accept:
-        """Return what `transport` calls with each incoming stream."""
-        return partial(self._accept, transport)
-
-    async def _accept(self, transport: Transport, stream: Stream, lane: Lane) -> None:
-        try:
-            if lane == "control":
-                await self._knock(transport, stream)
-            elif self._links.may_fetch(stream.peer):
-                await self._accept_bulk(stream)
-            else:
-                raise WireError("a bulk stream was opened before admission, or after its link went down")
-        except BaseException as error:
-            await stream.close()
-            if not isinstance(error, PeerError):
-                raise
-            if isinstance(error, WireError):
-                self._drop(transport, stream.peer, str(error))
-
-    async def _knock(self, transport: Transport, stream: Stream) -> None:
-        evicted = self._strangers.enter((transport, stream), stream.source)
-        try:
-            if evicted is not None:
-                (its_transport, victim), reason = evicted
-                self._drop(its_transport, victim.peer, reason)
-                await victim.close()
-            await self._judge(transport, stream)
-        finally:
-            self._strangers.leave((transport, stream))
-
-    async def _judge(self, transport: Transport, stream: Stream) -> None:
-        reader = handshake_reader(stream)
-        heard = await hear(reader)
-        if heard is None:  # the dialler found another way meanwhile
-            await stream.close()
-            return
-        verdict = self._verdict(stream.peer, heard)
-        if isinstance(verdict, Rejected):
-            self._emit(AdmissionRefused(remote=stream.peer, reason=verdict.reason))
-            await turn_away(stream, verdict)
-            return
-        await self._dialer.settled(stream.peer)
-        if (transport, stream) not in self._strangers:  # turned out meanwhile
-            return
-        if self._is_duplicate(stream.peer, verdict):
-            await turn_away(stream, Rejected(code="duplicate", reason="a link to you stands"))
-            return
-        self._admit(transport, stream, reader, verdict)
-
-    def _verdict(self, peer: PeerId, heard: Hello | Rejected) -> Hello | Rejected:
-        if isinstance(heard, Rejected):
-            return heard
-        if (rejected := judge(self._passport, peer, heard)) is not None:
-            return rejected
-        if self._links.is_barred(peer):
-            return Rejected(code="busy", reason="you broke the protocol again and again; come back in a minute")
-        if self._links.is_full_for(peer):
-            return Rejected(code="busy", reason="this peer has as many links as it can serve; ask another member")
-        return heard
-
-    def _is_duplicate(self, peer: PeerId, hello: Hello) -> bool:
-        link = self._links.get(peer)
-        return link is not None and link.instance == hello.instance and link.link_id not in hello.ended
-
-    def _admit(self, transport: Transport, stream: Stream, reader: FrameReader, hello: Hello) -> None:
-        others = (self._book.contact(peer) for peer in self._links.peers() if peer != stream.peer)
-        contacts = islice((contact for contact in others if contact.addresses), self.max_told)  # few of many are told
-        welcome = Admitted(
-            name=self._passport.name,
-            proof=self._passport.proof_for(stream.peer),
-            addresses=self._dialer.addresses[:MAX_ADDRESSES],
-            instance=self._passport.instance,
-            contacts=tuple(contacts),
-        )
-        session = self._links.session(stream, reader)
-        session.open_with(encode(welcome))
-        link = Link(session=session, transport=transport, address="", link_id=hello.link, instance=hello.instance)
-        self._book.announce(Contact(peer=stream.peer, name=hello.name, addresses=hello.addresses))
-        self._links.install(link)
-
-    def _drop(self, transport: Transport, peer: PeerId, reason: str) -> None:
-        self._emit(ConnectionDropped(address=f"{transport.name} (incoming)", remote=peer, reason=reason))

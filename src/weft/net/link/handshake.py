@@ -3,17 +3,24 @@
 The transport has verified both keys before. What can be wrong is told apart, because each needs another remedy:
 another version (`WireError`: update), another run (`GenesisMismatch`: ask for a ticket of the right one), no
 admission (`Refused`: ask a member). A refusal is a frame of its own, so the joiner's user reads the reason.
+
+Of admission by ticket the secret never travels: what travels is BLAKE3, keyed with it, over the run and both keys in
+order. The transport has verified those keys, so a proof overheard by one peer is worth nothing in another's hands, nor
+when shown to another peer.
 """
 
 import asyncio
+import hmac
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import assert_never
 
 import msgspec
+from blake3 import blake3
 
 from weft.errors import DialError, GenesisMismatch, PeerError, Refused, WireError
 from weft.ids import PeerId, RunId, short
-from weft.net.admission import Admission, objection, prove
+from weft.net.admission import Admission, Anyone, ByKeys, ByTicket
 from weft.net.messages import MAX_HANDSHAKE_NBYTES, MAX_TOLD_CONTACTS, PROTOCOL, Admitted, Greeting, Hello, Rejected
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import FrameReader, write_frame
@@ -52,7 +59,30 @@ class Passport:
         return prove(self.admission, self.run, self.peer, verifier)
 
     def objection_to(self, prover: PeerId, proof: bytes) -> str | None:
-        return objection(self.admission, self.run, prover, self.peer, proof)
+        """Return why `prover` may not be a peer, in words for its user, or None when it may."""
+        match self.admission:
+            case ByTicket():
+                if hmac.compare_digest(proof, prove(self.admission, self.run, prover, self.peer)):
+                    return None
+                if not proof:
+                    return "this run admits by ticket and no secret was shown; ask a member for one: weft ticket"
+                return "the ticket's secret is not this run's; ask a member for a fresh one: weft ticket"
+            case ByKeys():
+                if prover in self.admission.allowed:
+                    return None
+                return f"key {short(prover)} is not on this run's list; ask its maker to add {prover}"
+            case Anyone():
+                return None
+            case _:
+                assert_never(self.admission)
+
+
+def prove(admission: Admission, run: RunId, prover: PeerId, verifier: PeerId) -> bytes:
+    """Return what `prover` shows `verifier`: 32 bytes, or none where the rule needs no proof."""
+    if not isinstance(admission, ByTicket):
+        return b""
+    key = blake3(admission.secret, derive_key_context="weft 2026 admission secret v1").digest()
+    return blake3(f"{run} {prover} {verifier}".encode(), key=key).digest()
 
 
 def handshake_reader(stream: Stream) -> FrameReader:

@@ -1,7 +1,16 @@
-"""The control connections that stand: at most one to each peer.
+"""The control connections that stand, at most one to each peer, and those that others open here.
 
-`Dialer` and `Listener` hand over connections whose handshake is done; this table runs their sessions, says who came
-and went, and counts their bytes.
+`Dialer` and `Listener` hand over connections whose handshake is done; the table of `Links` runs their sessions, says
+who came and went, and counts their bytes.
+
+Two peers may dial each other at once. Whoever has said hello and hears the other's hello holds it back if its own
+key is the lower (`settled`): the connection dialled by the lower key wins, and the other is turned away
+as a duplicate before anything was sent on it. So no call is ever lost to a race.
+
+Strangers that knock are bounded in number, bytes and time: a key proves nothing but itself, so until it is admitted a
+connection is under a `Gate` as before its key was proven, and a crowd turns out its own oldest, not newcomers. A
+refused peer learns why; the log does too (`AdmissionRefused`, or `ConnectionDropped` when it did not speak the
+protocol).
 
 Failure:
 - a peer breaks the protocol: its link is closed, `ConnectionDropped` says why; it may come back. Who does so again and
@@ -11,17 +20,24 @@ Failure:
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 from weft.errors import PeerError, WireError
-from weft.events import ConnectionDropped, Emit, LinkDown, LinkUp
+from weft.events import AdmissionRefused, ConnectionDropped, Emit, LinkDown, LinkUp
 from weft.ids import PeerId, short
+from weft.net.link.address_book import AddressBook
+from weft.net.link.handshake import Passport, handshake_reader, hear, judge, turn_away
 from weft.net.link.rpc import Handlers, Session, Traffic
-from weft.net.messages import MAX_ENDED_LINKS
-from weft.net.transport.base import Stream, Transport
+from weft.net.messages import MAX_ADDRESSES, MAX_ENDED_LINKS, MAX_TOLD_CONTACTS, Admitted, Contact, Hello, Rejected
+from weft.net.transport.base import Accept, Lane, Stream, Transport
 from weft.net.transport.frame import FRAME_S, MAX_FRAME_NBYTES, FrameReader
+from weft.net.transport.gate import Gate
 from weft.tasks import Tasks
+from weft.wire import encode
 
 VIA = "via"  # the transport through another peer
 # Of an elector of the largest run: 63 wards, 31 electors, 8 of the overlay, as many that others keep or twice that, 16
@@ -76,6 +92,7 @@ class Links:
         self._ended: dict[PeerId, deque[bytes]] = {}  # who lost one last stands last
         self._violated_at: dict[PeerId, deque[float]] = {}
         self._arrived = asyncio.Event()  # another each time
+        self._greeting: dict[PeerId, asyncio.Event] = {}
         self._callbacks: list[OnLink] = []
         self._tasks = Tasks()
 
@@ -128,6 +145,21 @@ class Links:
         while (link := self._standing.get(peer)) is None:
             await self._arrived.wait()
         return link
+
+    @contextmanager
+    def greeting(self, peer: PeerId) -> Iterator[None]:
+        """Note that this side's own hello to `peer` is unanswered meanwhile."""
+        settled = self._greeting[peer] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._greeting[peer]
+            settled.set()
+
+    async def settled(self, peer: PeerId) -> None:
+        """Wait while this side's own hello to `peer` is unanswered."""
+        if (greeting := self._greeting.get(peer)) is not None:
+            await greeting.wait()
 
     def session(self, stream: Stream, reader: FrameReader) -> Session:
         traffic = self._traffic[stream.peer]
@@ -196,3 +228,106 @@ class Links:
     def _tell(self, peer: PeerId, is_up: bool, reason: str) -> None:
         for callback in list(self._callbacks):
             callback(peer, is_up, reason)
+
+
+MAX_STRANGERS = 64  # control connections that have not been admitted yet, over all transports
+MAX_STRANGERS_PER_IP = 16  # of them from one address; half a swarm behind one router that returns at once
+
+AcceptBulk = Callable[[Stream], Awaitable[None]]
+
+
+class Listener:
+    def __init__(
+        self, passport: Passport, links: Links, book: AddressBook, emit: Emit, accept_bulk: AcceptBulk
+    ) -> None:
+        self._passport = passport
+        self._links = links
+        self._book = book
+        self._emit = emit
+        self._accept_bulk = accept_bulk
+        self.max_told = MAX_TOLD_CONTACTS  # to whom is admitted
+        self._strangers: Gate[tuple[Transport, Stream]] = Gate(MAX_STRANGERS, MAX_STRANGERS_PER_IP, "are not admitted")
+
+    def accept(self, transport: Transport) -> Accept:
+        """Return what `transport` calls with each incoming stream."""
+        return partial(self._accept, transport)
+
+    async def _accept(self, transport: Transport, stream: Stream, lane: Lane) -> None:
+        try:
+            if lane == "control":
+                await self._knock(transport, stream)
+            elif self._links.may_fetch(stream.peer):
+                await self._accept_bulk(stream)
+            else:
+                raise WireError("a bulk stream was opened before admission, or after its link went down")
+        except BaseException as error:
+            await stream.close()
+            if not isinstance(error, PeerError):
+                raise
+            if isinstance(error, WireError):
+                self._drop(transport, stream.peer, str(error))
+
+    async def _knock(self, transport: Transport, stream: Stream) -> None:
+        evicted = self._strangers.enter((transport, stream), stream.source)
+        try:
+            if evicted is not None:
+                (its_transport, victim), reason = evicted
+                self._drop(its_transport, victim.peer, reason)
+                await victim.close()
+            await self._judge(transport, stream)
+        finally:
+            self._strangers.leave((transport, stream))
+
+    async def _judge(self, transport: Transport, stream: Stream) -> None:
+        reader = handshake_reader(stream)
+        heard = await hear(reader)
+        if heard is None:  # the dialler found another way meanwhile
+            await stream.close()
+            return
+        verdict = self._verdict(stream.peer, heard)
+        if isinstance(verdict, Rejected):
+            self._emit(AdmissionRefused(remote=stream.peer, reason=verdict.reason))
+            await turn_away(stream, verdict)
+            return
+        if self._passport.peer < stream.peer:
+            await self._links.settled(stream.peer)
+        if (transport, stream) not in self._strangers:  # turned out meanwhile
+            return
+        if self._is_duplicate(stream.peer, verdict):
+            await turn_away(stream, Rejected(code="duplicate", reason="a link to you stands"))
+            return
+        self._admit(transport, stream, reader, verdict)
+
+    def _verdict(self, peer: PeerId, heard: Hello | Rejected) -> Hello | Rejected:
+        if isinstance(heard, Rejected):
+            return heard
+        if (rejected := judge(self._passport, peer, heard)) is not None:
+            return rejected
+        if self._links.is_barred(peer):
+            return Rejected(code="busy", reason="you broke the protocol again and again; come back in a minute")
+        if self._links.is_full_for(peer):
+            return Rejected(code="busy", reason="this peer has as many links as it can serve; ask another member")
+        return heard
+
+    def _is_duplicate(self, peer: PeerId, hello: Hello) -> bool:
+        link = self._links.get(peer)
+        return link is not None and link.instance == hello.instance and link.link_id not in hello.ended
+
+    def _admit(self, transport: Transport, stream: Stream, reader: FrameReader, hello: Hello) -> None:
+        others = (self._book.contact(peer) for peer in self._links.peers() if peer != stream.peer)
+        contacts = islice((contact for contact in others if contact.addresses), self.max_told)  # few of many are told
+        welcome = Admitted(
+            name=self._passport.name,
+            proof=self._passport.proof_for(stream.peer),
+            addresses=self._book.own[:MAX_ADDRESSES],
+            instance=self._passport.instance,
+            contacts=tuple(contacts),
+        )
+        session = self._links.session(stream, reader)
+        session.open_with(encode(welcome))
+        link = Link(session=session, transport=transport, address="", link_id=hello.link, instance=hello.instance)
+        self._book.announce(Contact(peer=stream.peer, name=hello.name, addresses=hello.addresses))
+        self._links.install(link)
+
+    def _drop(self, transport: Transport, peer: PeerId, reason: str) -> None:
+        self._emit(ConnectionDropped(address=f"{transport.name} (incoming)", remote=peer, reason=reason))

@@ -4,15 +4,13 @@
     iroh over UDP to 203.0.113.7:7077 and 203.0.113.7:7078, no answer within 5 s
     through ed4928c6, it passes nothing on
 
-What this says, `weft doctor TICKET` and a join that failed both say. Names and reasons come from others: nothing of
-them steers a terminal, and a key is shown by its first letters.
-
-What a person reads when no address led to a member: who was tried, by which ways, what that means, what to do.
+Where no address led to a member: who was tried, by which ways, what that means, what to do.
 
     nobody answered. Tried attic (ed4928c6): TLS over TCP to 192.168.1.2:7077, no answer within 8 s; iroh over UDP ...
     All these addresses are private: ... Let one member be reachable from outside ...
 
-`verdict` is also what `weft doctor TICKET` says. Everything here is pure.
+`weft doctor TICKET` and a join that failed both say it. Names and reasons come from others: nothing of them steers a
+terminal, and a key is shown by its first letters.
 """
 
 import errno

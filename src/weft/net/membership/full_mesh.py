@@ -33,16 +33,12 @@ MAX_MEMBERS = 32  # all-to-all: 31 x 31 heartbeats every 2 s; of more, swim.py d
 Status = Annotated[str, Meta(pattern="alive|suspected|gone|left")]
 
 
-class _Frozen(msgspec.Struct, frozen=True):
-    pass
-
-
-class Member(_Frozen, frozen=True, kw_only=True):
+class Member(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     heard_at: float  # on the receiver's clock, moved on by what it slept itself
 
 
-class State(_Frozen, frozen=True, kw_only=True):
+class State(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[PeerId, Member] = {}  # never changed in place
     ticked_at: float | None = None
     heartbeat_at: float = 0.0  # when the next is due
@@ -52,34 +48,34 @@ class State(_Frozen, frozen=True, kw_only=True):
 # --- inputs ---
 
 
-class Tick(_Frozen, frozen=True):
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed. Due every `TICK_S`, and at `next_due`."""
 
 
-class Joined(_Frozen, frozen=True):
+class Joined(msgspec.Struct, frozen=True):
     """A heartbeat of `peer` arrived, from a process that has not said goodbye."""
 
     peer: PeerId
 
 
-class Heard(_Frozen, frozen=True):
+class Heard(msgspec.Struct, frozen=True):
     """A byte of `peer` arrived at `at`."""
 
     peer: PeerId
     at: float
 
 
-class LinkLost(_Frozen, frozen=True):
+class LinkLost(msgspec.Struct, frozen=True):
     peer: PeerId
     reason: str
 
 
-class RedialFailed(_Frozen, frozen=True):
+class RedialFailed(msgspec.Struct, frozen=True):
     peer: PeerId
     reason: str
 
 
-class SaidGoodbye(_Frozen, frozen=True):
+class SaidGoodbye(msgspec.Struct, frozen=True):
     peer: PeerId
 
 
@@ -89,58 +85,59 @@ Input = Tick | Joined | Heard | LinkLost | RedialFailed | SaidGoodbye
 # --- outputs ---
 
 
-class SendHeartbeat(_Frozen, frozen=True):
+class SendHeartbeat(msgspec.Struct, frozen=True):
     """Send one to every linked peer: it may be what makes this peer a member there, or brings it back."""
 
 
-class Redial(_Frozen, frozen=True):
+class Redial(msgspec.Struct, frozen=True):
     """Try at once whether `peer` can still be reached; answer with Heard or RedialFailed."""
 
     peer: PeerId
 
 
-class New(_Frozen, frozen=True):
+class New(msgspec.Struct, frozen=True):
     peer: PeerId
 
 
-class Suspected(_Frozen, frozen=True):
+class Suspected(msgspec.Struct, frozen=True):
     peer: PeerId
     silent_s: float
     reason: str
 
 
-class Recovered(_Frozen, frozen=True):
+class Recovered(msgspec.Struct, frozen=True):
     peer: PeerId
 
 
-class Gone(_Frozen, frozen=True):
+class Gone(msgspec.Struct, frozen=True):
     peer: PeerId
     silent_s: float
 
 
-class Left(_Frozen, frozen=True):
+class Left(msgspec.Struct, frozen=True):
     peer: PeerId
 
 
-class Forgotten(_Frozen, frozen=True):
+class Forgotten(msgspec.Struct, frozen=True):
     """Follows on Gone or Left, and is no change for others: if `peer` ever comes back, it is new."""
 
     peer: PeerId
 
 
-class Full(_Frozen, frozen=True):
+class Full(msgspec.Struct, frozen=True):
     """`peer` is no member, because `MAX_MEMBERS` are present."""
 
     peer: PeerId
 
 
-class Stalled(_Frozen, frozen=True):
+class Stalled(msgspec.Struct, frozen=True):
     """This process itself stood still for `stall_s`, up to now."""
 
     stall_s: float
 
 
-Output = Stalled | SendHeartbeat | Redial | New | Suspected | Recovered | Gone | Left | Forgotten | Full
+Change = New | Suspected | Recovered | Gone | Left
+Output = Stalled | SendHeartbeat | Redial | Change | Forgotten | Full
 
 
 def step(state: State, event: Input, now: float) -> tuple[State, tuple[Output, ...]]:

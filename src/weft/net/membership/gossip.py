@@ -6,6 +6,10 @@
 
 With each ping and each answer goes this peer's heartbeat, so that linked peers know how far it is.
 
+Claims are signed records of membership: between the bytes that travel and what is believed stands `ClaimReader`. A
+claim that does not hold is the fault of who passes it on: everybody checks before passing on. Claims read lately are
+remembered whole, so the same one from many links is checked once; peers of one process may share a reader.
+
 Failure:
 - a claim does not hold, or a note is out of bounds: the link it came over is dropped.
 - a link is full: what did not fit is lost on it, and found by anti-entropy.
@@ -14,17 +18,115 @@ Failure:
 import asyncio
 from collections.abc import Callable, Sequence
 
+from blake3 import blake3
+
 from weft.clock import Clock
 from weft.errors import WeftError, WireError
-from weft.ids import PeerId
+from weft.ids import PeerId, RunId
+from weft.keys import verify
 from weft.net import messages
 from weft.net.membership import swim
-from weft.net.membership.claims import ClaimReader, accuse, contact_of, live, secret
 from weft.net.membership.full_mesh import Heard, LinkLost, Redial, RedialFailed, Stalled, Tick
-from weft.net.membership.members import Departed, Members, differing, everything, is_behind, listing, newer, sums
+from weft.net.membership.members import (
+    Accused,
+    Claim,
+    Departed,
+    Lives,
+    Members,
+    differing,
+    everything,
+    is_behind,
+    listing,
+    newer,
+    sums,
+)
 from weft.net.node import Node
 from weft.tasks import Tasks
-from weft.wire import Signed
+from weft.wire import Record, Signed, Signer, decode, seal, unseal
+
+MAX_READ = 4096  # remembered: twice the largest swarm
+
+
+class Private(Record, frozen=True, kw_only=True, tag="Private"):
+    """Signed for its signature alone, which nobody else can make; it is never sent."""
+
+    purpose: str
+
+
+def secret(signer: Signer, purpose: str) -> bytes:
+    """Return 32 bytes that only the holder of the key can know, the same each time."""
+    return blake3(seal(signer, Private(purpose=purpose)).signature).digest()
+
+
+class ClaimReader:
+    """Reads claims of one run."""
+
+    def __init__(self, run: RunId) -> None:
+        self._run = run
+        self._read: dict[bytes, tuple[Signed, Claim]] = {}  # by signature
+
+    def read(self, signed: Signed) -> Claim:
+        """Return what `signed` says, once its signature holds.
+
+        Raises:
+            WireError: it does not, is too long, of another run, or no claim.
+        """
+        known = self._read.get(signed.signature)
+        if known is not None and known[0] == signed:
+            return known[1]
+        if len(signed.body) > messages.MAX_CLAIM_NBYTES:
+            raise WireError(f"a claim of {len(signed.body)} bytes exceeds the bound of {messages.MAX_CLAIM_NBYTES}")
+        claim = self._unsealed(signed)
+        while len(self._read) >= MAX_READ:
+            del self._read[next(iter(self._read))]
+        self._read[signed.signature] = (signed, claim)
+        return claim
+
+    def _unsealed(self, signed: Signed) -> Claim:
+        signer = signed.signer
+        match signed.kind:
+            case "Presence":
+                presence = unseal(signed, messages.Presence, verify)
+                self._check(presence.run)
+                return Lives(signer, presence.instance, presence.incarnation, signed)
+            case "Accusation":
+                accusation = unseal(signed, messages.Accusation, verify)
+                self._check(accusation.run)
+                return Accused(accusation.accused, accusation.instance, accusation.incarnation, signer, signed)
+            case "Departure":
+                departure = unseal(signed, messages.Departure, verify)
+                self._check(departure.run)
+                return Departed(signer, departure.instance, signed)
+        raise WireError("what was passed on as a claim of membership is none")
+
+    def _check(self, run: RunId) -> None:
+        if run != self._run:
+            raise WireError("a claim of membership is about another run")
+
+
+def live(signer: Signer, run: RunId, instance: bytes, incarnation: int, contact: messages.Contact) -> Lives:
+    """Return this process's own claim to live."""
+    presence = messages.Presence(
+        run=run,
+        instance=instance,
+        incarnation=incarnation,
+        name=contact.name,
+        addresses=contact.addresses[: messages.MAX_ADDRESSES],
+    )
+    return Lives(signer.peer, instance, incarnation, seal(signer, presence))
+
+
+def accuse(signer: Signer, run: RunId, life: Lives) -> Accused:
+    """Return this peer's claim that it cannot reach another."""
+    accusation = messages.Accusation(run=run, accused=life.peer, instance=life.instance, incarnation=life.incarnation)
+    return Accused(life.peer, life.instance, life.incarnation, signer.peer, seal(signer, accusation))
+
+
+def contact_of(peer: PeerId, proof: Signed) -> messages.Contact:
+    """Return where `peer` may be reached, as it says in a presence that was read before."""
+    presence: messages.Presence = decode(proof.body, messages.Presence)
+    return messages.Contact(peer=peer, name=presence.name, addresses=presence.addresses)
+
 
 GREET_S = 1.0  # who says how it uses a link so long after it came up has begun to listen just now
 COMPARED_S = 0.5  # between two comparisons that one peer asks for
@@ -59,9 +161,8 @@ class Gossip:
         members = Members(me=node.peer, instance=node.passport.instance)
         self._state = swim.State(members=members, secret=secret(identity, "overlay"))
         self._pinned: frozenset[PeerId] = frozenset()
-        self._used: dict[
-            PeerId, tuple[messages.LinkUse, float]
-        ] = {}  # what was said last on the link that stands, and when
+        # What was said last on the link that stands, and when.
+        self._used: dict[PeerId, tuple[messages.LinkUse, float]] = {}
         self._compared_at: dict[PeerId, float] = {}
         self._num_revived = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -211,9 +312,8 @@ class Gossip:
 
     def _give(self, peer: PeerId, proofs: Sequence[Signed]) -> None:
         for start in range(0, len(proofs), messages.MAX_NEWS):
-            self._node.post(
-                peer, messages.News(claims=tuple(proofs[start : start + messages.MAX_NEWS]), is_compared=True)
-            )
+            some = tuple(proofs[start : start + messages.MAX_NEWS])
+            self._node.post(peer, messages.News(claims=some, is_compared=True))
 
     def _take(self, peer: PeerId, signed: Sequence[Signed], is_compared: bool = False) -> None:
         claims = []

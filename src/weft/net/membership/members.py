@@ -34,13 +34,23 @@ is found with few bytes (anti-entropy):
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from weft.ids import PeerId, short
-from weft.net.membership.full_mesh import FORGET_S, Forgotten, Full, Gone, Left, New, Recovered, Suspected
+from weft.net.membership.full_mesh import (
+    FORGET_S,
+    Change,
+    Forgotten,
+    Full,
+    Gone,
+    Left,
+    New,
+    Recovered,
+    Status,
+    Suspected,
+)
 from weft.net.messages import MAX_LISTED, NUM_BUCKETS, Listed
 
 MAX_KNOWN = 2048  # peers; one too many waits until somebody is gone
@@ -55,11 +65,7 @@ EXPIRES_S = 24 * 3600.0
 _MASK = (1 << 64) - 1
 
 
-class _Frozen(msgspec.Struct, frozen=True):
-    pass
-
-
-class Bucket(_Frozen, frozen=True):
+class Bucket(msgspec.Struct, frozen=True):
     """Never changed in place."""
 
     peers: dict[PeerId, None] = {}
@@ -72,14 +78,14 @@ EMPTY: Buckets = (Bucket(),) * NUM_BUCKETS
 Proof = Any  # the signed record behind a claim, for others; nothing here looks into it
 
 
-class Lives(_Frozen, frozen=True):
+class Lives(msgspec.Struct, frozen=True):
     peer: PeerId
     instance: bytes
     incarnation: int
     proof: Proof
 
 
-class Accused(_Frozen, frozen=True):
+class Accused(msgspec.Struct, frozen=True):
     peer: PeerId
     instance: bytes
     incarnation: int
@@ -87,7 +93,7 @@ class Accused(_Frozen, frozen=True):
     proof: Proof
 
 
-class Departed(_Frozen, frozen=True):
+class Departed(msgspec.Struct, frozen=True):
     peer: PeerId
     instance: bytes
     proof: Proof
@@ -96,10 +102,10 @@ class Departed(_Frozen, frozen=True):
 Claim = Lives | Accused | Departed
 
 
-class Entry(_Frozen, frozen=True, kw_only=True):
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """What is believed of one peer."""
 
-    status: Annotated[str, Meta(pattern="alive|suspected|gone|left")]
+    status: Status
     since: float  # when it got that status
     life: Lives
     told_at: float  # when that incarnation was first seen
@@ -107,7 +113,7 @@ class Entry(_Frozen, frozen=True, kw_only=True):
     goodbye: Departed | None = None
 
 
-class Members(_Frozen, frozen=True, kw_only=True):
+class Members(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing in it is ever changed in place."""
 
     me: PeerId
@@ -129,28 +135,28 @@ class Members(_Frozen, frozen=True, kw_only=True):
 # --- effects ---
 
 
-class Spread(_Frozen, frozen=True):
+class Spread(msgspec.Struct, frozen=True):
     """Pass a claim on: it was news here."""
 
     claim: Claim
     is_urgent: bool = True  # that somebody is there, or still is, is not: whoever missed it learns by comparing
 
 
-class Renew(_Frozen, frozen=True):
+class Renew(msgspec.Struct, frozen=True):
     """Sign that this peer lives, at `incarnation`, and spread it."""
 
     incarnation: int
     is_refutation: bool = False
 
 
-class Correct(_Frozen, frozen=True):
+class Correct(msgspec.Struct, frozen=True):
     """Show `peer` what it is known by here: its own claim is older."""
 
     peer: PeerId
     claim: Claim
 
 
-Effect = Spread | Renew | Correct | New | Suspected | Recovered | Gone | Left | Forgotten | Full
+Effect = Spread | Renew | Correct | Change | Forgotten | Full
 
 
 def believe(members: Members, claim: Claim, sender: PeerId | None, now: float) -> tuple[Members, tuple[Effect, ...]]:

@@ -27,8 +27,7 @@ from weft.errors import WeftError, WireError
 from weft.ids import PeerId, short
 from weft.keys import verify
 from weft.net.membership import full_mesh, swim
-from weft.net.membership.claims import ClaimReader
-from weft.net.membership.gossip import Gossip
+from weft.net.membership.gossip import ClaimReader, Gossip
 from weft.net.membership.members import MAX_KNOWN
 from weft.net.membership.swim import MAX_ALL, MIN_BOUNDED, watches_all
 from weft.net.messages import MAX_REASON_CHARS, Contact, Departure, Farewell, Heartbeat
@@ -41,8 +40,7 @@ IDLE_S = 30.0  # without a byte, before a link that neither side keeps is closed
 MAX_IDLE = 16  # such links; the one longest silent makes room
 MAX_DEPARTED = 256  # goodbyes remembered: they only keep a process from coming back by mistake
 
-Change = full_mesh.New | full_mesh.Suspected | full_mesh.Recovered | full_mesh.Gone | full_mesh.Left
-OnChange = Callable[[Change], None]
+OnChange = Callable[[full_mesh.Change], None]
 
 
 class Membership:
@@ -65,9 +63,8 @@ class Membership:
         self._clock = clock
         self._emit = emit
         self._status = status
-        self._state: full_mesh.State | None = (
-            full_mesh.State()
-        )  # None: few links are kept, and gossip says who is alive
+        # None: few links are kept, and gossip says who is alive.
+        self._state: full_mesh.State | None = full_mesh.State()
         self._heartbeats: dict[PeerId, Heartbeat] = {}
         self._beating: dict[PeerId, bytes] = {}  # instances that have sent a heartbeat
         self._departed: dict[PeerId, bytes] = {}  # instances that said goodbye
@@ -187,9 +184,8 @@ class Membership:
         members = self._gossip.members
         after = [peer for peer in members.entries if peer not in members.buried]
         if is_all:
-            self._state = full_mesh.State(
-                members={peer: full_mesh.Member(status="alive", heard_at=now) for peer in after[: MAX_ALL - 1]}
-            )
+            alive = full_mesh.Member(status="alive", heard_at=now)
+            self._state = full_mesh.State(members=dict.fromkeys(after[: MAX_ALL - 1], alive))
             for peer, entry in members.entries.items():
                 if entry.status != "left":  # those gone as well: a network that was cut in two may be whole again
                     self._seek(peer)
@@ -363,24 +359,21 @@ class Membership:
         if peer not in self._turned_away:
             self._turned_away.add(peer)
             name = self._node.contact(peer).name or short(peer)
-            self._emit(
-                events.Notice(text=f"{name} is no member here: {MAX_KNOWN} are known, the most that one peer watches")
-            )
+            text = f"{name} is no member here: {MAX_KNOWN} are known, the most that one peer watches"
+            self._emit(events.Notice(text=text))
 
     async def _redial(self, peer: PeerId) -> None:
         try:
             await self._node.connect(peer)
         except WeftError as error:
             if (at := self._node.last_heard(peer)) is not None:
-                self._feed(
-                    full_mesh.Heard(peer, at)
-                )  # before the link was lost: at the next tick it would look like a recovery
+                # Before the link was lost: at the next tick it would look like a recovery.
+                self._feed(full_mesh.Heard(peer, at))
             self._feed(full_mesh.RedialFailed(peer, str(error)))
 
     def _tell_failure(self, error: Exception) -> None:
-        self._emit(
-            events.Notice(text=f"membership goes on after a failure of its own: {type(error).__name__}: {error}")
-        )
+        text = f"membership goes on after a failure of its own: {type(error).__name__}: {error}"
+        self._emit(events.Notice(text=text))
 
 
 async def say_goodbye(node: Node, reason: str) -> None:

@@ -48,49 +48,30 @@ from blake3 import blake3
 from weft.ids import PeerId
 from weft.net.membership import broadcasts, full_mesh
 from weft.net.membership import members as rolls
-from weft.net.membership.full_mesh import (
-    Forgotten,
-    Full,
-    Gone,
-    Heard,
-    Left,
-    LinkLost,
-    New,
-    Recovered,
-    Redial,
-    RedialFailed,
-    Stalled,
-    Suspected,
-    Tick,
-)
 from weft.net.membership.members import Accused, Claim, Correct, Departed, Effect, Lives, Members, Proof, Renew, Spread
 from weft.net.messages import MAX_NEWS
 
 
-class _Frozen(msgspec.Struct, frozen=True):
-    pass
-
-
-class Tie(_Frozen, frozen=True):
+class Tie(msgspec.Struct, frozen=True):
     """How the other side of a link uses it."""
 
     watches_all: bool
     is_kept: bool
 
 
-class Probe(_Frozen, frozen=True):
+class Probe(msgspec.Struct, frozen=True):
     sent_at: float
     asked_at: float | None = None
 
 
-class IndirectProbe(_Frozen, frozen=True):
+class IndirectProbe(msgspec.Struct, frozen=True):
     """To reach a peer for others."""
 
     since: float
     askers: tuple[PeerId, ...]
 
 
-class State(_Frozen, frozen=True, kw_only=True):
+class State(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing in it is ever changed in place."""
 
     members: Members
@@ -121,16 +102,16 @@ class State(_Frozen, frozen=True, kw_only=True):
 # --- inputs, besides Tick, Heard, LinkLost and RedialFailed ---
 
 
-class Linked(_Frozen, frozen=True):
+class Linked(msgspec.Struct, frozen=True):
     peer: PeerId
 
 
-class Tied(_Frozen, frozen=True):
+class Tied(msgspec.Struct, frozen=True):
     peer: PeerId
     tie: Tie
 
 
-class Told(_Frozen, frozen=True):
+class Told(msgspec.Struct, frozen=True):
     """Claims whose signatures hold came from `sender`, or from this process itself (None)."""
 
     sender: PeerId | None
@@ -138,31 +119,31 @@ class Told(_Frozen, frozen=True):
     is_compared: bool = False  # found by anti-entropy: to the others it is no news
 
 
-class Pinged(_Frozen, frozen=True):
+class Pinged(msgspec.Struct, frozen=True):
     peer: PeerId
 
 
-class HelpAsked(_Frozen, frozen=True):
+class HelpAsked(msgspec.Struct, frozen=True):
     """`peer` asks whether `target` can be reached."""
 
     peer: PeerId
     target: PeerId
 
 
-class Helped(_Frozen, frozen=True):
+class Helped(msgspec.Struct, frozen=True):
     """`peer` has heard `target` since it was asked."""
 
     peer: PeerId
     target: PeerId
 
 
-class Silent(_Frozen, frozen=True):
+class Silent(msgspec.Struct, frozen=True):
     """Whoever watches all has not heard `peer` for too long."""
 
     peer: PeerId
 
 
-class Watch(_Frozen, frozen=True):
+class Watch(msgspec.Struct, frozen=True):
     """From now on few links are kept, or all. `present`: who is alive or suspected so far; `gone`: who is gone."""
 
     is_active: bool
@@ -170,81 +151,69 @@ class Watch(_Frozen, frozen=True):
     gone: frozenset[PeerId] = frozenset()
 
 
-Input = Tick | Heard | LinkLost | RedialFailed | Linked | Tied | Told | Pinged | HelpAsked | Helped | Silent | Watch
+Shared = full_mesh.Tick | full_mesh.Heard | full_mesh.LinkLost | full_mesh.RedialFailed  # inputs of both machines
+Input = Shared | Linked | Tied | Told | Pinged | HelpAsked | Helped | Silent | Watch
 
 
 # --- outputs, besides those about members ---
 
 
-class Ping(_Frozen, frozen=True):
+class Ping(msgspec.Struct, frozen=True):
     peer: PeerId
     news: tuple[Proof, ...]
 
 
-class Answer(_Frozen, frozen=True):
+class Answer(msgspec.Struct, frozen=True):
     """`peer` has pinged."""
 
     peer: PeerId
     news: tuple[Proof, ...]
 
 
-class Tell(_Frozen, frozen=True):
+class Tell(msgspec.Struct, frozen=True):
     peer: PeerId
     news: tuple[Proof, ...]
 
 
-class AskHelp(_Frozen, frozen=True):
+class AskHelp(msgspec.Struct, frozen=True):
     peer: PeerId
     target: PeerId
 
 
-class Help(_Frozen, frozen=True):
+class Help(msgspec.Struct, frozen=True):
     """Tell `peer` that `target` was heard."""
 
     peer: PeerId
     target: PeerId
 
 
-class SignLife(_Frozen, frozen=True):
+class SignLife(msgspec.Struct, frozen=True):
     """Sign that this process lives, and say so by `Told`."""
 
     incarnation: int
 
 
-class SignAccusation(_Frozen, frozen=True):
+class SignAccusation(msgspec.Struct, frozen=True):
     life: Lives
 
 
-class Compare(_Frozen, frozen=True):
+class Compare(msgspec.Struct, frozen=True):
     peer: PeerId
 
 
-class Revive(_Frozen, frozen=True):
+class Revive(msgspec.Struct, frozen=True):
     """Try whether `peer`, which is gone, can be reached again; None: anybody who was known once and is forgotten."""
 
     peer: PeerId | None
 
 
-class Keep(_Frozen, frozen=True):
+class Keep(msgspec.Struct, frozen=True):
     peers: tuple[PeerId, ...]
 
 
-Change = New | Suspected | Recovered | Gone | Left | Forgotten | Full
-Output = (
-    Stalled
-    | Redial
-    | Ping
-    | Answer
-    | Tell
-    | AskHelp
-    | Help
-    | SignLife
-    | SignAccusation
-    | Compare
-    | Revive
-    | Keep
-    | Change
-)
+Change = full_mesh.Change | full_mesh.Forgotten | full_mesh.Full
+Message = Ping | Answer | Tell | AskHelp | Help | Compare  # to a peer
+Output = Message | SignLife | SignAccusation | Revive | Keep | full_mesh.Stalled | full_mesh.Redial | Change
 Outputs = tuple[Output, ...]
 
 

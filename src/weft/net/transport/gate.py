@@ -9,16 +9,23 @@ victim for the bound over all comes from the address that holds most, so one cro
 """
 
 import asyncio
-import ipaddress
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
+
+from msgspec import Meta
 
 from weft.errors import PeerError
+from weft.net.transport.address import is_loopback
 from weft.net.transport.base import Accept, Lane, OnDrop, Stream
 from weft.tasks import Tasks
 
 K = TypeVar("K")
+
+# Options of transports that listen.
+HandshakeS = Annotated[float, Meta(gt=0, le=60, description="seconds a connection has to prove its key")]
+MaxHalfOpen = Annotated[int, Meta(ge=1, le=4096, description="connections that have proven no key yet, over all")]
+MaxHalfOpenPerIp = Annotated[int, Meta(ge=1, le=4096, description="the same from one address; loopback is exempt")]
 
 
 class Gate(Generic[K]):
@@ -59,7 +66,7 @@ class Gate(Generic[K]):
 
     def _victim(self, ip: str) -> tuple[K, str] | None:
         held = Counter(self._waiting.values())
-        if not _is_loopback(ip) and held[ip] >= self._max_per_ip:
+        if held[ip] >= self._max_per_ip and not is_loopback(ip):
             return self._oldest_of(ip), f"{held[ip]} connections from {ip} {self._state}; the oldest is dropped"
         if len(self._waiting) >= self._max_total:
             worst = held.most_common(1)[0][0]
@@ -125,10 +132,3 @@ class Handshakes:
             self._on_drop(address, str(error))
         else:
             self._tasks.spawn(accept(stream, lane))
-
-
-def _is_loopback(ip: str) -> bool:
-    try:
-        return ipaddress.ip_address(ip).is_loopback
-    except ValueError:
-        return False

@@ -36,7 +36,7 @@ from weft.keys import Identity
 from weft.net.messages import MAX_ADDRESSES
 from weft.net.transport.address import host_of, reachable_hosts
 from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
-from weft.net.transport.gate import Gate, Handshakes
+from weft.net.transport.gate import Gate, HandshakeS, Handshakes, MaxHalfOpen, MaxHalfOpenPerIp
 from weft.tasks import Tasks
 from weft.wire import Buffer
 
@@ -65,15 +65,9 @@ class IrohConfig(Config, frozen=True, kw_only=True):
         msgspec.Meta(max_length=8, description="URLs of relays this peer may use; without any, connections are direct"),
     ] = ()
     dial_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60, description="seconds a dial may take")] = 5.0
-    handshake_timeout_s: Annotated[
-        float, msgspec.Meta(gt=0, le=60, description="seconds a connection has to prove its key")
-    ] = 10.0
-    max_half_open: Annotated[
-        int, msgspec.Meta(ge=1, le=4096, description="connections that have proven no key yet, over all")
-    ] = 64
-    max_half_open_per_ip: Annotated[
-        int, msgspec.Meta(ge=1, le=4096, description="the same from one address; loopback is exempt")
-    ] = 16
+    handshake_timeout_s: HandshakeS = 10.0
+    max_half_open: MaxHalfOpen = 64
+    max_half_open_per_ip: MaxHalfOpenPerIp = 16
 
 
 class IrohStream:
@@ -88,7 +82,7 @@ class IrohStream:
         self, peer: PeerId, connection: Any, ends: tuple[Any, Any], tasks: Tasks, open_streams: "dict[IrohStream, None]"
     ) -> None:
         self.source = ""
-        self._peer = peer
+        self.peer = peer
         self._connection = connection
         self._writer, self._reader = ends
         self._tasks = tasks
@@ -96,10 +90,6 @@ class IrohStream:
         self._sending = asyncio.Lock()
         self._is_closed = False
         self._waiting: dict[asyncio.Timeout, None] = {}
-
-    @property
-    def peer(self) -> PeerId:
-        return self._peer
 
     async def send(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")

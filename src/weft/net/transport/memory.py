@@ -312,7 +312,7 @@ class MemoryNetwork:
         self._seed = seed
         self._lines: dict[PeerId, tuple[Line, Line]] = {}  # up, down
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
-        self._listening: dict[PeerId, MemoryTransport] = {}
+        self.listening: dict[PeerId, MemoryTransport] = {}
 
     def transport(self, peer: PeerId) -> "MemoryTransport":
         """Return a transport through which `peer` takes part, at first or after it was killed."""
@@ -346,30 +346,10 @@ class MemoryNetwork:
 
         Args:
             up_bps: bits per second that it can send; None: any.
-            delay_s: one way, as are jitter and loss: those of `set_link`.
+            delay_s: one way, as are jitter and loss: those of a link.
         """
         for line, bandwidth_bps in zip(self.lines(peer), (up_bps, down_bps), strict=True):
             line.bandwidth_bps, line.delay_s, line.jitter_s, line.loss = bandwidth_bps, delay_s, jitter_s, loss
-
-    def set_link(
-        self,
-        a: PeerId,
-        b: PeerId,
-        *,
-        delay_s: float = 0.0,
-        bandwidth_bps: float | None = None,
-        jitter_s: float = 0.0,
-        loss: float = 0.0,
-    ) -> None:
-        """Change the link between `a` and `b` in both directions, for what is sent from now on.
-
-        Args:
-            jitter_s: what is sent is late by up to so much.
-            loss: share of the packets, 0 to 1, that have to be sent again.
-        """
-        for one_way in (self.link(a, b), self.link(b, a)):
-            own = one_way.own
-            own.bandwidth_bps, own.delay_s, own.jitter_s, own.loss = bandwidth_bps, delay_s, jitter_s, loss
 
     def partition(self, a: PeerId, b: PeerId) -> None:
         """Let nothing pass between `a` and `b`: streams fall silent, dials time out."""
@@ -385,19 +365,14 @@ class MemoryNetwork:
 
         Those behind a partition do not hear of it. The peer comes back with a new `transport`.
         """
-        transport = self._listening.pop(peer, None)
+        transport = self.listening.pop(peer, None)
         if transport is not None:
             transport.reset()
 
-    def _listener(self, peer: PeerId) -> "MemoryTransport | None":
-        return self._listening.get(peer)
-
-    def _listen(self, transport: "MemoryTransport") -> None:
-        self._listening[transport.peer] = transport
-
-    def _forget(self, transport: "MemoryTransport") -> None:
-        if self._listening.get(transport.peer) is transport:
-            del self._listening[transport.peer]
+    def forget(self, transport: "MemoryTransport") -> None:
+        """Let no dial reach `transport` any more."""
+        if self.listening.get(transport.peer) is transport:
+            del self.listening[transport.peer]
 
 
 class MemoryTransport:
@@ -416,7 +391,7 @@ class MemoryTransport:
     async def start(self, accept: Accept) -> tuple[str, ...]:
         self._accept = accept
         self._context = copy_context()
-        self._network._listen(self)
+        self._network.listening[self.peer] = self
         return (SCHEME + self.peer,)
 
     async def dial(self, peer: PeerId, address: str, lane: Lane) -> "MemoryStream":
@@ -428,7 +403,7 @@ class MemoryTransport:
             await asyncio.sleep(DIAL_TIMEOUT_S)
             raise DialError(f"{address} did not answer within {DIAL_TIMEOUT_S:g} s")
         await asyncio.sleep(outward.delay_s + homeward.delay_s)
-        listener = self._network._listener(target)
+        listener = self._network.listening.get(target)
         if listener is None:
             raise DialError(f"nothing listens at {address}")
         if target != peer:
@@ -441,7 +416,7 @@ class MemoryTransport:
 
     async def aclose(self) -> None:
         self._end = self._end or "this transport is closed"
-        self._network._forget(self)
+        self._network.forget(self)
         await self._tasks.aclose()
         for stream in list(self._streams):
             await stream.close()
@@ -464,15 +439,11 @@ class MemoryStream:
 
     def __init__(self, peer: PeerId, outgoing: Pipe, incoming: Pipe, owner: MemoryTransport, source: str = "") -> None:
         self.source = source
-        self._peer = peer
+        self.peer = peer
         self._outgoing = outgoing
         self._incoming = incoming
         self._owner = owner
         self._sending = asyncio.Lock()
-
-    @property
-    def peer(self) -> PeerId:
-        return self._peer
 
     async def send(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
@@ -486,7 +457,7 @@ class MemoryStream:
 
     async def close(self) -> None:
         if self._release():
-            closed_here = f"stream to {short(self._peer)} was closed on this side"
+            closed_here = f"stream to {short(self.peer)} was closed on this side"
             self._outgoing.end(closed_here)
             self._incoming.abandon(closed_here, farewell="stream was closed by the peer")
 

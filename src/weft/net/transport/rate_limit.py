@@ -170,18 +170,11 @@ class Valve:
 
 class ThrottledStream:
     def __init__(self, stream: Stream, lane: Lane, valve: Valve) -> None:
+        self.peer, self.source = stream.peer, stream.source
         self._stream = stream
         self._lane: Lane = lane
         self._valve = valve
         self._sending = asyncio.Lock()  # what one call sends stays in one piece
-
-    @property
-    def peer(self) -> PeerId:
-        return self._stream.peer
-
-    @property
-    def source(self) -> str:
-        return self._stream.source
 
     async def send(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")

@@ -27,7 +27,7 @@ from weft.keys import Identity
 from weft.net.transport import tcp, tls_handshake
 from weft.net.transport.address import join_address, reachable_hosts, split_address
 from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
-from weft.net.transport.gate import Gate, Handshakes
+from weft.net.transport.gate import Gate, HandshakeS, Handshakes, MaxHalfOpen, MaxHalfOpenPerIp
 from weft.net.transport.tcp import Proxy
 from weft.net.transport.tls_certificate import client_context, make_certificate, server_context
 from weft.net.transport.tls_stream import InLoop, InThreads, TlsStream
@@ -64,15 +64,9 @@ class TlsConfig(Config, frozen=True, kw_only=True):
     proxy_password: Annotated[
         str, msgspec.Meta(pattern=r"^[^\x00-\x1f]*\Z", description="its password, in clear to the proxy")
     ] = ""
-    handshake_timeout_s: Annotated[
-        float, msgspec.Meta(gt=0, le=60, description="seconds a connection has to prove its key")
-    ] = 10.0
-    max_half_open: Annotated[
-        int, msgspec.Meta(ge=1, le=4096, description="connections that have proven no key yet, over all")
-    ] = 64
-    max_half_open_per_ip: Annotated[
-        int, msgspec.Meta(ge=1, le=4096, description="the same from one address; loopback is exempt")
-    ] = 16
+    handshake_timeout_s: HandshakeS = 10.0
+    max_half_open: MaxHalfOpen = 64
+    max_half_open_per_ip: MaxHalfOpenPerIp = 16
     bulk_threads: Annotated[
         int, msgspec.Meta(ge=1, le=64, description="threads that encrypt and copy bulk bytes, for all streams together")
     ] = 4
@@ -204,10 +198,8 @@ class TlsTransport:
         try:
             return tls_handshake.read_preamble(first)
         except tls_handshake.NotWeft:
-            with suppress(OSError):
-                connection.send(
-                    tls_handshake.preamble("control")
-                )  # no TLS, so it learns at once that this leads nowhere
+            with suppress(OSError):  # no TLS, so it learns at once that this leads nowhere
+                connection.send(tls_handshake.preamble("control"))
             raise
 
     def _wrap(self, connection: socket.socket, context: ssl.SSLContext, *, is_server: bool) -> TlsStream:

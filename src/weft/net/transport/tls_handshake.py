@@ -98,7 +98,14 @@ async def introduce(stream: SecureStream, peer: PeerId, signer: Signer, lane: La
         if found != peer:
             raise PeerError(f"{short(found)} answers there, not {short(peer)}; nothing was sent")
         stream.peer = peer
-        await prove_client(stream, signer, digest(certificate or b""), lane)
+        challenge = await _receive(stream, Challenge)
+        if len(challenge.nonce) != NONCE_NBYTES:
+            raise PeerError(f"its challenge has {len(challenge.nonce)} bytes instead of {NONCE_NBYTES}")
+        proof = ClientProof(certificate=digest(certificate or b""), nonce=challenge.nonce, lane=lane)
+        await write_frame(stream, encode(seal(signer, proof)))
+        answer = await _receive(stream, Welcome)
+        if answer.peer != signer.peer:
+            raise PeerError("it welcomes somebody else")
     except BaseException:
         stream.abort()
         raise
@@ -116,7 +123,7 @@ async def admit(stream: SecureStream, certificate: Digest, lane: Lane) -> None:
     try:
         await stream.handshake()
         stream.peer = await verify_client(stream, certificate, lane)
-        await welcome(stream, stream.peer)
+        await write_frame(stream, encode(Welcome(peer=stream.peer)))
     except BaseException:
         stream.abort()
         raise
@@ -140,26 +147,6 @@ async def verify_client(stream: Stream, certificate: Digest, lane: Lane) -> Peer
     if proof.certificate != certificate or proof.lane != lane:
         raise PeerError("its proof was made for another connection")
     return signed.signer
-
-
-async def welcome(stream: Stream, peer: PeerId) -> None:
-    await write_frame(stream, encode(Welcome(peer=peer)))
-
-
-async def prove_client(stream: Stream, signer: Signer, certificate: Digest, lane: Lane) -> None:
-    """Prove `signer`'s key to the server whose certificate has that digest.
-
-    Raises:
-        PeerError: the server breaks the protocol or hangs up.
-    """
-    challenge = await _receive(stream, Challenge)
-    if len(challenge.nonce) != NONCE_NBYTES:
-        raise PeerError(f"its challenge has {len(challenge.nonce)} bytes instead of {NONCE_NBYTES}")
-    proof = ClientProof(certificate=certificate, nonce=challenge.nonce, lane=lane)
-    await write_frame(stream, encode(seal(signer, proof)))
-    answer = await _receive(stream, Welcome)
-    if answer.peer != signer.peer:
-        raise PeerError("it welcomes somebody else")
 
 
 async def _receive(stream: Stream, kind: type[Record]) -> Any:

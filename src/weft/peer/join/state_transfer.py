@@ -47,8 +47,7 @@ from weft.peer.state.legacies import FORK, Legacies
 from weft.peer.state.replica import Replica
 from weft.peer.state.state_client import MAX_DONORS, Offered, StateClient, joined, most_offered
 from weft.progress import Meter
-from weft.store.chunks import chunks, index_of, state_index
-from weft.store.partial import Partial, drop
+from weft.store.chunks import Partial, chunks, drop, index_of, state_index
 from weft.sync.merge.sharded import gathered
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest

@@ -16,7 +16,7 @@ from weft.ids import Attempt, BranchId, PeerId
 from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.messages import Decision, Gathered, Letter, StandingNote
-from weft.store.votes import Votes
+from weft.store.journal import Votes
 from weft.sync.records.messages import AnyRoundMessage, Base, Collect, RoundNote
 from weft.sync.round import round as machine
 from weft.sync.round.machine import Input, Noticed, Output, Received, Rerouted, State, Status, TimedOut

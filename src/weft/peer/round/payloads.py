@@ -346,7 +346,9 @@ class Payloads:
         return known if is_whole else None
 
     async def _from_any(self, holders: Sequence[PeerId], wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
-        return await first_of(holders, lambda peer: self._fetch(peer, wanted, nbytes, limit_s), f"blob {short(wanted)}")
+        return await first_of(
+            holders, lambda peer: self._fetch(peer, wanted, nbytes, limit_s), lambda: f"blob {short(wanted)}"
+        )
 
     async def _result(self, round: Round, wanted: Digest, num: int, holders: Sequence[PeerId]) -> Buffer:
         codec = self._reply_codec(round)

@@ -6,7 +6,7 @@
     pull        its chunks, from everybody who offers it, each to all its places as it comes
 
 After a commit replicas are equal, and so are the digests of their chunks. `Ranking` says whom to ask first. What is to
-outlive this process (`weft.store.partial`, `weft.anchor.disk`) is pulled by digest (`weft.net.multi_source`).
+outlive this process (`weft.store.chunks`, `weft.anchor.disk`) is pulled by digest (`weft.net.multi_source`).
 
 Failure:
 - some of those asked do not answer, lie or vanish: the others do. All do: PeerError says what each answered.
@@ -123,7 +123,7 @@ class StateClient:
             data = await self._node.fetch_small(donor, wanted, MAX_INDEX_NBYTES)
             return decode(data, StateIndex, max_nbytes=MAX_INDEX_NBYTES)  # type: ignore[no-any-return]
 
-        return await first_of(donors, fetch, "the index of its state")
+        return await first_of(donors, fetch, lambda: "the index of its state")
 
     async def pull(
         self,

@@ -48,7 +48,7 @@ class DelayedNesterovConfig(Config, frozen=True, kw_only=True, tag_field="type",
 
     lr: _Rate = 0.6
     momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
-    delay: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="outer steps: as many as there are peers")] = 4
+    delay: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="rounds: as many as there are peers")] = 4
     activation: Annotated[float, msgspec.Meta(ge=0, le=1, description="share of the momentum in every step")] = 0.0
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ OptimizerConfig = AdamWConfig | MuonConfig | InnerSgdConfig
 Send = Literal["gradient", "delta", "weights", "difference", "delta+weights"]
 MIN_GAP = 1e-3  # after a thousand rounds a third of a difference would be left
 GOSSIPED: tuple[Send, ...] = ("weights", "difference", "delta+weights")
-Every = Annotated[int, msgspec.Meta(ge=1, le=100_000, description="inner steps between synchronisations")]
+Every = Annotated[int, msgspec.Meta(ge=1, le=100_000, description="training steps between synchronisations")]
 Lr = Annotated[float, msgspec.Meta(gt=0, le=10, description="outer learning rate")]
 Momentum = Annotated[float, msgspec.Meta(ge=0, lt=1, description="outer momentum")]
 
@@ -199,7 +199,7 @@ class GraphConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="grap
 AmongConfig = Literal["all"] | SampleConfig | GraphConfig
 
 Proximal = Annotated[
-    float, msgspec.Meta(ge=0, le=100, description="pull of inner steps towards the outer parameters; 0: none")
+    float, msgspec.Meta(ge=0, le=100, description="pull of training steps towards the last round's parameters; 0: none")
 ]
 
 
@@ -216,7 +216,9 @@ Tune = Annotated[
 Fragments = Annotated[
     int, msgspec.Meta(ge=1, le=1024, description="pieces of the model, of which each round synchronises the next one")
 ]
-Overlap = Annotated[int, msgspec.Meta(ge=0, le=100_000, description="inner steps made while a round is decided: tau")]
+Overlap = Annotated[
+    int, msgspec.Meta(ge=0, le=100_000, description="training steps made while a round is decided: tau")
+]
 Mix = Annotated[
     float, msgspec.Meta(ge=0, lt=1, description="share of its own parameters that a member keeps after a round: alpha")
 ]

@@ -14,8 +14,7 @@ import psutil
 import pytest
 import torch
 
-from weft.cli.demo.end import finished_run, judge, read_report
-from weft.cli.demo.run import Wishes, prepare, run_demo, with_tokens
+from weft.cli.demo.run import Wishes, finished_run, judge, prepare, read_report, run_demo, with_tokens
 from weft.cli.demo.swarm import PeerFailed, Swarm
 from weft.cli.plan import speed_here as here
 from weft.cli.plan.speed_here import tokens_in, usual_s

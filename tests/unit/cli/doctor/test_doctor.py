@@ -12,8 +12,7 @@ import pytest
 
 from unit.cli.small import Weft
 from weft.cli.doctor import findings
-from weft.cli.doctor import torch as findings_torch
-from weft.cli.doctor.finding import Finding
+from weft.cli.doctor.findings import Finding
 from weft.clock import SystemClock
 
 
@@ -112,10 +111,10 @@ def test_a_card_that_torch_cannot_use_comes_with_the_fix(monkeypatch: pytest.Mon
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(findings_torch, "_nvidia_card", lambda: "NVIDIA H200")
+    monkeypatch.setattr(findings, "_nvidia_card", lambda: "NVIDIA H200")
     for cuda, fix in ((None, "torch"), ("13.0", "driver")):
         monkeypatch.setattr(torch.version, "cuda", cuda)
-        found = [each for each in findings_torch.check_torch() if each.topic == "gpu"]
+        found = [each for each in findings.check_torch() if each.topic == "gpu"]
         assert only(found).level == "note"
         assert "H200" in only(found).text
         assert fix in only(found).fix
@@ -132,4 +131,4 @@ def test_a_build_without_code_for_the_card_is_noted(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _number: "H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _number: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _number: (1, 2))
-    assert only(list(findings_torch._check_cuda("torch"))).level == level
+    assert only(list(findings._check_cuda("torch"))).level == level

@@ -79,7 +79,7 @@ def test_what_has_no_effect_is_32_and_says_why(weft: Weft, run: Member, key: Pat
     assert run.seen(ActRefused)
     with open_identity(tmp_path / "other.pem", create=True):
         other = ("--key", tmp_path / "other.pem")
-    said = refused(weft, 32, "no steward of this run", "act", "remove", run.id, *other, *to(run))
+    said = refused(weft, 32, "which may not change this run", "act", "remove", run.id, *other, *to(run))
     assert "Stewards: " in said
     refused(weft, 32, "only members vote", "act", "vote-out", run.id, *other, *to(run))
 

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from lines import set_link
 from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, WireError
 from weft.events import ConnectionDropped
 from weft.ids import Digest
@@ -214,7 +215,7 @@ def test_holder_that_falls_silent_is_given_up(world):
         a, b = await world.started(2)
         blob = some_bytes(5 * MIB)
         b.serve_blobs(shelf(blob))
-        world.network.set_link(a.peer, b.peer, delay_s=0.01, bandwidth_bps=8e6)
+        set_link(world.network, a.peer, b.peer, delay_s=0.01, bandwidth_bps=8e6)
         fetching = asyncio.create_task(a.fetch(b.peer, digest(blob), bytearray(len(blob)), stall_s=3.0))
         await asyncio.sleep(2)
         world.network.partition(a.peer, b.peer)
@@ -230,7 +231,7 @@ def test_slow_holder_is_waited_for(world):
         a, b = await world.started(2)
         blob = some_bytes(5 * MIB)
         b.serve_blobs(shelf(blob))
-        world.network.set_link(a.peer, b.peer, delay_s=0.1, bandwidth_bps=1e6)
+        set_link(world.network, a.peer, b.peer, delay_s=0.1, bandwidth_bps=1e6)
         await a.fetch(b.peer, digest(blob), bytearray(len(blob)), stall_s=3.0)
         assert world.clock.now() > 40
 
@@ -242,7 +243,7 @@ def test_one_of_many_streams_over_a_slow_uplink_is_not_cut(world):
         a, b = await world.started(2)
         blob = some_bytes(5 * MIB // 2)
         b.serve_blobs(shelf(blob))
-        world.network.set_link(b.peer, a.peer, delay_s=0.02, bandwidth_bps=SLOWEST_STREAM_BPS)
+        set_link(world.network, b.peer, a.peer, delay_s=0.02, bandwidth_bps=SLOWEST_STREAM_BPS)
         await a.fetch(b.peer, digest(blob), bytearray(len(blob)), stall_s=60.0)  # for the memory network's chunks
         assert world.clock.now() > 8 * len(blob) / SLOWEST_STREAM_BPS
 
@@ -254,7 +255,7 @@ def test_holder_that_dies_in_the_middle_is_a_peer_error(world):
         a, b = await world.started(2)
         blob = some_bytes(5 * MIB)
         b.serve_blobs(shelf(blob))
-        world.network.set_link(a.peer, b.peer, delay_s=0.01, bandwidth_bps=8e6)
+        set_link(world.network, a.peer, b.peer, delay_s=0.01, bandwidth_bps=8e6)
         fetching = asyncio.create_task(a.fetch(b.peer, digest(blob), bytearray(len(blob))))
         await asyncio.sleep(2)
         world.network.kill(b.peer)
@@ -270,7 +271,7 @@ def test_fetch_given_up_leaves_no_half_used_stream(world):
         a, b = await world.started(2)
         blob, small = some_bytes(5 * MIB), some_bytes(10)
         b.serve_blobs(shelf(blob, small))
-        world.network.set_link(a.peer, b.peer, delay_s=0.01, bandwidth_bps=8e7)
+        set_link(world.network, a.peer, b.peer, delay_s=0.01, bandwidth_bps=8e7)
         fetching = asyncio.create_task(a.fetch(b.peer, digest(blob), bytearray(len(blob))))
         await asyncio.sleep(0.3)
         fetching.cancel()
@@ -488,7 +489,7 @@ def test_a_path_that_loses_packets_is_crossed_on_several_streams(world, monkeypa
     async def scenario():
         a, b = await world.started(2)
         for one, other in ((a, b), (b, a)):
-            world.network.set_link(one.peer, other.peer, delay_s=0.04, bandwidth_bps=50e6, loss=0.01)
+            set_link(world.network, one.peer, other.peer, delay_s=0.04, bandwidth_bps=50e6, loss=0.01)
         blob = some_bytes(16 * MIB + 12_345)
         b.serve_blobs(shelf(blob))
         monkeypatch.setattr(striped, "MAX_STREAMS", 1)
@@ -508,7 +509,7 @@ def test_where_more_streams_gain_nothing_they_are_not_opened(world):
         a, b = await world.started(2)
         blob = some_bytes(40 * MIB)
         for one, other in ((a, b), (b, a)):
-            world.network.set_link(one.peer, other.peer, delay_s=0.02, bandwidth_bps=20e6)
+            set_link(world.network, one.peer, other.peer, delay_s=0.02, bandwidth_bps=20e6)
         b.serve_blobs(shelf(blob))
         took_s = await fetch_timed(world, a, b.peer, blob)
         assert took_s < 1.05 * 8 * len(blob) / 20e6  # no pause between ranges
@@ -521,7 +522,7 @@ def test_a_large_blob_that_comes_soon_needs_one_stream(world):
     async def scenario():
         a, b = await world.started(2)
         blob = some_bytes(9 * MIB + 1)
-        world.network.set_link(b.peer, a.peer, delay_s=0.1, bandwidth_bps=100e6)
+        set_link(world.network, b.peer, a.peer, delay_s=0.1, bandwidth_bps=100e6)
         b.serve_blobs(shelf(blob))
         await fetch_timed(world, a, b.peer, blob)
         assert b._blobs._num_accepted[a.peer] == 1
@@ -534,7 +535,7 @@ def test_streams_that_break_cost_only_what_was_asked_on_them(world, num_broken):
     async def scenario():
         a, b = await world.started(2)
         blob = some_bytes(24 * MIB)
-        world.network.set_link(b.peer, a.peer, delay_s=0.04, bandwidth_bps=50e6, loss=0.01)
+        set_link(world.network, b.peer, a.peer, delay_s=0.04, bandwidth_bps=50e6, loss=0.01)
         b.serve_blobs(shelf(blob))
         opened = []
         plain = a._blobs.streams._open

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lines import set_link
 from weft.clock import VirtualClock
 from weft.errors import DialError, PeerError
 from weft.ids import PeerId
@@ -127,7 +128,7 @@ def test_a_small_frame_need_not_wait_for_a_large_transfer() -> None:
 
 def test_a_link_can_be_set_by_itself() -> None:
     network = MemoryNetwork(delay_s=0.1)
-    network.set_link(A, B, delay_s=1.0)
+    set_link(network, A, B, delay_s=1.0)
 
     async def scenario(town: Town) -> None:
         await town.connect(A, B)
@@ -171,7 +172,7 @@ def test_what_two_send_to_a_peer_shares_its_line_down() -> None:
 
 def test_jitter_delays_and_keeps_order() -> None:
     network = MemoryNetwork()
-    network.set_link(A, B, delay_s=0.1, jitter_s=0.3)
+    set_link(network, A, B, delay_s=0.1, jitter_s=0.3)
 
     async def scenario(town: Town) -> list[float]:
         near, far = await town.connect(A, B)
@@ -193,7 +194,7 @@ def test_jitter_delays_and_keeps_order() -> None:
 
 def test_a_lost_packet_is_late_by_a_timeout() -> None:
     network = MemoryNetwork()
-    network.set_link(A, B, delay_s=0.01, loss=0.05)
+    set_link(network, A, B, delay_s=0.01, loss=0.05)
 
     async def scenario(town: Town) -> list[float]:
         near, far = await town.connect(A, B)
@@ -213,7 +214,7 @@ def test_a_lost_packet_is_late_by_a_timeout() -> None:
 def test_a_stream_over_a_lossy_link_is_slow_and_two_are_twice_as_fast() -> None:
     def took_s(num_streams: int) -> float:
         network = MemoryNetwork()
-        network.set_link(A, B, delay_s=0.05, bandwidth_bps=1e8, loss=0.01)
+        set_link(network, A, B, delay_s=0.05, bandwidth_bps=1e8, loss=0.01)
 
         async def scenario(town: Town) -> list[float]:
             return await asyncio.gather(*(bring(town, A, B, 4_000_000 // num_streams) for _ in range(num_streams)))
@@ -231,7 +232,7 @@ def test_order_holds_when_a_link_becomes_faster() -> None:
     async def scenario(town: Town) -> bytes:
         near, far = await town.connect(A, B)
         await near.send(b"first")
-        network.set_link(A, B, delay_s=0.0)
+        set_link(network, A, B, delay_s=0.0)
         await near.send(b"second")
         first = await receive(far, 5)
         assert asyncio.get_running_loop().time() == pytest.approx(2.0 + 1.0)  # to connect, and its own delay
@@ -402,7 +403,7 @@ def test_two_runs_are_the_same() -> None:
 
     def log(seed: int) -> list[tuple[float, str, int]]:
         network = MemoryNetwork(delay_s=0.01, bandwidth_bps=1e7, seed=seed)
-        network.set_link(A, C, delay_s=0.02, bandwidth_bps=1e7, jitter_s=0.01, loss=0.001)
+        set_link(network, A, C, delay_s=0.02, bandwidth_bps=1e7, jitter_s=0.01, loss=0.001)
         log: list[tuple[float, str, int]] = on_virtual_time(scenario, network)[0]
         return log
 

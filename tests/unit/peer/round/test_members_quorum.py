@@ -12,7 +12,7 @@ from weft.ids import Attempt, BranchId, PeerId, Round, RunId
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.messages import StandingNote
 from weft.peer.round.members import Quorum
-from weft.store.votes import Votes
+from weft.store.journal import Votes
 from weft.sync.round import round
 from weft.sync.round.machine import State, replace
 from weft.sync.round.rules import Durable, leader

@@ -11,7 +11,7 @@ import pytest
 from model.world import first_base
 from weft.errors import CheckpointError, DiskFull
 from weft.ids import Attempt, BranchId, Round
-from weft.store.votes import MAX_LEFT, SLOT_NBYTES, Votes
+from weft.store.journal import MAX_LEFT, SLOT_NBYTES, Votes
 from weft.sync.round.rules import Durable
 
 

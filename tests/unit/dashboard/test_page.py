@@ -8,8 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from unit.dashboard.test_history import A, B, commit, said, started, step
-from weft.dashboard.page.app import COOKIE, make_app
-from weft.dashboard.page.feed import Feed
+from weft.dashboard.page import COOKIE, Feed, make_app
 from weft.events import ConnectionDropped, LinkUp, Notice
 
 TOKEN = "ab" * 16

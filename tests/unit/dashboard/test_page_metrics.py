@@ -9,7 +9,7 @@ import pytest
 
 from example import EXAMPLES
 from unit.dashboard.test_history import A, B, commit, history, said, started, step
-from weft.dashboard.page.metrics import metrics_of
+from weft.dashboard.page import metrics_of
 from weft.dashboard.view import About
 from weft.events import Evaluated
 from weft.ids import Round, Tokens

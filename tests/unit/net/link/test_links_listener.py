@@ -8,7 +8,7 @@ import pytest
 from weft.clock import VirtualClock
 from weft.errors import PeerError
 from weft.ids import PeerId
-from weft.net.link.dialer import Listener
+from weft.net.link.links import Listener
 from weft.net.transport.base import Stream
 from weft.net.transport.memory import MemoryNetwork
 
@@ -25,7 +25,7 @@ def test_a_stream_whose_taker_fails_is_closed(error: Exception) -> None:
             raise error
 
         transport = network.transport(B)
-        listener = Listener(Mock(), links, Mock(), Mock(), Mock(), fail)
+        listener = Listener(Mock(), links, Mock(), Mock(), fail)
         await transport.start(listener.accept(transport))
         stream = await network.transport(A).dial(B, f"memory://{B}", "bulk")
         assert await stream.recv_into(memoryview(bytearray(1))) == 0
