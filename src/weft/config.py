@@ -8,7 +8,6 @@ types are walked again beside the file to say which file, which field, what was 
 import difflib
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ import msgspec
 import tomli_w
 from msgspec import inspect
 
+from weft import reading
 from weft.errors import ConfigError
 
 C = TypeVar("C", bound=msgspec.Struct)
@@ -49,13 +49,14 @@ def load_tree(path: Path) -> dict[str, Any]:
         ConfigError: missing, unreadable or not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return reading.toml_of(path.read_bytes())
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file. `weft train --help` shows how to start one from a recipe.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}. A run file is TOML in UTF-8.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}.") from None
+        raise ConfigError(f"{path}: no such file. Relative paths start from {_here()}.") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}. A TOML file is needed.") from error
+    except ValueError as error:
+        kind = reading.what_else(path.read_bytes()[: reading.HEAD_NBYTES])
+        raise ConfigError(f"{path} is {kind}." if kind else f"{path}: not valid TOML: {error}.") from None
 
 
 def from_tree(tree: dict[str, Any], kind: type[C], *, where: str) -> C:
@@ -90,9 +91,11 @@ def replace_field(tree: dict[str, Any], dotted: str, value: Any) -> None:
     """Set `section.field` in parsed TOML: how a command-line `--set section.field=value` beats the file.
 
     Raises:
-        ConfigError: `section` is a plain value in the file.
+        ConfigError: `section` is a plain value in the file, or the name leads deeper than any settings.
     """
     *sections, field = dotted.split(".")
+    if len(sections) > reading.MAX_DEPTH:
+        raise ConfigError(f"--set {dotted[:_MAX_SHOWN]}...: names {len(sections)} sections, one inside the other.")
     for section in sections:
         tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
@@ -301,6 +304,13 @@ def _unbounded(kind: inspect.Type, place: str) -> Iterator[str]:
 
 def _first(faults: Iterator[str | None]) -> str | None:
     return next((fault for fault in faults if fault is not None), None)
+
+
+def _here() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return "the folder where weft was started, which is gone"
 
 
 def _join(place: str, name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 import weft
+from weft.cli import streams
 from weft.cli.demo import demo
 from weft.cli.doctor import doctor
 from weft.cli.failure import explain, explain_usage
@@ -27,10 +28,8 @@ _USAGE: type[BaseException] = typer.BadParameter.__mro__[1]  # UsageError, which
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a model may write what a terminal cannot show
-            stream.reconfigure(errors="replace")
-    sys.exit(run(sys.argv[1:]))
+    streams.prepare()
+    sys.exit(streams.finished(run(sys.argv[1:])))
 
 
 def run(arguments: Sequence[str]) -> int:

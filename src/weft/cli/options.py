@@ -20,6 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft import reading
 from weft.errors import ConfigError, DataError
 from weft.events import CountedThrough, Emit, Entry, Notice, PeerStarted, RoundCommitted, StepDone
 from weft.ids import PeerId
@@ -130,7 +131,20 @@ def ticket_text(given: str) -> str:
     """Return the ticket that a command is given; "-" reads it from standard input."""
     from weft.net.ticket import MAX_CHARS
 
-    return sys.stdin.readline(MAX_CHARS + 1) if given == "-" else given
+    return line_of_input(MAX_CHARS + 1) if given == "-" else given
+
+
+def line_of_input(max_chars: int) -> str:
+    """Return the first line of standard input without a byte order mark, whatever wrote it there."""
+    raw = getattr(sys.stdin, "buffer", None)
+    if raw is None:
+        return sys.stdin.readline(max_chars)
+    line = raw.readline(4 * max_chars)
+    encoding, num_skipped = reading.encoding_of(line)
+    if encoding == "utf-16-le" and line.endswith(b"\n"):
+        line += raw.read(1)  # the other half of the line's end
+    text: str = line[num_skipped:].decode(encoding, errors="replace")
+    return text[:max_chars]
 
 
 Command = Callable[..., None]

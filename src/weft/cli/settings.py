@@ -4,7 +4,6 @@ Arguments beat files, files beat defaults. An error names the option, or the fil
 train, join and anchor share are spelled out once, here.
 """
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft import reading
 from weft.cli.options import nbytes, rate_bps
 from weft.config import from_tree, load_tree, replace_field
 from weft.errors import ConfigError
@@ -232,6 +232,6 @@ def _blamed(changes: Sequence[str], fault: str) -> str:
 def toml_value(text: str) -> Any:
     """Return what `text` means in TOML; what is no TOML value is itself: --set model.size=tiny needs no quotes."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+        return reading.toml_of(f"value = {text}")["value"]
+    except (ValueError, KeyError):
         return text
