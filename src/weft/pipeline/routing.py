@@ -41,8 +41,7 @@ ALPHA = 0.1  # of the newest measurement, as SWARM's (2301.11913)
 class Pace:
     """Of one peer."""
 
-    def __init__(self, alpha: float = ALPHA) -> None:
-        self._alpha = alpha
+    def __init__(self) -> None:
         self._sum = 0.0
         self._weight = 0.0  # 1 - (1 - a)^k
 
@@ -57,8 +56,8 @@ class Pace:
 
     def measured(self, seconds_per_unit: float) -> None:
         """Take one more measurement up."""
-        self._sum += self._alpha * (seconds_per_unit - self._sum)
-        self._weight += self._alpha * (1.0 - self._weight)
+        self._sum += ALPHA * (seconds_per_unit - self._sum)
+        self._weight += ALPHA * (1.0 - self._weight)
 
 
 FIRST_S = 1.0  # per unit of work, while nobody's pace is known
@@ -75,15 +74,10 @@ class Failure(Enum):
     BUSY = (0.1, 5.0)  # it has as much as it takes
     UNREACHABLE = (2.0, 60.0)
     ERROR = (10.0, 600.0)  # it answered that it could not
-    WRONG = (math.inf, math.inf)  # it answered what cannot be
 
-    @property
-    def first_s(self) -> float:
-        return self.value[0]
-
-    @property
-    def most_s(self) -> float:
-        return self.value[1]
+    def __init__(self, first_s: float, most_s: float) -> None:
+        self.first_s = first_s
+        self.most_s = most_s
 
 
 @dataclass(frozen=True)
@@ -168,14 +162,13 @@ class Router:
         if not free:
             return None
         peer = min(free, key=self._turn)
-        self._turn_s = max(self._turn_s, self._accounts[peer].total_s)
-        return self._charged(peer, units, now)
-
-    def reserve_at(self, peer: PeerId, units: float, now: float) -> Reserved | None:
-        """Charge this peer, which has what the work needs; None: it is gone, or cannot take it just now."""
-        if peer not in self._accounts or not self._is_free(peer, now):
-            return None
-        return self._charged(peer, units, now)
+        account = self._accounts[peer]
+        self._turn_s = max(self._turn_s, account.total_s)
+        warmth = WARM_COST if account.num_turns < WARM_TURNS else 1.0
+        charge_s = units * warmth * self.pace_of(peer)
+        account.total_s += charge_s
+        account.num_turns += 1
+        return Reserved(peer, units, charge_s, now)
 
     def _is_free(self, peer: PeerId, now: float) -> bool:
         account = self._accounts[peer]
@@ -187,14 +180,6 @@ class Router:
     def _turn(self, peer: PeerId) -> tuple[float, str]:
         account = self._accounts[peer]
         return account.total_s + account.rtt_s, account.tie
-
-    def _charged(self, peer: PeerId, units: float, now: float) -> Reserved:
-        account = self._accounts[peer]
-        warmth = WARM_COST if account.num_turns < WARM_TURNS else 1.0
-        charge_s = units * warmth * self.pace_of(peer)
-        account.total_s += charge_s
-        account.num_turns += 1
-        return Reserved(peer, units, charge_s, now)
 
     def pace_of(self, peer: PeerId) -> float:
         """Return the seconds that a unit of work takes a peer; the median of the others', where that is not known."""
@@ -211,27 +196,16 @@ class Router:
 
     def settled(self, reserved: Reserved, now: float) -> None:
         """Take a receipt up: the work is done."""
-        account = self._of(reserved)
-        if account is None:
-            return
-        took_s = max(now - max(reserved.sent_at, account.busy_until), LEAST_S * reserved.units)
-        account.total_s += took_s - reserved.charge_s
-        account.pace.measured(took_s / reserved.units)
-        account.busy_until, account.num_failed = now, 0
+        if (account := self._accounts.get(reserved.peer)) is not None:
+            took_s = max(now - max(reserved.sent_at, account.busy_until), LEAST_S * reserved.units)
+            account.total_s += took_s - reserved.charge_s
+            account.pace.measured(took_s / reserved.units)
+            account.busy_until, account.num_failed = now, 0
 
     def failed(self, reserved: Reserved, why: Failure, now: float) -> None:
         """Take it up that the work was not done, or that nobody knows."""
-        account = self._of(reserved)
-        if account is None:
-            return
-        account.total_s -= reserved.charge_s
-        pause_s = min(why.first_s * 2.0 ** min(account.num_failed, 64), why.most_s)
-        account.barred_until = max(account.barred_until or now, now + pause_s)
-        account.num_failed += why is not Failure.QUEUED
-
-    def _of(self, reserved: Reserved) -> _Account | None:
-        return self._accounts.get(reserved.peer)
-
-    def free_at(self, now: float) -> float:
-        """Return when somebody can take work that nobody takes now; infinity: when somebody else comes."""
-        return max(now, min((each.barred_until or now for each in self._accounts.values()), default=math.inf))
+        if (account := self._accounts.get(reserved.peer)) is not None:
+            account.total_s -= reserved.charge_s
+            pause_s = min(why.first_s * 2.0 ** min(account.num_failed, 64), why.most_s)
+            account.barred_until = max(account.barred_until or now, now + pause_s)
+            account.num_failed += why is not Failure.QUEUED
