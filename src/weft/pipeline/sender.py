@@ -239,10 +239,7 @@ class Sender:
         """Return once the member has taken it, or why it has not."""
         may_wait = trial.sent.num_queued >= min(NUM_ASKED, len(self._router.peers) - 1)
         request = Forward(
-            stage=self._stage,
-            origin=attempt.batch.origin,
-            number=attempt.batch.number,
-            attempt=attempt.number,
+            **attempt.at(self._stage),
             num_samples=given.num_samples,
             tokens=given.tokens,
             activations=None if given.activations is None else given.activations.digest,
