@@ -31,7 +31,7 @@ from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import Given, Passed
 from weft.pipeline.link import StageLink
 from weft.pipeline.routing import Near, Router
@@ -94,7 +94,7 @@ class ComputingDevice:
 
     def __init__(self, model: dict[str, Any], stage: int, num_stages: int) -> None:
         flat = _section(model, stage, num_stages)
-        self._device = TorchDevice(flat, build(Fp32Config(), Fp32Config()), SEQ_LEN, SAMPLES)
+        self._device = TorchDevice(flat, Boundaries(Fp32Config()), SEQ_LEN, SAMPLES)
         self.tokens_nbytes = self._device.tokens_nbytes
         self.input_nbytes, self.gradient_nbytes = self._device.input_nbytes, self._device.gradient_nbytes
         self.counted_at: list[float] = []
