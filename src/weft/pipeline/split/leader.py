@@ -29,6 +29,7 @@ from weft.model.flat import Part
 from weft.model.transformer import SectionModule, mean_loss
 from weft.pipeline.device import Encode, Given
 from weft.pipeline.sender import CALL_S
+from weft.pipeline.split.exchange import Exchange
 from weft.pipeline.split.member import Means
 from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer, SumRequest
 from weft.pipeline.split.section import Passing
@@ -203,9 +204,9 @@ class LedPassed:
 
     @asynccontextmanager
     async def _team(self, name: Digest) -> AsyncIterator[Team]:
-        members = [PeerId(peer) for peer in self._request.members]
-        async with self._leader.means.exchanges.join(name, members) as exchange:
-            yield Team(exchange, self._leader.means.run)
+        means, members = self._leader.means, [PeerId(peer) for peer in self._request.members]
+        async with Exchange(means.exchanges, name, members) as exchange:
+            yield Team(exchange, means.run)
 
     async def _through(self, team: Team, x: Tensor, way: Callable[[Team, Tensor], Awaitable[Tensor]]) -> Tensor:
         """Return what the team makes of x, on its way there or back."""

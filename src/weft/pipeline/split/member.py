@@ -24,7 +24,7 @@ from weft.errors import NetError, NotFinite, PeerError, Refused
 from weft.ids import Digest, PeerId
 from weft.pipeline.device import Step
 from weft.pipeline.link import Parcel, StageLink, parcel
-from weft.pipeline.split.exchange import Exchanges
+from weft.pipeline.split.exchange import Exchange, Exchanges
 from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer, SumRequest, TeamLeft
 from weft.pipeline.split.section import LayersAt, Passing
 from weft.pipeline.split.team import Team
@@ -199,7 +199,7 @@ class TeamMember:
         number = request.members.index(means.link.me)
         layers = await means.run(lambda: means.layers.at(means.section.here.model, step, number))
         passing, shape = layers.passing(means.seq_len), means.whole(request.num_samples)
-        async with means.exchanges.join(request.there, helped.members) as exchange:
+        async with Exchange(means.exchanges, request.there, helped.members) as exchange:
             team = Team(exchange, means.run)
             x = await team.dealt(passing.shape(shape, number), layers.vector)
             y = await passing.forward(team, x)
@@ -211,7 +211,7 @@ class TeamMember:
         means, request = self._means, helped.request
         number = request.members.index(means.link.me)
         shape = passing.shape(means.whole(request.num_samples), number)
-        async with means.exchanges.join(request.back, helped.members) as exchange:
+        async with Exchange(means.exchanges, request.back, helped.members) as exchange:
             team = Team(exchange, means.run)
             dx = await passing.backward(team, await team.dealt(shape, passing.vector))
             if passing.has_pieces:

@@ -24,11 +24,10 @@ from weft.model.transformer import SectionModule
 from weft.pipeline.device import Step
 from weft.pipeline.split.cut import Segment, SplitConfig, heads_parts, num_tokens, zigzag
 from weft.pipeline.split.layer import ByHeads, BySegments
-from weft.pipeline.split.ring_attention import put, select
+from weft.pipeline.split.ring_attention import Activations, put, select
 from weft.pipeline.split.team import Team
 from weft.pipeline.split.tensor_parallel import add_gradients, cut_layer
 
-Activations = Float[Tensor, "batch tokens width"]
 Vector = Float[Tensor, " num"]
 
 
