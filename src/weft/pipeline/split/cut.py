@@ -9,7 +9,7 @@ two runs of tokens, one as far from the start as the other from the end (zig-zag
     T = 12, speeds 2, 1, 1, 2      0 0 1 2 3 3 | 3 3 2 1 0 0      and each has its share of T times T + 1 pairs / 2
 
 The token at place t looks at t + 1 keys and the one mirrored at T - t, together T + 1: a part of a tokens in each run
-has a (T + 1) pairs, whatever the shares. `contiguous` gives a run each, and the last parts most of the work.
+has a (T + 1) pairs, whatever the shares. A run each would give the last parts most of the work.
 
 Striped assignment of causal work: Brandon et al., Striped Attention, 2311.09431; zig-zag as in common use since.
 """
@@ -92,16 +92,6 @@ def heads_parts(config: ModelConfig, speeds: Sequence[float]) -> tuple[HeadsPart
         )
     groups, columns = runs(shares(config.num_kv_heads, speeds)), runs(shares(config.ffn_width, speeds))
     return tuple(HeadsPart(number, *each) for number, each in enumerate(zip(groups, columns, strict=True)))
-
-
-def contiguous(num_tokens: int, speeds: Sequence[float]) -> tuple[Segment, ...]:
-    """Cut a sequence into one run for each, in proportion to speeds.
-
-    Raises:
-        ConfigError: fewer tokens than members, or no team's number of them.
-    """
-    _check_team(len(speeds))
-    return tuple((run,) for run in runs(shares(num_tokens, speeds)))
 
 
 def zigzag(num_tokens: int, speeds: Sequence[float]) -> tuple[Segment, ...]:

@@ -148,25 +148,22 @@ class TeamMember:
         await self._add(peer, Digest(note.name))
 
     async def _on_sum(self, peer: PeerId, request: SumRequest) -> SumAnswer:
-        return SumAnswer(digest=await self._summed(peer, request))
-
-    async def _summed(self, peer: PeerId, request: SumRequest) -> Digest | None:
-        """Return the name of the sum of these micro-batches' gradients, which `peer` may fetch; None: there is none."""
+        """Let `peer` fetch the sum of these micro-batches' gradients, if there is one."""
         names = {Digest(name) for name in request.names}
         for name in names:
             await self._add(peer, name)
         found = self._sums.get(peer)
         if found is None:
-            return None
+            return SumAnswer(digest=None)
         async with found.lock:
             total = found.total
             if total is None or found.added != names or found is not self._sums.pop(peer, None):
-                return None
+                return SumAnswer(digest=None)
             given = await self._means.run(lambda: parcel(Fp32().encode(total.float().cpu())))
         self._take_back(peer)
         self._given[peer] = given
         self._means.link.give(given)
-        return given.digest
+        return SumAnswer(digest=given.digest)
 
     def advance(self, step: Step) -> None:
         """Forget all that was of earlier steps, whose weights are no more."""
@@ -201,7 +198,7 @@ class TeamMember:
         passing, shape = layers.passing(means.seq_len), means.whole(request.num_samples)
         async with Exchange(means.exchanges, request.there, helped.members) as exchange:
             team = Team(exchange, means.run)
-            x = await team.dealt(passing.shape(shape, number), layers.vector)
+            x = await team.dealt(passing.shape(shape, number), passing.vector)
             y = await passing.forward(team, x)
             if passing.has_pieces:
                 await team.hand_in(y)

@@ -5,13 +5,13 @@ import torch
 
 from unit.pipeline.split.crew import TEAM, Crew, Found, by_heads, by_segments, link, passport, summed
 from unit.pipeline.split.layer import FAMILIES, Case, case
-from unit.pipeline.split.reference import distance
+from unit.pipeline.split.reference import contiguous, distance
 from weft.clock import SystemClock
 from weft.executor import Threads
 from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.pipeline.link import StageLink
-from weft.pipeline.split.cut import contiguous, zigzag
+from weft.pipeline.split.cut import zigzag
 from weft.pipeline.split.exchange import Exchange, Exchanges
 
 CLOSE = 1e-5
