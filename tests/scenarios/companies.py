@@ -51,7 +51,7 @@ class Machine:
 
     def emit(self, event: Event) -> None:
         if self.company is not None:
-            held = {number: self.company.holding(number) for number in range(self.company.run.num_pieces)}
+            held = {number: self.company.holdings.holding(number) for number in range(self.company.run.num_pieces)}
             self.held |= {number: each for number, each in held.items() if each is not None}
         if not self.is_dead:
             self.events.append((self.house.clock.now(), event))

@@ -20,7 +20,6 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from weft.errors import CheckpointError, DiskFull, NetError, PeerError, Refused
 from weft.events import CheckpointSaved, Notice
@@ -97,39 +96,31 @@ class Backup:
 
     async def _keep(self, stage: int, members: list[PeerId]) -> bool:
         """Fetch the newest state of a stage from its members; return whether there was one to fetch."""
-        async with self._fetching:
-            return await self._kept_from(stage, members)
-
-    async def _kept_from(self, stage: int, members: list[PeerId]) -> bool:
         kit = self._kit
-        reader = self._readers.get(stage)
-        if reader is None:
-            run = kit.run.of_stage(stage)
-            reader = self._readers[stage] = StageReader(kit.node, run, SINCE, kit.compute, kit.clock)
-        heads = await reader.heads(members)
-        if max((head.round for head in heads.values()), default=-1) <= self.kept.get(stage, -1):
-            return False
-        try:
-            await self._fetch(stage, reader, members)
-        except (PeerError, NetError, Refused):
-            pass  # the next interval tries again
-        except (DiskFull, CheckpointError) as error:
-            if not self._is_full_told:
-                what = kit.run.called(stage)
-                text = f"the state of {what}, which one machine alone holds, is not kept here: {error}"
-                kit.emit(Notice(text=text))
-            self._is_full_told = True
-        return True
+        async with self._fetching:
+            if stage not in self._readers:
+                self._readers[stage] = StageReader(kit.node, kit.run.of_stage(stage), SINCE, kit.compute, kit.clock)
+            reader = self._readers[stage]
+            heads = await reader.heads(members)
+            if max((head.round for head in heads.values()), default=-1) <= self.kept.get(stage, -1):
+                return False
+            try:
+                await self._fetch(stage, reader, members)
+            except (PeerError, NetError, Refused):
+                pass  # the next interval tries again
+            except (DiskFull, CheckpointError) as error:
+                if not self._is_full_told:
+                    what = kit.run.called(stage)
+                    text = f"the state of {what}, which one machine alone holds, is not kept here: {error}"
+                    kit.emit(Notice(text=text))
+                self._is_full_told = True
+            return True
 
     async def _fetch(self, stage: int, reader: StageReader, members: list[PeerId]) -> None:
         kit = self._kit
         offered = await reader.pin(members)
         memory = Pool(0, kit.folder.scratch)
-
-        def make() -> dict[str, Tensor]:
-            return {name: memory.empty(num) for name, num in shape(reader.run).items()}
-
-        vectors = await kit.compute.serve(make)
+        vectors = await kit.compute.serve(lambda: {name: memory.empty(num) for name, num in shape(reader.run).items()})
 
         def put(name: str, start: int, data: Buffer) -> None:
             values = torch.from_numpy(np.frombuffer(data, dtype="<f4"))
@@ -146,10 +137,11 @@ class Backup:
             replicated=vectors,
         )
         path = kit.folder.stage(stage).checkpoint
-        contents = await kit.compute.serve(lambda: save(path, snapshot))
+        written = (await kit.compute.serve(lambda: save(path, snapshot))).replicated
         self.kept[stage] = int(offered.head.round)
-        written, nbytes = digest_of(contents.replicated), contents.replicated.nbytes
-        kit.emit(CheckpointSaved(path=str(path), round=offered.head.round, digest=written, nbytes=nbytes))
+        kit.emit(
+            CheckpointSaved(path=str(path), round=offered.head.round, digest=digest_of(written), nbytes=written.nbytes)
+        )
 
 
 def keepers(table: StageTable, hosts: Mapping[PeerId, Collection[str]]) -> dict[int, PeerId]:

@@ -174,22 +174,22 @@ class Pauses:
     def __init__(self, holdings: Holdings, pipeline: Pipeline) -> None:
         self._holdings = holdings
         self._pipeline = pipeline
-        self._reasons: list[str] = []
+        self.reasons: tuple[str, ...] = ()
 
     def want(self, reason: str) -> None:
-        self._reasons.append(reason)
+        self.reasons += (reason,)
         for member in self._holdings.all():
             member.peer.pausing.want(reason)
         self._pipeline.changed()
 
     def want_no_more(self, reason: str) -> None:
-        self._reasons = [each for each in self._reasons if each != reason]
+        self.reasons = tuple(each for each in self.reasons if each != reason)
         for member in self._holdings.all():
             member.peer.pausing.want_no_more(reason)
 
     def take_over(self, member: Membership) -> None:
         """Let what has come to be held pause, too, where this peer is paused."""
-        for reason in self._reasons:
+        for reason in self.reasons:
             member.peer.pausing.want(reason)
 
     async def settled(self) -> None:
@@ -200,7 +200,3 @@ class Pauses:
     @property
     def is_away(self) -> bool:
         return any(member.peer.pausing.is_away for member in self._holdings.all())
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        return tuple(self._reasons)

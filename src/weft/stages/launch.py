@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from weft.errors import CheckpointError, WeftError
 from weft.events import Notice
@@ -44,7 +43,7 @@ async def gather_at_end(peer: StagesPeer) -> Gathered | None:
     readers = {
         stage: StageReader(kit.node, run.of_stage(stage), READ_SINCE, kit.compute, kit.clock)
         for stage in range(run.num_pieces)
-        if peer.holding(stage) is None
+        if peer.holdings.holding(stage) is None
     }
 
     def here(stage: int) -> list[Found]:
@@ -71,11 +70,6 @@ async def gather_at_end(peer: StagesPeer) -> Gathered | None:
         return None
 
 
-def has_model(folder: Path) -> bool:
-    """Return whether there is a checkpoint in a folder."""
-    return (folder / CHECKPOINT_FILE).exists()
-
-
 async def _ended(peer: StagesPeer, readers: Mapping[int, StageReader], members: Callable[[int], list[PeerId]]) -> None:
     """Wait until all stages have counted what the first one has trained, or have had the time to."""
     clock, began = peer.kit.clock, peer.kit.clock.now()
@@ -83,7 +77,7 @@ async def _ended(peer: StagesPeer, readers: Mapping[int, StageReader], members: 
     async def beat(stage: int) -> int:
         if stage in readers:
             return await readers[stage].beat(members(stage)) or 0
-        member = peer.holding(stage)
+        member = peer.holdings.holding(stage)
         return 0 if member is None else member.conductor.step.round
 
     while clock.now() - began < FINISH_S:
@@ -95,7 +89,7 @@ async def _ended(peer: StagesPeer, readers: Mapping[int, StageReader], members: 
 
 def _held(peer: StagesPeer, stage: int) -> Found | None:
     """Return the section that this peer holds."""
-    member = peer.holding(stage)
+    member = peer.holdings.holding(stage)
     head = None if member is None else member.peer.head
     if member is None or head is None:
         return None
@@ -153,7 +147,9 @@ def summed(peer: StagesPeer) -> Outcome:
     outcomes, whole = peer.outcomes, peer.kit.folder.checkpoint
     if outcomes:
         first = outcomes[min(outcomes)]
-        return replace(first, run=peer.run, checkpoint=whole if has_model(whole) else first.checkpoint)
+        return replace(
+            first, run=peer.run, checkpoint=whole if (whole / CHECKPOINT_FILE).exists() else first.checkpoint
+        )
     sent, received = peer.kit.node.moved
     return Outcome(
         reason=peer.reason or "complete",  # it held nothing as the run ended

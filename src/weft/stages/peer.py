@@ -25,7 +25,7 @@ from weft.stages.holdings import Holdings
 from weft.stages.messages import Shelved, StageNews
 from weft.stages.on_disk import StagesOnDisk
 from weft.stages.placement import Placement, Rebalance
-from weft.stages.step.member import Member, Membership
+from weft.stages.step.member import Member
 from weft.stages.step.pipeline import Kit, Pipeline
 from weft.tasks import Tasks
 
@@ -183,12 +183,12 @@ class StagesPeer:
         self.kit = kit
         self.run = kit.run
         self.failure: Exception | None = None
-        self._stop_reason = ""
+        self.reason = ""  # why it was told to stop, if it was
         self._has_ended = asyncio.Event()
         self._tasks = Tasks(self.fail)
-        self._pipeline = Pipeline(kit, self._has_busy)
+        self._pipeline = Pipeline(kit, lambda: self._ending.has_busy())
         self.table = table = self._pipeline.table
-        self._holdings = holdings = Holdings(kit, self._pipeline, self.fail, self._has_ended.set)
+        self.holdings = holdings = Holdings(kit, self._pipeline, self.fail, self._has_ended.set)
         self.members, self.outcomes, self.pausing = holdings.members, holdings.outcomes, holdings.pausing
         self._ending = Ending(self._pipeline, holdings, self._tasks, self._has_ended.set)
         self._backup = Backup(kit, table)
@@ -216,10 +216,10 @@ class StagesPeer:
         try:
             await self._has_ended.wait()
             ticking.cancel()
-            await self._holdings.aclose(grace_s=FINISH_S)
+            await self.holdings.aclose(grace_s=FINISH_S)
         finally:
             await self._tasks.aclose()
-            await self._holdings.aclose()
+            await self.holdings.aclose()
             await self._pipeline.aclose()
         if self.failure is not None:
             raise self.failure
@@ -232,11 +232,11 @@ class StagesPeer:
             now = self.kit.clock.now()
             self._news.tell()
             self._news.drop_silent(now)
-            if self._placement.is_over and not self.is_stopping:
+            if self._placement.is_over and not self.reason:
                 self._ending.look(now)
-                if not self._ending.has_come or self._has_busy():
+                if not self._ending.has_come or self._ending.has_busy():
                     self._placement.look_at_empty(now)
-                    self._holdings.tied.look()
+                    self.holdings.tied.look()
                 if self._rebalance.is_due(now):
                     self._tasks.spawn(self._rebalance.rebalance())
                 self._rebalance.let_go()
@@ -250,13 +250,13 @@ class StagesPeer:
 
         What this peer alone holds, another keeps first; said twice, nobody waits for that.
         """
-        is_first, self._stop_reason = not self._stop_reason, self._stop_reason or reason
-        self._holdings.close()
+        is_first, self.reason = not self.reason, self.reason or reason
+        self.holdings.close()
         keepers = self._backup.keepers_of(self.members) if is_first else {}
         if keepers and self.failure is None and not self._ending.has_come:
             self._tasks.spawn(self._hand_over(keepers, reason))
         else:
-            self._holdings.stop(reason)
+            self.holdings.stop(reason)
 
     async def _hand_over(self, keepers: dict[int, PeerId], reason: str) -> None:
         for stage in keepers:
@@ -269,26 +269,8 @@ class StagesPeer:
         kept = await asyncio.gather(*(self._backup.hand_over(stage, keeper) for stage, keeper in keepers.items()))
         if not all(kept):
             self.kit.emit(Notice(text="nobody has taken all of it: it stays here, on this peer's disk"))
-        self._holdings.stop(reason)
+        self.holdings.stop(reason)
 
     def fail(self, error: Exception) -> None:
         self.failure = self.failure or error
         self.stop(type(error).__name__)
-
-    @property
-    def is_stopping(self) -> bool:
-        return bool(self._stop_reason)
-
-    @property
-    def reason(self) -> str:
-        """Return why it was told to stop, if it was."""
-        return self._stop_reason
-
-    # --- what it holds ---
-
-    def holding(self, stage: int) -> Membership | None:
-        """Return this peer's part in the run of a stage, or of a tied matrix; None: it has none."""
-        return self._holdings.holding(stage)
-
-    def _has_busy(self) -> bool:
-        return self._ending.has_busy()

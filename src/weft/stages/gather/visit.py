@@ -25,7 +25,6 @@ from weft.executor import Inline
 from weft.ids import Digest, PeerId, RunId, short
 from weft.launch.fetch import fetch_files, fetch_run
 from weft.launch.session import Options, Session, open_for, session
-from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
 from weft.run.genesis import MAX_RUN_NBYTES, on_corpus, read_run
@@ -53,7 +52,7 @@ class Visitor:
         self.table = StageTable(run.stages, has_tied=run.tied is not None)
         node.on_note(StageNews, self._on_news)
         node.on_link(self._on_link)
-        node.on_contact(self._on_contact)
+        node.on_contact(lambda contact: node.keep(contact.peer))
 
     async def watch(self) -> None:
         """Say what it comes for, until this is cancelled."""
@@ -81,9 +80,6 @@ class Visitor:
             self._node.post(peer, FETCHING)
         else:
             self.table.gone(peer)
-
-    def _on_contact(self, contact: Contact) -> None:
-        self._node.keep(contact.peer)
 
 
 async def visit(ticket_text: str, options: Options, into: Path | None) -> Gathered:

@@ -121,6 +121,7 @@ def packed(batch: Batch) -> bytes:
 class Part:
     """What a conductor joins, of one stage."""
 
+    stage: int
     run: StagedConfig
     channel: Channel
     worker: Worker
@@ -175,7 +176,7 @@ class Conductor:
             await self._reports.ask_all(self._previous)
             self.is_ready = True
             if part.tied is not None:
-                part.tied.follow(self._stage)
+                part.tied.follow(part.stage)
             part.pipeline.changed()
         self._leave_steps(self._previous)
         is_again = False
@@ -214,7 +215,7 @@ class Conductor:
         await counting.report()
         total = counting.take_sum() if self._sends_gradient and num_samples else Sum()
         if part.tied is not None:
-            await part.tied.hand_in(self._stage, self._round, total)
+            await part.tied.hand_in(part.stage, self._round, total)
         if total.num_samples and part.teams is not None and not await part.teams.collect():
             counting.lose()
             await part.compute.train(part.trainer.clear)
@@ -288,7 +289,7 @@ class Conductor:
         self._round = manifest.round if part.source is not None else max([self._round or 0, *told]) + 1
         await part.snapshots.settled(self._round, digest_of(manifest))
         if part.tied is not None:
-            await part.tied.merged(self._stage, self._round - 1, self._has_stopped)
+            await part.tied.merged(part.stage, self._round - 1, lambda: self._is_stopped)
         self._leave_steps(digest_of(manifest))
         await part.worker.advance(self.step)
         return bool(closed.given_up)
@@ -298,21 +299,9 @@ class Conductor:
         if self._part.teams is not None:
             self._part.teams.advance(self.step, state)
 
-    def is_stopped(self) -> bool:
-        return self._is_stopped
-
     def evaluator(self, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
         return self._part.make_evaluator(self, replica, is_stopping)
-
-    def _has_stopped(self) -> bool:
-        return self._is_stopped
 
     def _is_announced(self) -> bool:
         """Whether another member of the stage has ended the step that this peer is in: it is over, by whatever name."""
         return bool(self._reports.brought(self._previous))
-
-    @property
-    def _stage(self) -> int:
-        stage = self._part.run.stage
-        assert stage is not None, "a conductor is of one stage"
-        return stage

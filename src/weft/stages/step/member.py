@@ -250,6 +250,7 @@ class Member(Membership):
             origin = Origin(kit.node.peer, pipeline.sender(0), run.stages, first)
             self._source = Source(origin, batches, micro_batch, kit.compute)
         part = Part(
+            stage=stage,
             run=run,
             channel=self.channel,
             worker=self.worker,
