@@ -7,7 +7,8 @@
 
 Who keeps what is a function of what all are told (`keepers`), so nobody asks anybody. The copy is a checkpoint of the
 stage's run without anything private: whoever goes on from it is a newcomer with that state. A peer fetches one
-section's state in an interval, whatever it keeps: what is oldest first.
+section's state in an interval, whatever it keeps: what is oldest first. So a copy that was kept for others is told from
+what this peer held itself (`StagesOnDisk`).
 
 Failure:
 - the member vanishes meanwhile, or cannot deliver: the copy of before stays, and the next interval tries again.
@@ -17,6 +18,7 @@ Failure:
 
 import asyncio
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -25,16 +27,75 @@ from weft.errors import CheckpointError, DiskFull, NetError, PeerError, Refused
 from weft.events import CheckpointSaved, Notice
 from weft.ids import PeerId
 from weft.net.transport.address import hosts_of, is_loopback
-from weft.peer.state.checkpoint import Snapshot, save
+from weft.peer.state.checkpoint import Contents, Snapshot, read_contents, save
 from weft.stages.messages import KeepNow, KeptAnswer
 from weft.stages.reader import StageReader, shape
 from weft.stages.step.pipeline import Kit
 from weft.stages.table import StageTable
+from weft.store.home import CHECKPOINT_FILE, PeerFolder
 from weft.store.pool import Pool
+from weft.sync.records.messages import Manifest
 from weft.wire import Buffer, digest_of
 
 HAND_OVER_S = 120.0  # for the state of a stage to be fetched by another before who holds it goes
 SINCE = 1 << 41  # as of a `StageReader`: no number of another of this process
+
+
+class StagesOnDisk:
+    """Which stages' states lie on this machine's disk, of which rounds; what has changed is read again.
+
+    Args:
+        folder: of one peer and the whole run.
+    """
+
+    def __init__(self, folder: PeerFolder) -> None:
+        self._folder = folder
+        self._read: dict[int, tuple[int, Contents]] = {}  # when it was written, and what it says
+
+    @property
+    def rounds(self) -> dict[int, int]:
+        """Return the rounds of all states that are kept, by stage."""
+        return {stage: _round(contents) for stage, contents in self._contents().items()}
+
+    @property
+    def own(self) -> dict[int, int]:
+        """Return those of the states that this peer held itself."""
+        return {stage: _round(contents) for stage, contents in self._contents().items() if not is_copy(contents)}
+
+    def has_counted(self, num_tokens: int) -> bool:
+        """Return whether so much is trained, as a state that this peer held has it."""
+        own = [contents.head for contents in self._contents().values() if not is_copy(contents)]
+        return any(head is not None and head.committed_tokens >= num_tokens for head in own)
+
+    def with_held(self, heads: Mapping[int, Manifest | None]) -> dict[int, int]:
+        """Return the rounds of all that is kept; of stages that are held now, how far they are.
+
+        Args:
+            heads: of the states that are held.
+        """
+        found = self.rounds
+        return found | {stage: int(head.round) for stage, head in heads.items() if head is not None and stage in found}
+
+    def _contents(self) -> dict[int, Contents]:
+        found = {}
+        for stage in self._folder.stages:
+            folder = self._folder.stage(stage).checkpoint
+            with suppress(CheckpointError, OSError):  # half-written, or gone
+                changed_at = (folder / CHECKPOINT_FILE).stat().st_mtime_ns
+                before = self._read.get(stage)
+                if before is None or before[0] != changed_at:
+                    before = self._read[stage] = changed_at, read_contents(folder)
+                found[stage] = before[1]
+        return found
+
+
+def is_copy(contents: Contents) -> bool:
+    """Return whether a checkpoint of a stage was kept for others: not even how far its peer had come is in it."""
+    return not contents.counters
+
+
+def _round(contents: Contents) -> int:
+    return 0 if contents.head is None else int(contents.head.round)
 
 
 class Backup:

@@ -5,7 +5,7 @@ At the end of a run with stages, the peer that began it gathers the whole model,
     the first stage is complete ─► all stages have counted all, or will not ─► their sections, one after the other
 
 What it holds itself it takes from where it is; the rest it fetches. Members wait at the end as long as somebody says
-that it is busy (`step.evaluate.Needs`), so nobody is gone meanwhile.
+that it is busy (`step.conductor.Needs`), so nobody is gone meanwhile.
 
 Failure:
 - no room for the whole model, or a section cannot be had: a notice says so; the sections stay where they are, and

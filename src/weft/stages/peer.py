@@ -20,10 +20,9 @@ from typing import Any
 from weft.events import Notice
 from weft.ids import PeerId
 from weft.peer.peer import Outcome
-from weft.stages.backup import Backup
+from weft.stages.backup import Backup, StagesOnDisk
 from weft.stages.holdings import Holdings
 from weft.stages.messages import Shelved, StageNews
-from weft.stages.on_disk import StagesOnDisk
 from weft.stages.placement import Placement, Rebalance
 from weft.stages.step.member import Member
 from weft.stages.step.pipeline import Kit, Pipeline

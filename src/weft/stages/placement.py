@@ -22,9 +22,9 @@ from contextlib import suppress
 from weft.events import Notice, StageEmpty
 from weft.ids import PeerId, Round
 from weft.pipeline.placement import GAIN, moves, stage_for, totals_of
+from weft.stages.backup import StagesOnDisk
 from weft.stages.holdings import MOVES, Holdings
 from weft.stages.messages import LeaveAnswer, MayLeave, StageBegin
-from weft.stages.on_disk import StagesOnDisk
 from weft.stages.step.member import Member
 from weft.stages.step.pipeline import Kit
 from weft.stages.table import StageTable

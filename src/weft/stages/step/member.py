@@ -31,8 +31,7 @@ from weft.run.genesis import initial
 from weft.run.staged import channel_of
 from weft.stages.messages import BeatAnswer, BeatRequest, Held, LeaveAnswer, MayLeave, PinAt, PinnedAnswer, State
 from weft.stages.step.barrier import Snapshots
-from weft.stages.step.conductor import Conductor, Part, Source
-from weft.stages.step.evaluate import Bystander, Needs, StageEvaluator
+from weft.stages.step.conductor import Bystander, Conductor, Needs, Part, Source, StageEvaluator
 from weft.stages.step.pipeline import Kit, Pipeline
 from weft.stages.step.teams import Teams
 from weft.stages.step.tied_conductor import TiedConductor
