@@ -1,11 +1,11 @@
 """A stage that one machine holds has its state kept by another: should that machine vanish, the stage is restored.
 
     a stage with one member, or all on one machine ─► the lowest ready peer of the next stage keeps it
-    every `checkpoint_every_s` ─► the keeper fetches the newest state into its stage-<n>/checkpoint, if there is a newer
+    every `checkpoint_every_s` ─► the backup fetches the newest state into its stage-<n>/checkpoint, if there is a newer
 
-    it is stopped ─► it computes no more, and has the keeper fetch what it holds, before it says goodbye
+    it is stopped ─► it computes no more, and has the backup fetch what it holds, before it says goodbye
 
-Who keeps what is a function of what all are told (`keepers`), so nobody asks anybody. The copy is a checkpoint of the
+Who keeps what is a function of what all are told (`backups`), so nobody asks anybody. The copy is a checkpoint of the
 stage's run without anything private: whoever goes on from it is a newcomer with that state. A peer fetches one
 section's state in an interval, whatever it keeps: what is oldest first. So a copy that was kept for others is told from
 what this peer held itself (`StagesOnDisk`).
@@ -114,14 +114,14 @@ class Backup:
         self._fetching = asyncio.Lock()  # one state at a time: each takes memory
         kit.node.serve(KeepNow, self._on_keep_now)
 
-    async def hand_over(self, stage: int, keeper: PeerId) -> bool:
+    async def hand_over(self, stage: int, backup: PeerId) -> bool:
         """Have another keep what this peer alone holds, as it is now; return whether it does."""
-        answer = await self._kit.node.ask(keeper, KeepNow(stage=stage), KeptAnswer, deadline_s=HAND_OVER_S)
+        answer = await self._kit.node.ask(backup, KeepNow(stage=stage), KeptAnswer, deadline_s=HAND_OVER_S)
         return answer is not None and answer.is_kept
 
-    def keepers_of(self, stages: Collection[int]) -> dict[int, PeerId]:
+    def backups_of(self, stages: Collection[int]) -> dict[int, PeerId]:
         """Return who is to keep the state of those of some stages that nobody but this peer holds."""
-        found, me = keepers(self._table, self._hosts()), {self._kit.node.peer}
+        found, me = backups(self._table, self._hosts()), {self._kit.node.peer}
         return {stage: found[stage] for stage in stages if stage in found and self._table.held(stage).keys() == me}
 
     async def watch(self) -> None:
@@ -137,7 +137,7 @@ class Backup:
     def _due(self) -> list[int]:
         """Return the stages to keep, the oldest copy first."""
         me = self._kit.node.peer
-        mine = [stage for stage, peer in keepers(self._table, self._hosts()).items() if peer == me]
+        mine = [stage for stage, peer in backups(self._table, self._hosts()).items() if peer == me]
         return sorted(mine, key=lambda stage: (self.kept.get(stage, -1), stage))
 
     def _hosts(self) -> dict[PeerId, frozenset[str]]:
@@ -205,7 +205,7 @@ class Backup:
         )
 
 
-def keepers(table: StageTable, hosts: Mapping[PeerId, Collection[str]]) -> dict[int, PeerId]:
+def backups(table: StageTable, hosts: Mapping[PeerId, Collection[str]]) -> dict[int, PeerId]:
     """Return who keeps the state of each stage that should be kept.
 
     Those are stages with one ready member, or whose members are all on one machine, by the hosts of their addresses.

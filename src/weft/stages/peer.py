@@ -251,21 +251,21 @@ class StagesPeer:
         """
         is_first, self.reason = not self.reason, self.reason or reason
         self.holdings.close()
-        keepers = self._backup.keepers_of(self.members) if is_first else {}
-        if keepers and self.failure is None and not self._ending.has_come:
-            self._tasks.spawn(self._hand_over(keepers, reason))
+        backups = self._backup.backups_of(self.members) if is_first else {}
+        if backups and self.failure is None and not self._ending.has_come:
+            self._tasks.spawn(self._hand_over(backups, reason))
         else:
             self.holdings.stop(reason)
 
-    async def _hand_over(self, keepers: dict[int, PeerId], reason: str) -> None:
-        for stage in keepers:
+    async def _hand_over(self, backups: dict[int, PeerId], reason: str) -> None:
+        for stage in backups:
             self.members[stage].leave()
         self._news.tell()  # nobody sends anything more
-        names = ", ".join(self.run.called(stage) for stage in keepers)
+        names = ", ".join(self.run.called(stage) for stage in backups)
         self.kit.emit(Notice(text=f"nobody else holds {names}: another peer takes the state before this one goes"))
         if self.run.tied is not None:
-            keepers |= self._backup.keepers_of([self.run.tied])
-        kept = await asyncio.gather(*(self._backup.hand_over(stage, keeper) for stage, keeper in keepers.items()))
+            backups |= self._backup.backups_of([self.run.tied])
+        kept = await asyncio.gather(*(self._backup.hand_over(stage, peer) for stage, peer in backups.items()))
         if not all(kept):
             self.kit.emit(Notice(text="nobody has taken all of it: it stays here, on this peer's disk"))
         self.holdings.stop(reason)

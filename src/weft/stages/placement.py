@@ -118,9 +118,9 @@ class Placement:
             if not self._holdings.has_room(stage) or now - self._empty_since.setdefault(stage, now) < EMPTY_S:
                 continue
             self._empty_since[stage] = now  # for whoever takes it up to come that far
-            keepers = self._table.keepers(stage)
-            best = min(keepers, key=lambda peer: (-keepers[peer], peer), default=None)
-            self._kit.emit(StageEmpty(stage=stage, restored_by=best, round=Round(0 if best is None else keepers[best])))
+            kept = self._table.kept(stage)
+            best = min(kept, key=lambda peer: (-kept[peer], peer), default=None)
+            self._kit.emit(StageEmpty(stage=stage, restored_by=best, round=Round(0 if best is None else kept[best])))
             opens = 1 if stage == 0 and self._holdings.tied.is_lost else None
             if best == self._me:
                 self._holdings.hold(stage, "nobody holds it, and its newest state is here", opens=opens)

@@ -74,7 +74,7 @@ class StageTable:
         """Return the stages that nobody holds."""
         return [stage for stage in range(self.num_stages) if not self.held(stage)]
 
-    def keepers(self, stage: int) -> dict[PeerId, int]:
+    def kept(self, stage: int) -> dict[PeerId, int]:
         """Return who has a state of a stage on its disk, and of which round."""
         return {peer: kept.round for peer, news in self._news.items() for kept in news.kept if kept.stage == stage}
 

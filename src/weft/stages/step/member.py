@@ -42,7 +42,7 @@ from weft.training.trainer import Trainer
 
 AGAIN_S = 3.0  # until it is asked again for first weights that nobody delivers
 LOOK_S = 0.05  # whether the tied matrix has come
-KEEPER = -1  # in place of a stage: who has its newest state holds it until an end stage does
+BACKUP = -1  # in place of a stage: who has its newest state holds it until an end stage does
 NOT_NEEDED = "this peer holds neither end stage any more"
 
 
@@ -358,7 +358,7 @@ class Tied:
     def is_lost(self) -> bool:
         """Whether nobody has a state of it: who takes the first stage up begins it anew. It is told."""
         number = self._kit.run.tied
-        if number is None or self._table.ready(number) or self._table.keepers(number):
+        if number is None or self._table.ready(number) or self._table.kept(number):
             return False
         self._kit.emit(Notice(text="nobody has a state of the tied matrix: it begins anew"))
         return True
@@ -368,15 +368,15 @@ class Tied:
         number, me = self._kit.run.tied, self._kit.node.peer
         if number is None:
             return
-        ready, kept = self._table.ready(number), self._table.keepers(number)
+        ready, kept = self._table.ready(number), self._table.kept(number)
         best = min(kept, key=lambda peer: (-kept[peer], peer), default=None)
         if not ready and best == me and self.member is None and self._table.held(number):
             self._spawn(self._keep())
-        elif self._ends == {KEEPER} and ready.keys() - {me}:
-            self._spawn(self.let_go(KEEPER))
+        elif self._ends == {BACKUP} and ready.keys() - {me}:
+            self._spawn(self.let_go(BACKUP))
 
     async def _keep(self) -> None:
-        await self.held(KEEPER, None)
+        await self.held(BACKUP, None)
 
     async def let_go(self, stage: int) -> None:
         """Leave it, unless another stage of this peer needs it."""
