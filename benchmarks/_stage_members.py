@@ -34,7 +34,7 @@ from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import Given, Passed
 from weft.pipeline.link import StageLink
-from weft.pipeline.routing import Near, Router
+from weft.pipeline.routing import Router
 from weft.pipeline.sender import Origin, Sender
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import CurrentStep, Worker
@@ -139,7 +139,7 @@ async def weft() -> None:
 
     def sender(stages: list[list[PeerId]], stage: int) -> Sender:
         router = Router(node.peer)
-        router.seen({peer: Near(rtt_s=0.001, began=1) for peer in stages[stage]})
+        router.seen(dict.fromkeys(stages[stage], 1))
         made = Sender(link, stage, router, clock)
         closing.append(made)
         return made

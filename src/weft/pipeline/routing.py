@@ -81,14 +81,6 @@ class Failure(Enum):
 
 
 @dataclass(frozen=True)
-class Near:
-    """What is known of a peer of a stage before anything is sent to it."""
-
-    rtt_s: float  # to it and back, as long as no answer of its own tells
-    began: int  # of its process: another one is a newcomer, whatever the last one did
-
-
-@dataclass(frozen=True)
 class Reserved:
     """Work that one peer is charged with until it is settled or failed."""
 
@@ -100,7 +92,7 @@ class Reserved:
 
 @dataclass
 class _Account:
-    near: Near
+    began: int  # of its process: another one is a newcomer, whatever the last one did
     tie: str  # breaks ties, for each sender in its own way
     total_s: float  # charged
     pace: Pace = field(default_factory=Pace)
@@ -112,7 +104,7 @@ class _Account:
 
     @property
     def rtt_s(self) -> float:
-        return min(self.answers, default=self.near.rtt_s)
+        return min(self.answers, default=0.0)
 
 
 class Router:
@@ -131,17 +123,15 @@ class Router:
     def peers(self) -> tuple[PeerId, ...]:
         return tuple(self._accounts)
 
-    def seen(self, stage: Mapping[PeerId, Near]) -> None:
-        """Take up who holds the stage now."""
+    def seen(self, stage: Mapping[PeerId, int]) -> None:
+        """Take up who holds the stage now, and since when its process does."""
         for peer in [peer for peer in self._accounts if peer not in stage]:
             del self._accounts[peer]
-        for peer, near in stage.items():
+        for peer, began in stage.items():
             known = self._accounts.get(peer)
-            if known is not None and known.near.began == near.began:
-                known.near = near
-            else:
+            if known is None or known.began != began:
                 self._accounts.pop(peer, None)
-                self._accounts[peer] = _Account(near, order_key("route", self._me, peer), self._back)
+                self._accounts[peer] = _Account(began, order_key("route", self._me, peer), self._back)
 
     @property
     def _back(self) -> float:

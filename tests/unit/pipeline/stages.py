@@ -29,7 +29,7 @@ from weft.pipeline.device import Given
 from weft.pipeline.exactly_once import BatchId, Told
 from weft.pipeline.link import StageLink
 from weft.pipeline.messages import Backward, Forward
-from weft.pipeline.routing import Near, Router
+from weft.pipeline.routing import Router
 from weft.pipeline.sender import Returned, Sender
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Bounds, CurrentStep, Worker
@@ -183,7 +183,7 @@ class Stages:
 
     def _sender(self, member: Member, stage: int) -> Sender:
         router = Router(member.peer)
-        router.seen({each.peer: Near(rtt_s=0.01, began=1) for each in self.members if each.stage == stage})
+        router.seen({each.peer: 1 for each in self.members if each.stage == stage})
         made = Sender(member.link, stage, router, self.clock, patience_s=self._patience_s)
         member.senders[stage] = made
         return made
