@@ -133,7 +133,7 @@ class House:
             data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)
             machine.company = company = StagesPeer(kit_of(s, run, data))
             if machine.gathers:
-                company.at_end(machine.gather)
+                company.ending.plan(machine.gather)
             return await (company.join() if wait_for is None else company.found(wait_for))
         finally:
             await node.aclose()

@@ -25,7 +25,7 @@ from weft.launch.session import Session
 from weft.peer.context import Data
 from weft.peer.peer import Outcome
 from weft.run.staged import StagedConfig
-from weft.stages.gather.gather import Found, Gather, Gathered, Means, Sources, found_in
+from weft.stages.gather.gather import Found, Gather, Gathered, Means, found_in
 from weft.stages.peer import FINISH_S, StagesPeer
 from weft.stages.reader import StageReader
 from weft.stages.step.pipeline import Kit
@@ -61,9 +61,8 @@ async def gather_at_end(peer: StagesPeer) -> Gathered | None:
         clock=kit.clock,
         emit=kit.emit,
     )
-    gathering = Gather(run, means, readers, Sources(here=here, members=members))
     try:
-        return await gathering.gather(kit.folder.checkpoint)
+        return await Gather(run, means, readers, here, members).gather(kit.folder.checkpoint)
     except WeftError as error:
         text = f"the whole model was not put together: {error} Its sections stay where they are: weft gather"
         kit.emit(Notice(text=text))
@@ -110,7 +109,7 @@ def prepare(s: Session, run: StagedConfig, data: Data) -> Prepared[StagesPeer]:
 
     async def run_to_end(wait_for: int | None) -> Outcome:
         if wait_for is not None:
-            peer.at_end(partial(gather_at_end, peer))
+            peer.ending.plan(partial(gather_at_end, peer))
         return await live(peer, wait_for)
 
     return Prepared(peer, run_to_end)

@@ -52,7 +52,7 @@ class Ending:
         self._last_round = 0  # of the first stage
 
     def plan(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Let `work` be done once the run is complete."""
+        """Let `work` be done once the run is complete, while all members stay."""
         self._work = work
 
     def look(self, now: float) -> None:
@@ -185,16 +185,16 @@ class StagesPeer:
         self.reason = ""  # why it was told to stop, if it was
         self._has_ended = asyncio.Event()
         self._tasks = Tasks(self.fail)
-        self._pipeline = Pipeline(kit, lambda: self._ending.has_busy())
+        self._pipeline = Pipeline(kit, lambda: self.ending.has_busy())
         self.table = table = self._pipeline.table
         self.holdings = holdings = Holdings(kit, self._pipeline, self.fail, self._has_ended.set)
         self.members, self.outcomes, self.pausing = holdings.members, holdings.outcomes, holdings.pausing
-        self._ending = Ending(self._pipeline, holdings, self._tasks, self._has_ended.set)
+        self.ending = Ending(self._pipeline, holdings, self._tasks, self._has_ended.set)
         self._backup = Backup(kit, table)
         self._rebalance = Rebalance(kit, table, holdings)
         on_disk = StagesOnDisk(kit.folder)
         self._placement = Placement(kit, table, on_disk, holdings, self._has_ended.set)
-        self._news = News(kit, self._pipeline, holdings, self._ending, on_disk)
+        self._news = News(kit, self._pipeline, holdings, self.ending, on_disk)
 
     async def found(self, wait_for: int) -> dict[int, Outcome]:
         """Begin the run once `wait_for` peers (this one included) are here, or go on with what is kept here."""
@@ -203,10 +203,6 @@ class StagesPeer:
     async def join(self) -> dict[int, Outcome]:
         """Take part in a run that others keep, for the first time or again."""
         return await self._live(self._placement.join())
-
-    def at_end(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Let `work` be done once the run is complete, while all members stay."""
-        self._ending.plan(work)
 
     async def _live(self, coming: Coroutine[Any, Any, None]) -> dict[int, Outcome]:
         ticking = self._tasks.spawn(self._tick())
@@ -232,8 +228,8 @@ class StagesPeer:
             self._news.tell()
             self._news.drop_silent(now)
             if self._placement.is_over and not self.reason:
-                self._ending.look(now)
-                if not self._ending.has_come or self._ending.has_busy():
+                self.ending.look(now)
+                if not self.ending.has_come or self.ending.has_busy():
                     self._placement.look_at_empty(now)
                     self.holdings.tied.look()
                 if self._rebalance.is_due(now):
@@ -252,7 +248,7 @@ class StagesPeer:
         is_first, self.reason = not self.reason, self.reason or reason
         self.holdings.close()
         backups = self._backup.backups_of(self.members) if is_first else {}
-        if backups and self.failure is None and not self._ending.has_come:
+        if backups and self.failure is None and not self.ending.has_come:
             self._tasks.spawn(self._hand_over(backups, reason))
         else:
             self.holdings.stop(reason)

@@ -87,7 +87,7 @@ class Placement:
         begin = assigned([self._me, *self._table.others(self._me)], self._run.stages)
         for peer in node.peers:
             node.post(peer, begin)
-        self._begin(begin)
+        await self._on_begin(self._me, begin)
 
     async def join(self) -> None:
         """Take part in a run that others keep, for the first time or again."""
@@ -129,9 +129,6 @@ class Placement:
                 self._holdings.hold(stage, "nobody has a state of it", wait_for=1, opens=opens)
 
     async def _on_begin(self, _peer: PeerId, begin: StageBegin) -> None:
-        self._begin(begin)
-
-    def _begin(self, begin: StageBegin) -> None:
         if self._is_begun.is_set():
             return
         self._is_begun.set()

@@ -1,6 +1,6 @@
 """Out of stages comes a model again: their sections, fetched one after the other, as one checkpoint of the whole run.
 
-    gathered = await Gather(run, means, readers, sources).gather(into)
+    gathered = await Gather(run, means, readers, here, members).gather(into)
 
 Each stage counts its own rounds, and one that was slow has fewer: what says which states belong together is how many
 rounds of the first stage are in them. Members are asked to keep the states that they hold; where these are not of one
@@ -72,14 +72,6 @@ class Found:
 
 
 Choice = tuple[int, Found | Offered]  # with its round
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sources:
-    """Where sections come from, as far as it is known now."""
-
-    here: Callable[[int], Sequence[Found]] = lambda _stage: ()
-    members: Callable[[int], Sequence[PeerId]] = lambda _stage: ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,13 +177,23 @@ class Gather:
     Args:
         run: the whole.
         readers: of each stage that has members; none offline.
+        here: returns the states of a stage that lie here now.
+        members: returns who holds a stage now.
     """
 
-    def __init__(self, run: StagedConfig, means: Means, readers: Mapping[int, StageReader], sources: Sources) -> None:
+    def __init__(
+        self,
+        run: StagedConfig,
+        means: Means,
+        readers: Mapping[int, StageReader],
+        here: Callable[[int], Sequence[Found]],
+        members: Callable[[int], Sequence[PeerId]] = lambda _stage: (),
+    ) -> None:
         self._run = run
         self._means = means
         self._readers = readers
-        self._sources = sources
+        self._here = here
+        self._members = members
         self._pins: dict[int, dict[int, Offered]] = {}  # of each stage, by round
         self._placed: dict[int, Digest] = {}  # the state's head, of stages that have come
         self._fetched_nbytes = 0
@@ -283,7 +285,7 @@ class Gather:
 
     async def _pin_at(self, round: int, left_s: float) -> bool:
         """Have the members of all pieces keep their states after a round; return whether it is worth another look."""
-        members = {stage: self._sources.members(stage) for stage in range(self._run.num_pieces)}
+        members = {stage: self._members(stage) for stage in range(self._run.num_pieces)}
         if not all(stage in self._readers and each for stage, each in members.items()):
             return False
         asked = await asyncio.gather(
@@ -295,7 +297,7 @@ class Gather:
         return True
 
     async def _pin(self, stage: int) -> None:
-        members = self._sources.members(stage)
+        members = self._members(stage)
         if stage in self._readers and members:
             with suppress(PeerError, NetError, Refused):  # it may lie here
                 offered = await self._readers[stage].pin(members)
@@ -310,7 +312,7 @@ class Gather:
         """
         found: dict[int, Found | Offered] = dict(self._pins.get(stage, {}))
         pinned = {digest_of(pin.head): round for round, pin in self._pins.get(stage, {}).items()}
-        for each in self._sources.here(stage):
+        for each in self._here(stage):
             if (round := pinned.get(digest_of(each.head))) is not None:
                 found[round] = each  # which need not be fetched
             elif not pinned:  # else it may be of long ago, or of a branch that was left
