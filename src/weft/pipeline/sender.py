@@ -65,8 +65,6 @@ class Returned:
 
 @dataclass
 class _Sent:
-    """A micro-batch on its way."""
-
     batch: BatchId
     is_first: bool
     returned: "asyncio.Future[Returned]"
@@ -79,8 +77,6 @@ class _Sent:
 
 @dataclass
 class _Trial:
-    """One attempt of it."""
-
     sent: _Sent
     peer: PeerId
     nbytes: int  # of the gradient
@@ -226,14 +222,11 @@ class Sender:
             if why is not None:
                 return why
             ends: list[asyncio.Future[None]] = [parted, trial.given_up]
-            await asyncio.wait(ends, timeout=self._patience, return_when=asyncio.FIRST_COMPLETED)
+            patience_s = max(self._patience_s, PATIENT * self._return.mean if self._return.is_known else 0.0)
+            await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             return Failure.ERROR if trial.given_up.done() else Failure.UNREACHABLE
         finally:
             parted.cancel()
-
-    @property
-    def _patience(self) -> float:
-        return max(self._patience_s, PATIENT * self._return.mean if self._return.is_known else 0.0)
 
     async def _handed(self, attempt: Attempt, trial: _Trial, given: Given) -> Failure | None:
         """Return once the member has taken it, or why it has not."""

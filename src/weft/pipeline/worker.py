@@ -509,7 +509,6 @@ class Worker:
     async def _settle(
         self, sender: PeerId, attempt: Attempt, held: _Held, passed: PassedTogether, back: Buffer | None
     ) -> None:
-        """Give the input gradient, hear what becomes of it, and do that."""
         self.counting.computed(attempt)
         given = None if back is None else parcel(back)
         if given is not None:
@@ -538,8 +537,6 @@ class Worker:
 
 
 class _Alone:
-    """A micro-batch that this member has computed alone."""
-
     def __init__(self, schedule: Schedule, passed: Passed) -> None:
         self.output, self.loss, self.count = passed.output, passed.loss, passed.count
         self._schedule = schedule

@@ -73,7 +73,6 @@ def runs(counts: Sequence[int], start: int = 0) -> tuple[range, ...]:
 class HeadsPart:
     """What of a layer one of a team computes."""
 
-    number: int
     groups: range  # key and value heads, with the query heads that look at them
     columns: range  # of the ffn's hidden ones
 
@@ -91,7 +90,7 @@ def heads_parts(config: ModelConfig, speeds: Sequence[float]) -> tuple[HeadsPart
             "Take fewer, or split by segments."
         )
     groups, columns = runs(shares(config.num_kv_heads, speeds)), runs(shares(config.ffn_width, speeds))
-    return tuple(HeadsPart(number, *each) for number, each in enumerate(zip(groups, columns, strict=True)))
+    return tuple(HeadsPart(*each) for each in zip(groups, columns, strict=True))
 
 
 def zigzag(num_tokens: int, speeds: Sequence[float]) -> tuple[Segment, ...]:

@@ -60,7 +60,7 @@ class Exchanges:
         self.slots: dict[Key, _Slot] = {}
         self.joined: dict[Digest, Exchange] = {}
         self._num_waiting: Counter[PeerId] = Counter()
-        self._left: dict[Digest, str] = {}  # teams that this peer may yet join, which another left: the oldest first
+        self.left: dict[Digest, str] = {}  # teams that this peer may yet join, which another left: the oldest first
         link.serve(messages.HandedOver, self._on_handed)
         link.on_note(messages.TeamLeft, self._on_left)
         link.serve_stages(messages.Help, messages.Helps(does=False))
@@ -90,15 +90,11 @@ class Exchanges:
     async def _on_left(self, peer: PeerId, note: messages.TeamLeft) -> None:
         exchange, reason = self.joined.get(Digest(note.team)), f"{short(peer)} left it: {printable(note.reason)}"
         if exchange is None:
-            self._left[Digest(note.team)] = reason
-            while len(self._left) > MAX_LEFT:
-                del self._left[next(iter(self._left))]
+            self.left[Digest(note.team)] = reason
+            while len(self.left) > MAX_LEFT:
+                del self.left[next(iter(self.left))]
         elif peer in exchange.members:
             exchange.halt(reason)
-
-    def left(self, team: Digest) -> str | None:
-        """Return why a member left a team before this peer joined it; None: nobody has. Once."""
-        return self._left.pop(team, None)
 
 
 class Exchange:
@@ -127,7 +123,7 @@ class Exchange:
         self._exchanges.joined[self._team] = self
         for peer in self._others:
             self._tasks.spawn(self._watch(peer))
-        if (reason := self._exchanges.left(self._team)) is not None:
+        if (reason := self._exchanges.left.pop(self._team, None)) is not None:
             self.halt(reason)
         return self
 

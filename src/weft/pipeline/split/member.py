@@ -75,8 +75,6 @@ class Means:
 
 @dataclass
 class _Helped:
-    """A micro-batch."""
-
     request: Help
     going: "asyncio.Task[None] | None" = None  # on its way there, or back
     passing: Passing | None = None  # once it has gone there
@@ -125,7 +123,6 @@ class TeamMember:
         link.hold(stage, Counted, self._on_counted)
 
     async def _on_help(self, peer: PeerId, request: Help) -> Helps:
-        """Compute a micro-batch with others, from now on."""
         name, team = Digest(request.name), self._means.team()
         is_own = peer == team[0] != self._means.link.me and request.members == team
         is_own = is_own and request.num_samples <= self._means.micro_batch

@@ -59,7 +59,7 @@ def test_every_head_and_column_is_in_one_part(speeds: tuple[float, ...]) -> None
     parts = heads_parts(CONFIG, speeds)
     assert [group for part in parts for group in part.groups] == list(range(8))
     assert [column for part in parts for column in part.columns] == list(range(50))
-    assert [part.number for part in parts] == list(range(len(speeds)))
+    assert len(parts) == len(speeds)
 
 
 def test_a_faster_peer_has_five_heads_of_eight() -> None:
