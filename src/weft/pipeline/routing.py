@@ -63,7 +63,7 @@ class Pace:
 FIRST_S = 1.0  # per unit of work, while nobody's pace is known
 WARM_TURNS = 4  # in which a newcomer is charged more
 WARM_COST = 2.0  # as many times what it should take
-NUM_ANSWERS = 16  # of which the shortest tells how near a peer is: the others waited for something
+NUM_ANSWERS = 16  # of which the shortest tells how near a peer is
 LEAST_S = 1e-6  # per unit: what took no time that this clock can tell
 
 
@@ -103,8 +103,9 @@ class _Account:
     answers: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_ANSWERS))  # seconds that they took
 
     @property
-    def rtt_s(self) -> float:
-        return min(self.answers, default=0.0)
+    def turn(self) -> tuple[float, str]:
+        """Whose is lowest is next: the shortest answer is the way there and back, the others waited for something."""
+        return self.total_s + min(self.answers, default=0.0), self.tie
 
 
 class Router:
@@ -131,11 +132,8 @@ class Router:
             known = self._accounts.get(peer)
             if known is None or known.began != began:
                 self._accounts.pop(peer, None)
-                self._accounts[peer] = _Account(began, order_key("route", self._me, peer), self._back)
-
-    @property
-    def _back(self) -> float:
-        return max((each.total_s for each in self._accounts.values()), default=0.0)
+                back = max((each.total_s for each in self._accounts.values()), default=0.0)
+                self._accounts[peer] = _Account(began, order_key("route", self._me, peer), back)
 
     def reserve(
         self, units: float, now: float, without: Collection[PeerId] = (), most_s: float = math.inf
@@ -151,7 +149,7 @@ class Router:
         free = [peer for peer in free if self.pace_of(peer) <= most_s]
         if not free:
             return None
-        peer = min(free, key=self._turn)
+        peer = min(free, key=lambda peer: self._accounts[peer].turn)
         account = self._accounts[peer]
         self._turn_s = max(self._turn_s, account.total_s)
         warmth = WARM_COST if account.num_turns < WARM_TURNS else 1.0
@@ -166,10 +164,6 @@ class Router:
             account.barred_until = None
             account.total_s = max(account.total_s, self._turn_s)  # it has no turns to catch up on
         return account.barred_until is None
-
-    def _turn(self, peer: PeerId) -> tuple[float, str]:
-        account = self._accounts[peer]
-        return account.total_s + account.rtt_s, account.tie
 
     def pace_of(self, peer: PeerId) -> float:
         """Return the seconds that a unit of work takes a peer; the median of the others', where that is not known."""
