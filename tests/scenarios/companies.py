@@ -134,7 +134,7 @@ class House:
             machine.company = company = StagesPeer(kit_of(s, run, data))
             if machine.gathers:
                 company.ending.plan(machine.gather)
-            return await (company.join() if wait_for is None else company.found(wait_for))
+            return await company.live(wait_for)
         finally:
             await node.aclose()
 

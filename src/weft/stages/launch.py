@@ -132,18 +132,13 @@ def kit_of(s: Session, run: StagedConfig, data: Data) -> Kit:
 
 
 async def live(peer: StagesPeer, wait_for: int | None) -> Outcome:
-    """Hold stages of the run until it is complete or `peer` is stopped.
+    """Hold stages of the run until it is complete or `peer` is stopped; return how it ended, as its first stage did.
 
     Args:
         wait_for: begin once so many peers are here; None: join.
     """
-    await (peer.join() if wait_for is None else peer.found(wait_for))
-    return summed(peer)
-
-
-def summed(peer: StagesPeer) -> Outcome:
-    """Return how the peer ended: as its first stage did, with the whole model where that was put together."""
-    outcomes, whole = peer.outcomes, peer.kit.folder.checkpoint
+    outcomes = await peer.live(wait_for)
+    whole = peer.kit.folder.checkpoint
     if outcomes:
         first = outcomes[min(outcomes)]
         return replace(

@@ -14,8 +14,7 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from weft.events import Notice
 from weft.ids import PeerId
@@ -196,18 +195,15 @@ class StagesPeer:
         self._placement = Placement(kit, table, on_disk, holdings, self._has_ended.set)
         self._news = News(kit, self._pipeline, holdings, self.ending, on_disk)
 
-    async def found(self, wait_for: int) -> dict[int, Outcome]:
-        """Begin the run once `wait_for` peers (this one included) are here, or go on with what is kept here."""
-        return await self._live(self._placement.found(wait_for))
+    async def live(self, wait_for: int | None) -> dict[int, Outcome]:
+        """Take part to the end; return how each stage ended that it held last.
 
-    async def join(self) -> dict[int, Outcome]:
-        """Take part in a run that others keep, for the first time or again."""
-        return await self._live(self._placement.join())
-
-    async def _live(self, coming: Coroutine[Any, Any, None]) -> dict[int, Outcome]:
+        Args:
+            wait_for: as of `Placement.found`; None: join.
+        """
         ticking = self._tasks.spawn(self._tick())
         self._tasks.spawn(self._backup.watch())
-        self._tasks.spawn(coming)
+        self._tasks.spawn(self._placement.join() if wait_for is None else self._placement.found(wait_for))
         try:
             await self._has_ended.wait()
             ticking.cancel()
@@ -241,7 +237,7 @@ class StagesPeer:
     # --- how it ends ---
 
     def stop(self, reason: str) -> None:
-        """Say goodbye in every stage, save, and return from `found` or `join`, soon.
+        """Say goodbye in every stage, save, and return from `live`, soon.
 
         What this peer alone holds, another keeps first; said twice, nobody waits for that.
         """

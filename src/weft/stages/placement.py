@@ -115,7 +115,7 @@ class Placement:
         others, empty = self._table.others(self._me), set(self._table.empty())
         self._empty_since = {stage: at for stage, at in self._empty_since.items() if stage in empty}
         for stage in sorted(empty):
-            if not self._holdings.has_room(stage) or now - self._empty_since.setdefault(stage, now) < EMPTY_S:
+            if stage in self._holdings.unfit or now - self._empty_since.setdefault(stage, now) < EMPTY_S:
                 continue
             self._empty_since[stage] = now  # for whoever takes it up to come that far
             kept = self._table.kept(stage)

@@ -142,7 +142,7 @@ class Part:
     tied: TiedConductor | None  # None: no tied matrix lies apart from this section
     teams: Teams | None  # None: all members compute alone
     snapshots: Snapshots
-    make_evaluator: Callable[["Conductor", Parameters, Callable[[], bool]], Unmeasured]
+    make_evaluator: Callable[[Parameters, Callable[[], bool]], Unmeasured]
 
 
 class Conductor:
@@ -310,7 +310,7 @@ class Conductor:
             self._part.teams.advance(self.step, state)
 
     def evaluator(self, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
-        return self._part.make_evaluator(self, replica, is_stopping)
+        return self._part.make_evaluator(replica, is_stopping)
 
     def _is_announced(self) -> bool:
         """Whether another member of the stage has ended the step that this peer is in: it is over, by whatever name."""

@@ -296,13 +296,13 @@ class Member(Membership):
         state = super()._state
         return "joining" if state == "ready" and not self.conductor.is_in_step else state
 
-    def _make_evaluator(self, conductor: Conductor, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
+    def _make_evaluator(self, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
         kit = self._kit
         needs = Needs(kit.clock, self._pipeline.has_busy, kit.run.num_parameters)
         if self._source is None:
             return Bystander(needs)
         evaluator = StageEvaluator(self.run, self._context, self.trainer, replica, is_stopping)
-        self._evaluator = evaluator.passing(self._source, conductor, needs)
+        self._evaluator = evaluator.passing(self._source, self.conductor, needs)
         return self._evaluator
 
     async def _may_leave(self, _peer: PeerId, _request: MayLeave) -> LeaveAnswer:
