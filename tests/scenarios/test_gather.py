@@ -235,7 +235,7 @@ def test_a_visitor_takes_away_one_moment_of_a_run_that_goes_on(play: Callable[..
         return machines, gathered, seen
 
     machines, gathered, seen = play(script, num_rounds=20)  # type: ignore[misc]
-    assert 0 < gathered.round <= seen < 20
+    assert 0 < gathered.rounds[0] <= seen < 20
     assert len(machines[0].seen(RoundCommitted)) == 20  # it held up nobody
     run, _, vector = load_model(into)
     each_round = [

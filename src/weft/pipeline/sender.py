@@ -15,7 +15,7 @@ Failure:
 - nobody takes it: it waits until somebody may.
 - a member that delivers other bytes than it named: the next attempt.
 
-Begins micro-batches, and keeps so many on their way that no stage waits.
+An `Origin` begins micro-batches, and keeps so many on their way that no stage waits.
 
     origin = Origin(peer, sender, num_stages=3, first=...)
     returned = await origin.begin(given)       # as many at once as are asked; some of them wait
@@ -89,7 +89,6 @@ class Sender:
     """From one peer to the members of a stage.
 
     Args:
-        stage: its number.
         router: chooses among its members.
     """
 

@@ -174,9 +174,6 @@ class Counting:
     """Which micro-batches this member's gradient has in it, and what it holds that a round may assign to it.
 
     Args:
-        me, stage: whose it is.
-        device: computes the section.
-        schedule: when that is.
         held_nbytes: as of `Bounds`.
     """
 
@@ -302,11 +299,7 @@ LOST_S, LOST, FIRST_LOST_S = 30.0, 4.0, 600.0
 
 
 class CurrentStep:
-    """The step that a member of a stage is at.
-
-    Args:
-        stage: its number.
-    """
+    """The step that a member of a stage is at."""
 
     def __init__(self, stage: int, clock: Clock) -> None:
         self._stage = stage
@@ -342,8 +335,7 @@ class Worker:
     """One member of one stage.
 
     Args:
-        stage: its number.
-        device: computes its section.
+        device: computes the section.
         onward: to the next stage; None: this is the last one.
         run: does work for `device`, one piece at a time.
         current: the step that this member is at.

@@ -31,7 +31,7 @@ class ByHeads:
     """A member of a team that splits a layer by heads.
 
     Args:
-        part: this member's, of `heads.cut_layer`.
+        part: this member's, of `tensor_parallel.cut_layer`.
         turn: of all tokens.
     """
 
@@ -50,7 +50,7 @@ class ByHeads:
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """Of the part's weights; `heads.add_gradients` knows where they lie in the layer's."""
+        """Of the part's weights; `tensor_parallel.add_gradients` knows where they lie in the layer's."""
         return self._pass.gradients
 
 

@@ -103,11 +103,7 @@ class _Sum:
 
 
 class TeamMember:
-    """Of one stage: computes its part of what another leads.
-
-    Args:
-        current: the step that this peer is at.
-    """
+    """Of one stage: computes its part of what another leads."""
 
     def __init__(self, means: Means, current: CurrentStep) -> None:
         self._means = means

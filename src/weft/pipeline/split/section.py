@@ -88,11 +88,7 @@ class SplitLayers:
 
 
 class LayersAt:
-    """The layers of each step: weights change between two.
-
-    Args:
-        width: of the model.
-    """
+    """The layers of each step: weights change between two."""
 
     def __init__(self, split: SplitConfig, width: int) -> None:
         self.width = width

@@ -91,10 +91,6 @@ class Gathered:
     rounds: tuple[Round, ...]  # of each stage
     fetched_nbytes: int
 
-    @property
-    def round(self) -> Round:
-        return self.rounds[0]
-
 
 class Assembled:
     """A whole model put together from its sections, as a checkpoint has it, in a file that is mapped into memory.
