@@ -58,8 +58,8 @@ class StageTable:
     def rates(self) -> list[Stage]:
         """Return each stage's members, those who are on their way to it included, and the rate of each.
 
-        Rates are of work that is usual, as in `pipeline.placement`. A peer that holds several shares its rate among them.
-        One that is not known is the median of the others'.
+        Rates are of work that is usual, as in `pipeline.placement`. A peer that holds several shares its rate
+        among them. One that is not known is the median of the others'.
         """
         stages = [
             {peer: each.rate * cost for peer, each in sorted(self.held(stage).items())}
