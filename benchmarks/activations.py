@@ -30,7 +30,7 @@ from weft.model.flat import cut, join
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, GradientConfig, LplrConfig, SubspaceConfig
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.codec.subspace import Confined, confined
 from weft.pipeline.device import Given, Passed
 from weft.pipeline.link import parcel
@@ -150,7 +150,7 @@ class Chain:
         self.num_tokens = 0
 
     def made(self) -> list[TorchDevice]:
-        boundaries = build(self.row.activations, self.row.gradients)
+        boundaries = Boundaries(self.row.activations, self.row.gradients)
         return [TorchDevice(model, boundaries, SEQ_LEN, BATCH_SIZE) for model in self.models]
 
     def forward(self, devices: list[TorchDevice], ids: Tensor) -> tuple[list[Passed], list[Buffer]]:

@@ -20,11 +20,10 @@ from weft.model.backward import Passed, Recomputed, Recomputing, forward
 from weft.model.flat import FlatModel, Part
 from weft.model.sections import Section
 from weft.model.transformer import SectionModule
-from weft.pipeline.codec.boundary import Activations, Boundaries, Boundary, Codecs, Samples, Shape
+from weft.pipeline.codec.boundary import Activations, Boundary, Samples, Shape
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import TOKEN_NBYTES, Encode, Given
 from weft.wire import Buffer, digest
-
-__all__ = ["Codecs", "TorchDevice"]
 
 
 class TorchDevice:

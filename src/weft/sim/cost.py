@@ -33,7 +33,7 @@ from weft.ids import PeerId
 from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters
 from weft.model.sections import Section, whole
 from weft.pipeline.codec.boundary import Shape
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import TOKEN_NBYTES, Given, Passed
 from weft.pipeline.worker import Sum
 from weft.stages.report import PIECES
@@ -192,7 +192,7 @@ class CostSection(PacedSection, CostTrainer):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         shape = Shape(self._run.train.seq_len, self._run.model.width, self._run.model.vocab_size)
-        self._boundary = build(self._pipeline.activations, self._pipeline.gradients).boundary(shape)
+        self._boundary = Boundaries(self._pipeline.activations, self._pipeline.gradients).boundary(shape)
         self._num_made = 0
 
     @property

@@ -23,7 +23,7 @@ from weft.errors import CallFailed
 from weft.events import Emit, WarmedUp
 from weft.model.backward import forward as passed_through
 from weft.model.flat import Part
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import Given, Passed
 from weft.pipeline.split.section import LayersAt
 from weft.pipeline.torch_device import TorchDevice
@@ -73,7 +73,7 @@ class SectionTrainer(Trainer):
 
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
         super()._take_device(held, micro_batch)
-        codecs = build(self._pipeline.activations, self._pipeline.gradients)
+        codecs = Boundaries(self._pipeline.activations, self._pipeline.gradients)
         train, has_recompute = self._run.train, self._peer.has_recompute
         self._lent = TorchDevice(self._model, codecs, train.seq_len, train.batch_size, has_recompute=has_recompute)
 

@@ -21,8 +21,8 @@ from weft.model.config import ModelConfig
 from weft.model.flat import layout
 from weft.model.sections import Section, num_section_parameters
 from weft.pipeline.codec import boundary
-from weft.pipeline.codec import build as build_boundary
 from weft.pipeline.codec.activations import AqSgdConfig, SubspaceConfig
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.sender import PER_STAGE
 from weft.pipeline.worker import Bounds
@@ -176,7 +176,7 @@ def micro_batch(model: ModelConfig, train: TrainConfig, pipeline: PipelineConfig
     num_samples = min(pipeline.micro_batch, train.batch_size)
     # Bytes do not follow from the vocabulary, of which one codec draws a table.
     shape = boundary.Shape(train.seq_len, model.width, vocab_size=1)
-    found = build_boundary.build(pipeline.activations, pipeline.gradients).boundary(shape)
+    found = Boundaries(pipeline.activations, pipeline.gradients).boundary(shape)
     return MicroBatch(
         num_samples=num_samples,
         seq_len=train.seq_len,

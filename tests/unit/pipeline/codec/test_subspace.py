@@ -11,7 +11,7 @@ from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import SubspaceConfig
 from weft.pipeline.codec.boundary import Samples, Shape
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.codec.subspace import WRITERS, Confined, Space, confined, drawn
 
 CONFIG = msgspec.convert(
@@ -88,7 +88,7 @@ def test_directions_are_orthonormal_and_follow_from_the_seed() -> None:
 
 
 def test_what_a_constrained_model_sends_arrives_whole_and_of_another_it_is_refused() -> None:
-    codec = build(SUBSPACE).boundary(SHAPE).activations
+    codec = Boundaries(SUBSPACE).boundary(SHAPE).activations
     held = models()
     tokens = trained(held, 10, is_constrained=True)
     samples = Samples(tokens[:, :-1], (0, 1, 2, 3))
@@ -137,7 +137,7 @@ def test_to_constrain_what_is_constrained_changes_rounding_alone() -> None:
 
 def test_the_gradient_that_comes_back_is_that_of_what_was_sent() -> None:
     """The chain rule through encoding and decoding, as torch has it."""
-    space, boundary = space_of(), build(SUBSPACE).boundary(SHAPE)
+    space, boundary = space_of(), Boundaries(SUBSPACE).boundary(SHAPE)
     tokens = torch.randint(0, 13, (2, 8), generator=torch.Generator().manual_seed(1))
     samples = Samples(tokens, (0, 1))
     x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(2), requires_grad=True)
