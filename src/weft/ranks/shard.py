@@ -291,7 +291,7 @@ def _sharded(run: RunConfig, settings: PeerConfig, device: Device, num_ranks: in
     with torch.device("meta"):
         module = Transformer(run.model, has_recompute=has_recompute)
     angles, mesh = module.angle_bits, init_device_mesh(device.torch.type, (num_ranks,))
-    for block in module.layers:
+    for block in module.layers.values():
         fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)
     register_fsdp_forward_method(module, "next_logits")

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from weft.data.batch import Batch
 from weft.events import Emit, FellBack, MicroBatchChanged
 from weft.model import FlatModel
-from weft.model.flat import Part
+from weft.model.transformer import SectionModule
 from weft.training.device import Device, allocating, first_line, is_out_of_memory
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Backward:
             if not math.isfinite(loss) or not self.scale.shrink():
                 return loss, norm
 
-    def summed_loss(self, module: Part, batch: Batch) -> float:
+    def summed_loss(self, module: SectionModule, batch: Batch) -> float:
         """Return the sum of the losses of `batch` under `module`, nats. The sum is taken in float64.
 
         Raises:
@@ -108,7 +108,7 @@ class Backward:
         loss_value, norm_value = torch.stack((total, norm)).tolist()  # the step's one wait for a GPU
         return loss_value, norm_value
 
-    def _add_up(self, module: Part, batch: Batch) -> float:
+    def _add_up(self, module: SectionModule, batch: Batch) -> float:
         total = 0.0
         with torch.inference_mode():
             for tokens, targets in self._micro_batches(batch):

@@ -22,7 +22,7 @@ from weft.data.batch import Batches
 from weft.errors import CallFailed
 from weft.events import Emit, WarmedUp
 from weft.model.backward import forward as passed_through
-from weft.model.flat import Part
+from weft.model.transformer import SectionModule
 from weft.pipeline.codec.build import build
 from weft.pipeline.device import Given, Passed
 from weft.pipeline.split.section import LayersAt
@@ -129,7 +129,7 @@ class SectionTrainer(Trainer):
         blank = torch.zeros(num, seq_len, dtype=torch.int64, device=self._model.vector.device)
         x = blank if self._section.is_first else torch.zeros(*blank.shape, self._run.model.width, device=blank.device)
 
-        def compute(module: Part) -> Tensor:
+        def compute(module: SectionModule) -> Tensor:
             return module.loss(x, blank) if self._section.is_last else module(x)
 
         passed = passed_through(self._model, compute, x)

@@ -33,8 +33,8 @@ from weft.data.batch import Batches
 from weft.errors import CheckpointError
 from weft.events import Emit, MicroBatchChanged, WarmedUp
 from weft.inference.sample import Sampling, generate
-from weft.model import FlatModel, Transformer, assemble, attach, layout
-from weft.model.flat import Part
+from weft.model import FlatModel, Transformer, assemble
+from weft.model.flat import over
 from weft.model.transformer import SectionModule
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
@@ -50,15 +50,10 @@ def model_over(vector: Tensor, run: RunConfig, peer: PeerConfig) -> FlatModel:
     """Return the run's model over `vector`, with a gradient beside it."""
     section = run.section if isinstance(run, StagedConfig) else None
     with torch.device("meta"):
-        module: Part = Transformer(run.model, has_recompute=peer.has_recompute)
+        module: SectionModule = Transformer(run.model, has_recompute=peer.has_recompute)
         if section is not None:  # whose passes are computed again as wholes, if they are
             module = SectionModule(run.model, section)
-    attach(module, vector)
-    gradient = torch.zeros_like(vector)
-    spans = layout(run.model, section)
-    for span in spans:
-        module.get_parameter(span.name).grad = spans.view(gradient, span)
-    return FlatModel(module, vector, gradient)
+    return over(module, vector)
 
 
 @dataclass(frozen=True, kw_only=True)

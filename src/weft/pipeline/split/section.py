@@ -20,7 +20,6 @@ from weft.errors import ConfigError
 from weft.model.config import ModelConfig
 from weft.model.flat import FlatModel
 from weft.model.layers import Block, rotation
-from weft.model.transformer import SectionModule
 from weft.pipeline.device import Step
 from weft.pipeline.split.cut import Segment, SplitConfig, heads_parts, num_tokens, zigzag
 from weft.pipeline.split.layer import ByHeads, BySegments
@@ -52,7 +51,6 @@ class SplitLayers:
     """
 
     def __init__(self, model: FlatModel, split: SplitConfig, number: int) -> None:
-        assert isinstance(model.module, SectionModule)
         self._model = model
         self._split = split
         self._blocks = [cast(Block, block) for block in model.module.layers.values()]
@@ -72,7 +70,7 @@ class SplitLayers:
         self, number: int, team: Team, segments: tuple[Segment, ...] | None, x: Activations
     ) -> ByHeads | BySegments:
         """Return what computes this member's part of a layer."""
-        inverse = cast(SectionModule, self._model.module).angle_bits.view(torch.float32)
+        inverse = self._model.module.angle_bits.view(torch.float32)
         if segments is not None:
             return BySegments(team, self._blocks[number], inverse.to(x.device), segments)
         return ByHeads(team, self._cut[number], rotation(inverse.to(x.device), 0, x.shape[1]))
