@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.rig.two_groups import two_groups
 
 from scenarios.companies import House, Machine, losses
 from scenarios.test_companies import BATCH, SEQ_LEN, crew, done, play, rounds, sealed, whole
@@ -33,7 +34,7 @@ def learnt(run: Sealed) -> list[float]:
     config = run.config
     flat = flatten(Transformer(config.model), "cpu")
     flat.vector.copy_(initial_vector(config.model, config.seed))
-    decayed, rest = flat.groups()
+    decayed, rest = two_groups(flat)
     groups = [{"params": [decayed], "weight_decay": 0.1}, {"params": [rest], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
     batches = Batches(run.store, run.index, "train", SEQ_LEN, config.seed)

@@ -4,7 +4,7 @@ It knows no data, no optimizer, no network.
 """
 
 from weft.model.cache import KVCache
-from weft.model.config import SIZES, Llama3Scaling, ModelConfig, check_bounds, check_size, named, num_parameters
+from weft.model.config import SIZES, Llama3Scaling, ModelConfig, check_size, named, num_parameters
 from weft.model.flat import FlatModel, Layout, Span, assemble, attach, flatten, layout
 from weft.model.initial import initial_vector
 from weft.model.transformer import Transformer
@@ -21,7 +21,6 @@ __all__ = [
     "Transformer",
     "assemble",
     "attach",
-    "check_bounds",
     "check_size",
     "flatten",
     "initial_vector",

@@ -149,19 +149,6 @@ class FlatModel:
     def zero_gradient(self) -> None:
         self.gradient.zero_()
 
-    def groups(self) -> tuple[nn.Parameter, nn.Parameter]:
-        """Return (decayed, rest) as two flat parameters over the same memory, gradients attached.
-
-        An optimizer that treats numbers one by one (AdamW, SGD) is several times faster on two long vectors than on a
-        hundred small tensors, and its result is the same.
-        """
-        return self._group(0, self.layout.num_decayed), self._group(self.layout.num_decayed, self.layout.num_parameters)
-
-    def _group(self, start: int, stop: int) -> nn.Parameter:
-        group = nn.Parameter(self.vector[start:stop])
-        group.grad = self.gradient[start:stop]
-        return group
-
 
 def flatten(model: SectionModule, device: torch.device | str) -> FlatModel:
     """Move `model` into two flat fp32 vectors on `device` and return them with it.

@@ -171,7 +171,12 @@ class Stepper(ABC):
                 total += shown.loss(batch)
                 num_tokens += batch[0].numel()
                 between()
-        return mean_loss(total, num_tokens), num_tokens
+        if not math.isfinite(total):
+            raise NotFinite(
+                "the held-out loss of the outer parameters is NaN or infinite: the run has diverged. Resume from an "
+                "earlier checkpoint, with a lower learning rate."
+            )
+        return total / num_tokens, num_tokens
 
     def sample(
         self,
@@ -248,17 +253,3 @@ class Stepper(ABC):
             mean_loss=sum(losses) / len(losses) if losses else math.nan,
             duration_s=self._clock.now() - began,
         )
-
-
-def mean_loss(total: float, num_tokens: int) -> float:
-    """Return the mean of a summed loss over held-out text.
-
-    Raises:
-        NotFinite: it is NaN or infinite.
-    """
-    if not math.isfinite(total):
-        raise NotFinite(
-            "the held-out loss of the outer parameters is NaN or infinite: the run has diverged. Resume from an "
-            "earlier checkpoint, with a lower learning rate."
-        )
-    return total / num_tokens

@@ -4,6 +4,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 import torch
+from benchmarks.rig.two_groups import two_groups
 from torch import nn
 
 from weft.errors import ConfigError
@@ -113,7 +114,7 @@ def test_optimizing_the_two_groups_equals_optimizing_every_tensor(small: Make) -
         ]
 
     def two(flat: FlatModel) -> list[dict[str, object]]:
-        decayed, rest = flat.groups()
+        decayed, rest = two_groups(flat)
         return [{"params": [decayed], "weight_decay": 0.1}, {"params": [rest], "weight_decay": 0.0}]
 
     torch.testing.assert_close(train(two), train(each))

@@ -18,7 +18,7 @@ from weft.data import JsonTokenizer, Tokenizer
 from weft.data.tokenizer import from_bytes
 from weft.errors import CheckpointError, WireError
 from weft.ids import short
-from weft.model import ModelConfig, Transformer, assemble, check_bounds, read_config, read_folder
+from weft.model import ModelConfig, Transformer, assemble, check_size, num_parameters, read_config, read_folder
 from weft.peer.state.checkpoint import load_model, read_contents
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
@@ -55,7 +55,7 @@ def open_trained(given: str, home: Path) -> Trained:
     """
     folder = find_checkpoint(given, home)
     if not (folder / CHECKPOINT_FILE).exists():
-        check_bounds(read_config(folder), PeerConfig().max_parameters)
+        check_size(num_parameters(read_config(folder)), PeerConfig().max_parameters)
         config, vector = read_folder(folder)
         return Trained(folder, config, vector, JsonTokenizer.from_file(folder), None)
     run, blob, vector = load_model(folder)
