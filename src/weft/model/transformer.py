@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from torch.utils.checkpoint import checkpoint
 
-from weft.model.cache import KVCache
 from weft.model.config import ModelConfig
-from weft.model.layers import Block, RMSNorm, inverse_wavelengths, rotation
+from weft.model.layers import Block, KVCache, RMSNorm, inverse_wavelengths, rotation
 from weft.model.sections import Section, whole
 
 
