@@ -104,7 +104,7 @@ class Transformer(SectionModule):
         return logits
 
     def features(
-        self, tokens: Int64[Tensor, "batch tokens"], cache: KVCache | None = None
+        self, tokens: Int64[Tensor, "batch tokens"], cache: KVCache | None
     ) -> Float[Tensor, "batch tokens width"]:
         """Return what the head reads: the normed output of the last block."""
         x = through(self.layers.values(), self.embed(tokens), self.angle_bits, cache, has_recompute=self.has_recompute)

@@ -31,7 +31,7 @@ from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig
 from weft.training.device import Device, choose, limit_memory
-from weft.training.optimizer import AdamWNumbers, adamw_step, sgd_step
+from weft.training.optimizer import adamw_step, sgd_step
 
 Rows = list[Tensor]  # of one rank: of each tensor, in the order of the layout
 
@@ -95,9 +95,9 @@ class Shard:
                 sgd_step(config, learning_rate, x, gradient, moments["momentum"][number] if moments else None)
             return
         found = zip(mine, gradients, moments["moment1"], moments["moment2"], self._counts, strict=True)
-        numbers = [(span, AdamWNumbers(*each)) for span, each in zip(self._spans, found, strict=True)]
+        numbers = list(zip(self._spans, found, strict=True))
         for decay in (True, False):
-            these = [each for span, each in numbers if span.has_decay == decay and each.parameters.numel()]
+            these = [each for span, each in numbers if span.has_decay == decay and each[0].numel()]
             if these:
                 adamw_step(config, config.weight_decay if decay else 0.0, learning_rate, these)
 

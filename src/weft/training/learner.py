@@ -82,12 +82,10 @@ class Measure(Protocol):
         ...
 
 
-@runtime_checkable
-class KeepsVector(Protocol):
-    """One half of a learner: the local parameters, wherever they lie.
+class Learner(Protocol):
+    """Inner steps from one vector to another. All vectors are flat, fp32, on the CPU; or spread, if the first is."""
 
-    All vectors are flat, fp32, on the CPU; or spread, if the first is.
-    """
+    # --- the local parameters, wherever they lie ---
 
     @property
     def is_parked(self) -> bool: ...
@@ -124,10 +122,7 @@ class KeepsVector(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class MakesSteps(Protocol):
-    """The other half: steps on that vector."""
+    # --- steps on them ---
 
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         """Take what training needs, and `vector` as the local parameters."""
@@ -158,8 +153,3 @@ class MakesSteps(Protocol):
     ) -> tuple[Float32[Tensor, " num"], Work]:
         """Return the mean gradient over the samples at `positions`, and change no parameter."""
         ...
-
-
-@runtime_checkable
-class Learner(KeepsVector, MakesSteps, Protocol):
-    """Inner steps from one vector to another."""

@@ -8,11 +8,6 @@ For methods that send deltas the trainer owns its parameters and an inner optimi
 has neither: its parameters are the outer ones (on a CPU, the very same memory), and `gradient` is all it computes.
 
 `park` leaves the device: what it held goes to the host's memory, where it is read and set as before, until `unpark`.
-
-Everything here is synchronous and belongs to one thread at a time, but for `park` and `unpark`, which may come beside
-whoever reads or sets what is kept.
-
-The model that a peer trains, over its local parameters: the run's, or the section of it that a stage has.
 """
 
 import threading
@@ -129,7 +124,6 @@ class Trainer(Stepper):
         return self._parked is not None
 
     def park(self) -> None:
-        """Leave the device, if it has not been left."""
         with self._parking:
             if self._parked is not None:
                 return
@@ -211,10 +205,7 @@ class Trainer(Stepper):
         return self._model.vector if self._parked is None else self._parked.vector
 
     def set_center(self, outer: Float32[Tensor, " num"]) -> None:
-        """Let inner steps be pulled towards `outer`, the outer parameters on the CPU, where the method says so.
-
-        There it is the very same memory, and follows what is written to it.
-        """
+        """Let inner steps be pulled towards `outer`; on a CPU what is written to it later counts, too."""
         if not self._run.method.proximal:
             return
         with self._parking:
@@ -226,11 +217,7 @@ class Trainer(Stepper):
                 self._center.copy_(outer)
 
     def private_state(self) -> State:
-        """Return what only this peer has and an exact resume needs, on the CPU.
-
-        Returns:
-            Flat fp32 vectors, views where the device is the CPU, until the next `train`; and counters, each one int64.
-        """
+        """Return what an exact resume needs: on a CPU views, until the next `train`."""
         with self._parking:
             if self._parked is None:
                 scale, moments = self._backward.scale, None if self._optimizer is None else self._optimizer.state()
@@ -241,11 +228,6 @@ class Trainer(Stepper):
             return {**state, **(moments or {})}
 
     def load_private_state(self, state: State) -> None:
-        """Take up what `private_state` returned, by copying.
-
-        Raises:
-            CheckpointError: it belongs to another model or is incomplete.
-        """
         counters = {name: int(value) for name, value in state.items() if not value.is_floating_point()}
         if "num_steps" not in counters:
             raise CheckpointError(
