@@ -25,9 +25,9 @@ from benchmarks.rig.two_groups import two_groups
 from weft.codec.build import build as number_codec
 from weft.codec.config import Bf16Config, CodecConfig, Fp8Config, Fp32Config, Int4Config, Int8Config
 from weft.ids import PeerId
-from weft.model import FlatModel, ModelConfig, assemble, flatten, initial_vector
-from weft.model.config import num_parameters
-from weft.model.flat import cut, join
+from weft.model.config import ModelConfig, num_parameters
+from weft.model.flat import FlatModel, assemble, cut, flatten, join
+from weft.model.initial import initial_vector
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, GradientConfig, LplrConfig, SubspaceConfig

@@ -54,7 +54,9 @@ from weft.codec import (
 )
 from weft.codec.build import build
 from weft.codec.codec import Codec
-from weft.model import initial_vector, layout, named
+from weft.model.config import named
+from weft.model.flat import layout
+from weft.model.initial import initial_vector
 from weft.sync.merge import basis
 from weft.sync.method.choices import MuonConfig
 

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from weft.model import FlatModel
+from weft.model.flat import FlatModel
 
 
 def two_groups(model: FlatModel) -> tuple[nn.Parameter, nn.Parameter]:

@@ -21,8 +21,9 @@ from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.codec.dense import Bf16, Fp32
 from weft.codec.quantize import Int8
-from weft.data import ByteTokenizer, DataIndex, ShardInfo, ShardStore, leases
-from weft.data.tokenizer import CharTokenizer
+from weft.data.assign import leases
+from weft.data.store import DataIndex, ShardInfo, ShardStore
+from weft.data.tokenizer import ByteTokenizer, CharTokenizer
 from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket, prove

@@ -31,8 +31,8 @@ from scenarios import rules
 from scenarios.ledger import Ledger, Step
 from weft.clock import Clock
 from weft.codec import Fp32Config
-from weft.data import CorpusConfig, TextSource
 from weft.data.assign import _BEYOND
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import Event, Notice, RoundCommitted
 from weft.executor import Compute, Inline
 from weft.ids import Digest, PeerId

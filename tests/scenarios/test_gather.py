@@ -15,7 +15,7 @@ from scenarios.companies import SECRET, House, Machine
 from scenarios.swarm import write_corpus
 from weft.clock import VirtualClock
 from weft.codec.config import Fp32Config
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.errors import PeerError, TooLarge
 from weft.events import CheckpointSaved, Event, Notice, RoundCommitted, StageEmpty, StageHeld
 from weft.executor import Inline

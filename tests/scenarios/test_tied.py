@@ -14,7 +14,9 @@ from scenarios.test_companies import BATCH, SEQ_LEN, crew, done, play, rounds, s
 from weft.data.batch import Batches
 from weft.errors import ConfigError
 from weft.events import StageHeld
-from weft.model import Transformer, assemble, flatten, initial_vector
+from weft.model.flat import assemble, flatten
+from weft.model.initial import initial_vector
+from weft.model.transformer import Transformer
 from weft.peer.state.checkpoint import load_model
 from weft.run.genesis import Sealed
 from weft.sync.method.presets import DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig

@@ -232,8 +232,7 @@ if TYPE_CHECKING:
 
 def own_nbytes(paths: Sequence[str]) -> int | None:
     """Return about how much text --data names; None where that cannot be told."""
-    from weft.data import TextSource
-    from weft.data.corpus import text_nbytes
+    from weft.data.corpus import TextSource, text_nbytes
     from weft.errors import DataError
 
     try:
@@ -250,8 +249,7 @@ def own_documents(paths: Sequence[str]) -> "Iterator[Document]":
     """
     from glob import has_magic
 
-    from weft.data import TextSource
-    from weft.data.corpus import documents
+    from weft.data.corpus import TextSource, documents
     from weft.errors import DataError
 
     for path in paths:

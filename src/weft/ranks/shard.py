@@ -24,7 +24,9 @@ from torch.nn.functional import cross_entropy
 from weft import rng
 from weft.data.batch import Batch
 from weft.inference.sample import Sampling, generate
-from weft.model import KVCache, Transformer, layout
+from weft.model.flat import layout
+from weft.model.layers import KVCache
+from weft.model.transformer import Transformer
 from weft.ranks.line import Line, passed
 from weft.ranks.strips import overlap, overlaps, rows, strips
 from weft.run.config import RunConfig

@@ -20,7 +20,8 @@ import msgspec
 
 from weft.codec import CodecConfig
 from weft.config import Config, from_tree, replace_field
-from weft.data import BytesConfig, ByteTokenizer, JsonConfig
+from weft.data.packing import BytesConfig, JsonConfig
+from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError
 from weft.pipeline.config import PipelineConfig
 from weft.run.config import FolderModel, Genesis, RunConfig, RunFile, ShapedModel

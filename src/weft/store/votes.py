@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from struct import Struct
 
-from weft.data import PRIVATE, write_atomically
+from weft.data.store import PRIVATE, write_atomically
 from weft.errors import CheckpointError, DataError, DiskFull, WireError
 from weft.ids import BranchId, Round
 from weft.sync.records.messages import Base

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from weft.data.batch import Batch
 from weft.events import Emit, FellBack, MicroBatchChanged
-from weft.model import FlatModel
+from weft.model.flat import FlatModel
 from weft.model.transformer import SectionModule
 from weft.training.device import Device, allocating, first_line, is_out_of_memory
 

@@ -19,8 +19,8 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.data import Tokenizer
 from weft.data.batch import Batches
+from weft.data.tokenizer import Tokenizer
 from weft.run.config import Genesis
 from weft.training.optimizer import State
 

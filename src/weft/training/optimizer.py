@@ -26,8 +26,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from weft.errors import CheckpointError
-from weft.model import FlatModel
-from weft.model.flat import layer_matrices
+from weft.model.flat import FlatModel, layer_matrices
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig, OptimizerConfig
 
 State = dict[str, Tensor]

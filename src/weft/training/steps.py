@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.data import Tokenizer
 from weft.data.batch import Batch, Batches
+from weft.data.tokenizer import Tokenizer
 from weft.errors import NotFinite
 from weft.events import Emit, StepDone
 from weft.ids import Step

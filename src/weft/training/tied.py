@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.errors import CallFailed
-from weft.model import FlatModel
+from weft.model.flat import FlatModel
 from weft.pipeline.worker import Sum
 from weft.training.learner import NOTHING_CAME, Work
 from weft.training.steps import Mean

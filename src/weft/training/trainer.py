@@ -28,9 +28,8 @@ from weft.data.batch import Batches
 from weft.errors import CheckpointError
 from weft.events import Emit, MicroBatchChanged, WarmedUp
 from weft.inference.sample import Sampling, generate
-from weft.model import FlatModel, Transformer, assemble
-from weft.model.flat import over
-from weft.model.transformer import SectionModule
+from weft.model.flat import FlatModel, assemble, over
+from weft.model.transformer import SectionModule, Transformer
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig

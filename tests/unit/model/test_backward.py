@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from weft.model import FlatModel, ModelConfig, Transformer, flatten, initial_vector
 from weft.model.backward import Passed, Recomputed, Recomputing, forward
-from weft.model.flat import cut
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel, cut, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import pieces, sections
-from weft.model.transformer import SectionModule
+from weft.model.transformer import SectionModule, Transformer
 
 Make = Callable[..., ModelConfig]
 NUM_TOKENS = 8

@@ -8,7 +8,9 @@ import pytest
 from weft import wire
 from weft.config import from_tree
 from weft.errors import ConfigError, TooLarge, WireError
-from weft.model import SIZES, Llama3Scaling, ModelConfig, Transformer, check_size, layout, named, num_parameters
+from weft.model.config import SIZES, Llama3Scaling, ModelConfig, check_size, named, num_parameters
+from weft.model.flat import layout
+from weft.model.transformer import Transformer
 
 Make = Callable[..., ModelConfig]
 

@@ -8,7 +8,9 @@ from benchmarks.rig.two_groups import two_groups
 from torch import nn
 
 from weft.errors import ConfigError
-from weft.model import FlatModel, ModelConfig, Transformer, assemble, flatten, layout, num_parameters
+from weft.model.config import ModelConfig, num_parameters
+from weft.model.flat import FlatModel, assemble, flatten, layout
+from weft.model.transformer import Transformer
 
 Make = Callable[..., ModelConfig]
 

@@ -9,7 +9,7 @@ from weft import wire
 from weft.codec import Fp32Config
 from weft.data.batch import Batches
 from weft.data.store import DataIndex, ShardInfo, ShardStore
-from weft.model import ModelConfig
+from weft.model.config import ModelConfig
 from weft.run.config import RunConfig, TrainConfig
 from weft.run.outline import TicketAdmission
 from weft.sync.method.presets import FedAvgConfig, MethodConfig, spell_out

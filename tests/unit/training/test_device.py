@@ -11,7 +11,7 @@ from weft.codec import Int8Config
 from weft.codec.build import build
 from weft.cost import training as cost
 from weft.errors import ConfigError, TooLarge
-from weft.model import named, num_parameters
+from weft.model.config import named, num_parameters
 from weft.run import host
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig

@@ -8,8 +8,9 @@ from benchmarks.rig.two_groups import two_groups
 
 from unit.peer.tiny import MODEL
 from weft.errors import CheckpointError
-from weft.model import FlatModel, Transformer, flatten, initial_vector
-from weft.model.flat import layer_matrices
+from weft.model.flat import FlatModel, flatten, layer_matrices
+from weft.model.initial import initial_vector
+from weft.model.transformer import Transformer
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig, OptimizerConfig
 from weft.training.optimizer import build, orthogonalized
 

@@ -8,7 +8,8 @@ import torch
 
 from weft.codec import Bf16Config
 from weft.cost import pipeline as cost_pipeline
-from weft.model import ModelConfig, flatten
+from weft.model.config import ModelConfig
+from weft.model.flat import flatten
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import LplrConfig, SubspaceConfig

@@ -17,7 +17,7 @@ from weft.dashboard import figures
 from weft.dashboard.view import View
 from weft.errors import CheckpointError
 from weft.ids import RunId, short
-from weft.model import write_folder
+from weft.model.weights import write_folder
 
 _WAIT_S = 600.0  # for the n-gram model, which had all of the training's time
 

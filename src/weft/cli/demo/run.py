@@ -25,7 +25,7 @@ from weft.cli.terminal import tell, terminal_width, wrapped
 from weft.clock import SystemClock
 from weft.config import dump, from_tree, load_tree
 from weft.dashboard.view import About
-from weft.data import ByteTokenizer
+from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError, DeadlineExceeded
 from weft.run.config import RunFile
 from weft.run.genesis import resolve

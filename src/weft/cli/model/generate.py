@@ -8,7 +8,7 @@ import typer
 from weft.cli.home import home_of
 
 if TYPE_CHECKING:
-    from weft.data import Tokenizer
+    from weft.data.tokenizer import Tokenizer
 
 _UNFINISHED = "\ufffd"  # what a character shows as while only some of its bytes are there
 _MAX_LINES, _LINE = 8, 80  # of a sample that is shown with other things

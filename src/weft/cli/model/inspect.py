@@ -142,7 +142,7 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
 
 
 def _model_folder(folder: Path) -> Iterator[str]:
-    from weft.model import read_config
+    from weft.model.weights import read_config
 
     yield "Hugging Face folder"
     yield f"model       {_described(read_config(folder))}"

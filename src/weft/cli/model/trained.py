@@ -14,11 +14,13 @@ from weft.cli.settings import check_option
 from weft.clock import SystemClock
 from weft.config import from_tree
 from weft.dashboard import figures
-from weft.data import JsonTokenizer, Tokenizer
-from weft.data.tokenizer import from_bytes
+from weft.data.tokenizer import JsonTokenizer, Tokenizer, from_bytes
 from weft.errors import CheckpointError, WireError
 from weft.ids import short
-from weft.model import ModelConfig, Transformer, assemble, check_size, num_parameters, read_config, read_folder
+from weft.model.config import ModelConfig, check_size, num_parameters
+from weft.model.flat import assemble
+from weft.model.transformer import Transformer
+from weft.model.weights import read_config, read_folder
 from weft.peer.state.checkpoint import load_model, read_contents
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig

@@ -19,7 +19,7 @@ from weft.cli.run.torchrun import trainers
 from weft.cli.screen.screen import make_screen
 from weft.dashboard.run import about_of
 from weft.dashboard.scalars import make_sink
-from weft.data import write_atomically
+from weft.data.store import write_atomically
 from weft.errors import ConfigError
 from weft.events import Emit
 from weft.launch.peer import Participant, Workload, found, join

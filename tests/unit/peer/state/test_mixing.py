@@ -18,7 +18,7 @@ from weft.codec import CodecConfig, Fp32Config, Int8Config, RandomKConfig, SignC
 from weft.codec.build import build
 from weft.errors import ConfigError
 from weft.ids import Digest, PeerId, Round
-from weft.model import initial_vector
+from weft.model.initial import initial_vector
 from weft.peer.state.mixing import Met
 from weft.run.config import RunConfig
 from weft.sync.merge.gossip import Neighbour

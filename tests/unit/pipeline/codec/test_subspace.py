@@ -6,8 +6,9 @@ import torch
 from benchmarks.rig.two_groups import two_groups
 
 from weft.errors import ConfigError
-from weft.model import FlatModel, ModelConfig, flatten, initial_vector
-from weft.model.flat import cut
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel, cut, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import SubspaceConfig

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from weft.errors import ConfigError
-from weft.model import ModelConfig
+from weft.model.config import ModelConfig
 from weft.pipeline.split.cut import contiguous, heads_parts, num_pairs, num_tokens, shares, zigzag
 
 CONFIG = msgspec.convert(
