@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from benchmarks import report
-from benchmarks.rig.two_groups import two_groups
+from benchmarks.rig.flat import join, two_groups
 from weft.codec.build import build as number_codec
 from weft.codec.config import Bf16Config, CodecConfig, Fp8Config, Fp32Config, Int4Config, Int8Config
 from weft.ids import PeerId
 from weft.model.config import ModelConfig, num_parameters
-from weft.model.flat import FlatModel, assemble, cut, flatten, join
+from weft.model.flat import FlatModel, assemble, cut, flatten
 from weft.model.initial import initial_vector
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule

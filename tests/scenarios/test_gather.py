@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 import torch
+from benchmarks.rig.flat import join
 from torch import Tensor
 
 from scenarios.companies import SECRET, House, Machine
@@ -21,7 +22,6 @@ from weft.events import CheckpointSaved, Event, Notice, RoundCommitted, StageEmp
 from weft.executor import Inline
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
-from weft.model.flat import join
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.node import Node

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks.rig.two_groups import two_groups
+from benchmarks.rig.flat import two_groups
 
 from scenarios.companies import House, Machine, losses
 from scenarios.test_companies import BATCH, SEQ_LEN, crew, done, play, rounds, sealed, whole

@@ -11,7 +11,7 @@ biases), each in the order of the forward pass: one optimizer group is one range
 A section of a model has a vector of its own, laid out alike: what of the whole's it has, in the same order.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig
-from weft.model.sections import Section, sections, whole
+from weft.model.sections import Section, whole
 from weft.model.transformer import SectionModule, Transformer
 
 
@@ -222,26 +222,6 @@ def cut(config: ModelConfig, vector: Float[Tensor, " num"], section: Section) ->
     for span in there:
         part[span.offset : span.stop] = vector[at[span.name].offset : at[span.name].stop]
     return part
-
-
-def join(config: ModelConfig, parts: Sequence[Float[Tensor, " _"]]) -> Float[Tensor, " num"]:
-    """Return the whole's vector of those of all its sections; of a tied matrix the first one's.
-
-    Raises:
-        ConfigError: a vector is not as long as its section.
-    """
-    at = {span.name: span for span in layout(config)}
-    vector = parts[0].new_empty(layout(config).num_parameters)
-    for part, section in reversed(list(zip(parts, sections(config, len(parts)), strict=True))):
-        there = layout(config, section)
-        if part.numel() != there.num_parameters:
-            raise ConfigError(
-                f"section {section.number} of {len(parts)} has {there.num_parameters:,} parameters, the vector "
-                f"{part.numel():,} numbers."
-            )
-        for span in there:
-            vector[at[span.name].offset : at[span.name].stop] = part[span.offset : span.stop]
-    return vector
 
 
 def _pairs(model: SectionModule) -> Iterator[tuple[Span, nn.Parameter]]:

@@ -64,7 +64,7 @@ class Shard:
         """Compute the mean gradient over `batch`, of which each rank takes a share; return mean loss and norm."""
         total = torch.zeros((), device=self._device.torch)
         for tokens, targets, share in self._micro_batches(batch, micro_batch):
-            with self._autocast():
+            with self._device.autocast():
                 loss = self._module.loss(tokens, targets)
             # FSDP takes the mean over ranks; what is wanted is the sum of their shares.
             (loss * (share * self._line.num_ranks)).backward()  # type: ignore[no-untyped-call]
@@ -124,10 +124,6 @@ class Shard:
             found.append((tokens.to(self._device.torch), targets.to(self._device.torch), count / num))
         return found
 
-    def _autocast(self) -> torch.autocast:
-        dtype = self._device.autocast_dtype
-        return torch.autocast(self._device.torch.type, dtype or torch.bfloat16, enabled=dtype is not None)
-
     def _shorten(self, factor: float) -> None:
         if factor != 1.0:
             for gradient in self._gradients:
@@ -169,7 +165,7 @@ class Shard:
         """Return the sum of the losses of `batch`, nats."""
         total = 0.0
         for tokens, targets, share in self._micro_batches(batch, micro_batch):
-            with self._autocast():
+            with self._device.autocast():
                 logits = self._module(tokens)
             losses = cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
             total += float(losses.cpu().double().sum()) if share else 0.0

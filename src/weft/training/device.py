@@ -10,7 +10,7 @@ full, so there the trainer starts with the whole batch and halves.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +47,11 @@ class Device:
     def autocast_dtype(self) -> "dtype | None":
         """What matrix products are computed in; None: as the parameters are."""
         return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context in which matrix products are computed so."""
+        dtype = self.autocast_dtype
+        return nullcontext() if dtype is None else torch.autocast(self.torch.type, dtype)
 
     def release_cache(self) -> None:
         """Give back what torch's allocator keeps for later, so that differently sized tensors find room."""

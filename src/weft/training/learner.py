@@ -56,6 +56,7 @@ class Measure(Protocol):
 
         Raises:
             NotFinite: the loss is NaN or infinite.
+            OutOfMemory: there is no room for them beside what trains.
         """
         ...
 
@@ -78,10 +79,12 @@ class Measure(Protocol):
         Raises:
             DataError: the prompt has a character that the tokenizer does not know.
             NotFinite: the model's logits are NaN or infinite.
+            OutOfMemory: there is no room for them beside what trains.
         """
         ...
 
 
+@runtime_checkable
 class Learner(Protocol):
     """Inner steps from one vector to another. All vectors are flat, fp32, on the CPU; or spread, if the first is."""
 

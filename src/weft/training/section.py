@@ -32,7 +32,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, confinement
 from weft.training.learner import NOTHING_CAME, Work
 from weft.training.steps import Mean
-from weft.training.tied import TiedTrainer
+from weft.training.tied import TiedTrainer, averaged
 from weft.training.trainer import Trainer
 
 
@@ -166,11 +166,7 @@ class SectionTrainer(Trainer):
         return self._mean(total)
 
     def _mean(self, total: Sum) -> Mean:
-        """Make a mean of the sum that the gradient is."""
-        gradient = self._model.gradient
-        gradient.mul_(self._run.train.batch_size / total.num_samples)
-        norm = float(torch.linalg.vector_norm(gradient))
-        return Mean(loss=total.loss / total.num_samples, norm=norm, num_samples=total.num_samples)
+        return averaged(self._model.gradient, total, self._run.train.batch_size)
 
     def _descend(self, norm: float, rate: float) -> float:
         norm = super()._descend(norm, rate)

@@ -159,12 +159,7 @@ class Stepper(ABC):
     def evaluate(
         self, vector: Float32[Tensor, " num"], batches: Batches, num_windows: int, between: Callable[[], None] = nothing
     ) -> tuple[float, int]:
-        """Return the loss of the outer parameters, as `Measure.evaluate`.
-
-        Raises:
-            NotFinite: the loss is NaN or infinite.
-            OutOfMemory: there is no room for them beside what trains.
-        """
+        """As `Measure.evaluate`."""
         total, num_tokens = 0.0, 0
         with self._showing(vector) as shown:
             for batch in batches.heldout_batches(num_windows, self._run.train.batch_size):
@@ -187,13 +182,7 @@ class Stepper(ABC):
         seed: int,
         between: Callable[[], None] = nothing,
     ) -> str:
-        """Return what the outer parameters write, as `Measure.sample`.
-
-        Raises:
-            DataError: the prompt has a character that the tokenizer does not know.
-            NotFinite: the model's logits are NaN or infinite.
-            OutOfMemory: there is no room for them beside what trains.
-        """
+        """As `Measure.sample`."""
         end, written = tokenizer.end_of_text, list[int]()
         ids = [int(token) for token in tokenizer.encode(prompt)] or [0 if end is None else end]
         with self._showing(vector) as shown:

@@ -4,7 +4,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 import torch
-from benchmarks.rig.two_groups import two_groups
+from benchmarks.rig.flat import two_groups
 from torch import nn
 
 from weft.errors import ConfigError

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from benchmarks.rig.two_groups import two_groups
+from benchmarks.rig.flat import two_groups
 
 from unit.peer.tiny import MODEL
 from weft.errors import CheckpointError

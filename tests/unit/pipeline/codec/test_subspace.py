@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 import torch
-from benchmarks.rig.two_groups import two_groups
+from benchmarks.rig.flat import two_groups
 
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig

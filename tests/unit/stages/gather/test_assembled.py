@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.rig.flat import join
 
 from unit.stages.pieces import RUN
 from weft.errors import DiskFull
-from weft.model.flat import cut, join
+from weft.model.flat import cut
 from weft.stages.gather import assembled
 from weft.stages.gather.assembled import Assembled, common, in_words, stretches
 from weft.store.chunks import raw
