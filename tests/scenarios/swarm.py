@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from scenarios import rules
 from scenarios.ledger import Ledger, Step
 from weft.clock import Clock
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.data.assign import _BEYOND
 from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import Event, Notice, RoundCommitted

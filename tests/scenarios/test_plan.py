@@ -9,7 +9,7 @@ import pytest
 
 from scenarios.swarm import write_corpus
 from weft.cli.plan.question import machines_of
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.data.corpus import CorpusConfig, TextSource
 from weft.data.tokenizer import ByteTokenizer
 from weft.events import RoundCommitted

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from weft.codec import CodecConfig
+from weft.codec.config import CodecConfig
 from weft.config import Config, from_tree, replace_field
 from weft.data.packing import BytesConfig, JsonConfig
 from weft.data.tokenizer import ByteTokenizer

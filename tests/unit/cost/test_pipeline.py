@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.codec import Bf16Config, Int8Config
 from weft.codec.build import build
+from weft.codec.config import Bf16Config, Int8Config
 from weft.codec.dense import Fp32
 from weft.cost import pipeline as cost_pipeline
 from weft.cost import training as cost

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import Emit, Entry, Event, MemberProgress, StepDone
 from weft.ids import PeerId

@@ -20,7 +20,7 @@ from unit.peer.state.test_carry import carry_of
 from unit.peer.test_equivalences import assert_same
 from unit.peer.test_feedback import Walker
 from unit.peer.test_streaming import samples
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.data.assign import Lease
 from weft.ids import PeerId, Round, Tokens
 from weft.model.initial import initial_vector

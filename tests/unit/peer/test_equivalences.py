@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unit.peer.tiny import batches, run_config
 from weft.clock import VirtualClock
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.model.flat import assemble
 from weft.model.initial import initial_vector
 from weft.run.config import RunConfig

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from weft import wire
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.data.batch import Batches
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.model.config import ModelConfig

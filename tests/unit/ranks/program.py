@@ -12,8 +12,8 @@ from torch import Tensor
 
 from unit.peer.tiny import batches, run_config
 from weft.clock import VirtualClock
-from weft.codec import Bf16Config, CodecConfig, Int4Config, Int8Config, RandomKConfig, TopKConfig
 from weft.codec.build import build
+from weft.codec.config import Bf16Config, CodecConfig, Int4Config, Int8Config, RandomKConfig, TopKConfig
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError, NotFinite
 from weft.events import Event, StepDone

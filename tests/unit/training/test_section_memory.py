@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.codec import Bf16Config
+from weft.codec.config import Bf16Config
 from weft.cost import pipeline as cost_pipeline
 from weft.model.config import ModelConfig
 from weft.model.flat import flatten

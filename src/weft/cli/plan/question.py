@@ -14,7 +14,7 @@ import msgspec
 
 from weft.cli import settings
 from weft.cli.options import rate_bps
-from weft.codec import CodecConfig
+from weft.codec.config import CodecConfig
 from weft.config import load
 from weft.cost.training import flops_per_token
 from weft.data.packing import CharactersConfig, make_tokenizer
