@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weft.errors import ConfigError, NotFinite
-from weft.inference import Sampling, choose, generate
+from weft.inference.sample import Sampling, choose, generate
 from weft.model.config import ModelConfig
 from weft.model.flat import assemble
 from weft.model.initial import initial_vector

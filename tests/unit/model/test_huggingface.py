@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.inference import Sampling, generate
+from weft.inference.sample import Sampling, generate
 from weft.model.config import ModelConfig
 from weft.model.flat import assemble, layout
 from weft.model.initial import initial_vector

@@ -11,7 +11,7 @@ from unit.peer.crew import Crew
 from weft.data.packing import JsonConfig
 from weft.data.tokenizer import from_bytes
 from weft.events import Evaluated
-from weft.inference import Sampling, generate
+from weft.inference.sample import Sampling, generate
 from weft.model.flat import assemble
 from weft.model.weights import write_folder
 from weft.peer.state.checkpoint import load_model

@@ -30,8 +30,8 @@ def generate(
     from weft import rng
     from weft.cli.model.trained import open_trained, say_which
     from weft.config import from_tree
-    from weft.inference import Sampling
-    from weft.inference import generate as generate_tokens
+    from weft.inference.sample import Sampling
+    from weft.inference.sample import generate as generate_tokens
 
     fields = {"max_new_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check(fields)  # said before anything is loaded
@@ -51,7 +51,7 @@ def generate(
 def _check(fields: dict[str, float]) -> None:
     from weft.config import from_tree
     from weft.errors import ConfigError
-    from weft.inference import Sampling
+    from weft.inference.sample import Sampling
 
     try:
         from_tree(fields, Sampling, where="command line")
