@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from weft.clock import Clock, SystemClock
-from weft.codec import CodecConfig, TopKConfig
+from weft.codec.config import CodecConfig, TopKConfig
 from weft.events import Emit, Event
 from weft.executor import Compute, Threads
 from weft.ids import PeerId, RunId, Tokens

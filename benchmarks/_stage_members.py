@@ -24,7 +24,9 @@ from weft.codec.config import Fp32Config
 from weft.executor import Threads
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
-from weft.model import FlatModel, ModelConfig, flatten, initial_vector
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule, mean_loss
 from weft.net.admission import ByTicket

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks._member import Member, averaging, swarm
 from benchmarks.report import load, load_line, table, write
-from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config, TopKConfig
 from weft.codec.build import build
+from weft.codec.config import Bf16Config, CodecConfig, Fp32Config, Int8Config, TopKConfig
 from weft.cost import training as cost
 from weft.cost.training import Encoding, Traffic
 

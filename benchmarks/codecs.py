@@ -38,7 +38,10 @@ from benchmarks import report
 from benchmarks._against_copy import error, speeds
 from benchmarks._power_sgd import RANK, best_error, low_rank_rows, matrices, one_process
 from benchmarks.step import BareLoop, WeftLoop, _run, own_model
-from weft.codec import (
+from weft.codec import rank
+from weft.codec.build import build
+from weft.codec.codec import Codec
+from weft.codec.config import (
     Bf16Config,
     CodecConfig,
     E3m0Config,
@@ -50,11 +53,10 @@ from weft.codec import (
     RandomKConfig,
     SignConfig,
     TopKConfig,
-    rank,
 )
-from weft.codec.build import build
-from weft.codec.codec import Codec
-from weft.model import initial_vector, layout, named
+from weft.model.config import named
+from weft.model.flat import layout
+from weft.model.initial import initial_vector
 from weft.sync.merge import basis
 from weft.sync.method.choices import MuonConfig
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from benchmarks.report import load, load_line, table, write
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import RoundCommitted
 from weft.log import read_jsonl
 from weft.peer.loop import evaluate as evaluation

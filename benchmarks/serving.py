@@ -26,7 +26,8 @@ from benchmarks._threads import Threads
 from benchmarks.plan import DEMO, HOUSE, RUN
 from benchmarks.report import load, load_line, table, write
 from weft import ids
-from weft.codec import (
+from weft.codec.build import build
+from weft.codec.config import (
     Bf16Config,
     CodecConfig,
     E3m0Config,
@@ -39,7 +40,6 @@ from weft.codec import (
     SignConfig,
     TopKConfig,
 )
-from weft.codec.build import build
 from weft.events import RoundCommitted
 from weft.log import read_jsonl
 from weft.store.journal import Journal

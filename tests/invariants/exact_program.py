@@ -11,7 +11,8 @@ import sys
 import numpy as np
 import torch
 
-from weft.codec import (
+from weft.codec.build import build
+from weft.codec.config import (
     Bf16Config,
     CodecConfig,
     E3m0Config,
@@ -24,7 +25,6 @@ from weft.codec import (
     SignConfig,
     TopKConfig,
 )
-from weft.codec.build import build
 from weft.ids import Round
 from weft.model.config import named
 from weft.model.initial import initial_vector

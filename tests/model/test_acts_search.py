@@ -7,7 +7,7 @@ import pytest
 from model.reduced import ReducedSearch
 from model.test_round_search import explored, find_the_same_in
 from model.world import Bounds, TwoManifests, first_base
-from weft.data import leases
+from weft.data.assign import leases
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.sync.governance.enact import enact

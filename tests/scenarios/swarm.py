@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from scenarios import rules
 from scenarios.ledger import Ledger, Step
 from weft.clock import Clock
-from weft.codec import Fp32Config
-from weft.data import CorpusConfig, TextSource
+from weft.codec.config import Fp32Config
 from weft.data.assign import _BEYOND
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import Event, Notice, RoundCommitted
 from weft.executor import Compute, Inline
 from weft.ids import Digest, PeerId

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from scenarios import rules
 from scenarios.swarm import LEASE_TOKENS, SEQ_LEN, Life, Member, Swarm
-from weft.codec import Fp32Config
 from weft.codec.build import build
+from weft.codec.config import Fp32Config
 from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, Notice, RoundCommitted
 from weft.executor import Inline
 from weft.ids import BranchId, Digest, PeerId, Round

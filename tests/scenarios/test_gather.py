@@ -9,19 +9,19 @@ from typing import TypeVar
 
 import pytest
 import torch
+from benchmarks.rig.flat import join
 from torch import Tensor
 
 from scenarios.companies import SECRET, House, Machine
 from scenarios.swarm import write_corpus
 from weft.clock import VirtualClock
 from weft.codec.config import Fp32Config
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.errors import PeerError, TooLarge
 from weft.events import CheckpointSaved, Event, Notice, RoundCommitted, StageEmpty, StageHeld
 from weft.executor import Inline
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
-from weft.model.flat import join
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.node import Node

@@ -12,7 +12,7 @@ import torch
 from scenarios import rules
 from scenarios.swarm import LEASE_TOKENS, Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.events import CountedThrough, RoundCommitted, Sponsored, StateJoined
 from weft.ids import Digest, PeerId
 from weft.peer.round.payloads import Payloads

@@ -8,7 +8,7 @@ import pytest
 
 from scenarios.swarm import write_corpus
 from weft.codec.config import Fp32Config
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.errors import ConfigError
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.split.cut import SplitConfig

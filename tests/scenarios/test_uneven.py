@@ -10,7 +10,7 @@ import pytest
 from scenarios.swarm import write_corpus
 from scenarios.theatre import Theatre, names
 from weft.config import load
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import RoundCommitted
 from weft.ids import PeerId
 from weft.run.config import RunFile

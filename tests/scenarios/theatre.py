@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from scenarios import rules
 from scenarios.swarm import BATCH, EVERY, FEDAVG, LEASE_TOKENS, MODEL, SEQ_LEN, write_corpus
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import BranchLeft, Event, RoundCommitted
 from weft.log import read_jsonl
 from weft.run.config import RunFile, TrainConfig

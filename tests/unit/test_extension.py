@@ -11,8 +11,8 @@ import weft
 from charters import charter
 from example import EXAMPLES, example
 from weft import wire
-from weft.codec import ExtensionCodecConfig
 from weft.codec.build import build
+from weft.codec.config import ExtensionCodecConfig
 from weft.errors import ConfigError, NotFinite, PayloadError
 from weft.extension import ExtensionConfig, learn, make
 from weft.sync.governance.enact import Void, amended_settings

@@ -23,8 +23,8 @@ from weft.bench.log import COMPLETE, DIVERGED, BenchLine
 from weft.bench.plan import Point
 from weft.clock import cpu_s
 from weft.cost import training as cost
-from weft.data import Tokenizer
 from weft.data.batch import Batches
+from weft.data.tokenizer import Tokenizer
 from weft.events import Entry, Evaluated, Event, RoundCommitted, StepDone
 from weft.ids import Digest
 from weft.log import read_lines

@@ -231,8 +231,7 @@ if TYPE_CHECKING:
 
 def own_nbytes(paths: Sequence[str]) -> int | None:
     """Return about how much text --data names; None where that cannot be told."""
-    from weft.data import TextSource
-    from weft.data.corpus import text_nbytes
+    from weft.data.corpus import TextSource, text_nbytes
 
     try:
         return text_nbytes(TextSource(paths=tuple(paths)), Path.cwd())
@@ -248,8 +247,7 @@ def own_documents(paths: Sequence[str]) -> "Iterator[Document]":
     """
     from glob import has_magic
 
-    from weft.data import TextSource
-    from weft.data.corpus import documents
+    from weft.data.corpus import TextSource, documents
 
     for path in paths:
         if not Path(path).exists() and not has_magic(path):

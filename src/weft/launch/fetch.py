@@ -13,7 +13,8 @@ import asyncio
 from collections.abc import Sequence
 
 from weft.clock import Clock
-from weft.data import DataIndex, Tokenizer, check_vocabulary, from_bytes
+from weft.data.store import DataIndex
+from weft.data.tokenizer import Tokenizer, check_vocabulary, from_bytes
 from weft.errors import GenesisMismatch, PeerError
 from weft.events import Emit
 from weft.ids import Digest, PeerId

@@ -19,7 +19,7 @@ from types import NoneType
 from typing import Any
 
 from weft.config import from_tree
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.errors import ConfigError
 from weft.events import Emit, Entry
 from weft.launch.corpus import Corpus

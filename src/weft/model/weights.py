@@ -31,12 +31,8 @@ from weft.model.families import HfTensor, config_from_hf, config_to_hf, hf_tenso
 FileDtype = Literal["float32", "bfloat16"]
 
 MAX_SHARD_NBYTES = 4 << 30  # what file systems without large files and impatient downloads take
-_CONFIG, _INDEX, _SINGLE, _TOKENIZER = (
-    "config.json",
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "tokenizer.json",
-)
+_CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _READABLE = {"F32", "BF16", "F16"}
 _TORCH_DTYPES: dict[FileDtype, tuple[torch.dtype, str]] = {
     "float32": (torch.float32, "F32"),
@@ -58,7 +54,7 @@ def read_config(path: Path) -> ModelConfig:
 def read_folder(path: Path) -> tuple[ModelConfig, Float32[Tensor, " num"]]:
     """Return config and flat fp32 vector (CPU) of the model in the folder at `path`.
 
-    Check `read_config` with `check_bounds` first where the folder is not your own: this allocates the whole model.
+    Check `read_config` with `check_size` first where the folder is not your own: this allocates the whole model.
 
     Raises:
         ConfigError: a file is missing or malformed, or its tensors are not those of the config; names file and tensor.

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import TypeVar
 
-from weft.data import leases
+from weft.data.assign import leases
 from weft.errors import WireError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.keys import verify

@@ -34,7 +34,7 @@ from weft.run.staged import check_tied
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import check_staged
 from weft.training.device import decoder
-from weft.training.section_memory import Holding, least_nbytes, micro_batch, section_memory, shape_of, usual_taken
+from weft.training.section_memory import Holding, least_nbytes, section_memory, shape_of, usual_taken
 
 # passing.md: CPU-seconds of a member for a micro-batch, forward and back together.
 SIDE_CPU_S = 4.4e-3  # for each boundary that it has
@@ -150,8 +150,8 @@ class _Planner:
                 f"stages: {num_stages} among {question.num_peers} peers. Each needs a peer; expect more, or set fewer."
             )
         self.question, self.pipeline = question, pipeline
-        self.micro = micro_batch(question.model, question.train, pipeline)
         self.holding = Holding(model=question.model, train=question.train, choices=question.choices, pipeline=pipeline)
+        self.micro = self.holding.micro
         self.shapes = [shape_of(question.model, cut) for cut in self.cuts]
         self.between = cost_pipeline.crossing(self.micro)
 

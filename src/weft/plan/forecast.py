@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
-from weft.codec import LOSSY
 from weft.codec.build import build as build_codec
+from weft.codec.config import LOSSY
 from weft.cost import training as cost
 from weft.errors import ConfigError
 from weft.model.flat import layout

@@ -8,7 +8,7 @@ that leave fewer than `MIN_ROUNDS` outer steps, are shown and never chosen.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weft.codec import Bf16Config, CodecConfig, RandomKConfig, TopKConfig
+from weft.codec.config import Bf16Config, CodecConfig, RandomKConfig, TopKConfig
 from weft.plan.forecast import Pace, pace_of
 from weft.plan.loss import MIN_ROUNDS
 from weft.plan.question import Question

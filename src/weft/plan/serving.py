@@ -13,7 +13,7 @@ measured them; another one is faster or slower by as much as its inner steps are
 
 from dataclasses import dataclass
 
-from weft.codec import CodecConfig
+from weft.codec.config import CodecConfig
 from weft.plan.groups import largest_group
 from weft.plan.question import Question
 from weft.plan.timing import Load

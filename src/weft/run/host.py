@@ -81,10 +81,10 @@ def check_host(num: int) -> None:
     if needed > cost.SPARE * free:
         raise TooLarge(
             f"{num:,} parameters are to be held here. This machine would need at least "
-            f"{_gigabytes(needed)} of memory for it and has {_gigabytes(free)} free. Choose a smaller model, close "
+            f"{gigabytes(needed)} of memory for it and has {gigabytes(free)} free. Choose a smaller model, close "
             "other programs, or use a larger machine."
         )
 
 
-def _gigabytes(nbytes: float) -> str:
+def gigabytes(nbytes: float) -> str:
     return f"{nbytes / 1e9:.2f} GB"

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from weft.clock import Clock
-from weft.data import leases
+from weft.data.assign import leases
 from weft.events import Emit
 from weft.ids import BranchId, Digest, PeerId, Tokens
 from weft.net.blobs.blobs import Lookup, inline

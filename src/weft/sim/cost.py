@@ -26,8 +26,8 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 from torch import Tensor, tensor
 
-from weft.data import Tokenizer
 from weft.data.batch import Batches
+from weft.data.tokenizer import Tokenizer
 from weft.errors import CheckpointError
 from weft.ids import PeerId
 from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters

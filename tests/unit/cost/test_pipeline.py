@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.codec import Bf16Config, Fp32Config, Int8Config
 from weft.codec.build import build
+from weft.codec.config import Bf16Config, Fp32Config, Int8Config
 from weft.codec.dense import Fp32
 from weft.cost import pipeline as cost_pipeline
 from weft.cost import training as cost
 from weft.cost.pipeline import MicroBatch, Shape
-from weft.model import ModelConfig, flatten
 from weft.model.backward import forward
+from weft.model.config import ModelConfig
+from weft.model.flat import flatten
 from weft.model.sections import Section, sections
 from weft.model.transformer import SectionModule
 from weft.net.messages import BlobHeader, BlobRequest, Call, Note, Reply

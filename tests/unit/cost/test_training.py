@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from weft.codec import Bf16Config, Fp32Config, Int4Config, Int8Config, TopKConfig
 from weft.codec.build import build
 from weft.codec.codec import Codec
+from weft.codec.config import Bf16Config, Fp32Config, Int4Config, Int8Config, TopKConfig
 from weft.cost import training as cost
 from weft.cost.training import Decoder, Link, Traffic
 from weft.data.assign import Lease

@@ -15,7 +15,7 @@ from weft.cost import training as cost
 from weft.ids import Digest, PeerId, RunId
 from weft.launch import terms
 from weft.launch.terms import NOBODY, Pace
-from weft.model import num_parameters
+from weft.model.config import num_parameters
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
 from weft.pipeline.config import PipelineConfig

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.events import Entry, Event
 from weft.library.given import Machine
 from weft.library.sync import Sync

@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 
 from example import example
 from unit.library.loops import BATCH, EVERY, Runner, Yard, batches, ending, small, train
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.errors import ConfigError, GenesisMismatch, NotFinite
 from weft.events import MemberLeft, Notice, Paused, RoundCommitted, StateJoined
 from weft.library import leaving

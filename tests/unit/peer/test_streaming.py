@@ -13,10 +13,10 @@ from torch import Tensor
 from unit.peer import tiny
 from unit.peer.state.test_carry import carry_of
 from unit.peer.test_equivalences import assert_same
-from weft.codec import Fp32Config
 from weft.codec.build import build
+from weft.codec.config import Fp32Config
 from weft.ids import Digest, Round
-from weft.model import initial_vector
+from weft.model.initial import initial_vector
 from weft.run.config import RunConfig
 from weft.sync.merge.basis import Scope
 from weft.sync.merge.payload import Replies, coding_in, reply_codec_in

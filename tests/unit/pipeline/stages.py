@@ -15,10 +15,11 @@ from weft.events import Event
 from weft.executor import Inline
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
-from weft.model import FlatModel, ModelConfig, Transformer, flatten, initial_vector
-from weft.model.flat import attach, cut
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel, attach, cut, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import sections
-from weft.model.transformer import SectionModule
+from weft.model.transformer import SectionModule, Transformer
 from weft.net.admission import Anyone
 from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport

@@ -8,7 +8,7 @@ import pytest
 from unit.plan.asked import MODEL, machines, question, train
 from weft.cost import training as cost
 from weft.errors import ConfigError, TooLarge
-from weft.model import named
+from weft.model.config import named
 from weft.model.sections import sections
 from weft.pipeline.config import PipelineConfig
 from weft.plan.best_cut import best_stages

@@ -7,7 +7,7 @@ import torch
 
 from unit.peer.tiny import run_config
 from unit.plan.asked import HOME, MODEL, machines, question, train
-from weft.codec import Bf16Config, Int8Config
+from weft.codec.config import Bf16Config, Int8Config
 from weft.cost import training as cost
 from weft.model.config import num_parameters
 from weft.plan.forecast import forecast, leased_tokens, load_of, pace_of

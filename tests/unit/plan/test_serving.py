@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from unit.plan.asked import MODEL, machines, question, train
-from weft.codec import Bf16Config, Fp32Config, Int8Config
+from weft.codec.config import Bf16Config, Fp32Config, Int8Config
 from weft.model.config import num_parameters
 from weft.plan.forecast import load_of, pace_of
 from weft.plan.question import Question

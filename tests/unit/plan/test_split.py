@@ -5,8 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from weft.errors import ConfigError
-from weft.model import ModelConfig
-from weft.model.config import named
+from weft.model.config import ModelConfig, named
 from weft.plan.split import Layer, Link, advice, heads_nbytes, heads_s, segments_nbytes, segments_s, undivided_s
 
 # Matrices: 8 x (8 + 16) + 8 x 8 = 256 of attention, 3 x 8 x 10 = 240 of the ffn. Pairs of 4 tokens: 10.

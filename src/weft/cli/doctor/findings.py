@@ -305,8 +305,8 @@ def _nvidia_card() -> str | None:
 
 def _largest_model() -> Finding:
     """Return which named sizes this machine can train, one sample of 1024 tokens at a time."""
-    from weft.codec import Int8Config
     from weft.codec.build import build as build_codec
+    from weft.codec.config import Int8Config
     from weft.cost import training as cost
     from weft.model.config import SIZES, named, num_parameters
     from weft.run.machine import PeerConfig

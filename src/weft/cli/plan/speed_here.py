@@ -28,8 +28,9 @@ from weft.cli.terminal import WorkLine
 from weft.clock import Clock, SystemClock
 from weft.cost import training as cost
 from weft.errors import TooLarge
-from weft.model import ModelConfig, Transformer, flatten
-from weft.model.config import num_parameters
+from weft.model.config import ModelConfig, num_parameters
+from weft.model.flat import flatten
+from weft.model.transformer import Transformer
 from weft.progress import Meter
 from weft.run.config import RunFile, TrainConfig
 from weft.run.host import host_free_nbytes

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from jaxtyping import Float32
 from torch import Tensor, zeros
 
-from weft.codec import CodecConfig, RandomKConfig
+from weft.codec.config import CodecConfig, RandomKConfig
 from weft.errors import CheckpointError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, Tokens

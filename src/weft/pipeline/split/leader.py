@@ -25,8 +25,7 @@ from weft.codec.dense import Fp32
 from weft.errors import NetError, PeerError, Refused
 from weft.ids import Digest, PeerId
 from weft.model.backward import Passed, forward
-from weft.model.flat import Part
-from weft.model.transformer import SectionModule, mean_loss
+from weft.model.transformer import mean_loss
 from weft.pipeline.device import Encode, Given
 from weft.pipeline.sender import CALL_S
 from weft.pipeline.split.exchange import Exchange
@@ -213,9 +212,7 @@ class LedPassed:
     def _begin(self, given: Given) -> Tensor:
         if given.activations is not None:
             return self._edges.decoded(given.activations.data)
-        self._first = forward(
-            self._model, lambda module: _section(module).begin(self._edges.tokens), self._edges.tokens
-        )
+        self._first = forward(self._model, lambda module: module.begin(self._edges.tokens), self._edges.tokens)
         return self._first.output
 
     def _end(self, y: Tensor) -> None:
@@ -223,7 +220,7 @@ class LedPassed:
             self.output = self._edges.output(y)
             return
         x = y.detach()
-        self._last = forward(self._model, lambda module: mean_loss(_section(module).logits(x), self._edges.targets), x)
+        self._last = forward(self._model, lambda module: mean_loss(module.logits(x), self._edges.targets), x)
         self.loss = finite_loss(self._last.output)
 
     def _of_output(self, gradient: Buffer | None, member: PeerId | None) -> Tensor:
@@ -239,8 +236,3 @@ class LedPassed:
             return self._edges.input_gradient(dx)
         self._first.input_gradient(dx)
         return None
-
-
-def _section(module: Part) -> SectionModule:
-    assert isinstance(module, SectionModule)
-    return module

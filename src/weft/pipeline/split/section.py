@@ -20,7 +20,6 @@ from weft.errors import ConfigError
 from weft.model.config import ModelConfig
 from weft.model.flat import FlatModel
 from weft.model.layers import Block, rotation
-from weft.model.transformer import SectionModule
 from weft.pipeline.device import Step
 from weft.pipeline.split.cut import Segment, SplitConfig, heads_parts, num_tokens, zigzag
 from weft.pipeline.split.layer import ByHeads, BySegments
@@ -51,7 +50,6 @@ class SplitLayers:
     """
 
     def __init__(self, model: FlatModel, split: SplitConfig, number: int) -> None:
-        assert isinstance(model.module, SectionModule)
         self.model = model
         self._split = split
         self.blocks = [cast(Block, block) for block in model.module.layers.values()]
@@ -71,7 +69,7 @@ class SplitLayers:
         self, number: int, team: Team, segments: tuple[Segment, ...] | None, x: Activations
     ) -> ByHeads | BySegments:
         """Return what computes this member's part of a layer."""
-        inverse = cast(SectionModule, self.model.module).angle_bits.view(torch.float32)
+        inverse = self.model.module.angle_bits.view(torch.float32)
         if segments is not None:
             return BySegments(team, self.blocks[number], inverse.to(x.device), segments)
         return ByHeads(team, self._cut[number], rotation(inverse.to(x.device), 0, x.shape[1]))

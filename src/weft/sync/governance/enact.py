@@ -23,7 +23,7 @@ from typing import Any, TypeVar, assert_never
 
 import msgspec
 
-from weft.codec import ExtensionCodecConfig
+from weft.codec.config import ExtensionCodecConfig
 from weft.errors import ConfigError, WireError
 from weft.ids import PeerId, Round, Tokens, short
 from weft.keys import verify

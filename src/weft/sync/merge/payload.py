@@ -42,7 +42,9 @@ from jaxtyping import Float32
 from msgspec.structs import replace
 from torch import Tensor, zeros
 
-from weft.codec import (
+from weft.codec.build import build
+from weft.codec.codec import Codec
+from weft.codec.config import (
     LOSSY,
     CodecConfig,
     ExtensionCodecConfig,
@@ -53,8 +55,6 @@ from weft.codec import (
     TopKConfig,
     Values,
 )
-from weft.codec.build import build
-from weft.codec.codec import Codec
 from weft.ids import Digest, Round
 from weft.sync.merge import outer as optimizers
 from weft.sync.merge.basis import Scope

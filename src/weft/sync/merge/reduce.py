@@ -44,9 +44,10 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.codec import MAX_BLOCK, bounds, pieces
+from weft.codec import bounds, pieces
 from weft.codec.bounds import Empty
 from weft.codec.codec import Codec
+from weft.codec.config import MAX_BLOCK
 from weft.errors import PayloadError
 from weft.ids import Digest
 from weft.sync.merge.basis import Scope

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from weft.codec import LOSSY, Bf16Config, CodecConfig, Fp32Config
+from weft.codec.config import LOSSY, Bf16Config, CodecConfig, Fp32Config
 from weft.config import Config
 from weft.errors import ConfigError
 from weft.extension import ExtensionConfig

@@ -8,7 +8,8 @@ from typing import Annotated, Any, assert_never
 
 import msgspec
 
-from weft.codec import (
+from weft.codec.config import (
+    MAX_BLOCK,
     Bf16Config,
     CodecConfig,
     E3m0Config,
@@ -22,7 +23,6 @@ from weft.codec import (
     SignConfig,
     TopKConfig,
 )
-from weft.codec.config import MAX_BLOCK
 from weft.config import Config
 from weft.errors import ConfigError
 from weft.sync.method.choices import (

@@ -22,7 +22,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from weft.codec import CodecConfig
+from weft.codec.config import CodecConfig
 from weft.ids import Round
 from weft.sync.method.choices import Choices
 from weft.sync.method.presets import LADDER

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from charters import charter
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.executor import Inline
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.peer.chain import Chain, genesis, open_branch

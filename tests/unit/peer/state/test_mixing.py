@@ -14,11 +14,11 @@ from unit.peer import tiny
 from unit.peer.state.test_carry import carry_of
 from unit.peer.test_equivalences import assert_same
 from unit.peer.test_streaming import samples
-from weft.codec import CodecConfig, Fp32Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.codec.build import build
+from weft.codec.config import CodecConfig, Fp32Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.errors import ConfigError
 from weft.ids import Digest, PeerId, Round
-from weft.model import initial_vector
+from weft.model.initial import initial_vector
 from weft.peer.state.mixing import Met
 from weft.run.config import RunConfig
 from weft.sync.merge.gossip import Neighbour

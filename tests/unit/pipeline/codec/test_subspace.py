@@ -3,10 +3,12 @@
 import msgspec
 import pytest
 import torch
+from benchmarks.rig.flat import two_groups
 
 from weft.errors import ConfigError
-from weft.model import FlatModel, ModelConfig, flatten, initial_vector
-from weft.model.flat import cut
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel, cut, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import SubspaceConfig
@@ -54,7 +56,7 @@ def trained(held: list[FlatModel], steps: int, *, is_constrained: bool) -> torch
     """Make steps of AdamW on the three sections, without codecs; return tokens."""
     luck = torch.Generator().manual_seed(4)
     tokens = torch.randint(0, 13, (4, 9), generator=luck)
-    optimizer = torch.optim.AdamW([group for model in held for group in model.groups()], lr=0.01, weight_decay=0.1)
+    optimizer = torch.optim.AdamW([group for model in held for group in two_groups(model)], lr=0.01, weight_decay=0.1)
     for _ in range(steps):
         for model in held:
             model.zero_gradient()

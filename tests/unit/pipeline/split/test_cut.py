@@ -5,7 +5,7 @@ import pytest
 
 from unit.pipeline.split.reference import contiguous
 from weft.errors import ConfigError
-from weft.model import ModelConfig
+from weft.model.config import ModelConfig
 from weft.pipeline.split.cut import heads_parts, num_pairs, num_tokens, shares, zigzag
 
 CONFIG = msgspec.convert(

@@ -13,8 +13,9 @@ from unit.pipeline.split.layer import FAMILIES, SMALL
 from weft.codec.config import Fp32Config
 from weft.errors import ConfigError, PeerError
 from weft.ids import PeerId
-from weft.model import FlatModel, ModelConfig, flatten, initial_vector
-from weft.model.flat import cut
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel, cut, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.build import Boundaries

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.rig.flat import join
 
 from unit.stages.pieces import RUN
 from weft.errors import DiskFull
-from weft.model.flat import cut, join
+from weft.model.flat import cut
 from weft.stages.gather import gather
 from weft.stages.gather.gather import Assembled, common, in_words, stretches
 from weft.store.chunks import raw

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charters import charter
-from weft.codec import Fp32Config
 from weft.codec.build import build
+from weft.codec.config import Fp32Config
 from weft.ids import BranchId, PeerId, Round, RunId, Tokens
 from weft.peer.chain import genesis, open_branch
 from weft.sync.governance.enact import charter_after, countable, enacted

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from weft.codec import Bf16Config, Fp32Config, Int8Config
+from weft.codec.config import Bf16Config, Fp32Config, Int8Config
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
 from weft.sync.merge.method import Method

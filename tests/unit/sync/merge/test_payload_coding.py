@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from weft.codec import CodecConfig, RandomKConfig, TopKConfig
 from weft.codec.build import build
+from weft.codec.config import CodecConfig, RandomKConfig, TopKConfig
 from weft.sync.merge.payload import group_codec_in
 from weft.sync.method.choices import Choices, SgdConfig
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from weft.codec import SignConfig
+from weft.codec.config import SignConfig
 from weft.ids import Round
 from weft.sync.merge.basis import Scope
 from weft.sync.merge.payload import Replies

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.codec import Fp32Config, TopKConfig
+from weft.codec.config import Fp32Config, TopKConfig
 from weft.ids import Round
 from weft.sync.merge.basis import Scope, Shapes
 from weft.sync.merge.method import Method

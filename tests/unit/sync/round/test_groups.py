@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from charters import charter
 from model.world import contribution as bare
 from model.world import first_base
-from weft.codec import Fp32Config
 from weft.codec.build import build
+from weft.codec.config import Fp32Config
 from weft.data.assign import leases
 from weft.errors import PayloadError, WireError
 from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
