@@ -219,7 +219,7 @@ class _Stage:
         match fault:
             case Kill():
                 if member.lives:
-                    self.world.kill(member)
+                    member.life.kill()
                 await self._return(member, fault.returns_after_s)
             case Stop():
                 if member.lives and member.life.is_running:
@@ -228,7 +228,7 @@ class _Stage:
                 await self._return(member, fault.returns_after_s)
             case Freeze():
                 if member.lives:
-                    await self.world.freeze(member, fault.lasts_s)
+                    await member.life.freeze(fault.lasts_s)
             case Partition():
                 raise AssertionError("a partition befalls no single machine")
             case _:

@@ -11,7 +11,7 @@ One process of a run with stages in a simulated world: the peer that production 
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -420,29 +420,11 @@ class World:
     def on_made(self, life: Life) -> None:
         """Called when a life's peer is made and has not begun."""
 
-    # --- faults ---
-
-    def kill(self, member: Member) -> None:
-        """End the member's process as kill -9 does."""
-        member.life.kill()
-
-    async def freeze(self, member: Member, lasts_s: float) -> None:
-        """Let the member's process stand still for so long, as between SIGSTOP and SIGCONT."""
-        await member.life.freeze(lasts_s)
-
-    def cut(self, one: Iterable[Member], other: Iterable[Member]) -> None:
-        for a, b in _pairs(one, other):
-            self.network.partition(a.id, b.id)
-
-    def heal(self, one: Iterable[Member], other: Iterable[Member]) -> None:
-        for a, b in _pairs(one, other):
-            self.network.heal(a.id, b.id)
-
     async def end(self) -> None:
         """Kill what still lives."""
         for life in self.lives:
             if life.is_running:
-                self.kill(life.member)
+                life.kill()
         for life in self.lives:
             life.wake()  # so that its tasks end
         await asyncio.gather(*(life.task for life in self.lives), return_exceptions=True)
@@ -468,11 +450,3 @@ class World:
         """Wait until `who` has made the outer step of `round` or a later one."""
         done = [event for event in who.life.committed if event.round >= round]
         return done[0] if done else await self.when(who, RoundCommitted, lambda event: event.round >= round)
-
-    async def done(self, *members: Member) -> list[Outcome]:
-        return list(await asyncio.gather(*(member.life.task for member in members)))
-
-
-def _pairs(one: Iterable[Member], other: Iterable[Member]) -> list[tuple[Member, Member]]:
-    others = list(other)
-    return [(a, b) for a in one for b in others]
