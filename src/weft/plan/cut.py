@@ -13,7 +13,7 @@ encryption take where peers have less than a core each: elsewhere that goes on b
 import heapq
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from weft.codec.build import build as build_codec
@@ -25,14 +25,17 @@ from weft.errors import ConfigError, TooLarge
 from weft.model.flat import layout
 from weft.model.sections import Section, sections
 from weft.pipeline.config import PipelineConfig
+from weft.plan.forecast import forecast, pace_of
 from weft.plan.groups import grouped_time
+from weft.plan.methods import name_of
 from weft.plan.pipeline import Holder, Pipe, StepTime, num_members, step_time
 from weft.plan.question import Machines, Question
 from weft.plan.serving import codec_s, sent_nbytes, serving
 from weft.plan.timing import Kind, Load, RoundTime
-from weft.run.staged import check_tied
+from weft.run.staged import TIED, check_tied
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import check_staged
+from weft.sync.method.presets import DdpConfig, SparseLoCoConfig, spell_out
 from weft.training.device import decoder
 from weft.training.section_memory import Holding, least_nbytes, micro_batch, section_memory, shape_of, usual_taken
 
@@ -357,3 +360,123 @@ class _Planner:
         total = cost.Traffic(round(share * each.sent_nbytes), round(share * each.received_nbytes))
         total += cost.Traffic(exchanged, exchanged)
         return total if num_here == 1 else total + cost.control_traffic(num_here, round_s)
+
+
+MOST_TRIED = 16  # numbers of stages that are all tried; above, each doubling, and the most there can be
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """Whole models, by one method; `objection`: why that cannot be, or not on all machines."""
+
+    name: str
+    num_peers: int
+    tokens_per_s: float
+    objection: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """What suits the machines.
+
+    Args:
+        num_stages: 1: whole models. `why`: a sentence.
+        cuts: that were tried, by their number of stages, and can be.
+    """
+
+    num_stages: int
+    why: str
+    whole: tuple[Whole, ...]
+    cuts: dict[int, Cut]
+
+
+def best_stages(question: Question, pipeline: PipelineConfig) -> Best:
+    """Return how many stages are fastest.
+
+    Raises:
+        ConfigError: neither whole models fit any machine, nor can the model be cut for these.
+    """
+    whole = tuple(_whole(question))
+    cuts, refusal = dict[int, Cut](), ""
+    for num_stages in _tried(question):
+        try:
+            cuts[num_stages] = planned(question, pipeline, num_stages)
+        except ConfigError as error:
+            refusal = str(error)
+    if question.model.is_tied and question.choices.send != "gradient":
+        refusal = TIED
+    fastest = max((each for each in whole if each.tokens_per_s), key=lambda each: each.tokens_per_s, default=None)
+    if not cuts and fastest is None:
+        raise ConfigError(f"no machine has the memory for the whole model, and stages do not help. {refusal}")
+    if not cuts:
+        why = f"whole models: it cannot be cut for these machines ({refusal})" if refusal else "whole models: one peer"
+        return Best(num_stages=1, why=why, whole=whole, cuts=cuts)
+    num, cut = max(cuts.items(), key=lambda found: (found[1].tokens_per_s, -found[0]))
+    if fastest is None:
+        why = f"{num} stages: no machine has the memory for the whole model; {_faster(num, cut, cuts)}"
+    elif fastest.tokens_per_s >= cut.tokens_per_s:
+        some = f" on the {fastest.num_peers} machines that hold them" if fastest.objection else " fit all machines and"
+        why = (
+            f"whole models{some} train {fastest.tokens_per_s:,.0f} tokens/s with {fastest.name}, the fastest cut, into "
+            f"{num} stages, {cut.tokens_per_s:,.0f}: {_held_up(cut)}"
+        )
+        return Best(num_stages=1, why=why, whole=whole, cuts=cuts)
+    else:
+        why = (
+            f"{num} stages train {cut.tokens_per_s:,.0f} tokens/s, whole models {fastest.tokens_per_s:,.0f} at most, "
+            f"with {fastest.name}; {_faster(num, cut, cuts)}"
+        )
+    return Best(num_stages=num, why=why, whole=whole, cuts=cuts)
+
+
+def _held_up(cut: Cut) -> str:
+    match cut.step.limit:
+        case "lines":
+            return "activations keep lines busy for longer than machines"
+        case "under way":
+            return "micro-batches take long to pass, and no more may be under way"
+        case "machines":
+            return f"of a step {cut.step.compute_s / cut.step.total_s:.0%} is computing, the rest waits for neighbours"
+
+
+def _faster(num: int, cut: Cut, cuts: dict[int, Cut]) -> str:
+    others = [(found.tokens_per_s, number) for number, found in cuts.items() if number != num]
+    if not others:
+        return "no other number can be"
+    tokens_per_s, other = max(others)
+    return f"{other} would train {tokens_per_s / cut.tokens_per_s:.0%} as fast"
+
+
+def _tried(question: Question) -> Iterator[int]:
+    most = min(question.model.num_layers, question.num_peers)
+    num_stages = 2
+    while num_stages < most:
+        yield num_stages
+        num_stages = num_stages + 1 if num_stages < MOST_TRIED else 2 * num_stages
+    if most > 1:
+        yield most
+
+
+def _whole(question: Question) -> Iterator[Whole]:
+    """Yield whole models by some methods, among those machines that have the memory."""
+    rows = (
+        question.choices,
+        spell_out(DdpConfig(), question.num_peers),
+        spell_out(SparseLoCoConfig(), question.num_peers),
+    )
+    seen = set[str]()
+    for choices in rows:
+        name = name_of(choices)
+        if name in seen:
+            continue
+        seen.add(name)
+        asked = question.with_choices(choices)
+        names = {hold.machines for hold in forecast(asked).memory if hold.has_room is not False}
+        some = tuple(each for each in question.machines if each.name in names)
+        if not some:
+            yield Whole(name=name, num_peers=0, tokens_per_s=0.0, objection="does not fit any machine")
+            continue
+        num_peers = sum(each.count for each in some)
+        missing = "" if len(some) == len(question.machines) else f"fits {num_peers} of {question.num_peers} machines"
+        pace = pace_of(replace(asked, machines=some))
+        yield Whole(name=name, num_peers=num_peers, tokens_per_s=pace.tokens_per_s, objection=missing)

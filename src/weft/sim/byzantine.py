@@ -24,7 +24,7 @@ from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryTransport
 from weft.peer.messages import ChainAnswer, Decision, Letter, StateOffer
-from weft.sim.faults import Corrupt, Drop, Fault, Lie
+from weft.sim.scenario import Corrupt, Drop, Fault, Lie
 from weft.sync.records.messages import Manifest, Merged, Promise, Propose, Ready, RoundNote, Stuck, Vote
 from weft.wire import Buffer, Signed, decode, digest, seal
 

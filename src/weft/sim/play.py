@@ -29,9 +29,8 @@ from weft.peer.context import MakeTrainer
 from weft.run.config import RunFile
 from weft.run.genesis import seal
 from weft.sim.cost import CostTrainer
-from weft.sim.faults import Fault, Freeze, Kill, Partition, Stop, parted
 from weft.sim.memo import shared
-from weft.sim.scenario import Kind, Scenario, at_present
+from weft.sim.scenario import Fault, Freeze, Kill, Kind, Partition, Scenario, Stop, at_present, parted
 from weft.sim.world import Life, Member, Paced, World
 from weft.store.home import Home
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in

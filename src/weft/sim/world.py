@@ -44,7 +44,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.sim.byzantine import CrookedNode
 from weft.sim.cost import CostSection, CostTied, CostTrainer, Owing, PacedSection
-from weft.sim.faults import Fault
+from weft.sim.scenario import Fault
 from weft.stages.launch import kit_of, live
 from weft.stages.peer import StagesPeer
 from weft.stages.step.pipeline import Kit

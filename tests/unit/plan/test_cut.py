@@ -11,8 +11,7 @@ from weft.errors import ConfigError, TooLarge
 from weft.model import named
 from weft.model.sections import sections
 from weft.pipeline.config import PipelineConfig
-from weft.plan.best_cut import best_stages
-from weft.plan.cut import able, planned
+from weft.plan.cut import able, best_stages, planned
 from weft.plan.question import Machines
 from weft.plan.timing import Line
 from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, DiLoCoConfig, spell_out
