@@ -137,7 +137,7 @@ def round_letters(num_peers: int) -> Letters:
     )
 
 
-def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = HEARTBEAT_S) -> Traffic:
+def control_traffic(num_peers: int, round_s: float = 0.0) -> Traffic:
     """Return the bytes of one round's messages and of the heartbeats meanwhile, for the mean member (leaders rotate).
 
     Counts, for n members with n parts, one attempt and no loss: Ready and Merged to all, Collect, Propose and the
@@ -149,7 +149,7 @@ def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = H
     others, n, letters = num_peers - 1, num_peers, round_letters(num_peers)
     majority = n // 2 + 1
     requests = 2 * REQUEST_NBYTES  # per other member: a part of its payload, and its merged part
-    heartbeats = int(round_s / heartbeat_s * HEARTBEAT_NBYTES)
+    heartbeats = int(round_s / HEARTBEAT_S * HEARTBEAT_NBYTES)
     with_leader = others * letters.with_leader + (n - majority) * letters.decided
     nbytes = others * (letters.ready + letters.merged + requests + heartbeats) + with_leader // n
     return Traffic(nbytes, nbytes)

@@ -10,13 +10,12 @@ from weft.model.config import named
 from weft.model.flat import layout
 from weft.sync.costs import round_traffic
 from weft.sync.method import presets
+from weft.sync.method.choices import Choices
 
 PEERS = 4
 MODEL = "nano"
 VOCABULARY = 4096
 RING_BITS = 2 * 16  # a parameter and step, of bf16 data-parallel training in a large ring
-
-
 _GRAPHS = {"ring": "two neighbours in a ring", "pairs": "a partner, drawn anew"}
 
 
@@ -42,17 +41,16 @@ class Entry:
         return str(self.config.__struct_config__.tag)
 
     @property
-    def every(self) -> str:
-        choices = presets.spell_out(self.config, PEERS)
-        return f"{choices.every} at first" if choices.tune else str(getattr(self.config, "every", 1))
+    def choices(self) -> Choices:
+        return presets.spell_out(self.config, PEERS)
 
     @property
-    def send(self) -> str:
-        return presets.spell_out(self.config, PEERS).send
+    def every(self) -> str:
+        return f"{self.choices.every} at first" if self.choices.tune else str(getattr(self.config, "every", 1))
 
     @property
     def among(self) -> str:
-        choices = presets.spell_out(self.config, PEERS)
+        choices = self.choices
         if choices.graph is not None:
             name = _GRAPHS.get(choices.graph.graph, choices.graph.graph)
             return f"{name}; all, every {choices.graph.mean_every} rounds"
@@ -61,9 +59,9 @@ class Entry:
     @property
     def bits(self) -> float:
         """Bits that a peer sends for each parameter and inner step; it receives as many."""
-        choices, spans = presets.spell_out(self.config, PEERS), layout(named(MODEL, VOCABULARY, 1024))
-        traffic = round_traffic(choices, tuple(span.shape for span in spans), spans.num_parameters, PEERS)
-        return 8 * traffic.sent_nbytes / (spans.num_parameters * choices.every)
+        spans = layout(named(MODEL, VOCABULARY, 1024))
+        traffic = round_traffic(self.choices, tuple(span.shape for span in spans), spans.num_parameters, PEERS)
+        return 8 * traffic.sent_nbytes / (spans.num_parameters * self.choices.every)
 
 
 CATALOGUE = (
@@ -181,7 +179,7 @@ def table() -> Iterator[tuple[str, ...]]:
         yield (
             each.name,
             each.every,
-            each.send,
+            each.choices.send,
             each.codec,
             each.among,
             each.apply,

@@ -74,7 +74,7 @@ class Link:
 
 def heads_nbytes(layer: Layer, num_peers: int) -> int:
     """Return what each peer sends, and receives."""
-    return NUM_SUMS * 2 * (num_peers - 1) * _sum_nbytes(layer) // num_peers
+    return NUM_SUMS * 2 * (num_peers - 1) * 4 * layer.num_tokens * layer.config.width // num_peers
 
 
 def heads_s(layer: Layer, speeds: Sequence[float], link: Link) -> float:
@@ -162,10 +162,6 @@ def advice(layer: Layer, speeds: Sequence[float], link: Link) -> Advice:
     if seconds["undivided"] < MIN_GAIN * seconds[way]:
         way = "undivided"
     return Advice(way, seconds, len(speeds))
-
-
-def _sum_nbytes(layer: Layer) -> int:
-    return 4 * layer.num_tokens * layer.config.width
 
 
 def _block_nbytes(layer: Layer, num: int) -> int:

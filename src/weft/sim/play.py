@@ -47,7 +47,7 @@ class Machine:
     Args:
         trained: tokens of inner steps of all its processes.
         counted: of them, in the manifests that the furthest one follows on, so not in a branch that was left, nor what
-            it brought of one, nor of others in its group; of a ward, through its sponsor.
+            it brought of one, nor of others in its group; of a leaf, through its aggregator.
         carried: of them, what it would bring to the next round; None where it has no such end.
         num_lives: processes that it had.
         end: why its last process ended.
@@ -144,7 +144,9 @@ class _Stage:
         for member in members:
             self._arrange(member)
         present = [member for member in members if not self._kinds[member.name].joins_at_s]
-        wait_for = min(len(present), self.world.sealed.config.electors)  # the others find a sponsor, and need no more
+        wait_for = min(
+            len(present), self.world.sealed.config.electors
+        )  # the others find an aggregator, and need no more
         for member in present:
             self._launch(member, wait_for)
         for member in members:
@@ -345,7 +347,7 @@ def history(manifests: Sequence[Manifest]) -> list[Manifest]:
 
 
 def counted(manifests: Iterable[Manifest], records: Mapping[Digest, GroupRecord]) -> Counter[PeerId]:
-    """Return the tokens of each peer's own work that `manifests` count, by itself or through a sponsor.
+    """Return the tokens of each peer's own work that `manifests` count, by itself or through an aggregator.
 
     Args:
         records: of all groups in `manifests`, by digest.

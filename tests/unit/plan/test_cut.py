@@ -26,7 +26,7 @@ PIPELINE = PipelineConfig(micro_batch=2)
 
 def free(count: int = 8, name: str = "peers", **fields: Any) -> Machines:
     """Return machines whose processors serve in no time, on lines that hardly matter."""
-    usual: dict[str, Any] = {"line": FAST, "is_serving_free": True}
+    usual: dict[str, Any] = {"line": FAST, "is_processor_free": True}
     return machines(name, count, **(usual | fields))
 
 
