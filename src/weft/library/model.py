@@ -48,14 +48,6 @@ def sorted_out(model: nn.Module | Mapping[str, Tensor]) -> tuple[Named, Named]:
     return trained, frozen
 
 
-def trained_besides(model: nn.Module, known: Mapping[int, Tensor]) -> str | None:
-    """Return the name of a parameter that requires a gradient and is none of `known`, by id; None: there is none."""
-    for name, tensor in model.named_parameters():
-        if tensor.requires_grad and id(tensor) not in known:
-            return name
-    return None
-
-
 def _named(pairs: Iterable[tuple[Any, Any]]) -> Named:
     named: Named = {}
     for name, tensor in pairs:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from weft.errors import ConfigError, GenesisMismatch
 from weft.ids import Digest
-from weft.library.model import sorted_out, trained_besides
+from weft.library.model import sorted_out
 from weft.run.config import FrozenConfig, LoopConfig, TensorConfig
 from weft.wire import digest, printable
 
@@ -43,7 +43,7 @@ class Tensors:
         self.frozen = tuple(_frozen(name, tensor) for name, tensor in frozen.items())
         self.num = sum(tensor.numel() for tensor in self._tensors)
         self._model = model if isinstance(model, nn.Module) else None
-        self._known = {} if self._model is None else {id(each): each for each in _trained_in(self._model)}
+        self._known = {id(each): each for _, each in self._trained_now()}  # kept, so that no other has the id
         self._left: dict[int, Tensor] = {}  # by place: what a narrow dtype could not hold when it was written
 
     @torch.no_grad()
@@ -76,15 +76,20 @@ class Tensors:
         """
         if self._model is None:
             return  # what became of a mapping's tensors elsewhere, nobody can see
-        if (name := trained_besides(self._model, self._known)) is not None:
-            raise ConfigError(
-                f"parameter {name!r} is trained, and was not in the model, or was frozen, when weft.Sync was made, "
-                "which is when it is settled what members share. Unfreeze, add and load with assign=True before that; "
-                "what is trained from here on is another run."
-            )
+        for name, tensor in self._trained_now():
+            if id(tensor) not in self._known:
+                raise ConfigError(
+                    f"parameter {name!r} is trained, and was not in the model, or was frozen, when weft.Sync was made, "
+                    "which is when it is settled what members share. Unfreeze, add and load with assign=True before "
+                    "that; what is trained from here on is another run."
+                )
         for config, tensor in zip(self.configs, self._tensors, strict=True):
             if config != (now := _config(config.name, tensor)):
                 raise ConfigError(f"{_described(config)} has become {_described(now)} since weft.Sync was made.")
+
+    def _trained_now(self) -> Iterator[tuple[str, Tensor]]:
+        named = () if self._model is None else self._model.named_parameters()
+        return ((name, tensor) for name, tensor in named if tensor.requires_grad)
 
     def _pairs(self) -> Iterator[tuple[Tensor, slice]]:
         start = 0
@@ -132,10 +137,6 @@ def _described(config: TensorConfig | FrozenConfig) -> str:
     shape = " x ".join(map(str, config.shape)) or "one number"
     values = f", values {config.digest[:8]}" if isinstance(config, FrozenConfig) else ""
     return f"{printable(config.name)!r} ({config.dtype}, {shape}{values})"
-
-
-def _trained_in(model: nn.Module) -> Iterator[Tensor]:
-    return (parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _config(name: str, tensor: Tensor) -> TensorConfig:
