@@ -2,8 +2,8 @@
 
     point --play--> events of all peers --> one line
 
-Its peers are production peers on a virtual clock. Of the last state one text would be drawn by each of them, which
-nobody reads, and what one evaluates the others need not: that is left out.
+Its peers are production peers on a virtual clock, but that none writes samples, and what one evaluates the others do
+not.
 """
 
 import importlib.metadata
@@ -23,7 +23,6 @@ from weft.bench.log import COMPLETE, DIVERGED, BenchLine
 from weft.bench.plan import Point
 from weft.clock import cpu_s
 from weft.cost import training as cost
-from weft.data import Tokenizer
 from weft.data.batch import Batches
 from weft.events import Entry, Evaluated, Event, RoundCommitted, StepDone
 from weft.ids import Digest
@@ -32,6 +31,7 @@ from weft.model.flat import layout
 from weft.pipeline.placement import num_first
 from weft.run.config import RunConfig
 from weft.run.staged import StagedConfig
+from weft.sim.cost import Silent
 from weft.sim.play import Played, history, play
 from weft.sim.scenario import Kind, Scenario
 from weft.store.chunks import raw
@@ -41,7 +41,6 @@ from weft.sync.merge.payload import codec_in, reply_codec_in
 from weft.sync.records.tuning import tuned_method
 from weft.sync.round.neighbours import mixing_of
 from weft.training.learner import nothing
-from weft.training.trainer import Trainer
 from weft.wire import digest
 
 E = TypeVar("E", bound=Event)
@@ -185,8 +184,8 @@ def _of_ring(sent: Sequence[int], num: int, steps: float, value_nbytes: int) -> 
     return sum(sent) / num_peers / ring if ring else None
 
 
-class _Once(Trainer):
-    """Evaluates each vector once for all peers of a process, and samples nothing.
+class _Once(Silent):
+    """Evaluates each vector once for all peers of a process.
 
     Args:
         evaluated: what was found, by digest of the vector.
@@ -203,15 +202,3 @@ class _Once(Trainer):
         if key not in self._evaluated:
             self._evaluated[key] = super().evaluate(vector, batches, num_windows, between)
         return self._evaluated[key]
-
-    def sample(
-        self,
-        vector: Float32[Tensor, " num"],  # noqa: ARG002
-        tokenizer: Tokenizer,  # noqa: ARG002
-        prompt: str,  # noqa: ARG002
-        num_tokens: int,  # noqa: ARG002
-        seed: int,  # noqa: ARG002
-        between: Callable[[], None] = nothing,
-    ) -> str:
-        between()
-        return ""

@@ -237,7 +237,7 @@ class _Stage:
                 self._arrange(member)
                 if fault.lasts_s is not None:
                     await asyncio.sleep(fault.lasts_s)
-                    member.in_force = _without(member.in_force, fault)
+                    member.in_force = tuple(each for each in member.in_force if each is not fault)
                     self._arrange(member)
 
     async def _part(self, fault: Partition) -> None:
@@ -367,10 +367,3 @@ def _progress(manifest: Manifest) -> tuple[Tokens, Round]:
 
 def _bps(mbit: float | None) -> float | None:
     return None if mbit is None else mbit * MBIT
-
-
-def _without(faults: Sequence[Fault], over: Fault) -> tuple[Fault, ...]:
-    """Return `faults` without one that is over; others may be equal."""
-    left = list(faults)
-    left.remove(over)
-    return tuple(left)
