@@ -32,8 +32,7 @@ from torch import Tensor, nn
 from weft.errors import ConfigError
 from weft.launch.loop import Loop
 from weft.library import given
-from weft.library.learner import LoopLearner
-from weft.library.lending import Lending
+from weft.library.learner import Lending, LoopLearner
 from weft.library.tensors import Tensors, require_same
 from weft.library.thread import LEAVES_S, PeerThread, RoundTimes, at_exit, hand_in
 from weft.peer.peer import Outcome, Peer

@@ -176,15 +176,5 @@ def table() -> Iterator[tuple[str, ...]]:
     """Yield the heading and the rows."""
     yield "method", "every", "sends", "codec", "among", "outer step", "bits", "tolerates", "pick it where", "source"
     for each in CATALOGUE:
-        yield (
-            each.name,
-            each.every,
-            each.choices.send,
-            each.codec,
-            each.among,
-            each.apply,
-            f"{each.bits:.3g}",
-            each.tolerates,
-            each.pick,
-            each.source,
-        )
+        sent = each.choices.send, each.codec, each.among, each.apply, f"{each.bits:.3g}"
+        yield each.name, each.every, *sent, each.tolerates, each.pick, each.source

@@ -5,8 +5,6 @@ folder. Everything in it is production code but the transport, the clock and the
 membership, rounds, trainer and checkpoints. What a dead process still says is not heard.
 
 Two plays of one scenario do the same in the same order.
-
-One process of a run with stages in a simulated world: the peer that production has, and how it fared.
 """
 
 import asyncio
@@ -73,25 +71,14 @@ class OwingClock:
 
 
 class StagedLife:
-    """
-    Args:
-        computes: whether sections are computed; else they only take their time, and nothing is learnt.
-    """
+    """One process of a run with stages: the peer that production has, and how it fared."""
 
-    def __init__(self, kit: Kit, owing: Owing, *, computes: bool) -> None:
-        if computes:
-            kit = replace(kit, make_section=partial(PacedSection, owing))
-        else:
-            kit = replace(kit, make_section=partial(CostSection, owing), make_tied=CostTied)
+    def __init__(self, kit: Kit) -> None:
         self._peer = StagesPeer(kit)
         self._heads: dict[int, Manifest] = {}  # of what it has held
 
     async def live(self, wait_for: int | None) -> Outcome:
-        """Take part to the end.
-
-        Args:
-            wait_for: begin once so many peers are here; None: join.
-        """
+        """Take part to the end: begin once so many peers are here, or (None) join."""
         return await live(self._peer, wait_for)
 
     def stop(self, reason: str) -> None:
@@ -312,7 +299,6 @@ class World:
         self._waiting: list[tuple[Callable[[Life, Event], bool], asyncio.Future[Event]]] = []
 
     def hear(self, life: Life, event: Event) -> None:
-        """Take up what a process says."""
         self.on_event(life, event)
         for is_wanted, future in list(self._waiting):
             if not future.done() and is_wanted(life, event):
@@ -414,8 +400,10 @@ class World:
     def _staged(self, life: Life, run: StagedConfig, s: Session, data: Data) -> StagedLife:
         paced = s.compute if isinstance(s.compute, Paced) else Paced(life.member)
         s = replace(s, clock=OwingClock(s.clock, lambda: paced.owed_s), compute=paced)
-        owing = Owing(paced.owe, f"{life.member.name} {life.number}")
-        return StagedLife(kit_of(s, run, data), owing, computes=self.make_trainer is not CostTrainer)
+        kit, owing = kit_of(s, run, data), Owing(paced.owe, f"{life.member.name} {life.number}")
+        if self.make_trainer is CostTrainer:  # sections only take their time, and nothing is learnt
+            return StagedLife(replace(kit, make_section=partial(CostSection, owing), make_tied=CostTied))
+        return StagedLife(replace(kit, make_section=partial(PacedSection, owing)))
 
     def on_made(self, life: Life) -> None:
         """Called when a life's peer is made and has not begun."""
