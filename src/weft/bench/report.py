@@ -172,7 +172,7 @@ def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[
         best, rows = best_of(here), dict.fromkeys(group.row for group in here)
         yardstick = best.get(bench.row[0].name)
         sections += [
-            f"## {steps:,} inner steps of each peer",
+            f"## {steps:,} training steps of each peer",
             *([f"![held-out loss against bytes sent]({plot_name(steps)})"] if has_picture(best) else []),
             _table(HEAD, [_cells(best[row].title, best[row], yardstick) for row in rows if row in best]),
             "All points, in the order of the plan:",

@@ -23,7 +23,7 @@ _GRAPHS = {"ring": "two neighbours in a ring", "pairs": "a partner, drawn anew"}
 class Entry:
     """
     Args:
-        apply: the outer step, in a few words.
+        apply: how a round updates the model, in a few words.
         tolerates: of links and peers.
         pick: when this is the one to take.
         source: paper and algorithm.
@@ -101,7 +101,7 @@ CATALOGUE = (
         config=presets.DiLoCoConfig(),
         codec="int8",
         apply="SGD-Nesterov",
-        tolerates="links that bear half of that; who dies costs its inner steps since the last round",
+        tolerates="links that bear half of that; who dies costs its training steps since the last round",
         pick="nothing speaks for another: the default",
         source="Douillard et al., 2311.08105, algorithm 1",
     ),
@@ -109,7 +109,7 @@ CATALOGUE = (
         config=presets.AutoConfig(),
         codec="bf16, int8 or e3m0, as links ask for",
         apply="SGD-Nesterov",
-        tolerates="links of any speed: inner steps from 10 to 500, so that members wait for 5 % of the time",
+        tolerates="links of any speed: training steps from 10 to 500, so that members wait for 5 % of the time",
         pick="you do not know the links, or they change",
         source="as diloco; the ladder is weft's own",
     ),
@@ -117,7 +117,7 @@ CATALOGUE = (
         config=presets.StreamingConfig(),
         codec="e3m0",
         apply="SGD-Nesterov of one fragment, half mixed in",
-        tolerates="thin links and delay: inner steps go on meanwhile; a lesser branch is lost when two meet",
+        tolerates="thin links and delay: training steps go on meanwhile; a lesser branch is lost when two meet",
         pick="rounds of diloco keep machines waiting",
         source="Douillard et al., 2501.18512, algorithm 2",
     ),
@@ -174,7 +174,7 @@ CATALOGUE = (
 
 def table() -> Iterator[tuple[str, ...]]:
     """Yield the heading and the rows."""
-    yield "method", "every", "sends", "codec", "among", "outer step", "bits", "tolerates", "pick it where", "source"
+    yield "method", "every", "sends", "codec", "among", "update", "bits", "tolerates", "pick it where", "source"
     for each in CATALOGUE:
         sent = each.choices.send, each.codec, each.among, each.apply, f"{each.bits:.3g}"
         yield each.name, each.every, *sent, each.tolerates, each.pick, each.source

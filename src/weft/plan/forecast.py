@@ -379,7 +379,7 @@ def _waits(round: RoundTime, total: float) -> list[Part]:
     stages = (
         ("exchange", round.contribute_s + round.result_s, "payloads and results are under way"),
         ("messages", round.messages_s, "messages are under way"),
-        ("processor", round.serve_s, "encoding, encrypting, checking, merging, outer steps, heartbeats"),
+        ("processor", round.serve_s, "encoding, encrypting, checking, merging, updates, heartbeats"),
         ("groups", round.wards_s, "results are on their way to peers without a vote, and payloads from them"),
         ("evaluation", round.evaluate_s, "the others wait for who evaluates"),
     )
@@ -388,12 +388,12 @@ def _waits(round: RoundTime, total: float) -> list[Part]:
         parts.append(Part(name=name, factor=(passed + took_s) / passed, why=why))
         passed += took_s
     uneven = total / math.prod(part.factor for part in parts)
-    return [Part(name="uneven machines", factor=uneven, why="waiting for the slowest inner steps"), *parts]
+    return [Part(name="uneven machines", factor=uneven, why="waiting for the slowest training steps"), *parts]
 
 
 def _method_part(pace: Pace) -> Part:
     if pace.penalty is None or pace.penalty.more_tokens is None:
-        return Part(name="method", factor=1.0, why="what rare outer steps cost in loss is not known here")
+        return Part(name="method", factor=1.0, why="what rare rounds cost in loss is not known here")
     return Part(name="method", factor=pace.penalty.more_tokens, why="more tokens to the loss of training in one place")
 
 

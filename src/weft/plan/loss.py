@@ -88,7 +88,7 @@ def _stretched(replicas: Replicas, steps: Steps, num_parameters: int, num_peers:
     if num_peers > replicas.counts[-1]:
         notes.append(f"measured with at most {replicas.counts[-1]} replicas")
     if every > steps.last_every:
-        notes.append(f"measured up to {steps.last_every} inner steps")
+        notes.append(f"measured up to {steps.last_every} training steps")
     return notes
 
 
