@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from jaxtyping import Float32
@@ -24,7 +24,7 @@ from weft.bench.plan import Point
 from weft.clock import cpu_s
 from weft.cost import training as cost
 from weft.data.batch import Batches
-from weft.events import Entry, Evaluated, Event, RoundCommitted, StepDone
+from weft.events import Entry, Evaluated, RoundCommitted, StepDone
 from weft.ids import Digest
 from weft.log import read_lines
 from weft.model.flat import layout
@@ -42,8 +42,6 @@ from weft.sync.records.tuning import tuned_method
 from weft.sync.round.neighbours import mixing_of
 from weft.training.learner import nothing
 from weft.wire import digest
-
-E = TypeVar("E", bound=Event)
 
 LAST = 10  # the training loss is that of the last so-many-th of the inner steps
 
@@ -91,7 +89,8 @@ def line_of(task: Task, played: Played, entries: Sequence[Entry], cpu_s: float) 
     steps = played.committed_tokens / (num_first(num_peers, num_stages) * run.tokens_per_step)
     spans = layout(run.model)
     num = spans.num_parameters
-    evaluated = None if (outcome := outcome_of(played)) != COMPLETE else _last(entries, Evaluated)
+    last = next((entry.event for entry in reversed(entries) if isinstance(entry.event, Evaluated)), None)
+    evaluated = last if (outcome := outcome_of(played)) == COMPLETE else None
     return BenchLine(
         digest=task.name,
         row=task.point.row,
@@ -162,10 +161,6 @@ def _payload_nbytes(run: RunConfig, played: Played) -> float:
         if manifest.tuned is not None:
             method = tuned_method(method, manifest.tuned)
     return total
-
-
-def _last(entries: Sequence[Entry], kind: type[E]) -> E | None:
-    return next((entry.event for entry in reversed(entries) if isinstance(entry.event, kind)), None)
 
 
 def _train_loss(entries: Sequence[Entry], num_peers: int) -> float:

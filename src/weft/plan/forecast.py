@@ -251,7 +251,6 @@ def _serve_s(machines: Machines, question: Question, load: Load, train_s: float)
 
 
 def _group_size(question: Question) -> int:
-    """Return the leaves of the largest group."""
     return largest_group(question.num_electors, question.num_peers - question.num_electors)
 
 
@@ -338,7 +337,6 @@ def _bill(question: Question, pace: Pace) -> Bill:
 
 
 def _joules(question: Question, pace: Pace, machines: Machines) -> float:
-    """Return the energy of one machine in a round."""
     train_s = leased_tokens(question)[machines.name] / machines.tokens_per_s
     train_s = min(train_s, pace.round.total_s)
     return machines.watts * (train_s + question.idle_share * (pace.round.total_s - train_s))
