@@ -83,7 +83,7 @@ class Sync:
         options = replace(options, sinks=(*options.sinks, self._times))
         self._tensors = Tensors(model)
         self._lending = Lending()
-        self._thread = PeerThread[Peer](options, ticket, wait_for, self._work, on_ticket, self._lending.end)
+        self._thread = PeerThread[Peer](options, ticket, wait_for, on_ticket, self._lending.end)
         self._has_settled = False
 
     # --- what a loop calls ---
@@ -101,7 +101,7 @@ class Sync:
             raise RuntimeError("weft.Sync has ended: make another to go on, from where the others are by then")
         try:
             at_exit(partial(_close, ref(self)))
-            self._thread.start()
+            self._thread.begin(self._work())
             self._lending.begin()
         except BaseException as error:
             self.close(error)

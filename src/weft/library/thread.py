@@ -30,7 +30,6 @@ class PeerThread(threading.Thread, Generic[P]):
     Args:
         given: the ticket of the run to join; None: found one, or go on with it.
         wait_for: with which a founded run begins: so many peers, this one included.
-        work: returns what is trained.
         on_ticket: told how others join a run that is founded.
         on_ended: called when all is over.
     """
@@ -40,7 +39,6 @@ class PeerThread(threading.Thread, Generic[P]):
         options: Options,
         given: str | None,
         wait_for: int,
-        work: Callable[[], Workload[P]],
         on_ticket: Callable[[str], object],
         on_ended: Callable[[], object],
     ) -> None:
@@ -48,9 +46,9 @@ class PeerThread(threading.Thread, Generic[P]):
         self._options = options
         self._given = given
         self._wait_for = wait_for
-        self._work = work
         self._on_ticket = on_ticket
         self._on_ended = on_ended
+        self._work: Workload[P] | None = None  # what is trained
         self._task: asyncio.Task[Outcome | None] | None = None
         self._reason = ""  # why it is to stop
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -58,6 +56,10 @@ class PeerThread(threading.Thread, Generic[P]):
         self.ticket: str | None = None  # a fresh one
         self.outcome: Outcome | None = None
         self._failure: BaseException | None = None
+
+    def begin(self, work: Workload[P]) -> None:
+        self._work = work
+        self.start()
 
     def run(self) -> None:
         try:
@@ -72,12 +74,12 @@ class PeerThread(threading.Thread, Generic[P]):
 
     async def _live(self) -> Outcome | None:
         self.loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        work = self._work()
         if self._reason:
             raise asyncio.CancelledError
+        assert self._work is not None
         if self._given is None:
-            return await found(work, self._options, wait_for=self._wait_for, on_started=self._begun)
-        return await join(work, self._given, self._options, on_started=self._begun)
+            return await found(self._work, self._options, wait_for=self._wait_for, on_started=self._begun)
+        return await join(self._work, self._given, self._options, on_started=self._begun)
 
     def _begun(self, peer: P, ticket: str, _emit: Emit) -> None:
         self.peer, self.ticket = peer, ticket

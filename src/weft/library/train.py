@@ -71,8 +71,8 @@ def train(
     options = replace(options, sinks=(*options.sinks, handed))
     own = (CorpusConfig(source=TextSource(paths=tuple(map(str, data)))), Path.cwd()) if data else None
     work = Corpus(described=None if config is None else _described(config), own_data=own)
-    thread = PeerThread[Participant](options, ticket, wait_for, lambda: work, on_ticket, handed.end)
-    thread.start()
+    thread = PeerThread[Participant](options, ticket, wait_for, on_ticket, handed.end)
+    thread.begin(work)
     try:
         for entry in handed.entries():
             for callback in callbacks:
