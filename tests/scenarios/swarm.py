@@ -16,6 +16,7 @@ Two runs of one scenario give the same log, byte for byte: `Swarm.log`.
 """
 
 import asyncio
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -42,6 +43,7 @@ from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryNetwork
 from weft.peer.messages import Decision, Letter
+from weft.peer.peer import Outcome
 from weft.peer.state.legacies import MAX_KEPT_NBYTES, KeptBranches
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import seal
@@ -299,6 +301,25 @@ class Swarm(World):
         life = super().launch(member, compute=compute or Inline(train_s), **options)
         self.positions[life], self.on_batch[life] = [], on_batch
         return life
+
+    def kill(self, member: Member) -> None:
+        """End the member's process as kill -9 does."""
+        member.life.kill()
+
+    async def freeze(self, member: Member, lasts_s: float) -> None:
+        """Let the member's process stand still for so long, as between SIGSTOP and SIGCONT."""
+        await member.life.freeze(lasts_s)
+
+    def cut(self, one: Iterable[Member], other: Iterable[Member]) -> None:
+        for a, b in itertools.product(one, other):
+            self.network.partition(a.id, b.id)
+
+    def heal(self, one: Iterable[Member], other: Iterable[Member]) -> None:
+        for a, b in itertools.product(one, other):
+            self.network.heal(a.id, b.id)
+
+    async def done(self, *members: Member) -> list[Outcome]:
+        return list(await asyncio.gather(*(member.life.task for member in members)))
 
     def cut_power(self, member: Member) -> None:
         """End the member's process as a power cut does: what it wrote and did not flush is gone as well."""

@@ -49,7 +49,23 @@ RATE = 1e-4  # of one call: a vector of weights keeps its size for thousands of 
 SPREAD = 1009  # a prime: u has so many values
 
 
-class CostTrainer(Trainer):
+class Silent(Trainer):
+    """Writes no samples: nobody would read them."""
+
+    def sample(
+        self,
+        vector: Float32[Tensor, " num"],  # noqa: ARG002
+        tokenizer: Tokenizer,  # noqa: ARG002
+        prompt: str,  # noqa: ARG002
+        num_tokens: int,  # noqa: ARG002
+        seed: int,  # noqa: ARG002
+        between: Callable[[], None] = nothing,
+    ) -> str:
+        between()
+        return ""
+
+
+class CostTrainer(Silent):
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         self._held = vector if self._sends_gradient else vector.clone()
         self._has_left, self._num_steps = False, 0
@@ -107,18 +123,6 @@ class CostTrainer(Trainer):
     ) -> tuple[float, int]:
         between()
         return self._loss, num_windows * self._run.train.seq_len
-
-    def sample(
-        self,
-        vector: Float32[Tensor, " num"],  # noqa: ARG002
-        tokenizer: Tokenizer,  # noqa: ARG002
-        prompt: str,  # noqa: ARG002
-        num_tokens: int,  # noqa: ARG002
-        seed: int,  # noqa: ARG002
-        between: Callable[[], None] = nothing,
-    ) -> str:
-        between()
-        return ""
 
     @property
     def _vector(self) -> Tensor:

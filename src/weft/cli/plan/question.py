@@ -140,7 +140,7 @@ def machines_of(kind: Kind, watts: float = 0.0) -> Machines:
         ),
         tokens_per_s=kind.tokens_per_s,
         watts=watts,
-        is_serving_free=True,
+        is_processor_free=True,
     )
 
 

@@ -1,6 +1,6 @@
-"""What a round takes of a processor beside its inner steps: the terms of `weft.plan.serving`.
+"""What a round takes of a processor beside its inner steps: the terms of `weft.plan.processor`.
 
-    python -m benchmarks.serving
+    python -m benchmarks.processor
 
 Each is measured where the others hardly count. Four processes (`benchmarks._shells`) train a small model: with a round
 after every step, and with rounds that take seconds. What all threads use but the one that makes inner steps is
@@ -230,7 +230,7 @@ def main() -> None:
         table(("codec", "encode", "merge", "decode results", "journal, per byte"), codecs),
         table(("what", "CPU ns per value"), steps()),
     ]
-    write("serving", TITLE, "python -m benchmarks.serving", sections)
+    write("processor", TITLE, "python -m benchmarks.processor", sections)
 
 
 if __name__ == "__main__":
