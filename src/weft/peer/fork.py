@@ -29,14 +29,12 @@ Failure:
 import asyncio
 from collections.abc import Sequence
 
-from weft.clock import Clock
 from weft.errors import WeftError
-from weft.events import BranchOpened, Emit, MajorityLost
+from weft.events import BranchOpened, MajorityLost
 from weft.ids import BranchId, PeerId, Round
 from weft.net.membership.full_mesh import GONE_S
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
-from weft.net.node import Node
 from weft.peer.chain import (
     MOST_NEEDED,
     NEAR,
@@ -49,8 +47,10 @@ from weft.peer.chain import (
     open_branch,
     signers,
 )
+from weft.peer.context import Context
 from weft.peer.messages import BranchBegin, BranchConsent, BranchProposal, ChainAnswer, ChainRequest, StandingNote
 from weft.peer.round.driver import Participation, RoundDriver
+from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
 from weft.run.config import Genesis
 from weft.sync.records.messages import Manifest
@@ -69,15 +69,15 @@ def patience_s(run: Genesis, electorate: Sequence[PeerId]) -> float:
 
 
 class Split:
-    def __init__(self, run: Genesis, node: Node, rounds: RoundDriver, clock: Clock, emit: Emit) -> None:
+    def __init__(self, run: Genesis, context: Context, rounds: RoundDriver) -> None:
         self._run = run
-        self._node = node
+        self._node = node = context.node
         self._rounds = rounds
-        self._clock = clock
-        self._emit = emit
+        self._clock = context.clock
+        self._emit = context.emit
         self.lost = asyncio.Event()  # set while no majority is in sight
         self._lost_at: float | None = None
-        self._looked = clock.now(), clock.wall()  # a machine that sleeps may stop one of them
+        self._looked = self._clock.now(), self._clock.wall()  # a machine that sleeps may stop one of them
         self._consented: Manifest | None = None
         self._missed_at: dict[PeerId, float] = {}  # members without a link, since when
         node.serve(BranchProposal, self._consider)
@@ -212,17 +212,20 @@ LOOK_S = 1.0  # between two looks at what others tell
 CALL_S = 5.0
 AGAIN_S = 5.0  # between two requests to one peer to show where it stands
 NUM_ASKED = 4  # at once
+SETTLE_S = 10.0  # at most, for the round in which this peer has announced, before it goes over to another branch
 
 
 class ForkWatch:
     def __init__(
-        self, node: Node, clock: Clock, membership: Membership, replica: Replica, participation: Participation
+        self, context: Context, membership: Membership, replica: Replica, carry: Carry, participation: Participation
     ) -> None:
-        self._node = node
-        self._clock = clock
+        self._node = context.node
+        self._clock = context.clock
         self._membership = membership
         self._replica = replica
+        self._carry = carry
         self._participation = participation
+        self._settling_since: float | None = None
         self._proofs: dict[BranchId, Proof] = {}  # of each branch told of, the latest shown
         self._asked_at: dict[PeerId, float] = {}
 
@@ -254,6 +257,21 @@ class ForkWatch:
     def is_on_lesser_branch(self, head: Manifest) -> bool:
         """Return whether peers tell of another branch than `head` is on, and one to prefer."""
         return any(self.has_left(peer, head.branch) for peer in self.ahead(head))
+
+    def should_settle(self, head: Manifest) -> bool:
+        """Return whether to let the present round end before going over to another branch; asked again and again.
+
+        Who goes over in the middle of an exchange cannot tell whether its work is counted where it comes from. Where
+        another of its branch has left already, the round may never end.
+        """
+        now, others = self._clock.now(), set(head.members) - {self._node.peer}
+        is_wanted = self._carry.offered is not None and self.is_on_lesser_branch(head)
+        if not is_wanted or any(self.has_left(peer, head.branch) for peer in others):
+            self._settling_since = None
+            return False
+        if self._settling_since is None:
+            self._settling_since = now
+        return now - self._settling_since <= SETTLE_S
 
     async def watch(self, rounds: RoundDriver) -> None:
         """Have it shown where others stand that tell of another branch than `rounds` are on, until cancelled."""

@@ -205,7 +205,7 @@ class Peer:
         rounds.recall()
         groups = Groups(self.context, rounds, self._records, self._evaluator, speed, self._tasks)
         offering = Offering(self.context, self.replica, self._carry, self._entrance.legacies, groups)
-        split = Split(self.run, self.context.node, rounds, self.context.clock, self.context.emit)
+        split = Split(self.run, self.context, rounds)
         is_staged = self.context.companion is not None  # where inner steps are made by all stages together
         is_over = lambda: self._shutdown.is_asked or self.pausing.is_away or is_staged  # noqa: E731
         ahead = Ahead(self.context, self._training, self._carry, split.lost, is_over)
@@ -370,7 +370,7 @@ class Peer:
             mine.sentinel.look(head, self._membership, self._report.heartbeat(), self.replica.config.settings.tokens)
             is_behind = bool(self._entrance.fork_watch.ahead(head))
             is_left = behind == head or self._entrance.fork_watch.is_on_lesser_branch(head)
-            if self._entrance.should_settle(head):
+            if self._entrance.fork_watch.should_settle(head):
                 continue
             if is_behind and is_left and not mine.groups.is_outside and not await self._entrance.catch_up(rounds):
                 mine.groups.give_up()
