@@ -34,7 +34,7 @@ from weft.keys import verify
 from weft.net.messages import Heartbeat
 from weft.peer.messages import GENESIS
 from weft.rng import order_key
-from weft.sync.governance.enact import charter_after, forked, history
+from weft.sync.governance import charter_after, forked, history
 from weft.sync.method.choices import Choices
 from weft.sync.records import messages
 from weft.sync.records.ancestry import Stretch

@@ -56,8 +56,8 @@ from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer, Shown
 from weft.store.record_file import RecordFile
-from weft.sync.governance import enact
-from weft.sync.governance.equivocation import binds, equivocation
+from weft.sync import governance
+from weft.sync.governance import Void, binds, equivocation
 from weft.sync.records import messages
 from weft.sync.records.acts import (
     MAX_ACTS,
@@ -163,7 +163,7 @@ class PendingActs:
     def recall(self) -> None:
         """Take up what waited when a process before this one ended."""
         for letter in self._awaiting.read().letters:
-            with suppress(enact.Void):  # decided meanwhile, or without effect where the run stands now
+            with suppress(Void):  # decided meanwhile, or without effect where the run stands now
                 self._add(letter)
         for lie in self._lies_file.read().lies:
             self.accuse(lie)
@@ -174,7 +174,7 @@ class PendingActs:
         acts = [Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
         votes = [warrant for peer in base.electorate if (warrant := self._majority(peer)) is not None]
         waiting = [*self._lies.values(), *acts, *votes]
-        return enact.in_effect(base.charter, base.body, waiting, MAX_ACTS) if waiting else ()
+        return governance.in_effect(base.charter, base.body, waiting, MAX_ACTS) if waiting else ()
 
     @property
     def liars(self) -> tuple[PeerId, ...]:
@@ -214,7 +214,7 @@ class PendingActs:
         """Keep an act or ballot and tell the others; return why it is not kept, or None."""
         try:
             is_news = self._add(letter)
-        except enact.Void as void:
+        except Void as void:
             return str(void)
         if is_news:
             self._save()
@@ -231,8 +231,8 @@ class PendingActs:
         if peer in self._lies or self._is_dealt_with(lie):
             return
         try:
-            note, what = enact.read_contradiction(lie)
-        except enact.Void:
+            note, what = governance.read_contradiction(lie)
+        except Void:
             return
         self._lies[peer], self._aware[peer] = lie, set() if sender is None else {sender}
         self._save_lies()
@@ -243,7 +243,7 @@ class PendingActs:
     def _is_dealt_with(self, lie: Warrant) -> bool:
         """Return whether its teller is no member, or was struck out for it: keys are free to make, places are not."""
         peer, base = lie.letters[0].signer, self._chain.base
-        note = enact.note_in(lie)
+        note = governance.note_in(lie)
         return peer not in base.electorate or note is None or base.charter.is_dealt_with(peer, note.round)
 
     def _prove(self, liar: PeerId) -> None:
@@ -283,32 +283,34 @@ class PendingActs:
             self._emit(Notice(text=f"what proves that members lie is in this process's memory only: {error}"))
 
     def _keep_act(self, letter: Signed) -> bool:
-        act, base, signer = enact.read_act(letter), self._chain.base, letter.signer
+        act, base, signer = governance.read_act(letter), self._chain.base, letter.signer
         if self._waiting.get((signer, act.serial)) == letter:
             return False
         before = [number for steward, number in self._waiting if steward == signer and number < act.serial]
         if (signer, act.serial) in self._waiting or len(before) >= MAX_AHEAD:
-            raise enact.Void(f"other acts of {short(signer)} wait in its place")
+            raise Void(f"other acts of {short(signer)} wait in its place")
         waiting = tuple(Warrant(letters=(self._waiting[signer, number],)) for number in sorted(before))
-        if (why_not := enact.objection(base.charter, base.body, (*waiting, Warrant(letters=(letter,))))) is not None:
-            raise enact.Void(why_not)
+        if (
+            why_not := governance.objection(base.charter, base.body, (*waiting, Warrant(letters=(letter,))))
+        ) is not None:
+            raise Void(why_not)
         self._waiting[signer, act.serial] = letter
         return True
 
     def _keep_ballot(self, letter: Signed) -> bool:
-        ballot, base, voter = enact.read_ballot(letter), self._chain.base, letter.signer
+        ballot, base, voter = governance.read_ballot(letter), self._chain.base, letter.signer
         if self._ballots.get((ballot.peer, voter)) == letter:
             return False
         if ballot.run != base.run:
-            raise enact.Void(f"the ballot is for run {short(ballot.run)}, this is run {short(base.run)}")
+            raise Void(f"the ballot is for run {short(ballot.run)}, this is run {short(base.run)}")
         if voter not in base.electorate:
-            raise enact.Void(f"{short(voter)} is no member: only members vote")
+            raise Void(f"{short(voter)} is no member: only members vote")
         if ballot.peer not in base.electorate:
-            raise enact.Void(f"{short(ballot.peer)} is no member")
+            raise Void(f"{short(ballot.peer)} is no member")
         if (next_serial := base.charter.times_expelled(ballot.peer) + 1) != ballot.serial:
-            raise enact.Void(f"it is for removal {ballot.serial} of {short(ballot.peer)}; the next is {next_serial}")
+            raise Void(f"it is for removal {ballot.serial} of {short(ballot.peer)}; the next is {next_serial}")
         if sum(by == voter for _, by in self._ballots) >= MAX_BALLOTS:
-            raise enact.Void(f"{MAX_BALLOTS} ballots of {short(voter)} wait already")
+            raise Void(f"{MAX_BALLOTS} ballots of {short(voter)} wait already")
         self._ballots[ballot.peer, voter] = letter
         return True
 
@@ -325,11 +327,11 @@ class PendingActs:
         for signer, number in sorted(self._waiting):
             before = [other for steward, other in sorted(self._waiting) if steward == signer and other < number]
             letters = [self._waiting[signer, other] for other in (*before, number)]
-            why_not = enact.objection(base.charter, base.body, tuple(Warrant(letters=(each,)) for each in letters))
+            why_not = governance.objection(base.charter, base.body, tuple(Warrant(letters=(each,)) for each in letters))
             if why_not is not None:
                 self._drop(self._waiting.pop((signer, number)), why_not)
         for peer, voter in sorted(self._ballots):
-            ballot = enact.read_ballot(self._ballots[peer, voter])
+            ballot = governance.read_ballot(self._ballots[peer, voter])
             is_member = peer in base.electorate and voter in base.electorate
             if not is_member or ballot.serial != base.charter.times_expelled(peer) + 1:
                 self._drop(self._ballots.pop((peer, voter)), "voter or key is no member any more")
@@ -376,14 +378,14 @@ def told(manifest: Manifest) -> Iterator[ActEnacted]:
     """Yield an event for each act that a committed manifest holds."""
     for warrant in manifest.acts:
         first = warrant.letters[0]
-        if (liar := enact.accused(warrant)) is not None:
+        if (liar := governance.accused(warrant)) is not None:
             yield ActEnacted(
                 branch=manifest.branch,
                 round=manifest.round,
                 by=(),
                 kind=STRIKE_OUT,
                 subject=liar,
-                reason=enact.read_contradiction(warrant)[1],
+                reason=governance.read_contradiction(warrant)[1],
                 changes={},
             )
             continue

@@ -22,7 +22,7 @@ one lease more in that round, within the bound.
 
 In a stage of a pipeline it is allowed what is routed to it: the bound is a multiple of what a round leases.
 
-A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.governance.legacy`). Its tokens
+A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.governance`). Its tokens
 are the difference between two manifests: the head of the branch that was given up, and the last common one. A head that
 no member of the last common one has signed counts as one lease.
 
@@ -43,7 +43,7 @@ from weft.ids import PeerId, Tokens, short
 from weft.peer.messages import GENESIS
 from weft.peer.round.members import Member, Quorum
 from weft.peer.round.merge import RoundMerger
-from weft.sync.governance.enact import legacy_tokens
+from weft.sync.governance import legacy_tokens
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import AnyRoundMessage, Base, Collect, Manifest, Propose, Ready
 from weft.sync.round.machine import Noticed

@@ -14,7 +14,7 @@ from weft.ids import Round
 from weft.run.amend import amended, first_charter
 from weft.run.config import Genesis
 from weft.run.staged import confinement
-from weft.sync.governance.enact import charter_after
+from weft.sync.governance import charter_after
 from weft.sync.merge.basis import Scope
 from weft.sync.merge.method import OUTER, Method
 from weft.sync.merge.outer import State as OuterState

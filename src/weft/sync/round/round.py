@@ -27,7 +27,7 @@ from typing import assert_never
 import msgspec
 
 from weft.ids import Attempt, PeerId, Tokens
-from weft.sync.governance.enact import accused, countable, enacted, in_effect
+from weft.sync.governance import accused, countable, enacted, in_effect
 from weft.sync.records import messages
 from weft.sync.records.acts import MAX_ACTS, Warrant
 from weft.sync.records.messages import claims_in, counted
