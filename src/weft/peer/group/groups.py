@@ -56,8 +56,7 @@ from weft.peer.group.records import MAX_NBYTES, GroupRecords
 from weft.peer.messages import Decision, HandOn
 from weft.peer.round.driver import RoundDriver
 from weft.peer.round.payloads import Payloads
-from weft.sync.merge.group_mean import GroupMean
-from weft.sync.merge.reduce import EncodedPart
+from weft.sync.merge.reduce import EncodedPart, GroupMean
 from weft.sync.records.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake, claims_in
 from weft.sync.round.groups import Offer, is_grace_due, may_close, parents, record_of, slices, tokens_of
 from weft.sync.round.machine import NUM_REMEMBERED, Status, deadline_s

@@ -41,7 +41,7 @@ from weft.peer.round.validity import Validity
 from weft.peer.state.legacies import KeptLegacy
 from weft.store.votes import Votes
 from weft.sync.governance import accused, charter_after, legacy_tokens
-from weft.sync.merge.basis import Scope
+from weft.sync.merge.method import Scope
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records import messages
 from weft.sync.records.charter import Charter

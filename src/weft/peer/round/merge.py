@@ -47,9 +47,17 @@ from weft.peer.messages import Gathered
 from weft.peer.round.members import Member
 from weft.peer.round.payloads import Payloads, Wanted
 from weft.peer.round.timers import Timers
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.payload import Replies, codec_in, coding_in, payload_codec_in, reply_codec_in
-from weft.sync.merge.reduce import EncodedPart, Merger, decode_parts
+from weft.sync.merge.method import Scope
+from weft.sync.merge.reduce import (
+    EncodedPart,
+    Merger,
+    Replies,
+    codec_in,
+    coding_in,
+    decode_parts,
+    payload_codec_in,
+    reply_codec_in,
+)
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Base, Collect, Contribution, Manifest, Ready, counted, payload_of

@@ -31,10 +31,20 @@ from weft.net.blobs.blobs import StillComing, first_of
 from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.store.pool import Pool
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
-from weft.sync.merge.payload import codec_in, group_codec_in, payload_codec_in, reply_codec_in
-from weft.sync.merge.reduce import EncodedPart, cut, decode_parts, parts_of
+from weft.sync.merge.method import Scope
+from weft.sync.merge.reduce import (
+    EncodedPart,
+    GroupMean,
+    codec_in,
+    cut,
+    decode_parts,
+    group_codec_in,
+    parts_of,
+    payload_codec_in,
+    payload_nbytes,
+    reply_codec_in,
+    split,
+)
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
 from weft.sync.round.machine import Noticed, ResultHeld, Status

@@ -31,8 +31,7 @@ from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.state.mixing import Met, Mixing
 from weft.peer.state.replica import Replica
-from weft.sync.merge import payload
-from weft.sync.merge.reduce import EncodedPart, named
+from weft.sync.merge.reduce import EncodedPart, encode_payload, named
 from weft.sync.merge.sharded import SpreadVector, alike
 from weft.sync.records.messages import Counted, payload_of
 from weft.sync.round.machine import Fate
@@ -173,7 +172,7 @@ class Carry:
             # A learner that is spread lends a copy, and there is no room for another.
             is_lent = isinstance(trained, SpreadVector) and self._mark is None and self._gradient is None
             delta = method.delta(self._replica.outer, trained, trained if is_lent else None)
-            encoded, left = payload.encode(method, scope, self._replica.state, delta, self._error, parts, round)
+            encoded, left = encode_payload(method, scope, self._replica.state, delta, self._error, parts, round)
             if left is not None and method.choices.error == "local":
                 left = delta - left
             self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)

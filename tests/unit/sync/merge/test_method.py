@@ -9,8 +9,7 @@ from weft.config import Config, from_tree
 from weft.errors import ConfigError
 from weft.sync.merge.method import Method
 from weft.sync.merge.outer import StepContext, build
-from weft.sync.merge.payload import coding_in
-from weft.sync.merge.reduce import merge
+from weft.sync.merge.reduce import coding_in, merge
 from weft.sync.method.choices import (
     AdamWConfig,
     Choices,
