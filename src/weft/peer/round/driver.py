@@ -32,12 +32,11 @@ from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.messages import Decision, Letter
 from weft.peer.round.acts import PendingActs, letters_file, lies_file
-from weft.peer.round.inbox import Inbox
+from weft.peer.round.inbox import Inbox, Validity
 from weft.peer.round.members import Member, Quorum
 from weft.peer.round.merge import Gather, RoundMerger
 from weft.peer.round.payloads import Payloads, Wanted
 from weft.peer.round.timers import RoundTimes, Timers
-from weft.peer.round.validity import Validity
 from weft.peer.state.legacies import KeptLegacy
 from weft.store.votes import Votes
 from weft.sync.governance import accused, charter_after, legacy_tokens
