@@ -66,9 +66,8 @@ class Chain:
         self._results: dict[Digest, tuple[Round, Buffer]] = {}
         self._named: dict[Round, set[Digest]] = {}  # the results of each round, oldest first
         self._nbytes = 0
-        self._former: tuple[BranchId, dict[Round, messages.Certificate]] | None = (
-            None  # of the branch that was left last
-        )
+        # Of the branch that was left last.
+        self._former: tuple[BranchId, dict[Round, messages.Certificate]] | None = None
 
     def append(self, certificate: messages.Certificate) -> None:
         """Make the certificate's manifest the head. `proven` must have held, or the machine have decided."""
@@ -119,9 +118,7 @@ class Chain:
             self._electors.setdefault(peer)
         for peer in list(self._electors)[:-MAX_ELECTORS]:
             del self._electors[peer]
-        self.base = messages.next_base(
-            head, charter
-        )  # what the round after the head starts from: asked for at each message
+        self.base = messages.next_base(head, charter)  # of the round after the head: asked for at each message
         self._charters[self.base.round] = charter
 
     def after(self, round: Round, limit: int) -> tuple[messages.Certificate, ...] | None:

@@ -35,18 +35,7 @@ from weft.ids import BranchId, PeerId, Round
 from weft.net.membership.full_mesh import GONE_S
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
-from weft.peer.chain import (
-    MOST_NEEDED,
-    NEAR,
-    Heads,
-    Proof,
-    believed,
-    branch_name,
-    is_followed,
-    is_further,
-    open_branch,
-    signers,
-)
+from weft.peer import chain
 from weft.peer.context import Context
 from weft.peer.messages import BranchBegin, BranchConsent, BranchProposal, ChainAnswer, ChainRequest, StandingNote
 from weft.peer.round.driver import Participation, RoundDriver
@@ -164,7 +153,7 @@ class Split:
         if members[0] != me:
             return  # the lowest key proposes
         base = self._rounds.chain.base
-        opening = open_branch(base, members, me, branch_name(base, members, me))
+        opening = chain.open_branch(base, members, me, chain.branch_name(base, members, me))
         for member in members:
             if member == me:
                 continue
@@ -186,7 +175,7 @@ class Split:
 
     async def _consider(self, peer: PeerId, proposal: BranchProposal) -> BranchConsent:
         opening, base = proposal.opening, self._rounds.chain.base
-        expected = open_branch(base, opening.members, peer, branch_name(base, opening.members, peer))
+        expected = chain.open_branch(base, opening.members, peer, chain.branch_name(base, opening.members, peer))
         if opening != expected or self._node.peer not in opening.members or peer not in base.electorate:
             return BranchConsent(is_given=False, reason="it does not follow on what is committed here")
         is_everybody = opening.members == base.electorate
@@ -226,7 +215,7 @@ class ForkWatch:
         self._carry = carry
         self._participation = participation
         self._settling_since: float | None = None
-        self._proofs: dict[BranchId, Proof] = {}  # of each branch told of, the latest shown
+        self._proofs: dict[BranchId, chain.Proof] = {}  # of each branch told of, the latest shown
         self._asked_at: dict[PeerId, float] = {}
 
     def beats(self) -> dict[PeerId, Heartbeat]:
@@ -307,9 +296,9 @@ class ForkWatch:
         """Return whether this peer, at `head`, goes over to where a peer says that it stands."""
         rounds = self._participation.rounds
         if rounds is None or not rounds.quorum.is_holding:
-            return is_further(beat, head)
+            return chain.is_further(beat, head)
         proof = self._proofs.get(beat.branch)
-        return proof is not None and is_followed(head, rounds.chain.charter, self._num_beside(rounds), proof)
+        return proof is not None and chain.is_followed(head, rounds.chain.charter, self._num_beside(rounds), proof)
 
     def _num_beside(self, rounds: RoundDriver) -> int:
         """Return how many members stand where this peer does, as they tell; itself included.
@@ -320,7 +309,7 @@ class ForkWatch:
         beats = (self._membership.heartbeat_of(peer) for peer in rounds.quorum.present() if peer != self._node.peer)
         counts_unheard = self._node.peer in electorate or not self._membership.watches_all
         return 1 + sum(
-            counts_unheard if beat is None else beat.branch == head.branch and beat.round <= head.round + NEAR
+            counts_unheard if beat is None else beat.branch == head.branch and beat.round <= head.round + chain.NEAR
             for beat in beats
         )
 
@@ -340,7 +329,7 @@ class ForkWatch:
         if before is None or _weight(proof) > _weight(before):
             self._proofs[proof.manifest.branch] = proof
 
-    async def _shown(self, peer: PeerId) -> Proof | None:
+    async def _shown(self, peer: PeerId) -> chain.Proof | None:
         """Return what a peer shows of the head that it tells of."""
         beat, rounds = self._membership.heartbeat_of(peer), self._participation.rounds
         if beat is None or rounds is None:
@@ -352,37 +341,39 @@ class ForkWatch:
         found = [each for each in answer.certificates or () if each.manifest.branch == beat.branch]
         if not found or found[-1].manifest.round < beat.round:
             return None
-        num = len(signers(found[-1], rounds.chain.electors))
+        num = len(chain.signers(found[-1], rounds.chain.electors))
         if num and self._num_beside(rounds) == 1:  # it would believe one alone: those who sign with it count as well
-            num = len(signers(found[-1], found[-1].manifest.members))
-        return Proof(found[-1].manifest, num)
+            num = len(chain.signers(found[-1], found[-1].manifest.members))
+        return chain.Proof(found[-1].manifest, num)
 
     # --- from outside ---
 
-    async def later(self, heads: Heads) -> Heads:
+    async def later(self, heads: chain.Heads) -> chain.Heads:
         """Return those of `heads` to go over to."""
         mine, rounds = self._replica.head, self._participation.rounds
         if mine is not None and rounds is not None and rounds.quorum.is_holding:
             return await self._shown_later(heads, mine, rounds)
-        further = [(peer, head) for peer, head in heads if mine is None or is_further(head, mine)]
+        further = [(peer, head) for peer, head in heads if mine is None or chain.is_further(head, mine)]
         if not further:
             return ()
-        best, last = believed([head for _, head in further])
+        best, last = chain.believed([head for _, head in further])
         return [(peer, head) for peer, head in further if head.branch == best and head.round <= last]
 
-    async def _shown_later(self, heads: Heads, mine: Manifest, rounds: RoundDriver) -> Heads:
+    async def _shown_later(self, heads: chain.Heads, mine: Manifest, rounds: RoundDriver) -> chain.Heads:
         here = rounds.chain.head  # proven, and further than `mine` where the results between them are lost
         await self._seek_of([peer for peer, head in heads if head.branch == here.branch and head.round > here.round])
         num = self._num_beside(rounds)
-        followed = [proof for proof in self._proofs.values() if is_followed(here, rounds.chain.charter, num, proof)]
+        followed = [
+            proof for proof in self._proofs.values() if chain.is_followed(here, rounds.chain.charter, num, proof)
+        ]
         last = {here.branch: here.round} | {proof.manifest.branch: proof.manifest.round for proof in followed}
         return [
             (peer, head)
             for peer, head in heads
-            if head.round <= last.get(head.branch, -NEAR) + NEAR
+            if head.round <= last.get(head.branch, -chain.NEAR) + chain.NEAR
             and (head.branch != mine.branch or head.round > mine.round)
         ]
 
 
-def _weight(proof: Proof) -> tuple[int, int, int]:
-    return min(proof.num_signers, MOST_NEEDED), proof.manifest.committed_tokens, proof.manifest.round
+def _weight(proof: chain.Proof) -> tuple[int, int, int]:
+    return min(proof.num_signers, chain.MOST_NEEDED), proof.manifest.committed_tokens, proof.manifest.round

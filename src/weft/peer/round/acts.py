@@ -58,20 +58,7 @@ from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, Contradic
 from weft.store.record_file import RecordFile
 from weft.sync import governance
 from weft.sync.governance import Void, binds, equivocation
-from weft.sync.records import messages
-from weft.sync.records.acts import (
-    MAX_ACTS,
-    MAX_CONTRADICTION_NBYTES,
-    Act,
-    Amend,
-    Ballot,
-    Ban,
-    Pardon,
-    Remove,
-    Succeed,
-    Warrant,
-    changes_of,
-)
+from weft.sync.records import acts, messages
 from weft.sync.records.messages import Manifest
 from weft.sync.round.rules import leader
 from weft.wire import Record, Signed, decode, digest_of, printable, unseal
@@ -83,7 +70,7 @@ MAX_LETTERS = 4096  # more than all stewards and members may have waiting
 
 
 class KnownLies(Record, frozen=True, kw_only=True):
-    lies: Annotated[tuple[Warrant, ...], Meta(max_length=MAX_LIES)]
+    lies: Annotated[tuple[acts.Warrant, ...], Meta(max_length=MAX_LIES)]
 
 
 class Letters(Record, frozen=True, kw_only=True):
@@ -98,9 +85,9 @@ def letters_file(path: Path) -> RecordFile[Letters]:
     return RecordFile(path, Letters, MAX_NBYTES, Letters(letters=()))
 
 
-def that_fit(lies: Iterable[Warrant]) -> KnownLies:
+def that_fit(lies: Iterable[acts.Warrant]) -> KnownLies:
     """Return as many of these as fit the record."""
-    chosen: list[Warrant] = []
+    chosen: list[acts.Warrant] = []
     left_nbytes = MAX_NBYTES - MARGIN_NBYTES
     for lie in lies:
         nbytes = MARGIN_NBYTES + sum(len(letter.body) for letter in lie.letters)
@@ -148,7 +135,7 @@ class PendingActs:
         self._on_change = on_change
         self._waiting: dict[tuple[PeerId, int], Signed] = {}  # by steward and serial
         self._ballots: dict[tuple[PeerId, PeerId], Signed] = {}  # by the key to be removed, and the voter
-        self._lies: dict[PeerId, Warrant] = {}  # by who told them, of present members, oldest first
+        self._lies: dict[PeerId, acts.Warrant] = {}  # by who told them, of present members, oldest first
         self._aware: dict[PeerId, set[PeerId]] = {}  # of each of these, who of those linked has heard
         self._told_nbytes: dict[PeerId, int] = {}  # of them, to each since they were last told again
         self._decided: dict[Digest, None] = {}  # letters, oldest first
@@ -168,13 +155,13 @@ class PendingActs:
         for lie in self._lies_file.read().lies:
             self.accuse(lie)
 
-    def warrants(self) -> tuple[Warrant, ...]:
+    def warrants(self) -> tuple[acts.Warrant, ...]:
         """Return what the next manifest should hold, in order."""
         base = self._chain.base
-        acts = [Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
+        handed_in = [acts.Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
         votes = [warrant for peer in base.electorate if (warrant := self._majority(peer)) is not None]
-        waiting = [*self._lies.values(), *acts, *votes]
-        return governance.in_effect(base.charter, base.body, waiting, MAX_ACTS) if waiting else ()
+        waiting = [*self._lies.values(), *handed_in, *votes]
+        return governance.in_effect(base.charter, base.body, waiting, acts.MAX_ACTS) if waiting else ()
 
     @property
     def liars(self) -> tuple[PeerId, ...]:
@@ -223,7 +210,7 @@ class PendingActs:
             self._on_change()
         return None
 
-    def accuse(self, lie: Warrant, sender: PeerId | None = None) -> None:
+    def accuse(self, lie: acts.Warrant, sender: PeerId | None = None) -> None:
         """Keep what proves a lie of a member, one of each, and tell the others; drop what proves nothing."""
         peer = lie.letters[0].signer
         if peer in self._lies:
@@ -240,7 +227,7 @@ class PendingActs:
         self._prove(peer)
         self._on_change()
 
-    def _is_dealt_with(self, lie: Warrant) -> bool:
+    def _is_dealt_with(self, lie: acts.Warrant) -> bool:
         """Return whether its teller is no member, or was struck out for it: keys are free to make, places are not."""
         peer, base = lie.letters[0].signer, self._chain.base
         note = governance.note_in(lie)
@@ -267,7 +254,7 @@ class PendingActs:
         Raises:
             Void: it has no effect.
         """
-        return self._keep_ballot(letter) if letter.kind == Ballot.__name__ else self._keep_act(letter)
+        return self._keep_ballot(letter) if letter.kind == acts.Ballot.__name__ else self._keep_act(letter)
 
     def _save(self) -> None:
         waiting = [self._waiting[key] for key in sorted(self._waiting)]
@@ -289,9 +276,9 @@ class PendingActs:
         before = [number for steward, number in self._waiting if steward == signer and number < act.serial]
         if (signer, act.serial) in self._waiting or len(before) >= MAX_AHEAD:
             raise Void(f"other acts of {short(signer)} wait in its place")
-        waiting = tuple(Warrant(letters=(self._waiting[signer, number],)) for number in sorted(before))
+        waiting = tuple(acts.Warrant(letters=(self._waiting[signer, number],)) for number in sorted(before))
         if (
-            why_not := governance.objection(base.charter, base.body, (*waiting, Warrant(letters=(letter,))))
+            why_not := governance.objection(base.charter, base.body, (*waiting, acts.Warrant(letters=(letter,))))
         ) is not None:
             raise Void(why_not)
         self._waiting[signer, act.serial] = letter
@@ -314,12 +301,12 @@ class PendingActs:
         self._ballots[ballot.peer, voter] = letter
         return True
 
-    def _majority(self, peer: PeerId) -> Warrant | None:
+    def _majority(self, peer: PeerId) -> acts.Warrant | None:
         base = self._chain.base
         cast = {voter: self._ballots[peer, voter] for voter in base.electorate if (peer, voter) in self._ballots}
         if 2 * len(cast) <= len(base.electorate):
             return None
-        return Warrant(letters=tuple(cast[voter] for voter in sorted(cast)))
+        return acts.Warrant(letters=tuple(cast[voter] for voter in sorted(cast)))
 
     def _drop_void(self) -> None:
         """Drop what was decided, and what has no effect any more."""
@@ -327,7 +314,9 @@ class PendingActs:
         for signer, number in sorted(self._waiting):
             before = [other for steward, other in sorted(self._waiting) if steward == signer and other < number]
             letters = [self._waiting[signer, other] for other in (*before, number)]
-            why_not = governance.objection(base.charter, base.body, tuple(Warrant(letters=(each,)) for each in letters))
+            why_not = governance.objection(
+                base.charter, base.body, tuple(acts.Warrant(letters=(each,)) for each in letters)
+            )
             if why_not is not None:
                 self._drop(self._waiting.pop((signer, number)), why_not)
         for peer, voter in sorted(self._ballots):
@@ -355,7 +344,7 @@ class PendingActs:
         self.take(note.letter, peer)  # what is void here is so by the time it comes, or was never meant
 
     async def _on_contradiction(self, peer: PeerId, note: ContradictionNote) -> None:
-        self.accuse(Warrant(letters=(note.first, note.second)), peer)
+        self.accuse(acts.Warrant(letters=(note.first, note.second)), peer)
 
     async def _on_hand_in(self, _peer: PeerId, request: HandIn) -> HandInAnswer:
         if digest_of(request.letter) in self._decided:
@@ -417,15 +406,17 @@ def why_removed(event: ActEnacted) -> str:
 def kind_of(letter: Signed) -> str:
     """Return what a letter is, in a word or two."""
     deed = _deed(letter)
-    return "vote out" if isinstance(deed, Ballot) else type(deed).__name__.lower() if deed is not None else "unknown"
+    return (
+        "vote out" if isinstance(deed, acts.Ballot) else type(deed).__name__.lower() if deed is not None else "unknown"
+    )
 
 
 def subject_of(letter: Signed) -> str:
     """Return the key or run that a letter is about; none where it is about settings."""
     match _deed(letter):
-        case Remove(peer=subject) | Ban(peer=subject) | Pardon(peer=subject) | Ballot(peer=subject):
+        case acts.Remove(peer=subject) | acts.Ban(peer=subject) | acts.Pardon(peer=subject) | acts.Ballot(peer=subject):
             return subject
-        case Succeed(run=run):
+        case acts.Succeed(run=run):
             return run
         case _:
             return ""
@@ -439,23 +430,23 @@ def reason_of(letter: Signed) -> str:
 def changes_in(letter: Signed) -> dict[str, str]:
     """Return what an amendment changes, as text."""
     deed = _deed(letter)
-    changed = changes_of(deed) if isinstance(deed, Amend) else {}
+    changed = acts.changes_of(deed) if isinstance(deed, acts.Amend) else {}
     return {name: msgspec.json.encode(value).decode() for name, value in changed.items()}
 
 
-def _deed(letter: Signed) -> Remove | Ban | Pardon | Amend | Succeed | Ballot | None:
+def _deed(letter: Signed) -> acts.Remove | acts.Ban | acts.Pardon | acts.Amend | acts.Succeed | acts.Ballot | None:
     try:
-        if letter.kind == Ballot.__name__:
-            ballot: Ballot = decode(letter.body, Ballot)
+        if letter.kind == acts.Ballot.__name__:
+            ballot: acts.Ballot = decode(letter.body, acts.Ballot)
             return ballot
-        act: Act = decode(letter.body, Act)
+        act: acts.Act = decode(letter.body, acts.Act)
         return act.deed
     except WireError:
         return None
 
 
 MAX_KEPT = 64  # notes of one kind, member and round: one that comes to more attempts has stood still for hours
-MAX_KEPT_NBYTES = MAX_CONTRADICTION_NBYTES // 2  # of one kind, member and round: two of the largest proposals
+MAX_KEPT_NBYTES = acts.MAX_CONTRADICTION_NBYTES // 2  # of one kind, member and round: two of the largest proposals
 MAX_SHOWN = 16  # votes of one member, to one leader
 
 Kept = tuple[Signed, messages.RoundNote]
@@ -469,7 +460,7 @@ class EvidenceKeeper:
         accuse: given what proves a lie.
     """
 
-    def __init__(self, node: Node, chain: Chain, accuse: Callable[[Warrant], None]) -> None:
+    def __init__(self, node: Node, chain: Chain, accuse: Callable[[acts.Warrant], None]) -> None:
         self._node = node
         self._chain = chain
         self._accuse = accuse
@@ -495,7 +486,7 @@ class EvidenceKeeper:
         kept = self._kept.setdefault((note.branch, note.round), {}).setdefault(signed.signer, {})
         for known, other in kept.values():
             if equivocation(other, note) is not None:
-                self._accuse(Warrant(letters=(known, signed)))
+                self._accuse(acts.Warrant(letters=(known, signed)))
                 return
         base = self._chain.base
         if (note.branch, note.round) == (base.branch, base.round) and not _may_say(base, signed.signer, note.message):

@@ -1,7 +1,7 @@
 """What this peer has trained and no manifest has counted yet: the carry, and its way into a payload and out of it.
 
 Deltas: local = outer - carry at all times, so the carry needs no memory of its own. It is outer - local; an outer step
-moves local along with outer (`rebase`), and a commit that counted the payload sets local to outer.
+moves local along with outer, and a commit that counted the payload sets local to outer.
 
 Who misses rounds because one inner step takes longer than they do hands its carry in as a round begins, and trains on
 when that is decided. Whose payload was announced in time and had not arrived when a round was decided offers the same
@@ -244,7 +244,7 @@ class Carry:
             self._drop()
         local = self._replica.outer if due is None and ahead is None else self._replica.outer.clone()
         if due is not None:
-            self._replica.method.rebase(local, self._replica.outer, due)
+            local.sub_(due)
         if ahead is not None:
             self._mark, local = local, local - ahead
         self._trainer.set_local(local)

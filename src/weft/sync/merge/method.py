@@ -337,11 +337,6 @@ class Method:
         self._apply = apply
         self._optimizer = optimizers.build(apply)
 
-    @property
-    def replicated(self) -> tuple[str, ...]:
-        """Names of the flat vectors that are equal on all members after a commit."""
-        return (OUTER, *self.init(0))
-
     def init(self, num: int) -> State:
         """Return the state of the outer optimizer and of the basis before the first round: replicated."""
         return {**self._optimizer.init(num), **self.basis.init()}
@@ -357,7 +352,7 @@ class Method:
         Args:
             outer: the parameters after the last commit this peer applied.
             local_or_gradient: the parameters after the inner steps where deltas are sent (carry included: see
-                `rebase`); the mean gradient where gradients are.
+                `Carry`); the mean gradient where gradients are.
             into: memory that may be written to, the local parameters' own, too; None: new memory.
 
         Returns:
@@ -379,11 +374,7 @@ class Method:
         state: State = _NOTHING,
         round: int = 0,
     ) -> Float32[Tensor, " num_sent"]:
-        """Return what this peer brings to a round: its `delta`, in the basis in which it is encoded and merged.
-
-        Args:
-            state: replicated, of that basis.
-        """
+        """Return this peer's `delta` in the basis in which it is encoded and merged, whose replicated state is given."""
         return self.basis.forward(self.delta(outer, local_or_gradient), state, round)
 
     def apply(
@@ -397,21 +388,6 @@ class Method:
         else:
             self._optimizer.apply(outer, own, descent, context)
         self.basis.advance(merged, state, context.round)
-
-    def rebase(
-        self, local: Float32[Tensor, " num"], outer: Float32[Tensor, " num"], carry: Float32[Tensor, " num"] | None
-    ) -> None:
-        """Set `local` to where training goes on after an outer step: local = outer - carry.
-
-        Args:
-            carry: the delta no manifest has counted yet; None where all was counted, or where gradients are sent
-                (a carried gradient is no displacement: it is added to the next one).
-        """
-        local.copy_(outer)
-        if carry is not None:
-            if self.choices.send == "gradient":
-                raise ValueError("a carried gradient does not move the parameters; add it to the next gradient")
-            local.sub_(carry)
 
 
 def most_sent(choices: Choices, shapes: Shapes, num: int) -> int:
