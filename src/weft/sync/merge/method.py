@@ -374,7 +374,7 @@ class Method:
         state: State = _NOTHING,
         round: int = 0,
     ) -> Float32[Tensor, " num_sent"]:
-        """Return this peer's `delta` in the basis in which it is encoded and merged, whose replicated state is given."""
+        """Return this peer's `delta` in the basis in which it is encoded and merged; `state` is the basis' own."""
         return self.basis.forward(self.delta(outer, local_or_gradient), state, round)
 
     def apply(
