@@ -42,6 +42,7 @@ from weft.peer.round.driver import Participation, RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
 from weft.run.config import Genesis
+from weft.sync.governance import signers
 from weft.sync.records.messages import Manifest
 
 ORPHAN_AFTER_S = 60.0
@@ -341,9 +342,9 @@ class ForkWatch:
         found = [each for each in answer.certificates or () if each.manifest.branch == beat.branch]
         if not found or found[-1].manifest.round < beat.round:
             return None
-        num = len(chain.signers(found[-1], rounds.chain.electors))
+        num = len(signers(found[-1], rounds.chain.electors))
         if num and self._num_beside(rounds) == 1:  # it would believe one alone: those who sign with it count as well
-            num = len(chain.signers(found[-1], found[-1].manifest.members))
+            num = len(signers(found[-1], found[-1].manifest.members))
         return chain.Proof(found[-1].manifest, num)
 
     # --- from outside ---

@@ -120,6 +120,7 @@ def _named(vote: messages.Vote | None) -> tuple[Attempt, Digest] | None:
 replace = msgspec.structs.replace
 replaced = dataclasses.replace
 B = TypeVar("B", bound=messages.Brought)
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -489,20 +490,35 @@ def legacy_tokens(base: messages.Base, ready: messages.Ready) -> Tokens:
     if head.run != base.run or found is None or found.stretches != legacy.stretches:
         return Tokens(0)
     tokens = max(0, min(legacy.tokens, head.committed_tokens - found.fork.committed_tokens))
-    if _signers(proof.certificate).isdisjoint(found.fork.members):
+    if not signers(proof.certificate, found.fork.members):
         tokens = min(tokens, base.charter.settings.quota_tokens)
     return Tokens(tokens)
 
 
-def _signers(certificate: messages.Certificate) -> set[PeerId]:
-    """Return who has signed that it accepts the manifest."""
-    manifest, signers = certificate.manifest, set[PeerId]()
-    wanted = messages.Accept(attempt=certificate.attempt, manifest=digest_of(manifest))
-    for signed in certificate.votes:
+def signers(certificate: messages.Certificate, known: Iterable[PeerId]) -> set[PeerId]:
+    """Return who of `known` has accepted the certificate's manifest."""
+    manifest = certificate.manifest
+    name = digest_of(manifest)
+    return {
+        peer
+        for peer, accept in said(manifest, known, certificate.votes, messages.Accept)
+        if accept.attempt == certificate.attempt and accept.manifest == name
+    }
+
+
+def said(
+    of: messages.Manifest, known: Iterable[PeerId], letters: Iterable[Signed], kind: type[M]
+) -> list[tuple[PeerId, M]]:
+    """Return what `known` said of a round, one letter of each: to check a signature takes longer than to send one."""
+    found, awaited = list[tuple[PeerId, M]](), set(known)
+    for signed in letters:
+        if signed.signer not in awaited:
+            continue
+        awaited.remove(signed.signer)
         try:
             note = unseal(signed, messages.RoundNote, verify)
         except WireError:
             continue
-        if (note.branch, note.round, note.message) == (manifest.branch, manifest.round, wanted):
-            signers.add(signed.signer)
-    return signers
+        if (note.branch, note.round) == (of.branch, of.round) and isinstance(note.message, kind):
+            found.append((signed.signer, note.message))
+    return found

@@ -80,7 +80,7 @@ class GroupBroadcast:
         self._kept: dict[Digest, bytes] = {}
         self._taking: Digest | None = None
         context.node.on_note(HandOn, self._on_hand_on)
-        context.node.serve_blobs(self._lookup)
+        context.node.serve_blobs(lambda _peer, wanted: self._kept.get(wanted))
 
     async def tell(self, certificate: Certificate, leaves: Sequence[PeerId]) -> None:
         """Aggregator: tell leaves of a decision, once its results can be had from here.
@@ -137,9 +137,6 @@ class GroupBroadcast:
         while len(self._kept) > NUM_KEPT:
             del self._kept[next(iter(self._kept))]
         return name
-
-    def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
-        return self._kept.get(wanted)
 
 
 PARALLEL = 4  # payloads on their way at a time: each is whole in memory

@@ -504,7 +504,11 @@ class EvidenceKeeper:
         for letter in (*certificate.votes, *certificate.farewells):
             if letter.signer not in self._chain.base.electorate or self._is_known(letter, place):
                 continue
-            if (note := _opened(letter)) is not None and (note.branch, note.round) == place:
+            try:
+                note = unseal(letter, messages.RoundNote, verify)
+            except WireError:
+                continue
+            if (note.branch, note.round) == place:
                 self.hear(letter, note)
 
     def show(self, peer: PeerId, attempt: Attempt) -> None:
@@ -539,13 +543,6 @@ class EvidenceKeeper:
     async def _on_shown(self, _peer: PeerId, shown: Shown) -> None:
         note = unseal(shown.signed, messages.RoundNote, verify)
         self.hear(shown.signed, note)
-
-
-def _opened(letter: Signed) -> messages.RoundNote | None:
-    try:
-        return unseal(letter, messages.RoundNote, verify)
-    except WireError:
-        return None
 
 
 def _slot(message: messages.AnyRoundMessage) -> Slot:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import assert_never
 
-import msgspec
+from msgspec.structs import replace
 
 from weft.errors import DataError, DiskFull, PeerError
 from weft.ids import Attempt, Digest, PeerId, Tokens
@@ -214,11 +214,11 @@ class RoundDriver:
         self.timers.note_announced()
         legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
         ready = messages.Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
+        believed = ready
         if legacy is not None:  # where this peer leads, it takes itself at its word no more than others do
             tokens = legacy_tokens(self.chain.base, ready)
-            legacy = msgspec.structs.replace(legacy, tokens=tokens)
-        trained = machine.Trained(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
-        self._gather.announce(ready, trained)
+            believed = replace(ready, tokens=tokens, legacy=replace(legacy, tokens=tokens))
+        self._gather.announce(ready, machine.Trained(ready=believed))
         return digests
 
     def pass_on(self) -> None:

@@ -301,7 +301,8 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
 
     def _check(self) -> None:
         if self.graph is not None or self.send in GOSSIPED or isinstance(self.apply, MixConfig | PairNesterovConfig):
-            return self._check_gossip(self.graph)
+            self._check_gossip(self.graph)
+            return
         if self.send == "gradient" and self.every != 1:
             raise ConfigError(
                 f"method: every: {self.every} inner steps leave no single gradient to send; "
@@ -380,8 +381,6 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                     f'good; choose a codec of 4 bits or more, or set {name} = 0.95: type = "custom" has it, where a '
                     "row has not."
                 )
-
-        return None
 
     def _check_gossip(self, graph: GraphConfig | None) -> None:
         is_pair = isinstance(self.apply, PairNesterovConfig)

@@ -85,9 +85,7 @@ def _react(state: machine.State, event: machine.Input) -> machine.Result:
         case machine.Received():
             return _receive(state, event.sender, event.message)
         case machine.Trained():
-            group, legacy, proof = event.group, event.legacy, event.proof
-            ready = messages.Ready(tokens=event.tokens, parts=event.parts, group=group, legacy=legacy, proof=proof)
-            return announce(state, ready)
+            return announce(state, event.ready)
         case machine.Paused():
             return pass_on(state)
         case machine.Lost():

@@ -61,7 +61,7 @@ def planned(record: GroupRecord | None) -> State:
     for number, peer in enumerate(BASE.electorate):
         parts = bare(BASE, number, 0).parts
         if peer == ORDER[0]:
-            state = round.step(state, Trained(tokens=Tokens(4), parts=parts))[0]
+            state = round.step(state, Trained(ready=Ready(tokens=Tokens(4), parts=parts)))[0]
         else:
             ready = (
                 Ready(tokens=Tokens(16), parts=parts, group=record)
