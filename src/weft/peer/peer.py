@@ -349,9 +349,8 @@ class Peer:
         text = f"round {manifest.round} cannot be replayed, fetching a member's state instead: {reason}"
         self.context.emit(Notice(text=text))
         if is_counted:
-            await self.context.compute.serve(
-                lambda: self._carry.settle(lambda: None, is_counted=True)
-            )  # it is in there
+            settle = lambda: self._carry.settle(lambda: None, is_counted=True)  # noqa: E731  # it is in there
+            await self.context.compute.serve(settle)
         self._carry.take_back()
         head = await self._shutdown.unless_asked(self._entrance.enter())
         rounds.restart(head, self.replica.charter, without=manifest)

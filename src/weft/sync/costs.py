@@ -2,8 +2,6 @@
 
 A round of a fragment merges less than is counted here, but its member copies what was trained while it was decided:
 both come to about the same (benchmarks/reports/memory.md).
-
-What one peer sends and receives of a method's payloads and results: the mean over a run's peers and rounds.
 """
 
 from typing import assert_never

@@ -42,7 +42,6 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.clock import Clock
 from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Refused, WireError
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Round, Tokens, short
@@ -228,7 +227,7 @@ class Aggregator:
     ) -> None:
         self.leaves: dict[PeerId, float] = {}  # and how fast each trains
         self._node = context.node
-        self._clock: Clock = context.clock
+        self._clock = context.clock
         self._compute = context.compute
         self._emit = context.emit
         self._rounds = rounds

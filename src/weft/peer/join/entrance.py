@@ -295,8 +295,9 @@ class Entrance:
         # it has trained since cannot be told from what they count.
         is_back = before is not None and before.branch == head.branch and before.round > head.round
         is_lost = self._carry.tokens > 0 and (is_back or await self._may_be_counted(head))
-        mine = self._replica.head
-        await self.legacies.depart(head, charter, None if mine is None else self._participation.certificate(mine))
+        mine, chain = self._replica.head, self._participation.chain
+        proof = None if mine is None or chain is None else chain.certificate(mine)
+        await self.legacies.depart(head, charter, proof)
         load = lambda: self._replica.load(head, charter, vectors)  # noqa: E731
         await self._settle(load, is_counted=is_lost, why=FORGOTTEN if is_lost else OUTDATED)
         return head

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
+from torch import Tensor
+
 from weft.events import Evaluated, Event, Sampled
 from weft.ids import PeerId, Round, Tokens
 from weft.peer.companion import Parameters, Unmeasured
@@ -103,10 +105,7 @@ class Evaluator(Unmeasured):
             loop.call_soon_threadsafe(self._context.emit, event)
 
         with Meter("evaluating", "windows", emit, self._context.clock, windows) as meter:
-            loss, num_tokens = await self._context.compute.train(
-                lambda: self._trainer.evaluate(outer, self._heldout, windows, between),
-                windows * train.seq_len // 3,  # forward only: backward is twice as much
-            )
+            loss, num_tokens = await self._measured(outer, windows, between)
         evaluation = Evaluation(
             round=head.round,
             loss=loss,
@@ -117,6 +116,12 @@ class Evaluator(Unmeasured):
         self._take(evaluation)
         for peer in self._context.node.peers:
             self._context.node.post(peer, evaluation)
+
+    async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> tuple[float, int]:
+        return await self._context.compute.train(
+            lambda: self._trainer.evaluate(outer, self._heldout, windows, between),
+            windows * self._run.train.seq_len // 3,  # forward only: backward is twice as much
+        )
 
     async def _sample(self, round: Round) -> None:
         self._between()

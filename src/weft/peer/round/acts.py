@@ -277,9 +277,8 @@ class PendingActs:
         if (signer, act.serial) in self._waiting or len(before) >= MAX_AHEAD:
             raise Void(f"other acts of {short(signer)} wait in its place")
         waiting = tuple(acts.Warrant(letters=(self._waiting[signer, number],)) for number in sorted(before))
-        if (
-            why_not := governance.objection(base.charter, base.body, (*waiting, acts.Warrant(letters=(letter,))))
-        ) is not None:
+        waiting = (*waiting, acts.Warrant(letters=(letter,)))
+        if (why_not := governance.objection(base.charter, base.body, waiting)) is not None:
             raise Void(why_not)
         self._waiting[signer, act.serial] = letter
         return True
@@ -406,9 +405,9 @@ def why_removed(event: ActEnacted) -> str:
 def kind_of(letter: Signed) -> str:
     """Return what a letter is, in a word or two."""
     deed = _deed(letter)
-    return (
-        "vote out" if isinstance(deed, acts.Ballot) else type(deed).__name__.lower() if deed is not None else "unknown"
-    )
+    if isinstance(deed, acts.Ballot):
+        return "vote out"
+    return "unknown" if deed is None else type(deed).__name__.lower()
 
 
 def subject_of(letter: Signed) -> str:

@@ -486,10 +486,6 @@ class Participation:
         """Whether a majority is in sight of this peer's branch."""
         return self.rounds is not None and self.rounds.quorum.is_holding
 
-    def certificate(self, manifest: messages.Manifest) -> messages.Certificate | None:
-        """Return the proof of a manifest, if it is known here."""
-        return None if self.rounds is None else self.rounds.chain.certificate(manifest)
-
     def enter(self, rounds: RoundDriver) -> None:
         """Take part: what others say from now on goes to `rounds`."""
         self.rounds = rounds

@@ -73,7 +73,7 @@ class Gather:
         self._member = member
         self._parts = parts
         self._round = 0  # counts rounds of this process
-        self._announced: dict[PeerId, tuple[Digest, ...]] = {}
+        self.announced: dict[PeerId, tuple[Digest, ...]] = {}  # parts of all payloads of the present round
         self._quorum_at: float | None = None  # since when a quorum has announced
         self._held_back: dict[PeerId, Input] = {}  # announcements that the machine has not heard of
         self._told: dict[PeerId, Gathered] = {}  # leader: by owner
@@ -89,7 +89,7 @@ class Gather:
 
     def begin(self) -> None:
         self._round += 1
-        self._announced, self._held_back, self._lost = {}, {}, set()
+        self.announced, self._held_back, self._lost = {}, {}, set()
         base, early, self._early = self._member.base, self._early, {}
         self._told = {
             peer: note
@@ -106,11 +106,6 @@ class Gather:
             self._parts.forget(wanted)
             self._refused.discard(wanted)
             self._num_failed.pop(wanted, None)
-
-    @property
-    def announced(self) -> Mapping[PeerId, tuple[Digest, ...]]:
-        """Return the parts of all payloads that were announced in the present round."""
-        return self._announced
 
     @property
     def has_quorum(self) -> bool:
@@ -160,14 +155,14 @@ class Gather:
             event: as the machine is to hear of it.
         """
         base = self._member.base
-        if peer in self._announced:  # said again: the leader may not have heard either what is here
+        if peer in self.announced:  # said again: the leader may not have heard either what is here
             self._tell_soon()
             return
         if not is_well_cut(base, peer, ready.parts):
             return
-        self._announced[peer] = ready.parts
+        self.announced[peer] = ready.parts
         self._timers.note_ready(peer)
-        if self._quorum_at is None and is_under_way(base, self._announced):
+        if self._quorum_at is None and is_under_way(base, self.announced):
             self._quorum_at = self._clock.now()
             self._timers.note_quorum()
         self._fetch_mine(contribution(base.charter, peer, ready))
@@ -225,7 +220,7 @@ class Gather:
         here, missing = list[PeerId](), list[PeerId]()
         if me in base.electorate:
             index = base.electorate.index(me)
-            for peer, parts in sorted(self._announced.items()):
+            for peer, parts in sorted(self.announced.items()):
                 wanted = [parts[part] for part in self._parts.wanted(base, peer)[index]]
                 away = [each for each in wanted if not (self._parts.is_here(each) or each in self._refused)]
                 if not away:

@@ -8,11 +8,6 @@ so no quorum commits what its members could not apply.
 Failure:
 - an owner whose result is no payload: it is not held, and counts as suspected in this round, so another gets the part.
 - a holder that delivers a result too slowly, or is gone: the next one is asked.
-
-How fast each member sends, as this peer receives it: the median of its last transfers.
-
-All members fetch from one at the same time, so what each receives is alike a fraction of that one's uplink: the rates
-compare members, they are no line's capacity.
 """
 
 import asyncio
@@ -45,6 +40,12 @@ NUM_REMEMBERED = 9
 
 
 class Rates:
+    """How fast each member sends, as this peer receives it: the median of its last transfers.
+
+    All members fetch from one at the same time, so what each receives is alike a fraction of that one's uplink: the
+    rates compare members, they are no line's capacity.
+    """
+
     def __init__(self) -> None:
         self._measured: dict[PeerId, deque[float]] = {}
 

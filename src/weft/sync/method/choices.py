@@ -1,8 +1,6 @@
 """What a run file, a genesis and a charter say of a method: presets, the choices behind them, the outer step.
 
 They are settings alone: `method` and `outer` compute by them. It needs no torch: an anchor reads charters.
-
-Which methods go with stages: those whose rounds all members make together, on their whole section.
 """
 
 from typing import Annotated, Literal

@@ -63,9 +63,7 @@ def step(state: machine.State, event: machine.Input) -> machine.Result:
         outputs = (*outputs, machine.SetTimer(timer="progress", attempt=state.attempt))
     to_others: list[machine.Output] = []
     for output in outputs:
-        if (
-            isinstance(output, machine.Send) and output.to == state.me
-        ):  # what a leader says to itself takes effect at once
+        if isinstance(output, machine.Send) and output.to == state.me:  # what a leader tells itself holds at once
             state, more = step(state, machine.Received(sender=state.me, message=output.message))
             to_others += more
         else:
@@ -332,12 +330,7 @@ def make_plan(state: machine.State) -> machine.Result:
     for who is paused, and for whose payload is lost; the last two have been heard of, so grace begins with them as with
     who is ready. Where the method waits for who is ready, nobody else is waited for.
     """
-    if (
-        not machine.is_leading(state)
-        or state.plan is not None
-        or state.proposal is not None
-        or state.committed is not None
-    ):
+    if not machine.is_leading(state) or state.plan is not None or state.proposal is not None:
         return state, ()
     struck = _struck_out(state.acts)
     absent = state.suspected | state.gone | state.farewells.keys() | struck
