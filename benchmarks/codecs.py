@@ -57,7 +57,7 @@ from weft.codec.config import (
 from weft.model.config import named
 from weft.model.flat import layout
 from weft.model.initial import initial_vector
-from weft.sync.merge import basis
+from weft.sync.merge.method import build_basis
 from weft.sync.method.choices import MuonConfig
 
 CODECS: dict[str, CodecConfig] = {
@@ -336,7 +336,7 @@ def basis_section(found: Trained, turns: int) -> list[str]:
     large, shapes = gaussian(1 << 22), ((2048, 2048),)
     rows: list[list[object]] = []
     for name in ("flat", "tiles", "dct"):
-        here, wide = basis.build(name, found.shapes), basis.build(name, shapes)
+        here, wide = build_basis(name, found.shapes), build_basis(name, shapes)
         sent = wide.forward(large, {}, 1)
         acts: dict[str, Callable[[], object]] = {
             "there": partial(wide.forward, large, {}, 1),

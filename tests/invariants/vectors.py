@@ -45,7 +45,7 @@ from weft.net.transport.tls_handshake import Challenge, ClientProof, Welcome, pr
 from weft.peer.chain import genesis, open_branch
 from weft.peer.messages import StateRequest
 from weft.store.journal import Votes
-from weft.sync.governance.enact import enact
+from weft.sync.governance import enact
 from weft.sync.merge.reduce import Coding, Merger, cut
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.method.schedule import ConstantConfig

@@ -51,7 +51,7 @@ from weft.sim.cost import CostTrainer
 from weft.sim.world import Life, Member, World
 from weft.store.chunks import replica_digest
 from weft.store.home import Home
-from weft.sync.governance.enact import history
+from weft.sync.governance import history
 from weft.sync.method.presets import FedAvgConfig, MethodConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.ancestry import History, Stretch

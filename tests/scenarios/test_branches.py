@@ -19,7 +19,7 @@ from weft.ids import BranchId, Digest, PeerId, Round
 from weft.peer.loop.contribution import MOST_ROUNDS
 from weft.peer.state.carry import FORGOTTEN
 from weft.peer.state.legacies import Brought
-from weft.sync.merge.basis import Scope
+from weft.sync.merge.method import Scope
 from weft.sync.merge.reduce import encode_parts, named, parts_of
 from weft.sync.method.presets import DdpConfig
 from weft.sync.records.messages import Counted, Manifest, Propose, Ready

@@ -16,7 +16,7 @@ from weft.ids import PeerId
 from weft.run.config import RunFile
 from weft.sim.play import Machine, Played
 from weft.sim.scenario import Scenario
-from weft.sync.merge.basis import Scope
+from weft.sync.merge.method import Scope
 from weft.sync.merge.reduce import parts_of
 from weft.sync.records.messages import Manifest
 

@@ -35,9 +35,8 @@ from weft.sim.cost import Silent
 from weft.sim.play import Played, history, play
 from weft.sim.scenario import Kind, Scenario
 from weft.store.chunks import raw
-from weft.sync.merge import basis as bases
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.payload import codec_in, reply_codec_in
+from weft.sync.merge.method import Scope, build_basis
+from weft.sync.merge.reduce import codec_in, reply_codec_in
 from weft.sync.records.tuning import tuned_method
 from weft.sync.round.neighbours import mixing_of
 from weft.training.learner import nothing
@@ -146,7 +145,7 @@ def _by_peer(commits: Iterable[Entry], nbytes: Callable[[Any], int]) -> list[int
 def _payload_nbytes(run: RunConfig, played: Played) -> float:
     """Return what payloads and results of all rounds come to, sent by all peers together, with equal parts."""
     spans, num_peers, total, method = layout(run.model), len(played.machines), 0.0, run.method
-    basis = bases.build(method.basis, tuple(span.shape for span in spans))
+    basis = build_basis(method.basis, tuple(span.shape for span in spans))
     scope = Scope(basis.num_sent(spans.num_parameters), method.fragments)
     for manifest in history(played.manifests):
         num_counted, round = len(manifest.contributions), manifest.round

@@ -25,7 +25,7 @@ from weft.run.config import Genesis, RunConfig
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.run.outline import data_ready
 from weft.store.home import Home
-from weft.sync.merge.payload import require
+from weft.sync.merge.reduce import require
 from weft.wire import Buffer
 
 

@@ -16,7 +16,7 @@ from weft.codec.config import LOSSY
 from weft.cost import training as cost
 from weft.errors import ConfigError
 from weft.model.flat import layout
-from weft.peer.group.aggregator import PARALLEL
+from weft.peer.group.groups import PARALLEL
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
 from weft.plan.loss import NONE, Penalty, penalty
 from weft.plan.processor import processor_time, sent_nbytes

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from weft.cost import training as cost
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.transport.memory import MSS_NBYTES
-from weft.peer.group.aggregator import PARALLEL
+from weft.peer.group.groups import PARALLEL
 from weft.plan.timing import Kind, Load, RoundTime, Way, hop_s, rank, round_time, stream_s, waited_for
 from weft.sync.records.messages import MAX_GROUP
 from weft.sync.round.groups import NUM_HANDED

@@ -48,7 +48,7 @@ from weft.run.outline import data_ready
 from weft.run.staged import StagedConfig, seeded, staged
 from weft.store.chunks import raw
 from weft.store.home import Home
-from weft.sync.merge.payload import require
+from weft.sync.merge.reduce import require
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import missed
 from weft.sync.records.acts import MAX_TOKENS

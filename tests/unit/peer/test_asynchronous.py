@@ -27,8 +27,7 @@ from weft.model.initial import initial_vector
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
 from weft.run.config import RunConfig
-from weft.sync.merge.payload import coding_in
-from weft.sync.merge.reduce import Merger
+from weft.sync.merge.reduce import Merger, coding_in
 from weft.sync.method.choices import InnerSgdConfig
 from weft.sync.method.presets import AsyncDiLoCoConfig, spell_out
 from weft.sync.records.messages import Contribution

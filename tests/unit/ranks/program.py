@@ -30,8 +30,7 @@ from weft.run.machine import PeerConfig
 from weft.store.chunks import chunk_digests, replica_digest
 from weft.sync.merge import outer as optimizers
 from weft.sync.merge.outer import StepContext
-from weft.sync.merge.payload import encode_with_feedback
-from weft.sync.merge.reduce import cut, decode_parts, encode_parts
+from weft.sync.merge.reduce import cut, decode_parts, encode_parts, encode_with_feedback
 from weft.sync.merge.sharded import alike, gathered
 from weft.sync.method.choices import (
     AdamWConfig,

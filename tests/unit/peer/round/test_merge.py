@@ -14,7 +14,7 @@ from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.round.merge import RoundMerger, plan_behind
 from weft.peer.round.payloads import Wanted
 from weft.store.pool import Pool
-from weft.sync.merge.basis import Scope
+from weft.sync.merge.method import Scope
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.records.messages import Collect, Contribution, PartResult, counted
 from weft.sync.round.machine import Noticed, ResultHeld

@@ -9,8 +9,7 @@ import torch
 from weft.codec.build import build
 from weft.codec.config import CodecConfig, E3m0Config, Int2Config, Int4Config, RandomKConfig, SignConfig, TopKConfig
 from weft.rng import integers64, stream
-from weft.sync.merge.payload import encode_with_feedback
-from weft.sync.merge.reduce import cut, decode_parts
+from weft.sync.merge.reduce import cut, decode_parts, encode_with_feedback
 
 NUM = 4096 + 500
 NUM_ROUNDS = 100
