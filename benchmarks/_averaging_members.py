@@ -43,7 +43,7 @@ class Vector:
 
 async def weft(rank: int, num: int, folder: Path) -> None:
     from benchmarks._member import Member, averaging
-    from weft.codec import Fp32Config
+    from weft.codec.config import Fp32Config
     from weft.keys import Identity
     from weft.net.transport.tls import TlsConfig, TlsTransport
 

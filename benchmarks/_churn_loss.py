@@ -18,9 +18,8 @@ from benchmarks.robustness import EVERY, ROUND_S, SEEDS, Row, run_file_of
 from weft.peer.loop import evaluate as evaluation
 from weft.rng import stream
 from weft.run.config import RunFile
-from weft.sim.faults import Fault, Kill
 from weft.sim.play import play
-from weft.sim.scenario import Kind, Scenario
+from weft.sim.scenario import Fault, Kill, Kind, Scenario
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 
 NUM_PEERS, FEWER = 8, 6

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from weft.clock import Clock, SystemClock
-from weft.codec import CodecConfig, TopKConfig
+from weft.codec.config import CodecConfig, TopKConfig
 from weft.events import Emit, Event
 from weft.executor import Compute, Threads
 from weft.ids import PeerId, RunId, Tokens
@@ -42,10 +42,8 @@ from weft.peer.round.driver import RoundDriver
 from weft.run.machine import PeerConfig
 from weft.store.home import PeerFolder
 from weft.store.journal import Journal
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.method import Method
-from weft.sync.merge.payload import codec_in, reply_codec_in
-from weft.sync.merge.reduce import decode_parts, encode_parts, named
+from weft.sync.merge.method import Method, Scope
+from weft.sync.merge.reduce import codec_in, decode_parts, encode_parts, named, reply_codec_in
 from weft.sync.method.choices import AdamWConfig, Choices, SgdConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.acts import MAX_TOKENS

@@ -26,11 +26,19 @@ from weft.run.genesis import initial, seal
 from weft.run.machine import PeerConfig
 from weft.store.chunks import replica_digest
 from weft.store.home import Home
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.method import Method
+from weft.sync.merge.method import Method, Scope
 from weft.sync.merge.outer import State, StepContext
-from weft.sync.merge.payload import Replies, codec_in, coding_in, encode_with_feedback, reply_codec_in
-from weft.sync.merge.reduce import Merger, cut, decode_parts, encode_parts
+from weft.sync.merge.reduce import (
+    Merger,
+    Replies,
+    codec_in,
+    coding_in,
+    cut,
+    decode_parts,
+    encode_parts,
+    encode_with_feedback,
+    reply_codec_in,
+)
 from weft.sync.method.schedule import lr
 from weft.training.trainer import Trainer
 

@@ -24,7 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from weft import wire
 from weft.data.batch import Batches
-from weft.model import Transformer, attach, initial_vector
+from weft.model.flat import attach
+from weft.model.initial import initial_vector
+from weft.model.transformer import Transformer
 from weft.run.config import RunConfig
 from weft.store.home import Home
 from weft.sync.method.choices import AdamWConfig

@@ -29,7 +29,7 @@ from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.pipeline.link import StageLink
 from weft.pipeline.split.cut import heads_parts, zigzag
-from weft.pipeline.split.exchange import Exchanges
+from weft.pipeline.split.exchange import Exchange, Exchanges
 from weft.pipeline.split.layer import ByHeads, BySegments
 from weft.pipeline.split.ring_attention import select
 from weft.pipeline.split.team import Team
@@ -74,7 +74,7 @@ async def _members() -> None:
                             await node.connect(peer)
                     _tell()
                 case "probe":
-                    async with exchanges.join(digest(b"probe"), peers) as exchange:
+                    async with Exchange(exchanges, digest(b"probe"), peers) as exchange:
                         await _probe(Team(exchange, compute.train))
                 case "undivided":
                     work = Work(question["size"], question["batch"], question["seq_len"])
@@ -82,7 +82,7 @@ async def _members() -> None:
                     _tell(took_s=took_s, cpu_s=cpu_s)
                 case way:
                     work = Work(question["size"], question["batch"], question["seq_len"])
-                    async with exchanges.join(digest(question["team"].encode()), peers) as exchange:
+                    async with Exchange(exchanges, digest(question["team"].encode()), peers) as exchange:
                         team = Team(exchange, compute.train)
                         act = _by_heads(work, team) if way == "by heads" else _by_segments(work, team)
                         await _alike(team)

@@ -24,17 +24,19 @@ from weft.codec.config import Fp32Config
 from weft.executor import Threads
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
-from weft.model import FlatModel, ModelConfig, flatten, initial_vector
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule, mean_loss
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import Given, Passed
 from weft.pipeline.link import StageLink
-from weft.pipeline.routing import Near, Router
+from weft.pipeline.routing import Router
 from weft.pipeline.sender import Origin, Sender
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import CurrentStep, Worker
@@ -94,7 +96,7 @@ class ComputingDevice:
 
     def __init__(self, model: dict[str, Any], stage: int, num_stages: int) -> None:
         flat = _section(model, stage, num_stages)
-        self._device = TorchDevice(flat, build(Fp32Config(), Fp32Config()), SEQ_LEN, SAMPLES)
+        self._device = TorchDevice(flat, Boundaries(Fp32Config()), SEQ_LEN, SAMPLES)
         self.tokens_nbytes = self._device.tokens_nbytes
         self.input_nbytes, self.gradient_nbytes = self._device.input_nbytes, self._device.gradient_nbytes
         self.counted_at: list[float] = []
@@ -139,7 +141,7 @@ async def weft() -> None:
 
     def sender(stages: list[list[PeerId]], stage: int) -> Sender:
         router = Router(node.peer)
-        router.seen({peer: Near(rtt_s=0.001, began=1) for peer in stages[stage]})
+        router.seen(dict.fromkeys(stages[stage], 1))
         made = Sender(link, stage, router, clock)
         closing.append(made)
         return made

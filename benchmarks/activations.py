@@ -21,16 +21,17 @@ import torch
 from torch import Tensor
 
 from benchmarks import report
+from benchmarks.rig.flat import join, two_groups
 from weft.codec.build import build as number_codec
 from weft.codec.config import Bf16Config, CodecConfig, Fp8Config, Fp32Config, Int4Config, Int8Config
 from weft.ids import PeerId
-from weft.model import FlatModel, ModelConfig, assemble, flatten, initial_vector
-from weft.model.config import num_parameters
-from weft.model.flat import cut, join
+from weft.model.config import ModelConfig, num_parameters
+from weft.model.flat import FlatModel, assemble, cut, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, GradientConfig, LplrConfig, SubspaceConfig
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.codec.subspace import Confined, confined
 from weft.pipeline.device import Given, Passed
 from weft.pipeline.link import parcel
@@ -150,7 +151,7 @@ class Chain:
         self.num_tokens = 0
 
     def made(self) -> list[TorchDevice]:
-        boundaries = build(self.row.activations, self.row.gradients)
+        boundaries = Boundaries(self.row.activations, self.row.gradients)
         return [TorchDevice(model, boundaries, SEQ_LEN, BATCH_SIZE) for model in self.models]
 
     def forward(self, devices: list[TorchDevice], ids: Tensor) -> tuple[list[Passed], list[Buffer]]:
@@ -210,7 +211,7 @@ def trained(row: Row, batches: list[Tensor], held_out: Tensor, seed: int) -> tup
     groups = [
         {"params": [group], "weight_decay": decay}
         for model in chain.models
-        for group, decay in zip(model.groups(), (DECAY, 0.0), strict=True)
+        for group, decay in zip(two_groups(model), (DECAY, 0.0), strict=True)
         if group.numel()
     ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)

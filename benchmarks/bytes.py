@@ -13,8 +13,8 @@ import torch
 
 from benchmarks._member import Member, averaging, swarm
 from benchmarks.report import load, load_line, table, write
-from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config, TopKConfig
 from weft.codec.build import build
+from weft.codec.config import Bf16Config, CodecConfig, Fp32Config, Int8Config, TopKConfig
 from weft.cost import training as cost
 from weft.cost.training import Encoding, Traffic
 
@@ -59,7 +59,8 @@ def expected(num_members: int, num: int, encoding: Encoding, round_s: float) -> 
     total = Traffic(0, 0)
     for index in range(num_members):
         owned = cost.part_size(num, num_members, index)
-        total += cost.reduce_traffic(num, owned, num_members, encoding, encoding)
+        total += cost.contribute_traffic(num, owned, num_members, encoding)
+        total += cost.result_traffic(num, owned, num_members, encoding)
     # Rounded down per round in cost.py, which has longer rounds in mind.
     control = (
         cost.control_traffic(num_members, ROUNDS * round_s).sent_nbytes - cost.control_traffic(num_members).sent_nbytes

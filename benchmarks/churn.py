@@ -28,8 +28,7 @@ from benchmarks._churn_loss import Loss, losses_told, measure_loss
 from benchmarks.rig.real import RealMachine, RealStage
 from weft.events import Entry, MemberGone, RoundCommitted, RoundMissed, StepDone
 from weft.rng import stream
-from weft.sim.faults import Fault, Kill
-from weft.sim.scenario import Kind, Scenario
+from weft.sim.scenario import Fault, Kill, Kind, Scenario
 
 RUN_S = 600.0
 NUM_PEERS = 8

@@ -38,7 +38,10 @@ from benchmarks import report
 from benchmarks._against_copy import error, speeds
 from benchmarks._power_sgd import RANK, best_error, low_rank_rows, matrices, one_process
 from benchmarks.step import BareLoop, WeftLoop, _run, own_model
-from weft.codec import (
+from weft.codec import rank
+from weft.codec.build import build
+from weft.codec.codec import Codec
+from weft.codec.config import (
     Bf16Config,
     CodecConfig,
     E3m0Config,
@@ -50,12 +53,11 @@ from weft.codec import (
     RandomKConfig,
     SignConfig,
     TopKConfig,
-    rank,
 )
-from weft.codec.build import build
-from weft.codec.codec import Codec
-from weft.model import initial_vector, layout, named
-from weft.sync.merge import basis
+from weft.model.config import named
+from weft.model.flat import layout
+from weft.model.initial import initial_vector
+from weft.sync.merge.method import build_basis
 from weft.sync.method.choices import MuonConfig
 
 CODECS: dict[str, CodecConfig] = {
@@ -334,7 +336,7 @@ def basis_section(found: Trained, turns: int) -> list[str]:
     large, shapes = gaussian(1 << 22), ((2048, 2048),)
     rows: list[list[object]] = []
     for name in ("flat", "tiles", "dct"):
-        here, wide = basis.build(name, found.shapes), basis.build(name, shapes)
+        here, wide = build_basis(name, found.shapes), build_basis(name, shapes)
         sent = wide.forward(large, {}, 1)
         acts: dict[str, Callable[[], object]] = {
             "there": partial(wide.forward, large, {}, 1),

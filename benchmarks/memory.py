@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.report import load, load_line, table, write
 from weft.cost import training as cost
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import Emit
 from weft.launch.corpus import Corpus
 from weft.launch.peer import Participant, found

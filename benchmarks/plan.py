@@ -30,7 +30,7 @@ from weft.cli.plan.speed_here import Timed, measure, num_cores
 from weft.events import RoundCommitted
 from weft.log import read_jsonl
 from weft.plan.forecast import Pace, load_of, pace_of
-from weft.plan.serving import Serving, serving
+from weft.plan.processor import ProcessorTime, processor_time
 from weft.plan.timing import Line
 
 HOUSE = Path(__file__).parents[1]
@@ -65,7 +65,7 @@ and nothing of the run. Aim: 15 %.
 
 Seconds per round are the median over rounds after the first three, as the members' logs tell; bytes the mean that a
 member sends in one. Where other programs want the cores, wall time says how many they were: then CPU time is the
-fairer figure. Planned it is one process's usual step, timed likewise, and what `weft.plan.serving` adds up beside
+fairer figure. Planned it is one process's usual step, timed likewise, and what `weft.plan.processor` adds up beside
 it, of rounds as long as they were; measured it is that of the thread that makes inner steps, and of all others.
 """.strip()
 
@@ -116,12 +116,12 @@ class Planned:
     """What a plan says of a round, and of what it takes of one process."""
 
     pace: Pace
-    serving: Serving
+    processor: ProcessorTime
     steps_cpu_s: float
 
     def beside_cpu_s(self, wall_s: float) -> float:
         """Return the CPU-seconds beside inner steps, where a round took so long."""
-        return self.serving.total_s + self.serving.upkeep * wall_s
+        return self.processor.total_s + self.processor.upkeep * wall_s
 
 
 def planned(path: Path, timed: Timed | None) -> Planned:
@@ -133,7 +133,7 @@ def planned(path: Path, timed: Timed | None) -> Planned:
     peers = replace(question.machines[0], tokens_per_s=here.tokens_per_s, crowding=here.crowding)
     question = replace(question, machines=(peers,))
     pace = pace_of(question)
-    return Planned(pace, serving(question, load_of(question)), pace.round.train_s / here.crowding)
+    return Planned(pace, processor_time(question, load_of(question)), pace.round.train_s / here.crowding)
 
 
 def measured(folder: Path) -> Measured:
@@ -175,7 +175,7 @@ def row(case: Case, text: str) -> Sequence[object]:
         f"{by_wall.pace.traffic.sent_nbytes / found.sent_nbytes - 1:+.1%}",
         found.num_short,
     )
-    print(*cells, by_cpu.serving, sep=" | ", flush=True)
+    print(*cells, by_cpu.processor, sep=" | ", flush=True)
     return cells
 
 

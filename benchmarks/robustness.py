@@ -21,14 +21,13 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from benchmarks.report import load, load_line, table, write
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import RoundCommitted
 from weft.log import read_jsonl
 from weft.peer.loop import evaluate as evaluation
 from weft.run.config import RunFile, ShapedModel, TrainConfig
-from weft.sim.faults import Drop, Fault, Stop
 from weft.sim.play import Played, play
-from weft.sim.scenario import Kind, Scenario
+from weft.sim.scenario import Drop, Fault, Kind, Scenario, Stop
 from weft.sync.method.presets import DiLoCoConfig
 from weft.sync.method.schedule import CosineConfig
 

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks._member import Member, averaging, swarm
 from benchmarks.report import load, load_line, table, write
-from weft.codec import Int8Config
+from weft.codec.config import Int8Config
 from weft.ids import PeerId
 
 ROUNDS = 12

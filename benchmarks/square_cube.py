@@ -17,10 +17,11 @@ import torch
 from benchmarks.report import FOLDER, load, load_line, table, write
 from benchmarks.rig.square_cube import Setting, compute_s, utilisation
 from weft.clock import SystemClock
-from weft.codec import Bf16Config, Int8Config
 from weft.codec.build import build
-from weft.model import FlatModel, ModelConfig, flatten
+from weft.codec.config import Bf16Config, Int8Config
 from weft.model.backward import Passed, forward
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel, flatten
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.sender import PER_STAGE

@@ -32,7 +32,10 @@ from weft.clock import SystemClock
 from weft.data.batch import Batch, Batches
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.events import Event, StepDone
-from weft.model import ModelConfig, Transformer, initial_vector, layout, named
+from weft.model.config import ModelConfig, named
+from weft.model.flat import layout
+from weft.model.initial import initial_vector
+from weft.model.transformer import Transformer
 from weft.run.config import RunConfig, TrainConfig
 from weft.run.machine import PeerConfig
 from weft.run.outline import TicketAdmission

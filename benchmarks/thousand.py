@@ -24,8 +24,8 @@ import torch
 
 from benchmarks.report import FOLDER, commit, load, table, write
 from weft.clock import Clock
-from weft.codec import Fp32Config
-from weft.data import CorpusConfig, TextSource
+from weft.codec.config import Fp32Config
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import RoundCommitted
 from weft.ids import Digest, PeerId
 from weft.net.blobs.blobs import Lookup, inline

@@ -44,7 +44,7 @@ yogi = weft.extend("example.yogi", Yogi)
 if __name__ == "__main__":
     import plain_loop
 
-    from weft.codec import Int8Config
+    from weft.codec.config import Int8Config
     from weft.sync.method.choices import Choices
 
     plain_loop.main(Choices(every=30, send="delta", apply=yogi.outer(lr=0.03), codec=Int8Config()))

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from weft.codec import CodecConfig, Fp32Config
+from weft.codec.config import CodecConfig, Fp32Config
 from weft.ids import PeerId
 from weft.sync.method.choices import Choices
 from weft.sync.method.presets import FedAvgConfig, spell_out

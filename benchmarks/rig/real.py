@@ -30,8 +30,23 @@ from weft.clock import Clock, SystemClock
 from weft.errors import ConfigError, DeadlineExceeded
 from weft.events import Entry, RoundCommitted
 from weft.log import LogTail
-from weft.sim.faults import Corrupt, Drop, Fault, Freeze, Kill, Lie, Line, Partition, Skew, Slow, Stop, parted
-from weft.sim.scenario import Kind, Scenario, at_present
+from weft.sim.scenario import (
+    Corrupt,
+    Drop,
+    Fault,
+    Freeze,
+    Kill,
+    Kind,
+    Lie,
+    Line,
+    Partition,
+    Scenario,
+    Skew,
+    Slow,
+    Stop,
+    at_present,
+    parted,
+)
 
 LOOK_S = 0.5
 START_S = 300.0  # for the first machines to make an outer step together

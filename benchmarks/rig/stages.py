@@ -34,7 +34,7 @@ from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.pipeline.device import Given
 from weft.pipeline.link import StageLink
 from weft.pipeline.placement import Stage
-from weft.pipeline.routing import Near, Router
+from weft.pipeline.routing import Router
 from weft.pipeline.sender import PATIENCE_S, PER_STAGE, Origin, Sender
 from weft.pipeline.worker import CurrentStep, Worker
 
@@ -258,8 +258,8 @@ class Pipeline:
             peer.senders[stage] = Sender(peer.link, stage, router, self.clock, patience_s=self.shape.patience_s)
         return peer.senders[stage]
 
-    def _near(self, stage: int) -> dict[PeerId, Near]:
-        return {each.id: Near(rtt_s=2 * self.shape.delay_s, began=1) for each in self.of(stage)}
+    def _near(self, stage: int) -> dict[PeerId, int]:
+        return {each.id: 1 for each in self.of(stage)}
 
     def _tell_soon(self, stage: int, after_s: float) -> None:
         asyncio.get_running_loop().call_later(after_s, self._tell, stage)

@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 
 import weft
 from example import example
-from weft.codec import (
+from weft.codec import pieces
+from weft.codec.bounds import CHUNK
+from weft.codec.build import build
+from weft.codec.codec import Codec, Sectioned
+from weft.codec.config import (
     Bf16Config,
     CodecConfig,
     E3m0Config,
@@ -20,11 +24,7 @@ from weft.codec import (
     RandomKConfig,
     SignConfig,
     TopKConfig,
-    pieces,
 )
-from weft.codec.bounds import CHUNK
-from weft.codec.build import build
-from weft.codec.codec import Codec, Sectioned
 from weft.errors import NotFinite, PayloadError, PeerError
 
 BY_BLOCKS = (Fp8Config, Int8Config, Int4Config, E3m0Config, SignConfig)

@@ -11,7 +11,8 @@ import sys
 import numpy as np
 import torch
 
-from weft.codec import (
+from weft.codec.build import build
+from weft.codec.config import (
     Bf16Config,
     CodecConfig,
     E3m0Config,
@@ -24,17 +25,24 @@ from weft.codec import (
     SignConfig,
     TopKConfig,
 )
-from weft.codec.build import build
 from weft.ids import Round
 from weft.model.config import named
 from weft.model.initial import initial_vector
 from weft.rng import integers64, stream
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.method import Method
+from weft.sync.merge.method import Method, Scope
 from weft.sync.merge.outer import StepContext, norm
-from weft.sync.merge.payload import Replies, codec_in, coding_in, reply_codec_in
-from weft.sync.merge.payload import encode as encode_payload
-from weft.sync.merge.reduce import Merger, cut, decode_parts, encode_parts, merge
+from weft.sync.merge.reduce import (
+    Merger,
+    Replies,
+    codec_in,
+    coding_in,
+    cut,
+    decode_parts,
+    encode_parts,
+    encode_payload,
+    merge,
+    reply_codec_in,
+)
 from weft.sync.method.choices import AdamWConfig, Choices, SgdConfig
 from weft.sync.method.presets import (
     AsyncDiLoCoConfig,

@@ -5,7 +5,7 @@ import asyncio
 import torch
 from benchmarks._member import averaging, swarm
 
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 
 DEADLINE_S = 60.0
 NUM, ROUNDS = 1000, 3

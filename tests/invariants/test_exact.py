@@ -32,10 +32,9 @@ SHARED_PATH = (
     "codec/sign.py",
     "codec/sparse.py",
     "model/initial.py",
-    "sync/merge/basis.py",
     "sync/merge/low_rank.py",
+    "sync/merge/method.py",
     "sync/merge/outer.py",
-    "sync/merge/payload.py",
     "sync/merge/reduce.py",
     "sync/method/schedule.py",
 )
@@ -102,7 +101,7 @@ ALLOWED_METHODS = {
     *("quantize", "spread", "factors", "last_up_to", "merged", "add", "result"),
     *("forward", "inverse", "_moved", "_pairs", "_transformed", "_has_p", "_has_q", "_left", "_right", "num_sent"),
     *("_num_after", "sections", "read", "write", "room", "num_kept", "_num_of"),
-    *("take", "put", "fragment"),
+    *("take", "put", "fragment", "of_mean", "advance", "delta", "step"),
     *("to_bits", "to_places", "_to_bits", "_to_places", "to_counts", "_named", "_where", "_most_bits", "up_to"),
 }
 ALLOWED_MODULES = {
@@ -123,6 +122,7 @@ ALLOWED_SUMS = {  # integers
     "sum(map(len, self._whole))",
     "sum(self.sections(num))",
     "sum(sizes[:number])",
+    "sum((codec.nbytes(len(part)) for part in parts))",
     "sum((piece.stop - piece.start for piece in self._pieces[self.fragment(round)]))",
 }
 ALLOWED_PRODUCTS = {"left @ right"}  # of integers, with sums that float64 holds (codec/exact.py)

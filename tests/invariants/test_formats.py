@@ -17,11 +17,13 @@ from invariants import vectors
 from sinks import MemorySink
 from weft import keys, wire
 from weft.clock import VirtualClock
-from weft.data import ByteTokenizer, DataIndex, ShardInfo, ShardStore
+from weft.data.store import DataIndex, ShardInfo, ShardStore
+from weft.data.tokenizer import ByteTokenizer
 from weft.events import EventLog, LinkDown, RoundMissed
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens
 from weft.log import JsonlSink, read_jsonl
-from weft.model import ModelConfig, initial_vector
+from weft.model.config import ModelConfig
+from weft.model.initial import initial_vector
 from weft.net import ticket
 from weft.peer.chain import Chain
 from weft.peer.state import checkpoint

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from weft.sim.byzantine import LOST_S
-from weft.sim.faults import Corrupt, Drop, Fault, FaultBase, Lie, PeerFault
-from weft.sim.scenario import Kind, Scenario
+from weft.sim.scenario import Corrupt, Drop, Fault, FaultBase, Kind, Lie, PeerFault, Scenario
 
 PAGE = Path(__file__).parents[2] / "docs" / "simulate.md"
 

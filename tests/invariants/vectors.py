@@ -15,14 +15,24 @@ import numpy as np
 import torch
 
 from weft import wire
-from weft.codec import E3m0Config, Fp8Config, Int2Config, Int4Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.codec.blocks import Blocks
 from weft.codec.build import build
 from weft.codec.codec import Codec
+from weft.codec.config import (
+    E3m0Config,
+    Fp8Config,
+    Int2Config,
+    Int4Config,
+    Int8Config,
+    RandomKConfig,
+    SignConfig,
+    TopKConfig,
+)
 from weft.codec.dense import Bf16, Fp32
 from weft.codec.quantize import Int8
-from weft.data import ByteTokenizer, DataIndex, ShardInfo, ShardStore, leases
-from weft.data.tokenizer import CharTokenizer
+from weft.data.assign import leases
+from weft.data.store import DataIndex, ShardInfo, ShardStore
+from weft.data.tokenizer import ByteTokenizer, CharTokenizer
 from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket
@@ -35,7 +45,7 @@ from weft.net.transport.tls_handshake import Challenge, ClientProof, Welcome, pr
 from weft.peer.chain import genesis, open_branch
 from weft.peer.messages import StateRequest
 from weft.store.journal import Votes
-from weft.sync.governance.enact import enact
+from weft.sync.governance import enact
 from weft.sync.merge.reduce import Coding, Merger, cut
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.method.schedule import ConstantConfig

@@ -7,10 +7,10 @@ import pytest
 from model.reduced import ReducedSearch
 from model.test_round_search import explored, find_the_same_in
 from model.world import Bounds, TwoManifests, first_base
-from weft.data import leases
+from weft.data.assign import leases
 from weft.ids import PeerId
 from weft.keys import Identity
-from weft.sync.governance.enact import enact
+from weft.sync.governance import enact
 from weft.sync.records.acts import Act, AnyDeed, Ban, Remove, Warrant
 from weft.sync.records.messages import MAX_UPLINK, Base, Manifest, next_base
 from weft.sync.round import rules

@@ -22,7 +22,7 @@ def planned(num_members: int) -> State:
     for number, peer in enumerate(base.electorate):
         mine = contribution(base, number, 0)
         if peer == first:
-            state = round.step(state, Trained(tokens=mine.tokens, parts=mine.parts))[0]
+            state = round.step(state, Trained(ready=Ready(tokens=mine.tokens, parts=mine.parts)))[0]
         else:
             ready = Ready(tokens=Tokens(mine.tokens), parts=mine.parts)
             state = round.step(state, Received(sender=peer, message=ready))[0]

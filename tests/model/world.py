@@ -33,6 +33,7 @@ from weft.sync.records.messages import (
     Prepare,
     Promise,
     Propose,
+    Ready,
 )
 from weft.sync.round import round
 from weft.sync.round.machine import (
@@ -287,7 +288,7 @@ class Search:
 
     def _train(self, world: World, number: int) -> list[World]:
         mine = self._offers[number][world.lives[number]]
-        return self._apply(world, number, Trained(tokens=mine.tokens, parts=mine.parts))
+        return self._apply(world, number, Trained(ready=Ready(tokens=mine.tokens, parts=mine.parts)))
 
     def _time_out(self, world: World, number: int) -> list[World]:
         """Let a member give up its attempt for the next."""

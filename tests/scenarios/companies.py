@@ -51,7 +51,7 @@ class Machine:
 
     def emit(self, event: Event) -> None:
         if self.company is not None:
-            held = {number: self.company.holding(number) for number in range(self.company.run.num_pieces)}
+            held = {number: self.company.holdings.holding(number) for number in range(self.company.run.num_pieces)}
             self.held |= {number: each for number, each in held.items() if each is not None}
         if not self.is_dead:
             self.events.append((self.house.clock.now(), event))
@@ -133,8 +133,8 @@ class House:
             data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)
             machine.company = company = StagesPeer(kit_of(s, run, data))
             if machine.gathers:
-                company.at_end(machine.gather)
-            return await (company.join() if wait_for is None else company.found(wait_for))
+                company.ending.plan(machine.gather)
+            return await company.live(wait_for)
         finally:
             await node.aclose()
 

@@ -16,6 +16,7 @@ Two runs of one scenario give the same log, byte for byte: `Swarm.log`.
 """
 
 import asyncio
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -30,9 +31,9 @@ from numpy.typing import NDArray
 from scenarios import rules
 from scenarios.ledger import Ledger, Step
 from weft.clock import Clock
-from weft.codec import Fp32Config
-from weft.data import CorpusConfig, TextSource
+from weft.codec.config import Fp32Config
 from weft.data.assign import _BEYOND
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import Event, Notice, RoundCommitted
 from weft.executor import Compute, Inline
 from weft.ids import Digest, PeerId
@@ -42,6 +43,7 @@ from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryNetwork
 from weft.peer.messages import Decision, Letter
+from weft.peer.peer import Outcome
 from weft.peer.state.legacies import MAX_KEPT_NBYTES, KeptBranches
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import seal
@@ -49,7 +51,7 @@ from weft.sim.cost import CostTrainer
 from weft.sim.world import Life, Member, World
 from weft.store.chunks import replica_digest
 from weft.store.home import Home
-from weft.sync.governance.enact import history
+from weft.sync.governance import history
 from weft.sync.method.presets import FedAvgConfig, MethodConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.ancestry import History, Stretch
@@ -299,6 +301,25 @@ class Swarm(World):
         life = super().launch(member, compute=compute or Inline(train_s), **options)
         self.positions[life], self.on_batch[life] = [], on_batch
         return life
+
+    def kill(self, member: Member) -> None:
+        """End the member's process as kill -9 does."""
+        member.life.kill()
+
+    async def freeze(self, member: Member, lasts_s: float) -> None:
+        """Let the member's process stand still for so long, as between SIGSTOP and SIGCONT."""
+        await member.life.freeze(lasts_s)
+
+    def cut(self, one: Iterable[Member], other: Iterable[Member]) -> None:
+        for a, b in itertools.product(one, other):
+            self.network.partition(a.id, b.id)
+
+    def heal(self, one: Iterable[Member], other: Iterable[Member]) -> None:
+        for a, b in itertools.product(one, other):
+            self.network.heal(a.id, b.id)
+
+    async def done(self, *members: Member) -> list[Outcome]:
+        return list(await asyncio.gather(*(member.life.task for member in members)))
 
     def cut_power(self, member: Member) -> None:
         """End the member's process as a power cut does: what it wrote and did not flush is gone as well."""

@@ -9,7 +9,7 @@ from scenarios.swarm import BATCH, EVERY, FEDAVG, SEQ_LEN, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from scenarios.test_gossip import METHODS as GOSSIP
 from scenarios.visits import visit
-from weft.codec import Bf16Config, Int8Config, TopKConfig
+from weft.codec.config import Bf16Config, Int8Config, TopKConfig
 from weft.errors import Refused, Removed
 from weft.events import ActEnacted, ActRefused, ActWaits, AdmissionRefused, RoundCommitted, StateJoined, StepDone
 from weft.ids import PeerId, RunId

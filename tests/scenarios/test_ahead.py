@@ -8,7 +8,7 @@ import pytest
 from scenarios import rules
 from scenarios.swarm import BATCH, EVERY, LEASE_TOKENS, SEQ_LEN, Member, Swarm
 from scenarios.test_branches import halves
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.data.assign import _BEYOND
 from weft.events import BranchOpened, MajorityLost, Notice, RoundCommitted, TrainsOn
 from weft.peer.fork import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S

@@ -14,7 +14,7 @@ from weft import wire
 from weft.anchor import anchor as anchor_module
 from weft.anchor.anchor import Anchor, AnchorContext
 from weft.anchor.disk import Anchored
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.events import BranchOpened, Event, MemberSuspected, PeerStopped, RoundCommitted, StateJoined
 from weft.executor import Inline
 from weft.keys import Identity

@@ -6,7 +6,7 @@ from scenarios import rules
 from scenarios.comings import assert_it_came, kill_two_in_turn, replace_in_mid_round
 from scenarios.swarm import EVERY, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.events import RoundCommitted, RoundMissed
 from weft.peer.round.driver import AT_WORK
 from weft.sync.method.presets import AsyncDiLoCoConfig

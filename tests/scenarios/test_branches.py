@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from scenarios import rules
 from scenarios.swarm import LEASE_TOKENS, SEQ_LEN, Life, Member, Swarm
-from weft.codec import Fp32Config
 from weft.codec.build import build
+from weft.codec.config import Fp32Config
 from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, Notice, RoundCommitted
 from weft.executor import Inline
 from weft.ids import BranchId, Digest, PeerId, Round
 from weft.peer.loop.contribution import MOST_ROUNDS
 from weft.peer.state.carry import FORGOTTEN
 from weft.peer.state.legacies import Brought
-from weft.sync.merge.basis import Scope
+from weft.sync.merge.method import Scope
 from weft.sync.merge.reduce import encode_parts, named, parts_of
 from weft.sync.method.presets import DdpConfig
 from weft.sync.records.messages import Counted, Manifest, Propose, Ready

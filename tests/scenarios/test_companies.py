@@ -12,10 +12,11 @@ from scenarios.companies import House, Machine, losses
 from scenarios.swarm import write_corpus
 from weft.clock import VirtualClock
 from weft.codec.config import Fp32Config
-from weft.data import CorpusConfig, TextSource
 from weft.data.batch import Batches
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import Notice, RoundCommitted, StageEmpty, StageHeld, StageLeft
-from weft.model import assemble, layout, num_parameters
+from weft.model.config import num_parameters
+from weft.model.flat import assemble, layout
 from weft.pipeline.config import PipelineConfig
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import Sealed, seal

@@ -8,8 +8,8 @@ import pytest
 from scenarios.theatre import Theatre, names
 from weft.events import ActEnacted, AttemptStarted, LieProven
 from weft.peer.round.driver import LIED
-from weft.sim.faults import Drop, Fault, Kill, Lie
 from weft.sim.play import Played
+from weft.sim.scenario import Drop, Fault, Kill, Lie
 
 
 def struck_out(theatre: Theatre, played: Played, name: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from scenarios.swarm import LEASE_TOKENS
 from scenarios.theatre import NUM_ROUNDS, Theatre
 from weft.events import Evaluated, RoundCommitted
-from weft.sim.faults import Drop, Kill
+from weft.sim.scenario import Drop, Kill
 
 
 @pytest.mark.full

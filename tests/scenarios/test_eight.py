@@ -15,9 +15,8 @@ from weft.events import BranchLeft, BranchOpened, MajorityLost, StateJoined
 from weft.ids import BranchId
 from weft.net.membership.full_mesh import GONE_S
 from weft.peer.fork import ORPHAN_AFTER_S
-from weft.sim.faults import Drop, Fault, Freeze, Kill, Partition
 from weft.sim.play import Machine, Played
-from weft.sim.scenario import Kind
+from weft.sim.scenario import Drop, Fault, Freeze, Kill, Kind, Partition
 
 ROUND_S = 10.0
 SLOW_PHASES_S = [

@@ -12,7 +12,7 @@ from scenarios.comings import assert_it_came, replace_in_mid_round
 from scenarios.conftest import Fetched
 from scenarios.swarm import EVERY, Life, Member, Swarm
 from scenarios.test_faults import one_replica
-from weft.codec import Bf16Config, Fp32Config, Int8Config, RandomKConfig, TopKConfig
+from weft.codec.config import Bf16Config, Fp32Config, Int8Config, RandomKConfig, TopKConfig
 from weft.errors import PeerError
 from weft.events import PayloadRejected, RoundCommitted
 from weft.ids import Digest, PeerId, Round

@@ -9,19 +9,19 @@ from typing import TypeVar
 
 import pytest
 import torch
+from benchmarks.rig.flat import join
 from torch import Tensor
 
 from scenarios.companies import SECRET, House, Machine
 from scenarios.swarm import write_corpus
 from weft.clock import VirtualClock
 from weft.codec.config import Fp32Config
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.errors import PeerError, TooLarge
 from weft.events import CheckpointSaved, Event, Notice, RoundCommitted, StageEmpty, StageHeld
 from weft.executor import Inline
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
-from weft.model.flat import join
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
@@ -31,7 +31,7 @@ from weft.pipeline.config import PipelineConfig
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import seal
 from weft.run.staged import StagedConfig
-from weft.stages.gather.gather import Gather, Gathered, Means, Sources
+from weft.stages.gather.gather import Gather, Gathered, Means
 from weft.stages.gather.visit import Visitor, from_here
 from weft.stages.reader import StageReader
 from weft.store.home import Home
@@ -214,7 +214,7 @@ async def visit(house: House, machines: list[Machine], into: Path) -> Gathered:
             clock=house.clock,
             emit=machines[0].emit,
         )
-        return await Gather(run, means, windows, Sources(members=visitor.members)).gather(into)
+        return await Gather(run, means, windows, lambda _stage: (), visitor.members).gather(into)
     finally:
         await tasks.aclose()
         await node.aclose()
@@ -235,7 +235,7 @@ def test_a_visitor_takes_away_one_moment_of_a_run_that_goes_on(play: Callable[..
         return machines, gathered, seen
 
     machines, gathered, seen = play(script, num_rounds=20)  # type: ignore[misc]
-    assert 0 < gathered.round <= seen < 20
+    assert 0 < gathered.rounds[0] <= seen < 20
     assert len(machines[0].seen(RoundCommitted)) == 20  # it held up nobody
     run, _, vector = load_model(into)
     each_round = [

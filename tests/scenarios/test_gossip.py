@@ -7,7 +7,7 @@ import pytest
 from scenarios import rules
 from scenarios.comings import assert_it_came, kill_two_in_turn, replace_in_mid_round
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.codec import Fp32Config, TopKConfig
+from weft.codec.config import Fp32Config, TopKConfig
 from weft.events import BranchLeft, BranchOpened, Evaluated, GraphChosen, PayloadRejected, RoundCommitted
 from weft.ids import Round
 from weft.sync.method.presets import ChocoConfig, DPsgdConfig, FedAvgConfig, MethodConfig, NoLoCoConfig

@@ -12,7 +12,7 @@ import torch
 from scenarios import rules
 from scenarios.swarm import LEASE_TOKENS, Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.events import CountedThrough, RoundCommitted, Sponsored, StateJoined
 from weft.ids import Digest, PeerId
 from weft.peer.round.payloads import Payloads
@@ -227,7 +227,7 @@ def test_a_sponsor_sends_what_was_decided_to_two_wards_and_the_others_have_it_fr
 
 
 def test_a_full_sponsor_sends_wards_on(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.peer.group.aggregator.MAX_GROUP", 3)
+    monkeypatch.setattr("weft.peer.group.groups.MAX_GROUP", 3)
     swarm = start_of(make_swarm)
 
     async def scenario() -> None:

@@ -13,7 +13,7 @@ from scenarios.test_tied import heldout_loss
 from weft.codec.config import Fp32Config
 from weft.errors import ConfigError
 from weft.events import MicroBatchFailed
-from weft.model import assemble, layout
+from weft.model.flat import assemble, layout
 from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, SubspaceConfig
 from weft.pipeline.codec.subspace import WRITERS, drawn
 from weft.run.staged import StagedConfig

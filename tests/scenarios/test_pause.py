@@ -9,7 +9,7 @@ import pytest
 
 from scenarios.swarm import EVERY, FEDAVG, LEASE_TOKENS, TRAIN_S, Swarm
 from scenarios.test_faults import Uneven
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.events import MemberProgress, Paused, PeerStarted, Resumed, RoundCommitted, RoundMissed, StepDone
 from weft.peer.round.driver import PAUSED
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig

@@ -9,8 +9,9 @@ import pytest
 
 from scenarios.swarm import write_corpus
 from weft.cli.plan.question import machines_of
-from weft.codec import Fp32Config
-from weft.data import ByteTokenizer, CorpusConfig, TextSource
+from weft.codec.config import Fp32Config
+from weft.data.corpus import CorpusConfig, TextSource
+from weft.data.tokenizer import ByteTokenizer
 from weft.events import RoundCommitted
 from weft.log import read_jsonl
 from weft.plan import profiles

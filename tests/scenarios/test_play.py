@@ -9,9 +9,8 @@ import pytest
 from scenarios.swarm import BATCH, FEDAVG, LEASE_TOKENS, SEQ_LEN
 from scenarios.theatre import FIRST_ROUNDS, NUM_ROUNDS, SPEED, Theatre
 from weft.run.config import RunFile, ShapedModel
-from weft.sim.faults import Fault, Kill, Line, Partition, Slow, Stop
 from weft.sim.play import Played
-from weft.sim.scenario import Kind
+from weft.sim.scenario import Fault, Kill, Kind, Line, Partition, Slow, Stop
 
 
 def ends(played: Played) -> list[str]:

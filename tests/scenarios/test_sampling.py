@@ -8,7 +8,7 @@ from scenarios import rules
 from scenarios.comings import kill_two_in_turn
 from scenarios.swarm import Member, Swarm
 from scenarios.test_faults import MakeSwarm
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.events import RoundCommitted, RoundMissed
 from weft.ids import PeerId
 from weft.peer.round.driver import RESTING

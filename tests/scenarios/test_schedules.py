@@ -14,7 +14,7 @@ from scenarios import rules
 from scenarios.swarm import FEDAVG, Life, Member
 from scenarios.test_faults import MakeSwarm
 from scenarios.test_stuck import slow_down
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.events import RoundCommitted
 from weft.sync.method.presets import DdpConfig
 

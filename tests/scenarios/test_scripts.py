@@ -20,9 +20,8 @@ from weft.events import (
 )
 from weft.net.membership.full_mesh import GONE_S, SUSPECT_S
 from weft.sim.byzantine import CLAIM_TOKENS
-from weft.sim.faults import Corrupt, Drop, Freeze, Kill, Lie, Line, Partition, Skew, Slow
 from weft.sim.play import Played
-from weft.sim.scenario import Kind
+from weft.sim.scenario import Corrupt, Drop, Freeze, Kill, Kind, Lie, Line, Partition, Skew, Slow
 
 EPOCH_S = 1_700_000_000.0
 FAULT_S = 1.0 + GONE_S + 4.0  # a round of a second in which a member vanishes: it is given up, and another leads

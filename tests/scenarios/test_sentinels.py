@@ -7,7 +7,7 @@ import torch
 
 from scenarios.swarm import Life, Swarm
 from scenarios.test_faults import MakeSwarm
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.data.batch import Batch
 from weft.events import Event, MemberStrays, NotLearning, RoundCommitted
 from weft.sync.method.presets import (

@@ -12,7 +12,7 @@ from scenarios.test_branches import TRAIN_S, halves
 from scenarios.test_faults import one_replica
 from scenarios.test_groups import NAMES, NUM
 from scenarios.test_return import stop
-from weft.codec import CodecConfig, Fp32Config, Int2Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
+from weft.codec.config import CodecConfig, Fp32Config, Int2Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.events import BranchOpened, CountedThrough, LegacyCounted, LegacyDropped, PayloadRejected
 from weft.sync.method.choices import Choices, LowRankConfig, SgdConfig
 from weft.sync.method.presets import CocktailConfig, DeMoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig

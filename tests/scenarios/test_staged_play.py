@@ -8,14 +8,13 @@ import pytest
 
 from scenarios.swarm import write_corpus
 from weft.codec.config import Fp32Config
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.errors import ConfigError
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.split.cut import SplitConfig
 from weft.run.config import RunFile, ShapedModel, TrainConfig
-from weft.sim.faults import Freeze, Kill, Stop
 from weft.sim.play import Played, play
-from weft.sim.scenario import Kind, Scenario
+from weft.sim.scenario import Freeze, Kill, Kind, Scenario, Stop
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 from weft.sync.method.schedule import ConstantConfig
 

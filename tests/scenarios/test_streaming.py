@@ -10,7 +10,7 @@ from scenarios import rules
 from scenarios.comings import assert_it_came, kill_two_in_turn, replace_in_mid_round
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.events import BranchLeft, BranchOpened, PayloadOffered, RoundCommitted, StepDone, TrainsOn
 from weft.sync.method.presets import StreamingConfig
 

@@ -9,7 +9,7 @@ import pytest
 from scenarios.companies import House, Machine, losses
 from scenarios.swarm import write_corpus
 from scenarios.test_companies import BATCH, DDP, crew, done, play, rounds, sealed
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.errors import ConfigError
 from weft.events import MicroBatchFailed, RoundCommitted, TeamFormed
 from weft.pipeline.config import PipelineConfig

@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.rig.flat import two_groups
 
 from scenarios.companies import House, Machine, losses
 from scenarios.test_companies import BATCH, SEQ_LEN, crew, done, play, rounds, sealed, whole
 from weft.data.batch import Batches
 from weft.errors import ConfigError
 from weft.events import StageHeld
-from weft.model import Transformer, assemble, flatten, initial_vector
+from weft.model.flat import assemble, flatten
+from weft.model.initial import initial_vector
+from weft.model.transformer import Transformer
 from weft.peer.state.checkpoint import load_model
 from weft.run.genesis import Sealed
 from weft.sync.method.presets import DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig
@@ -33,7 +36,7 @@ def learnt(run: Sealed) -> list[float]:
     config = run.config
     flat = flatten(Transformer(config.model), "cpu")
     flat.vector.copy_(initial_vector(config.model, config.seed))
-    decayed, rest = flat.groups()
+    decayed, rest = two_groups(flat)
     groups = [{"params": [decayed], "weight_decay": 0.1}, {"params": [rest], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
     batches = Batches(run.store, run.index, "train", SEQ_LEN, config.seed)

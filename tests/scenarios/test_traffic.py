@@ -6,7 +6,7 @@ import pytest
 from scenarios.conftest import Fetched
 from scenarios.swarm import EVERY
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.codec import Int8Config
+from weft.codec.config import Int8Config
 from weft.sync.costs import round_traffic
 from weft.sync.method.choices import Choices, NesterovConfig, SampleConfig
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scenarios.swarm import BATCH, EVERY, LEASE_TOKENS, SEQ_LEN, Life, Swarm
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.data.batch import Batches
 from weft.events import CheckpointSaved, MajorityLost, Notice, RoundCommitted, RoundMissed, StateJoined
 from weft.run.genesis import initial

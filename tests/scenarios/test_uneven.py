@@ -10,13 +10,13 @@ import pytest
 from scenarios.swarm import write_corpus
 from scenarios.theatre import Theatre, names
 from weft.config import load
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import RoundCommitted
 from weft.ids import PeerId
 from weft.run.config import RunFile
 from weft.sim.play import Machine, Played
 from weft.sim.scenario import Scenario
-from weft.sync.merge.basis import Scope
+from weft.sync.merge.method import Scope
 from weft.sync.merge.reduce import parts_of
 from weft.sync.records.messages import Manifest
 

@@ -13,7 +13,7 @@ from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import RoundCommitted, StepDone, WarmedUp
 from weft.executor import Inline
 from weft.ids import PeerId
-from weft.model import Transformer
+from weft.model.transformer import Transformer
 from weft.net.messages import Heartbeat
 from weft.peer.messages import Joining
 from weft.sync.records.acts import Amend

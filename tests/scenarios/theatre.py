@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 
 from scenarios import rules
 from scenarios.swarm import BATCH, EVERY, FEDAVG, LEASE_TOKENS, MODEL, SEQ_LEN, write_corpus
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import BranchLeft, Event, RoundCommitted
 from weft.log import read_jsonl
 from weft.run.config import RunFile, TrainConfig
-from weft.sim.faults import Fault
 from weft.sim.play import Machine, Played, play
-from weft.sim.scenario import Kind, Scenario
+from weft.sim.scenario import Fault, Kind, Scenario
 from weft.sync.method.schedule import ConstantConfig
 
 E = TypeVar("E", bound=Event)

@@ -12,7 +12,7 @@ import pytest
 
 from weft.events import RoundCommitted
 from weft.log import read_jsonl
-from weft.model import read_folder
+from weft.model.weights import read_folder
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,7 @@ from benchmarks.rig.real import RealStage
 
 from slow.shell import RUN
 from weft.events import LoopStalled, MajorityLost, MemberGone, MemberLeft, RoundCommitted, StateJoined
-from weft.sim.faults import Freeze, Kill, Line, Partition, Slow, Stop
-from weft.sim.scenario import Kind, Scenario
+from weft.sim.scenario import Freeze, Kill, Kind, Line, Partition, Scenario, Slow, Stop
 
 pytestmark = pytest.mark.slow
 

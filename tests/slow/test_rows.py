@@ -9,8 +9,7 @@ from benchmarks.rig.real import RealStage
 from slow.shell import RUN
 from weft.events import MemberGone, RoundCommitted, StateJoined
 from weft.plan.catalogue import CATALOGUE
-from weft.sim.faults import Kill
-from weft.sim.scenario import Kind, Scenario
+from weft.sim.scenario import Kill, Kind, Scenario
 
 pytestmark = pytest.mark.slow
 

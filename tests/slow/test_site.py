@@ -12,7 +12,8 @@ import pytest
 
 from slow.shell import COMMIT_S, LOCAL, START_S, Shell
 from weft.events import CheckpointSaved, Entry, PeerStopped, RoundCommitted, StateJoined
-from weft.model import ModelConfig, layout
+from weft.model.config import ModelConfig
+from weft.model.flat import layout
 from weft.ranks.strips import strips
 
 pytestmark = pytest.mark.slow

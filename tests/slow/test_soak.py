@@ -20,8 +20,7 @@ from benchmarks.rig.real import RealMachine, RealStage
 
 from weft.events import CheckpointSaved, FellBack, MemberGone, MemberSuspected, RoundCommitted, StepDone
 from weft.rng import stream
-from weft.sim.faults import Fault, Freeze, Kill, Stop
-from weft.sim.scenario import Kind, Scenario
+from weft.sim.scenario import Fault, Freeze, Kill, Kind, Scenario, Stop
 
 pytestmark = pytest.mark.slow
 

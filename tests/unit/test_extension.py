@@ -11,14 +11,14 @@ import weft
 from charters import charter
 from example import EXAMPLES, example
 from weft import wire
-from weft.codec import ExtensionCodecConfig
 from weft.codec.build import build
+from weft.codec.config import ExtensionCodecConfig
 from weft.errors import ConfigError, NotFinite, PayloadError
 from weft.extension import ExtensionConfig, learn, make
-from weft.sync.governance.enact import Void, amended_settings
+from weft.sync.governance import Void, amended_settings
 from weft.sync.merge import outer as optimizers
 from weft.sync.merge.outer import Outer, State, StepContext
-from weft.sync.merge.payload import legacy_codec_in, require
+from weft.sync.merge.reduce import legacy_codec_in, require
 from weft.sync.method.choices import Choices, ExtensionOuterConfig, SgdConfig
 from weft.sync.records.acts import Amend
 

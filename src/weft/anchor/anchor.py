@@ -28,7 +28,7 @@ from functools import partial
 
 from weft.anchor.disk import Anchored
 from weft.clock import Clock
-from weft.data import DataIndex
+from weft.data.store import DataIndex
 from weft.data.tokenizer import MAX_BLOB_NBYTES as MAX_TOKENIZER_NBYTES
 from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, Refused
 from weft.events import DataReady, Emit, Notice, PeerStopped

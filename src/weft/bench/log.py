@@ -94,7 +94,7 @@ class BenchLog:
         line = msgspec.structs.replace(line, outcome=printable(" ".join(line.outcome.split()))[:MAX_OUTCOME])
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab", buffering=0) as file:
-            file.truncate(_whole_nbytes(self._path))
+            file.truncate(self._path.read_bytes().rfind(b"\n") + 1)  # to the last line that is whole
             cells = ["" if value is None else value for value in msgspec.structs.astuple(line)]
             data = _encoded(cells) if file.seek(0, os.SEEK_END) else _encoded(COLUMNS) + _encoded(cells)
             if file.write(data) != len(data):
@@ -129,10 +129,6 @@ def _encoded(cells: object) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)  # type: ignore[arg-type]
     return text.getvalue().encode()
-
-
-def _whole_nbytes(path: Path) -> int:
-    return path.read_bytes().rfind(b"\n") + 1
 
 
 def _read(path: Path) -> Iterator[tuple[int, BenchLine]]:

@@ -49,7 +49,8 @@ _Seeds = Annotated[
     Meta(min_length=1, description="of weights, data, keys and luck"),
 ]
 _Steps = Annotated[
-    tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1, description="inner steps of each peer; one run for each")
+    tuple[Annotated[int, Meta(ge=1)], ...],
+    Meta(min_length=1, description="training steps of each peer; one run for each"),
 ]
 
 
@@ -208,7 +209,7 @@ def _lengths(bench: Bench, base: RunFile) -> tuple[int, ...]:
     together = num_first(bench.num_peers, base.stages) * base.train.batch_size * base.train.seq_len
     for tokens in bench.tokens or ():
         if tokens % together:
-            raise ConfigError(f"tokens: {tokens} are no whole inner steps; one of all peers takes {together}.")
+            raise ConfigError(f"tokens: {tokens} are no whole training steps; one of all peers takes {together}.")
     return tuple(tokens // together for tokens in bench.tokens or ())
 
 
@@ -237,7 +238,7 @@ def _run_file(row: BenchRow, values: Values, shared: Mapping[str, Any], steps: i
     every = spell_out(run_file.method, run_file.peers).every
     if steps % every:
         raise ConfigError(
-            f"{where}: {steps} inner steps are no whole rounds of {every}, so it would train longer than others; "
+            f"{where}: {steps} training steps are no whole rounds of {every}, so it would train longer than others; "
             f"choose method.every so that it divides {steps}."
         )
     return run_file

@@ -2,8 +2,8 @@
 
     point --play--> events of all peers --> one line
 
-Its peers are production peers on a virtual clock. Of the last state one text would be drawn by each of them, which
-nobody reads, and what one evaluates the others need not: that is left out.
+Its peers are production peers on a virtual clock, but that none writes samples, and what one evaluates the others do
+not.
 """
 
 import importlib.metadata
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from jaxtyping import Float32
@@ -23,28 +23,24 @@ from weft.bench.log import COMPLETE, DIVERGED, BenchLine
 from weft.bench.plan import Point
 from weft.clock import cpu_s
 from weft.cost import training as cost
-from weft.data import Tokenizer
 from weft.data.batch import Batches
-from weft.events import Entry, Evaluated, Event, RoundCommitted, StepDone
+from weft.events import Entry, Evaluated, RoundCommitted, StepDone
 from weft.ids import Digest
 from weft.log import read_lines
 from weft.model.flat import layout
 from weft.pipeline.placement import num_first
 from weft.run.config import RunConfig
 from weft.run.staged import StagedConfig
+from weft.sim.cost import Silent
 from weft.sim.play import Played, history, play
 from weft.sim.scenario import Kind, Scenario
 from weft.store.chunks import raw
-from weft.sync.merge import basis as bases
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.payload import codec_in, reply_codec_in
+from weft.sync.merge.method import Scope, build_basis
+from weft.sync.merge.reduce import codec_in, reply_codec_in
 from weft.sync.records.tuning import tuned_method
 from weft.sync.round.neighbours import mixing_of
 from weft.training.learner import nothing
-from weft.training.trainer import Trainer
 from weft.wire import digest
-
-E = TypeVar("E", bound=Event)
 
 LAST = 10  # the training loss is that of the last so-many-th of the inner steps
 
@@ -92,7 +88,8 @@ def line_of(task: Task, played: Played, entries: Sequence[Entry], cpu_s: float) 
     steps = played.committed_tokens / (num_first(num_peers, num_stages) * run.tokens_per_step)
     spans = layout(run.model)
     num = spans.num_parameters
-    evaluated = None if (outcome := outcome_of(played)) != COMPLETE else _last(entries, Evaluated)
+    last = next((entry.event for entry in reversed(entries) if isinstance(entry.event, Evaluated)), None)
+    evaluated = last if (outcome := outcome_of(played)) == COMPLETE else None
     return BenchLine(
         digest=task.name,
         row=task.point.row,
@@ -148,7 +145,7 @@ def _by_peer(commits: Iterable[Entry], nbytes: Callable[[Any], int]) -> list[int
 def _payload_nbytes(run: RunConfig, played: Played) -> float:
     """Return what payloads and results of all rounds come to, sent by all peers together, with equal parts."""
     spans, num_peers, total, method = layout(run.model), len(played.machines), 0.0, run.method
-    basis = bases.build(method.basis, tuple(span.shape for span in spans))
+    basis = build_basis(method.basis, tuple(span.shape for span in spans))
     scope = Scope(basis.num_sent(spans.num_parameters), method.fragments)
     for manifest in history(played.manifests):
         num_counted, round = len(manifest.contributions), manifest.round
@@ -163,10 +160,6 @@ def _payload_nbytes(run: RunConfig, played: Played) -> float:
         if manifest.tuned is not None:
             method = tuned_method(method, manifest.tuned)
     return total
-
-
-def _last(entries: Sequence[Entry], kind: type[E]) -> E | None:
-    return next((entry.event for entry in reversed(entries) if isinstance(entry.event, kind)), None)
 
 
 def _train_loss(entries: Sequence[Entry], num_peers: int) -> float:
@@ -185,8 +178,8 @@ def _of_ring(sent: Sequence[int], num: int, steps: float, value_nbytes: int) -> 
     return sum(sent) / num_peers / ring if ring else None
 
 
-class _Once(Trainer):
-    """Evaluates each vector once for all peers of a process, and samples nothing.
+class _Once(Silent):
+    """Evaluates each vector once for all peers of a process.
 
     Args:
         evaluated: what was found, by digest of the vector.
@@ -203,15 +196,3 @@ class _Once(Trainer):
         if key not in self._evaluated:
             self._evaluated[key] = super().evaluate(vector, batches, num_windows, between)
         return self._evaluated[key]
-
-    def sample(
-        self,
-        vector: Float32[Tensor, " num"],  # noqa: ARG002
-        tokenizer: Tokenizer,  # noqa: ARG002
-        prompt: str,  # noqa: ARG002
-        num_tokens: int,  # noqa: ARG002
-        seed: int,  # noqa: ARG002
-        between: Callable[[], None] = nothing,
-    ) -> str:
-        between()
-        return ""

@@ -6,7 +6,7 @@ text chooses the settings, for all rows alike. A point of which seeds are still 
 no other, and says so: with a lucky seed alone it would beat those that were played with all. Rows are compared over the
 seeds that both were played with.
 
-How far a row is behind the yardstick, length by length, and at which length it would be within one percent.
+How far a row is behind the yardstick, the first, goes on from length to length as
 
     gap(steps) = loss(row) / loss(yardstick) - 1, of equal seeds;    fitted: gap = a * steps ** -b
 
@@ -59,12 +59,8 @@ def fit(gaps: Mapping[int, float]) -> Trend | None:
     """Return how gaps by length go on; None: there are fewer than two, or a row is not behind at each."""
     if len(gaps) < 2 or min(gaps.values()) <= 0:
         return None
-    slope, intercept = linear_regression(*_logs(list(gaps), list(gaps.values())))
+    slope, intercept = linear_regression(list(map(math.log, gaps)), list(map(math.log, gaps.values())))
     return Trend(math.exp(intercept), -slope)
-
-
-def _logs(*columns: Sequence[float]) -> list[list[float]]:
-    return [[math.log(value) for value in column] for column in columns]
 
 
 HEAD = (
@@ -176,7 +172,7 @@ def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[
         best, rows = best_of(here), dict.fromkeys(group.row for group in here)
         yardstick = best.get(bench.row[0].name)
         sections += [
-            f"## {steps:,} inner steps of each peer",
+            f"## {steps:,} training steps of each peer",
             *([f"![held-out loss against bytes sent]({plot_name(steps)})"] if has_picture(best) else []),
             _table(HEAD, [_cells(best[row].title, best[row], yardstick) for row in rows if row in best]),
             "All points, in the order of the plan:",
@@ -316,9 +312,5 @@ def _outcome(group: Group) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(_lines(head, rows))
-
-
-def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    for row in (head, ["---"] * len(head), *rows):
-        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
+    lines = (head, ["---"] * len(head), *rows)
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in lines)

@@ -2,7 +2,7 @@
 
 an error of weft's own           its message; the exit code of its class
 Ctrl-C                           nothing more; 130, as shells have it
-the reader of the answer left    nothing more; 141, as shells have it
+nobody reads the answer          nothing more; 141, as shells have it
 wrong usage                      what is wrong, and which help to read; 2
 no room on a disk, from anywhere 41, as DiskFull
 out of memory, from anywhere     42, as OutOfMemory
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import typer
 
-from weft.cli.streams import PIPE_CLOSED
+from weft.cli.streams import Unwritten
 from weft.cli.terminal import terminal_width, wrapped
 from weft.errors import DiskFull, OutOfMemory, WeftError
 from weft.wire import printable
@@ -35,8 +35,10 @@ def explain(error: BaseException, home: Path) -> int:
         return known.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return _INTERRUPTED
-    if isinstance(error, BrokenPipeError):
-        return PIPE_CLOSED
+    if isinstance(error, Unwritten):
+        if error.has_reader:
+            say(str(error))
+        return error.code
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         say(f"no room left on the disk: {error}. Free some, then start again; what was saved before is intact.")
         return DiskFull.exit_code

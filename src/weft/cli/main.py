@@ -29,7 +29,12 @@ _USAGE: type[BaseException] = typer.BadParameter.__mro__[1]  # UsageError, which
 def main() -> None:
     """Run the command line of this process and exit."""
     streams.prepare()
-    sys.exit(streams.finished(run(sys.argv[1:])))
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except streams.Unwritten as error:
+        code = explain(error, Place().home)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft import reading
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, TicketError
 from weft.events import CountedThrough, Emit, Entry, Notice, PeerStarted, RoundCommitted, StepDone
 from weft.ids import PeerId
 
@@ -131,7 +131,12 @@ def ticket_text(given: str) -> str:
     """Return the ticket that a command is given; "-" reads it from standard input."""
     from weft.net.ticket import MAX_CHARS
 
-    return line_of_input(MAX_CHARS + 1) if given == "-" else given
+    if given != "-":
+        return given
+    line = line_of_input(MAX_CHARS + 1)
+    if not line.strip():
+        raise TicketError("standard input is empty or closed; a ticket was to come from there.")
+    return line
 
 
 def line_of_input(max_chars: int) -> str:
@@ -245,8 +250,7 @@ if TYPE_CHECKING:
 
 def own_nbytes(paths: Sequence[str]) -> int | None:
     """Return about how much text --data names; None where that cannot be told."""
-    from weft.data import TextSource
-    from weft.data.corpus import text_nbytes
+    from weft.data.corpus import TextSource, text_nbytes
 
     try:
         return text_nbytes(TextSource(paths=tuple(paths)), Path.cwd())
@@ -262,8 +266,7 @@ def own_documents(paths: Sequence[str]) -> "Iterator[Document]":
     """
     from glob import has_magic
 
-    from weft.data import TextSource
-    from weft.data.corpus import documents
+    from weft.data.corpus import TextSource, documents
 
     for path in paths:
         if not Path(path).exists() and not has_magic(path):

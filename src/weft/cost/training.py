@@ -52,6 +52,9 @@ def part_size(num: int, num_peers: int, index: int = 0) -> int:
 def contribute_traffic(num: int, num_owned: int, num_peers: int, payload: Encoding) -> Traffic:
     """Return the first half of a reduce: all parts but its own go to their owners, its own part comes from the others.
 
+    With equal parts, payloads of b bytes and results of r bytes, both halves are (n - 1) / n (b + r) each way: as much
+    as a ring all-reduce, in two steps instead of 2 (n - 1). Exact for parts cut at multiples of the codec's block.
+
     Args:
         num: elements of the vector.
         num_owned: elements of the part this peer owns: `part_size`, or 0 for a peer reached by relay.
@@ -66,15 +69,6 @@ def result_traffic(num: int, num_owned: int, num_peers: int, reply: Encoding) ->
     """Return the second half of a reduce: the owner sends its merged part to all, and gets the other parts."""
     own = reply.nbytes(num_owned)
     return Traffic((num_peers - 1) * own, reply.nbytes(num) - own)
-
-
-def reduce_traffic(num: int, num_owned: int, num_peers: int, payload: Encoding, reply: Encoding) -> Traffic:
-    """Return what one peer sends and receives to average a vector in parts: both halves.
-
-    With equal parts, payloads of b bytes and replies of r bytes: (n - 1) / n (b + r) each way; as much as a ring
-    all-reduce, in two steps instead of 2 (n - 1). Exact for parts cut at multiples of the codec's block.
-    """
-    return contribute_traffic(num, num_owned, num_peers, payload) + result_traffic(num, num_owned, num_peers, reply)
 
 
 def exchange_traffic(num: int, num_peers: int, payload: Encoding) -> Traffic:
@@ -143,7 +137,7 @@ def round_letters(num_peers: int) -> Letters:
     )
 
 
-def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = HEARTBEAT_S) -> Traffic:
+def control_traffic(num_peers: int, round_s: float = 0.0) -> Traffic:
     """Return the bytes of one round's messages and of the heartbeats meanwhile, for the mean member (leaders rotate).
 
     Counts, for n members with n parts, one attempt and no loss: Ready and Merged to all, Collect, Propose and the
@@ -155,7 +149,7 @@ def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = H
     others, n, letters = num_peers - 1, num_peers, round_letters(num_peers)
     majority = n // 2 + 1
     requests = 2 * REQUEST_NBYTES  # per other member: a part of its payload, and its merged part
-    heartbeats = int(round_s / heartbeat_s * HEARTBEAT_NBYTES)
+    heartbeats = int(round_s / HEARTBEAT_S * HEARTBEAT_NBYTES)
     with_leader = others * letters.with_leader + (n - majority) * letters.decided
     nbytes = others * (letters.ready + letters.merged + requests + heartbeats) + with_leader // n
     return Traffic(nbytes, nbytes)

@@ -132,12 +132,9 @@ def windows_at(positions: NDArray[np.int64], num_windows: int, seed: int) -> NDA
     windows = np.empty_like(places)
     for epoch in np.unique(epochs):
         here = epochs == epoch
-        windows[here] = _permute(places[here], num_windows, _keys(seed, int(epoch)))
+        keys = rng.integers64(rng.stream(seed, "epoch", int(epoch)), _FEISTEL_ROUNDS)
+        windows[here] = _permute(places[here], num_windows, keys)
     return windows
-
-
-def _keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    return rng.integers64(rng.stream(seed, "epoch", epoch), _FEISTEL_ROUNDS)
 
 
 def _permute(places: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:

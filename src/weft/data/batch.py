@@ -2,8 +2,6 @@
 
 `Batches` maps every shard of one split, checks each when it is first touched, and gathers whole batches at once; a
 window may lie across shards.
-
-Not re-exported by the package: it is the only file here that needs torch.
 """
 
 from collections.abc import Iterator

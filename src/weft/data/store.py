@@ -77,10 +77,10 @@ class DataIndex(wire.Record, frozen=True, kw_only=True):
     def num_tokens(self, split: Split) -> int:
         return sum(info.num_tokens for info in self.shards(split))
 
-    def nats_per_byte(self, nats_per_token: float, split: Split = "heldout") -> float:
-        """Return the loss per byte of UTF-8 text: comparable between tokenizers."""
-        text_nbytes = self.train_text_nbytes if split == "train" else self.heldout_text_nbytes
-        return nats_per_token * self.num_tokens(split) / text_nbytes if text_nbytes else float("nan")
+    def nats_per_byte(self, nats_per_token: float) -> float:
+        """Return the held-out loss per byte of UTF-8 text: comparable between tokenizers."""
+        nbytes = self.heldout_text_nbytes
+        return nats_per_token * self.num_tokens("heldout") / nbytes if nbytes else float("nan")
 
 
 def dtype_for(vocab_size: int) -> Dtype:
@@ -215,7 +215,8 @@ def write_atomically(
             file.flush()
             if is_synced:
                 os.fsync(file.fileno())
-        os.chmod(temporary, mode)
+        with suppress(OSError):  # a disk that knows no modes, as of a USB stick; it is its owner's alone until here
+            os.chmod(temporary, mode)
         os.replace(temporary, path)
         if is_synced:
             _sync_folder(path.parent)

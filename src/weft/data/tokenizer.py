@@ -10,10 +10,11 @@ is made of. (Programs that load the exported tokenizer.json read it as the contr
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import numpy as np
 import tokenizers
@@ -56,20 +57,18 @@ class JsonBlob(wire.Record, frozen=True, kw_only=True, tag="json"):
 Blob = BytesBlob | CharactersBlob | JsonBlob
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
     """Turns text into ids below `vocab_size` and back."""
 
-    @property
-    def vocab_size(self) -> int: ...
+    vocab_size: int
+    end_of_text: int | None
+    """The id between documents; None where the tokenizer has none."""
 
-    @property
-    def end_of_text(self) -> int | None:
-        """The id between documents; None where the tokenizer has none."""
-
-    @property
+    @cached_property
     def digest(self) -> Digest:
-        """The hash of `to_bytes()`."""
+        return wire.digest(self.to_bytes())
 
+    @abstractmethod
     def encode(self, text: str) -> Ids:
         """Return the ids of `text`; no control token is added.
 
@@ -77,25 +76,24 @@ class Tokenizer(Protocol):
             DataError: `text` holds a character this tokenizer does not know.
         """
 
+    @abstractmethod
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Return the text of `ids`; control tokens and ids beyond the vocabulary have none."""
 
+    @abstractmethod
     def to_bytes(self) -> bytes:
         """Return the canonical blob that `from_bytes` reads."""
 
+    @abstractmethod
     def to_json(self) -> bytes:
         """Return an equivalent tokenizer.json."""
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """Ids 0 to 255 are the bytes of UTF-8 text, 256 ends a document. Bytes that are no UTF-8 decode to U+FFFD."""
 
     vocab_size = 257
     end_of_text = 256
-
-    @cached_property
-    def digest(self) -> Digest:
-        return wire.digest(self.to_bytes())
 
     def encode(self, text: str) -> Ids:
         return np.frombuffer(_encoded(text, "utf-8"), dtype=np.uint8).astype(np.uint32)
@@ -117,7 +115,7 @@ class ByteTokenizer:
         return _json_of(engine)
 
 
-class CharTokenizer:
+class CharTokenizer(Tokenizer):
     """Ids are places in a sorted alphabet; one more ends a document."""
 
     def __init__(self, alphabet: str) -> None:
@@ -150,10 +148,6 @@ class CharTokenizer:
             seen.update(text)
         return cls("".join(sorted(seen)))
 
-    @cached_property
-    def digest(self) -> Digest:
-        return wire.digest(self.to_bytes())
-
     def encode(self, text: str) -> Ids:
         codes = _codes(text)
         places = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
@@ -183,7 +177,7 @@ class CharTokenizer:
         return _json_of(engine)
 
 
-class JsonTokenizer:
+class JsonTokenizer(Tokenizer):
     """A tokenizer.json of any kind, run by the `tokenizers` library."""
 
     def __init__(self, json: bytes, end_of_text: int | None) -> None:
@@ -236,10 +230,6 @@ class JsonTokenizer:
             raise DataError(f"{file}: not a tokenizer.json: byte {error.start + 1} is not UTF-8 text.") from None
         except DataError as error:
             raise DataError(f"{file}: {error}") from None
-
-    @cached_property
-    def digest(self) -> Digest:
-        return wire.digest(self.to_bytes())
 
     def encode(self, text: str) -> Ids:
         self._refuse_dropped(text)

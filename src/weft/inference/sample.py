@@ -16,7 +16,8 @@ import torch
 
 from weft.config import Config
 from weft.errors import ConfigError, NotFinite
-from weft.model import KVCache, Transformer
+from weft.model.layers import KVCache
+from weft.model.transformer import Transformer
 
 FloatArray = np.ndarray[tuple[int], np.dtype[np.float64]]
 

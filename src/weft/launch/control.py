@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from weft.data import write_atomically
+from weft.data.store import write_atomically
 from weft.errors import DataError, DiskFull
 from weft.launch.guard import Guarded
 from weft.store.home import PeerFolder

@@ -8,8 +8,10 @@ from pathlib import Path
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.data import CorpusConfig, DataIndex, Tokenizer
 from weft.data.batch import Batches
+from weft.data.corpus import CorpusConfig
+from weft.data.store import DataIndex
+from weft.data.tokenizer import Tokenizer
 from weft.errors import ConfigError
 from weft.events import Emit, Event
 from weft.ids import PeerId

@@ -13,7 +13,8 @@ import asyncio
 from collections.abc import Sequence
 
 from weft.clock import Clock
-from weft.data import DataIndex, Tokenizer, check_vocabulary, from_bytes
+from weft.data.store import DataIndex
+from weft.data.tokenizer import Tokenizer, check_vocabulary, from_bytes
 from weft.errors import GenesisMismatch, PeerError
 from weft.events import Emit
 from weft.ids import Digest, PeerId
@@ -24,7 +25,7 @@ from weft.run.config import Genesis, RunConfig
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.run.outline import data_ready
 from weft.store.home import Home
-from weft.sync.merge.payload import require
+from weft.sync.merge.reduce import require
 from weft.wire import Buffer
 
 

@@ -29,7 +29,7 @@ from weft.run.config import FrozenConfig, Genesis, LoopConfig, SyncConfig, Tenso
 from weft.run.genesis import MAX_RUN_NBYTES, initial, read_run
 from weft.store.chunks import raw
 from weft.store.home import Home
-from weft.sync.merge.payload import require
+from weft.sync.merge.reduce import require
 from weft.sync.method.presets import spell_out
 from weft.training.device import check_fits_loop
 from weft.training.learner import Learner

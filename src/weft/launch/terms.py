@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
-import psutil
 import torch
 
 from weft.clock import Clock
@@ -33,6 +32,7 @@ from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.net.ticket import Ticket
 from weft.run.config import RunConfig
+from weft.run.host import process_nbytes
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.store.home import Home
@@ -184,7 +184,7 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         run=run,
         fetch_nbytes=fetch_nbytes,
         disk_nbytes=fetch_nbytes + 4 * num * CHECKPOINT_VECTORS,
-        process_nbytes=int(psutil.Process().memory_info().rss),
+        process_nbytes=process_nbytes(),
         memory_nbytes=part.memory_nbytes,
         num_peers=num_peers,
         round_nbytes=part.round_nbytes,

@@ -9,8 +9,8 @@ Every member has to have called it with the same text before it joins (`weft.ext
 from dataclasses import dataclass
 from typing import Any
 
-from weft.codec import ExtensionCodecConfig
 from weft.codec.codec import Codec
+from weft.codec.config import ExtensionCodecConfig
 from weft.extension import Known, Value, learn, settings_of
 from weft.sync.merge.outer import Outer
 from weft.sync.method.choices import ExtensionOuterConfig

@@ -19,7 +19,6 @@ Failure:
 """
 
 import asyncio
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -31,19 +30,16 @@ from weakref import ref
 from torch import Tensor, nn
 
 from weft.errors import ConfigError
-from weft.events import Emit
 from weft.launch.loop import Loop
-from weft.launch.peer import found, join
 from weft.library import given
-from weft.library.learner import LoopLearner
-from weft.library.leaving import RoundTimes, at_exit, hand_in
-from weft.library.lending import Lending
+from weft.library.learner import Lending, LoopLearner
 from weft.library.tensors import Tensors, require_same
+from weft.library.thread import LEAVES_S, PeerThread, RoundTimes, at_exit, hand_in
 from weft.peer.peer import Outcome, Peer
 from weft.run.config import SyncConfig
+from weft.sync.records.messages import Manifest
 
 NOT_STARTED = "weft.Sync has not started: use it as `with weft.Sync(...) as sync`, or call start()"
-LEAVES_S = 60.0  # for goodbye and checkpoint where the loop broke: what takes longer goes on without being waited for
 
 
 class Sync:
@@ -82,22 +78,13 @@ class Sync:
         )
         given.require_members(wait_for)
         self._config = None if config is None else given.config_of(config, SyncConfig, "config")
-        self._given = ticket
-        self._wait_for = wait_for
         self._times = RoundTimes()
-        self._options = (machine or given.Machine()).options()
-        self._options = replace(self._options, sinks=(*self._options.sinks, self._times))
-        self._on_ticket = on_ticket
+        options = (machine or given.Machine()).options()
+        options = replace(options, sinks=(*options.sinks, self._times))
         self._tensors = Tensors(model)
         self._lending = Lending()
-        self._thread = threading.Thread(target=self._live, name="weft", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._life: asyncio.Task[Outcome] | None = None
-        self._peer: Peer | None = None
-        self._failure: BaseException | None = None
+        self._thread = PeerThread[Peer](options, ticket, wait_for, on_ticket, self._lending.end)
         self._has_settled = False
-        self.ticket: str | None = None  # a fresh one, once others can join
-        self.outcome: Outcome | None = None  # how it ended, once it has
 
     # --- what a loop calls ---
 
@@ -114,12 +101,12 @@ class Sync:
             raise RuntimeError("weft.Sync has ended: make another to go on, from where the others are by then")
         try:
             at_exit(partial(_close, ref(self)))
-            self._thread.start()
+            self._thread.begin(self._work())
             self._lending.begin()
         except BaseException as error:
             self.close(error)
             raise
-        self._raise_failure()
+        self._thread.raise_failure()
 
     def step(self, num_samples: int | None = None, loss: float | Tensor | None = None) -> bool:
         """Hand in the inner step that was just made, and return once another may be made.
@@ -137,7 +124,7 @@ class Sync:
                 parameters of the module are trained than when this was made.
             WeftError: the peer cannot go on.
         """
-        peer = self._peer
+        peer = self._thread.peer
         if peer is None:
             raise RuntimeError(NOT_STARTED)
         most = peer.replica.charter.settings.batch_size
@@ -169,9 +156,8 @@ class Sync:
         if self._thread.ident is None:
             raise RuntimeError(NOT_STARTED)
         self._lending.leave()
-        loop, peer = self._loop, self._peer
-        if loop is not None and peer is not None and self._thread.is_alive():
-            _call(loop, lambda: asyncio.ensure_future(hand_in(peer, self._times)))
+        if (peer := self._thread.peer) is not None:
+            self._thread.call(lambda: asyncio.ensure_future(hand_in(peer, self._times)))
         while self._thread.is_alive():
             self._thread.join(1.0)  # not for ever: some systems deliver no signal meanwhile
         self._settle()
@@ -181,9 +167,7 @@ class Sync:
     def close(self, error: BaseException | None = None) -> None:
         """Leave with a goodbye because of `error`: nothing is handed in, and the model stays as it is."""
         self._lending.leave()
-        loop, reason = self._loop, "stopped" if error is None else type(error).__name__
-        if loop is not None and self._thread.is_alive():
-            _call(loop, lambda: self._stop(reason))
+        self._thread.leave("stopped" if error is None else type(error).__name__)
         if self._thread.ident is not None:
             self._thread.join(LEAVES_S)
 
@@ -200,44 +184,44 @@ class Sync:
     # --- what it can look at ---
 
     @property
+    def ticket(self) -> str | None:
+        """A fresh one, once others can join."""
+        return self._thread.ticket
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended, once it has."""
+        return self._thread.outcome
+
+    @property
+    def _head(self) -> Manifest | None:
+        return None if self._thread.peer is None else self._thread.peer.head
+
+    @property
     def round(self) -> int:
         """The round whose outer step this peer has made last."""
-        head = None if self._peer is None else self._peer.head
-        return 0 if head is None else head.round
+        return 0 if self._head is None else self._head.round
 
     @property
     def samples(self) -> int:
         """Samples of all members that rounds have counted."""
-        head = None if self._peer is None else self._peer.head
-        return 0 if head is None else head.committed_tokens
+        return 0 if self._head is None else self._head.committed_tokens
 
     @property
     def progress(self) -> float:
         """How far the run is, from 0 to 1: for a schedule that is the same for who comes later."""
-        return 0.0 if self._peer is None else min(1.0, self.samples / self._peer.replica.charter.settings.tokens)
+        peer = self._thread.peer
+        return 0.0 if peer is None else min(1.0, self.samples / peer.replica.charter.settings.tokens)
 
     @property
     def num_members(self) -> int:
         """Members after the last round, this one included."""
-        head = None if self._peer is None else self._peer.head
-        return 0 if head is None else len(head.members)
+        return 0 if self._head is None else len(self._head.members)
 
-    # --- the peer's thread ---
+    # --- pieces ---
 
-    def _live(self) -> None:
-        try:
-            # The tls transport watches sockets, which no other loop does on every platform.
-            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-                self.outcome = runner.run(self._run())
-        except BaseException as error:  # whatever it is, the loop's thread raises it
-            self._failure = error
-        finally:
-            self._options.home.close()
-            self._lending.end()
-
-    async def _run(self) -> Outcome:
-        self._loop, self._life = asyncio.get_running_loop(), asyncio.current_task()
-        loop = Loop(
+    def _work(self) -> Loop:
+        return Loop(
             config=self._config,
             tensors=self._tensors.configs,
             frozen=self._tensors.frozen,
@@ -245,47 +229,14 @@ class Sync:
             check=lambda run: require_same(run, self._tensors),
             make_learner=lambda run, emit, clock: LoopLearner(run, self._tensors, self._lending, emit, clock),
         )
-        if self._lending.has_left:
-            raise asyncio.CancelledError
-        if self._given is None:
-            return await found(loop, self._options, wait_for=self._wait_for, on_started=self._started)
-        outcome = await join(loop, self._given, self._options, on_started=self._started)
-        assert outcome is not None, "a loop agrees to what it joins"
-        return outcome
-
-    def _started(self, peer: Peer, ticket: str, _emit: Emit) -> None:
-        self._peer, self.ticket = peer, ticket
-        if self._lending.has_left:
-            peer.stop("stopped")
-        elif self._given is None:
-            self._on_ticket(ticket)
-
-    def _stop(self, reason: str) -> None:
-        if self._peer is not None:
-            self._peer.stop(reason)
-        elif self._life is not None:
-            self._life.cancel()
-
-    # --- pieces ---
 
     def _settle(self) -> None:
         """Raise what ended the peer, or put the parameters of the last round into the model, once."""
         self._thread.join()
-        self._raise_failure()
-        if not self._has_settled and self._peer is not None:
+        self._thread.raise_failure()
+        if not self._has_settled and self._thread.peer is not None:
             self._has_settled = True
-            self._tensors.write(self._peer.replica.outer)
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-
-def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:
-    try:
-        loop.call_soon_threadsafe(work)
-    except RuntimeError:  # it has ended meanwhile
-        return
+            self._tensors.write(self._thread.peer.replica.outer)
 
 
 def _close(sync: "ref[Sync]") -> None:

@@ -1,23 +1,183 @@
-"""The tensors of somebody's model as one flat vector: what is trained, in order, fp32 on the CPU.
+"""Somebody's model as tensors by name, and as one flat vector: what is trained, in order, fp32 on the CPU.
 
-    vector   | tensor 0 | tensor 1 | ... |      read() gathers it, write() scatters it; the tensors stay where they are
+    module     parameters that require gradients are trained; others are frozen
+    mapping    all its tensors are trained
+    vector     | tensor 0 | tensor 1 | ... |    read() gathers it, write() scatters it; the tensors stay where they are
 
-Which are in it, `model` says. Buffers of a module are not: they stay each member's own. A dtype narrower than fp32
-holds a rounded value; what rounding left is kept beside it, so that `read` right after `write` returns the same bits,
-and a difference of two reads is what training did.
+Two names of the same memory are one tensor, under the first of them, whether they are one object or two, as in
+`model.state_dict()`. Tensors that share their memory in part are refused: writing one would change the other. Buffers
+of a module are in no vector: they stay each member's own.
+
+A dtype narrower than fp32 holds a rounded value; what rounding left is kept beside it, so that `read` right after
+`write` returns the same bits, and a difference of two reads is what training did.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from weft.errors import ConfigError, GenesisMismatch
 from weft.ids import Digest
-from weft.library.model import sorted_out, trained_besides
-from weft.run.config import FrozenConfig, LoopConfig, TensorConfig
+from weft.run.config import MAX_DIMS, MAX_TENSOR_NAME, MAX_TENSORS, FrozenConfig, LoopConfig, TensorConfig
 from weft.wire import digest, printable
+
+Named = dict[str, Tensor]
+
+_COMPILED = "_orig_mod."  # what torch.compile puts into names: a member may compile, and another not
+
+
+def sorted_out(model: nn.Module | Mapping[str, Tensor]) -> tuple[Named, Named]:
+    """Return what is trained and what is frozen, each tensor once, under its first name.
+
+    Raises:
+        ConfigError: it is no model, or a tensor in it none that members could keep alike.
+    """
+    if isinstance(model, nn.Module):
+        named = _named(model.named_parameters())
+        trained = _once({name: tensor for name, tensor in named.items() if tensor.requires_grad})
+        shared = {_memory(tensor) for tensor in trained.values()}
+        frozen = _once({name: each for name, each in named.items() if not each.requires_grad})
+        frozen = {name: tensor for name, tensor in frozen.items() if _memory(tensor) not in shared}
+    elif isinstance(model, Mapping):
+        trained, frozen = _once(_named(model.items())), {}
+    else:
+        raise ConfigError(
+            f"the model is a {type(model).__name__}. Allowed: a torch.nn.Module, or tensors by name, such "
+            "as dict(model.named_parameters())."
+        )
+    for kind, tensors in (("trained", trained), ("frozen", frozen)):
+        if len(tensors) > MAX_TENSORS:
+            raise ConfigError(f"the model has {len(tensors)} {kind} tensors. Allowed: {MAX_TENSORS} at most.")
+    _require_apart(trained, frozen)
+    return trained, frozen
+
+
+def _named(pairs: Iterable[tuple[Any, Any]]) -> Named:
+    named: Named = {}
+    for name, tensor in pairs:
+        _require_name(name)
+        _require_values(name, tensor)
+        plain = name.replace(_COMPILED, "")
+        if plain in named:
+            raise ConfigError(
+                f"two tensors of the model are named {plain!r} once {_COMPILED!r}, which torch.compile adds, is left "
+                "out. Rename one of them."
+            )
+        named[plain] = tensor
+    return named
+
+
+def _require_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"a tensor's name is {name!r:.80}, of type {type(name).__name__}. Allowed: a str.")
+    if not 0 < len(name) <= MAX_TENSOR_NAME:
+        raise ConfigError(
+            f"a tensor's name has {len(name)} characters: {name[:40]!r}. Allowed: 1 to {MAX_TENSOR_NAME}. Give "
+            "weft.Sync the tensors by shorter names, as a mapping."
+        )
+
+
+def _require_values(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ConfigError(f"{name!r} in the model is a {type(tensor).__name__}. Allowed: a torch.Tensor.")
+    what = None
+    if is_lazy(tensor):
+        what = "has no shape yet: it is lazy. Run the model once before weft.Sync."
+    elif any(kind.__name__ == "DTensor" for kind in type(tensor).__mro__):  # by name: its module is slow to load
+        what = "is a DTensor, cut over several processes (FSDP, tensor parallelism). Give weft.Sync whole tensors."
+    elif tensor.is_meta:
+        what = "has no values yet. Load the model before weft.Sync."
+    elif tensor.layout != torch.strided:
+        what = f"is laid out as {tensor.layout}: members keep dense tensors alike. Make it dense."
+    elif tensor.dim() > MAX_DIMS:
+        what = f"has {tensor.dim()} dimensions. Allowed: {MAX_DIMS} at most."
+    if what is not None:
+        raise ConfigError(f"tensor {name!r} {what}")
+
+
+# --- memory ---
+
+
+def _once(named: Named) -> Named:
+    first: dict[Hashable, str] = {}
+    for name, tensor in named.items():
+        first.setdefault(_memory(tensor), name)
+    return {name: tensor for name, tensor in named.items() if first[_memory(tensor)] == name}
+
+
+def _memory(tensor: Tensor) -> Hashable:
+    """Return what is equal for two tensors that are the same numbers in the same memory."""
+    if (begin := _begin(tensor)) == 0:
+        return id(tensor)
+    return tensor.device, begin, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())
+
+
+def _require_apart(trained: Named, frozen: Named) -> None:
+    """Refuse a trained tensor whose memory is in part another's, or its own once more."""
+    for name, tensor in trained.items():
+        if _span(tensor) < tensor.numel():
+            raise ConfigError(f"tensor {name!r} has some numbers more than once, as expand makes them. Give its clone.")
+    for cluster in _clusters({**trained, **frozen}):
+        begin = min(map(_begin, cluster.values()))
+        end = max(map(_end, cluster.values()))
+        size = min(tensor.itemsize for tensor in cluster.values())
+        owners = torch.zeros(-(-(end - begin) // size), dtype=torch.int32)  # of each number: who writes it, from 1
+        names = sorted(cluster, key=lambda name: name in frozen)
+        for place, name in enumerate(names, 1):
+            tensor, start = cluster[name], _begin(cluster[name]) - begin
+            if tensor.itemsize != size or start % size:
+                raise ConfigError(_overlap(name, next(other for other in names if other != name)))
+            mine = owners.as_strided(tensor.shape, tensor.stride(), start // size)
+            if (other := int(mine.max())) > 0:
+                raise ConfigError(_overlap(names[other - 1], name))
+            if name in trained:
+                mine.fill_(place)
+
+
+def _clusters(named: Named) -> Iterator[Named]:
+    """Yield tensors that lie between one another in memory, two or more at a time: most models have none."""
+    inorder = sorted((str(tensor.device), begin, name) for name, tensor in named.items() if (begin := _begin(tensor)))
+    cluster: Named = {}
+    for _, begin, name in inorder:
+        tensor = named[name]
+        if not any(each.device == tensor.device and begin < _end(each) for each in cluster.values()):
+            if len(cluster) > 1:
+                yield cluster
+            cluster = {}
+        cluster[name] = tensor
+    if len(cluster) > 1:
+        yield cluster
+
+
+def _begin(tensor: Tensor) -> int:
+    """Return where in memory it begins; 0: in none that could be looked at."""
+    try:
+        return tensor.data_ptr() if tensor.numel() else 0
+    except RuntimeError:  # some subclasses are made of several tensors
+        return 0
+
+
+def _span(tensor: Tensor) -> int:
+    """Return how many numbers lie from the first to the last in memory."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _end(tensor: Tensor) -> int:
+    return _begin(tensor) + _span(tensor) * tensor.itemsize
+
+
+def _overlap(one: str, other: str) -> str:
+    return (
+        f"tensors {one!r} and {other!r} share part of their memory: writing one would change the other. Give weft.Sync "
+        "one of them, or the tensor that both are of."
+    )
+
 
 _DTYPES = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -43,7 +203,7 @@ class Tensors:
         self.frozen = tuple(_frozen(name, tensor) for name, tensor in frozen.items())
         self.num = sum(tensor.numel() for tensor in self._tensors)
         self._model = model if isinstance(model, nn.Module) else None
-        self._known = {} if self._model is None else {id(each): each for each in _trained_in(self._model)}
+        self._known = {id(each): each for _, each in self._trained_now()}  # kept, so that no other has the id
         self._left: dict[int, Tensor] = {}  # by place: what a narrow dtype could not hold when it was written
 
     @torch.no_grad()
@@ -76,15 +236,20 @@ class Tensors:
         """
         if self._model is None:
             return  # what became of a mapping's tensors elsewhere, nobody can see
-        if (name := trained_besides(self._model, self._known)) is not None:
-            raise ConfigError(
-                f"parameter {name!r} is trained, and was not in the model, or was frozen, when weft.Sync was made, "
-                "which is when it is settled what members share. Unfreeze, add and load with assign=True before that; "
-                "what is trained from here on is another run."
-            )
+        for name, tensor in self._trained_now():
+            if id(tensor) not in self._known:
+                raise ConfigError(
+                    f"parameter {name!r} is trained, and was not in the model, or was frozen, when weft.Sync was made, "
+                    "which is when it is settled what members share. Unfreeze, add and load with assign=True before "
+                    "that; what is trained from here on is another run."
+                )
         for config, tensor in zip(self.configs, self._tensors, strict=True):
             if config != (now := _config(config.name, tensor)):
                 raise ConfigError(f"{_described(config)} has become {_described(now)} since weft.Sync was made.")
+
+    def _trained_now(self) -> Iterator[tuple[str, Tensor]]:
+        named = () if self._model is None else self._model.named_parameters()
+        return ((name, tensor) for name, tensor in named if tensor.requires_grad)
 
     def _pairs(self) -> Iterator[tuple[Tensor, slice]]:
         start = 0
@@ -132,10 +297,6 @@ def _described(config: TensorConfig | FrozenConfig) -> str:
     shape = " x ".join(map(str, config.shape)) or "one number"
     values = f", values {config.digest[:8]}" if isinstance(config, FrozenConfig) else ""
     return f"{printable(config.name)!r} ({config.dtype}, {shape}{values})"
-
-
-def _trained_in(model: nn.Module) -> Iterator[Tensor]:
-    return (parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _config(name: str, tensor: Tensor) -> TensorConfig:

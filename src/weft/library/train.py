@@ -8,10 +8,7 @@ slow one holds up no round, and one that raises, or Ctrl-C, ends the peer with a
 it goes on from there.
 """
 
-import asyncio
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -19,17 +16,16 @@ from types import NoneType
 from typing import Any
 
 from weft.config import from_tree
-from weft.data import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.errors import ConfigError
-from weft.events import Emit, Entry
+from weft.events import Entry
 from weft.launch.corpus import Corpus
-from weft.launch.peer import Participant, found, join
-from weft.launch.session import Options
+from weft.launch.peer import Participant
 from weft.library.given import Machine, config_of, require_kind, require_members, require_one_process, show_ticket
+from weft.library.thread import LEAVES_S, PeerThread
 from weft.peer.peer import Outcome
 from weft.run.config import RunFile
 
-LEAVES_S = 60.0  # for goodbye and checkpoint where the caller broke off
 LOOK_S = 0.5  # between two looks whether the caller was interrupted: some systems deliver no signal meanwhile
 
 Config = RunFile | Mapping[str, Any] | str | Path
@@ -73,23 +69,22 @@ def train(
     handed = _Handed()
     options = (machine or Machine()).options()
     options = replace(options, sinks=(*options.sinks, handed))
-    own = CorpusConfig(source=TextSource(paths=tuple(map(str, data)))) if data else None
-    life = _Life(config, ticket, own, wait_for, options, on_ticket)
-    thread = threading.Thread(target=life.live, args=(handed,), name="weft", daemon=True)
-    thread.start()
+    own = (CorpusConfig(source=TextSource(paths=tuple(map(str, data)))), Path.cwd()) if data else None
+    work = Corpus(described=None if config is None else _described(config), own_data=own)
+    thread = PeerThread[Participant](options, ticket, wait_for, on_ticket, handed.end)
+    thread.begin(work)
     try:
         for entry in handed.entries():
             for callback in callbacks:
                 callback(entry)
     except BaseException as error:
-        life.stop(type(error).__name__)
+        thread.leave(type(error).__name__)
         thread.join(LEAVES_S)
         raise
     thread.join()
-    if life.failure is not None:
-        raise life.failure
-    assert life.outcome is not None, "who gave a ticket has agreed"
-    return life.outcome
+    thread.raise_failure()
+    assert thread.outcome is not None, "who gave a ticket has agreed"
+    return thread.outcome
 
 
 class _Handed:
@@ -117,73 +112,6 @@ class _Handed:
             if entry is None:
                 return
             yield entry
-
-
-class _Life:
-    """One peer from its beginning to its end, in the thread that calls `live`."""
-
-    def __init__(
-        self,
-        config: Config | None,
-        ticket: str | None,
-        own: CorpusConfig | None,
-        wait_for: int,
-        options: Options,
-        on_ticket: Callable[[str], object],
-    ) -> None:
-        self._described = None if config is None else _described(config)
-        self._ticket = ticket
-        self._own = None if own is None else (own, Path.cwd())
-        self._wait_for = wait_for
-        self._options = options
-        self._on_ticket = on_ticket
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._peer: Participant | None = None
-        self._reason = ""  # why it is to stop
-        self.outcome: Outcome | None = None
-        self.failure: BaseException | None = None
-
-    def live(self, handed: _Handed) -> None:
-        try:
-            # The tls transport watches sockets, which no other loop does on every platform.
-            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-                runner.run(self._run())
-        except BaseException as error:  # whatever it is, the caller raises it
-            self.failure = error
-        finally:
-            self._options.home.close()
-            handed.end()
-
-    async def _run(self) -> None:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        if self._reason:
-            return
-        work = Corpus(described=self._described, own_data=self._own)
-        if self._ticket is not None:
-            self.outcome = await join(work, self._ticket, self._options, on_started=self._started)
-        else:
-            self.outcome = await found(work, self._options, wait_for=self._wait_for, on_started=self._started)
-
-    def _started(self, peer: Participant, ticket: str, _emit: Emit) -> None:
-        self._peer = peer
-        if self._reason:
-            peer.stop(self._reason)
-        elif self._ticket is None:
-            self._on_ticket(ticket)
-
-    def stop(self, reason: str) -> None:
-        """End soon, with a goodbye and a checkpoint; from any thread."""
-        self._reason = reason
-        if self._loop is not None:
-            with suppress(RuntimeError):  # it has ended by itself
-                self._loop.call_soon_threadsafe(self._stop)
-
-    def _stop(self) -> None:
-        if self._peer is not None:
-            self._peer.stop(self._reason)
-        elif self._task is not None:
-            self._task.cancel()
 
 
 def _described(config: Config) -> tuple[RunFile, Path]:

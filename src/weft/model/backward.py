@@ -24,7 +24,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, linear
 from torch.overrides import TorchFunctionMode
 
-from weft.model.flat import FlatModel, Part
+from weft.model.flat import FlatModel
+from weft.model.transformer import SectionModule
 
 Owed = Callable[[], tuple[Tensor, Tensor]]  # of a weight: the weight, or rows of it, and their gradient
 
@@ -68,7 +69,7 @@ class Passed:
         self._owed.clear()
 
 
-def forward(model: FlatModel, compute: Callable[[Part], Tensor], x: Tensor) -> Passed:
+def forward(model: FlatModel, compute: Callable[[SectionModule], Tensor], x: Tensor) -> Passed:
     """Compute something of a model, to be gone back through in two parts.
 
     Args:
@@ -95,7 +96,7 @@ class Recomputing:
         self._num_owed = num_owed
         self._owing: list[Recomputed] = []  # the oldest first
 
-    def forward(self, compute: Callable[[Part], Tensor], x: Tensor) -> "Recomputed":
+    def forward(self, compute: Callable[[SectionModule], Tensor], x: Tensor) -> "Recomputed":
         """As the function `forward`, of this model."""
         again = partial(forward, self._model, compute, x)
         return Recomputed(again().output, again, self._owes)  # not without grad: some layers would round otherwise

@@ -2,7 +2,7 @@
 
 A `ModelConfig` is part of what all peers of a run share, so it fixes every shape and constant that reaches the
 numbers. A config that came from elsewhere has fields in range once it is decoded; whether the model they describe
-is one this machine wants is a second question, asked with `check_bounds` before any memory is allocated.
+is one this machine wants is a second question, asked with `check_size` before any memory is allocated.
 
 Llama (arXiv:2302.13971), grouped queries (arXiv:2305.13245), norms on queries and keys (Qwen3, arXiv:2505.09388).
 """
@@ -216,17 +216,12 @@ def num_table_parameters(config: ModelConfig) -> int:
     return config.vocab_size * config.width
 
 
-def check_bounds(config: ModelConfig, max_parameters: int) -> None:
-    """Refuse a model larger than this machine is willing to hold, before anything is allocated.
+def check_size(found: int, max_parameters: int) -> None:
+    """Refuse a model of `found` parameters where this machine is willing to hold fewer, before any is allocated.
 
     Raises:
         TooLarge: it has more than `max_parameters` parameters.
     """
-    check_size(num_parameters(config), max_parameters)
-
-
-def check_size(found: int, max_parameters: int) -> None:
-    """The same of a model of `found` parameters."""
     if found > max_parameters:
         raise TooLarge(
             f"the model has {found:,} parameters; this machine takes at most {max_parameters:,}. "

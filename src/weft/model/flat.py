@@ -11,7 +11,7 @@ biases), each in the order of the forward pass: one optimizer group is one range
 A section of a model has a vector of its own, laid out alike: what of the whole's it has, in the same order.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -21,10 +21,8 @@ from torch import Tensor, nn
 
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig
-from weft.model.sections import Section, sections, whole
+from weft.model.sections import Section, whole
 from weft.model.transformer import SectionModule, Transformer
-
-Part = Transformer | SectionModule
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class FlatModel:
     `zero_gradient`, never with `optimizer.zero_grad()` or by setting `p.grad`, which would cut the views off.
     """
 
-    def __init__(self, module: Part, vector: Tensor, gradient: Tensor) -> None:
+    def __init__(self, module: SectionModule, vector: Tensor, gradient: Tensor) -> None:
         self.module = module
         self.layout = layout_of(module)
         self.vector = vector
@@ -131,7 +129,6 @@ class FlatModel:
 
     def use(self, table: "FlatModel") -> None:
         """Compute with a tied matrix that lies apart, and add its gradient to that one's."""
-        assert isinstance(self.module, SectionModule)
         self.table = table
         self.module.embed = table.module.embed
 
@@ -140,9 +137,8 @@ class FlatModel:
         return self.module.config
 
     @property
-    def section(self) -> Section | None:
-        """Return what of a model this is; None: a whole one."""
-        return self.module.section if isinstance(self.module, SectionModule) else None
+    def section(self) -> Section:
+        return self.module.section
 
     def gradient_of(self, weight: Tensor) -> Tensor:
         """Return where the gradient of a parameter, or of rows of one, is added up."""
@@ -155,21 +151,8 @@ class FlatModel:
     def zero_gradient(self) -> None:
         self.gradient.zero_()
 
-    def groups(self) -> tuple[nn.Parameter, nn.Parameter]:
-        """Return (decayed, rest) as two flat parameters over the same memory, gradients attached.
 
-        An optimizer that treats numbers one by one (AdamW, SGD) is several times faster on two long vectors than on a
-        hundred small tensors, and its result is the same.
-        """
-        return self._group(0, self.layout.num_decayed), self._group(self.layout.num_decayed, self.layout.num_parameters)
-
-    def _group(self, start: int, stop: int) -> nn.Parameter:
-        group = nn.Parameter(self.vector[start:stop])
-        group.grad = self.gradient[start:stop]
-        return group
-
-
-def flatten(model: Part, device: torch.device | str) -> FlatModel:
+def flatten(model: SectionModule, device: torch.device | str) -> FlatModel:
     """Move `model` into two flat fp32 vectors on `device` and return them with it.
 
     Args:
@@ -177,18 +160,28 @@ def flatten(model: Part, device: torch.device | str) -> FlatModel:
             Nothing is ever allocated twice for a model on meta.
         device: where vector and gradient shall lie.
     """
-    num = layout_of(model).num_parameters
-    vector = torch.zeros(num, dtype=torch.float32, device=device)
-    gradient = torch.zeros(num, dtype=torch.float32, device=device)
+    vector = torch.zeros(layout_of(model).num_parameters, dtype=torch.float32, device=device)
     if not any(parameter.is_meta for parameter in model.parameters()):
-        _copy_into(vector, model)
+        with torch.no_grad():
+            for span, parameter in _pairs(model):
+                vector[span.offset : span.stop].copy_(parameter.flatten())
+    return over(model, vector)
+
+
+def over(model: SectionModule, vector: Float[Tensor, " num"]) -> FlatModel:
+    """Make every parameter of `model` a view into `vector`, and return both with a gradient of zeros.
+
+    Raises:
+        ConfigError: the vector is not as long as the model.
+    """
     attach(model, vector)
+    gradient = torch.zeros_like(vector)
     for span, parameter in _pairs(model):
         parameter.grad = gradient[span.offset : span.stop].view(span.shape)
     return FlatModel(model, vector, gradient)
 
 
-def attach(model: Part, vector: Float[Tensor, " num"]) -> None:
+def attach(model: SectionModule, vector: Float[Tensor, " num"]) -> None:
     """Make every parameter of `model` a view into `vector` (any float dtype), on the vector's device.
 
     Raises:
@@ -219,8 +212,8 @@ def assemble(config: ModelConfig, vector: Float[Tensor, " num"]) -> Transformer:
     return model.requires_grad_(False).eval()
 
 
-def layout_of(model: Part) -> Layout:
-    return layout(model.config, model.section if isinstance(model, SectionModule) else None)
+def layout_of(model: SectionModule) -> Layout:
+    return layout(model.config, model.section)
 
 
 def cut(config: ModelConfig, vector: Float[Tensor, " num"], section: Section) -> Float[Tensor, " part"]:
@@ -233,33 +226,7 @@ def cut(config: ModelConfig, vector: Float[Tensor, " num"], section: Section) ->
     return part
 
 
-def join(config: ModelConfig, parts: Sequence[Float[Tensor, " _"]]) -> Float[Tensor, " num"]:
-    """Return the whole's vector of those of all its sections; of a tied matrix the first one's.
-
-    Raises:
-        ConfigError: a vector is not as long as its section.
-    """
-    at = {span.name: span for span in layout(config)}
-    vector = parts[0].new_empty(layout(config).num_parameters)
-    for part, section in reversed(list(zip(parts, sections(config, len(parts)), strict=True))):
-        there = layout(config, section)
-        if part.numel() != there.num_parameters:
-            raise ConfigError(
-                f"section {section.number} of {len(parts)} has {there.num_parameters:,} parameters, the vector "
-                f"{part.numel():,} numbers."
-            )
-        for span in there:
-            vector[at[span.name].offset : at[span.name].stop] = part[span.offset : span.stop]
-    return vector
-
-
-def _pairs(model: Part) -> Iterator[tuple[Span, nn.Parameter]]:
+def _pairs(model: SectionModule) -> Iterator[tuple[Span, nn.Parameter]]:
     parameters = dict(model.named_parameters())
     for span in layout_of(model):
         yield span, parameters[span.name]
-
-
-def _copy_into(vector: Tensor, model: Part) -> None:
-    with torch.no_grad():
-        for span, parameter in _pairs(model):
-            vector[span.offset : span.stop].copy_(parameter.flatten())

@@ -1,4 +1,4 @@
-"""The parts of a block: RMSNorm, rotary positions, attention, SwiGLU.
+"""The parts of a block: RMSNorm, rotary positions, attention and its cache, SwiGLU.
 
     x = x + attention(norm(x))
     x = x + ffn(norm(x))
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
-from weft.model.cache import KVCache
 from weft.model.config import ModelConfig, YarnScaling
 
 Rotation = tuple[Float[Tensor, "tokens 1 head"], Float[Tensor, "tokens 1 head"]]
@@ -133,6 +132,56 @@ def project(layer: nn.Linear, x: Float[Tensor, "batch tokens width"], rows: list
         return torch.split(layer(x), rows, dim=-1)
     biases = [None] * len(rows) if layer.bias is None else torch.split(layer.bias, rows)
     return tuple(linear(x, w, b) for w, b in zip(torch.split(layer.weight, rows), biases, strict=True))
+
+
+class KVCache:
+    """Keys and values of the tokens already read, so that the next token costs one token.
+
+    There is room for `capacity` tokens of `batch` equally long sequences, allocated once; `length` tokens are filled.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        batch: int,
+        capacity: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        shape = (config.num_layers, batch, config.num_kv_heads, capacity, config.channels_per_head)
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.capacity = capacity
+        self.length = 0
+
+    def append(
+        self,
+        layer: int,
+        keys: Float[Tensor, "batch kv_heads new head"],
+        values: Float[Tensor, "batch kv_heads new head"],
+    ) -> tuple[Float[Tensor, "batch kv_heads all head"], Float[Tensor, "batch kv_heads all head"]]:
+        """Keep what `layer` computed for the new tokens; return keys and values of all tokens so far.
+
+        `length` moves on only with `advance`, once every layer has appended.
+
+        Raises:
+            ValueError: more tokens than there is room for.
+        """
+        stop = self.length + keys.shape[2]
+        if stop > self.capacity:
+            raise ValueError(f"cache holds {self.capacity} tokens; {stop} were given. Make a larger one, or clear it.")
+        self.keys[layer, :, :, self.length : stop] = keys
+        self.values[layer, :, :, self.length : stop] = values
+        return self.keys[layer, :, :, :stop], self.values[layer, :, :, :stop]
+
+    def advance(self, num_tokens: int) -> None:
+        """Count `num_tokens` as read by all layers."""
+        self.length += num_tokens
+
+    def clear(self) -> None:
+        """Forget all tokens and keep the memory."""
+        self.length = 0
 
 
 class Attention(nn.Module):

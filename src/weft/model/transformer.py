@@ -12,78 +12,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from torch.utils.checkpoint import checkpoint
 
-from weft.model.cache import KVCache
 from weft.model.config import ModelConfig
-from weft.model.layers import Block, RMSNorm, inverse_wavelengths, rotation
-from weft.model.sections import Section
-
-
-class Transformer(nn.Module):
-    """A decoder of the Llama family.
-
-    Args:
-        config: its shape.
-        has_recompute: keep only each block's input for the backward pass and compute the rest again (about a third more
-            time, a fraction of the memory).
-    """
-
-    angle_bits: Tensor
-
-    def __init__(self, config: ModelConfig, *, has_recompute: bool = False) -> None:
-        super().__init__()
-        self.config = config
-        self.has_recompute = has_recompute
-        self.embed = nn.Embedding(config.vocab_size, config.width)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.width, config.norm_eps)
-        self.head = None if config.is_tied else nn.Linear(config.width, config.vocab_size, bias=False)
-        self.register_buffer("angle_bits", _angle_bits(config), persistent=False)
-
-    def forward(
-        self, tokens: Int64[Tensor, "batch tokens"], cache: KVCache | None = None
-    ) -> Float[Tensor, "batch tokens vocab"]:
-        """Return the logits of each next token.
-
-        Args:
-            tokens: ids below vocab_size; with a cache, the tokens that follow those in it.
-            cache: appended to when given.
-
-        Raises:
-            ValueError: the cache has no room for the tokens.
-        """
-        logits: Tensor = linear(self.features(tokens, cache), self.head_weight)
-        return logits
-
-    def features(
-        self, tokens: Int64[Tensor, "batch tokens"], cache: KVCache | None = None
-    ) -> Float[Tensor, "batch tokens width"]:
-        """Return what the head reads: the normed output of the last block."""
-        x = through(self.layers, self.embed(tokens), self.angle_bits, cache, has_recompute=self.has_recompute)
-        normed: Tensor = self.norm(x)
-        return normed
-
-    def next_logits(
-        self, tokens: Int64[Tensor, "batch tokens"], cache: KVCache | None = None
-    ) -> Float[Tensor, "batch vocab"]:
-        """Return the logits of the token after the last, fp32: a long prompt's other logits are never computed."""
-        last = self.features(tokens, cache)[:, -1]
-        return linear(last, self.head_weight).float()
-
-    @property
-    def head_weight(self) -> Float[Tensor, "vocab width"]:
-        return self.embed.weight if self.head is None else self.head.weight
-
-    def loss(self, tokens: Int64[Tensor, "batch tokens"], targets: Int64[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
-        """Return the mean cross entropy of `targets`, in nats per token, computed in fp32."""
-        return mean_loss(self(tokens), targets)
+from weft.model.layers import Block, KVCache, RMSNorm, inverse_wavelengths, rotation
+from weft.model.sections import Section, whole
 
 
 class SectionModule(nn.Module):
-    """A section of a `Transformer`, its parameters under the names that they have in the whole.
+    """A section of a decoder of the Llama family, its parameters under the names that they have in the whole.
 
     Args:
         config: of the whole.
-        has_recompute: as of a `Transformer`.
+        has_recompute: keep only each block's input for the backward pass and compute the rest again (about a third more
+            time, a fraction of the memory).
     """
 
     angle_bits: Tensor
@@ -110,7 +50,7 @@ class SectionModule(nn.Module):
         return x if self.norm is None else self.logits(x)
 
     def loss(self, x: Tensor, targets: Int64[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
-        """Return what `Transformer.loss` does. Only the last section can."""
+        """Return the mean cross entropy of `targets`, nats per token, computed in fp32. Only the last section can."""
         return mean_loss(self(x), targets)
 
     # --- before the layers and after them, for who computes those apart ---
@@ -125,11 +65,58 @@ class SectionModule(nn.Module):
 
     def logits(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens vocab"]:
         """Return the logits of what the last layer made. Only the last section can."""
-        head = self.head if self.head is not None else self.embed
         assert self.norm is not None
+        return linear(self.norm(x), self.head_weight)
+
+    @property
+    def head_weight(self) -> Float[Tensor, "vocab width"]:
+        head = self.embed if self.head is None else self.head
         assert head is not None
-        found: Tensor = linear(self.norm(x), head.weight)
-        return found
+        return head.weight
+
+
+class Transformer(SectionModule):
+    """A whole decoder.
+
+    Args:
+        config, has_recompute: as of a `SectionModule`.
+    """
+
+    embed: nn.Embedding
+    norm: RMSNorm
+
+    def __init__(self, config: ModelConfig, *, has_recompute: bool = False) -> None:
+        super().__init__(config, whole(config), has_recompute=has_recompute)
+
+    def forward(
+        self, tokens: Int64[Tensor, "batch tokens"], cache: KVCache | None = None
+    ) -> Float[Tensor, "batch tokens vocab"]:
+        """Return the logits of each next token.
+
+        Args:
+            tokens: ids below vocab_size; with a cache, the tokens that follow those in it.
+            cache: appended to when given.
+
+        Raises:
+            ValueError: the cache has no room for the tokens.
+        """
+        logits: Tensor = linear(self.features(tokens, cache), self.head_weight)
+        return logits
+
+    def features(
+        self, tokens: Int64[Tensor, "batch tokens"], cache: KVCache | None
+    ) -> Float[Tensor, "batch tokens width"]:
+        """Return what the head reads: the normed output of the last block."""
+        x = through(self.layers.values(), self.embed(tokens), self.angle_bits, cache, has_recompute=self.has_recompute)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def next_logits(
+        self, tokens: Int64[Tensor, "batch tokens"], cache: KVCache | None = None
+    ) -> Float[Tensor, "batch vocab"]:
+        """Return the logits of the token after the last, fp32: a long prompt's other logits are never computed."""
+        last = self.features(tokens, cache)[:, -1]
+        return linear(last, self.head_weight).float()
 
 
 def through(

@@ -15,6 +15,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,12 +33,8 @@ from weft.model.families import HfTensor, config_from_hf, config_to_hf, hf_tenso
 FileDtype = Literal["float32", "bfloat16"]
 
 MAX_SHARD_NBYTES = 4 << 30  # what file systems without large files and impatient downloads take
-_CONFIG, _INDEX, _SINGLE, _TOKENIZER = (
-    "config.json",
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "tokenizer.json",
-)
+_CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _READABLE = {"F64", "F32", "BF16", "F16"}
 _TORCH_DTYPES: dict[FileDtype, tuple[torch.dtype, str]] = {
     "float32": (torch.float32, "F32"),
@@ -60,7 +57,7 @@ def read_config(path: Path) -> ModelConfig:
 def read_folder(path: Path) -> tuple[ModelConfig, Float32[Tensor, " num"]]:
     """Return config and flat fp32 vector (CPU) of the model in the folder at `path`.
 
-    Check `read_config` with `check_bounds` first where the folder is not your own: this allocates the whole model.
+    Check `read_config` with `check_size` first where the folder is not your own: this allocates the whole model.
 
     Raises:
         ConfigError: a file is missing or malformed, or its tensors are not those of the config; names file and tensor.
@@ -198,7 +195,8 @@ def write_folder(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-        partial.chmod(0o755)
+        with suppress(OSError):  # a disk that knows no modes
+            partial.chmod(0o755)
         _write_json(partial / _CONFIG, config_to_hf(config, dtype=dtype, stop_id=stop_id))
         _write_tokenizer(partial, config, tokenizer_json, stop_id)
         _write_weights(partial, hf_tensors(config), vector.detach(), dtype, on_written)

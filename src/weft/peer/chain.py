@@ -25,25 +25,21 @@ two or more tell the one that counts most, and there no further than most tell.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
-from typing import TypeVar
 
-from weft.data import leases
-from weft.errors import WireError
+from weft.data.assign import leases
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
-from weft.keys import verify
 from weft.net.messages import Heartbeat
 from weft.peer.messages import GENESIS
 from weft.rng import order_key
-from weft.sync.governance.enact import charter_after, forked, history
+from weft.sync.governance import charter_after, forked, history, said, signers
 from weft.sync.method.choices import Choices
 from weft.sync.records import messages
 from weft.sync.records.ancestry import Stretch
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
 from weft.sync.round.rules import is_quorum, is_successor
-from weft.wire import Buffer, Signed, digest_of, encode, unseal
+from weft.wire import Buffer, digest_of, encode
 
-M = TypeVar("M")
 Heads = Sequence[tuple[PeerId, messages.Manifest]]  # who holds which
 
 FIRST = Round(0)
@@ -66,9 +62,8 @@ class Chain:
         self._results: dict[Digest, tuple[Round, Buffer]] = {}
         self._named: dict[Round, set[Digest]] = {}  # the results of each round, oldest first
         self._nbytes = 0
-        self._former: tuple[BranchId, dict[Round, messages.Certificate]] | None = (
-            None  # of the branch that was left last
-        )
+        # Of the branch that was left last.
+        self._former: tuple[BranchId, dict[Round, messages.Certificate]] | None = None
 
     def append(self, certificate: messages.Certificate) -> None:
         """Make the certificate's manifest the head. `proven` must have held, or the machine have decided."""
@@ -119,9 +114,7 @@ class Chain:
             self._electors.setdefault(peer)
         for peer in list(self._electors)[:-MAX_ELECTORS]:
             del self._electors[peer]
-        self.base = messages.next_base(
-            head, charter
-        )  # what the round after the head starts from: asked for at each message
+        self.base = messages.next_base(head, charter)  # of the round after the head: asked for at each message
         self._charters[self.base.round] = charter
 
     def after(self, round: Round, limit: int) -> tuple[messages.Certificate, ...] | None:
@@ -175,45 +168,15 @@ class Chain:
         voters = signers(certificate, base.electorate)
         left = {
             peer
-            for peer, goodbye in _said(manifest, base.electorate, certificate.farewells, messages.Goodbye)
+            for peer, goodbye in said(manifest, base.electorate, certificate.farewells, messages.Goodbye)
             if goodbye.promised <= certificate.attempt
         }
         return voters if is_quorum(base, voters, left) else None
 
 
-def signers(certificate: messages.Certificate, known: Iterable[PeerId]) -> set[PeerId]:
-    """Return who of `known` has accepted the certificate's manifest."""
-    manifest = certificate.manifest
-    name = digest_of(manifest)
-    return {
-        peer
-        for peer, accept in _said(manifest, known, certificate.votes, messages.Accept)
-        if accept.attempt == certificate.attempt and accept.manifest == name
-    }
-
-
 def _row(known: dict[Round, messages.Certificate], after: Round, last: int) -> tuple[messages.Certificate, ...] | None:
     wanted = [Round(number) for number in range(after + 1, last + 1)]
     return tuple(known[each] for each in wanted) if all(each in known for each in wanted) else None
-
-
-def _said(
-    of: messages.Manifest, known: Iterable[PeerId], letters: Iterable[Signed], kind: type[M]
-) -> list[tuple[PeerId, M]]:
-    """Return what `known` said of a round, one letter of each: to check a signature takes longer than to send one."""
-    said: list[tuple[PeerId, M]] = []
-    awaited = set(known)
-    for signed in letters:
-        if signed.signer not in awaited:
-            continue
-        awaited.remove(signed.signer)
-        try:
-            note = unseal(signed, messages.RoundNote, verify)
-        except WireError:
-            continue
-        if (note.branch, note.round) == (of.branch, of.round) and isinstance(note.message, kind):
-            said.append((signed.signer, note.message))
-    return said
 
 
 def open_branch(base: messages.Base, members: Iterable[PeerId], opener: PeerId, branch: BranchId) -> messages.Manifest:

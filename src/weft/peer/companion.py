@@ -6,8 +6,6 @@
 
 The rounds of a stage are those of any run. What is particular to it is when a step is over and which micro-batches a
 gradient is made of; that its companion knows. A peer that trains a whole model has none.
-
-What is known of a run's parameters where this peer measures nothing: what others tell.
 """
 
 from collections.abc import Callable, Collection

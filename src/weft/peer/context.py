@@ -8,8 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.data import DataIndex, ShardStore, Split, Tokenizer
 from weft.data.batch import Batches
+from weft.data.corpus import Split
+from weft.data.store import DataIndex, ShardStore
+from weft.data.tokenizer import Tokenizer
 from weft.events import Emit
 from weft.executor import Compute
 from weft.ids import Digest, PeerId, Round, Tokens

@@ -29,30 +29,20 @@ Failure:
 import asyncio
 from collections.abc import Sequence
 
-from weft.clock import Clock
 from weft.errors import WeftError
-from weft.events import BranchOpened, Emit, MajorityLost
+from weft.events import BranchOpened, MajorityLost
 from weft.ids import BranchId, PeerId, Round
 from weft.net.membership.full_mesh import GONE_S
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
-from weft.net.node import Node
-from weft.peer.chain import (
-    MOST_NEEDED,
-    NEAR,
-    Heads,
-    Proof,
-    believed,
-    branch_name,
-    is_followed,
-    is_further,
-    open_branch,
-    signers,
-)
+from weft.peer import chain
+from weft.peer.context import Context
 from weft.peer.messages import BranchBegin, BranchConsent, BranchProposal, ChainAnswer, ChainRequest, StandingNote
 from weft.peer.round.driver import Participation, RoundDriver
+from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
 from weft.run.config import Genesis
+from weft.sync.governance import signers
 from weft.sync.records.messages import Manifest
 
 ORPHAN_AFTER_S = 60.0
@@ -69,15 +59,15 @@ def patience_s(run: Genesis, electorate: Sequence[PeerId]) -> float:
 
 
 class Split:
-    def __init__(self, run: Genesis, node: Node, rounds: RoundDriver, clock: Clock, emit: Emit) -> None:
+    def __init__(self, run: Genesis, context: Context, rounds: RoundDriver) -> None:
         self._run = run
-        self._node = node
+        self._node = node = context.node
         self._rounds = rounds
-        self._clock = clock
-        self._emit = emit
+        self._clock = context.clock
+        self._emit = context.emit
         self.lost = asyncio.Event()  # set while no majority is in sight
         self._lost_at: float | None = None
-        self._looked = clock.now(), clock.wall()  # a machine that sleeps may stop one of them
+        self._looked = self._clock.now(), self._clock.wall()  # a machine that sleeps may stop one of them
         self._consented: Manifest | None = None
         self._missed_at: dict[PeerId, float] = {}  # members without a link, since when
         node.serve(BranchProposal, self._consider)
@@ -164,7 +154,7 @@ class Split:
         if members[0] != me:
             return  # the lowest key proposes
         base = self._rounds.chain.base
-        opening = open_branch(base, members, me, branch_name(base, members, me))
+        opening = chain.open_branch(base, members, me, chain.branch_name(base, members, me))
         for member in members:
             if member == me:
                 continue
@@ -186,7 +176,7 @@ class Split:
 
     async def _consider(self, peer: PeerId, proposal: BranchProposal) -> BranchConsent:
         opening, base = proposal.opening, self._rounds.chain.base
-        expected = open_branch(base, opening.members, peer, branch_name(base, opening.members, peer))
+        expected = chain.open_branch(base, opening.members, peer, chain.branch_name(base, opening.members, peer))
         if opening != expected or self._node.peer not in opening.members or peer not in base.electorate:
             return BranchConsent(is_given=False, reason="it does not follow on what is committed here")
         is_everybody = opening.members == base.electorate
@@ -212,18 +202,21 @@ LOOK_S = 1.0  # between two looks at what others tell
 CALL_S = 5.0
 AGAIN_S = 5.0  # between two requests to one peer to show where it stands
 NUM_ASKED = 4  # at once
+SETTLE_S = 10.0  # at most, for the round in which this peer has announced, before it goes over to another branch
 
 
 class ForkWatch:
     def __init__(
-        self, node: Node, clock: Clock, membership: Membership, replica: Replica, participation: Participation
+        self, context: Context, membership: Membership, replica: Replica, carry: Carry, participation: Participation
     ) -> None:
-        self._node = node
-        self._clock = clock
+        self._node = context.node
+        self._clock = context.clock
         self._membership = membership
         self._replica = replica
+        self._carry = carry
         self._participation = participation
-        self._proofs: dict[BranchId, Proof] = {}  # of each branch told of, the latest shown
+        self._settling_since: float | None = None
+        self._proofs: dict[BranchId, chain.Proof] = {}  # of each branch told of, the latest shown
         self._asked_at: dict[PeerId, float] = {}
 
     def beats(self) -> dict[PeerId, Heartbeat]:
@@ -254,6 +247,21 @@ class ForkWatch:
     def is_on_lesser_branch(self, head: Manifest) -> bool:
         """Return whether peers tell of another branch than `head` is on, and one to prefer."""
         return any(self.has_left(peer, head.branch) for peer in self.ahead(head))
+
+    def should_settle(self, head: Manifest) -> bool:
+        """Return whether to let the present round end before going over to another branch; asked again and again.
+
+        Who goes over in the middle of an exchange cannot tell whether its work is counted where it comes from. Where
+        another of its branch has left already, the round may never end.
+        """
+        now, others = self._clock.now(), set(head.members) - {self._node.peer}
+        is_wanted = self._carry.offered is not None and self.is_on_lesser_branch(head)
+        if not is_wanted or any(self.has_left(peer, head.branch) for peer in others):
+            self._settling_since = None
+            return False
+        if self._settling_since is None:
+            self._settling_since = now
+        return now - self._settling_since <= SETTLE_S
 
     async def watch(self, rounds: RoundDriver) -> None:
         """Have it shown where others stand that tell of another branch than `rounds` are on, until cancelled."""
@@ -289,9 +297,9 @@ class ForkWatch:
         """Return whether this peer, at `head`, goes over to where a peer says that it stands."""
         rounds = self._participation.rounds
         if rounds is None or not rounds.quorum.is_holding:
-            return is_further(beat, head)
+            return chain.is_further(beat, head)
         proof = self._proofs.get(beat.branch)
-        return proof is not None and is_followed(head, rounds.chain.charter, self._num_beside(rounds), proof)
+        return proof is not None and chain.is_followed(head, rounds.chain.charter, self._num_beside(rounds), proof)
 
     def _num_beside(self, rounds: RoundDriver) -> int:
         """Return how many members stand where this peer does, as they tell; itself included.
@@ -302,7 +310,7 @@ class ForkWatch:
         beats = (self._membership.heartbeat_of(peer) for peer in rounds.quorum.present() if peer != self._node.peer)
         counts_unheard = self._node.peer in electorate or not self._membership.watches_all
         return 1 + sum(
-            counts_unheard if beat is None else beat.branch == head.branch and beat.round <= head.round + NEAR
+            counts_unheard if beat is None else beat.branch == head.branch and beat.round <= head.round + chain.NEAR
             for beat in beats
         )
 
@@ -322,7 +330,7 @@ class ForkWatch:
         if before is None or _weight(proof) > _weight(before):
             self._proofs[proof.manifest.branch] = proof
 
-    async def _shown(self, peer: PeerId) -> Proof | None:
+    async def _shown(self, peer: PeerId) -> chain.Proof | None:
         """Return what a peer shows of the head that it tells of."""
         beat, rounds = self._membership.heartbeat_of(peer), self._participation.rounds
         if beat is None or rounds is None:
@@ -337,34 +345,36 @@ class ForkWatch:
         num = len(signers(found[-1], rounds.chain.electors))
         if num and self._num_beside(rounds) == 1:  # it would believe one alone: those who sign with it count as well
             num = len(signers(found[-1], found[-1].manifest.members))
-        return Proof(found[-1].manifest, num)
+        return chain.Proof(found[-1].manifest, num)
 
     # --- from outside ---
 
-    async def later(self, heads: Heads) -> Heads:
+    async def later(self, heads: chain.Heads) -> chain.Heads:
         """Return those of `heads` to go over to."""
         mine, rounds = self._replica.head, self._participation.rounds
         if mine is not None and rounds is not None and rounds.quorum.is_holding:
             return await self._shown_later(heads, mine, rounds)
-        further = [(peer, head) for peer, head in heads if mine is None or is_further(head, mine)]
+        further = [(peer, head) for peer, head in heads if mine is None or chain.is_further(head, mine)]
         if not further:
             return ()
-        best, last = believed([head for _, head in further])
+        best, last = chain.believed([head for _, head in further])
         return [(peer, head) for peer, head in further if head.branch == best and head.round <= last]
 
-    async def _shown_later(self, heads: Heads, mine: Manifest, rounds: RoundDriver) -> Heads:
+    async def _shown_later(self, heads: chain.Heads, mine: Manifest, rounds: RoundDriver) -> chain.Heads:
         here = rounds.chain.head  # proven, and further than `mine` where the results between them are lost
         await self._seek_of([peer for peer, head in heads if head.branch == here.branch and head.round > here.round])
         num = self._num_beside(rounds)
-        followed = [proof for proof in self._proofs.values() if is_followed(here, rounds.chain.charter, num, proof)]
+        followed = [
+            proof for proof in self._proofs.values() if chain.is_followed(here, rounds.chain.charter, num, proof)
+        ]
         last = {here.branch: here.round} | {proof.manifest.branch: proof.manifest.round for proof in followed}
         return [
             (peer, head)
             for peer, head in heads
-            if head.round <= last.get(head.branch, -NEAR) + NEAR
+            if head.round <= last.get(head.branch, -chain.NEAR) + chain.NEAR
             and (head.branch != mine.branch or head.round > mine.round)
         ]
 
 
-def _weight(proof: Proof) -> tuple[int, int, int]:
-    return min(proof.num_signers, MOST_NEEDED), proof.manifest.committed_tokens, proof.manifest.round
+def _weight(proof: chain.Proof) -> tuple[int, int, int]:
+    return min(proof.num_signers, chain.MOST_NEEDED), proof.manifest.committed_tokens, proof.manifest.round

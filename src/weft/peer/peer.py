@@ -205,7 +205,7 @@ class Peer:
         rounds.recall()
         groups = Groups(self.context, rounds, self._records, self._evaluator, speed, self._tasks)
         offering = Offering(self.context, self.replica, self._carry, self._entrance.legacies, groups)
-        split = Split(self.run, self.context.node, rounds, self.context.clock, self.context.emit)
+        split = Split(self.run, self.context, rounds)
         is_staged = self.context.companion is not None  # where inner steps are made by all stages together
         is_over = lambda: self._shutdown.is_asked or self.pausing.is_away or is_staged  # noqa: E731
         ahead = Ahead(self.context, self._training, self._carry, split.lost, is_over)
@@ -349,9 +349,8 @@ class Peer:
         text = f"round {manifest.round} cannot be replayed, fetching a member's state instead: {reason}"
         self.context.emit(Notice(text=text))
         if is_counted:
-            await self.context.compute.serve(
-                lambda: self._carry.settle(lambda: None, is_counted=True)
-            )  # it is in there
+            settle = lambda: self._carry.settle(lambda: None, is_counted=True)  # noqa: E731  # it is in there
+            await self.context.compute.serve(settle)
         self._carry.take_back()
         head = await self._shutdown.unless_asked(self._entrance.enter())
         rounds.restart(head, self.replica.charter, without=manifest)
@@ -370,7 +369,7 @@ class Peer:
             mine.sentinel.look(head, self._membership, self._report.heartbeat(), self.replica.config.settings.tokens)
             is_behind = bool(self._entrance.fork_watch.ahead(head))
             is_left = behind == head or self._entrance.fork_watch.is_on_lesser_branch(head)
-            if self._entrance.should_settle(head):
+            if self._entrance.fork_watch.should_settle(head):
                 continue
             if is_behind and is_left and not mine.groups.is_outside and not await self._entrance.catch_up(rounds):
                 mine.groups.give_up()

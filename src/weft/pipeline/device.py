@@ -42,7 +42,7 @@ class Given:
 Encode = Callable[[PeerId], Buffer]
 
 
-class Passed(Protocol):
+class Forwarded(Protocol):
     """A micro-batch after the forward pass of a section."""
 
     @property
@@ -54,6 +54,14 @@ class Passed(Protocol):
     def loss(self) -> float | None:
         """Mean of the micro-batch, of the last section; None: another one."""
         ...
+
+    def count(self) -> None:
+        """Add the weights' gradients to those of the section. Once, after `backward`."""
+        ...
+
+
+class Passed(Forwarded, Protocol):
+    """Whose way back a member computes alone."""
 
     def backward(self, gradient: Buffer | None, member: PeerId | None = None) -> Buffer | None:
         """Return the gradient of the input, encoded; None: the input is tokens. Once.
@@ -67,23 +75,11 @@ class Passed(Protocol):
         """
         ...
 
-    def count(self) -> None:
-        """Add the weights' gradients to those of the section. Once, after `backward`."""
-        ...
 
-
-class PassedTogether(Protocol):
-    """A micro-batch after the forward pass of a section, whose way back takes others, too."""
-
-    @property
-    def output(self) -> Buffer | Encode | None: ...
-
-    @property
-    def loss(self) -> float | None: ...
+class PassedTogether(Forwarded, Protocol):
+    """Whose way back takes others, too."""
 
     async def backward(self, gradient: Buffer | None, member: PeerId | None) -> Buffer | None: ...
-
-    def count(self) -> None: ...
 
 
 class Together(Protocol):

@@ -20,7 +20,7 @@ After Ryabinin et al., SWARM, 2301.11913, where what was sent twice counts twice
 """
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weft.ids import PeerId
 from weft.pipeline.messages import OfAttempt
@@ -48,6 +48,10 @@ class Attempt(NamedTuple):
     @property
     def is_first(self) -> bool:
         return self.number == 0
+
+    def at(self, stage: int) -> dict[str, Any]:
+        """Return the fields that an `OfAttempt` of a stage names it by."""
+        return {"stage": stage, "origin": self.batch.origin, "number": self.batch.number, "attempt": self.number}
 
 
 Batches = frozenset[BatchId]

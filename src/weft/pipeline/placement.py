@@ -54,22 +54,18 @@ def num_first(num_peers: int, num_stages: int) -> int:
 
 
 def moves(
-    stages: Sequence[Stage],
-    staying: Collection[PeerId] = (),
-    most: int | None = None,
-    costs: Sequence[float] | None = None,
+    stages: Sequence[Stage], staying: Collection[PeerId] = (), costs: Sequence[float] | None = None
 ) -> tuple[Move, ...]:
     """Return who moves where, the most useful move first; equal for all who know the same.
 
     Args:
         staying: who has moved a short while ago, or cannot.
-        most: moves at a time; None: as many as gain.
         costs: as of `totals_of`.
     """
     left, per_sample = [dict(stage) for stage in stages], costs or [1.0] * len(stages)
     found: list[Move] = []
     moved = set(staying)
-    while most is None or len(found) < most:
+    while True:
         totals = totals_of(left, costs)
         target = min(range(len(left)), key=lambda number: (totals[number], number))
         best: tuple[float, float, PeerId, int] | None = None  # of the two stages the weaker, the source; who, whence
@@ -82,9 +78,8 @@ def moves(
                 if peer not in moved and (best is None or offer > best):
                     best = offer
         if best is None or best[0] < totals[target] * (1 + GAIN) or best[0] <= 0:
-            break
+            return tuple(found)
         _, _, peer, source = best
         found.append(Move(peer, source, target))
         left[target][peer] = left[source].pop(peer)
         moved.add(peer)
-    return tuple(found)

@@ -41,8 +41,7 @@ ALPHA = 0.1  # of the newest measurement, as SWARM's (2301.11913)
 class Pace:
     """Of one peer."""
 
-    def __init__(self, alpha: float = ALPHA) -> None:
-        self._alpha = alpha
+    def __init__(self) -> None:
         self._sum = 0.0
         self._weight = 0.0  # 1 - (1 - a)^k
 
@@ -57,14 +56,14 @@ class Pace:
 
     def measured(self, seconds_per_unit: float) -> None:
         """Take one more measurement up."""
-        self._sum += self._alpha * (seconds_per_unit - self._sum)
-        self._weight += self._alpha * (1.0 - self._weight)
+        self._sum += ALPHA * (seconds_per_unit - self._sum)
+        self._weight += ALPHA * (1.0 - self._weight)
 
 
 FIRST_S = 1.0  # per unit of work, while nobody's pace is known
 WARM_TURNS = 4  # in which a newcomer is charged more
 WARM_COST = 2.0  # as many times what it should take
-NUM_ANSWERS = 16  # of which the shortest tells how near a peer is: the others waited for something
+NUM_ANSWERS = 16  # of which the shortest tells how near a peer is
 LEAST_S = 1e-6  # per unit: what took no time that this clock can tell
 
 
@@ -75,23 +74,10 @@ class Failure(Enum):
     BUSY = (0.1, 5.0)  # it has as much as it takes
     UNREACHABLE = (2.0, 60.0)
     ERROR = (10.0, 600.0)  # it answered that it could not
-    WRONG = (math.inf, math.inf)  # it answered what cannot be
 
-    @property
-    def first_s(self) -> float:
-        return self.value[0]
-
-    @property
-    def most_s(self) -> float:
-        return self.value[1]
-
-
-@dataclass(frozen=True)
-class Near:
-    """What is known of a peer of a stage before anything is sent to it."""
-
-    rtt_s: float  # to it and back, as long as no answer of its own tells
-    began: int  # of its process: another one is a newcomer, whatever the last one did
+    def __init__(self, first_s: float, most_s: float) -> None:
+        self.first_s = first_s
+        self.most_s = most_s
 
 
 @dataclass(frozen=True)
@@ -106,7 +92,7 @@ class Reserved:
 
 @dataclass
 class _Account:
-    near: Near
+    began: int  # of its process: another one is a newcomer, whatever the last one did
     tie: str  # breaks ties, for each sender in its own way
     total_s: float  # charged
     pace: Pace = field(default_factory=Pace)
@@ -117,8 +103,9 @@ class _Account:
     answers: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_ANSWERS))  # seconds that they took
 
     @property
-    def rtt_s(self) -> float:
-        return min(self.answers, default=self.near.rtt_s)
+    def turn(self) -> tuple[float, str]:
+        """Whose is lowest is next: the shortest answer is the way there and back, the others waited for something."""
+        return self.total_s + min(self.answers, default=0.0), self.tie
 
 
 class Router:
@@ -137,21 +124,16 @@ class Router:
     def peers(self) -> tuple[PeerId, ...]:
         return tuple(self._accounts)
 
-    def seen(self, stage: Mapping[PeerId, Near]) -> None:
-        """Take up who holds the stage now."""
+    def seen(self, stage: Mapping[PeerId, int]) -> None:
+        """Take up who holds the stage now, and since when its process does."""
         for peer in [peer for peer in self._accounts if peer not in stage]:
             del self._accounts[peer]
-        for peer, near in stage.items():
+        for peer, began in stage.items():
             known = self._accounts.get(peer)
-            if known is not None and known.near.began == near.began:
-                known.near = near
-            else:
+            if known is None or known.began != began:
                 self._accounts.pop(peer, None)
-                self._accounts[peer] = _Account(near, order_key("route", self._me, peer), self._back)
-
-    @property
-    def _back(self) -> float:
-        return max((each.total_s for each in self._accounts.values()), default=0.0)
+                back = max((each.total_s for each in self._accounts.values()), default=0.0)
+                self._accounts[peer] = _Account(began, order_key("route", self._me, peer), back)
 
     def reserve(
         self, units: float, now: float, without: Collection[PeerId] = (), most_s: float = math.inf
@@ -167,15 +149,14 @@ class Router:
         free = [peer for peer in free if self.pace_of(peer) <= most_s]
         if not free:
             return None
-        peer = min(free, key=self._turn)
-        self._turn_s = max(self._turn_s, self._accounts[peer].total_s)
-        return self._charged(peer, units, now)
-
-    def reserve_at(self, peer: PeerId, units: float, now: float) -> Reserved | None:
-        """Charge this peer, which has what the work needs; None: it is gone, or cannot take it just now."""
-        if peer not in self._accounts or not self._is_free(peer, now):
-            return None
-        return self._charged(peer, units, now)
+        peer = min(free, key=lambda peer: self._accounts[peer].turn)
+        account = self._accounts[peer]
+        self._turn_s = max(self._turn_s, account.total_s)
+        warmth = WARM_COST if account.num_turns < WARM_TURNS else 1.0
+        charge_s = units * warmth * self.pace_of(peer)
+        account.total_s += charge_s
+        account.num_turns += 1
+        return Reserved(peer, units, charge_s, now)
 
     def _is_free(self, peer: PeerId, now: float) -> bool:
         account = self._accounts[peer]
@@ -183,18 +164,6 @@ class Router:
             account.barred_until = None
             account.total_s = max(account.total_s, self._turn_s)  # it has no turns to catch up on
         return account.barred_until is None
-
-    def _turn(self, peer: PeerId) -> tuple[float, str]:
-        account = self._accounts[peer]
-        return account.total_s + account.rtt_s, account.tie
-
-    def _charged(self, peer: PeerId, units: float, now: float) -> Reserved:
-        account = self._accounts[peer]
-        warmth = WARM_COST if account.num_turns < WARM_TURNS else 1.0
-        charge_s = units * warmth * self.pace_of(peer)
-        account.total_s += charge_s
-        account.num_turns += 1
-        return Reserved(peer, units, charge_s, now)
 
     def pace_of(self, peer: PeerId) -> float:
         """Return the seconds that a unit of work takes a peer; the median of the others', where that is not known."""
@@ -211,27 +180,16 @@ class Router:
 
     def settled(self, reserved: Reserved, now: float) -> None:
         """Take a receipt up: the work is done."""
-        account = self._of(reserved)
-        if account is None:
-            return
-        took_s = max(now - max(reserved.sent_at, account.busy_until), LEAST_S * reserved.units)
-        account.total_s += took_s - reserved.charge_s
-        account.pace.measured(took_s / reserved.units)
-        account.busy_until, account.num_failed = now, 0
+        if (account := self._accounts.get(reserved.peer)) is not None:
+            took_s = max(now - max(reserved.sent_at, account.busy_until), LEAST_S * reserved.units)
+            account.total_s += took_s - reserved.charge_s
+            account.pace.measured(took_s / reserved.units)
+            account.busy_until, account.num_failed = now, 0
 
     def failed(self, reserved: Reserved, why: Failure, now: float) -> None:
         """Take it up that the work was not done, or that nobody knows."""
-        account = self._of(reserved)
-        if account is None:
-            return
-        account.total_s -= reserved.charge_s
-        pause_s = min(why.first_s * 2.0 ** min(account.num_failed, 64), why.most_s)
-        account.barred_until = max(account.barred_until or now, now + pause_s)
-        account.num_failed += why is not Failure.QUEUED
-
-    def _of(self, reserved: Reserved) -> _Account | None:
-        return self._accounts.get(reserved.peer)
-
-    def free_at(self, now: float) -> float:
-        """Return when somebody can take work that nobody takes now; infinity: when somebody else comes."""
-        return max(now, min((each.barred_until or now for each in self._accounts.values()), default=math.inf))
+        if (account := self._accounts.get(reserved.peer)) is not None:
+            account.total_s -= reserved.charge_s
+            pause_s = min(why.first_s * 2.0 ** min(account.num_failed, 64), why.most_s)
+            account.barred_until = max(account.barred_until or now, now + pause_s)
+            account.num_failed += why is not Failure.QUEUED

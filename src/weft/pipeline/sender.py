@@ -15,7 +15,7 @@ Failure:
 - nobody takes it: it waits until somebody may.
 - a member that delivers other bytes than it named: the next attempt.
 
-Begins micro-batches, and keeps so many on their way that no stage waits.
+An `Origin` begins micro-batches, and keeps so many on their way that no stage waits.
 
     origin = Origin(peer, sender, num_stages=3, first=...)
     returned = await origin.begin(given)       # as many at once as are asked; some of them wait
@@ -65,8 +65,6 @@ class Returned:
 
 @dataclass
 class _Sent:
-    """A micro-batch on its way."""
-
     batch: BatchId
     is_first: bool
     returned: "asyncio.Future[Returned]"
@@ -79,8 +77,6 @@ class _Sent:
 
 @dataclass
 class _Trial:
-    """One attempt of it."""
-
     sent: _Sent
     peer: PeerId
     nbytes: int  # of the gradient
@@ -93,7 +89,6 @@ class Sender:
     """From one peer to the members of a stage.
 
     Args:
-        stage: its number.
         router: chooses among its members.
     """
 
@@ -226,23 +221,17 @@ class Sender:
             if why is not None:
                 return why
             ends: list[asyncio.Future[None]] = [parted, trial.given_up]
-            await asyncio.wait(ends, timeout=self._patience, return_when=asyncio.FIRST_COMPLETED)
+            patience_s = max(self._patience_s, PATIENT * self._return.mean if self._return.is_known else 0.0)
+            await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             return Failure.ERROR if trial.given_up.done() else Failure.UNREACHABLE
         finally:
             parted.cancel()
-
-    @property
-    def _patience(self) -> float:
-        return max(self._patience_s, PATIENT * self._return.mean if self._return.is_known else 0.0)
 
     async def _handed(self, attempt: Attempt, trial: _Trial, given: Given) -> Failure | None:
         """Return once the member has taken it, or why it has not."""
         may_wait = trial.sent.num_queued >= min(NUM_ASKED, len(self._router.peers) - 1)
         request = Forward(
-            stage=self._stage,
-            origin=attempt.batch.origin,
-            number=attempt.batch.number,
-            attempt=attempt.number,
+            **attempt.at(self._stage),
             num_samples=given.num_samples,
             tokens=given.tokens,
             activations=None if given.activations is None else given.activations.digest,

@@ -17,14 +17,12 @@ from weft.cost.pipeline import NUM_OWED
 from weft.errors import NotFinite, PayloadError
 from weft.ids import PeerId
 from weft.model.backward import Passed, Recomputed, Recomputing, forward
-from weft.model.flat import FlatModel, Part
-from weft.model.sections import Section
+from weft.model.flat import FlatModel
 from weft.model.transformer import SectionModule
-from weft.pipeline.codec.boundary import Activations, Boundaries, Boundary, Codecs, Samples, Shape
+from weft.pipeline.codec.boundary import Activations, Boundary, Samples, Shape
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import TOKEN_NBYTES, Encode, Given
 from weft.wire import Buffer, digest
-
-__all__ = ["Codecs", "TorchDevice"]
 
 
 class TorchDevice:
@@ -41,14 +39,13 @@ class TorchDevice:
     def __init__(
         self, model: FlatModel, codecs: Boundaries, seq_len: int, batch_size: int, *, has_recompute: bool = False
     ) -> None:
-        assert isinstance(model.module, SectionModule)
         self.model = model
         shape = Shape(seq_len, model.config.width, model.config.vocab_size)
         self._before, self._after = codecs.boundary(shape), codecs.boundary(shape)
         self._seq_len = seq_len
         self._batch_size = batch_size
         self._pass = Recomputing(model, NUM_OWED).forward if has_recompute else partial(forward, model)
-        self.section: Section = model.module.section
+        self.section = model.section
 
     @property
     def tokens_nbytes(self) -> int:
@@ -64,8 +61,7 @@ class TorchDevice:
         edges = self.edges(given)
         x = edges.tokens if given.activations is None else edges.decoded(given.activations.data)
 
-        def compute(module: Part) -> Tensor:
-            assert isinstance(module, SectionModule)
+        def compute(module: SectionModule) -> Tensor:
             return module.loss(x, edges.targets) if self.section.is_last else module(x)
 
         return _TorchPassed(self._pass(compute, x), edges, self.weight(given))

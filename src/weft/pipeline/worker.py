@@ -31,7 +31,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft.clock import Clock
 from weft.errors import CallFailed, ConfigError, NetError, NotFinite, PeerError, Refused
@@ -76,11 +76,6 @@ class Schedule:
         self._weights: deque[_Asked] = deque()
         self._is_running = False
         self._has_haste = False  # somebody waits for weights' gradients: they go before forward passes
-
-    @property
-    def num_waiting(self) -> int:
-        """Return how many forward passes wait."""
-        return len(self._forward)
 
     @property
     def num_back(self) -> int:
@@ -179,9 +174,6 @@ class Counting:
     """Which micro-batches this member's gradient has in it, and what it holds that a round may assign to it.
 
     Args:
-        me, stage: whose it is.
-        device: computes the section.
-        schedule: when that is.
         held_nbytes: as of `Bounds`.
     """
 
@@ -307,11 +299,7 @@ LOST_S, LOST, FIRST_LOST_S = 30.0, 4.0, 600.0
 
 
 class CurrentStep:
-    """The step that a member of a stage is at.
-
-    Args:
-        stage: its number.
-    """
+    """The step that a member of a stage is at."""
 
     def __init__(self, stage: int, clock: Clock) -> None:
         self._stage = stage
@@ -347,8 +335,7 @@ class Worker:
     """One member of one stage.
 
     Args:
-        stage: its number.
-        device: computes its section.
+        device: computes the section.
         onward: to the next stage; None: this is the last one.
         run: does work for `device`, one piece at a time.
         current: the step that this member is at.
@@ -427,7 +414,7 @@ class Worker:
         for attempt, (of, carrying) in list(self._carrying.items()):
             if of < step and carrying not in self._settling:
                 carrying.cancel()
-                await self._link.post(self._taken[attempt], GivenUp(**_names(self._stage, attempt)))
+                await self._link.post(self._taken[attempt], GivenUp(**attempt.at(self._stage)))
         self._current.advance(step)
 
     async def settled(self) -> None:
@@ -444,7 +431,7 @@ class Worker:
         taken = dict(self._taken)
         await self._tasks.aclose()
         for attempt, sender in taken.items():
-            await self._link.post(sender, GivenUp(**_names(self._stage, attempt)))
+            await self._link.post(sender, GivenUp(**attempt.at(self._stage)))
 
     # --- the life of a micro-batch ---
 
@@ -456,7 +443,7 @@ class Worker:
             began = self.counting.num_closed
             passed = await self._forward(given)
             self._passed.add(attempt)
-            await self._link.post(sender, Computed(**_names(self._stage, attempt)))
+            await self._link.post(sender, Computed(**attempt.at(self._stage)))
             returned = await self._beyond(attempt, given, passed)
             if given.is_measured:
                 await self._asked(sender, attempt, None, returned.loss)
@@ -471,7 +458,7 @@ class Worker:
                 del self._settling[settling]
         except (PeerError, NetError, Refused, NotFinite, ConfigError) as error:
             self._emit(MicroBatchFailed(stage=self._stage, member=sender, reason=str(error)))
-            await self._link.post(sender, GivenUp(**_names(self._stage, attempt)))
+            await self._link.post(sender, GivenUp(**attempt.at(self._stage)))
         finally:
             del self._taken[attempt], self._carrying[attempt]
             self._passed.discard(attempt)
@@ -514,7 +501,6 @@ class Worker:
     async def _settle(
         self, sender: PeerId, attempt: Attempt, held: _Held, passed: PassedTogether, back: Buffer | None
     ) -> None:
-        """Give the input gradient, hear what becomes of it, and do that."""
         self.counting.computed(attempt)
         given = None if back is None else parcel(back)
         if given is not None:
@@ -531,7 +517,7 @@ class Worker:
 
     async def _asked(self, sender: PeerId, attempt: Attempt, given: Parcel | None, loss: float) -> Word:
         digest = None if given is None else given.digest
-        request = Backward(**_names(self._stage, attempt), gradient=digest, loss=loss)
+        request = Backward(**attempt.at(self._stage), gradient=digest, loss=loss)
         wait_s = AGAIN_S
         for _ in range(NUM_ASKED):
             try:
@@ -543,8 +529,6 @@ class Worker:
 
 
 class _Alone:
-    """A micro-batch that this member has computed alone."""
-
     def __init__(self, schedule: Schedule, passed: Passed) -> None:
         self.output, self.loss, self.count = passed.output, passed.loss, passed.count
         self._schedule = schedule
@@ -552,14 +536,3 @@ class _Alone:
 
     async def backward(self, gradient: Buffer | None, member: PeerId | None) -> Buffer | None:
         return await self._schedule.backward(partial(self._passed.backward, gradient, member))
-
-
-class _Names(TypedDict):
-    stage: int
-    origin: PeerId
-    number: int
-    attempt: int
-
-
-def _names(stage: int, attempt: Attempt) -> _Names:
-    return _Names(stage=stage, origin=attempt.batch.origin, number=attempt.batch.number, attempt=attempt.number)

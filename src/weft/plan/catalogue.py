@@ -10,13 +10,12 @@ from weft.model.config import named
 from weft.model.flat import layout
 from weft.sync.costs import round_traffic
 from weft.sync.method import presets
+from weft.sync.method.choices import Choices
 
 PEERS = 4
 MODEL = "nano"
 VOCABULARY = 4096
 RING_BITS = 2 * 16  # a parameter and step, of bf16 data-parallel training in a large ring
-
-
 _GRAPHS = {"ring": "two neighbours in a ring", "pairs": "a partner, drawn anew"}
 
 
@@ -24,7 +23,7 @@ _GRAPHS = {"ring": "two neighbours in a ring", "pairs": "a partner, drawn anew"}
 class Entry:
     """
     Args:
-        apply: the outer step, in a few words.
+        apply: how a round updates the model, in a few words.
         tolerates: of links and peers.
         pick: when this is the one to take.
         source: paper and algorithm.
@@ -42,17 +41,16 @@ class Entry:
         return str(self.config.__struct_config__.tag)
 
     @property
-    def every(self) -> str:
-        choices = presets.spell_out(self.config, PEERS)
-        return f"{choices.every} at first" if choices.tune else str(getattr(self.config, "every", 1))
+    def choices(self) -> Choices:
+        return presets.spell_out(self.config, PEERS)
 
     @property
-    def send(self) -> str:
-        return presets.spell_out(self.config, PEERS).send
+    def every(self) -> str:
+        return f"{self.choices.every} at first" if self.choices.tune else str(getattr(self.config, "every", 1))
 
     @property
     def among(self) -> str:
-        choices = presets.spell_out(self.config, PEERS)
+        choices = self.choices
         if choices.graph is not None:
             name = _GRAPHS.get(choices.graph.graph, choices.graph.graph)
             return f"{name}; all, every {choices.graph.mean_every} rounds"
@@ -61,9 +59,9 @@ class Entry:
     @property
     def bits(self) -> float:
         """Bits that a peer sends for each parameter and inner step; it receives as many."""
-        choices, spans = presets.spell_out(self.config, PEERS), layout(named(MODEL, VOCABULARY, 1024))
-        traffic = round_traffic(choices, tuple(span.shape for span in spans), spans.num_parameters, PEERS)
-        return 8 * traffic.sent_nbytes / (spans.num_parameters * choices.every)
+        spans = layout(named(MODEL, VOCABULARY, 1024))
+        traffic = round_traffic(self.choices, tuple(span.shape for span in spans), spans.num_parameters, PEERS)
+        return 8 * traffic.sent_nbytes / (spans.num_parameters * self.choices.every)
 
 
 CATALOGUE = (
@@ -103,7 +101,7 @@ CATALOGUE = (
         config=presets.DiLoCoConfig(),
         codec="int8",
         apply="SGD-Nesterov",
-        tolerates="links that bear half of that; who dies costs its inner steps since the last round",
+        tolerates="links that bear half of that; who dies costs its training steps since the last round",
         pick="nothing speaks for another: the default",
         source="Douillard et al., 2311.08105, algorithm 1",
     ),
@@ -111,7 +109,7 @@ CATALOGUE = (
         config=presets.AutoConfig(),
         codec="bf16, int8 or e3m0, as links ask for",
         apply="SGD-Nesterov",
-        tolerates="links of any speed: inner steps from 10 to 500, so that members wait for 5 % of the time",
+        tolerates="links of any speed: training steps from 10 to 500, so that members wait for 5 % of the time",
         pick="you do not know the links, or they change",
         source="as diloco; the ladder is weft's own",
     ),
@@ -119,7 +117,7 @@ CATALOGUE = (
         config=presets.StreamingConfig(),
         codec="e3m0",
         apply="SGD-Nesterov of one fragment, half mixed in",
-        tolerates="thin links and delay: inner steps go on meanwhile; a lesser branch is lost when two meet",
+        tolerates="thin links and delay: training steps go on meanwhile; a lesser branch is lost when two meet",
         pick="rounds of diloco keep machines waiting",
         source="Douillard et al., 2501.18512, algorithm 2",
     ),
@@ -176,17 +174,7 @@ CATALOGUE = (
 
 def table() -> Iterator[tuple[str, ...]]:
     """Yield the heading and the rows."""
-    yield "method", "every", "sends", "codec", "among", "outer step", "bits", "tolerates", "pick it where", "source"
+    yield "method", "every", "sends", "codec", "among", "update", "bits", "tolerates", "pick it where", "source"
     for each in CATALOGUE:
-        yield (
-            each.name,
-            each.every,
-            each.send,
-            each.codec,
-            each.among,
-            each.apply,
-            f"{each.bits:.3g}",
-            each.tolerates,
-            each.pick,
-            each.source,
-        )
+        sent = each.choices.send, each.codec, each.among, each.apply, f"{each.bits:.3g}"
+        yield each.name, each.every, *sent, each.tolerates, each.pick, each.source

@@ -1,6 +1,7 @@
 """A run whose model is cut into stages, planned: who holds what, how long steps and rounds take, what they move.
 
     found = planned(question, PipelineConfig(micro_batch=1), num_stages=4)
+    best = best_stages(question, PipelineConfig(micro_batch=1))    # how many stages suit the machines, and why
 
 Machines go to stages as newcomers do (`pipeline.place`), the fastest first: each to the weakest stage of those that it
 has the memory for. A stage is as fast as its members' rates added up. Steps are those of `plan.pipeline`; rounds are
@@ -8,12 +9,17 @@ made by each stage among its own members, on their lines, when a step is over, a
 
 What encoding and decoding of activations takes is in the seconds of a micro-batch; so is what messages, digests and
 encryption take where peers have less than a core each: elsewhere that goes on beside.
+
+The best number of stages is the fastest, or one, where whole models fit and are faster. Whole models are timed with the
+run's own method, and with ddp and sparseloco beside, among those machines that have the memory; stages with the run's
+method. All by tokens a second: what rare rounds cost in loss is the same for a stage as for a whole model of as many
+members, as far as anybody has published.
 """
 
 import heapq
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from weft.codec.build import build as build_codec
@@ -25,22 +31,26 @@ from weft.errors import ConfigError, TooLarge
 from weft.model.flat import layout
 from weft.model.sections import Section, sections
 from weft.pipeline.config import PipelineConfig
+from weft.plan.forecast import forecast, pace_of
 from weft.plan.groups import grouped_time
-from weft.plan.pipeline import Holder, Pipe, StepTime, num_members, step_time
+from weft.plan.methods import name_of
+from weft.plan.pipeline import Holder, Pipe, StepTime, num_members, rate, step_time
+from weft.plan.processor import codec_s, processor_time, sent_nbytes
 from weft.plan.question import Machines, Question
-from weft.plan.serving import codec_s, sent_nbytes, serving
 from weft.plan.timing import Kind, Load, RoundTime
-from weft.run.staged import check_tied
+from weft.run.staged import TIED, check_tied
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import check_staged
+from weft.sync.method.presets import DdpConfig, SparseLoCoConfig, spell_out
 from weft.training.device import decoder
-from weft.training.section_memory import Holding, least_nbytes, micro_batch, section_memory, shape_of, usual_taken
+from weft.training.section_memory import Holding, least_nbytes, section_memory, shape_of, usual_taken
 
 # passing.md: CPU-seconds of a member for a micro-batch, forward and back together.
 SIDE_CPU_S = 4.4e-3  # for each boundary that it has
 BEGIN_CPU_S = 2.0e-3  # for who begins it
 PASSED_CPU_S = 3.2e-9  # for each byte that is sent or received
 _NUMBERS = (Fp32Config, Bf16Config, Fp8Config, Int8Config, Int4Config, E3m0Config)  # whose encoding was timed
+MOST_TRIED = 16  # numbers of stages that are all tried; above, each doubling, and the most there can be
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +160,8 @@ class _Planner:
                 f"stages: {num_stages} among {question.num_peers} peers. Each needs a peer; expect more, or set fewer."
             )
         self.question, self.pipeline = question, pipeline
-        self.micro = micro_batch(question.model, question.train, pipeline)
         self.holding = Holding(model=question.model, train=question.train, choices=question.choices, pipeline=pipeline)
+        self.micro = self.holding.micro
         self.shapes = [shape_of(question.model, cut) for cut in self.cuts]
         self.between = cost_pipeline.crossing(self.micro)
 
@@ -161,7 +171,7 @@ class _Planner:
         num_first = sum(placed[0].values())
         num_micro = num_first * -(-train.batch_size // self.micro.num_samples)
         pipe = Pipe(
-            stages=tuple(self._stage(number, placed) for number in range(len(self.cuts))),
+            stages=tuple(tuple(self._stage(number, placed)) for number in range(len(self.cuts))),
             between=self.between,
             entry=cost_pipeline.entry(self.micro),
             num_micro=num_micro,
@@ -177,7 +187,7 @@ class _Planner:
                     section=cut,
                     num_parameters=self.shapes[number].num_parameters,
                     held=tuple(self._held(number, each, count, placed) for each, count in placed[number].items()),
-                    micro_per_s=sum(holder.count / holder.compute_s for holder in pipe.stages[number]),
+                    micro_per_s=rate(pipe.stages[number]),
                     utilisation=step.utilisation[number] * num_steps * step.total_s / round_s,
                     traffic=self._traffic(pipe, number, num_steps, round_s),
                     round=rounds[number],
@@ -215,7 +225,7 @@ class _Planner:
                 if weakest:
                     rate, number = heapq.heappop(weakest)
                     found[number][each] += 1
-                    passed.append((rate + 1 / self._compute_s(number, each), number))
+                    passed.append((rate + 1 / sum(self._parts_s(number, each)), number))
                 for entry in passed:
                     heapq.heappush(weakest, entry)
         for number, members in enumerate(found):
@@ -249,11 +259,8 @@ class _Planner:
         memory = section_memory(
             self.holding, self.cuts[number], num_members=num_here, num_taken=num_taken, is_half=machines.is_half
         )
-        base = cost_pipeline.BASE_NBYTES
-        if not machines.is_gpu:
-            return 0, memory.on_cpu + base
-        device, host = memory.on_gpu
-        return device, host + base
+        device, host = memory.on_gpu if machines.is_gpu else (0, memory.on_cpu)
+        return device, host + cost_pipeline.BASE_NBYTES
 
     def _held(self, number: int, machines: Machines, count: int, placed: Sequence[Counter[Machines]]) -> Held:
         num_here, num_first = sum(placed[number].values()), sum(placed[0].values())
@@ -263,26 +270,19 @@ class _Planner:
 
     # --- seconds ---
 
-    def _stage(self, number: int, placed: Sequence[Counter[Machines]]) -> tuple[Holder, ...]:
+    def _stage(self, number: int, placed: Sequence[Counter[Machines]]) -> Iterator[Holder]:
         num_here, num_first = sum(placed[number].values()), sum(placed[0].values())
-        found = []
         for each, count in placed[number].items():
             forward_s, input_s, weights_s = self._parts_s(number, each)
-            found.append(
-                Holder(
-                    name=each.name,
-                    count=count,
-                    line=each.line,
-                    forward_s=forward_s,
-                    input_s=input_s,
-                    weights_s=weights_s,
-                    num_taken=max(1, self.num_taken(number, each, num_here, num_first)),
-                )
+            yield Holder(
+                name=each.name,
+                count=count,
+                line=each.line,
+                forward_s=forward_s,
+                input_s=input_s,
+                weights_s=weights_s,
+                num_taken=max(1, self.num_taken(number, each, num_here, num_first)),
             )
-        return tuple(found)
-
-    def _compute_s(self, number: int, machines: Machines) -> float:
-        return sum(self._parts_s(number, machines))
 
     def _parts_s(self, number: int, machines: Machines) -> tuple[float, float, float]:
         """Return the seconds of a micro-batch: forward, the input's gradient, the weights'.
@@ -294,10 +294,10 @@ class _Planner:
         whole = cost.flops_per_token(decoder(self.question.model), seq_len)
         token_s = self.micro.num_tokens / (machines.tokens_per_s * whole)
         forward_s, input_s = flops.forward * token_s, flops.input * token_s
-        if not machines.is_serving_free:
+        if not machines.is_processor_free:
             more = self._codecs_s(shape)
             forward_s, input_s = forward_s + machines.crowding * more[0], input_s + machines.crowding * more[1]
-        if not machines.is_serving_free and machines.crowding > 1:  # else what is sent has a core of its own
+        if not machines.is_processor_free and machines.crowding > 1:  # else what is sent has a core of its own
             passed_s = machines.crowding * self._passing_cpu_s(shape) / 2
             forward_s, input_s = forward_s + passed_s, input_s + passed_s
         return forward_s, input_s, flops.weights * token_s
@@ -334,7 +334,7 @@ class _Planner:
                 count=count,
                 line=each.line,
                 train_s=steps_s,
-                serve_s=0.0 if each.is_serving_free else self._serve_s(number, each, members, load),
+                serve_s=0.0 if each.is_processor_free else self._serve_s(number, each, members, load),
             )
             for each, count in members.items()
         ]
@@ -343,7 +343,7 @@ class _Planner:
     def _serve_s(self, number: int, machines: Machines, members: Counter[Machines], load: Load) -> float:
         """Return what a round takes of a member's processor; `forecast` counts a whole model's so."""
         here = replace(self.question, machines=tuple(replace(each, count=count) for each, count in members.items()))
-        found, crowding = serving(here, load), machines.crowding
+        found, crowding = processor_time(here, load), machines.crowding
         share = self.shapes[number].num_parameters / self.question.num_parameters
         line_s = 8 * sent_nbytes(load, here.num_electors - 1, 0) / min(machines.line.up_bps, machines.line.down_bps)
         return crowding * (found.round_s + share * found.values_s) + max(0.0, crowding * found.bytes_s - line_s)
@@ -357,3 +357,121 @@ class _Planner:
         total = cost.Traffic(round(share * each.sent_nbytes), round(share * each.received_nbytes))
         total += cost.Traffic(exchanged, exchanged)
         return total if num_here == 1 else total + cost.control_traffic(num_here, round_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """Whole models, by one method; `objection`: why that cannot be, or not on all machines."""
+
+    name: str
+    num_peers: int
+    tokens_per_s: float
+    objection: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """What suits the machines.
+
+    Args:
+        num_stages: 1: whole models. `why`: a sentence.
+        cuts: that were tried, by their number of stages, and can be.
+    """
+
+    num_stages: int
+    why: str
+    whole: tuple[Whole, ...]
+    cuts: dict[int, Cut]
+
+
+def best_stages(question: Question, pipeline: PipelineConfig) -> Best:
+    """Return how many stages are fastest.
+
+    Raises:
+        ConfigError: neither whole models fit any machine, nor can the model be cut for these.
+    """
+    whole = tuple(_whole(question))
+    cuts, refusal = dict[int, Cut](), ""
+    for num_stages in _tried(question):
+        try:
+            cuts[num_stages] = planned(question, pipeline, num_stages)
+        except ConfigError as error:
+            refusal = str(error)
+    if question.model.is_tied and question.choices.send != "gradient":
+        refusal = TIED
+    fastest = max((each for each in whole if each.tokens_per_s), key=lambda each: each.tokens_per_s, default=None)
+    if not cuts and fastest is None:
+        raise ConfigError(f"no machine has the memory for the whole model, and stages do not help. {refusal}")
+    if not cuts:
+        why = f"whole models: it cannot be cut for these machines ({refusal})" if refusal else "whole models: one peer"
+        return Best(num_stages=1, why=why, whole=whole, cuts=cuts)
+    num, cut = max(cuts.items(), key=lambda found: (found[1].tokens_per_s, -found[0]))
+    best = num
+    if fastest is None:
+        why = f"{num} stages: no machine has the memory for the whole model; {_faster(num, cut, cuts)}"
+    elif fastest.tokens_per_s >= cut.tokens_per_s:
+        some = f" on the {fastest.num_peers} machines that hold them" if fastest.objection else " fit all machines and"
+        why = (
+            f"whole models{some} train {fastest.tokens_per_s:,.0f} tokens/s with {fastest.name}, the fastest cut, into "
+            f"{num} stages, {cut.tokens_per_s:,.0f}: {_held_up(cut)}"
+        )
+        best = 1
+    else:
+        why = (
+            f"{num} stages train {cut.tokens_per_s:,.0f} tokens/s, whole models {fastest.tokens_per_s:,.0f} at most, "
+            f"with {fastest.name}; {_faster(num, cut, cuts)}"
+        )
+    return Best(num_stages=best, why=why, whole=whole, cuts=cuts)
+
+
+def _held_up(cut: Cut) -> str:
+    match cut.step.limit:
+        case "lines":
+            return "activations keep lines busy for longer than machines"
+        case "under way":
+            return "micro-batches take long to pass, and no more may be under way"
+        case "machines":
+            return f"of a step {cut.step.compute_s / cut.step.total_s:.0%} is computing, the rest waits for neighbours"
+
+
+def _faster(num: int, cut: Cut, cuts: dict[int, Cut]) -> str:
+    others = [(found.tokens_per_s, number) for number, found in cuts.items() if number != num]
+    if not others:
+        return "no other number can be"
+    tokens_per_s, other = max(others)
+    return f"{other} would train {tokens_per_s / cut.tokens_per_s:.0%} as fast"
+
+
+def _tried(question: Question) -> Iterator[int]:
+    most = min(question.model.num_layers, question.num_peers)
+    num_stages = 2
+    while num_stages < most:
+        yield num_stages
+        num_stages = num_stages + 1 if num_stages < MOST_TRIED else 2 * num_stages
+    if most > 1:
+        yield most
+
+
+def _whole(question: Question) -> Iterator[Whole]:
+    """Yield whole models by some methods, among those machines that have the memory."""
+    rows = (
+        question.choices,
+        spell_out(DdpConfig(), question.num_peers),
+        spell_out(SparseLoCoConfig(), question.num_peers),
+    )
+    seen = set[str]()
+    for choices in rows:
+        name = name_of(choices)
+        if name in seen:
+            continue
+        seen.add(name)
+        asked = replace(question, choices=choices)
+        names = {hold.machines for hold in forecast(asked).memory if hold.has_room is not False}
+        some = tuple(each for each in question.machines if each.name in names)
+        if not some:
+            yield Whole(name=name, num_peers=0, tokens_per_s=0.0, objection="does not fit any machine")
+            continue
+        num_peers = sum(each.count for each in some)
+        missing = "" if len(some) == len(question.machines) else f"fits {num_peers} of {question.num_peers} machines"
+        pace = pace_of(replace(asked, machines=some))
+        yield Whole(name=name, num_peers=num_peers, tokens_per_s=pace.tokens_per_s, objection=missing)

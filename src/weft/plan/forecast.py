@@ -7,19 +7,20 @@ multiplier  what the run takes by what the data centre takes, as a product of na
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from weft.codec import LOSSY
 from weft.codec.build import build as build_codec
+from weft.codec.config import LOSSY
 from weft.cost import training as cost
 from weft.errors import ConfigError
 from weft.model.flat import layout
-from weft.peer.group.aggregator import PARALLEL
+from weft.peer.group.groups import PARALLEL
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
 from weft.plan.loss import NONE, Penalty, penalty
-from weft.plan.question import Cluster, Machines, Question
-from weft.plan.serving import sent_nbytes, serving
+from weft.plan.processor import processor_time, sent_nbytes
+from weft.plan.question import Machines, Question
 from weft.plan.timing import Kind, Load, RoundTime
 from weft.sync.costs import peer_memory
 from weft.sync.merge.method import most_sent
@@ -41,7 +42,7 @@ class Pace:
         traffic: of a mean member in a round, messages and heartbeats included.
         total_s: until the run's tokens are committed.
         penalty: in loss; None: nothing was published that would tell.
-        levels: traffic of an elector and of a ward; None: all vote.
+        levels: traffic of an elector and of a leaf; None: all vote.
     """
 
     round: RoundTime
@@ -138,8 +139,7 @@ class Forecast:
 
 def forecast(question: Question) -> Forecast:
     """Return what the run of `question` takes."""
-    pace = pace_of(question)
-    cluster = question.cluster
+    pace, cluster = pace_of(question), question.cluster
     cluster_wait = _ddp_wait(question)
     cluster_s = question.train.tokens * cluster_wait / (cluster.count * cluster.tokens_per_s)
     bill, cluster_bill = _bill(question, pace), _cluster_bill(question, cluster_s)
@@ -174,8 +174,8 @@ def pace_of(question: Question) -> Pace:
     per_s = (tokens - sum(each.count * leased[each.name] for each in late)) / round.total_s
     per_s += sum(each.count * each.tokens_per_s for each in late)  # hand in what they have, rounds later
     tokens, per_s = int(share * tokens), share * per_s
-    num_wards = num_peers - num_electors
-    parted = levels(load, num_electors, num_wards, round.total_s) if num_wards else None
+    num_leaves = num_peers - num_electors
+    parted = levels(load, num_electors, num_leaves, round.total_s) if num_leaves else None
     return Pace(
         round=round,
         tokens=tokens,
@@ -183,7 +183,7 @@ def pace_of(question: Question) -> Pace:
         tokens_per_s=per_s,
         traffic=_traffic(load, num_peers, share, round.total_s)
         if parted is None
-        else parted.mean(num_electors, num_wards),
+        else parted.mean(num_electors, num_leaves),
         total_s=train.tokens / per_s,
         penalty=_penalty(question),
         levels=parted,
@@ -201,11 +201,10 @@ def load_of(question: Question) -> Load:
             "method: how long whole payloads travel, to neighbours or to all, is not known to this planner. Name a "
             'method with replicas and merged_by = "owners", or play the run: weft simulate.'
         )
-    payload, reply = _encodings(question)
-    every = question.train.evaluate_every
-    shapes = tuple(span.shape for span in layout(question.model))
-    num_sent = most_sent(question.choices, shapes, question.num_parameters)
-    return Load.of(num_sent, question.num_electors, payload, reply, every)
+    choices, shapes = question.choices, tuple(span.shape for span in layout(question.model))
+    num_sent = most_sent(choices, shapes, question.num_parameters)
+    payload, reply = build_codec(choices.codec), build_codec(choices.reply)
+    return Load.of(num_sent, question.num_electors, payload, reply, question.train.evaluate_every)
 
 
 def leased_tokens(question: Question) -> dict[str, int]:
@@ -234,7 +233,7 @@ def _kind(question: Question, machines: Machines, num_tokens: int, load: Load) -
         line=machines.line,
         train_s=train_s,
         evaluate_s=train.evaluate_windows * train.seq_len // 3 / machines.tokens_per_s,  # forward only
-        serve_s=0.0 if machines.is_serving_free else _serve_s(machines, question, load, train_s),
+        serve_s=0.0 if machines.is_processor_free else _serve_s(machines, question, load, train_s),
     )
 
 
@@ -243,7 +242,7 @@ def _serve_s(machines: Machines, question: Question, load: Load, train_s: float)
 
     Where inner steps run on the same processor, what goes on all the time makes these longer, too.
     """
-    found, crowding = serving(question, load), machines.crowding
+    found, crowding = processor_time(question, load), machines.crowding
     nbytes = sent_nbytes(load, question.num_electors - 1, _group_size(question))
     line_s = 8 * nbytes / min(machines.line.up_bps, machines.line.down_bps)
     own_s = crowding * (found.round_s + found.values_s) + max(0.0, crowding * found.bytes_s - line_s)
@@ -252,13 +251,7 @@ def _serve_s(machines: Machines, question: Question, load: Load, train_s: float)
 
 
 def _group_size(question: Question) -> int:
-    """Return the wards of the largest group."""
     return largest_group(question.num_electors, question.num_peers - question.num_electors)
-
-
-def _encodings(question: Question) -> tuple[cost.Encoding, cost.Encoding]:
-    choices = question.choices
-    return build_codec(choices.codec), build_codec(choices.reply)
 
 
 def _traffic(load: Load, num_peers: int, share: float, round_s: float) -> cost.Traffic:
@@ -301,11 +294,10 @@ def _hold(question: Question, machines: Machines) -> Hold:
 def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int, int]:
     """Return the bytes on the device and on the host, as `training.device.needed_nbytes` splits them.
 
-    Of an elector; a ward neither merges parts nor the payloads of a group.
+    Of an elector; a leaf neither merges parts nor the payloads of a group.
     """
     num, num_peers, choices = question.num_parameters, question.num_peers, question.choices
     num_electors = question.num_electors
-    payload, _ = _encodings(question)
     memory = peer_memory(
         choices,
         question.train.optimizer,
@@ -317,35 +309,34 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
             decoder(question.model), micro_batch, question.train.seq_len, is_half=machines.is_half
         ),
     )
-    grouped = _group_nbytes(question, payload)
+    grouped = _group_nbytes(question)
     if not machines.is_gpu:
         return 0, memory.on_cpu + grouped
     on_device, on_host = memory.on_gpu
     return on_device, on_host + grouped
 
 
-def _group_nbytes(question: Question, payload: cost.Encoding) -> int:
+def _group_nbytes(question: Question) -> int:
     """Return what a group's mean takes: its float64 sum, one decoded vector, itself encoded, payloads on the way."""
     if not (size := _group_size(question)):
         return 0
     num = question.num_parameters
-    return (8 + 4) * num + (1 + min(size, PARALLEL)) * payload.nbytes(num)
+    return (8 + 4) * num + (1 + min(size, PARALLEL)) * build_codec(question.choices.codec).nbytes(num)
 
 
 # --- energy and money ---
 
 
 def _bill(question: Question, pace: Pace) -> Bill:
-    joules = sum(each.count * _joules(question, pace, each) for each in question.machines) * pace.num_rounds
+    def kwh(machines: Iterable[Machines]) -> float:
+        return sum(each.count * _joules(question, pace, each) for each in machines) * pace.num_rounds / KWH_J
+
     rent = sum(each.count * each.price_per_hour for each in question.machines) * pace.total_s / HOUR_S
-    kwh = joules / KWH_J
-    owned = [each for each in question.machines if not each.price_per_hour]
-    paid = sum(each.count * _joules(question, pace, each) for each in owned) * pace.num_rounds / KWH_J
-    return Bill(kwh=kwh, money=paid * question.price_per_kwh + rent, rent=rent)
+    paid = kwh(each for each in question.machines if not each.price_per_hour)
+    return Bill(kwh=kwh(question.machines), money=paid * question.price_per_kwh + rent, rent=rent)
 
 
 def _joules(question: Question, pace: Pace, machines: Machines) -> float:
-    """Return the energy of one machine in a round."""
     train_s = leased_tokens(question)[machines.name] / machines.tokens_per_s
     train_s = min(train_s, pace.round.total_s)
     return machines.watts * (train_s + question.idle_share * (pace.round.total_s - train_s))
@@ -363,24 +354,22 @@ def _cluster_bill(question: Question, total_s: float) -> Bill:
 
 def _ddp_wait(question: Question) -> float:
     """Return how many times as long as its computing a step of the data centre takes."""
-    cluster: Cluster = question.cluster
+    cluster = question.cluster
     step_s = question.tokens_per_step / cluster.tokens_per_s
     traffic = cost.ring_ddp_traffic(question.num_parameters, cluster.count)
     return 1 + cost.Link(cluster.fabric_bps, cluster.fabric_bps).seconds(traffic) / step_s
 
 
 def _time_parts(question: Question, pace: Pace, cluster_wait: float) -> tuple[Part, ...]:
-    cluster, round = question.cluster, pace.round
+    cluster = question.cluster
     ours = sum(each.count * each.tokens_per_s for each in question.machines)
     machines = cluster.count * cluster.tokens_per_s / ours
-    # What all machines would train, had they nothing to wait for, by what they do.
-    waits = _waits(round, ours / pace.tokens_per_s)
-    parts = [
+    return (
         Part(name="machines", factor=machines, why=f"{cluster.count} {cluster.name} compute so much faster"),
-        *waits,
-    ]
-    parts.append(Part(name="its own waiting", factor=1 / cluster_wait, why="the data centre's all-reduces, not hidden"))
-    return (*parts, _method_part(pace))
+        *_waits(pace.round, ours / pace.tokens_per_s),  # what all would train, had they nothing to wait for
+        Part(name="its own waiting", factor=1 / cluster_wait, why="the data centre's all-reduces, not hidden"),
+        _method_part(pace),
+    )
 
 
 def _waits(round: RoundTime, total: float) -> list[Part]:
@@ -388,7 +377,7 @@ def _waits(round: RoundTime, total: float) -> list[Part]:
     stages = (
         ("exchange", round.contribute_s + round.result_s, "payloads and results are under way"),
         ("messages", round.messages_s, "messages are under way"),
-        ("processor", round.serve_s, "encoding, encrypting, checking, merging, outer steps, heartbeats"),
+        ("processor", round.serve_s, "encoding, encrypting, checking, merging, updates, heartbeats"),
         ("groups", round.wards_s, "results are on their way to peers without a vote, and payloads from them"),
         ("evaluation", round.evaluate_s, "the others wait for who evaluates"),
     )
@@ -397,12 +386,12 @@ def _waits(round: RoundTime, total: float) -> list[Part]:
         parts.append(Part(name=name, factor=(passed + took_s) / passed, why=why))
         passed += took_s
     uneven = total / math.prod(part.factor for part in parts)
-    return [Part(name="uneven machines", factor=uneven, why="waiting for the slowest inner steps"), *parts]
+    return [Part(name="uneven machines", factor=uneven, why="waiting for the slowest training steps"), *parts]
 
 
 def _method_part(pace: Pace) -> Part:
     if pace.penalty is None or pace.penalty.more_tokens is None:
-        return Part(name="method", factor=1.0, why="what rare outer steps cost in loss is not known here")
+        return Part(name="method", factor=1.0, why="what rare rounds cost in loss is not known here")
     return Part(name="method", factor=pace.penalty.more_tokens, why="more tokens to the loss of training in one place")
 
 

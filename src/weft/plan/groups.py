@@ -1,16 +1,16 @@
-"""How long a round takes where more peers train than vote, and what each of them sends: wards under electors.
+"""How long a round takes where more peers train than vote, and what each of them sends: leaves under electors.
 
-    elector ── HandOn, certificate, record, results ──► ward: inner steps ── Offer, payload ──► elector: mean, Ready
+    elector ── HandOn, certificate, record, results ──► leaf: inner steps ── Offer, payload ──► elector: mean, Ready
 
 To the electorate's round (`timing`) all of this is how long an elector works before it announces: as long as its own
-inner steps take, or until it has the payload of the last of its wards.
+inner steps take, or until it has the payload of the last of its leaves.
 
     downwards    HandOn; then request and answer for each of three blobs, whoever is asked waiting for its own source:
                  5 hops and one for each step down the tree, and on each step up to NUM_HANDED copies leave one uplink
-    upwards      Offer, request, answer: 3 hops, and whole payloads, PARALLEL at a time, over the sponsor's downlink
+    upwards      Offer, request, answer: 3 hops, and whole payloads, PARALLEL at a time, over the aggregator's downlink
 
-Peers choose sponsors by a hash, so groups differ in size; rounds wait for the largest, as large as the largest of so
-many is expected to be. Of a result that is handed on, all but one part are reckoned to be there before the first of
+Leaves choose aggregators by a hash, so groups differ in size; rounds wait for the largest, as large as the largest of
+so many is expected to be. Of a result that is handed on, all but one part are reckoned to be there before the first of
 them leaves again: parts share the line.
 """
 
@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from weft.cost import training as cost
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.transport.memory import MSS_NBYTES
-from weft.peer.group.aggregator import PARALLEL
-from weft.plan.timing import Kind, Load, RoundTime, Way, rank, round_time, stream_s, waited_for
+from weft.peer.group.groups import PARALLEL
+from weft.plan.timing import Kind, Load, RoundTime, Way, hop_s, rank, round_time, stream_s, waited_for
 from weft.sync.records.messages import MAX_GROUP
 from weft.sync.round.groups import NUM_HANDED
 from weft.sync.round.machine import FLOOR_S
@@ -36,18 +36,18 @@ _GOSSIP_BPS = 8 * 636  # of membership above MAX_MEMBERS peers, however many: be
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """Bytes of a round: of a mean elector, and of a mean ward."""
+    """Bytes of a round: of a mean elector, and of a mean leaf."""
 
     elector: cost.Traffic
     ward: cost.Traffic
 
-    def mean(self, num_electors: int, num_wards: int) -> cost.Traffic:
-        both, num = self.elector.times(num_electors) + self.ward.times(num_wards), num_electors + num_wards
+    def mean(self, num_electors: int, num_leaves: int) -> cost.Traffic:
+        both, num = self.elector.times(num_electors) + self.ward.times(num_leaves), num_electors + num_leaves
         return cost.Traffic(both.sent_nbytes // num, both.received_nbytes // num)
 
 
 def parted(kinds: Sequence[Kind], num_electors: int) -> tuple[list[Kind], list[Kind]]:
-    """Return the electors and the wards among `kinds`: the maker and who is nearest, as those ask first.
+    """Return the electors and the leaves among `kinds`: the maker and who is nearest, as those ask first.
 
     Of kinds that are as far away as each other, each has its share.
     """
@@ -60,34 +60,34 @@ def parted(kinds: Sequence[Kind], num_electors: int) -> tuple[list[Kind], list[K
         voting |= {kind.name: count for kind, count in zip(alike, _shared(counts, num), strict=True)}
         free -= num
     electors = [replace(kind, count=voting[kind.name]) for kind in kinds if voting[kind.name]]
-    wards = [replace(kind, count=kind.count - voting[kind.name]) for kind in kinds if kind.count > voting[kind.name]]
-    return electors, wards
+    leaves = [replace(kind, count=kind.count - voting[kind.name]) for kind in kinds if kind.count > voting[kind.name]]
+    return electors, leaves
 
 
-def largest_group(num_electors: int, num_wards: int) -> int:
-    """Return the wards of the largest group: what is expected where each ward chooses its sponsor by chance."""
-    mean = num_wards / num_electors
+def largest_group(num_electors: int, num_leaves: int) -> int:
+    """Return the leaves of the largest group: what is expected where each leaf chooses its aggregator by chance."""
+    mean = num_leaves / num_electors
     spread = math.sqrt(mean * (1 - 1 / num_electors))
-    return min(num_wards, MAX_GROUP - 1, max(math.ceil(mean), round(mean + rank(num_electors) * spread)))
+    return min(num_leaves, MAX_GROUP - 1, max(math.ceil(mean), round(mean + rank(num_electors) * spread)))
 
 
 def grouped_time(kinds: Sequence[Kind], num_electors: int, load: Load) -> RoundTime:
-    """Return the time of a round among electors, each of which waits for its wards.
+    """Return the time of a round among electors, each of which waits for its leaves.
 
     Args:
         kinds: all peers.
         load: of a round among `num_electors`.
     """
-    electors, wards = parted(kinds, num_electors)
-    if not wards:
+    electors, leaves = parted(kinds, num_electors)
+    if not leaves:
         return round_time(electors, load)
     waited, too_late = waited_for(kinds)
     late = tuple(kind.name for kind in too_late)
-    awaited = [ward for ward in wards if ward.name not in late]
-    num_wards = sum(ward.count for ward in awaited)
-    group = _spread(awaited, largest_group(num_electors, num_wards)) if awaited else []
-    chance_s = _chance_s(kinds, load, len(group), num_wards) if group else 0.0
-    chance_s += FLOOR_S if len(awaited) < len(wards) else 0.0
+    awaited = [leaf for leaf in leaves if leaf.name not in late]
+    num_leaves = sum(leaf.count for leaf in awaited)
+    group = _spread(awaited, largest_group(num_electors, num_leaves)) if awaited else []
+    chance_s = _chance_s(kinds, load, len(group), num_leaves) if group else 0.0
+    chance_s += FLOOR_S if len(awaited) < len(leaves) else 0.0
 
     def busy(kind: Kind) -> Kind:
         train_s = max(kind.train_s, _group_s(kind, group, load) + chance_s) if kind.name not in late else kind.train_s
@@ -100,10 +100,10 @@ def grouped_time(kinds: Sequence[Kind], num_electors: int, load: Load) -> RoundT
     return replace(found, train_s=train_s, uneven_s=max(0.0, slowest_s - train_s), wards_s=wards_s, late=late)
 
 
-def levels(load: Load, num_electors: int, num_wards: int, round_s: float) -> Levels:
-    """Return what an elector and a ward send and receive in a round, messages and membership included."""
-    e, size = num_electors, num_wards / num_electors
-    letters, num = cost.round_letters(e), num_electors + num_wards
+def levels(load: Load, num_electors: int, num_leaves: int, round_s: float) -> Levels:
+    """Return what an elector and a leaf send and receive in a round, messages and membership included."""
+    e, size = num_electors, num_leaves / num_electors
+    letters, num = cost.round_letters(e), num_electors + num_leaves
     claims = e * _CLAIM_NBYTES
     record = _RECORD_NBYTES + round((1 + size) * _STAKE_NBYTES)
     bulk = (e - 1) * (load.payload_nbytes + load.result_nbytes) // e
@@ -115,7 +115,7 @@ def levels(load: Load, num_electors: int, num_wards: int, round_s: float) -> Lev
     else:
         alive = round(_GOSSIP_BPS / 8 * round_s)
     brought = load.payload_nbytes + _OFFER_NBYTES
-    copies = min(float(NUM_HANDED), size)  # that leave a sponsor; wards send the others
+    copies = min(float(NUM_HANDED), size)  # that leave an aggregator; leaves send the others
     told = size * (_HAND_ON_NBYTES + cost.REQUEST_NBYTES)
     return Levels(
         elector=cost.Traffic(
@@ -133,64 +133,61 @@ def _shared(counts: Sequence[int], num: int) -> list[int]:
     return whole
 
 
-def _spread(wards: Sequence[Kind], num: int) -> list[Kind]:
-    """Return `num` wards, of each kind its share, evenly mixed."""
-    counts = _shared([ward.count for ward in wards], num)
-    places = [((at + 0.5) / count, ward) for ward, count in zip(wards, counts, strict=True) for at in range(count)]
-    return [ward for _, ward in sorted(places, key=lambda place: place[0])]
+def _spread(leaves: Sequence[Kind], num: int) -> list[Kind]:
+    """Return `num` leaves, of each kind its share, evenly mixed."""
+    counts = _shared([leaf.count for leaf in leaves], num)
+    places = [((at + 0.5) / count, leaf) for leaf, count in zip(leaves, counts, strict=True) for at in range(count)]
+    return [leaf for _, leaf in sorted(places, key=lambda place: place[0])]
 
 
-def _group_s(sponsor: Kind, wards: Sequence[Kind], load: Load) -> float:
-    """Return how long after a decision a sponsor has the payloads of all its wards.
+def _group_s(aggregator: Kind, leaves: Sequence[Kind], load: Load) -> float:
+    """Return how long after a decision an aggregator has the payloads of all its leaves.
 
-    From the moment that one of them can be asked for on, all that come later share the sponsor's downlink and places.
+    From when one of them can be asked for on, all that come later share the aggregator's downlink and places.
     """
     ready = []
-    for begun_s, ward in zip(_begun_s(sponsor, wards, load), wards, strict=True):
-        ready.append((begun_s + ward.serve_s + ward.train_s + 3 * _hop_s(ward, sponsor), ward))
+    for begun_s, leaf in zip(_begun_s(aggregator, leaves, load), leaves, strict=True):
+        ready.append((begun_s + leaf.serve_s + leaf.train_s + 3 * hop_s(leaf, aggregator), leaf))
     ready.sort(key=lambda each: each[0])
     payload, done_s = 8 * load.payload_nbytes, 0.0
-    for place, (ready_s, ward) in enumerate(ready):
+    for place, (ready_s, leaf) in enumerate(ready):
         later = [each for _, each in ready[place:]]
-        one_s = max(payload / ward.line.up_bps, stream_s(ward, sponsor, load.payload_nbytes))
+        one_s = max(payload / leaf.line.up_bps, stream_s(leaf, aggregator, load.payload_nbytes))
         all_s = max(
-            len(later) * payload / sponsor.line.down_bps, sum(payload / each.line.up_bps for each in later) / PARALLEL
+            len(later) * payload / aggregator.line.down_bps,
+            sum(payload / each.line.up_bps for each in later) / PARALLEL,
         )
         done_s = max(done_s, ready_s + max(one_s, all_s))
     return done_s
 
 
-def _begun_s(sponsor: Kind, wards: Sequence[Kind], load: Load) -> list[float]:
-    """Return how long after a decision each ward has its results; the first are next to the tree's root."""
-    givers, whole = [sponsor, *wards], 1 - 1 / load.num_parts
+def _begun_s(aggregator: Kind, leaves: Sequence[Kind], load: Load) -> list[float]:
+    """Return how long after a decision each leaf has its results; the first are next to the tree's root."""
+    givers, whole = [aggregator, *leaves], 1 - 1 / load.num_parts
     has = [(0.0, 0.0, 0.0)]  # since when each of them has the certificate, the record, the results
-    for place, ward in enumerate(wards):
+    for place, leaf in enumerate(leaves):
         at = place // NUM_HANDED
-        giver, hop_s = givers[at], _hop_s(givers[at], ward)
-        copies = min(NUM_HANDED, len(wards) - NUM_HANDED * at)
+        giver, away_s = givers[at], hop_s(givers[at], leaf)
+        copies = min(NUM_HANDED, len(leaves) - NUM_HANDED * at)
         certificate_s, record_s, result_s = has[at]
-        certificate_s = max(_hop_s(sponsor, ward) + hop_s, certificate_s) + hop_s
-        record_s = max(certificate_s + hop_s, record_s) + hop_s
+        certificate_s = max(hop_s(aggregator, leaf) + away_s, certificate_s) + away_s
+        record_s = max(certificate_s + away_s, record_s) + away_s
         result_s = (
-            max(record_s + hop_s, result_s) + hop_s + _handed_s(giver, ward, copies, load) * (1 if not at else whole)
+            max(record_s + away_s, result_s) + away_s + _handed_s(giver, leaf, copies, load) * (1 if not at else whole)
         )
         has.append((certificate_s, record_s, result_s))
     return [result_s for _, _, result_s in has[1:]]
 
 
-def _handed_s(giver: Kind, ward: Kind, copies: int, load: Load) -> float:
+def _handed_s(giver: Kind, leaf: Kind, copies: int, load: Load) -> float:
     nbytes = load.result_nbytes
     sent_s = 8 * copies * nbytes / giver.line.up_bps
-    return max(sent_s, 8 * nbytes / ward.line.down_bps, stream_s(giver, ward, load.merged_nbytes[1]))
+    return max(sent_s, 8 * nbytes / leaf.line.down_bps, stream_s(giver, leaf, load.merged_nbytes[1]))
 
 
-def _chance_s(kinds: Sequence[Kind], load: Load, size: int, num_wards: int) -> float:
-    """Return what jitter and lost packets add to the way of the latest ward."""
+def _chance_s(kinds: Sequence[Kind], load: Load, size: int, num_leaves: int) -> float:
+    """Return what jitter and lost packets add to the way of the latest leaf."""
     depth = math.ceil(math.log2(size / NUM_HANDED + 1))
     way, num_hops = Way(kinds, load, sum(kind.count for kind in kinds)), 8 + depth
     num_packets = math.ceil((load.payload_nbytes + load.result_nbytes) / MSS_NBYTES)
-    return way.latest_s(num_hops, num_wards) + way.again_s(num_wards, num_hops) + way.again_s(num_wards, num_packets)
-
-
-def _hop_s(a: Kind, b: Kind) -> float:
-    return a.line.delay_s + b.line.delay_s
+    return way.latest_s(num_hops, num_leaves) + way.again_s(num_leaves, num_hops) + way.again_s(num_leaves, num_packets)

@@ -49,7 +49,8 @@ def penalty(num_parameters: int, num_peers: int, every: int, num_tokens: int) ->
     """Return what DiLoCo with so many peers and inner steps costs a run of `num_tokens`."""
     replicas, steps = known().replicas, known().steps
     plain, share = _at_thirty(replicas, num_parameters, num_peers)
-    nats = max(0.0, plain * share + _slope(steps, num_peers) * math.log(max(1.0, every / steps.measured_every)))
+    slope = {1: 0.0, 2: steps.two}.get(num_peers, steps.more)
+    nats = max(0.0, plain * share + slope * math.log(max(1.0, every / steps.measured_every)))
     return Penalty(
         share=nats / plain,
         nats=nats,
@@ -69,10 +70,6 @@ def _at_thirty(replicas: Replicas, num_parameters: int, num_peers: int) -> tuple
     return plain, ratio - 1
 
 
-def _slope(steps: Steps, num_peers: int) -> float:
-    return 0.0 if num_peers == 1 else steps.two if num_peers == 2 else steps.more
-
-
 def _more_tokens(nats: float, num_tokens: int) -> float | None:
     reducible = B / num_tokens**BETA
     if nats > MOST_OF * reducible:
@@ -88,7 +85,7 @@ def _stretched(replicas: Replicas, steps: Steps, num_parameters: int, num_peers:
     if num_peers > replicas.counts[-1]:
         notes.append(f"measured with at most {replicas.counts[-1]} replicas")
     if every > steps.last_every:
-        notes.append(f"measured up to {steps.last_every} inner steps")
+        notes.append(f"measured up to {steps.last_every} training steps")
     return notes
 
 

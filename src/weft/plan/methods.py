@@ -6,9 +6,9 @@ that leave fewer than `MIN_ROUNDS` outer steps, are shown and never chosen.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from weft.codec import Bf16Config, CodecConfig, RandomKConfig, TopKConfig
+from weft.codec.config import Bf16Config, CodecConfig, RandomKConfig, TopKConfig
 from weft.plan.forecast import Pace, pace_of
 from weft.plan.loss import MIN_ROUNDS
 from weft.plan.question import Question
@@ -100,7 +100,7 @@ def _table(num_peers: int) -> Iterator[Choices]:
 
 
 def _row(question: Question, choices: Choices, *, is_asked: bool) -> Row:
-    pace = pace_of(question.with_choices(choices))
+    pace = pace_of(replace(question, choices=choices))
     return Row(
         name=name_of(choices), choices=choices, pace=pace, is_asked=is_asked, objection=_objection(choices, pace)
     )

@@ -16,7 +16,7 @@ M micro-batches take M + S - 1 times one: the bubble of 1F1B and GPipe, (S - 1) 
 Narayanan et al., PipeDream-Flush, 2006.09503; Qi et al., Zero Bubble Pipeline Parallelism, 2401.10241.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -90,18 +90,13 @@ class Pipe:
     def traffic(self, number: int) -> Traffic:
         """Return what a mean member of a stage sends and receives for each micro-batch that it computes."""
         before = self.between if number else self.entry
-        share = 1.0 if number else self._foreign
+        num_first = num_members(self.stages[0])
+        share = 1.0 if number else (num_first - 1) / num_first  # that another member computes than began it
         after = self.between if number < self.num_stages - 1 else Crossing(down_nbytes=0, up_nbytes=0)
         sent, received = share * before.up_nbytes + after.down_nbytes, share * before.down_nbytes + after.up_nbytes
         if not number:  # members of the first stage begin micro-batches beside
             sent, received = sent + share * before.down_nbytes, received + share * before.up_nbytes
         return Traffic(round(sent), round(received))
-
-    @property
-    def _foreign(self) -> float:
-        """Return the share of micro-batches that another member computes than began them."""
-        num = num_members(self.stages[0])
-        return (num - 1) / num
 
 
 def num_members(stage: Stage) -> int:
@@ -144,8 +139,12 @@ class StepTime:
 
 def step_time(pipe: Pipe) -> StepTime:
     """Return the time of a step in the long run: routes know who is fast, and nobody fails."""
-    near = replace(pipe, stages=tuple(tuple(map(_at_hand, stage)) for stage in pipe.stages))
-    here = replace(pipe, stages=tuple(tuple(map(_without_line, stage)) for stage in pipe.stages))
+
+    def over(line_of: Callable[[Line], Line]) -> Pipe:
+        stages = (tuple(replace(holder, line=line_of(holder.line)) for holder in stage) for stage in pipe.stages)
+        return replace(pipe, stages=tuple(stages))
+
+    near, here = over(lambda line: replace(line, delay_s=0.0)), over(lambda _line: Line())
     even, alone, with_bytes, whole = _Way(here, num_uneven=0.0), _Way(here), _Way(near), _Way(pipe)
     compute_s = max(pipe.num_micro / rate(stage) for stage in here.stages)
     total_s = whole.total_s
@@ -159,7 +158,8 @@ def step_time(pipe: Pipe) -> StepTime:
         bottleneck=whole.bottleneck,
         limit=whole.limit,
         utilisation=tuple(
-            pipe.num_micro * mean_s(stage) / (num_members(stage) * (total_s + whole.told_s)) for stage in here.stages
+            pipe.num_micro * (num_members(stage) / rate(stage)) / (num_members(stage) * (total_s + whole.told_s))
+            for stage in here.stages
         ),
     )
 
@@ -167,11 +167,6 @@ def step_time(pipe: Pipe) -> StepTime:
 def rate(stage: Stage) -> float:
     """Return the micro-batches that machines of a stage compute in a second: the sum of theirs."""
     return sum(holder.count / holder.compute_s for holder in stage)
-
-
-def mean_s(stage: Stage) -> float:
-    """Return what a micro-batch takes in a stage in the mean, where each member gets a share by its speed."""
-    return num_members(stage) / rate(stage)
 
 
 def makespan_s(paces: Sequence[tuple[float, int]], num: int) -> float:
@@ -186,14 +181,6 @@ def makespan_s(paces: Sequence[tuple[float, int]], num: int) -> float:
     return time_s
 
 
-def _without_line(holder: Holder) -> Holder:
-    return replace(holder, line=Line())
-
-
-def _at_hand(holder: Holder) -> Holder:
-    return replace(holder, line=replace(holder.line, delay_s=0.0))
-
-
 class _Way:
     """One step over the lines that a pipe has."""
 
@@ -201,7 +188,10 @@ class _Way:
         self._pipe = pipe
         self._num_uneven = num_uneven
         stages = pipe.stages
-        self._paces = [self._paces_of(number) for number in range(pipe.num_stages)]
+        self._paces = [
+            [(_pace_s(holder, pipe.traffic(number)), holder.count) for holder in stage]
+            for number, stage in enumerate(stages)
+        ]
         self._forward_s = [self._mean([holder.forward_s for holder in stage], n) for n, stage in enumerate(stages)]
         self._input_s = [self._mean([holder.input_s for holder in stage], n) for n, stage in enumerate(stages)]
         self._weights_s = [self._mean([holder.weights_s for holder in stage], n) for n, stage in enumerate(stages)]
@@ -262,10 +252,6 @@ class _Way:
     def _compute_s(self, number: int) -> float:
         holders = self._pipe.stages[number]
         return makespan_s([(holder.compute_s, holder.count) for holder in holders], self._pipe.num_micro)
-
-    def _paces_of(self, number: int) -> list[tuple[float, int]]:
-        traffic = self._pipe.traffic(number)
-        return [(_pace_s(holder, traffic), holder.count) for holder in self._pipe.stages[number]]
 
     def _mean(self, values: Sequence[float], number: int) -> float:
         """Return a stage's mean over micro-batches, of which each member gets a share by its pace."""

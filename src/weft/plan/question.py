@@ -1,6 +1,6 @@
 """What a plan is asked: a run, who would train it, and what it is held against."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from weft.cost import training as cost
 from weft.model.config import ModelConfig, num_parameters
@@ -26,7 +26,7 @@ class Machines:
         is_gpu: parameters and moments lie on a device of their own.
         price_per_hour: of renting one; 0: only its electricity is paid.
         crowding: peers per core that serves them: above 1 where several share a machine.
-        is_serving_free: what goes on beside inner steps takes no time, as in the simulator.
+        is_processor_free: what goes on beside inner steps takes no time, as in the simulator.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Machines:
     is_half: bool = False
     price_per_hour: float = 0.0
     crowding: float = 1.0
-    is_serving_free: bool = False
+    is_processor_free: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +97,6 @@ class Question:
     @property
     def tokens_per_step(self) -> int:
         return self.train.batch_size * self.train.seq_len
-
-    def with_choices(self, choices: Choices) -> "Question":
-        """Return the same question of another method."""
-        return replace(self, choices=choices)
 
 
 def tokens_per_s(device: Device, model: ModelConfig, train: TrainConfig, efficiency: float | None = None) -> float:

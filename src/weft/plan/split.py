@@ -72,13 +72,9 @@ class Link:
         return NUM_TRIPS * self.rtt_s + 8 * nbytes / self.bps
 
 
-def undivided_s(layer: Layer, flops_per_s: float) -> float:
-    return layer.flops / flops_per_s
-
-
 def heads_nbytes(layer: Layer, num_peers: int) -> int:
     """Return what each peer sends, and receives."""
-    return NUM_SUMS * 2 * (num_peers - 1) * _sum_nbytes(layer) // num_peers
+    return NUM_SUMS * 2 * (num_peers - 1) * 4 * layer.num_tokens * layer.config.width // num_peers
 
 
 def heads_s(layer: Layer, speeds: Sequence[float], link: Link) -> float:
@@ -101,11 +97,6 @@ def heads_s(layer: Layer, speeds: Sequence[float], link: Link) -> float:
     num_rounds = 1 if len(speeds) == 2 else 2  # each adds all; or each a piece, and gives it to all
     nbytes = heads_nbytes(layer, len(speeds)) / NUM_SUMS / num_rounds
     return work_s + NUM_SUMS * num_rounds * link.handover_s(nbytes)
-
-
-def segments_nbytes(layer: Layer, num_peers: int) -> int:
-    """Return what each peer sends, and receives, where segments are equal."""
-    return 3 * (num_peers - 1) * _block_nbytes(layer, 1) * layer.seq_len // num_peers
 
 
 def segments_s(layer: Layer, speeds: Sequence[float], link: Link) -> float:
@@ -162,7 +153,7 @@ def advice(layer: Layer, speeds: Sequence[float], link: Link) -> Advice:
     Args:
         speeds: flops/s of each peer of the team.
     """
-    seconds: dict[Way, float] = {"undivided": undivided_s(layer, max(speeds))}
+    seconds: dict[Way, float] = {"undivided": layer.flops / max(speeds)}
     if len(speeds) <= layer.config.num_kv_heads:
         seconds["by heads"] = heads_s(layer, speeds, link)
     if layer.seq_len >= 2 * len(speeds):
@@ -171,10 +162,6 @@ def advice(layer: Layer, speeds: Sequence[float], link: Link) -> Advice:
     if seconds["undivided"] < MIN_GAIN * seconds[way]:
         way = "undivided"
     return Advice(way, seconds, len(speeds))
-
-
-def _sum_nbytes(layer: Layer) -> int:
-    return 4 * layer.num_tokens * layer.config.width
 
 
 def _block_nbytes(layer: Layer, num: int) -> int:

@@ -88,13 +88,13 @@ class RoundTime:
     """The seconds of a mean round, by what a mean member does in them."""
 
     train_s: float
-    uneven_s: float  # waits for the slowest member's inner steps
-    contribute_s: float  # payloads are under way
-    result_s: float  # merged parts are under way
-    messages_s: float  # messages are under way, and both kinds of bytes until the first and after the last of them
-    evaluate_s: float  # the others wait for who evaluates
-    serve_s: float  # processors encode, encrypt, check and merge
-    wards_s: float = 0.0  # results are on their way to wards, and their payloads to their sponsors (`groups`)
+    uneven_s: float = 0.0  # waits for the slowest member's inner steps
+    contribute_s: float = 0.0  # payloads are under way
+    result_s: float = 0.0  # merged parts are under way
+    messages_s: float = 0.0  # so are messages, and both kinds of bytes until the first and after the last of them
+    evaluate_s: float = 0.0  # the others wait for who evaluates
+    serve_s: float = 0.0  # processors encode, encrypt, check and merge
+    wards_s: float = 0.0  # results are on their way to leaves, and their payloads to their aggregators (`groups`)
     late: tuple[str, ...] = ()  # kinds that rounds do not wait for
 
     @property
@@ -117,15 +117,7 @@ def round_time(kinds: Sequence[Kind], load: Load) -> RoundTime:
     every = load.evaluate_every
     if num == 1:
         evaluate_s = kinds[0].evaluate_s / every if every else 0.0
-        return RoundTime(
-            train_s=train_s,
-            uneven_s=0.0,
-            contribute_s=0.0,
-            result_s=0.0,
-            messages_s=0.0,
-            evaluate_s=evaluate_s,
-            serve_s=serve_s,
-        )
+        return RoundTime(train_s=train_s, evaluate_s=evaluate_s, serve_s=serve_s)
     way = Way(kinds, load, num)
     total_s = _mean_s(way, waited, has_evaluation=False) + way.late_s() + (FLOOR_S if late else 0.0)
     evaluate_s = (
@@ -149,7 +141,8 @@ def round_time(kinds: Sequence[Kind], load: Load) -> RoundTime:
 
 def waited_for(kinds: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
     """Return the kinds whose members a round waits for, and those that are too late from its first round on."""
-    quorum_s = _nth(((kind.train_s, kind.count) for kind in kinds), _majority(sum(kind.count for kind in kinds)))
+    majority = sum(kind.count for kind in kinds) // 2 + 1
+    quorum_s = _nth(((kind.train_s, kind.count) for kind in kinds), majority)
     waited = [kind for kind in kinds if kind.train_s - quorum_s <= FIRST_S]
     return waited, [kind for kind in kinds if kind not in waited]
 
@@ -163,10 +156,6 @@ def _mean_s(way: "Way", waited: Sequence[Kind], *, has_evaluation: bool) -> floa
             weight = leader.count * following.count / way.num**2
             total += weight * way.planned_s(starts, number, waited)
     return total
-
-
-def _majority(num: int) -> int:
-    return num // 2 + 1
 
 
 @dataclass(frozen=True)
@@ -209,32 +198,29 @@ class Way:
         entries = [(leader, 1)] + [(kind, kind.count - (kind is leader)) for kind in self.kinds]
         entries = [(kind, count) for kind, count in entries if count]
         letters = self._letters
-        load = self._load
         # Uplinks are busy from the first request on, so the last member's plan counts half.
-        planned = [0.0] + [
-            self._hop_s(leader, kind) + self._send_s(leader, letters.collect) / 2 for kind, _ in entries[1:]
-        ]
+        planned = [0.0] + [hop_s(leader, kind) + self._send_s(leader, letters.collect) / 2 for kind, _ in entries[1:]]
         # What is planned is here: it is merged at once.
         sent = [
             planned[j]
             + self._send_s(owner, letters.merged)
-            + max(2 * self._hop_s(owner, other) for other, _ in self._partners(entries, j))
+            + max(2 * hop_s(owner, other) for k, (other, count) in enumerate(entries) if k != j or count > 1)
             for j, (owner, _) in enumerate(entries)
         ]
         held = [
             max(
-                sent[j] + self._hop_s(owner, member) + self._result_s(owner, member)
+                sent[j] + hop_s(owner, member) + self._result_s(owner, member)
                 for j, (owner, count) in enumerate(entries)
                 if j != k or count > 1
             )
-            + self._tail_s(member, load.merged_nbytes[1])
+            + self._tail_s(member, self._load.merged_nbytes[1])
             for k, (member, _) in enumerate(entries)
         ]
         # Half of an even number is a majority with the keeper in it, which every other half has.
         needs = {self.num // 2 + 1, (self.num + 1) // 2}
         decided = sum(self._decided_s(entries, held, need) for need in needs) / len(needs)
         told = [decided] + [
-            decided + self._hop_s(leader, kind) + self._send_s(leader, letters.decided) for kind, _ in entries[1:]
+            decided + hop_s(leader, kind) + self._send_s(leader, letters.decided) for kind, _ in entries[1:]
         ]
         starts = [max(a, b) for a, b in zip(told, held, strict=True)]
         if has_evaluation:
@@ -259,41 +245,33 @@ class Way:
         for k, other in enumerate(starts):
             taken = (k == source) + (k == leader and not is_led)  # who sends, and who leads, are no owners besides
             if other.count > taken:
-                gathered.append(self._fetched_s(sender, other.kind) + self._hop_s(other.kind, first))
+                gathered.append(self._fetched_s(sender, other.kind) + hop_s(other.kind, first))
         return max(gathered)
 
     def _fetched_s(self, source: Kind, owner: Kind) -> float:
         """Return how long it takes from an announcement until an owner holds its part of the payload."""
-        asked_s = 3 * self._hop_s(source, owner)  # Ready, a request, the answer
+        asked_s = 3 * hop_s(source, owner)  # Ready, a request, the answer
         return asked_s + self._payload_s(source, owner) + self._tail_s(owner, self._load.part_nbytes[1]) + TELL_S
 
     def _decided_s(self, entries: Sequence[tuple[Kind, int]], held: Sequence[float], need: int) -> float:
         """Return when the leader, `entries[0]`, has a majority's votes."""
         leader = entries[0][0]
-        back = [0.0] + [self._hop_s(kind, leader) for kind, _ in entries[1:]]
+        back = [0.0] + [hop_s(kind, leader) for kind, _ in entries[1:]]
         counts = [count for _, count in entries]
         holding = [(held_s + back_s, count) for held_s, back_s, count in zip(held, back, counts, strict=True)]
         proposed = max(held[0], _nth(holding, need))
         sent_s = self._send_s(leader, self._letters.proposed) * need / self.num  # to the majority's last
         votes = [(proposed, 1)]
         for k in range(1, len(entries)):
-            heard_s = proposed + sent_s + self._hop_s(leader, entries[k][0])
+            heard_s = proposed + sent_s + hop_s(leader, entries[k][0])
             votes.append((max(heard_s, held[k]) + back[k], counts[k]))  # who votes holds what it votes for
         return _nth(votes, need)
 
-    @staticmethod
-    def _partners(entries: Sequence[tuple[Kind, int]], number: int) -> list[tuple[Kind, int]]:
-        return [entry for k, entry in enumerate(entries) if k != number or entry[1] > 1]
-
     # --- lines ---
-
-    def _uplink_s(self, source: Kind) -> float:
-        """Return how long a member's own payload occupies its uplink."""
-        return 8 * (self._load.payload_nbytes - self._load.part_nbytes[0]) / source.line.up_bps
 
     def _payload_s(self, source: Kind, owner: Kind) -> float:
         load = self._load
-        sent_s = self._uplink_s(source)
+        sent_s = 8 * (load.payload_nbytes - load.part_nbytes[0]) / source.line.up_bps  # all but its own part
         received_s = 8 * self._others * load.part_nbytes[1] / owner.line.down_bps
         return max(sent_s, received_s, stream_s(source, owner, load.part_nbytes[1]))
 
@@ -311,10 +289,6 @@ class Way:
     def _tail_s(receiver: Kind, nbytes: int) -> float:
         """Return how long the last chunk occupies the downlink after it has left the uplink."""
         return 8 * min(nbytes, CHUNK_NBYTES) / receiver.line.down_bps
-
-    @staticmethod
-    def _hop_s(a: Kind, b: Kind) -> float:
-        return a.line.delay_s + b.line.delay_s
 
     # --- chance ---
 
@@ -349,7 +323,7 @@ class Way:
         That takes a timeout, or where many packets follow, a round trip.
         """
         loss = max(_loss(a, b) for a, b in self._pairs())
-        trip_s = 2 * max(self._hop_s(a, b) for a, b in self._pairs())
+        trip_s = 2 * max(hop_s(a, b) for a, b in self._pairs())
         again_s = trip_s if num_packets > NUM_REPEATS else max(RTO_S, trip_s)
         return again_s * (1 - (1 - loss) ** (num_messages * num_packets))
 
@@ -364,6 +338,10 @@ def rank(num: int) -> float:
     return NormalDist().inv_cdf((num - 0.375) / (num + 0.25)) if num > 1 else 0.0  # Blom, 1958
 
 
+def hop_s(a: Kind, b: Kind) -> float:
+    return a.line.delay_s + b.line.delay_s
+
+
 def _loss(a: Kind, b: Kind) -> float:
     return 1 - (1 - a.line.loss) * (1 - b.line.loss)
 
@@ -373,4 +351,4 @@ def stream_s(source: Kind, target: Kind, nbytes: int) -> float:
     loss = _loss(source, target)
     if not loss:
         return 0.0
-    return nbytes / MSS_NBYTES * 2 * (source.line.delay_s + target.line.delay_s) / math.sqrt(1.5 / loss)
+    return nbytes / MSS_NBYTES * 2 * hop_s(source, target) / math.sqrt(1.5 / loss)

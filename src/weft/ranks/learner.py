@@ -52,7 +52,6 @@ class SiteLearner(Stepper):
         self._parking = threading.RLock()
 
     def start(self, vector: Float32[Tensor, " num"]) -> None:
-        """Take the devices, and `vector` as the local parameters."""
         self._take_devices(self._there(vector))
         self._num_steps = 0
         self.set_center(vector)
@@ -130,7 +129,6 @@ class SiteLearner(Stepper):
     # --- parameters ---
 
     def local(self) -> SiteVector:
-        """Return the local parameters: a copy."""
         with self._parking:
             if self._parked is not None:
                 return cast(SiteVector, self._parked[0].clone())

@@ -212,38 +212,11 @@ class Close(_Order, frozen=True, kw_only=True):
     """The end."""
 
 
-ModelOrder = (
-    Gradient
-    | Pull
-    | Move
-    | TakeGradient
-    | DropGradient
-    | Local
-    | SetLocal
-    | SetAnchor
-    | ReadMoment
-    | Moments
-    | SetMoments
-    | Wear
-    | Unwear
-    | Loss
-    | Generate
-)
-Order = (
-    Size
-    | Compute
-    | Fresh
-    | Read
-    | Write
-    | Digests
-    | SquareSums
-    | OuterStep
-    | Begin
-    | Leave
-    | ModelOrder
-    | Still
-    | Close
-)
+VectorOrder = Size | Compute | Fresh | Read | Write | Digests | SquareSums | OuterStep
+StepOrder = Gradient | Pull | Move | TakeGradient | DropGradient
+StateOrder = Local | SetLocal | SetAnchor | ReadMoment | Moments | SetMoments
+ModelOrder = StepOrder | StateOrder | Wear | Unwear | Loss | Generate
+Order = VectorOrder | Begin | Leave | ModelOrder | Still | Close
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):

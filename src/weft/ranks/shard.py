@@ -24,14 +24,16 @@ from torch.nn.functional import cross_entropy
 from weft import rng
 from weft.data.batch import Batch
 from weft.inference.sample import Sampling, generate
-from weft.model import KVCache, Transformer, layout
+from weft.model.flat import layout
+from weft.model.layers import KVCache
+from weft.model.transformer import Transformer
 from weft.ranks.line import Line, passed
 from weft.ranks.strips import overlap, overlaps, rows, strips
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig
 from weft.training.device import Device, choose, limit_memory
-from weft.training.optimizer import AdamWNumbers, adamw_step, sgd_step
+from weft.training.optimizer import adamw_step, sgd_step
 
 Rows = list[Tensor]  # of one rank: of each tensor, in the order of the layout
 
@@ -62,7 +64,7 @@ class Shard:
         """Compute the mean gradient over `batch`, of which each rank takes a share; return mean loss and norm."""
         total = torch.zeros((), device=self._device.torch)
         for tokens, targets, share in self._micro_batches(batch, micro_batch):
-            with self._autocast():
+            with self._device.autocast():
                 loss = self._module.loss(tokens, targets)
             # FSDP takes the mean over ranks; what is wanted is the sum of their shares.
             (loss * (share * self._line.num_ranks)).backward()  # type: ignore[no-untyped-call]
@@ -95,9 +97,9 @@ class Shard:
                 sgd_step(config, learning_rate, x, gradient, moments["momentum"][number] if moments else None)
             return
         found = zip(mine, gradients, moments["moment1"], moments["moment2"], self._counts, strict=True)
-        numbers = [(span, AdamWNumbers(*each)) for span, each in zip(self._spans, found, strict=True)]
+        numbers = list(zip(self._spans, found, strict=True))
         for decay in (True, False):
-            these = [each for span, each in numbers if span.has_decay == decay and each.parameters.numel()]
+            these = [each for span, each in numbers if span.has_decay == decay and each[0].numel()]
             if these:
                 adamw_step(config, config.weight_decay if decay else 0.0, learning_rate, these)
 
@@ -121,10 +123,6 @@ class Shard:
             tokens, targets = (part[here] if count else torch.zeros_like(part[:1]) for part in batch)
             found.append((tokens.to(self._device.torch), targets.to(self._device.torch), count / num))
         return found
-
-    def _autocast(self) -> torch.autocast:
-        dtype = self._device.autocast_dtype
-        return torch.autocast(self._device.torch.type, dtype or torch.bfloat16, enabled=dtype is not None)
 
     def _shorten(self, factor: float) -> None:
         if factor != 1.0:
@@ -167,7 +165,7 @@ class Shard:
         """Return the sum of the losses of `batch`, nats."""
         total = 0.0
         for tokens, targets, share in self._micro_batches(batch, micro_batch):
-            with self._autocast():
+            with self._device.autocast():
                 logits = self._module(tokens)
             losses = cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
             total += float(losses.cpu().double().sum()) if share else 0.0
@@ -291,7 +289,7 @@ def _sharded(run: RunConfig, settings: PeerConfig, device: Device, num_ranks: in
     with torch.device("meta"):
         module = Transformer(run.model, has_recompute=has_recompute)
     angles, mesh = module.angle_bits, init_device_mesh(device.torch.type, (num_ranks,))
-    for block in module.layers:
+    for block in module.layers.values():
         fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)
     register_fsdp_forward_method(module, "next_logits")

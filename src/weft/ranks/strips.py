@@ -10,7 +10,7 @@ Pure arithmetic, equal on all ranks.
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from weft.model import Span
+from weft.model.flat import Span
 from weft.store.index import CHUNK_NBYTES
 
 CHUNK = CHUNK_NBYTES // 4  # numbers

@@ -15,9 +15,11 @@ from typing import Any
 
 import msgspec
 
-from weft.codec import CodecConfig
+from weft.codec.config import CodecConfig
 from weft.config import Config, alike, from_tree, replace_field
-from weft.data import BytesConfig, ByteTokenizer, CorpusConfig, JsonConfig
+from weft.data.corpus import CorpusConfig
+from weft.data.packing import BytesConfig, JsonConfig
+from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError
 from weft.run.config import FolderModel, Genesis, RunConfig, RunFile, ShapedModel
 from weft.run.genesis import of_shape

@@ -19,8 +19,9 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from weft.config import UNBOUNDED, Config, alike
-from weft.data import CorpusConfig, DataIndex, TokenizerConfig
-from weft.data.packing import BytesConfig
+from weft.data.corpus import CorpusConfig
+from weft.data.packing import BytesConfig, TokenizerConfig
+from weft.data.store import DataIndex
 from weft.errors import ConfigError
 from weft.ids import RunId
 from weft.model.config import ModelConfig, Size, num_parameters

@@ -25,16 +25,19 @@ from torch import Tensor
 from weft import wire
 from weft.clock import SystemClock
 from weft.config import alike
-from weft.data import CorpusConfig, DataIndex, JsonConfig, ShardStore, Tokenizer, check_vocabulary, make_tokenizer, pack
 from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
-from weft.data.corpus import text_nbytes
+from weft.data.corpus import CorpusConfig, text_nbytes
+from weft.data.packing import JsonConfig, make_tokenizer, pack
+from weft.data.store import DataIndex, ShardStore
+from weft.data.tokenizer import Tokenizer, check_vocabulary
 from weft.errors import ConfigError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
 from weft.events import Emit, Notice
 from weft.ids import Digest, short
-from weft.model import ModelConfig, check_size, named, read_config, read_folder
+from weft.model.config import ModelConfig, check_size, named
 from weft.model.flat import cut
 from weft.model.sections import num_section_parameters, pieces, sections, whole
+from weft.model.weights import read_config, read_folder
 from weft.pipeline.codec.activations import SubspaceConfig
 from weft.pipeline.config import PipelineConfig
 from weft.progress import Meter
@@ -45,7 +48,7 @@ from weft.run.outline import data_ready
 from weft.run.staged import StagedConfig, seeded, staged
 from weft.store.chunks import raw
 from weft.store.home import Home
-from weft.sync.merge.payload import require
+from weft.sync.merge.reduce import require
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import missed
 from weft.sync.records.acts import MAX_TOKENS

@@ -9,10 +9,23 @@ import psutil
 from weft.cost import training as cost
 from weft.errors import TooLarge
 
+# What psutil raises on a Linux whose /proc is not mounted, as in some containers.
+_NO_PROC = (psutil.Error, OSError)
+
 
 def host_free_nbytes() -> int:
     """Return the bytes this process may still take: what the system has, or what its container allows it."""
-    return min([int(psutil.virtual_memory().available), *_container_free_nbytes(Path("/sys/fs/cgroup"))])
+    return min([system_nbytes()[0], *_container_free_nbytes(Path("/sys/fs/cgroup"))])
+
+
+def system_nbytes() -> tuple[int, int]:
+    """Return the bytes of main memory that are free, and all."""
+    try:
+        memory = psutil.virtual_memory()
+        return int(memory.available), int(memory.total)
+    except _NO_PROC:
+        page = os.sysconf("SC_PAGE_SIZE")
+        return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
 
 
 def process_nbytes() -> int:
@@ -20,8 +33,13 @@ def process_nbytes() -> int:
 
     Pages of a mapped file (training data, torch's own code) are the system's to take back.
     """
-    memory = psutil.Process().memory_info()
-    return int(memory.rss) - int(getattr(memory, "shared", 0))
+    try:
+        memory = psutil.Process().memory_info()
+        return int(memory.rss) - int(getattr(memory, "shared", 0))
+    except _NO_PROC:
+        import resource  # not on Windows, which has no /proc to lack
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # at most, so far
 
 
 def limit_cores(num: int | None) -> tuple[int, ...]:
@@ -39,9 +57,11 @@ def limit_cores(num: int | None) -> tuple[int, ...]:
             return chosen
         return ()
     chosen = chosen_cores(sorted(os.sched_getaffinity(0)), num, os.getpid())
-    for thread in psutil.Process().threads():  # of libraries, which were started when they were loaded
-        with suppress(OSError):  # it has ended meanwhile
-            os.sched_setaffinity(thread.id, chosen)
+    os.sched_setaffinity(0, chosen)
+    with suppress(*_NO_PROC):
+        for thread in psutil.Process().threads():  # of libraries, which were started when they were loaded
+            with suppress(OSError):  # it has ended meanwhile
+                os.sched_setaffinity(thread.id, chosen)
     return chosen
 
 
@@ -81,10 +101,10 @@ def check_host(num: int) -> None:
     if needed > cost.SPARE * free:
         raise TooLarge(
             f"{num:,} parameters are to be held here. This machine would need at least "
-            f"{_gigabytes(needed)} of memory for it and has {_gigabytes(free)} free. Choose a smaller model, close "
+            f"{gigabytes(needed)} of memory for it and has {gigabytes(free)} free. Choose a smaller model, close "
             "other programs, or use a larger machine."
         )
 
 
-def _gigabytes(nbytes: float) -> str:
+def gigabytes(nbytes: float) -> str:
     return f"{nbytes / 1e9:.2f} GB"

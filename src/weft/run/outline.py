@@ -12,7 +12,7 @@ import msgspec
 
 from weft import wire
 from weft.config import Config
-from weft.data import DataIndex
+from weft.data.store import DataIndex
 from weft.errors import ConfigError, DataError, GenesisMismatch
 from weft.events import DataReady
 from weft.ids import Digest, PeerId, RunId

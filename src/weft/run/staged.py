@@ -20,9 +20,9 @@ from torch import Tensor
 from weft.config import alike
 from weft.errors import ConfigError
 from weft.ids import Digest
-from weft.model import initial_vector
 from weft.model.config import ModelConfig, num_parameters
 from weft.model.flat import layout
+from weft.model.initial import initial_vector
 from weft.model.sections import Section, num_section_parameters, pieces, sections
 from weft.net.messages import HexDigest
 from weft.pipeline.codec.activations import SubspaceConfig

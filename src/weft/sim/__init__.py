@@ -2,8 +2,3 @@
 
 It does not know how a run is shown.
 """
-
-from weft.sim.scenario import Scenario
-from weft.sim.world import Life, Member, World
-
-__all__ = ["Life", "Member", "Scenario", "World"]

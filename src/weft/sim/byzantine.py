@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from weft.clock import Clock
-from weft.data import leases
+from weft.data.assign import leases
 from weft.events import Emit
 from weft.ids import BranchId, Digest, PeerId, Tokens
 from weft.net.blobs.blobs import Lookup, inline
@@ -24,13 +24,14 @@ from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryTransport
 from weft.peer.messages import ChainAnswer, Decision, Letter, StateOffer
-from weft.sim.faults import Corrupt, Drop, Fault, Lie
+from weft.sim.scenario import Corrupt, Drop, Fault, Lie
 from weft.sync.records.messages import Manifest, Merged, Promise, Propose, Ready, RoundNote, Stuck, Vote
 from weft.wire import Buffer, Signed, decode, digest, seal
 
 CLAIM_TOKENS = Tokens(10**18)
 CLAIM_ROUNDS = 10**6
 _AHEAD = {"progress", "branch"}
+D = TypeVar("D", Drop, Corrupt)
 F = TypeVar("F", Heartbeat, Manifest)
 # What was lost can be asked for again after so long: where all is lost, nothing can be decided without it.
 LOST_S = 30.0
@@ -72,7 +73,7 @@ class CrookedNode(Node):
             kind = "Decision" if note is None else type(note.message).__name__
             if note is not None and isinstance(note.message, Ready):
                 self._bring(note, note.message)
-            if self._is_struck(each for each in self._drops("letters") if not each.kinds or kind in each.kinds):
+            if self._is_struck(each for each in self._all(Drop, "letters") if not each.kinds or kind in each.kinds):
                 return True
             if note is not None and isinstance(record, Letter):
                 record = self._in_its_place(record, note, peer)
@@ -97,11 +98,8 @@ class CrookedNode(Node):
 
     # --- lost and damaged ---
 
-    def _drops(self, what: str) -> Iterator[Drop]:
-        return (fault for fault in self._in_force() if isinstance(fault, Drop) and fault.what == what)
-
-    def _corruptions(self, what: str) -> Iterator[Corrupt]:
-        return (fault for fault in self._in_force() if isinstance(fault, Corrupt) and fault.what == what)
+    def _all(self, kind: type[D], what: str) -> Iterator[D]:
+        return (fault for fault in self._in_force() if isinstance(fault, kind) and fault.what == what)
 
     def _is_struck(self, faults: Iterable[Drop | Corrupt]) -> bool:
         return any(self._luck.random() < fault.share for fault in faults)
@@ -110,7 +108,7 @@ class CrookedNode(Node):
         """Decide once for a round whether what this peer brings to it is lost."""
         where = note.branch, note.round
         if self._round[0] != where:
-            self._round = where, self._is_struck(self._drops("payloads"))
+            self._round = where, self._is_struck(self._all(Drop, "payloads"))
             self._lost_until = self._clock.now() + LOST_S
         self._lost = set(ready.parts) if self._round[1] else set()
 
@@ -122,10 +120,10 @@ class CrookedNode(Node):
         data = lookup(peer, wanted)
         if data is None:
             return None
-        return self._damaged(data) if self._is_struck(self._corruptions("blobs")) else data
+        return self._damaged(data) if self._is_struck(self._all(Corrupt, "blobs")) else data
 
     def _write(self, chunk: bytes) -> bytes:
-        return self._damaged(chunk) if self._is_struck(self._corruptions("bytes")) else chunk
+        return self._damaged(chunk) if self._is_struck(self._all(Corrupt, "bytes")) else chunk
 
     def _damaged(self, data: Buffer) -> bytes:
         """Return `data` with one bit of it flipped."""

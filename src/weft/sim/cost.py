@@ -26,14 +26,14 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 from torch import Tensor, tensor
 
-from weft.data import Tokenizer
 from weft.data.batch import Batches
+from weft.data.tokenizer import Tokenizer
 from weft.errors import CheckpointError
 from weft.ids import PeerId
 from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters
 from weft.model.sections import Section, whole
 from weft.pipeline.codec.boundary import Shape
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import TOKEN_NBYTES, Given, Passed
 from weft.pipeline.worker import Sum
 from weft.stages.report import PIECES
@@ -49,7 +49,23 @@ RATE = 1e-4  # of one call: a vector of weights keeps its size for thousands of 
 SPREAD = 1009  # a prime: u has so many values
 
 
-class CostTrainer(Trainer):
+class Silent(Trainer):
+    """Writes no samples: nobody would read them."""
+
+    def sample(
+        self,
+        vector: Float32[Tensor, " num"],  # noqa: ARG002
+        tokenizer: Tokenizer,  # noqa: ARG002
+        prompt: str,  # noqa: ARG002
+        num_tokens: int,  # noqa: ARG002
+        seed: int,  # noqa: ARG002
+        between: Callable[[], None] = nothing,
+    ) -> str:
+        between()
+        return ""
+
+
+class CostTrainer(Silent):
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         self._held = vector if self._sends_gradient else vector.clone()
         self._has_left, self._num_steps = False, 0
@@ -107,18 +123,6 @@ class CostTrainer(Trainer):
     ) -> tuple[float, int]:
         between()
         return self._loss, num_windows * self._run.train.seq_len
-
-    def sample(
-        self,
-        vector: Float32[Tensor, " num"],  # noqa: ARG002
-        tokenizer: Tokenizer,  # noqa: ARG002
-        prompt: str,  # noqa: ARG002
-        num_tokens: int,  # noqa: ARG002
-        seed: int,  # noqa: ARG002
-        between: Callable[[], None] = nothing,
-    ) -> str:
-        between()
-        return ""
 
     @property
     def _vector(self) -> Tensor:
@@ -192,7 +196,7 @@ class CostSection(PacedSection, CostTrainer):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         shape = Shape(self._run.train.seq_len, self._run.model.width, self._run.model.vocab_size)
-        self._boundary = build(self._pipeline.activations, self._pipeline.gradients).boundary(shape)
+        self._boundary = Boundaries(self._pipeline.activations, self._pipeline.gradients).boundary(shape)
         self._num_made = 0
 
     @property

@@ -29,9 +29,8 @@ from weft.peer.context import MakeTrainer
 from weft.run.config import RunFile
 from weft.run.genesis import seal
 from weft.sim.cost import CostTrainer
-from weft.sim.faults import Fault, Freeze, Kill, Partition, Stop, parted
 from weft.sim.memo import shared
-from weft.sim.scenario import Kind, Scenario, at_present
+from weft.sim.scenario import Fault, Freeze, Kill, Kind, Partition, Scenario, Stop, at_present, parted
 from weft.sim.world import Life, Member, Paced, World
 from weft.store.home import Home
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in
@@ -48,7 +47,7 @@ class Machine:
     Args:
         trained: tokens of inner steps of all its processes.
         counted: of them, in the manifests that the furthest one follows on, so not in a branch that was left, nor what
-            it brought of one, nor of others in its group; of a ward, through its sponsor.
+            it brought of one, nor of others in its group; of a leaf, through its aggregator.
         carried: of them, what it would bring to the next round; None where it has no such end.
         num_lives: processes that it had.
         end: why its last process ended.
@@ -145,7 +144,9 @@ class _Stage:
         for member in members:
             self._arrange(member)
         present = [member for member in members if not self._kinds[member.name].joins_at_s]
-        wait_for = min(len(present), self.world.sealed.config.electors)  # the others find a sponsor, and need no more
+        wait_for = min(
+            len(present), self.world.sealed.config.electors
+        )  # the others find an aggregator, and need no more
         for member in present:
             self._launch(member, wait_for)
         for member in members:
@@ -219,7 +220,7 @@ class _Stage:
         match fault:
             case Kill():
                 if member.lives:
-                    self.world.kill(member)
+                    member.life.kill()
                 await self._return(member, fault.returns_after_s)
             case Stop():
                 if member.lives and member.life.is_running:
@@ -228,7 +229,7 @@ class _Stage:
                 await self._return(member, fault.returns_after_s)
             case Freeze():
                 if member.lives:
-                    await self.world.freeze(member, fault.lasts_s)
+                    await member.life.freeze(fault.lasts_s)
             case Partition():
                 raise AssertionError("a partition befalls no single machine")
             case _:
@@ -236,7 +237,7 @@ class _Stage:
                 self._arrange(member)
                 if fault.lasts_s is not None:
                     await asyncio.sleep(fault.lasts_s)
-                    member.in_force = _without(member.in_force, fault)
+                    member.in_force = tuple(each for each in member.in_force if each is not fault)
                     self._arrange(member)
 
     async def _part(self, fault: Partition) -> None:
@@ -346,7 +347,7 @@ def history(manifests: Sequence[Manifest]) -> list[Manifest]:
 
 
 def counted(manifests: Iterable[Manifest], records: Mapping[Digest, GroupRecord]) -> Counter[PeerId]:
-    """Return the tokens of each peer's own work that `manifests` count, by itself or through a sponsor.
+    """Return the tokens of each peer's own work that `manifests` count, by itself or through an aggregator.
 
     Args:
         records: of all groups in `manifests`, by digest.
@@ -366,10 +367,3 @@ def _progress(manifest: Manifest) -> tuple[Tokens, Round]:
 
 def _bps(mbit: float | None) -> float | None:
     return None if mbit is None else mbit * MBIT
-
-
-def _without(faults: Sequence[Fault], over: Fault) -> tuple[Fault, ...]:
-    """Return `faults` without one that is over; others may be equal."""
-    left = list(faults)
-    left.remove(over)
-    return tuple(left)

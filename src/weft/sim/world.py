@@ -5,13 +5,11 @@ folder. Everything in it is production code but the transport, the clock and the
 membership, rounds, trainer and checkpoints. What a dead process still says is not heard.
 
 Two plays of one scenario do the same in the same order.
-
-One process of a run with stages in a simulated world: the peer that production has, and how it fared.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -43,7 +41,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.sim.byzantine import CrookedNode
 from weft.sim.cost import CostSection, CostTied, CostTrainer, Owing, PacedSection
-from weft.sim.faults import Fault
+from weft.sim.scenario import Fault
 from weft.stages.launch import kit_of, live
 from weft.stages.peer import StagesPeer
 from weft.stages.step.pipeline import Kit
@@ -72,25 +70,14 @@ class OwingClock:
 
 
 class StagedLife:
-    """
-    Args:
-        computes: whether sections are computed; else they only take their time, and nothing is learnt.
-    """
+    """One process of a run with stages: the peer that production has, and how it fared."""
 
-    def __init__(self, kit: Kit, owing: Owing, *, computes: bool) -> None:
-        if computes:
-            kit = replace(kit, make_section=partial(PacedSection, owing))
-        else:
-            kit = replace(kit, make_section=partial(CostSection, owing), make_tied=CostTied)
+    def __init__(self, kit: Kit) -> None:
         self._peer = StagesPeer(kit)
         self._heads: dict[int, Manifest] = {}  # of what it has held
 
     async def live(self, wait_for: int | None) -> Outcome:
-        """Take part to the end.
-
-        Args:
-            wait_for: begin once so many peers are here; None: join.
-        """
+        """Take part to the end: begin once so many peers are here, or (None) join."""
         return await live(self._peer, wait_for)
 
     def stop(self, reason: str) -> None:
@@ -311,7 +298,6 @@ class World:
         self._waiting: list[tuple[Callable[[Life, Event], bool], asyncio.Future[Event]]] = []
 
     def hear(self, life: Life, event: Event) -> None:
-        """Take up what a process says."""
         self.on_event(life, event)
         for is_wanted, future in list(self._waiting):
             if not future.done() and is_wanted(life, event):
@@ -413,35 +399,19 @@ class World:
     def _staged(self, life: Life, run: StagedConfig, s: Session, data: Data) -> StagedLife:
         paced = s.compute if isinstance(s.compute, Paced) else Paced(life.member)
         s = replace(s, clock=OwingClock(s.clock, lambda: paced.owed_s), compute=paced)
-        owing = Owing(paced.owe, f"{life.member.name} {life.number}")
-        return StagedLife(kit_of(s, run, data), owing, computes=self.make_trainer is not CostTrainer)
+        kit, owing = kit_of(s, run, data), Owing(paced.owe, f"{life.member.name} {life.number}")
+        if self.make_trainer is CostTrainer:  # sections only take their time, and nothing is learnt
+            return StagedLife(replace(kit, make_section=partial(CostSection, owing), make_tied=CostTied))
+        return StagedLife(replace(kit, make_section=partial(PacedSection, owing)))
 
     def on_made(self, life: Life) -> None:
         """Called when a life's peer is made and has not begun."""
-
-    # --- faults ---
-
-    def kill(self, member: Member) -> None:
-        """End the member's process as kill -9 does."""
-        member.life.kill()
-
-    async def freeze(self, member: Member, lasts_s: float) -> None:
-        """Let the member's process stand still for so long, as between SIGSTOP and SIGCONT."""
-        await member.life.freeze(lasts_s)
-
-    def cut(self, one: Iterable[Member], other: Iterable[Member]) -> None:
-        for a, b in _pairs(one, other):
-            self.network.partition(a.id, b.id)
-
-    def heal(self, one: Iterable[Member], other: Iterable[Member]) -> None:
-        for a, b in _pairs(one, other):
-            self.network.heal(a.id, b.id)
 
     async def end(self) -> None:
         """Kill what still lives."""
         for life in self.lives:
             if life.is_running:
-                self.kill(life.member)
+                life.kill()
         for life in self.lives:
             life.wake()  # so that its tasks end
         await asyncio.gather(*(life.task for life in self.lives), return_exceptions=True)
@@ -467,11 +437,3 @@ class World:
         """Wait until `who` has made the outer step of `round` or a later one."""
         done = [event for event in who.life.committed if event.round >= round]
         return done[0] if done else await self.when(who, RoundCommitted, lambda event: event.round >= round)
-
-    async def done(self, *members: Member) -> list[Outcome]:
-        return list(await asyncio.gather(*(member.life.task for member in members)))
-
-
-def _pairs(one: Iterable[Member], other: Iterable[Member]) -> list[tuple[Member, Member]]:
-    others = list(other)
-    return [(a, b) for a in one for b in others]

@@ -1,13 +1,14 @@
 """A stage that one machine holds has its state kept by another: should that machine vanish, the stage is restored.
 
     a stage with one member, or all on one machine ─► the lowest ready peer of the next stage keeps it
-    every `checkpoint_every_s` ─► the keeper fetches the newest state into its stage-<n>/checkpoint, if there is a newer
+    every `checkpoint_every_s` ─► the backup fetches the newest state into its stage-<n>/checkpoint, if there is a newer
 
-    it is stopped ─► it computes no more, and has the keeper fetch what it holds, before it says goodbye
+    it is stopped ─► it computes no more, and has the backup fetch what it holds, before it says goodbye
 
-Who keeps what is a function of what all are told (`keepers`), so nobody asks anybody. The copy is a checkpoint of the
+Who keeps what is a function of what all are told (`backups`), so nobody asks anybody. The copy is a checkpoint of the
 stage's run without anything private: whoever goes on from it is a newcomer with that state. A peer fetches one
-section's state in an interval, whatever it keeps: what is oldest first.
+section's state in an interval, whatever it keeps: what is oldest first. So a copy that was kept for others is told from
+what this peer held itself (`StagesOnDisk`).
 
 Failure:
 - the member vanishes meanwhile, or cannot deliver: the copy of before stays, and the next interval tries again.
@@ -17,25 +18,84 @@ Failure:
 
 import asyncio
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from weft.errors import CheckpointError, DiskFull, NetError, PeerError, Refused
 from weft.events import CheckpointSaved, Notice
 from weft.ids import PeerId
 from weft.net.transport.address import hosts_of, is_loopback
-from weft.peer.state.checkpoint import Snapshot, save
+from weft.peer.state.checkpoint import Contents, Snapshot, read_contents, save
 from weft.stages.messages import KeepNow, KeptAnswer
 from weft.stages.reader import StageReader, shape
 from weft.stages.step.pipeline import Kit
 from weft.stages.table import StageTable
+from weft.store.home import CHECKPOINT_FILE, PeerFolder
 from weft.store.pool import Pool
+from weft.sync.records.messages import Manifest
 from weft.wire import Buffer, digest_of
 
 HAND_OVER_S = 120.0  # for the state of a stage to be fetched by another before who holds it goes
 SINCE = 1 << 41  # as of a `StageReader`: no number of another of this process
+
+
+class StagesOnDisk:
+    """Which stages' states lie on this machine's disk, of which rounds; what has changed is read again.
+
+    Args:
+        folder: of one peer and the whole run.
+    """
+
+    def __init__(self, folder: PeerFolder) -> None:
+        self._folder = folder
+        self._read: dict[int, tuple[int, Contents]] = {}  # when it was written, and what it says
+
+    @property
+    def rounds(self) -> dict[int, int]:
+        """Return the rounds of all states that are kept, by stage."""
+        return {stage: _round(contents) for stage, contents in self._contents().items()}
+
+    @property
+    def own(self) -> dict[int, int]:
+        """Return those of the states that this peer held itself."""
+        return {stage: _round(contents) for stage, contents in self._contents().items() if not is_copy(contents)}
+
+    def has_counted(self, num_tokens: int) -> bool:
+        """Return whether so much is trained, as a state that this peer held has it."""
+        own = [contents.head for contents in self._contents().values() if not is_copy(contents)]
+        return any(head is not None and head.committed_tokens >= num_tokens for head in own)
+
+    def with_held(self, heads: Mapping[int, Manifest | None]) -> dict[int, int]:
+        """Return the rounds of all that is kept; of stages that are held now, how far they are.
+
+        Args:
+            heads: of the states that are held.
+        """
+        found = self.rounds
+        return found | {stage: int(head.round) for stage, head in heads.items() if head is not None and stage in found}
+
+    def _contents(self) -> dict[int, Contents]:
+        found = {}
+        for stage in self._folder.stages:
+            folder = self._folder.stage(stage).checkpoint
+            with suppress(CheckpointError, OSError):  # half-written, or gone
+                changed_at = (folder / CHECKPOINT_FILE).stat().st_mtime_ns
+                before = self._read.get(stage)
+                if before is None or before[0] != changed_at:
+                    before = self._read[stage] = changed_at, read_contents(folder)
+                found[stage] = before[1]
+        return found
+
+
+def is_copy(contents: Contents) -> bool:
+    """Return whether a checkpoint of a stage was kept for others: not even how far its peer had come is in it."""
+    return not contents.counters
+
+
+def _round(contents: Contents) -> int:
+    return 0 if contents.head is None else int(contents.head.round)
 
 
 class Backup:
@@ -54,14 +114,14 @@ class Backup:
         self._fetching = asyncio.Lock()  # one state at a time: each takes memory
         kit.node.serve(KeepNow, self._on_keep_now)
 
-    async def hand_over(self, stage: int, keeper: PeerId) -> bool:
+    async def hand_over(self, stage: int, backup: PeerId) -> bool:
         """Have another keep what this peer alone holds, as it is now; return whether it does."""
-        answer = await self._kit.node.ask(keeper, KeepNow(stage=stage), KeptAnswer, deadline_s=HAND_OVER_S)
+        answer = await self._kit.node.ask(backup, KeepNow(stage=stage), KeptAnswer, deadline_s=HAND_OVER_S)
         return answer is not None and answer.is_kept
 
-    def keepers_of(self, stages: Collection[int]) -> dict[int, PeerId]:
+    def backups_of(self, stages: Collection[int]) -> dict[int, PeerId]:
         """Return who is to keep the state of those of some stages that nobody but this peer holds."""
-        found, me = keepers(self._table, self._hosts()), {self._kit.node.peer}
+        found, me = backups(self._table, self._hosts()), {self._kit.node.peer}
         return {stage: found[stage] for stage in stages if stage in found and self._table.held(stage).keys() == me}
 
     async def watch(self) -> None:
@@ -77,7 +137,7 @@ class Backup:
     def _due(self) -> list[int]:
         """Return the stages to keep, the oldest copy first."""
         me = self._kit.node.peer
-        mine = [stage for stage, peer in keepers(self._table, self._hosts()).items() if peer == me]
+        mine = [stage for stage, peer in backups(self._table, self._hosts()).items() if peer == me]
         return sorted(mine, key=lambda stage: (self.kept.get(stage, -1), stage))
 
     def _hosts(self) -> dict[PeerId, frozenset[str]]:
@@ -97,39 +157,31 @@ class Backup:
 
     async def _keep(self, stage: int, members: list[PeerId]) -> bool:
         """Fetch the newest state of a stage from its members; return whether there was one to fetch."""
-        async with self._fetching:
-            return await self._kept_from(stage, members)
-
-    async def _kept_from(self, stage: int, members: list[PeerId]) -> bool:
         kit = self._kit
-        reader = self._readers.get(stage)
-        if reader is None:
-            run = kit.run.of_stage(stage)
-            reader = self._readers[stage] = StageReader(kit.node, run, SINCE, kit.compute, kit.clock)
-        heads = await reader.heads(members)
-        if max((head.round for head in heads.values()), default=-1) <= self.kept.get(stage, -1):
-            return False
-        try:
-            await self._fetch(stage, reader, members)
-        except (PeerError, NetError, Refused):
-            pass  # the next interval tries again
-        except (DiskFull, CheckpointError) as error:
-            if not self._is_full_told:
-                what = kit.run.called(stage)
-                text = f"the state of {what}, which one machine alone holds, is not kept here: {error}"
-                kit.emit(Notice(text=text))
-            self._is_full_told = True
-        return True
+        async with self._fetching:
+            if stage not in self._readers:
+                self._readers[stage] = StageReader(kit.node, kit.run.of_stage(stage), SINCE, kit.compute, kit.clock)
+            reader = self._readers[stage]
+            heads = await reader.heads(members)
+            if max((head.round for head in heads.values()), default=-1) <= self.kept.get(stage, -1):
+                return False
+            try:
+                await self._fetch(stage, reader, members)
+            except (PeerError, NetError, Refused):
+                pass  # the next interval tries again
+            except (DiskFull, CheckpointError) as error:
+                if not self._is_full_told:
+                    what = kit.run.called(stage)
+                    text = f"the state of {what}, which one machine alone holds, is not kept here: {error}"
+                    kit.emit(Notice(text=text))
+                self._is_full_told = True
+            return True
 
     async def _fetch(self, stage: int, reader: StageReader, members: list[PeerId]) -> None:
         kit = self._kit
         offered = await reader.pin(members)
         memory = Pool(0, kit.folder.scratch)
-
-        def make() -> dict[str, Tensor]:
-            return {name: memory.empty(num) for name, num in shape(reader.run).items()}
-
-        vectors = await kit.compute.serve(make)
+        vectors = await kit.compute.serve(lambda: {name: memory.empty(num) for name, num in shape(reader.run).items()})
 
         def put(name: str, start: int, data: Buffer) -> None:
             values = torch.from_numpy(np.frombuffer(data, dtype="<f4"))
@@ -146,13 +198,14 @@ class Backup:
             replicated=vectors,
         )
         path = kit.folder.stage(stage).checkpoint
-        contents = await kit.compute.serve(lambda: save(path, snapshot))
+        written = (await kit.compute.serve(lambda: save(path, snapshot))).replicated
         self.kept[stage] = int(offered.head.round)
-        written, nbytes = digest_of(contents.replicated), contents.replicated.nbytes
-        kit.emit(CheckpointSaved(path=str(path), round=offered.head.round, digest=written, nbytes=nbytes))
+        kit.emit(
+            CheckpointSaved(path=str(path), round=offered.head.round, digest=digest_of(written), nbytes=written.nbytes)
+        )
 
 
-def keepers(table: StageTable, hosts: Mapping[PeerId, Collection[str]]) -> dict[int, PeerId]:
+def backups(table: StageTable, hosts: Mapping[PeerId, Collection[str]]) -> dict[int, PeerId]:
     """Return who keeps the state of each stage that should be kept.
 
     Those are stages with one ready member, or whose members are all on one machine, by the hosts of their addresses.

@@ -38,7 +38,7 @@ class Holdings:
         self._pipeline = pipeline
         self._end = end
         self._coming: set[int] = set()  # stages that are about to be held
-        self._unfit: set[int] = set()  # those for which there is no room beside what is held
+        self.unfit: set[int] = set()  # those for which there is no room beside what is held
         self._num_held = 0
         self.is_closed = False  # nothing more is taken up
         self._lives = Tasks(fail)
@@ -72,10 +72,6 @@ class Holdings:
 
     async def aclose(self, grace_s: float = 0.0) -> None:
         await self._lives.aclose(grace_s=grace_s)
-
-    def has_room(self, stage: int) -> bool:
-        """Whether a stage may fit beside what is held, as far as is known."""
-        return stage not in self._unfit
 
     @property
     def is_empty(self) -> bool:
@@ -127,7 +123,7 @@ class Holdings:
         except TooLarge as error:
             if not self.members:
                 raise
-            self._unfit.add(stage)
+            self.unfit.add(stage)
             self._coming.discard(stage)
             await self.tied.let_go(stage)
             kit.emit(Notice(text=f"{run.called(stage)} is not taken up here: {error}"))
@@ -154,7 +150,7 @@ class Holdings:
             if self.members.get(stage) is member:
                 del self.members[stage]
             member.has_ended.set()
-            self._unfit.clear()  # there is more room
+            self.unfit.clear()  # there is more room
             await self.tied.let_go(stage)
             kit.emit(StageLeft(stage=stage, reason=why))
             self._pipeline.changed()
@@ -174,22 +170,22 @@ class Pauses:
     def __init__(self, holdings: Holdings, pipeline: Pipeline) -> None:
         self._holdings = holdings
         self._pipeline = pipeline
-        self._reasons: list[str] = []
+        self.reasons: tuple[str, ...] = ()
 
     def want(self, reason: str) -> None:
-        self._reasons.append(reason)
+        self.reasons += (reason,)
         for member in self._holdings.all():
             member.peer.pausing.want(reason)
         self._pipeline.changed()
 
     def want_no_more(self, reason: str) -> None:
-        self._reasons = [each for each in self._reasons if each != reason]
+        self.reasons = tuple(each for each in self.reasons if each != reason)
         for member in self._holdings.all():
             member.peer.pausing.want_no_more(reason)
 
     def take_over(self, member: Membership) -> None:
         """Let what has come to be held pause, too, where this peer is paused."""
-        for reason in self._reasons:
+        for reason in self.reasons:
             member.peer.pausing.want(reason)
 
     async def settled(self) -> None:
@@ -200,7 +196,3 @@ class Pauses:
     @property
     def is_away(self) -> bool:
         return any(member.peer.pausing.is_away for member in self._holdings.all())
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        return tuple(self._reasons)

@@ -5,7 +5,7 @@ At the end of a run with stages, the peer that began it gathers the whole model,
     the first stage is complete ─► all stages have counted all, or will not ─► their sections, one after the other
 
 What it holds itself it takes from where it is; the rest it fetches. Members wait at the end as long as somebody says
-that it is busy (`step.evaluate.Needs`), so nobody is gone meanwhile.
+that it is busy (`step.conductor.Needs`), so nobody is gone meanwhile.
 
 Failure:
 - no room for the whole model, or a section cannot be had: a notice says so; the sections stay where they are, and
@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from weft.errors import CheckpointError, WeftError
 from weft.events import Notice
@@ -26,7 +25,7 @@ from weft.launch.session import Session
 from weft.peer.context import Data
 from weft.peer.peer import Outcome
 from weft.run.staged import StagedConfig
-from weft.stages.gather.gather import Found, Gather, Gathered, Means, Sources, found_in
+from weft.stages.gather.gather import Found, Gather, Gathered, Means, found_in
 from weft.stages.peer import FINISH_S, StagesPeer
 from weft.stages.reader import StageReader
 from weft.stages.step.pipeline import Kit
@@ -44,7 +43,7 @@ async def gather_at_end(peer: StagesPeer) -> Gathered | None:
     readers = {
         stage: StageReader(kit.node, run.of_stage(stage), READ_SINCE, kit.compute, kit.clock)
         for stage in range(run.num_pieces)
-        if peer.holding(stage) is None
+        if peer.holdings.holding(stage) is None
     }
 
     def here(stage: int) -> list[Found]:
@@ -62,18 +61,12 @@ async def gather_at_end(peer: StagesPeer) -> Gathered | None:
         clock=kit.clock,
         emit=kit.emit,
     )
-    gathering = Gather(run, means, readers, Sources(here=here, members=members))
     try:
-        return await gathering.gather(kit.folder.checkpoint)
+        return await Gather(run, means, readers, here, members).gather(kit.folder.checkpoint)
     except WeftError as error:
         text = f"the whole model was not put together: {error} Its sections stay where they are: weft gather"
         kit.emit(Notice(text=text))
         return None
-
-
-def has_model(folder: Path) -> bool:
-    """Return whether there is a checkpoint in a folder."""
-    return (folder / CHECKPOINT_FILE).exists()
 
 
 async def _ended(peer: StagesPeer, readers: Mapping[int, StageReader], members: Callable[[int], list[PeerId]]) -> None:
@@ -83,7 +76,7 @@ async def _ended(peer: StagesPeer, readers: Mapping[int, StageReader], members: 
     async def beat(stage: int) -> int:
         if stage in readers:
             return await readers[stage].beat(members(stage)) or 0
-        member = peer.holding(stage)
+        member = peer.holdings.holding(stage)
         return 0 if member is None else member.conductor.step.round
 
     while clock.now() - began < FINISH_S:
@@ -95,7 +88,7 @@ async def _ended(peer: StagesPeer, readers: Mapping[int, StageReader], members: 
 
 def _held(peer: StagesPeer, stage: int) -> Found | None:
     """Return the section that this peer holds."""
-    member = peer.holding(stage)
+    member = peer.holdings.holding(stage)
     head = None if member is None else member.peer.head
     if member is None or head is None:
         return None
@@ -116,7 +109,7 @@ def prepare(s: Session, run: StagedConfig, data: Data) -> Prepared[StagesPeer]:
 
     async def run_to_end(wait_for: int | None) -> Outcome:
         if wait_for is not None:
-            peer.at_end(partial(gather_at_end, peer))
+            peer.ending.plan(partial(gather_at_end, peer))
         return await live(peer, wait_for)
 
     return Prepared(peer, run_to_end)
@@ -139,21 +132,18 @@ def kit_of(s: Session, run: StagedConfig, data: Data) -> Kit:
 
 
 async def live(peer: StagesPeer, wait_for: int | None) -> Outcome:
-    """Hold stages of the run until it is complete or `peer` is stopped.
+    """Hold stages of the run until it is complete or `peer` is stopped; return how it ended, as its first stage did.
 
     Args:
         wait_for: begin once so many peers are here; None: join.
     """
-    await (peer.join() if wait_for is None else peer.found(wait_for))
-    return summed(peer)
-
-
-def summed(peer: StagesPeer) -> Outcome:
-    """Return how the peer ended: as its first stage did, with the whole model where that was put together."""
-    outcomes, whole = peer.outcomes, peer.kit.folder.checkpoint
+    outcomes = await peer.live(wait_for)
+    whole = peer.kit.folder.checkpoint
     if outcomes:
         first = outcomes[min(outcomes)]
-        return replace(first, run=peer.run, checkpoint=whole if has_model(whole) else first.checkpoint)
+        return replace(
+            first, run=peer.run, checkpoint=whole if (whole / CHECKPOINT_FILE).exists() else first.checkpoint
+        )
     sent, received = peer.kit.node.moved
     return Outcome(
         reason=peer.reason or "complete",  # it held nothing as the run ended

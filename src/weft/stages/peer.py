@@ -14,18 +14,16 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from weft.events import Notice
 from weft.ids import PeerId
 from weft.peer.peer import Outcome
-from weft.stages.backup import Backup
+from weft.stages.backup import Backup, StagesOnDisk
 from weft.stages.holdings import Holdings
 from weft.stages.messages import Shelved, StageNews
-from weft.stages.on_disk import StagesOnDisk
 from weft.stages.placement import Placement, Rebalance
-from weft.stages.step.member import Member, Membership
+from weft.stages.step.member import Member
 from weft.stages.step.pipeline import Kit, Pipeline
 from weft.tasks import Tasks
 
@@ -53,7 +51,7 @@ class Ending:
         self._last_round = 0  # of the first stage
 
     def plan(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Let `work` be done once the run is complete."""
+        """Let `work` be done once the run is complete, while all members stay."""
         self._work = work
 
     def look(self, now: float) -> None:
@@ -183,43 +181,36 @@ class StagesPeer:
         self.kit = kit
         self.run = kit.run
         self.failure: Exception | None = None
-        self._stop_reason = ""
+        self.reason = ""  # why it was told to stop, if it was
         self._has_ended = asyncio.Event()
         self._tasks = Tasks(self.fail)
-        self._pipeline = Pipeline(kit, self._has_busy)
+        self._pipeline = Pipeline(kit, lambda: self.ending.has_busy())
         self.table = table = self._pipeline.table
-        self._holdings = holdings = Holdings(kit, self._pipeline, self.fail, self._has_ended.set)
+        self.holdings = holdings = Holdings(kit, self._pipeline, self.fail, self._has_ended.set)
         self.members, self.outcomes, self.pausing = holdings.members, holdings.outcomes, holdings.pausing
-        self._ending = Ending(self._pipeline, holdings, self._tasks, self._has_ended.set)
+        self.ending = Ending(self._pipeline, holdings, self._tasks, self._has_ended.set)
         self._backup = Backup(kit, table)
         self._rebalance = Rebalance(kit, table, holdings)
         on_disk = StagesOnDisk(kit.folder)
         self._placement = Placement(kit, table, on_disk, holdings, self._has_ended.set)
-        self._news = News(kit, self._pipeline, holdings, self._ending, on_disk)
+        self._news = News(kit, self._pipeline, holdings, self.ending, on_disk)
 
-    async def found(self, wait_for: int) -> dict[int, Outcome]:
-        """Begin the run once `wait_for` peers (this one included) are here, or go on with what is kept here."""
-        return await self._live(self._placement.found(wait_for))
+    async def live(self, wait_for: int | None) -> dict[int, Outcome]:
+        """Take part to the end; return how each stage ended that it held last.
 
-    async def join(self) -> dict[int, Outcome]:
-        """Take part in a run that others keep, for the first time or again."""
-        return await self._live(self._placement.join())
-
-    def at_end(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Let `work` be done once the run is complete, while all members stay."""
-        self._ending.plan(work)
-
-    async def _live(self, coming: Coroutine[Any, Any, None]) -> dict[int, Outcome]:
+        Args:
+            wait_for: as of `Placement.found`; None: join.
+        """
         ticking = self._tasks.spawn(self._tick())
         self._tasks.spawn(self._backup.watch())
-        self._tasks.spawn(coming)
+        self._tasks.spawn(self._placement.join() if wait_for is None else self._placement.found(wait_for))
         try:
             await self._has_ended.wait()
             ticking.cancel()
-            await self._holdings.aclose(grace_s=FINISH_S)
+            await self.holdings.aclose(grace_s=FINISH_S)
         finally:
             await self._tasks.aclose()
-            await self._holdings.aclose()
+            await self.holdings.aclose()
             await self._pipeline.aclose()
         if self.failure is not None:
             raise self.failure
@@ -232,11 +223,11 @@ class StagesPeer:
             now = self.kit.clock.now()
             self._news.tell()
             self._news.drop_silent(now)
-            if self._placement.is_over and not self.is_stopping:
-                self._ending.look(now)
-                if not self._ending.has_come or self._has_busy():
+            if self._placement.is_over and not self.reason:
+                self.ending.look(now)
+                if not self.ending.has_come or self.ending.has_busy():
                     self._placement.look_at_empty(now)
-                    self._holdings.tied.look()
+                    self.holdings.tied.look()
                 if self._rebalance.is_due(now):
                     self._tasks.spawn(self._rebalance.rebalance())
                 self._rebalance.let_go()
@@ -246,49 +237,31 @@ class StagesPeer:
     # --- how it ends ---
 
     def stop(self, reason: str) -> None:
-        """Say goodbye in every stage, save, and return from `found` or `join`, soon.
+        """Say goodbye in every stage, save, and return from `live`, soon.
 
         What this peer alone holds, another keeps first; said twice, nobody waits for that.
         """
-        is_first, self._stop_reason = not self._stop_reason, self._stop_reason or reason
-        self._holdings.close()
-        keepers = self._backup.keepers_of(self.members) if is_first else {}
-        if keepers and self.failure is None and not self._ending.has_come:
-            self._tasks.spawn(self._hand_over(keepers, reason))
+        is_first, self.reason = not self.reason, self.reason or reason
+        self.holdings.close()
+        backups = self._backup.backups_of(self.members) if is_first else {}
+        if backups and self.failure is None and not self.ending.has_come:
+            self._tasks.spawn(self._hand_over(backups, reason))
         else:
-            self._holdings.stop(reason)
+            self.holdings.stop(reason)
 
-    async def _hand_over(self, keepers: dict[int, PeerId], reason: str) -> None:
-        for stage in keepers:
+    async def _hand_over(self, backups: dict[int, PeerId], reason: str) -> None:
+        for stage in backups:
             self.members[stage].leave()
         self._news.tell()  # nobody sends anything more
-        names = ", ".join(self.run.called(stage) for stage in keepers)
+        names = ", ".join(self.run.called(stage) for stage in backups)
         self.kit.emit(Notice(text=f"nobody else holds {names}: another peer takes the state before this one goes"))
         if self.run.tied is not None:
-            keepers |= self._backup.keepers_of([self.run.tied])
-        kept = await asyncio.gather(*(self._backup.hand_over(stage, keeper) for stage, keeper in keepers.items()))
+            backups |= self._backup.backups_of([self.run.tied])
+        kept = await asyncio.gather(*(self._backup.hand_over(stage, peer) for stage, peer in backups.items()))
         if not all(kept):
             self.kit.emit(Notice(text="nobody has taken all of it: it stays here, on this peer's disk"))
-        self._holdings.stop(reason)
+        self.holdings.stop(reason)
 
     def fail(self, error: Exception) -> None:
         self.failure = self.failure or error
         self.stop(type(error).__name__)
-
-    @property
-    def is_stopping(self) -> bool:
-        return bool(self._stop_reason)
-
-    @property
-    def reason(self) -> str:
-        """Return why it was told to stop, if it was."""
-        return self._stop_reason
-
-    # --- what it holds ---
-
-    def holding(self, stage: int) -> Membership | None:
-        """Return this peer's part in the run of a stage, or of a tied matrix; None: it has none."""
-        return self._holdings.holding(stage)
-
-    def _has_busy(self) -> bool:
-        return self._ending.has_busy()

@@ -22,9 +22,9 @@ from contextlib import suppress
 from weft.events import Notice, StageEmpty
 from weft.ids import PeerId, Round
 from weft.pipeline.placement import GAIN, moves, stage_for, totals_of
+from weft.stages.backup import StagesOnDisk
 from weft.stages.holdings import MOVES, Holdings
 from weft.stages.messages import LeaveAnswer, MayLeave, StageBegin
-from weft.stages.on_disk import StagesOnDisk
 from weft.stages.step.member import Member
 from weft.stages.step.pipeline import Kit
 from weft.stages.table import StageTable
@@ -87,7 +87,7 @@ class Placement:
         begin = assigned([self._me, *self._table.others(self._me)], self._run.stages)
         for peer in node.peers:
             node.post(peer, begin)
-        self._begin(begin)
+        await self._on_begin(self._me, begin)
 
     async def join(self) -> None:
         """Take part in a run that others keep, for the first time or again."""
@@ -115,12 +115,12 @@ class Placement:
         others, empty = self._table.others(self._me), set(self._table.empty())
         self._empty_since = {stage: at for stage, at in self._empty_since.items() if stage in empty}
         for stage in sorted(empty):
-            if not self._holdings.has_room(stage) or now - self._empty_since.setdefault(stage, now) < EMPTY_S:
+            if stage in self._holdings.unfit or now - self._empty_since.setdefault(stage, now) < EMPTY_S:
                 continue
             self._empty_since[stage] = now  # for whoever takes it up to come that far
-            keepers = self._table.keepers(stage)
-            best = min(keepers, key=lambda peer: (-keepers[peer], peer), default=None)
-            self._kit.emit(StageEmpty(stage=stage, restored_by=best, round=Round(0 if best is None else keepers[best])))
+            kept = self._table.kept(stage)
+            best = min(kept, key=lambda peer: (-kept[peer], peer), default=None)
+            self._kit.emit(StageEmpty(stage=stage, restored_by=best, round=Round(0 if best is None else kept[best])))
             opens = 1 if stage == 0 and self._holdings.tied.is_lost else None
             if best == self._me:
                 self._holdings.hold(stage, "nobody holds it, and its newest state is here", opens=opens)
@@ -129,9 +129,6 @@ class Placement:
                 self._holdings.hold(stage, "nobody has a state of it", wait_for=1, opens=opens)
 
     async def _on_begin(self, _peer: PeerId, begin: StageBegin) -> None:
-        self._begin(begin)
-
-    def _begin(self, begin: StageBegin) -> None:
         if self._is_begun.is_set():
             return
         self._is_begun.set()

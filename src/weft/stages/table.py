@@ -58,8 +58,8 @@ class StageTable:
     def rates(self) -> list[Stage]:
         """Return each stage's members, those who are on their way to it included, and the rate of each.
 
-        Rates are of work that is usual, as `pipeline.place` has them. A peer that holds several shares its rate among
-        them. One that is not known is the median of the others'.
+        Rates are of work that is usual, as in `pipeline.placement`. A peer that holds several shares its rate
+        among them. One that is not known is the median of the others'.
         """
         stages = [
             {peer: each.rate * cost for peer, each in sorted(self.held(stage).items())}
@@ -74,7 +74,7 @@ class StageTable:
         """Return the stages that nobody holds."""
         return [stage for stage in range(self.num_stages) if not self.held(stage)]
 
-    def keepers(self, stage: int) -> dict[PeerId, int]:
+    def kept(self, stage: int) -> dict[PeerId, int]:
         """Return who has a state of a stage on its disk, and of which round."""
         return {peer: kept.round for peer, news in self._news.items() for kept in news.kept if kept.stage == stage}
 

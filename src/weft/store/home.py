@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from weft import wire
-from weft.data import READ_ONLY, ShardStore, write_atomically
+from weft.data.store import READ_ONLY, ShardStore, write_atomically
 from weft.errors import ConfigError, DataError
 from weft.ids import Digest, PeerId, RunId
 

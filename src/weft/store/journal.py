@@ -35,7 +35,7 @@ from pathlib import Path
 from struct import Struct
 
 from weft import wire
-from weft.data import PRIVATE, write_atomically
+from weft.data.store import PRIVATE, write_atomically
 from weft.errors import CheckpointError, DataError, DiskFull, WireError
 from weft.ids import BranchId, Digest, Round
 from weft.store.pool import Pool

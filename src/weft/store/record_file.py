@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from weft.data import write_atomically
+from weft.data.store import write_atomically
 from weft.errors import WireError
 from weft.wire import Record, decode, encode
 

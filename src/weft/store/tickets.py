@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
-from weft.data import PRIVATE, write_atomically
+from weft.data.store import PRIVATE, write_atomically
 from weft.errors import ConfigError, DataError, DiskFull
 from weft.ids import PeerId
 from weft.net.admission import SECRET_NBYTES, Admission, ByTicket

@@ -2,8 +2,6 @@
 
 A round of a fragment merges less than is counted here, but its member copies what was trained while it was decided:
 both come to about the same (benchmarks/reports/memory.md).
-
-What one peer sends and receives of a method's payloads and results: the mean over a run's peers and rounds.
 """
 
 from typing import assert_never
@@ -12,9 +10,7 @@ from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.cost import training as cost
 from weft.cost.training import Traffic
-from weft.sync.merge import basis as bases
-from weft.sync.merge.basis import Shapes
-from weft.sync.merge.method import most_sent
+from weft.sync.merge.method import Shapes, build_basis, most_sent
 from weft.sync.method.choices import (
     AdamWConfig,
     Choices,
@@ -50,7 +46,7 @@ def peer_memory(
         activations: `cost.activation_nbytes`.
     """
     mean = choices.of_mean()
-    num_sent = bases.build(mean.basis, shapes).num_sent(num)
+    num_sent = build_basis(mean.basis, shapes).num_sent(num)
     return cost.peer_memory(
         num,
         num_sent if choices.is_merged_by_all else cost.part_size(num_sent, num_electors),

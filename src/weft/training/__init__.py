@@ -1,6 +1,6 @@
 """Inner steps on a device: what is asked of whatever trains, and what trains here.
 
-    learner    its two halves: what keeps the vector, what makes steps on it
+    learner    what keeps a vector, and makes steps on it
     steps      steps that are shared, wherever the vector lies
     trainer    a vector on this machine's device; `section` and `tied` make steps of their own on it
 

@@ -10,7 +10,6 @@ overflows; it is doubled after 2000 batches without.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -20,8 +19,8 @@ from torch.nn.functional import cross_entropy
 
 from weft.data.batch import Batch
 from weft.events import Emit, FellBack, MicroBatchChanged
-from weft.model import FlatModel
-from weft.model.flat import Part
+from weft.model.flat import FlatModel
+from weft.model.transformer import SectionModule
 from weft.training.device import Device, allocating, first_line, is_out_of_memory
 
 T = TypeVar("T")
@@ -63,7 +62,7 @@ class Backward:
             if not math.isfinite(loss) or not self.scale.shrink():
                 return loss, norm
 
-    def summed_loss(self, module: Part, batch: Batch) -> float:
+    def summed_loss(self, module: SectionModule, batch: Batch) -> float:
         """Return the sum of the losses of `batch` under `module`, nats. The sum is taken in float64.
 
         Raises:
@@ -96,7 +95,7 @@ class Backward:
         self._model.zero_gradient()
         total = torch.zeros((), device=gradient.device)
         for tokens, targets in self._micro_batches(batch):
-            with self._autocast():
+            with self._device.autocast():
                 loss = self._loss(tokens, targets)
             # The mean over the batch is the sum of the micro-batches' means, each weighted by its share of samples.
             share = loss * (len(tokens) / len(batch[0]))
@@ -108,11 +107,11 @@ class Backward:
         loss_value, norm_value = torch.stack((total, norm)).tolist()  # the step's one wait for a GPU
         return loss_value, norm_value
 
-    def _add_up(self, module: Part, batch: Batch) -> float:
+    def _add_up(self, module: SectionModule, batch: Batch) -> float:
         total = 0.0
         with torch.inference_mode():
             for tokens, targets in self._micro_batches(batch):
-                with self._autocast():
+                with self._device.autocast():
                     logits = module(tokens)
                 losses = cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
                 total += float(losses.cpu().double().sum())
@@ -121,11 +120,6 @@ class Backward:
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Int64[Tensor, "micro seq"], Int64[Tensor, "micro seq"]]]:
         tokens, targets = (torch.split(part.to(self._device.torch), self.micro_batch) for part in batch)
         return zip(tokens, targets, strict=True)
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self._device.autocast_dtype is None:
-            return nullcontext()
-        return torch.autocast(self._device.torch.type, self._device.autocast_dtype)
 
     def _halving(self, work: Callable[[], T]) -> T:
         """Do `work`, again with half the micro-batch as often as memory runs out."""

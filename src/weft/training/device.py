@@ -10,7 +10,7 @@ full, so there the trainer starts with the whole batch and halves.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,7 @@ from weft.cost import training as cost
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
 from weft.run.config import LoopConfig, RunConfig
-from weft.run.host import host_free_nbytes, process_nbytes
+from weft.run.host import gigabytes, host_free_nbytes, process_nbytes
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.sync.costs import peer_memory
 
@@ -47,6 +47,11 @@ class Device:
     def autocast_dtype(self) -> "dtype | None":
         """What matrix products are computed in; None: as the parameters are."""
         return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context in which matrix products are computed so."""
+        dtype = self.autocast_dtype
+        return nullcontext() if dtype is None else torch.autocast(self.torch.type, dtype)
 
     def release_cache(self) -> None:
         """Give back what torch's allocator keeps for later, so that differently sized tensors find room."""
@@ -171,8 +176,8 @@ def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
     free = _within(peer.caps.memory_nbytes, host_free_nbytes(), process_nbytes)
     if needed > cost.SPARE * free:
         raise TooLarge(
-            f"the run has {num:,} numbers, for which {_gigabytes(needed)} are needed beside the model, and "
-            f"{_gigabytes(free)} are free. Close other programs, or use a larger machine."
+            f"the run has {num:,} numbers, for which {gigabytes(needed)} are needed beside the model, and "
+            f"{gigabytes(free)} are free. Close other programs, or use a larger machine."
         )
 
 
@@ -209,7 +214,7 @@ def by_place(memory: cost.Memory, device: Device) -> dict[str, int]:
 def figures(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
     """Return both in words, place by place."""
     return "; ".join(
-        f"{'this machine' if place == 'cpu' else place}: {_gigabytes(nbytes)} needed, {_gigabytes(free[place])} free"
+        f"{'this machine' if place == 'cpu' else place}: {gigabytes(nbytes)} needed, {gigabytes(free[place])} free"
         for place, nbytes in needed.items()
     )
 
@@ -222,10 +227,6 @@ def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int], cap
         "other programs, set has_recompute = true or a half precision, choose a smaller model, or join from a larger "
         "machine."
     )
-
-
-def _gigabytes(nbytes: float) -> str:
-    return f"{nbytes / 1e9:.2f} GB"
 
 
 def decoder(config: ModelConfig) -> cost.Decoder:

@@ -19,8 +19,8 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.data import Tokenizer
 from weft.data.batch import Batches
+from weft.data.tokenizer import Tokenizer
 from weft.run.config import Genesis
 from weft.training.optimizer import State
 
@@ -56,6 +56,7 @@ class Measure(Protocol):
 
         Raises:
             NotFinite: the loss is NaN or infinite.
+            OutOfMemory: there is no room for them beside what trains.
         """
         ...
 
@@ -78,16 +79,16 @@ class Measure(Protocol):
         Raises:
             DataError: the prompt has a character that the tokenizer does not know.
             NotFinite: the model's logits are NaN or infinite.
+            OutOfMemory: there is no room for them beside what trains.
         """
         ...
 
 
 @runtime_checkable
-class KeepsVector(Protocol):
-    """One half of a learner: the local parameters, wherever they lie.
+class Learner(Protocol):
+    """Inner steps from one vector to another. All vectors are flat, fp32, on the CPU; or spread, if the first is."""
 
-    All vectors are flat, fp32, on the CPU; or spread, if the first is.
-    """
+    # --- the local parameters, wherever they lie ---
 
     @property
     def is_parked(self) -> bool: ...
@@ -124,10 +125,7 @@ class KeepsVector(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class MakesSteps(Protocol):
-    """The other half: steps on that vector."""
+    # --- steps on them ---
 
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         """Take what training needs, and `vector` as the local parameters."""
@@ -158,8 +156,3 @@ class MakesSteps(Protocol):
     ) -> tuple[Float32[Tensor, " num"], Work]:
         """Return the mean gradient over the samples at `positions`, and change no parameter."""
         ...
-
-
-@runtime_checkable
-class Learner(KeepsVector, MakesSteps, Protocol):
-    """Inner steps from one vector to another."""

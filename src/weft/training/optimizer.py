@@ -15,7 +15,7 @@ equation 4.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import assert_never
@@ -26,8 +26,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from weft.errors import CheckpointError
-from weft.model import FlatModel
-from weft.model.flat import layer_matrices
+from weft.model.flat import FlatModel, layer_matrices
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig, OptimizerConfig
 
 State = dict[str, Tensor]
@@ -98,29 +97,23 @@ class _Group:
         return sum(here.stop - here.start for here in self.ranges)
 
 
-@dataclass(frozen=True)
-class AdamWNumbers:
-    """Numbers that AdamW moves at once, and what it keeps of them."""
-
-    parameters: Tensor
-    gradient: Tensor
-    moment1: Tensor
-    moment2: Tensor
-    count: Tensor  # of steps
-
-
 @torch.no_grad()
 def adamw_step(
-    config: AdamWConfig | MuonConfig, decay: float, learning_rate: float, numbers: Sequence[AdamWNumbers]
+    config: AdamWConfig | MuonConfig, decay: float, learning_rate: float, numbers: Iterable[tuple[Tensor, ...]]
 ) -> None:
-    """Make one step of AdamW, in place."""
+    """Make one step of AdamW, in place.
+
+    Args:
+        numbers: of each range: parameters, gradient, both moments, count of steps.
+    """
+    parameters, gradients, moments1, moments2, counts = (list(each) for each in zip(*numbers, strict=True))
     adamw(
-        [each.parameters for each in numbers],
-        [each.gradient for each in numbers],
-        [each.moment1 for each in numbers],
-        [each.moment2 for each in numbers],
+        parameters,
+        gradients,
+        moments1,
+        moments2,
         [],
-        [each.count for each in numbers],
+        counts,
         fused=True,
         amsgrad=False,
         beta1=config.beta1,
@@ -149,24 +142,15 @@ class _AdamWStep:
     def step(self, learning_rate: float, moment1: Tensor, moment2: Tensor) -> None:
         config, model, start = self._config, self._model, 0
         for group, counts in zip(self._groups, self._counts, strict=True):
-            sizes = [here.stop - here.start for here in group.ranges]
-            adamw_step(
-                config,
-                group.decay,
-                learning_rate,
-                [
-                    AdamWNumbers(*each)
-                    for each in zip(
-                        [model.vector[here] for here in group.ranges],
-                        [model.gradient[here] for here in group.ranges],
-                        torch.split(moment1[start : start + group.num], sizes),
-                        torch.split(moment2[start : start + group.num], sizes),
-                        counts,
-                        strict=True,
-                    )
-                ],
-            )
-            start += group.num
+            numbers = []
+            for here, count in zip(group.ranges, counts, strict=True):
+                stop = start + here.stop - here.start
+                numbers.append(
+                    (model.vector[here], model.gradient[here], moment1[start:stop], moment2[start:stop], count)
+                )
+                start = stop
+            if numbers:
+                adamw_step(config, group.decay, learning_rate, numbers)
 
     def set_steps(self, num_steps: int) -> None:
         for counts in self._counts:

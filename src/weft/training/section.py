@@ -22,8 +22,8 @@ from weft.data.batch import Batches
 from weft.errors import CallFailed
 from weft.events import Emit, WarmedUp
 from weft.model.backward import forward as passed_through
-from weft.model.flat import Part
-from weft.pipeline.codec.build import build
+from weft.model.transformer import SectionModule
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import Given, Passed
 from weft.pipeline.split.section import LayersAt
 from weft.pipeline.torch_device import TorchDevice
@@ -32,7 +32,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, confinement
 from weft.training.learner import NOTHING_CAME, Work
 from weft.training.steps import Mean
-from weft.training.tied import TiedTrainer
+from weft.training.tied import TiedTrainer, averaged
 from weft.training.trainer import Trainer
 
 
@@ -73,7 +73,7 @@ class SectionTrainer(Trainer):
 
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
         super()._take_device(held, micro_batch)
-        codecs = build(self._pipeline.activations, self._pipeline.gradients)
+        codecs = Boundaries(self._pipeline.activations, self._pipeline.gradients)
         train, has_recompute = self._run.train, self._peer.has_recompute
         self._lent = TorchDevice(self._model, codecs, train.seq_len, train.batch_size, has_recompute=has_recompute)
 
@@ -129,7 +129,7 @@ class SectionTrainer(Trainer):
         blank = torch.zeros(num, seq_len, dtype=torch.int64, device=self._model.vector.device)
         x = blank if self._section.is_first else torch.zeros(*blank.shape, self._run.model.width, device=blank.device)
 
-        def compute(module: Part) -> Tensor:
+        def compute(module: SectionModule) -> Tensor:
             return module.loss(x, blank) if self._section.is_last else module(x)
 
         passed = passed_through(self._model, compute, x)
@@ -166,11 +166,7 @@ class SectionTrainer(Trainer):
         return self._mean(total)
 
     def _mean(self, total: Sum) -> Mean:
-        """Make a mean of the sum that the gradient is."""
-        gradient = self._model.gradient
-        gradient.mul_(self._run.train.batch_size / total.num_samples)
-        norm = float(torch.linalg.vector_norm(gradient))
-        return Mean(loss=total.loss / total.num_samples, norm=norm, num_samples=total.num_samples)
+        return averaged(self._model.gradient, total, self._run.train.batch_size)
 
     def _descend(self, norm: float, rate: float) -> float:
         norm = super()._descend(norm, rate)

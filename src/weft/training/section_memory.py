@@ -21,8 +21,8 @@ from weft.model.config import ModelConfig
 from weft.model.flat import layout
 from weft.model.sections import Section, num_section_parameters
 from weft.pipeline.codec import boundary
-from weft.pipeline.codec import build as build_boundary
 from weft.pipeline.codec.activations import AqSgdConfig, SubspaceConfig
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.sender import PER_STAGE
 from weft.pipeline.worker import Bounds
@@ -50,7 +50,17 @@ class Holding:
 
     @property
     def micro(self) -> MicroBatch:
-        return micro_batch(self.model, self.train, self.pipeline)
+        """Return what the closed forms need to know of a micro-batch: at most what a member begins in a step."""
+        num_samples, seq_len = min(self.pipeline.micro_batch, self.train.batch_size), self.train.seq_len
+        # Bytes do not follow from the vocabulary, of which one codec draws a table.
+        shape = boundary.Shape(seq_len, self.model.width, vocab_size=1)
+        found = Boundaries(self.pipeline.activations, self.pipeline.gradients).boundary(shape)
+        return MicroBatch(
+            num_samples=num_samples,
+            seq_len=seq_len,
+            activations_nbytes=found.activations.nbytes(num_samples),
+            gradients_nbytes=found.gradients.nbytes(num_samples),
+        )
 
 
 def of_run(run: StagedConfig) -> Holding:
@@ -171,20 +181,6 @@ def relative_costs(run: StagedConfig) -> list[float]:
     return [each * len(flops) / sum(flops) for each in flops]
 
 
-def micro_batch(model: ModelConfig, train: TrainConfig, pipeline: PipelineConfig) -> MicroBatch:
-    """Return what the closed forms need to know of a micro-batch: at most what a member begins in a step."""
-    num_samples = min(pipeline.micro_batch, train.batch_size)
-    # Bytes do not follow from the vocabulary, of which one codec draws a table.
-    shape = boundary.Shape(train.seq_len, model.width, vocab_size=1)
-    found = build_boundary.build(pipeline.activations, pipeline.gradients).boundary(shape)
-    return MicroBatch(
-        num_samples=num_samples,
-        seq_len=train.seq_len,
-        activations_nbytes=found.activations.nbytes(num_samples),
-        gradients_nbytes=found.gradients.nbytes(num_samples),
-    )
-
-
 def fitting(run: StagedConfig, peer: PeerConfig, device: Device) -> int:
     """Return how many micro-batches this machine can keep at a time as a member of a stage, a tied matrix held already.
 
@@ -208,12 +204,10 @@ def fitting(run: StagedConfig, peer: PeerConfig, device: Device) -> int:
     )
 
 
-def least_nbytes(holding: Holding, cuts: Iterable[Section], *, num_taken: int = 1) -> int:
+def least_nbytes(holding: Holding, cuts: Iterable[Section]) -> int:
     """Return the least memory with which a machine without a GPU can hold any of the sections.
 
     The largest section decides who can join wherever somebody is missing.
     """
-    return max(
-        cost_pipeline.BASE_NBYTES + section_memory(holding, cut, num_members=1, num_taken=num_taken).on_cpu
-        for cut in cuts
-    )
+    needed = max(section_memory(holding, cut, num_members=1, num_taken=1).on_cpu for cut in cuts)
+    return cost_pipeline.BASE_NBYTES + needed

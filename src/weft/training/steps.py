@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.data import Tokenizer
 from weft.data.batch import Batch, Batches
+from weft.data.tokenizer import Tokenizer
 from weft.errors import NotFinite
 from weft.events import Emit, StepDone
 from weft.ids import Step
@@ -159,19 +159,19 @@ class Stepper(ABC):
     def evaluate(
         self, vector: Float32[Tensor, " num"], batches: Batches, num_windows: int, between: Callable[[], None] = nothing
     ) -> tuple[float, int]:
-        """Return the loss of the outer parameters, as `Measure.evaluate`.
-
-        Raises:
-            NotFinite: the loss is NaN or infinite.
-            OutOfMemory: there is no room for them beside what trains.
-        """
+        """As `Measure.evaluate`."""
         total, num_tokens = 0.0, 0
         with self._showing(vector) as shown:
             for batch in batches.heldout_batches(num_windows, self._run.train.batch_size):
                 total += shown.loss(batch)
                 num_tokens += batch[0].numel()
                 between()
-        return mean_loss(total, num_tokens), num_tokens
+        if not math.isfinite(total):
+            raise NotFinite(
+                "the held-out loss of the outer parameters is NaN or infinite: the run has diverged. Resume from an "
+                "earlier checkpoint, with a lower learning rate."
+            )
+        return total / num_tokens, num_tokens
 
     def sample(
         self,
@@ -182,13 +182,7 @@ class Stepper(ABC):
         seed: int,
         between: Callable[[], None] = nothing,
     ) -> str:
-        """Return what the outer parameters write, as `Measure.sample`.
-
-        Raises:
-            DataError: the prompt has a character that the tokenizer does not know.
-            NotFinite: the model's logits are NaN or infinite.
-            OutOfMemory: there is no room for them beside what trains.
-        """
+        """As `Measure.sample`."""
         end, written = tokenizer.end_of_text, list[int]()
         ids = [int(token) for token in tokenizer.encode(prompt)] or [0 if end is None else end]
         with self._showing(vector) as shown:
@@ -248,17 +242,3 @@ class Stepper(ABC):
             mean_loss=sum(losses) / len(losses) if losses else math.nan,
             duration_s=self._clock.now() - began,
         )
-
-
-def mean_loss(total: float, num_tokens: int) -> float:
-    """Return the mean of a summed loss over held-out text.
-
-    Raises:
-        NotFinite: it is NaN or infinite.
-    """
-    if not math.isfinite(total):
-        raise NotFinite(
-            "the held-out loss of the outer parameters is NaN or infinite: the run has diverged. Resume from an "
-            "earlier checkpoint, with a lower learning rate."
-        )
-    return total / num_tokens

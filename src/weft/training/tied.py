@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.errors import CallFailed
-from weft.model import FlatModel
+from weft.model.flat import FlatModel
 from weft.pipeline.worker import Sum
 from weft.training.learner import NOTHING_CAME, Work
 from weft.training.steps import Mean
@@ -91,14 +91,19 @@ class TiedTrainer(Trainer):
     def _fill(self, positions: NDArray[np.int64]) -> Mean:  # noqa: ARG002  # what was handed in counts
         total, self._total = self._total, Sum()
         assert self._handed is not None
-        handed = self._handed.mul_(ENDS * self._run.train.batch_size / total.num_samples)
-        norm = float(torch.linalg.vector_norm(handed))
-        return Mean(loss=total.loss / total.num_samples, norm=norm, num_samples=total.num_samples)
+        return averaged(self._handed, total, ENDS * self._run.train.batch_size)
 
     def _taken(self, factor: float) -> Float32[Tensor, " num"]:
         handed, self._handed = self._handed, None
         assert handed is not None
         return handed.mul_(factor).cpu()
+
+
+def averaged(gradient: Tensor, total: Sum, num: int) -> Mean:
+    """Make a gradient the mean over samples, in place: it is their sum, divided by `num`."""
+    gradient.mul_(num / total.num_samples)
+    norm = float(torch.linalg.vector_norm(gradient))
+    return Mean(loss=total.loss / total.num_samples, norm=norm, num_samples=total.num_samples)
 
 
 def halved(work: Work) -> Work:

@@ -8,11 +8,6 @@ For methods that send deltas the trainer owns its parameters and an inner optimi
 has neither: its parameters are the outer ones (on a CPU, the very same memory), and `gradient` is all it computes.
 
 `park` leaves the device: what it held goes to the host's memory, where it is read and set as before, until `unpark`.
-
-Everything here is synchronous and belongs to one thread at a time, but for `park` and `unpark`, which may come beside
-whoever reads or sets what is kept.
-
-The model that a peer trains, over its local parameters: the run's, or the section of it that a stage has.
 """
 
 import threading
@@ -33,9 +28,8 @@ from weft.data.batch import Batches
 from weft.errors import CheckpointError
 from weft.events import Emit, MicroBatchChanged, WarmedUp
 from weft.inference.sample import Sampling, generate
-from weft.model import FlatModel, Transformer, assemble, attach, layout
-from weft.model.flat import Part
-from weft.model.transformer import SectionModule
+from weft.model.flat import FlatModel, assemble, over
+from weft.model.transformer import SectionModule, Transformer
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
@@ -50,15 +44,10 @@ def model_over(vector: Tensor, run: RunConfig, peer: PeerConfig) -> FlatModel:
     """Return the run's model over `vector`, with a gradient beside it."""
     section = run.section if isinstance(run, StagedConfig) else None
     with torch.device("meta"):
-        module: Part = Transformer(run.model, has_recompute=peer.has_recompute)
+        module: SectionModule = Transformer(run.model, has_recompute=peer.has_recompute)
         if section is not None:  # whose passes are computed again as wholes, if they are
             module = SectionModule(run.model, section)
-    attach(module, vector)
-    gradient = torch.zeros_like(vector)
-    spans = layout(run.model, section)
-    for span in spans:
-        module.get_parameter(span.name).grad = spans.view(gradient, span)
-    return FlatModel(module, vector, gradient)
+    return over(module, vector)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +123,6 @@ class Trainer(Stepper):
         return self._parked is not None
 
     def park(self) -> None:
-        """Leave the device, if it has not been left."""
         with self._parking:
             if self._parked is not None:
                 return
@@ -216,10 +204,7 @@ class Trainer(Stepper):
         return self._model.vector if self._parked is None else self._parked.vector
 
     def set_center(self, outer: Float32[Tensor, " num"]) -> None:
-        """Let inner steps be pulled towards `outer`, the outer parameters on the CPU, where the method says so.
-
-        There it is the very same memory, and follows what is written to it.
-        """
+        """Let inner steps be pulled towards `outer`; on a CPU what is written to it later counts, too."""
         if not self._run.method.proximal:
             return
         with self._parking:
@@ -231,11 +216,7 @@ class Trainer(Stepper):
                 self._center.copy_(outer)
 
     def private_state(self) -> State:
-        """Return what only this peer has and an exact resume needs, on the CPU.
-
-        Returns:
-            Flat fp32 vectors, views where the device is the CPU, until the next `train`; and counters, each one int64.
-        """
+        """Return what an exact resume needs: on a CPU views, until the next `train`."""
         with self._parking:
             if self._parked is None:
                 scale, moments = self._backward.scale, None if self._optimizer is None else self._optimizer.state()
@@ -246,11 +227,6 @@ class Trainer(Stepper):
             return {**state, **(moments or {})}
 
     def load_private_state(self, state: State) -> None:
-        """Take up what `private_state` returned, by copying.
-
-        Raises:
-            CheckpointError: it belongs to another model or is incomplete.
-        """
         counters = {name: int(value) for name, value in state.items() if not value.is_floating_point()}
         if "num_steps" not in counters:
             raise CheckpointError(

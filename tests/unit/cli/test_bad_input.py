@@ -296,8 +296,9 @@ def test_bad_sampling_is_2(weft: Weft, kept: Kept) -> None:
 def test_weights_that_are_not_finite_are_43(weft: Weft, kept: Kept, tmp_path: Path) -> None:
     import torch
 
-    from weft.data import ByteTokenizer
-    from weft.model import num_parameters, write_folder
+    from weft.data.tokenizer import ByteTokenizer
+    from weft.model.config import num_parameters
+    from weft.model.weights import write_folder
 
     broken = torch.full((num_parameters(kept.run.model),), float("nan"))
     write_folder(tmp_path / "model", kept.run.model, broken, ByteTokenizer().to_json())

@@ -19,7 +19,7 @@ from weft.events import CheckpointFailed, CheckpointSaved, Event, Notice, RoundC
 from weft.ids import RunId
 from weft.keys import Identity
 from weft.log import read_jsonl
-from weft.model import Transformer
+from weft.model.transformer import Transformer
 from weft.net.ticket import issue, read
 from weft.peer.loop import lifecycle
 from weft.peer.state.checkpoint import load, read_contents

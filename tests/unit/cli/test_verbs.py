@@ -15,10 +15,11 @@ from weft.cli import settings
 from weft.cli.demo.ngram_baseline import nats_per_byte
 from weft.cli.home import find_checkpoint
 from weft.cli.model.generate import legible, pieces
-from weft.data import ByteTokenizer, NgramModel, train_bpe
+from weft.data.ngram import NgramModel
+from weft.data.tokenizer import ByteTokenizer, train_bpe
 from weft.errors import CheckpointError, ConfigError
 from weft.keys import open_identity, read_peer
-from weft.model import read_folder
+from weft.model.weights import read_folder
 from weft.net.ticket import read
 from weft.peer.state.checkpoint import load
 from weft.plan.catalogue import CATALOGUE
@@ -35,7 +36,7 @@ def test_generating_repeats_itself_for_a_seed_and_begins_with_the_prompt(weft: W
 
 
 def test_greedy_text_is_the_models_likeliest(weft: Weft, kept: Kept) -> None:
-    from weft.model import assemble
+    from weft.model.flat import assemble
 
     model = assemble(kept.run.model, load(kept.folder).replicated["outer"])
     ids = list(b"def ")
@@ -91,7 +92,7 @@ def test_a_clip_that_does_not_clip_may_be_written_in_the_file(
 
 def test_eval_is_the_loss_on_all_heldout_windows(weft: Weft, kept: Kept, home: Path) -> None:
     from weft.data.batch import Batches
-    from weft.model import assemble
+    from weft.model.flat import assemble
 
     run = kept.run
     batches = Batches(Home(home).shards, run.data, "heldout", run.train.seq_len, 0)

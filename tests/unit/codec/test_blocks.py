@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from unit.codec import reference
-from weft.codec import CodecConfig, E3m0Config, Fp8Config, Int2Config, Int4Config, Int8Config, SignConfig
 from weft.codec.build import build
 from weft.codec.codec import Codec
+from weft.codec.config import CodecConfig, E3m0Config, Fp8Config, Int2Config, Int4Config, Int8Config, SignConfig
 from weft.errors import PayloadError
 
 CONFIGS: dict[str, Callable[..., CodecConfig]] = {

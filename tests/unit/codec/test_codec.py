@@ -1,9 +1,9 @@
 import msgspec
 import pytest
 
-from weft.codec import CodecConfig
 from weft.codec.blocks import Blocks
 from weft.codec.build import build
+from weft.codec.config import CodecConfig
 from weft.codec.dense import Bf16, Fp32
 from weft.config import Config, from_tree
 from weft.errors import ConfigError

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from unit.codec import reference
-from weft.codec import RandomKConfig, TopKConfig
 from weft.codec.build import build
+from weft.codec.config import RandomKConfig, TopKConfig
 from weft.codec.dense import Fp32
 from weft.codec.sparse import RandomK, Room, TopK
 from weft.errors import NotFinite, PayloadError

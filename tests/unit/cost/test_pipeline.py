@@ -8,22 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.codec import Bf16Config, Int8Config
 from weft.codec.build import build
+from weft.codec.config import Bf16Config, Fp32Config, Int8Config
 from weft.codec.dense import Fp32
 from weft.cost import pipeline as cost_pipeline
 from weft.cost import training as cost
 from weft.cost.pipeline import MicroBatch, Shape
-from weft.model import ModelConfig, flatten
 from weft.model.backward import forward
+from weft.model.config import ModelConfig
+from weft.model.flat import flatten
 from weft.model.sections import Section, sections
 from weft.model.transformer import SectionModule
 from weft.net.messages import BlobHeader, BlobRequest, Call, Note, Reply
 from weft.net.transport.frame import encode_frame
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import Given
 from weft.pipeline.link import parcel
 from weft.pipeline.messages import Backward, Computed, Forward, IsTaken, Verdict
-from weft.pipeline.torch_device import Codecs, TorchDevice
+from weft.pipeline.torch_device import TorchDevice
 from weft.training.device import decoder
 from weft.training.section_memory import shape_of
 from weft.wire import encode
@@ -98,13 +100,13 @@ def test_letters_are_those_of_a_micro_batch() -> None:
 
 def test_what_crosses_is_what_a_device_hands_on() -> None:
     model = config()
-    codecs = Codecs(build(Int8Config()), build(Bf16Config()))
+    codecs = Boundaries(Int8Config(), Bf16Config())
     num = SAMPLES * SEQ_LEN * 128
     micro = MicroBatch(
         num_samples=SAMPLES,
         seq_len=SEQ_LEN,
-        activations_nbytes=codecs.activations.nbytes(num),
-        gradients_nbytes=codecs.gradients.nbytes(num),
+        activations_nbytes=build(Int8Config()).nbytes(num),
+        gradients_nbytes=build(Bf16Config()).nbytes(num),
     )
     section = sections(model, 3)[1]
     with torch.random.fork_rng():
@@ -175,7 +177,7 @@ def test_under_way_are_encoded_bytes_beside_by_hand() -> None:
 def peak_nbytes(model: ModelConfig, section: Section, num: int = 1, *, has_recompute: bool = False) -> int:
     """Return the most bytes alive while micro-batches go through a section's device together and are counted."""
     flat = flatten(SectionModule(model, section), "cpu")
-    device = TorchDevice(flat, Codecs(Fp32(), Fp32()), SEQ_LEN, SAMPLES, has_recompute=has_recompute)
+    device = TorchDevice(flat, Boundaries(Fp32Config()), SEQ_LEN, SAMPLES, has_recompute=has_recompute)
     tokens = bytes(4 * SAMPLES * (SEQ_LEN + 1))
     length = SAMPLES * SEQ_LEN * model.width
     incoming = None if section.is_first else Fp32().encode(torch.ones(length))

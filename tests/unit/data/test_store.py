@@ -186,7 +186,6 @@ def test_the_index_is_a_canonical_record() -> None:
 def test_loss_per_token_becomes_loss_per_byte() -> None:
     index = index_of(DATA, heldout=(info_of(bytes(200)),), heldout_text_nbytes=400)
     assert index.nats_per_byte(2.0) == pytest.approx(2.0 * 100 / 400)
-    assert index.nats_per_byte(2.0, "train") == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from weft.errors import ConfigError, NotFinite
-from weft.inference import Sampling, choose, generate
-from weft.model import ModelConfig, Transformer, assemble, initial_vector
+from weft.inference.sample import Sampling, choose, generate
+from weft.model.config import ModelConfig
+from weft.model.flat import assemble
+from weft.model.initial import initial_vector
+from weft.model.transformer import Transformer
 from weft.rng import stream
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=20)

@@ -10,7 +10,8 @@ import pytest
 
 from unit.peer import tiny
 from weft.clock import SystemClock
-from weft.data import ByteTokenizer, DataIndex, ShardInfo
+from weft.data.store import DataIndex, ShardInfo
+from weft.data.tokenizer import ByteTokenizer
 from weft.errors import PeerError
 from weft.events import DataReady, Event
 from weft.ids import Digest, PeerId, RunId

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from unit.peer.crew import Crew, Member
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.errors import KeyLocked, NotFinite, Refused, TicketMismatch, TooLarge, Unreachable
 from weft.events import ActEnacted, DataReady, RoundCommitted, StepDone
 from weft.ids import PeerId, RunId

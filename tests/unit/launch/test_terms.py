@@ -15,7 +15,7 @@ from weft.cost import training as cost
 from weft.ids import Digest, PeerId, RunId
 from weft.launch import terms
 from weft.launch.terms import NOBODY, Pace
-from weft.model import num_parameters
+from weft.model.config import num_parameters
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
 from weft.pipeline.config import PipelineConfig
@@ -96,7 +96,9 @@ def test_bytes_a_day_follow_from_bytes_a_round_and_its_time(tmp_path: Path) -> N
     found = made(tmp_path)
     num, run = num_parameters(MODEL), run_config()
     parts = [cost.part_size(num, 4, index) for index in range(4)]
-    traffic = [cost.reduce_traffic(num, each, 4, Fp32(), Fp32()) for each in parts]
+    traffic = [
+        cost.contribute_traffic(num, each, 4, Fp32()) + cost.result_traffic(num, each, 4, Fp32()) for each in parts
+    ]
     assert found.num_peers == 4
     assert found.round_nbytes == fmean(each.sent_nbytes + each.received_nbytes for each in traffic)
     flops = cost.flops_per_token(terms.decoder(run.model), run.train.seq_len)

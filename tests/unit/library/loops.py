@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.events import Entry, Event
 from weft.library.given import Machine
 from weft.library.sync import Sync
@@ -89,7 +89,7 @@ class Runner:
 
     def waits(self) -> None:
         """Wait until its peer lends it no steps, as it does while it is paused."""
-        learner = self.sync._peer._trainer if self.sync._peer is not None else None
+        learner = self.sync._thread.peer._trainer if self.sync._thread.peer is not None else None
         waited_s = 0.0
         while learner is None or not learner.is_parked:
             self.thread.join(0.02)

@@ -13,10 +13,10 @@ from torch.nn.functional import mse_loss
 
 from example import example
 from unit.library.loops import BATCH, EVERY, Runner, Yard, batches, ending, small, train
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.errors import ConfigError, GenesisMismatch, NotFinite
 from weft.events import MemberLeft, Notice, Paused, RoundCommitted, StateJoined
-from weft.library import leaving
+from weft.library import thread
 from weft.library.extension import extend
 from weft.library.sync import Sync
 from weft.sync.method.choices import Choices
@@ -270,7 +270,7 @@ def test_what_was_made_when_a_loop_broke_is_there_when_it_is_started_again(tmp_p
 def test_what_no_round_counts_before_a_loop_has_to_leave_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "LEAST_S", 0.5)
+    monkeypatch.setattr(thread, "LEAST_S", 0.5)
     yard = Yard(tmp_path, samples=4_000)
     with ending(yard):
         a = yard.found("a", wait_for=2, work=lambda runner: train_some(runner, 1))
@@ -405,7 +405,7 @@ def test_a_loop_whose_peer_is_paused_stands_still_until_it_goes_on(tmp_path: Pat
     with ending(yard):
         a = yard.found("a")
         a.until(RoundCommitted, lambda event: event.round >= 2)
-        peer, loop = a.sync._peer, a.sync._loop
+        peer, loop = a.sync._thread.peer, a.sync._thread.loop
         assert peer is not None
         assert loop is not None
         loop.call_soon_threadsafe(peer.pausing.want, "a test")

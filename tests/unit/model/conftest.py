@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 
-from weft.model import ModelConfig
+from weft.model.config import ModelConfig
 
 _SMALL = {"vocab_size": 11, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "width": 16, "ffn_width": 24}
 _VARIANTS: dict[str, dict[str, Any]] = {

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from weft.model import FlatModel, ModelConfig, Transformer, flatten, initial_vector
 from weft.model.backward import Passed, Recomputed, Recomputing, forward
-from weft.model.flat import Part, cut
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel, cut, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import pieces, sections
-from weft.model.transformer import SectionModule
+from weft.model.transformer import SectionModule, Transformer
 
 Make = Callable[..., ModelConfig]
 NUM_TOKENS = 8
@@ -131,7 +132,9 @@ def test_passes_that_are_made_again_find_the_same_bit_for_bit_whatever_is_kept_o
     xs = [given(config, number) for _ in range(4)]
     dys = [torch.randn(flat.module(x).shape) for x in xs]
 
-    def found(forward_of: Callable[[Callable[[Part], torch.Tensor], torch.Tensor], Passed | Recomputed]) -> list[Any]:
+    def found(
+        forward_of: Callable[[Callable[[SectionModule], torch.Tensor], torch.Tensor], Passed | Recomputed],
+    ) -> list[Any]:
         flat.zero_gradient()
         passes = [forward_of(lambda module, x=x: module(x), x.clone()) for x in xs]
         back = [split.input_gradient(dy) for split, dy in zip(passes, dys, strict=True)]

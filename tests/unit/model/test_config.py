@@ -8,7 +8,9 @@ import pytest
 from weft import wire
 from weft.config import from_tree
 from weft.errors import ConfigError, TooLarge, WireError
-from weft.model import SIZES, Llama3Scaling, ModelConfig, Transformer, check_bounds, layout, named, num_parameters
+from weft.model.config import SIZES, Llama3Scaling, ModelConfig, check_size, named, num_parameters
+from weft.model.flat import layout
+from weft.model.transformer import Transformer
 
 Make = Callable[..., ModelConfig]
 
@@ -74,14 +76,14 @@ def test_a_model_of_a_trillion_parameters_is_refused_with_both_figures(small: Ma
     config = small(vocab_size=1 << 22, width=1 << 16, num_heads=512, ffn_width=1 << 18, num_layers=1024)
     assert num_parameters(config) > 1e12
     with pytest.raises(TooLarge, match=rf"{num_parameters(config):,}.*at most 1,000,000"):
-        check_bounds(config, 1_000_000)
+        check_size(num_parameters(config), 1_000_000)
 
 
 def test_a_model_of_exactly_the_limit_is_taken(small: Make) -> None:
     config = small()
-    check_bounds(config, num_parameters(config))
+    check_size(num_parameters(config), num_parameters(config))
     with pytest.raises(TooLarge):
-        check_bounds(config, num_parameters(config) - 1)
+        check_size(num_parameters(config), num_parameters(config) - 1)
 
 
 def test_a_config_survives_its_canonical_bytes(small: Make) -> None:

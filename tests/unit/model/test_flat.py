@@ -4,10 +4,13 @@ from itertools import pairwise
 import msgspec
 import pytest
 import torch
+from benchmarks.rig.flat import two_groups
 from torch import nn
 
 from weft.errors import ConfigError
-from weft.model import FlatModel, ModelConfig, Transformer, assemble, flatten, layout, num_parameters
+from weft.model.config import ModelConfig, num_parameters
+from weft.model.flat import FlatModel, assemble, flatten, layout
+from weft.model.transformer import Transformer
 
 Make = Callable[..., ModelConfig]
 
@@ -113,7 +116,7 @@ def test_optimizing_the_two_groups_equals_optimizing_every_tensor(small: Make) -
         ]
 
     def two(flat: FlatModel) -> list[dict[str, object]]:
-        decayed, rest = flat.groups()
+        decayed, rest = two_groups(flat)
         return [{"params": [decayed], "weight_decay": 0.1}, {"params": [rest], "weight_decay": 0.0}]
 
     torch.testing.assert_close(train(two), train(each))

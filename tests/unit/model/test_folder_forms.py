@@ -13,7 +13,8 @@ import torch
 
 from unit.model.folder_forms import SHAPE, Form, forms
 from weft.errors import ConfigError
-from weft.model import assemble, read_folder, write_folder
+from weft.model.flat import assemble
+from weft.model.weights import read_folder, write_folder
 
 with warnings.catch_warnings():
     # Importing transformers sets off deprecations inside its own dependencies.

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from weft.inference import Sampling, generate
-from weft.model import ModelConfig, assemble, initial_vector, layout, read_config, read_folder, write_folder
+from weft.inference.sample import Sampling, generate
+from weft.model.config import ModelConfig
+from weft.model.flat import assemble, layout
+from weft.model.initial import initial_vector
+from weft.model.weights import read_config, read_folder, write_folder
 from weft.rng import stream
 
 Make = Callable[..., ModelConfig]

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from weft import wire
-from weft.model import ModelConfig, initial, initial_vector, layout, named
+from weft.model import initial
+from weft.model.config import ModelConfig, named
+from weft.model.flat import layout
+from weft.model.initial import initial_vector
 from weft.rng import integers64, stream
 
 Make = Callable[..., ModelConfig]

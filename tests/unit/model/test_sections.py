@@ -6,12 +6,14 @@ from itertools import pairwise
 
 import pytest
 import torch
+from benchmarks.rig.flat import join
 
 from weft.errors import ConfigError
-from weft.model import FlatModel, ModelConfig, Transformer, flatten, initial_vector, layout, num_parameters
-from weft.model.flat import attach, cut, join
+from weft.model.config import ModelConfig, num_parameters
+from weft.model.flat import FlatModel, attach, cut, flatten, layout
+from weft.model.initial import initial_vector
 from weft.model.sections import Section, num_section_parameters, pieces, sections
-from weft.model.transformer import SectionModule
+from weft.model.transformer import SectionModule, Transformer
 
 Make = Callable[..., ModelConfig]
 

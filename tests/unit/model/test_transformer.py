@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, rms_norm
 
-from weft.model import KVCache, ModelConfig, Transformer
-from weft.model.layers import RMSNorm, project, rotate, rotation
+from weft.model.config import ModelConfig
+from weft.model.layers import KVCache, RMSNorm, project, rotate, rotation
+from weft.model.transformer import Transformer
 
 Make = Callable[..., ModelConfig]
 CPU = torch.device("cpu")

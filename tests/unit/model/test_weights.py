@@ -10,8 +10,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from weft.errors import ConfigError, DiskFull
-from weft.model import ModelConfig, initial_vector, num_parameters, read_config, read_folder, weights, write_folder
+from weft.model import weights
+from weft.model.config import ModelConfig, num_parameters
 from weft.model.families import config_from_hf, config_to_hf, family_of, hf_tensors
+from weft.model.initial import initial_vector
+from weft.model.weights import read_config, read_folder, write_folder
 
 Make = Callable[..., ModelConfig]
 

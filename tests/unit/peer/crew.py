@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from weft.codec import Fp32Config
-from weft.data import CorpusConfig, TextSource
+from weft.codec.config import Fp32Config
+from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import Emit, Entry, Event, MemberProgress, StepDone
 from weft.ids import PeerId
 from weft.launch.corpus import Corpus

@@ -17,10 +17,12 @@ import msgspec
 import numpy as np
 import torch
 
-from weft.data import ByteTokenizer, DataIndex, Lease, ShardInfo
+from weft.data.assign import Lease
+from weft.data.store import DataIndex, ShardInfo
+from weft.data.tokenizer import ByteTokenizer
 from weft.errors import WeftError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
-from weft.model import named, num_parameters
+from weft.model.config import named, num_parameters
 from weft.peer.state.checkpoint import Snapshot, load, save
 from weft.run.amend import first_charter
 from weft.run.config import RunConfig, TrainConfig

@@ -20,15 +20,14 @@ from unit.peer.state.test_carry import carry_of
 from unit.peer.test_equivalences import assert_same
 from unit.peer.test_feedback import Walker
 from unit.peer.test_streaming import samples
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.data.assign import Lease
 from weft.ids import PeerId, Round, Tokens
-from weft.model import initial_vector
+from weft.model.initial import initial_vector
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
 from weft.run.config import RunConfig
-from weft.sync.merge.payload import coding_in
-from weft.sync.merge.reduce import Merger
+from weft.sync.merge.reduce import Merger, coding_in
 from weft.sync.method.choices import InnerSgdConfig
 from weft.sync.method.presets import AsyncDiLoCoConfig, spell_out
 from weft.sync.records.messages import Contribution

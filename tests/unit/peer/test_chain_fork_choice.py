@@ -7,7 +7,8 @@ from charters import charter
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.keys import Identity
 from weft.net.messages import Heartbeat
-from weft.peer.chain import NEAR, Proof, chosen, furthest, genesis, is_followed, is_further, open_branch, signers
+from weft.peer.chain import NEAR, Proof, chosen, furthest, genesis, is_followed, is_further, open_branch
+from weft.sync.governance import signers
 from weft.sync.records.ancestry import Fork
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Accept, Certificate, Manifest, RoundNote

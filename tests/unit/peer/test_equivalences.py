@@ -9,8 +9,9 @@ from torch import Tensor
 
 from unit.peer.tiny import batches, run_config
 from weft.clock import VirtualClock
-from weft.codec import Fp32Config
-from weft.model import assemble, initial_vector
+from weft.codec.config import Fp32Config
+from weft.model.flat import assemble
+from weft.model.initial import initial_vector
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.sync.merge.method import Method

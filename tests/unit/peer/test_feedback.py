@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from unit.peer import tiny
-from weft.codec import CodecConfig, Fp32Config, Int4Config, RandomKConfig, TopKConfig
 from weft.codec.build import build
+from weft.codec.config import CodecConfig, Fp32Config, Int4Config, RandomKConfig, TopKConfig
 from weft.ids import Round
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica

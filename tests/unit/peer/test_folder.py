@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from unit.peer.crew import Crew
-from weft.data import JsonConfig
+from weft.data.packing import JsonConfig
 from weft.data.tokenizer import from_bytes
 from weft.events import Evaluated
-from weft.inference import Sampling, generate
-from weft.model import assemble, write_folder
+from weft.inference.sample import Sampling, generate
+from weft.model.flat import assemble
+from weft.model.weights import write_folder
 from weft.peer.state.checkpoint import load_model
 from weft.rng import stream
 from weft.run.config import FolderModel

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from unit.peer.crew import LEASE_TOKENS, Crew, Member
-from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
+from weft.codec.config import Bf16Config, CodecConfig, Fp32Config, Int8Config
 from weft.events import ConnectionDropped, Event, Notice, PayloadRejected, RoundCommitted
 from weft.ids import Digest, Tokens
 from weft.keys import Identity

@@ -13,14 +13,13 @@ from torch import Tensor
 from unit.peer import tiny
 from unit.peer.state.test_carry import carry_of
 from unit.peer.test_equivalences import assert_same
-from weft.codec import Fp32Config
 from weft.codec.build import build
+from weft.codec.config import Fp32Config
 from weft.ids import Digest, Round
-from weft.model import initial_vector
+from weft.model.initial import initial_vector
 from weft.run.config import RunConfig
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.payload import Replies, coding_in, reply_codec_in
-from weft.sync.merge.reduce import Merger, merge
+from weft.sync.merge.method import Scope
+from weft.sync.merge.reduce import Merger, Replies, coding_in, merge, reply_codec_in
 from weft.sync.method.choices import InnerSgdConfig
 from weft.sync.method.presets import CocktailConfig, DiLoCoConfig, MethodConfig, StreamingConfig
 from weft.training.learner import Work

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from weft import wire
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.data.batch import Batches
 from weft.data.store import DataIndex, ShardInfo, ShardStore
-from weft.model import ModelConfig
+from weft.model.config import ModelConfig
 from weft.run.config import RunConfig, TrainConfig
 from weft.run.outline import TicketAdmission
 from weft.sync.method.presets import FedAvgConfig, MethodConfig, spell_out

@@ -9,28 +9,30 @@ import torch
 from torch import Tensor
 
 from weft.clock import VirtualClock
-from weft.codec.dense import Fp32
+from weft.codec.config import Fp32Config
 from weft.errors import DeadlineExceeded
 from weft.events import Event
 from weft.executor import Inline
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
-from weft.model import FlatModel, ModelConfig, Transformer, flatten, initial_vector
-from weft.model.flat import attach, cut
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel, attach, cut, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import sections
-from weft.model.transformer import SectionModule
+from weft.model.transformer import SectionModule, Transformer
 from weft.net.admission import Anyone
 from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryNetwork
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import Given
 from weft.pipeline.exactly_once import BatchId, Told
 from weft.pipeline.link import StageLink
 from weft.pipeline.messages import Backward, Forward
-from weft.pipeline.routing import Near, Router
+from weft.pipeline.routing import Router
 from weft.pipeline.sender import Returned, Sender
-from weft.pipeline.torch_device import Codecs, TorchDevice
+from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Bounds, CurrentStep, Worker
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -155,7 +157,7 @@ class Stages:
                 model = flatten(SectionModule(CONFIG, parts[stage]), "cpu")
                 model.vector.copy_(cut(CONFIG, self.vector, parts[stage]))
                 self.members.append(Member(stage, node, self._link(node), model))
-        codecs = Codecs(Fp32(), Fp32())
+        codecs = Boundaries(Fp32Config())
         for member in self.members:
             device = TorchDevice(member.model, codecs, SEQ_LEN, BATCH_SIZE)
             onward = None if member.stage == len(self.sizes) - 1 else self._sender(member, member.stage + 1)
@@ -182,7 +184,7 @@ class Stages:
 
     def _sender(self, member: Member, stage: int) -> Sender:
         router = Router(member.peer)
-        router.seen({each.peer: Near(rtt_s=0.01, began=1) for each in self.members if each.stage == stage})
+        router.seen({each.peer: 1 for each in self.members if each.stage == stage})
         made = Sender(member.link, stage, router, self.clock, patience_s=self._patience_s)
         member.senders[stage] = made
         return made

@@ -8,12 +8,12 @@ from unit.pipeline.stages import BATCH_SIZE, CONFIG, SEQ_LEN, packed
 from weft.codec.config import Bf16Config, Fp8Config, Fp32Config, Int4Config, Int8Config
 from weft.errors import PayloadError
 from weft.ids import PeerId
-from weft.model import FlatModel, Transformer, flatten, initial_vector
-from weft.model.flat import attach, cut
+from weft.model.flat import FlatModel, attach, cut, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import sections
-from weft.model.transformer import SectionModule
+from weft.model.transformer import SectionModule, Transformer
 from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, LplrConfig, SubspaceConfig
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.codec.subspace import WRITERS, confined, drawn
 from weft.pipeline.device import Given, Passed
 from weft.pipeline.link import parcel
@@ -54,7 +54,7 @@ class Chain:
         self.devices = [self.made(config, number) for number in range(3)]
 
     def made(self, config: ActivationConfig, number: int) -> TorchDevice:
-        return TorchDevice(self.models[number], build(config), SEQ_LEN, BATCH_SIZE)
+        return TorchDevice(self.models[number], Boundaries(config), SEQ_LEN, BATCH_SIZE)
 
     def step(self, ids: Tensor) -> float:
         given, passed = Given(len(ids), packed(ids), None), list[Passed]()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from weft.model import ModelConfig, named
+from weft.model.config import ModelConfig, named
 from weft.plan.profiles import device
 from weft.plan.question import Machines, Question, cluster_of
 from weft.plan.timing import Line

@@ -20,7 +20,7 @@ from weft.net.node import Node
 from weft.net.transport.memory import MemoryNetwork
 from weft.pipeline.device import Given
 from weft.pipeline.link import StageLink
-from weft.pipeline.routing import Near, Router
+from weft.pipeline.routing import Router
 from weft.pipeline.sender import Origin, Sender
 from weft.pipeline.worker import CurrentStep, Worker
 from weft.wire import Buffer
@@ -204,7 +204,7 @@ async def _started(stages: Sequence[Sequence[Paces]], wires: Wires, clock: Virtu
 
 def _sender(member: _Member, stage: int, members: Sequence[_Member], wires: Wires, clock: VirtualClock) -> Sender:
     router = Router(member.peer)
-    router.seen({each.peer: Near(rtt_s=2 * wires.delay_s, began=1) for each in members if each.stage == stage})
+    router.seen({each.peer: 1 for each in members if each.stage == stage})
     member.senders[stage] = Sender(member.link, stage, router, clock, patience_s=1e6)
     return member.senders[stage]
 

@@ -8,11 +8,10 @@ import pytest
 from unit.plan.asked import MODEL, machines, question, train
 from weft.cost import training as cost
 from weft.errors import ConfigError, TooLarge
-from weft.model import named
+from weft.model.config import named
 from weft.model.sections import sections
 from weft.pipeline.config import PipelineConfig
-from weft.plan.best_cut import best_stages
-from weft.plan.cut import able, planned
+from weft.plan.cut import able, best_stages, planned
 from weft.plan.question import Machines
 from weft.plan.timing import Line
 from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, DiLoCoConfig, spell_out
@@ -27,7 +26,7 @@ PIPELINE = PipelineConfig(micro_batch=2)
 
 def free(count: int = 8, name: str = "peers", **fields: Any) -> Machines:
     """Return machines whose processors serve in no time, on lines that hardly matter."""
-    usual: dict[str, Any] = {"line": FAST, "is_serving_free": True}
+    usual: dict[str, Any] = {"line": FAST, "is_processor_free": True}
     return machines(name, count, **(usual | fields))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from unit.peer.tiny import run_config
 from unit.plan.asked import HOME, MODEL, machines, question, train
-from weft.codec import Bf16Config, Int8Config
+from weft.codec.config import Bf16Config, Int8Config
 from weft.cost import training as cost
 from weft.model.config import num_parameters
 from weft.plan.forecast import forecast, leased_tokens, load_of, pace_of
@@ -119,7 +119,7 @@ def test_energy_and_money_are_those_of_machines_that_train_and_wait() -> None:
 
 
 def test_in_one_place_nothing_is_lost_to_distance() -> None:
-    here = machines(line=FREE, is_serving_free=True)
+    here = machines(line=FREE, is_processor_free=True)
     parts = {part.name: part.factor for part in forecast(question(here, method=DdpConfig())).multiplier.time}
     assert parts["exchange"] == parts["method"] == parts["uneven machines"] == 1
     assert parts["messages"] == pytest.approx(1, abs=0.03)  # owners tell together what they hold
@@ -129,7 +129,7 @@ def test_in_one_place_nothing_is_lost_to_distance() -> None:
 
 
 def test_narrow_lines_want_rarer_outer_steps() -> None:
-    kinds = [machines(line=Line(up_bps=bps, down_bps=bps), is_serving_free=True) for bps in (1e12, 1e8, 1e7)]
+    kinds = [machines(line=Line(up_bps=bps, down_bps=bps), is_processor_free=True) for bps in (1e12, 1e8, 1e7)]
     chosen = [choose(rows(question(kind))).choices.every for kind in kinds]
     assert chosen[0] == 1
     assert chosen == sorted(chosen)

@@ -5,9 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from weft.errors import ConfigError
-from weft.model import ModelConfig
-from weft.model.config import named
-from weft.plan.split import Layer, Link, advice, heads_nbytes, heads_s, segments_nbytes, segments_s, undivided_s
+from weft.model.config import ModelConfig, named
+from weft.plan.split import Layer, Link, advice, heads_nbytes, heads_s, segments_s
 
 # Matrices: 8 x (8 + 16) + 8 x 8 = 256 of attention, 3 x 8 x 10 = 240 of the ffn. Pairs of 4 tokens: 10.
 CONFIG = msgspec.convert(
@@ -30,7 +29,7 @@ CPU, GPU = 50e9, 10e12
 
 def test_undivided_is_its_operations() -> None:
     assert SMALL.flops == 6 * 496 * 4 + 14 * 8 * 10 == 13024
-    assert undivided_s(SMALL, 1000.0) == pytest.approx(13.024)
+    assert SMALL.flops / 1000.0 == pytest.approx(13.024)
     assert Layer(CONFIG, batch=3, seq_len=4).flops == 3 * 13024
 
 
@@ -61,7 +60,6 @@ def test_by_heads_unequal_peers_have_unequal_parts() -> None:
 def test_by_segments_blocks_come_while_others_are_looked_at() -> None:
     # Two tokens and five pairs each. Token by token 2 x 496 x 2 = 1984 forward, twice that back.
     # Of pairs, each of two steps: 4 x 8 x 5 / 2 = 80 forward, 200 back. A block: 2 x 4 x 2 x 8 = 128 bytes, 1.3 s.
-    assert segments_nbytes(SMALL, 2) == 3 * 128
     expected = 3 * 1.984 + (1.3 + 0.08) + (1.3 + 0.2 + 1.3)
     assert segments_s(SMALL, (1000.0, 1000.0), LINK) == pytest.approx(expected)
     # Over a link that takes no time it is the work alone.
@@ -74,7 +72,6 @@ def test_by_segments_of_four_gradients_follow_their_blocks() -> None:
     # Two tokens, 9 pairs each. Steps: 4 x 8 x 9 / 4 = 72 forward, 180 back, hidden by blocks of 1.3 s; two take 2.3 s.
     expected = 3 * 1.984 + 3 * 1.3 + 0.072 + (1.3 + 2 * 2.3 + 1.3 + 1.3)
     assert segments_s(layer, (1000.0,) * 4, LINK) == pytest.approx(expected)
-    assert segments_nbytes(layer, 4) == 3 * 3 * 128
 
 
 def test_more_peers_than_heads_or_tokens_are_refused_and_not_advised() -> None:
@@ -97,7 +94,7 @@ def test_over_100_mbit_a_small_model_is_not_worth_splitting() -> None:
 def test_over_10_gbit_a_wide_model_and_a_long_sequence_are() -> None:
     wide = replace(named("7b", 32_000, 2048), num_kv_heads=32)
     by_heads = heads_s(Layer(wide, batch=1, seq_len=2048), (GPU / 10,) * 2, FAST)
-    assert undivided_s(Layer(wide, batch=1, seq_len=2048), GPU / 10) > 1.8 * by_heads
+    assert Layer(wide, batch=1, seq_len=2048).flops / (GPU / 10) > 1.8 * by_heads
     long = Layer(named("7b", 32_000, 32_768), batch=1, seq_len=32_768)
     found = advice(long, (GPU,) * 4, FAST)
     assert found.way == "by segments"
@@ -126,5 +123,7 @@ def test_groups_of_queries_make_segments_cheaper_and_heads_not() -> None:
     many = named("7b", 32_000, 4096)
     few = replace(many, num_kv_heads=2)
     one, other = (Layer(config, batch=1, seq_len=4096) for config in (many, few))
-    assert segments_nbytes(other, 2) * 4 == segments_nbytes(one, 2)
+    slow = Link(1.0, 0.0)  # bytes are all that counts
+    speeds = (1e15, 1e15)
+    assert segments_s(other, speeds, slow) * 4 == pytest.approx(segments_s(one, speeds, slow))
     assert heads_nbytes(other, 2) == heads_nbytes(one, 2)

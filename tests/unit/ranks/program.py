@@ -12,12 +12,12 @@ from torch import Tensor
 
 from unit.peer.tiny import batches, run_config
 from weft.clock import VirtualClock
-from weft.codec import Bf16Config, CodecConfig, Int4Config, Int8Config, RandomKConfig, TopKConfig
 from weft.codec.build import build
-from weft.data import ByteTokenizer
+from weft.codec.config import Bf16Config, CodecConfig, Int4Config, Int8Config, RandomKConfig, TopKConfig
+from weft.data.tokenizer import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError, NotFinite
 from weft.events import Event, StepDone
-from weft.model import initial_vector
+from weft.model.initial import initial_vector
 from weft.peer.state.checkpoint import read_vectors, write_vectors
 from weft.ranks.launch import require_alike
 from weft.ranks.learner import SiteLearner
@@ -30,8 +30,7 @@ from weft.run.machine import PeerConfig
 from weft.store.chunks import chunk_digests, replica_digest
 from weft.sync.merge import outer as optimizers
 from weft.sync.merge.outer import StepContext
-from weft.sync.merge.payload import encode_with_feedback
-from weft.sync.merge.reduce import cut, decode_parts, encode_parts
+from weft.sync.merge.reduce import cut, decode_parts, encode_parts, encode_with_feedback
 from weft.sync.merge.sharded import alike, gathered
 from weft.sync.method.choices import (
     AdamWConfig,

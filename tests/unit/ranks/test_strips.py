@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unit.peer.tiny import MODEL
-from weft.model import Span, layout
+from weft.model.flat import Span, layout
 from weft.ranks.strips import CHUNK, overlap, overlaps, rows, strips
 
 

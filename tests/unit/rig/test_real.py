@@ -7,8 +7,7 @@ import pytest
 from benchmarks.rig.real import RealStage, require_playable
 
 from weft.errors import ConfigError
-from weft.sim.faults import Corrupt, Drop, Fault, Freeze, Kill, Lie, Line, Partition, Skew, Slow, Stop
-from weft.sim.scenario import Kind, Scenario
+from weft.sim.scenario import Corrupt, Drop, Fault, Freeze, Kill, Kind, Lie, Line, Partition, Scenario, Skew, Slow, Stop
 
 AT: dict[str, Any] = {"at_s": 1.0}
 

@@ -7,7 +7,7 @@ import pytest
 
 from unit.cli.small import RUN, TEXT
 from weft.config import dump, load
-from weft.model import write_folder
+from weft.model.weights import write_folder
 from weft.run.amend import MODEL, TOKENIZER, run_file_of
 from weft.run.config import FolderModel, RunConfig, RunFile, SizedModel
 from weft.run.genesis import initial, seal

@@ -17,12 +17,15 @@ from msgspec import inspect
 
 from weft import wire
 from weft.config import from_tree
-from weft.data import ShardInfo, tokenizer
+from weft.data import tokenizer
 from weft.data.batch import Batches
+from weft.data.store import ShardInfo
 from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge
 from weft.events import DataReady, Event, Notice
 from weft.ids import Digest, PeerId
-from weft.model import ModelConfig, initial_vector, named, num_parameters, write_folder
+from weft.model.config import ModelConfig, named, num_parameters
+from weft.model.initial import initial_vector
+from weft.model.weights import write_folder
 from weft.run import genesis as seal_module
 from weft.run.config import MAX_PEERS, LoopConfig, RunConfig, RunFile
 from weft.run.genesis import Sealed, initial, pack_private, read_run, seal

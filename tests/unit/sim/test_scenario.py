@@ -7,8 +7,7 @@ import pytest
 
 from weft.config import load
 from weft.errors import ConfigError
-from weft.sim.faults import Kill, LetterKind, Line, Skew, Slow, parted
-from weft.sim.scenario import MAX_MACHINES, Kind, Scenario, at_present
+from weft.sim.scenario import MAX_MACHINES, Kill, Kind, LetterKind, Line, Scenario, Skew, Slow, at_present, parted
 from weft.sync.records.messages import AnyRoundMessage
 
 LAB = """

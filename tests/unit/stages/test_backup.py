@@ -3,7 +3,7 @@
 import pytest
 
 from weft.ids import PeerId
-from weft.stages.backup import keepers
+from weft.stages.backup import backups
 from weft.stages.messages import Held, StageNews, State
 from weft.stages.table import StageTable
 
@@ -31,39 +31,39 @@ ALL = apart(A, B, C, D, E, F)
 
 
 def test_the_lowest_peer_of_the_next_stage_keeps_a_stage_with_one_member() -> None:
-    assert keepers(roll_of((A,), (D, C), (E, F)), ALL) == {0: C}
+    assert backups(roll_of((A,), (D, C), (E, F)), ALL) == {0: C}
 
 
 def test_the_first_stage_comes_after_the_last() -> None:
-    assert keepers(roll_of((B, A), (C, D), (E,)), ALL) == {2: A}
+    assert backups(roll_of((B, A), (C, D), (E,)), ALL) == {2: A}
 
 
 def test_each_of_single_members_keeps_the_stage_before() -> None:
-    assert keepers(roll_of((A,), (B,), (C,)), ALL) == {0: B, 1: C, 2: A}
+    assert backups(roll_of((A,), (B,), (C,)), ALL) == {0: B, 1: C, 2: A}
 
 
 def test_a_stage_of_several_machines_is_kept_by_nobody() -> None:
-    assert keepers(roll_of((A, B), (C, D), (E, F)), ALL) == {}
+    assert backups(roll_of((A, B), (C, D), (E, F)), ALL) == {}
 
 
 def test_members_on_one_machine_count_as_one() -> None:
     hosts = {**ALL, B: ALL[A]}
-    assert keepers(roll_of((A, B), (C, D), (E, F)), hosts) == {0: C}
+    assert backups(roll_of((A, B), (C, D), (E, F)), hosts) == {0: C}
 
 
 def test_another_machine_keeps_it_where_there_is_one() -> None:
     hosts = {**ALL, C: ALL[A]}
-    assert keepers(roll_of((A,), (C, D), (E, F)), hosts) == {0: D}
-    assert keepers(roll_of((A,), (C,), (E, F)), {**hosts, E: ALL[A]})[0] == F
-    assert keepers(roll_of((A,), (C,)), {A: ALL[A], C: ALL[A]}) == {0: C, 1: A}  # better than none
+    assert backups(roll_of((A,), (C, D), (E, F)), hosts) == {0: D}
+    assert backups(roll_of((A,), (C,), (E, F)), {**hosts, E: ALL[A]})[0] == F
+    assert backups(roll_of((A,), (C,)), {A: ALL[A], C: ALL[A]}) == {0: C, 1: A}  # better than none
 
 
-def test_who_holds_a_stage_is_no_keeper_of_it() -> None:
-    assert keepers(roll_of((A,), (A, B), (A,)), ALL) == {0: B, 2: B}
-    assert keepers(roll_of((A,), (A,), (A,)), ALL) == {}
+def test_who_holds_a_stage_is_no_backup_of_it() -> None:
+    assert backups(roll_of((A,), (A, B), (A,)), ALL) == {0: B, 2: B}
+    assert backups(roll_of((A,), (A,), (A,)), ALL) == {}
 
 
 @pytest.mark.parametrize("state", ["joining", "paused", "finishing"])
 def test_who_is_not_ready_neither_keeps_nor_counts(state: State) -> None:
-    assert keepers(roll_of((A,), (C, D), (E, F), states={C: state}), ALL) == {0: D, 1: E}
-    assert 1 not in keepers(roll_of((A,), (C,), (E, F), states={C: state}), ALL)  # nobody has its state to give
+    assert backups(roll_of((A,), (C, D), (E, F), states={C: state}), ALL) == {0: D, 1: E}
+    assert 1 not in backups(roll_of((A,), (C,), (E, F), states={C: state}), ALL)  # nobody has its state to give

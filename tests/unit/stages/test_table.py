@@ -49,7 +49,7 @@ def test_who_has_a_stages_state_on_its_disk_is_known_with_its_round():
     table = StageTable(2)
     table.told(A, news(kept=(Shelved(stage=1, round=7),)))
     table.told(B, news(held(0), kept=(Shelved(stage=1, round=9), Shelved(stage=0, round=2))))
-    assert table.keepers(1) == {A: 7, B: 9}
+    assert table.kept(1) == {A: 7, B: 9}
 
 
 def test_rates_are_of_work_that_is_usual():

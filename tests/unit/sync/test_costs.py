@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.codec import Bf16Config, Int4Config
+from weft.codec.config import Bf16Config, Int4Config
 from weft.cost import training as cost
 from weft.sync.costs import peer_memory
 from weft.sync.method.choices import AdamWConfig, Choices, GraphConfig, InnerSgdConfig, OptimizerConfig

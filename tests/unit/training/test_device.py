@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from unit.peer.tiny import MODEL, run_config
-from weft.codec import Int8Config
 from weft.codec.build import build
+from weft.codec.config import Int8Config
 from weft.cost import training as cost
 from weft.errors import ConfigError, TooLarge
-from weft.model import named, num_parameters
+from weft.model.config import named, num_parameters
 from weft.run import host
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig

@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from benchmarks.rig.flat import two_groups
 
 from unit.peer.tiny import MODEL
 from weft.errors import CheckpointError
-from weft.model import FlatModel, Transformer, flatten, initial_vector
-from weft.model.flat import layer_matrices
+from weft.model.flat import FlatModel, flatten, layer_matrices
+from weft.model.initial import initial_vector
+from weft.model.transformer import Transformer
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig, OptimizerConfig
 from weft.training.optimizer import build, orthogonalized
 
@@ -24,7 +26,7 @@ def test_steps_are_those_of_torch_bit_for_bit() -> None:
     for one in (model, reference):
         one.vector.copy_(initial_vector(MODEL, 1))
     mine = build(config, model)
-    decayed, rest = reference.groups()
+    decayed, rest = two_groups(reference)
     theirs = torch.optim.AdamW(
         [{"params": [decayed], "weight_decay": config.weight_decay}, {"params": [rest], "weight_decay": 0.0}],
         betas=(config.beta1, config.beta2),
@@ -65,7 +67,7 @@ def stepped(config: OptimizerConfig, reference: Callable[[FlatModel], list[torch
 def test_sgd_is_that_of_torch(momentum: float) -> None:
     mine, theirs = stepped(
         InnerSgdConfig(momentum=momentum),
-        lambda model: [torch.optim.SGD(list(model.groups()), lr=1.0, momentum=momentum)],
+        lambda model: [torch.optim.SGD(list(two_groups(model)), lr=1.0, momentum=momentum)],
     )
     torch.testing.assert_close(mine.vector, theirs.vector, rtol=1e-6, atol=1e-7)
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from weft.codec import Bf16Config
+from weft.codec.config import Bf16Config
 from weft.cost import pipeline as cost_pipeline
-from weft.model import ModelConfig, flatten
+from weft.model.config import ModelConfig
+from weft.model.flat import flatten
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import LplrConfig, SubspaceConfig
@@ -22,7 +23,6 @@ from weft.training.device import Device
 from weft.training.section_memory import (
     Holding,
     least_nbytes,
-    micro_batch,
     most_taken,
     needed_nbytes,
     section_memory,
@@ -94,11 +94,11 @@ def test_the_largest_section_decides_who_can_join() -> None:
     ids=repr,
 )
 def test_bytes_of_a_micro_batch_are_its_codecs(config: Any, nbytes: int | None) -> None:
-    micro = micro_batch(MODEL, train(), PipelineConfig(micro_batch=2, activations=config))
+    micro = holding(pipeline=PipelineConfig(micro_batch=2, activations=config)).micro
     assert micro.num_samples == 2
     assert 0 < micro.activations_nbytes < 4 * 2 * 32 * 64
     assert nbytes is None or micro.activations_nbytes == micro.gradients_nbytes == nbytes
-    assert micro_batch(MODEL, train(), PipelineConfig(micro_batch=100)).num_samples == 8
+    assert holding(pipeline=PipelineConfig(micro_batch=100)).micro.num_samples == 8
 
 
 def test_a_member_keeps_its_share_of_what_is_under_way() -> None:

@@ -17,10 +17,13 @@ from torch.nn.functional import cross_entropy
 from unit.peer.tiny import FEDAVG, MODEL, SEQ_LEN, VOCAB, batches, run_config
 from weft.clock import VirtualClock
 from weft.codec.build import build as build_codec
-from weft.data import ByteTokenizer
+from weft.data.tokenizer import ByteTokenizer
 from weft.errors import CheckpointError, NotFinite, OutOfMemory, TooLarge
 from weft.events import Event, FellBack, MicroBatchChanged, StepDone, WarmedUp
-from weft.model import Transformer, assemble, flatten, initial_vector, named
+from weft.model.config import named
+from weft.model.flat import assemble, flatten
+from weft.model.initial import initial_vector
+from weft.model.transformer import Transformer
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.sync.merge.method import Method
@@ -643,7 +646,7 @@ import torch
 from unit.peer.tiny import batches, run_config
 
 from weft.clock import SystemClock
-from weft.model import initial_vector
+from weft.model.initial import initial_vector
 from weft.run.machine import PeerConfig
 from weft.training.trainer import Trainer
 from weft.sync.method.presets import DdpConfig

@@ -12,8 +12,9 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data import NgramModel, num_windows
+from weft.data.assign import num_windows
 from weft.data.corpus import Split
+from weft.data.ngram import NgramModel
 from weft.ids import Digest, RunId
 from weft.run.config import RunConfig
 from weft.run.genesis import MAX_RUN_NBYTES, on_corpus, read_run

@@ -35,10 +35,10 @@ from weft.clock import SystemClock
 from weft.config import dump, from_tree, load_tree
 from weft.dashboard import figures
 from weft.dashboard.view import About, View
-from weft.data import ByteTokenizer
+from weft.data.tokenizer import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError, DeadlineExceeded
 from weft.ids import RunId, short
-from weft.model import write_folder
+from weft.model.weights import write_folder
 from weft.run.config import RunFile
 from weft.run.genesis import resolve
 from weft.store.home import Home

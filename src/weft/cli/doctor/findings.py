@@ -24,11 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from weft.clock import SystemClock
 from weft.errors import NetError
-from weft.run.host import host_free_nbytes
+from weft.run.host import host_free_nbytes, system_nbytes
 
 _PYTHONS = ((3, 11), (3, 13))
 _LEAST_MEMORY = 1 << 30  # torch, the data and a nano model
@@ -110,10 +108,9 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Iterator[Fi
 
 
 def check_memory() -> Iterator[Finding]:
-    memory = psutil.virtual_memory()
-    free = host_free_nbytes()
-    text = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
-    if free < memory.available:
+    (available, total), free = system_nbytes(), host_free_nbytes()
+    text = f"{available / 1e9:.1f} GB free of {total / 1e9:.1f} GB"
+    if free < available:
         text += f"; this container may take {free / 1e9:.1f} GB more"
     if free < _LEAST_MEMORY:
         fix = f"close programs or raise the limit until {_LEAST_MEMORY / 1e9:.0f} GB are free"
@@ -305,8 +302,8 @@ def _nvidia_card() -> str | None:
 
 def _largest_model() -> Finding:
     """Return which named sizes this machine can train, one sample of 1024 tokens at a time."""
-    from weft.codec import Int8Config
     from weft.codec.build import build as build_codec
+    from weft.codec.config import Int8Config
     from weft.cost import training as cost
     from weft.model.config import SIZES, named, num_parameters
     from weft.run.machine import PeerConfig

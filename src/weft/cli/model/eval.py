@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weft.cli.model.trained import Trained
-    from weft.model import Transformer
+    from weft.model.transformer import Transformer
 
 _TOKENS_AT_ONCE = 4096  # of one forward pass
 _MAX_WINDOW = 2048  # of a model that says nothing of its training: the logits of its whole context may fill memory

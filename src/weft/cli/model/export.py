@@ -25,7 +25,7 @@ def export(
 ) -> None:
     """Write config.json, safetensors and tokenizer.json."""
     from weft.cli.model.trained import open_trained
-    from weft.model import write_folder
+    from weft.model.weights import write_folder
 
     trained = open_trained(checkpoint, home_of(context))
     tokenizer = trained.tokenizer

@@ -11,7 +11,7 @@ from weft.config import from_tree
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from weft.data import Tokenizer
+    from weft.data.tokenizer import Tokenizer
 
 _UNFINISHED = "\ufffd"  # what a character shows as while only some of its bytes are there
 _MAX_LINES, _LINE = 8, 80  # of a sample that is shown with other things
@@ -31,8 +31,8 @@ def generate(
 ) -> None:
     """Let a trained model write on from a prompt."""
     from weft.cli.model.trained import open_trained, say_which
-    from weft.inference import Sampling
-    from weft.inference import generate as generate_tokens
+    from weft.inference.sample import Sampling
+    from weft.inference.sample import generate as generate_tokens
 
     fields = {"max_new_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check(fields)  # said before anything is loaded
@@ -50,7 +50,7 @@ def generate(
 
 
 def _check(fields: dict[str, float]) -> None:
-    from weft.inference import Sampling
+    from weft.inference.sample import Sampling
 
     try:
         from_tree(fields, Sampling, where="command line")

@@ -96,7 +96,7 @@ def _run_file(path: Path) -> Iterator[str]:
 
 
 def _checkpoint(given: str, home: Path) -> Iterator[str]:
-    from weft.model import read_config
+    from weft.model.weights import read_config
 
     folder = find_checkpoint(given, home)
     if not (folder / CHECKPOINT_FILE).exists():

@@ -28,8 +28,9 @@ def train(
     ] = None,
 ) -> None:
     """Train byte-level BPE; the same text gives the same tokenizer."""
-    from weft.data import StdlibSource, train_bpe, write_atomically
-    from weft.data.corpus import documents, text_nbytes
+    from weft.data.corpus import StdlibSource, documents, text_nbytes
+    from weft.data.store import write_atomically
+    from weft.data.tokenizer import train_bpe
 
     if target.exists():
         raise ConfigError(f"{target} exists; weft overwrites no tokenizer. Remove it or choose another place.")
@@ -50,7 +51,7 @@ def show(
     text: Annotated[str | None, typer.Argument(help="A text to cut into pieces.")] = None,
 ) -> None:
     """Print a tokenizer's size and digest, and how it cuts a text."""
-    from weft.data import JsonTokenizer
+    from weft.data.tokenizer import JsonTokenizer
 
     found = JsonTokenizer.from_file(file)
     end = "none" if found.end_of_text is None else str(found.end_of_text)

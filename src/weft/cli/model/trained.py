@@ -14,11 +14,13 @@ from weft.cli.settings import check_option
 from weft.clock import SystemClock
 from weft.config import from_tree
 from weft.dashboard import figures
-from weft.data import JsonTokenizer, Tokenizer, check_vocabulary
-from weft.data.tokenizer import from_bytes
+from weft.data.tokenizer import JsonTokenizer, Tokenizer, check_vocabulary, from_bytes
 from weft.errors import CheckpointError, TokenizerMismatch, WireError
 from weft.ids import short
-from weft.model import ModelConfig, Transformer, assemble, check_bounds, read_config, read_folder
+from weft.model.config import ModelConfig, check_size, num_parameters
+from weft.model.flat import assemble
+from weft.model.transformer import Transformer
+from weft.model.weights import read_config, read_folder
 from weft.peer.state.checkpoint import load_model, read_contents
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
@@ -55,7 +57,7 @@ def open_trained(given: str, home: Path) -> Trained:
     """
     folder = find_checkpoint(given, home)
     if not (folder / CHECKPOINT_FILE).exists():
-        check_bounds(read_config(folder), PeerConfig().max_parameters)
+        check_size(num_parameters(read_config(folder)), PeerConfig().max_parameters)
         config, vector = read_folder(folder)
         tokenizer = JsonTokenizer.from_file(folder)
         try:

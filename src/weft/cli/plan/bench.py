@@ -31,12 +31,8 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
     )
     app.command("methods")(methods)
-    app.callback()(_nothing)  # so that the verb below is named, though it is the only one
+    app.callback()(lambda: None)  # so that the verb below is named, though it is the only one
     return app
-
-
-def _nothing() -> None:
-    pass
 
 
 def methods(
@@ -215,7 +211,6 @@ def _write(
     from weft.bench import plot as bench_plot
     from weft.bench.report import groups_of, plot_name, report
 
-    folder.mkdir(parents=True, exist_ok=True)
     written = [folder / REPORT]
     written[0].write_text(report(name, described, points, log.lines), encoding="utf-8")
     groups = groups_of(points, log.lines)

@@ -14,12 +14,13 @@ import msgspec
 
 from weft.cli import settings
 from weft.cli.options import rate_bps
-from weft.codec import CodecConfig
+from weft.codec.config import CodecConfig
 from weft.config import load
 from weft.cost.training import flops_per_token
-from weft.data import CharactersConfig, CharTokenizer, make_tokenizer
+from weft.data.packing import CharactersConfig, make_tokenizer
+from weft.data.tokenizer import CharTokenizer
 from weft.errors import ConfigError, DataError
-from weft.model import ModelConfig
+from weft.model.config import ModelConfig
 from weft.pipeline.config import PipelineConfig
 from weft.plan import profiles
 from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_per_s
@@ -139,7 +140,7 @@ def machines_of(kind: Kind, watts: float = 0.0) -> Machines:
         ),
         tokens_per_s=kind.tokens_per_s,
         watts=watts,
-        is_serving_free=True,
+        is_processor_free=True,
     )
 
 

@@ -8,8 +8,7 @@ from weft.cli.plan.question import Asked
 from weft.cli.plan.show import seconds, seconds_of, spelt, titled
 from weft.cost import training as cost
 from weft.dashboard import figures
-from weft.plan.best_cut import Best, best_stages
-from weft.plan.cut import Cut, StagePlan, able, planned
+from weft.plan.cut import Best, Cut, StagePlan, able, best_stages, planned
 from weft.plan.methods import name_of
 from weft.plan.pipeline import StepTime
 from weft.plan.profiles import known

@@ -1,17 +1,11 @@
 """How fast this machine trains a run's model: whole inner steps of the model itself, timed.
 
-The median of many short runs is what the machine keeps up. Where several peers share it, each has its share of the
-cores as threads. Cores share caches and often units, so as many processes as have room make the same steps meanwhile;
-what one of them does is shared out among the peers.
+The median of many steps is what the machine keeps up. The fastest is up to a fifth faster even where nothing disturbs
+it. Where another program wants all cores, threads wait for one another, and single steps take up to a hundred times as
+long: the median leaves them out while most are well.
 
-How long a step takes, and how many tokens the peers of one machine train on in a given time.
-
-Of many short runs half are faster than what is told. The fastest one is up to a fifth faster than that even where
-nothing disturbs it, and no run keeps it up. Where another program wants all cores, threads wait for one another, and
-single steps take up to a hundred times as long: they are not told of while most are well.
-
-An estimate: peers that share the cores of one machine also exchange and evaluate, and other programs take their share.
-What is timed is for others to say: `weft.cli.plan.speed_here` times whole inner steps.
+Where several peers share the machine, each has its share of the cores as threads. Cores share caches and often units,
+so as many processes as have room make the same steps meanwhile; what one of them does is shared out among the peers.
 """
 
 import multiprocessing
@@ -28,8 +22,9 @@ from weft.cli.terminal import WorkLine
 from weft.clock import Clock, SystemClock
 from weft.cost import training as cost
 from weft.errors import TooLarge
-from weft.model import ModelConfig, Transformer, flatten
-from weft.model.config import num_parameters
+from weft.model.config import ModelConfig, num_parameters
+from weft.model.flat import flatten
+from weft.model.transformer import Transformer
 from weft.progress import Meter
 from weft.run.config import RunFile, TrainConfig
 from weft.run.host import host_free_nbytes
@@ -41,7 +36,10 @@ from weft.training.device import Device, choose, decoder, device_free_nbytes
 _NUM_WARM = 3  # the first steps allocate, and wake threads
 _LEAST_STEPS, _MEASURED_S = 8, 3.0  # timed: so many at least, and then until so much time has passed
 _PATIENCE_S = 10.0  # of warm steps and of timed ones: the last of either begins before that
+_START_S = 120.0  # of a process that works beside: it imports torch. One that has not begun by then is not waited for
 _SHARE = 0.6  # of the time goes into inner steps, in the demo on two cores; the rest: exchange, outer steps, evaluation
+
+Timed = Callable[[Callable[[], None]], float]
 
 
 def tokens_in(run_file: RunFile, seconds: float, tokens_per_s: float) -> int:
@@ -76,11 +74,6 @@ def usual_s(step: Callable[[], None], clock: Clock | None = None) -> float:
     while (len(all_s) < _LEAST_STEPS or sum(all_s) < _MEASURED_S) and sum(all_s) < _PATIENCE_S:
         all_s.append(took_s())
     return median(all_s)
-
-
-_START_S = 120.0  # of a process that works beside: it imports torch. One that has not begun by then is not waited for
-
-Timed = Callable[[Callable[[], None]], float]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,9 @@ def gather(
 def _told_of(found: "Gathered") -> str:
     stages = f"{len(found.rounds)} sections"
     rounds = (
-        f"round {found.round}" if len(set(found.rounds)) == 1 else f"rounds {min(found.rounds)} to {max(found.rounds)}"
+        f"round {found.rounds[0]}"
+        if len(set(found.rounds)) == 1
+        else f"rounds {min(found.rounds)} to {max(found.rounds)}"
     )
     fetched = f"{figures.nbytes(found.fetched_nbytes)} fetched" if found.fetched_nbytes else "all of them here"
     return f"{stages} put together, of {rounds}; {fetched}"

@@ -54,7 +54,7 @@ def join(
         raise ConfigError("there is no terminal to ask whether to join. Add --yes, or join from a terminal.")
     stays = until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
-    from weft.data import CorpusConfig, TextSource
+    from weft.data.corpus import CorpusConfig, TextSource
     from weft.launch.corpus import Corpus
     from weft.launch.session import Options
     from weft.stages.launch import prepare

@@ -20,7 +20,7 @@ from weft.cli.screen.screen import make_screen
 from weft.config import alike
 from weft.dashboard.run import about_of
 from weft.dashboard.scalars import make_sink
-from weft.data import write_atomically
+from weft.data.store import write_atomically
 from weft.errors import ConfigError
 from weft.events import Emit
 from weft.launch.peer import Participant, Workload, found, join

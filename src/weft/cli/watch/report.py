@@ -46,7 +46,7 @@ def compare(
 
 def _write(path: Path, title: str, sections: "list[Section]") -> None:
     from weft.dashboard.report import html, markdown
-    from weft.data import write_atomically
+    from weft.data.store import write_atomically
 
     if path.suffix not in (".html", ".md"):
         raise ConfigError(f"--out {path}: should end in .html or .md.")

@@ -30,7 +30,7 @@ Whoever is admitted may ask, also under a key made for it, so all bounds but one
 who asks: `longest_s` of one block, and after it nine times as long without any. So at most a tenth of its time is spent
 waiting, whoever comes. The one is for fairness: a key is waited for once a day.
 
-These three are pure: they are told the time.
+`HoldRule`, `CatchUp` and `Lag` are pure: they are told the time.
 
 Failure:
 - this process ends while members wait: they notice its silence.

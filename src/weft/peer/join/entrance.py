@@ -46,7 +46,6 @@ PATIENCE_S = 30.0  # with peers that tell of a later state and do not deliver it
 Found = Literal["nobody", "reached", "failed"]  # nobody has a state, has a later one, delivers it
 OWN_AFTER_S: dict[Found, float] = {"nobody": JOINING_EXPIRES_S, "reached": 0.0, "failed": PATIENCE_S}
 AHEAD_NBYTES = RESULTS_NBYTES // 2  # of results, that are fetched before the first of them is applied
-SETTLE_S = 10.0  # at most, for the round in which this peer has announced, before it goes over to another branch
 
 
 class Entrance:
@@ -70,11 +69,10 @@ class Entrance:
         self._asked = asyncio.Event()
         self._client = StateClient(context.node, context.compute, context.clock)
         self._order = Ranking(context.node, membership, context.clock)
-        self.fork_watch = ForkWatch(context.node, context.clock, membership, replica, participation)
+        self.fork_watch = ForkWatch(context, membership, replica, carry, participation)
         self._state_fetch = StateFetch(context, replica, self.fork_watch.beats)
         self.backpressure = Backpressure(context, replica, self._state_fetch, self.fork_watch.beats, participation)
         self.legacies = Legacies(context, replica)
-        self._settling_since: float | None = None
         self._last_failure = ""  # why a state has not come
         self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
         self._node.on_note(Joining, self._on_joining)
@@ -297,8 +295,9 @@ class Entrance:
         # it has trained since cannot be told from what they count.
         is_back = before is not None and before.branch == head.branch and before.round > head.round
         is_lost = self._carry.tokens > 0 and (is_back or await self._may_be_counted(head))
-        mine = self._replica.head
-        await self.legacies.depart(head, charter, None if mine is None else self._participation.certificate(mine))
+        mine, chain = self._replica.head, self._participation.chain
+        proof = None if mine is None or chain is None else chain.certificate(mine)
+        await self.legacies.depart(head, charter, proof)
         load = lambda: self._replica.load(head, charter, vectors)  # noqa: E731
         await self._settle(load, is_counted=is_lost, why=FORGOTTEN if is_lost else OUTDATED)
         return head
@@ -353,21 +352,6 @@ class Entrance:
                 return True
             is_too_far = is_too_far or await self.fork_watch.is_too_far(peer, head, answer)
         return not is_too_far
-
-    def should_settle(self, head: Manifest) -> bool:
-        """Return whether to let the present round end before going over to another branch; asked again and again.
-
-        Who goes over in the middle of an exchange cannot tell whether its work is counted where it comes from. Where
-        another of its branch has left already, the round may never end.
-        """
-        now, others = self._context.clock.now(), set(head.members) - {self._node.peer}
-        is_wanted = self._carry.offered is not None and self.fork_watch.is_on_lesser_branch(head)
-        if not is_wanted or any(self.fork_watch.has_left(peer, head.branch) for peer in others):
-            self._settling_since = None
-            return False
-        if self._settling_since is None:
-            self._settling_since = now
-        return now - self._settling_since <= SETTLE_S
 
     # --- what others say ---
 

@@ -108,9 +108,8 @@ class Report:
             self._context.emit(events.CountedThrough(round=manifest.round, tokens=tokens))
         elif was_offered and not is_counted:
             reason = "its sponsor was not counted, or did not have its payload in time"
-            self._context.emit(
-                events.RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
-            )
+            missed = events.RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
+            self._context.emit(missed)
 
     def tell_dropped(self, due: Tokens, why: str = OUTDATED) -> None:
         """Tell how much of what was due before a round that did not count it is carried no more."""
@@ -169,11 +168,8 @@ class Report:
         reason = None
         for event in told(manifest):
             self._context.emit(event)
-            if (
-                event.subject == self._context.node.peer
-                and event.kind in REMOVALS
-                and event.subject not in manifest.members
-            ):
+            is_out = event.subject == self._context.node.peer and event.subject not in manifest.members
+            if is_out and event.kind in REMOVALS:
                 reason = why_removed(event)
         return reason
 

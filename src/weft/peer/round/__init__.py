@@ -1,7 +1,6 @@
 """A round as a member runs it: the pure machine of `weft.sync.round`, with its letters, payloads, merges and timers.
 
-    inbox       what others say, and when the machine hears of it
-    validity    whether it may be believed
+    inbox       what others say, whether it may be believed, and when the machine hears of it
     merge       which payloads are fetched (`payloads` holds them), and what is made of them
     members     who is here, and has a vote
     acts        what stewards, voters and liars bring into a manifest

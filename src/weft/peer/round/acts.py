@@ -56,22 +56,9 @@ from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer, Shown
 from weft.store.record_file import RecordFile
-from weft.sync.governance import enact
-from weft.sync.governance.equivocation import binds, equivocation
-from weft.sync.records import messages
-from weft.sync.records.acts import (
-    MAX_ACTS,
-    MAX_CONTRADICTION_NBYTES,
-    Act,
-    Amend,
-    Ballot,
-    Ban,
-    Pardon,
-    Remove,
-    Succeed,
-    Warrant,
-    changes_of,
-)
+from weft.sync import governance
+from weft.sync.governance import Void, binds, equivocation
+from weft.sync.records import acts, messages
 from weft.sync.records.messages import Manifest
 from weft.sync.round.rules import leader
 from weft.wire import Record, Signed, decode, digest_of, printable, unseal
@@ -83,7 +70,7 @@ MAX_LETTERS = 4096  # more than all stewards and members may have waiting
 
 
 class KnownLies(Record, frozen=True, kw_only=True):
-    lies: Annotated[tuple[Warrant, ...], Meta(max_length=MAX_LIES)]
+    lies: Annotated[tuple[acts.Warrant, ...], Meta(max_length=MAX_LIES)]
 
 
 class Letters(Record, frozen=True, kw_only=True):
@@ -98,9 +85,9 @@ def letters_file(path: Path) -> RecordFile[Letters]:
     return RecordFile(path, Letters, MAX_NBYTES, Letters(letters=()))
 
 
-def that_fit(lies: Iterable[Warrant]) -> KnownLies:
+def that_fit(lies: Iterable[acts.Warrant]) -> KnownLies:
     """Return as many of these as fit the record."""
-    chosen: list[Warrant] = []
+    chosen: list[acts.Warrant] = []
     left_nbytes = MAX_NBYTES - MARGIN_NBYTES
     for lie in lies:
         nbytes = MARGIN_NBYTES + sum(len(letter.body) for letter in lie.letters)
@@ -148,7 +135,7 @@ class PendingActs:
         self._on_change = on_change
         self._waiting: dict[tuple[PeerId, int], Signed] = {}  # by steward and serial
         self._ballots: dict[tuple[PeerId, PeerId], Signed] = {}  # by the key to be removed, and the voter
-        self._lies: dict[PeerId, Warrant] = {}  # by who told them, of present members, oldest first
+        self._lies: dict[PeerId, acts.Warrant] = {}  # by who told them, of present members, oldest first
         self._aware: dict[PeerId, set[PeerId]] = {}  # of each of these, who of those linked has heard
         self._told_nbytes: dict[PeerId, int] = {}  # of them, to each since they were last told again
         self._decided: dict[Digest, None] = {}  # letters, oldest first
@@ -163,18 +150,18 @@ class PendingActs:
     def recall(self) -> None:
         """Take up what waited when a process before this one ended."""
         for letter in self._awaiting.read().letters:
-            with suppress(enact.Void):  # decided meanwhile, or without effect where the run stands now
+            with suppress(Void):  # decided meanwhile, or without effect where the run stands now
                 self._add(letter)
         for lie in self._lies_file.read().lies:
             self.accuse(lie)
 
-    def warrants(self) -> tuple[Warrant, ...]:
+    def warrants(self) -> tuple[acts.Warrant, ...]:
         """Return what the next manifest should hold, in order."""
         base = self._chain.base
-        acts = [Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
+        handed_in = [acts.Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
         votes = [warrant for peer in base.electorate if (warrant := self._majority(peer)) is not None]
-        waiting = [*self._lies.values(), *acts, *votes]
-        return enact.in_effect(base.charter, base.body, waiting, MAX_ACTS) if waiting else ()
+        waiting = [*self._lies.values(), *handed_in, *votes]
+        return governance.in_effect(base.charter, base.body, waiting, acts.MAX_ACTS) if waiting else ()
 
     @property
     def liars(self) -> tuple[PeerId, ...]:
@@ -214,7 +201,7 @@ class PendingActs:
         """Keep an act or ballot and tell the others; return why it is not kept, or None."""
         try:
             is_news = self._add(letter)
-        except enact.Void as void:
+        except Void as void:
             return str(void)
         if is_news:
             self._save()
@@ -223,7 +210,7 @@ class PendingActs:
             self._on_change()
         return None
 
-    def accuse(self, lie: Warrant, sender: PeerId | None = None) -> None:
+    def accuse(self, lie: acts.Warrant, sender: PeerId | None = None) -> None:
         """Keep what proves a lie of a member, one of each, and tell the others; drop what proves nothing."""
         peer = lie.letters[0].signer
         if peer in self._lies:
@@ -231,8 +218,8 @@ class PendingActs:
         if peer in self._lies or self._is_dealt_with(lie):
             return
         try:
-            note, what = enact.read_contradiction(lie)
-        except enact.Void:
+            note, what = governance.read_contradiction(lie)
+        except Void:
             return
         self._lies[peer], self._aware[peer] = lie, set() if sender is None else {sender}
         self._save_lies()
@@ -240,10 +227,10 @@ class PendingActs:
         self._prove(peer)
         self._on_change()
 
-    def _is_dealt_with(self, lie: Warrant) -> bool:
+    def _is_dealt_with(self, lie: acts.Warrant) -> bool:
         """Return whether its teller is no member, or was struck out for it: keys are free to make, places are not."""
         peer, base = lie.letters[0].signer, self._chain.base
-        note = enact.note_in(lie)
+        note = governance.note_in(lie)
         return peer not in base.electorate or note is None or base.charter.is_dealt_with(peer, note.round)
 
     def _prove(self, liar: PeerId) -> None:
@@ -267,7 +254,7 @@ class PendingActs:
         Raises:
             Void: it has no effect.
         """
-        return self._keep_ballot(letter) if letter.kind == Ballot.__name__ else self._keep_act(letter)
+        return self._keep_ballot(letter) if letter.kind == acts.Ballot.__name__ else self._keep_act(letter)
 
     def _save(self) -> None:
         waiting = [self._waiting[key] for key in sorted(self._waiting)]
@@ -283,41 +270,42 @@ class PendingActs:
             self._emit(Notice(text=f"what proves that members lie is in this process's memory only: {error}"))
 
     def _keep_act(self, letter: Signed) -> bool:
-        act, base, signer = enact.read_act(letter), self._chain.base, letter.signer
+        act, base, signer = governance.read_act(letter), self._chain.base, letter.signer
         if self._waiting.get((signer, act.serial)) == letter:
             return False
         before = [number for steward, number in self._waiting if steward == signer and number < act.serial]
         if (signer, act.serial) in self._waiting or len(before) >= MAX_AHEAD:
-            raise enact.Void(f"other acts of {short(signer)} wait in its place")
-        waiting = tuple(Warrant(letters=(self._waiting[signer, number],)) for number in sorted(before))
-        if (why_not := enact.objection(base.charter, base.body, (*waiting, Warrant(letters=(letter,))))) is not None:
-            raise enact.Void(why_not)
+            raise Void(f"other acts of {short(signer)} wait in its place")
+        waiting = tuple(acts.Warrant(letters=(self._waiting[signer, number],)) for number in sorted(before))
+        waiting = (*waiting, acts.Warrant(letters=(letter,)))
+        if (why_not := governance.objection(base.charter, base.body, waiting)) is not None:
+            raise Void(why_not)
         self._waiting[signer, act.serial] = letter
         return True
 
     def _keep_ballot(self, letter: Signed) -> bool:
-        ballot, base, voter = enact.read_ballot(letter), self._chain.base, letter.signer
+        ballot, base, voter = governance.read_ballot(letter), self._chain.base, letter.signer
         if self._ballots.get((ballot.peer, voter)) == letter:
             return False
         if ballot.run != base.run:
-            raise enact.Void(f"the ballot is for run {short(ballot.run)}, this is run {short(base.run)}")
+            raise Void(f"the ballot is for run {short(ballot.run)}, this is run {short(base.run)}")
         if voter not in base.electorate:
-            raise enact.Void(f"{short(voter)} is no member: only members vote")
+            raise Void(f"{short(voter)} is no member: only members vote")
         if ballot.peer not in base.electorate:
-            raise enact.Void(f"{short(ballot.peer)} is no member")
+            raise Void(f"{short(ballot.peer)} is no member")
         if (next_serial := base.charter.times_expelled(ballot.peer) + 1) != ballot.serial:
-            raise enact.Void(f"it is for removal {ballot.serial} of {short(ballot.peer)}; the next is {next_serial}")
+            raise Void(f"it is for removal {ballot.serial} of {short(ballot.peer)}; the next is {next_serial}")
         if sum(by == voter for _, by in self._ballots) >= MAX_BALLOTS:
-            raise enact.Void(f"{MAX_BALLOTS} ballots of {short(voter)} wait already")
+            raise Void(f"{MAX_BALLOTS} ballots of {short(voter)} wait already")
         self._ballots[ballot.peer, voter] = letter
         return True
 
-    def _majority(self, peer: PeerId) -> Warrant | None:
+    def _majority(self, peer: PeerId) -> acts.Warrant | None:
         base = self._chain.base
         cast = {voter: self._ballots[peer, voter] for voter in base.electorate if (peer, voter) in self._ballots}
         if 2 * len(cast) <= len(base.electorate):
             return None
-        return Warrant(letters=tuple(cast[voter] for voter in sorted(cast)))
+        return acts.Warrant(letters=tuple(cast[voter] for voter in sorted(cast)))
 
     def _drop_void(self) -> None:
         """Drop what was decided, and what has no effect any more."""
@@ -325,11 +313,13 @@ class PendingActs:
         for signer, number in sorted(self._waiting):
             before = [other for steward, other in sorted(self._waiting) if steward == signer and other < number]
             letters = [self._waiting[signer, other] for other in (*before, number)]
-            why_not = enact.objection(base.charter, base.body, tuple(Warrant(letters=(each,)) for each in letters))
+            why_not = governance.objection(
+                base.charter, base.body, tuple(acts.Warrant(letters=(each,)) for each in letters)
+            )
             if why_not is not None:
                 self._drop(self._waiting.pop((signer, number)), why_not)
         for peer, voter in sorted(self._ballots):
-            ballot = enact.read_ballot(self._ballots[peer, voter])
+            ballot = governance.read_ballot(self._ballots[peer, voter])
             is_member = peer in base.electorate and voter in base.electorate
             if not is_member or ballot.serial != base.charter.times_expelled(peer) + 1:
                 self._drop(self._ballots.pop((peer, voter)), "voter or key is no member any more")
@@ -353,7 +343,7 @@ class PendingActs:
         self.take(note.letter, peer)  # what is void here is so by the time it comes, or was never meant
 
     async def _on_contradiction(self, peer: PeerId, note: ContradictionNote) -> None:
-        self.accuse(Warrant(letters=(note.first, note.second)), peer)
+        self.accuse(acts.Warrant(letters=(note.first, note.second)), peer)
 
     async def _on_hand_in(self, _peer: PeerId, request: HandIn) -> HandInAnswer:
         if digest_of(request.letter) in self._decided:
@@ -376,14 +366,14 @@ def told(manifest: Manifest) -> Iterator[ActEnacted]:
     """Yield an event for each act that a committed manifest holds."""
     for warrant in manifest.acts:
         first = warrant.letters[0]
-        if (liar := enact.accused(warrant)) is not None:
+        if (liar := governance.accused(warrant)) is not None:
             yield ActEnacted(
                 branch=manifest.branch,
                 round=manifest.round,
                 by=(),
                 kind=STRIKE_OUT,
                 subject=liar,
-                reason=enact.read_contradiction(warrant)[1],
+                reason=governance.read_contradiction(warrant)[1],
                 changes={},
             )
             continue
@@ -415,15 +405,17 @@ def why_removed(event: ActEnacted) -> str:
 def kind_of(letter: Signed) -> str:
     """Return what a letter is, in a word or two."""
     deed = _deed(letter)
-    return "vote out" if isinstance(deed, Ballot) else type(deed).__name__.lower() if deed is not None else "unknown"
+    if isinstance(deed, acts.Ballot):
+        return "vote out"
+    return "unknown" if deed is None else type(deed).__name__.lower()
 
 
 def subject_of(letter: Signed) -> str:
     """Return the key or run that a letter is about; none where it is about settings."""
     match _deed(letter):
-        case Remove(peer=subject) | Ban(peer=subject) | Pardon(peer=subject) | Ballot(peer=subject):
+        case acts.Remove(peer=subject) | acts.Ban(peer=subject) | acts.Pardon(peer=subject) | acts.Ballot(peer=subject):
             return subject
-        case Succeed(run=run):
+        case acts.Succeed(run=run):
             return run
         case _:
             return ""
@@ -437,23 +429,23 @@ def reason_of(letter: Signed) -> str:
 def changes_in(letter: Signed) -> dict[str, str]:
     """Return what an amendment changes, as text."""
     deed = _deed(letter)
-    changed = changes_of(deed) if isinstance(deed, Amend) else {}
+    changed = acts.changes_of(deed) if isinstance(deed, acts.Amend) else {}
     return {name: msgspec.json.encode(value).decode() for name, value in changed.items()}
 
 
-def _deed(letter: Signed) -> Remove | Ban | Pardon | Amend | Succeed | Ballot | None:
+def _deed(letter: Signed) -> acts.Remove | acts.Ban | acts.Pardon | acts.Amend | acts.Succeed | acts.Ballot | None:
     try:
-        if letter.kind == Ballot.__name__:
-            ballot: Ballot = decode(letter.body, Ballot)
+        if letter.kind == acts.Ballot.__name__:
+            ballot: acts.Ballot = decode(letter.body, acts.Ballot)
             return ballot
-        act: Act = decode(letter.body, Act)
+        act: acts.Act = decode(letter.body, acts.Act)
         return act.deed
     except WireError:
         return None
 
 
 MAX_KEPT = 64  # notes of one kind, member and round: one that comes to more attempts has stood still for hours
-MAX_KEPT_NBYTES = MAX_CONTRADICTION_NBYTES // 2  # of one kind, member and round: two of the largest proposals
+MAX_KEPT_NBYTES = acts.MAX_CONTRADICTION_NBYTES // 2  # of one kind, member and round: two of the largest proposals
 MAX_SHOWN = 16  # votes of one member, to one leader
 
 Kept = tuple[Signed, messages.RoundNote]
@@ -467,7 +459,7 @@ class EvidenceKeeper:
         accuse: given what proves a lie.
     """
 
-    def __init__(self, node: Node, chain: Chain, accuse: Callable[[Warrant], None]) -> None:
+    def __init__(self, node: Node, chain: Chain, accuse: Callable[[acts.Warrant], None]) -> None:
         self._node = node
         self._chain = chain
         self._accuse = accuse
@@ -493,7 +485,7 @@ class EvidenceKeeper:
         kept = self._kept.setdefault((note.branch, note.round), {}).setdefault(signed.signer, {})
         for known, other in kept.values():
             if equivocation(other, note) is not None:
-                self._accuse(Warrant(letters=(known, signed)))
+                self._accuse(acts.Warrant(letters=(known, signed)))
                 return
         base = self._chain.base
         if (note.branch, note.round) == (base.branch, base.round) and not _may_say(base, signed.signer, note.message):
@@ -511,7 +503,11 @@ class EvidenceKeeper:
         for letter in (*certificate.votes, *certificate.farewells):
             if letter.signer not in self._chain.base.electorate or self._is_known(letter, place):
                 continue
-            if (note := _opened(letter)) is not None and (note.branch, note.round) == place:
+            try:
+                note = unseal(letter, messages.RoundNote, verify)
+            except WireError:
+                continue
+            if (note.branch, note.round) == place:
                 self.hear(letter, note)
 
     def show(self, peer: PeerId, attempt: Attempt) -> None:
@@ -546,13 +542,6 @@ class EvidenceKeeper:
     async def _on_shown(self, _peer: PeerId, shown: Shown) -> None:
         note = unseal(shown.signed, messages.RoundNote, verify)
         self.hear(shown.signed, note)
-
-
-def _opened(letter: Signed) -> messages.RoundNote | None:
-    try:
-        return unseal(letter, messages.RoundNote, verify)
-    except WireError:
-        return None
 
 
 def _slot(message: messages.AnyRoundMessage) -> Slot:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import assert_never
 
-import msgspec
+from msgspec.structs import replace
 
 from weft.errors import DataError, DiskFull, PeerError
 from weft.ids import Attempt, Digest, PeerId, Tokens
@@ -32,16 +32,15 @@ from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.messages import Decision, Letter
 from weft.peer.round.acts import PendingActs, letters_file, lies_file
-from weft.peer.round.inbox import Inbox
+from weft.peer.round.inbox import Inbox, Validity
 from weft.peer.round.members import Member, Quorum
 from weft.peer.round.merge import Gather, RoundMerger
 from weft.peer.round.payloads import Payloads, Wanted
 from weft.peer.round.timers import RoundTimes, Timers
-from weft.peer.round.validity import Validity
 from weft.peer.state.legacies import KeptLegacy
 from weft.store.journal import Votes
-from weft.sync.governance.enact import accused, charter_after, legacy_tokens
-from weft.sync.merge.basis import Scope
+from weft.sync.governance import accused, charter_after, legacy_tokens
+from weft.sync.merge.method import Scope
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records import messages
 from weft.sync.records.charter import Charter
@@ -215,11 +214,11 @@ class RoundDriver:
         self.timers.note_announced()
         legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
         ready = messages.Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
+        believed = ready
         if legacy is not None:  # where this peer leads, it takes itself at its word no more than others do
             tokens = legacy_tokens(self.chain.base, ready)
-            legacy = msgspec.structs.replace(legacy, tokens=tokens)
-        trained = machine.Trained(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
-        self._gather.announce(ready, trained)
+            believed = replace(ready, tokens=tokens, legacy=replace(legacy, tokens=tokens))
+        self._gather.announce(ready, machine.Trained(ready=believed))
         return digests
 
     def pass_on(self) -> None:
@@ -486,10 +485,6 @@ class Participation:
     def is_holding(self) -> bool:
         """Whether a majority is in sight of this peer's branch."""
         return self.rounds is not None and self.rounds.quorum.is_holding
-
-    def certificate(self, manifest: messages.Manifest) -> messages.Certificate | None:
-        """Return the proof of a manifest, if it is known here."""
-        return None if self.rounds is None else self.rounds.chain.certificate(manifest)
 
     def enter(self, rounds: RoundDriver) -> None:
         """Take part: what others say from now on goes to `rounds`."""

@@ -3,22 +3,47 @@
     signed by its sender           else the link that it came on ends
     of this round                  one of a round gone by is answered with what was decided, one of the next waits
     a member's
-    its claims within leases       a plan that claims more is not followed, an announcement is cut (`claims`)
-    its payload here               of an announcement (`gather`)
-    its results here               of what might be voted for (`validity`)
+    its claims within leases       a plan that claims more is not followed, an announcement is cut (`Claims`)
+    its payload here               of an announcement (`Gather`)
+    its results here               of what might be voted for (`Validity`)
     its plan known                 of a result (`Early`)
     may lead                       where it takes this peer to a later attempt (`Leaps`)
     ──► machine
 
 What the machine hears it hears in any order, and some of it late.
 
-Letters that came before what they belong to: of the next round, and of a plan that has not come yet.
+A vote says that its voter can make the outer step. What cannot be fetched or is no vector is never voted for, so nobody
+can make a majority decide it. To the machine the letter is late, or lost.
 
-A plan names everybody's payload, part by part: with 32 members it has 70 kB. On its leader's slow line some members
-have it a second before others, and an owner that is quick tells its result to members that do not know the plan. The
-round machine ignores such a letter, as it may; here it waits until the plan is there.
+By `Claims` a member may claim to have trained no more than was leased to it since it was last counted.
 
-How often another member may take this peer to a later attempt that it leads.
+    allowance = tokens of all leases since the last manifest that counted the member, as far as this peer knows them
+    bound     = all tokens that were ever leased on the branch and not counted, whoever held them
+    missing   = bound - allowance - what the last manifest leased to the others that are not late
+    of group  = allowance + missing, but no more of it than a round leases, nor than twice the allowance
+
+A member that missed rounds carries several leases, so the allowance follows the manifests. What a leader hears is cut
+to the allowance. A leaf that was late, or whose aggregator is gone or paused, brings what was leased to it with another
+round or through another aggregator: so who announces for a group may claim some of what has not come. How much is
+missing the last manifest tells, so who was just started believes a group what all others do. What all claim together is
+cut to the bound, and of another's plan the bound alone is asked, which is the same for all members, so no two of them
+disagree whether a plan stands. (docs/threat_model.md: a claim within the lease says nothing of honest work.)
+
+Who rests may have trained in the place of one who was drawn and is away (`weft.peer.loop.contribution`): it is allowed
+one lease more in that round, within the bound.
+
+In a stage of a pipeline it is allowed what is routed to it: the bound is a multiple of what a round leases.
+
+A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.governance`). Its tokens are the
+difference between two manifests: the head of the branch that was given up, and the last common one. A head that no
+member of the last common one has signed counts as one lease.
+
+`Early` keeps letters that came before what they belong to: of the next round, and of a plan that has not come yet. A
+plan names everybody's payload, part by part: with 32 members it has 70 kB. On its leader's slow line some members have
+it a second before others, and an owner that is quick tells its result to members that do not know the plan. The round
+machine ignores such a letter, as it may; here it waits until the plan is there.
+
+`Leaps` says how often another member may take this peer to a later attempt that it leads.
 
     the first time in a round   at once: who was cut off alone has gone on by itself, and must be followed
     again                       after as many timers of the present attempt as the other members have turns, nearly
@@ -27,64 +52,186 @@ Else a member that leaps to attempt after attempt that it leads, and falls silen
 this the others' turns come, whoever of a minority does so. What is not heard now is said again, and this peer's own
 timers bring it on meanwhile.
 
-The signed letters that prove a decision: who accepted the manifest, and who had left for good.
+`Proofs` keeps the signed letters that prove a decision: who accepted the manifest, and who had left for good. Only what
+the machine counts is kept: a certificate says what the machine decided by, and nobody can take a vote out of it by
+sending another.
 
-Only what the machine counts is kept: a certificate says what the machine decided by, and nobody can take a vote out of
-it by sending another.
+Failure:
+- a leader's own proposal names results that cannot be had or applied: the leader is suspected, the next one leads.
+- a manifest accepted before names such results: they are looked for until they are here; until then the round has no
+  outcome.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from weft.clock import Clock
-from weft.errors import WireError
-from weft.ids import Attempt, PeerId, Round, short
+from weft.errors import PeerError, WireError
+from weft.events import Emit, Notice, PayloadRejected
+from weft.ids import Attempt, PeerId, Round, Tokens, short
 from weft.keys import Identity, verify
 from weft.peer.chain import Chain
 from weft.peer.context import Context
-from weft.peer.messages import Decision, Letter
+from weft.peer.messages import GENESIS, Decision, Letter
 from weft.peer.round.acts import EvidenceKeeper
-from weft.peer.round.members import Member
-from weft.peer.round.merge import Gather
+from weft.peer.round.members import Member, Quorum
+from weft.peer.round.merge import Gather, RoundMerger
 from weft.peer.round.timers import Timers
-from weft.peer.round.validity import Claims, Validity
+from weft.sync.governance import legacy_tokens
+from weft.sync.records import messages
 from weft.sync.records.acts import Warrant
-from weft.sync.records.messages import (
-    Accept,
-    AnyRoundMessage,
-    Base,
-    Certificate,
-    Collect,
-    Committed,
-    Goodbye,
-    GroupRecord,
-    Manifest,
-    Merged,
-    Prepare,
-    Propose,
-    Ready,
-    RoundNote,
-    manifest_in,
-)
+from weft.sync.records.charter import Charter
 from weft.sync.round.groups import is_true
 from weft.sync.round.machine import Noticed, Received, State
-from weft.sync.round.rules import is_quorum, spent_farewells
+from weft.sync.round.rules import is_quorum, is_successor, spent_farewells
 from weft.wire import Signed, digest_of, seal, unseal
+
+RECOVER_S = 5.0  # between two looks for results that nobody had
+
+
+class Validity:
+    def __init__(self, member: Member, merger: RoundMerger, quorum: Quorum, emit: Emit) -> None:
+        self._member = member
+        self._merger = merger
+        self._parts = merger.parts
+        self._quorum = quorum
+        self._emit = emit
+
+    def must_weigh(self, base: messages.Base, named: messages.Manifest) -> bool:
+        """Return whether the machine might vote for `named`, and its results are not here."""
+        return is_successor(base, named) and not self._parts.has_results(named)
+
+    async def weigh(self, sender: PeerId, message: messages.AnyRoundMessage, named: messages.Manifest) -> bool:
+        """Return, once that is known, whether what `message` names can be applied here.
+
+        A leader whose own proposal cannot be is suspected: nobody need wait for the next.
+        """
+        try:
+            await self._merger.check(named)
+            await self._parts.results(named)
+        except PeerError as error:
+            reason = f"it names results that cannot be applied: {error}"
+            self._emit(PayloadRejected(round=named.round, member=sender, reason=reason))
+            is_its_own = isinstance(message, messages.Propose) and named.attempt == message.attempt
+            if is_its_own:
+                self._member.feed(Noticed(peer=sender, status="suspected"))
+            else:
+                self.recover(named)
+            return False
+        return True
+
+    def recover(self, manifest: messages.Manifest) -> None:
+        """Look for the results of what was accepted or decided, until they are here or the round is over."""
+        self._member.tasks.spawn(self._recover(manifest))
+
+    async def _recover(self, manifest: messages.Manifest) -> None:
+        base = self._member.base
+        while self._member.base == base:
+            with suppress(PeerError):
+                await self._parts.results(manifest)
+                self._quorum.find_results()
+                return
+            self._quorum.lose_results(base)
+            await asyncio.sleep(RECOVER_S)
+
+
+MAX_MISSING = 2  # times its allowance: what a group may bring of what was leased and has not come
+
+
+class Claims:
+    """The claims of one branch, from `head` on, after which `charter` holds."""
+
+    def __init__(self, head: messages.Manifest, charter: Charter, emit: Emit) -> None:
+        self._emit = emit
+        self._allowed: dict[PeerId, int] = {}  # tokens; who is not in here may carry work that this peer has not seen
+        self._leased: dict[PeerId, int] = {}  # tokens, by the last manifest
+        self._late: frozenset[PeerId] = frozenset()  # members that it did not count
+        self.restart(head, charter)
+
+    def restart(self, head: messages.Manifest, charter: Charter) -> None:
+        """Go on from another head, before which nothing is known, unless it is the run's first."""
+        self._allowed = dict.fromkeys(head.members, 0) if head.previous == GENESIS else {}
+        self.follow(head, charter)
+
+    def follow(self, manifest: messages.Manifest, charter: Charter) -> None:
+        """Take up what a manifest counted, and what it leases, in samples as long as `charter` says."""
+        counted = {each.peer for each in manifest.contributions if each.legacy is None}
+        self._allowed |= dict.fromkeys(counted, 0)
+        for peer in (*manifest.left, *manifest.joined):
+            self._allowed.pop(peer, None)
+        self._leased = {}
+        for lease in manifest.leases:
+            tokens = lease.num_windows * charter.settings.seq_len
+            self._leased[lease.peer] = self._leased.get(lease.peer, 0) + tokens
+            if lease.peer in self._allowed:
+                self._allowed[lease.peer] += tokens
+        is_opening = not manifest.contributions
+        self._late = frozenset() if is_opening else frozenset(manifest.members) - counted - set(manifest.joined)
+
+    def believed(self, base: messages.Base, peer: PeerId, ready: messages.Ready) -> messages.Ready:
+        """Return what `peer` announces, cut to what it is believed."""
+        if ready.legacy is not None:
+            return self._of_branch(base, peer, ready)
+        bound = base.unclaimed
+        instead = base.charter.settings.quota_tokens if peer in base.resting else 0
+        allowed = bound if base.charter.is_routed else min(self._allowed.get(peer, bound) + instead, bound)
+        most = allowed if ready.group is None else self._of_group(base, peer, allowed)
+        tokens = Tokens(min(ready.tokens, most))
+        if tokens != ready.tokens:
+            text = f"{short(peer)} claims {ready.tokens} tokens; counted as the {tokens} that were leased to it"
+            self._emit(Notice(text=text))
+        return msgspec.structs.replace(ready, tokens=tokens)
+
+    def allowance(self, base: messages.Base, peer: PeerId) -> int:
+        """Return how many tokens everybody will believe `peer` for a group, even who has seen more of the past."""
+        return self._of_group(base, peer, self._allowed.get(peer, self._leased.get(peer, 0)))
+
+    def _of_group(self, base: messages.Base, peer: PeerId, allowed: int) -> int:
+        bound = base.unclaimed
+        due = sum(tokens for other, tokens in self._leased.items() if other != peer and other not in self._late)
+        missing = max(0, bound - allowed - due)
+        return min(bound, allowed + min(missing, sum(self._leased.values()), MAX_MISSING * allowed))
+
+    def _of_branch(self, base: messages.Base, peer: PeerId, ready: messages.Ready) -> messages.Ready:
+        legacy = ready.legacy
+        assert legacy is not None
+        tokens = legacy_tokens(base, ready)
+        if tokens < legacy.tokens:
+            text = f"{short(peer)} brings {legacy.tokens} tokens that a branch had counted, by its own word; the"
+            self._emit(Notice(text=f"{text} proof shows {tokens}, and no more are counted"))
+        legacy = msgspec.structs.replace(legacy, tokens=tokens)
+        return msgspec.structs.replace(ready, tokens=tokens, legacy=legacy, proof=None)
+
+    def is_possible(self, base: messages.Base, peer: PeerId, message: messages.Collect | messages.Propose) -> bool:
+        """Return whether the plan or manifest that `peer` sends claims no more than was ever leased."""
+        bound = base.unclaimed
+        counted = message.contributions if isinstance(message, messages.Collect) else message.manifest.contributions
+        is_each = all(0 <= contribution.tokens <= bound for contribution in counted)
+        if is_each and sum(each.tokens for each in counted if each.legacy is None) <= bound:
+            return True
+        self._emit(Notice(text=f"{short(peer)} plans to count more tokens than were ever leased: not followed"))
+        return False
+
 
 NUM_KEPT = 4  # letters of the next round, of one sender
 NUM_OTHERS = 8  # senders that are no members: the next round may count them in
 
-EarlyLetter = tuple[PeerId, Signed, RoundNote]
-Told = tuple[PeerId, Signed, AnyRoundMessage]
+EarlyLetter = tuple[PeerId, Signed, messages.RoundNote]
+Told = tuple[PeerId, Signed, messages.AnyRoundMessage]
 
 
 class Early:
     def __init__(self) -> None:
         self._next: list[EarlyLetter] = []
-        self._merged: dict[tuple[PeerId, int], tuple[Signed, Merged]] = {}  # by owner and part
+        self._merged: dict[tuple[PeerId, int], tuple[Signed, messages.Merged]] = {}  # by owner and part
 
-    def keep_for_next(self, sender: PeerId, signed: Signed, note: RoundNote, members: Collection[PeerId]) -> None:
+    def keep_for_next(
+        self, sender: PeerId, signed: Signed, note: messages.RoundNote, members: Collection[PeerId]
+    ) -> None:
         """Keep a letter of the round after this one; its sender's oldest makes room, never another member's.
 
         Args:
@@ -103,16 +250,18 @@ class Early:
         self._merged.clear()
         return kept
 
-    def is_kept(self, base: Base, plan: Collect | None, sender: PeerId, signed: Signed, message: object) -> bool:
+    def is_kept(
+        self, base: messages.Base, plan: messages.Collect | None, sender: PeerId, signed: Signed, message: object
+    ) -> bool:
         """Keep the result of a plan that is still to come, an owner's latest of a part; return whether it is one."""
-        if not isinstance(message, Merged) or message.part >= base.num_parts or not _is_newer(message, plan):
+        if not isinstance(message, messages.Merged) or message.part >= base.num_parts or not _is_newer(message, plan):
             return False
         known = self._merged.get((sender, message.part))
         if _is_newer(message, None if known is None else known[1]):
             self._merged[sender, message.part] = signed, message
         return True
 
-    def of_plan(self, plan: Collect) -> list[Told]:
+    def of_plan(self, plan: messages.Collect) -> list[Told]:
         """Return the results kept for a plan that has come, and forget those of plans before it."""
         found: list[Told] = []
         for (sender, part), (signed, merged) in sorted(self._merged.items(), key=lambda item: item[0]):
@@ -122,7 +271,7 @@ class Early:
         return found
 
 
-def _is_newer(merged: Merged, than: Collect | Merged | None) -> bool:
+def _is_newer(merged: messages.Merged, than: messages.Collect | messages.Merged | None) -> bool:
     return than is None or (merged.attempt, merged.revision) > (than.attempt, than.revision)
 
 
@@ -144,9 +293,12 @@ class Leaps:
     def begin(self) -> None:
         self._led_at.clear()
 
-    def may_lead(self, state: State, sender: PeerId, message: AnyRoundMessage) -> bool:
+    def may_lead(self, state: State, sender: PeerId, message: messages.AnyRoundMessage) -> bool:
         """Return whether to listen, where that may take this peer to a later attempt."""
-        if not isinstance(message, Prepare | Propose | Collect) or message.attempt <= state.attempt:
+        if (
+            not isinstance(message, messages.Prepare | messages.Propose | messages.Collect)
+            or message.attempt <= state.attempt
+        ):
             return True
         if (led_at := self._led_at.get(sender)) is None:
             return True
@@ -171,26 +323,26 @@ class Proofs:
     def begin(self) -> None:
         self._votes, self._farewells = {}, {}
 
-    def keep(self, state: State, sender: PeerId, signed: Signed, message: AnyRoundMessage) -> None:
+    def keep(self, state: State, sender: PeerId, signed: Signed, message: messages.AnyRoundMessage) -> None:
         """Keep a letter if the machine, in this state, may count it."""
-        if isinstance(message, Accept):
+        if isinstance(message, messages.Accept):
             is_wanted = state.proposal is not None and accept_of(state.attempt, state.proposal) == message
             if is_wanted:
                 self._votes[sender] = signed
-        elif isinstance(message, Goodbye) and sender not in state.farewells:
+        elif isinstance(message, messages.Goodbye) and sender not in state.farewells:
             self._farewells[sender] = signed
 
-    def certify(self, state: State, committed: Committed) -> Certificate:
+    def certify(self, state: State, committed: messages.Committed) -> messages.Certificate:
         """Return the proof of what this peer's machine decided in `state`, its own vote included."""
         base, accept = self._chain.base, accept_of(committed.attempt, committed.manifest)
-        mine = seal(self._identity, RoundNote(branch=base.branch, round=base.round, message=accept))
+        mine = seal(self._identity, messages.RoundNote(branch=base.branch, round=base.round, message=accept))
         votes = {peer: self._votes[peer] for peer in state.votes & self._votes.keys()} | {self._identity.peer: mine}
         farewells: list[PeerId] = []  # as few as prove it: each may hold a manifest
         for peer in sorted(spent_farewells(state.farewells, committed.attempt)):
             if is_quorum(state.base, votes, farewells):
                 break
             farewells.append(peer)
-        return Certificate(
+        return messages.Certificate(
             attempt=committed.attempt,
             manifest=committed.manifest,
             votes=tuple(votes[peer] for peer in sorted(votes)),
@@ -198,8 +350,8 @@ class Proofs:
         )
 
 
-def accept_of(attempt: Attempt, manifest: Manifest) -> Accept:
-    return Accept(attempt=attempt, manifest=digest_of(manifest))
+def accept_of(attempt: Attempt, manifest: messages.Manifest) -> messages.Accept:
+    return messages.Accept(attempt=attempt, manifest=digest_of(manifest))
 
 
 @dataclass(frozen=True)
@@ -208,8 +360,8 @@ class Heard:
 
     sender: PeerId
     signed: Signed
-    message: AnyRoundMessage
-    base: Base  # of that round
+    message: messages.AnyRoundMessage
+    base: messages.Base  # of that round
 
 
 Step = Callable[[Heard], bool]
@@ -238,14 +390,14 @@ class Inbox:
         self._chain = chain
         self._validity = validity
         self._gather = gather
-        self._on_record: list[Callable[[GroupRecord], object]] = []
+        self._on_record: list[Callable[[messages.GroupRecord], object]] = []
         self.claims = Claims(chain.head, chain.charter, context.emit)
         self._early = Early()
         self._leaps = Leaps(context.clock, timers.progress_s)
         self._weighing: dict[PeerId, asyncio.Task[None]] = {}  # by sender: what it names is being fetched
         self.evidence = EvidenceKeeper(context.node, chain, accuse)
 
-    def on_record(self, callback: Callable[[GroupRecord], object]) -> None:
+    def on_record(self, callback: Callable[[messages.GroupRecord], object]) -> None:
         """Call `callback(record)` for each that is announced, and says of its group what that can bring."""
         self._on_record.append(callback)
 
@@ -287,7 +439,7 @@ class Inbox:
         Raises:
             WireError: the letter is not what its sender signed.
         """
-        note = unseal(letter.signed, RoundNote, verify)
+        note = unseal(letter.signed, messages.RoundNote, verify)
         if letter.signed.signer != peer:
             raise WireError(f"{short(peer)} passed on a letter of {short(letter.signed.signer)}")
         self.evidence.hear(letter.signed, note)
@@ -327,11 +479,17 @@ class Inbox:
         # ends the round as the machine does when it hears Committed: the manifest is the head, nothing of this round is
         # listened to any more, and whoever still asks is told (`_tell_decision`).
         state = self._member.state
-        return state is not None and heard.sender in state.base.electorate and not isinstance(heard.message, Committed)
+        return (
+            state is not None
+            and heard.sender in state.base.electorate
+            and not isinstance(heard.message, messages.Committed)
+        )
 
     def _is_within_leases(self, heard: Heard) -> bool:
         message = heard.message
-        if not isinstance(message, Collect | Propose) or self.claims.is_possible(heard.base, heard.sender, message):
+        if not isinstance(message, messages.Collect | messages.Propose) or self.claims.is_possible(
+            heard.base, heard.sender, message
+        ):
             return True
         # Were it the leader: nobody need wait for the next.
         self._member.feed(Noticed(peer=heard.sender, status="suspected"))
@@ -340,7 +498,7 @@ class Inbox:
     def _is_no_announcement(self, heard: Heard) -> bool:
         """Cut an announcement to what its sender was leased; the machine hears of it once its payload is here."""
         message, sender = heard.message, heard.sender
-        if not isinstance(message, Ready):
+        if not isinstance(message, messages.Ready):
             return True
         if message.group is not None and is_true(heard.base, sender, message.group):
             for callback in self._on_record:
@@ -351,7 +509,7 @@ class Inbox:
 
     def _is_votable(self, heard: Heard) -> bool:
         """Keep what might be voted for until its results are here; its sender's later letter replaces it."""
-        named = manifest_in(heard.message)
+        named = messages.manifest_in(heard.message)
         if named is None or not self._validity.must_weigh(heard.base, named):
             return True
         if (before := self._weighing.get(heard.sender)) is not None:
@@ -359,7 +517,7 @@ class Inbox:
         self._weighing[heard.sender] = self._member.tasks.spawn(self._weigh(heard, named))
         return False
 
-    async def _weigh(self, heard: Heard, named: Manifest) -> None:
+    async def _weigh(self, heard: Heard, named: messages.Manifest) -> None:
         if await self._validity.weigh(heard.sender, heard.message, named):
             self._judge(heard, after=self._is_votable)
 

@@ -47,9 +47,8 @@ from weft.peer.messages import Gathered
 from weft.peer.round.members import Member
 from weft.peer.round.payloads import Payloads, Wanted
 from weft.peer.round.timers import Timers
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.payload import Replies, codec_in, coding_in, payload_codec_in, reply_codec_in
-from weft.sync.merge.reduce import EncodedPart, Merger, decode_parts
+from weft.sync.merge import reduce
+from weft.sync.merge.method import Scope
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Base, Collect, Contribution, Manifest, Ready, counted, payload_of
@@ -74,7 +73,7 @@ class Gather:
         self._member = member
         self._parts = parts
         self._round = 0  # counts rounds of this process
-        self._announced: dict[PeerId, tuple[Digest, ...]] = {}
+        self.announced: dict[PeerId, tuple[Digest, ...]] = {}  # parts of all payloads of the present round
         self._quorum_at: float | None = None  # since when a quorum has announced
         self._held_back: dict[PeerId, Input] = {}  # announcements that the machine has not heard of
         self._told: dict[PeerId, Gathered] = {}  # leader: by owner
@@ -90,7 +89,7 @@ class Gather:
 
     def begin(self) -> None:
         self._round += 1
-        self._announced, self._held_back, self._lost = {}, {}, set()
+        self.announced, self._held_back, self._lost = {}, {}, set()
         base, early, self._early = self._member.base, self._early, {}
         self._told = {
             peer: note
@@ -107,11 +106,6 @@ class Gather:
             self._parts.forget(wanted)
             self._refused.discard(wanted)
             self._num_failed.pop(wanted, None)
-
-    @property
-    def announced(self) -> Mapping[PeerId, tuple[Digest, ...]]:
-        """Return the parts of all payloads that were announced in the present round."""
-        return self._announced
 
     @property
     def has_quorum(self) -> bool:
@@ -161,14 +155,14 @@ class Gather:
             event: as the machine is to hear of it.
         """
         base = self._member.base
-        if peer in self._announced:  # said again: the leader may not have heard either what is here
+        if peer in self.announced:  # said again: the leader may not have heard either what is here
             self._tell_soon()
             return
         if not is_well_cut(base, peer, ready.parts):
             return
-        self._announced[peer] = ready.parts
+        self.announced[peer] = ready.parts
         self._timers.note_ready(peer)
-        if self._quorum_at is None and is_under_way(base, self._announced):
+        if self._quorum_at is None and is_under_way(base, self.announced):
             self._quorum_at = self._clock.now()
             self._timers.note_quorum()
         self._fetch_mine(contribution(base.charter, peer, ready))
@@ -226,7 +220,7 @@ class Gather:
         here, missing = list[PeerId](), list[PeerId]()
         if me in base.electorate:
             index = base.electorate.index(me)
-            for peer, parts in sorted(self._announced.items()):
+            for peer, parts in sorted(self.announced.items()):
                 wanted = [parts[part] for part in self._parts.wanted(base, peer)[index]]
                 away = [each for each in wanted if not (self._parts.is_here(each) or each in self._refused)]
                 if not away:
@@ -319,7 +313,7 @@ class RoundMerger:
         self._chain = chain
         self.parts = parts
         self._gather = gather
-        self._replies = Replies(scope)
+        self._replies = reduce.Replies(scope)
         self._taken: dict[tuple[Round, Digest], Buffer] = {}  # by the digest of all its parts
         self._on_added: list[OnAdded] = []
 
@@ -418,7 +412,7 @@ class RoundMerger:
         digests = [each.parts[wanted.part] for each in plan.contributions]
         brought = [await self.parts.here(each) if wanted.num else b"" for each in digests]
         async with self.parts.alone(wanted.result):  # who makes the outer step waits, and fetches nothing
-            nbytes = reply_codec_in(work.choices, work.round).nbytes(wanted.num)
+            nbytes = reduce.reply_codec_in(work.choices, work.round).nbytes(wanted.num)
             if await self.parts.kept(work.round, wanted.result, nbytes) is not None:
                 return True
             if any(data is None for data in brought) or self._chain.base != base:
@@ -436,14 +430,14 @@ class RoundMerger:
         awaited = awaited_weight(charter, plan.awaited, self._chain.head.leases, base.uncounted)
         return _Work(plan, here, round, charter, self._chain.choices_in(round), awaited, is_mine)
 
-    async def _merged(self, work: _Work, brought: Sequence[Buffer | None]) -> EncodedPart | _Failed:
+    async def _merged(self, work: _Work, brought: Sequence[Buffer | None]) -> reduce.EncodedPart | _Failed:
         """Merge what was brought to a part in ascending peer order, legacies last."""
         contributions, here, round = work.plan.contributions, work.here, work.round
         if not any(each.tokens for each in contributions):  # no mean; no honest leader plans this
             return _Failed(tuple(each.peer for each in contributions))
         has_legacies = any(each.legacy is not None for each in contributions)
-        coding = coding_in(work.choices, round)
-        merger = Merger(len(here), coding, work.awaited, self.parts.pool.empty, has_legacies)
+        coding = reduce.coding_in(work.choices, round)
+        merger = reduce.Merger(len(here), coding, work.awaited, self.parts.pool.empty, has_legacies)
         missing = []
         inorder = sorted(zip(contributions, brought, strict=True), key=lambda each: each[0].legacy is not None)
         for each, data in inorder:  # legacies last: they are measured against the others
@@ -452,16 +446,16 @@ class RoundMerger:
         if missing:
             return _Failed(tuple(missing))
 
-        def reply() -> EncodedPart:
+        def reply() -> reduce.EncodedPart:
             found = self._replies.encode(merger.merged(), here, round, work.choices)
-            return EncodedPart(encoded=self.parts.pool.moved(found.encoded), digest=found.digest)
+            return reduce.EncodedPart(encoded=self.parts.pool.moved(found.encoded), digest=found.digest)
 
         return await self._compute.serve(reply)
 
-    async def _add(self, work: _Work, merger: Merger, contribution: Contribution, data: Buffer) -> bool:
+    async def _add(self, work: _Work, merger: reduce.Merger, contribution: Contribution, data: Buffer) -> bool:
         try:
             weight, legacy = weight_of(work.charter, contribution), contribution.legacy
-            codec = payload_codec_in(work.choices, work.round, contribution)
+            codec = reduce.payload_codec_in(work.choices, work.round, contribution)
             if legacy is None:
                 length = await self._compute.serve(lambda: _add(merger, weight, data, codec))
                 if work.is_mine:
@@ -474,7 +468,7 @@ class RoundMerger:
             return False
         return True
 
-    async def _take(self, plan: Collect, part: int, base: Base) -> EncodedPart | _Failed:
+    async def _take(self, plan: Collect, part: int, base: Base) -> reduce.EncodedPart | _Failed:
         me, round = self._node.peer, base.round
         wanted = taken(base, plan, me) if base.electorate[part] == me else ()
         alone = _alone(base, self._chain.head)
@@ -484,7 +478,7 @@ class RoundMerger:
             return _Failed(tuple(missing))
         if wanted and alone:
             await self._measure_own(plan, base, alone)
-        return EncodedPart(encoded=b"", digest=NOTHING)
+        return reduce.EncodedPart(encoded=b"", digest=NOTHING)
 
     async def _whole(self, contribution: Contribution, part: int, base: Base, alone: float) -> Buffer | None:
         """Return a neighbour's payload, from it or whoever has it, once it decodes; None: it cannot be had."""
@@ -517,10 +511,10 @@ class RoundMerger:
         Raises:
             PayloadError: it is none.
         """
-        codec = codec_in(base.charter.settings.method, base.round)
+        codec = reduce.codec_in(base.charter.settings.method, base.round)
 
         def measured() -> float:
-            decoded = decode_parts(codec, [data], [range(num)], self.parts.pool.empty(num))
+            decoded = reduce.decode_parts(codec, [data], [range(num)], self.parts.pool.empty(num))
             return float(torch.linalg.vector_norm(decoded[: int(num * alone)]))
 
         length = await self._compute.serve(measured)
@@ -560,7 +554,7 @@ def _alone(base: Base, head: Manifest) -> float:
     return 1.0 if head.round == 0 or head.has_result else 0.0
 
 
-def _add(merger: Merger, weight: int, data: Buffer, codec: Codec) -> float:
+def _add(merger: reduce.Merger, weight: int, data: Buffer, codec: Codec) -> float:
     """Add a contribution to a part; return how long it is there, to a few digits."""
     merger.add(weight, data, codec)
     return float(torch.linalg.vector_norm(merger.decoded))

@@ -8,11 +8,6 @@ so no quorum commits what its members could not apply.
 Failure:
 - an owner whose result is no payload: it is not held, and counts as suspected in this round, so another gets the part.
 - a holder that delivers a result too slowly, or is gone: the next one is asked.
-
-How fast each member sends, as this peer receives it: the median of its last transfers.
-
-All members fetch from one at the same time, so what each receives is alike a fraction of that one's uplink: the rates
-compare members, they are no line's capacity.
 """
 
 import asyncio
@@ -31,10 +26,8 @@ from weft.net.blobs.blobs import StillComing, first_of
 from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.store.pool import Pool
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
-from weft.sync.merge.payload import codec_in, group_codec_in, payload_codec_in, reply_codec_in
-from weft.sync.merge.reduce import EncodedPart, cut, decode_parts, parts_of
+from weft.sync.merge import reduce
+from weft.sync.merge.method import Scope
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
 from weft.sync.round.machine import Noticed, ResultHeld, Status
@@ -47,6 +40,12 @@ NUM_REMEMBERED = 9
 
 
 class Rates:
+    """How fast each member sends, as this peer receives it: the median of its last transfers.
+
+    All members fetch from one at the same time, so what each receives is alike a fraction of that one's uplink: the
+    rates compare members, they are no line's capacity.
+    """
+
     def __init__(self) -> None:
         self._measured: dict[PeerId, deque[float]] = {}
 
@@ -115,7 +114,7 @@ class Payloads:
         """Return how a payload is cut that is brought to a round: where the parts lie, or whole, for neighbours."""
         if base.is_gossip:
             return (range(base.charter.settings.method.num_gossiped(self._scope.num)),)
-        return cut(self._scope.num_sent(base.round), base.uplinks)
+        return reduce.cut(self._scope.num_sent(base.round), base.uplinks)
 
     def results_in(self, base: Base) -> tuple[range, ...]:
         """Return where the parts lie that are merged in a round, and given to all."""
@@ -138,7 +137,7 @@ class Payloads:
             return (nums,) * base.num_parts
         return tuple({part: nums[part]} if part in nums else {} for part in range(base.num_parts))
 
-    def offer(self, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
+    def offer(self, parts: Sequence[reduce.EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
         self._payload, self.asked_by = {part.digest: part.encoded for part in parts}, {}
         base, me = self._chain.base, self._node.peer
@@ -220,16 +219,16 @@ class Payloads:
         """
         base = self._chain.base
         codec, parts = self._codec(base.round), self.cut(base)
-        data = await self._fetch(peer, wanted, payload_nbytes(codec, parts), self._limit_s(codec))
-        return split(codec, data, parts)
+        data = await self._fetch(peer, wanted, reduce.payload_nbytes(codec, parts), self._limit_s(codec))
+        return reduce.split(codec, data, parts)
 
-    def group_mean(self, base: Base) -> GroupMean:
+    def group_mean(self, base: Base) -> reduce.GroupMean:
         """Return an empty mean of payloads of a round."""
-        return GroupMean(self._codec(base.round), self.cut(base), self._chain.choices_in(base.round).merge)
+        return reduce.GroupMean(self._codec(base.round), self.cut(base), self._chain.choices_in(base.round).merge)
 
     def group_codec(self, base: Base, num_merged: int) -> Codec:
         """Return how the mean of `num_merged` payloads of a round is encoded."""
-        return group_codec_in(self._chain.choices_in(base.round), base.round, num_merged)
+        return reduce.group_codec_in(self._chain.choices_in(base.round), base.round, num_merged)
 
     def gathered(self, parts: Iterable[Digest]) -> Buffer | None:
         """Return the first of these parts that `gather` fetched; None: none is here."""
@@ -276,7 +275,7 @@ class Payloads:
         self._gathered.pop(wanted, None)
 
     async def fetch(
-        self, plan: Collect, wanted: "Wanted", is_wanted: Callable[[], bool] = lambda: True
+        self, plan: Collect, wanted: Wanted, is_wanted: Callable[[], bool] = lambda: True
     ) -> ResultHeld | Noticed | None:
         """Fetch a result, from its owner or whoever contributes; None where it cannot be had.
 
@@ -300,7 +299,7 @@ class Payloads:
 
     def has_results(self, manifest: Manifest) -> bool:
         """Return whether all results that a manifest names are here: what is here can be applied."""
-        parts = parts_of(manifest, self._scope)
+        parts = reduce.parts_of(manifest, self._scope)
         codec = self._reply_codec(manifest.round)
         return all(
             self._known(part.result, codec.nbytes(len(here))) for here, part in zip(parts, manifest.parts, strict=True)
@@ -315,7 +314,7 @@ class Payloads:
             PeerError: nobody that can be reached has one of them.
             PayloadError: one of them is no part of a vector.
         """
-        parts = parts_of(manifest, self._scope)
+        parts = reduce.parts_of(manifest, self._scope)
         others = [*manifest.members, *(each.peer for each in manifest.contributions), *sorted(self._node.peers)]
         return tuple(
             await asyncio.gather(
@@ -327,16 +326,13 @@ class Payloads:
         )
 
     def _codec(self, round: Round) -> Codec:
-        return codec_in(self._chain.choices_in(round), round)
+        return reduce.codec_in(self._chain.choices_in(round), round)
 
     def _codec_of(self, brought: Brought, round: Round) -> Codec:
-        return payload_codec_in(self._chain.choices_in(round), round, brought)
+        return reduce.payload_codec_in(self._chain.choices_in(round), round, brought)
 
     def _reply_codec(self, round: Round) -> Codec:
-        return reply_codec_in(self._chain.choices_in(round), round)
-
-    def check(self, codec: Codec, result: Buffer, num: int) -> None:
-        decode_parts(codec, [result], [range(num)], self.pool.empty(num))
+        return reduce.reply_codec_in(self._chain.choices_in(round), round)
 
     def _known(self, wanted: Digest, nbytes: int) -> Buffer | None:
         if not nbytes:  # of a part without elements
@@ -366,7 +362,9 @@ class Payloads:
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
                 limit_s = self._limit_s(codec)
                 data = await self._from_any(others, wanted, nbytes, limit_s)
-                await self._compute.serve(lambda: self.check(codec, data, num))
+                await self._compute.serve(
+                    lambda: reduce.decode_parts(codec, [data], [range(num)], self.pool.empty(num))
+                )
                 await self.keep(round, wanted, data)
             return data
 

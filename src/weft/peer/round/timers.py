@@ -4,10 +4,6 @@
     progress   a grace, and from when a quorum is ready to the commit; doubled with each attempt that this peer was in
 
 Attempts that others leap over make nobody wait longer.
-
-How long rounds took, kept for the next process of this peer: it need not wait as if nothing were known.
-
-The file is replaced now and then, and not synced: what is lost or damaged is measured again.
 """
 
 import asyncio
@@ -41,9 +37,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundTimes:
-    """
-    Args:
-        now: seconds.
+    """How long rounds took, kept for the next process of this peer: it need not wait as if nothing were known.
+
+    The file is replaced now and then, and not synced: what is lost or damaged is measured again.
     """
 
     def __init__(self, path: Path, now: Callable[[], float], *, is_on: bool) -> None:

@@ -1,7 +1,7 @@
 """What this peer has trained and no manifest has counted yet: the carry, and its way into a payload and out of it.
 
 Deltas: local = outer - carry at all times, so the carry needs no memory of its own. It is outer - local; an outer step
-moves local along with outer (`rebase`), and a commit that counted the payload sets local to outer.
+moves local along with outer, and a commit that counted the payload sets local to outer.
 
 Who misses rounds because one inner step takes longer than they do hands its carry in as a round begins, and trains on
 when that is decided. Whose payload was announced in time and had not arrived when a round was decided offers the same
@@ -25,14 +25,13 @@ from dataclasses import dataclass
 from jaxtyping import Float32
 from torch import Tensor, zeros
 
-from weft.codec import CodecConfig, RandomKConfig
+from weft.codec.config import CodecConfig, RandomKConfig
 from weft.errors import CheckpointError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.state.mixing import Met, Mixing
 from weft.peer.state.replica import Replica
-from weft.sync.merge import payload
-from weft.sync.merge.reduce import EncodedPart, named
+from weft.sync.merge.reduce import EncodedPart, encode_payload, named
 from weft.sync.merge.sharded import SpreadVector, alike
 from weft.sync.records.messages import Counted, payload_of
 from weft.sync.round.machine import Fate
@@ -173,7 +172,7 @@ class Carry:
             # A learner that is spread lends a copy, and there is no room for another.
             is_lent = isinstance(trained, SpreadVector) and self._mark is None and self._gradient is None
             delta = method.delta(self._replica.outer, trained, trained if is_lent else None)
-            encoded, left = payload.encode(method, scope, self._replica.state, delta, self._error, parts, round)
+            encoded, left = encode_payload(method, scope, self._replica.state, delta, self._error, parts, round)
             if left is not None and method.choices.error == "local":
                 left = delta - left
             self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)
@@ -245,7 +244,7 @@ class Carry:
             self._drop()
         local = self._replica.outer if due is None and ahead is None else self._replica.outer.clone()
         if due is not None:
-            self._replica.method.rebase(local, self._replica.outer, due)
+            local.sub_(due)
         if ahead is not None:
             self._mark, local = local, local - ahead
         self._trainer.set_local(local)

@@ -30,7 +30,7 @@ import weft
 from weft import wire
 from weft.codec import bounds
 from weft.codec.bounds import Empty
-from weft.data import READ_ONLY, write_atomically
+from weft.data.store import READ_ONLY, write_atomically
 from weft.errors import CheckpointError, DataError, DiskFull
 from weft.ids import Digest, short
 from weft.net.messages import HexDigest, HexRun

@@ -24,8 +24,7 @@ from weft.peer.state.replica import Replica
 from weft.sync.merge import gossip
 from weft.sync.merge.gossip import Neighbour
 from weft.sync.merge.outer import State
-from weft.sync.merge.payload import codec_in
-from weft.sync.merge.reduce import EncodedPart, named
+from weft.sync.merge.reduce import EncodedPart, codec_in, named
 from weft.sync.method.choices import Choices
 from weft.wire import Buffer
 

@@ -14,13 +14,11 @@ from weft.ids import Round
 from weft.run.amend import amended, first_charter
 from weft.run.config import Genesis
 from weft.run.staged import confinement
-from weft.sync.governance.enact import charter_after
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.method import OUTER, Method
+from weft.sync.governance import charter_after
+from weft.sync.merge.method import OUTER, Method, Scope
 from weft.sync.merge.outer import State as OuterState
 from weft.sync.merge.outer import StepContext
-from weft.sync.merge.payload import reply_codec_in
-from weft.sync.merge.reduce import decode_parts, parts_of
+from weft.sync.merge.reduce import decode_parts, parts_of, reply_codec_in
 from weft.sync.merge.sharded import SpreadVector, alike, empty_like
 from weft.sync.method.schedule import lr
 from weft.sync.records.charter import Charter

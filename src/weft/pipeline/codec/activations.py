@@ -9,7 +9,7 @@
 What a member computes of activations reaches the others in gradients alone, so members need not agree to the last bit,
 and no codec here keeps feedback: a number lost in one micro-batch is a little noise in its gradient.
 
-It needs no torch: an anchor reads charters. `boundary.build` makes the codecs.
+It needs no torch: an anchor reads charters. `build.Boundaries` makes the codecs.
 """
 
 from typing import Annotated, Literal
@@ -57,12 +57,10 @@ class AqSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="aqsg
     ] = 1 << 30
 
 
-ActivationConfig = (
-    Fp32Config | Bf16Config | Fp8Config | Int8Config | Int4Config | LplrConfig | SubspaceConfig | AqSgdConfig
-)
+ActivationConfig = NumberConfig | LplrConfig | SubspaceConfig | AqSgdConfig
 """What passes activations."""
 
-GradientConfig = Fp32Config | Bf16Config | Fp8Config | Int8Config | Int4Config | LplrConfig
+GradientConfig = NumberConfig | LplrConfig
 """What passes their gradients, where that is said apart."""
 
 BY_DEFAULT = Bf16Config()

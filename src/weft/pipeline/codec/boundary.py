@@ -1,6 +1,6 @@
 """A boundary between two sections, as a member on one side of it has it: activations one way, gradients the other.
 
-    boundaries = build(Int8Config())                 # `build_boundary`; or Codecs(a, b) of two codecs of vectors
+    boundaries = Boundaries(Int8Config())            # `build`
     after = boundaries.boundary(shape)               # a member's own: what it remembers is of this boundary alone
     data = after.activations.encode(x, samples)      # here
     x = before.activations.decode(data, samples)     # there, by the next section; its gradient comes back alike
@@ -85,12 +85,6 @@ class Boundary:
     """Whether messages build on earlier ones: a sample has a name for each member on the other side."""
 
 
-class Boundaries(Protocol):
-    """What makes them: one for each boundary and side."""
-
-    def boundary(self, shape: Shape) -> Boundary: ...
-
-
 @final
 class Flat:
     """All numbers of a micro-batch, one behind the other, by a codec of vectors."""
@@ -108,14 +102,3 @@ class Flat:
 
     def nbytes(self, num_samples: int) -> int:
         return self._codec.nbytes(num_samples * self._shape.num)
-
-
-@dataclass(frozen=True)
-class Codecs:
-    """Codecs of vectors, for all boundaries: they remember nothing."""
-
-    activations: Codec
-    gradients: Codec  # of activations
-
-    def boundary(self, shape: Shape) -> Boundary:
-        return Boundary(Flat(self.activations, shape), Flat(self.gradients, shape))

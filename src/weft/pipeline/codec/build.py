@@ -1,55 +1,42 @@
-"""From the configs of activations and gradients to what makes the codecs of boundaries."""
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+"""From the configs of activations and gradients to the codecs of boundaries."""
 
 from weft.codec import build as vectors
 from weft.codec.codec import Codec
 from weft.codec.config import Bf16Config, Fp8Config, Fp32Config, Int2Config, Int4Config, Int8Config
-from weft.pipeline.codec.activations import (
-    BY_DEFAULT,
-    ActivationConfig,
-    AqSgdConfig,
-    GradientConfig,
-    LplrConfig,
-    NumberConfig,
-    SubspaceConfig,
-    check_gradients,
-)
+from weft.pipeline.codec import activations as config
+from weft.pipeline.codec.activations import AqSgdConfig, GradientConfig, LplrConfig, SubspaceConfig
 from weft.pipeline.codec.aqsgd import aqsgd
-from weft.pipeline.codec.boundary import ActivationCodec, Boundaries, Boundary, Flat, Shape
+from weft.pipeline.codec.boundary import ActivationCodec, Boundary, Flat, Shape
 from weft.pipeline.codec.lplr import Lplr
 from weft.pipeline.codec.subspace import InSubspace, drawn
 
 
-@dataclass(frozen=True)
-class Built:
-    make: Callable[[Shape], Boundary]
-
-    def boundary(self, shape: Shape) -> Boundary:
-        return self.make(shape)
-
-
-def build(activations: ActivationConfig = BY_DEFAULT, gradients: GradientConfig | None = None) -> Boundaries:
-    """Return what makes the codecs of boundaries.
+class Boundaries:
+    """What makes the codecs of each boundary and side.
 
     Args:
-        gradients: left out: as activations; those of aqsgd in int8, as in its paper.
+        gradients: None: as activations; those of aqsgd in int8, as in its paper.
 
     Raises:
         ConfigError: as `check_gradients`.
     """
-    check_gradients(activations, gradients)
-    match activations:
-        case SubspaceConfig():
-            return Built(cache(lambda shape: _in_subspace(activations, shape)))  # it remembers nothing, and is large
-        case AqSgdConfig(values=values, held_nbytes=held_nbytes):
-            back = gradients or Int8Config()
-            return Built(lambda shape: aqsgd(_numbers(values), held_nbytes, _one_way(back, shape), shape))
-        case _:
-            back = gradients or activations
-            return Built(lambda shape: Boundary(_one_way(activations, shape), _one_way(back, shape)))
+
+    def __init__(
+        self, activations: config.ActivationConfig = config.BY_DEFAULT, gradients: GradientConfig | None = None
+    ) -> None:
+        config.check_gradients(activations, gradients)
+        self._activations = activations
+        self._gradients = gradients
+
+    def boundary(self, shape: Shape) -> Boundary:
+        match self._activations:
+            case SubspaceConfig() as activations:
+                return _in_subspace(activations, shape)
+            case AqSgdConfig(values=values, held_nbytes=held_nbytes):
+                back = self._gradients or Int8Config()
+                return aqsgd(_numbers(values), held_nbytes, _one_way(back, shape), shape)
+            case activations:
+                return Boundary(_one_way(activations, shape), _one_way(self._gradients or activations, shape))
 
 
 def _one_way(config: GradientConfig, shape: Shape) -> ActivationCodec:
@@ -63,7 +50,7 @@ def _in_subspace(config: SubspaceConfig, shape: Shape) -> Boundary:
     )
 
 
-_NUMBERS: dict[str, NumberConfig | Int2Config] = {
+_NUMBERS: dict[str, config.NumberConfig | Int2Config] = {
     "fp32": Fp32Config(),
     "bf16": Bf16Config(),
     "fp8": Fp8Config(),

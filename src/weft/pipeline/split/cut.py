@@ -9,7 +9,7 @@ two runs of tokens, one as far from the start as the other from the end (zig-zag
     T = 12, speeds 2, 1, 1, 2      0 0 1 2 3 3 | 3 3 2 1 0 0      and each has its share of T times T + 1 pairs / 2
 
 The token at place t looks at t + 1 keys and the one mirrored at T - t, together T + 1: a part of a tokens in each run
-has a (T + 1) pairs, whatever the shares. `contiguous` gives a run each, and the last parts most of the work.
+has a (T + 1) pairs, whatever the shares. A run each would give the last parts most of the work.
 
 Striped assignment of causal work: Brandon et al., Striped Attention, 2311.09431; zig-zag as in common use since.
 """
@@ -73,7 +73,6 @@ def runs(counts: Sequence[int], start: int = 0) -> tuple[range, ...]:
 class HeadsPart:
     """What of a layer one of a team computes."""
 
-    number: int
     groups: range  # key and value heads, with the query heads that look at them
     columns: range  # of the ffn's hidden ones
 
@@ -91,17 +90,7 @@ def heads_parts(config: ModelConfig, speeds: Sequence[float]) -> tuple[HeadsPart
             "Take fewer, or split by segments."
         )
     groups, columns = runs(shares(config.num_kv_heads, speeds)), runs(shares(config.ffn_width, speeds))
-    return tuple(HeadsPart(number, *each) for number, each in enumerate(zip(groups, columns, strict=True)))
-
-
-def contiguous(num_tokens: int, speeds: Sequence[float]) -> tuple[Segment, ...]:
-    """Cut a sequence into one run for each, in proportion to speeds.
-
-    Raises:
-        ConfigError: fewer tokens than members, or no team's number of them.
-    """
-    _check_team(len(speeds))
-    return tuple((run,) for run in runs(shares(num_tokens, speeds)))
+    return tuple(HeadsPart(*each) for each in zip(groups, columns, strict=True))
 
 
 def zigzag(num_tokens: int, speeds: Sequence[float]) -> tuple[Segment, ...]:

@@ -1,7 +1,7 @@
 """How bytes go from one member of a team to another: one says what is ready, the other fetches it when it asks for it.
 
     exchanges = Exchanges(link)                                 # one for each peer
-    async with exchanges.join(name, members, patience_s=60) as exchange:
+    async with Exchange(exchanges, name, members) as exchange:
         await exchange.give(1, number, parcel(data))            # returns once member 1 has it
         taken = await exchange.take(1, number, nbytes)
 
@@ -26,19 +26,8 @@ from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, Pe
 from weft.ids import Digest, PeerId, short
 from weft.net.messages import MAX_REASON_CHARS
 from weft.pipeline.link import Parcel, StageLink
-from weft.pipeline.split.messages import (
-    MAX_WAITING,
-    Counted,
-    GoBack,
-    HandedOver,
-    HasTaken,
-    Help,
-    Helps,
-    SumAnswer,
-    SumRequest,
-    TeamLeft,
-)
-from weft.tasks import Tasks
+from weft.pipeline.split import messages
+from weft.tasks import Tasks, within
 from weft.wire import printable
 
 T = TypeVar("T")
@@ -58,7 +47,7 @@ def _future() -> "asyncio.Future[Any]":
 class _Slot:
     """Where what one member says and what this one asks for meet."""
 
-    said: "asyncio.Future[HandedOver]" = field(default_factory=_future)
+    said: "asyncio.Future[messages.HandedOver]" = field(default_factory=_future)
     taken: "asyncio.Future[PeerError | None]" = field(default_factory=_future)  # or why not
     is_asked_for: bool = False
 
@@ -71,26 +60,17 @@ class Exchanges:
         self.slots: dict[Key, _Slot] = {}
         self.joined: dict[Digest, Exchange] = {}
         self._num_waiting: Counter[PeerId] = Counter()
-        self._left: dict[Digest, str] = {}  # teams that this peer may yet join, which another left: the oldest first
-        link.serve(HandedOver, self._on_handed)
-        link.on_note(TeamLeft, self._on_left)
-        link.serve_stages(Help, Helps(does=False))
-        link.serve_stages(GoBack, Helps(does=False))
-        link.serve_stages(SumRequest, SumAnswer(digest=None))
-        link.on_stage_note(Counted)
+        self.left: dict[Digest, str] = {}  # teams that this peer may yet join, which another left: the oldest first
+        link.serve(messages.HandedOver, self._on_handed)
+        link.on_note(messages.TeamLeft, self._on_left)
+        link.serve_stages(messages.Help, messages.Helps(does=False))
+        link.serve_stages(messages.GoBack, messages.Helps(does=False))
+        link.serve_stages(messages.SumRequest, messages.SumAnswer(digest=None))
+        link.on_stage_note(messages.Counted)
 
-    def join(self, team: Digest, members: Sequence[PeerId], *, patience_s: float = PATIENCE_S) -> "Exchange":
-        """Return this peer's exchange with a team, to be entered.
-
-        Args:
-            team: names what it computes; no two teams of the same peers at a time have the same name.
-            members: in the same order at all of them; this peer is one.
-        """
-        return Exchange(self, team, tuple(members), patience_s)
-
-    async def _on_handed(self, peer: PeerId, note: HandedOver) -> HasTaken:
-        if self._num_waiting[peer] >= MAX_WAITING:
-            raise PayloadError(f"{MAX_WAITING} things of {short(peer)} wait here that nobody has asked for")
+    async def _on_handed(self, peer: PeerId, note: messages.HandedOver) -> messages.HasTaken:
+        if self._num_waiting[peer] >= messages.MAX_WAITING:
+            raise PayloadError(f"{messages.MAX_WAITING} things of {short(peer)} wait here that nobody has asked for")
         key = (note.team, peer, note.number)
         slot = self.slots.setdefault(key, _Slot())
         if slot.said.done():
@@ -105,27 +85,30 @@ class Exchanges:
                 self.slots.pop(key, None)
         if fault is not None:
             raise fault
-        return HasTaken()
+        return messages.HasTaken()
 
-    async def _on_left(self, peer: PeerId, note: TeamLeft) -> None:
+    async def _on_left(self, peer: PeerId, note: messages.TeamLeft) -> None:
         exchange, reason = self.joined.get(Digest(note.team)), f"{short(peer)} left it: {printable(note.reason)}"
         if exchange is None:
-            self._left[Digest(note.team)] = reason
-            while len(self._left) > MAX_LEFT:
-                del self._left[next(iter(self._left))]
+            self.left[Digest(note.team)] = reason
+            while len(self.left) > MAX_LEFT:
+                del self.left[next(iter(self.left))]
         elif peer in exchange.members:
             exchange.halt(reason)
 
-    def left(self, team: Digest) -> str | None:
-        """Return why a member left a team before this peer joined it; None: nobody has. Once."""
-        return self._left.pop(team, None)
-
 
 class Exchange:
-    """Of one member with the others of its team; see `Exchanges.join`."""
+    """Of one member with the others of its team.
 
-    def __init__(self, exchanges: Exchanges, team: Digest, members: tuple[PeerId, ...], patience_s: float) -> None:
-        self.members = members
+    Args:
+        team: names what it computes; no two teams of the same peers at a time have the same name.
+        members: in the same order at all of them; this peer is one.
+    """
+
+    def __init__(
+        self, exchanges: Exchanges, team: Digest, members: Sequence[PeerId], *, patience_s: float = PATIENCE_S
+    ) -> None:
+        self.members = tuple(members)
         self.number = members.index(exchanges.link.me)
         self._exchanges = exchanges
         self._link = exchanges.link
@@ -140,7 +123,7 @@ class Exchange:
         self._exchanges.joined[self._team] = self
         for peer in self._others:
             self._tasks.spawn(self._watch(peer))
-        if (reason := self._exchanges.left(self._team)) is not None:
+        if (reason := self._exchanges.left.pop(self._team, None)) is not None:
             self.halt(reason)
         return self
 
@@ -155,16 +138,16 @@ class Exchange:
                 slot.taken.set_result(CallFailed(f"{short(self._link.me)} left the team: {reason}"))
         if error is not None:
             for peer in self._others:
-                await self._link.post(peer, TeamLeft(team=self._team, reason=reason[:MAX_REASON_CHARS]))
+                await self._link.post(peer, messages.TeamLeft(team=self._team, reason=reason[:MAX_REASON_CHARS]))
 
     async def give(self, to: int, number: int, what: Parcel) -> None:
         """Let a member have `what`; return once it does."""
         peer = self.members[to]
         nbytes = memoryview(what.data).nbytes
-        note = HandedOver(team=self._team, number=number, digest=what.digest, nbytes=nbytes)
+        note = messages.HandedOver(team=self._team, number=number, digest=what.digest, nbytes=nbytes)
         self._link.give(what)
         try:
-            await self._unless_halted(self._link.call(peer, note, HasTaken, deadline_s=self._patience_s))
+            await self._unless_halted(self._link.call(peer, note, messages.HasTaken, deadline_s=self._patience_s))
         finally:
             self._link.take_back(what.digest)
 
@@ -202,22 +185,19 @@ class Exchange:
         self.halt(f"the link to {short(peer)} is down")
 
     async def _taken(self, peer: PeerId, slot: _Slot, number: int, nbytes: int) -> Parcel:
-        limit = asyncio.timeout(self._patience_s)
-        try:
-            async with limit:
-                note = await slot.said
-                if note.nbytes != nbytes:
-                    raise PayloadError(
-                        f"{short(peer)} hands over {note.nbytes} bytes as number {number} of a team; expected {nbytes}"
-                    )
-                return await self._link.fetch(peer, note.digest, nbytes)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise DeadlineExceeded(
+        def overdue() -> DeadlineExceeded:
+            return DeadlineExceeded(
                 f"{short(peer)} handed over nothing as number {number} of a team within {self._patience_s:g} s; "
                 "compute the layer undivided"
-            ) from None
+            )
+
+        async with within(self._patience_s, overdue):
+            note = await slot.said
+            if note.nbytes != nbytes:
+                raise PayloadError(
+                    f"{short(peer)} hands over {note.nbytes} bytes as number {number} of a team; expected {nbytes}"
+                )
+            return await self._link.fetch(peer, note.digest, nbytes)
 
     async def _unless_halted(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; end it where the team halts meanwhile."""

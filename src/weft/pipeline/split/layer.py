@@ -1,6 +1,6 @@
 """One layer, forward and back, by a team: what each member does of it.
 
-    async with exchanges.join(name, members) as exchange:
+    async with Exchange(exchanges, name, members) as exchange:
         team = Team(exchange, run)
         member = ByHeads(team, part, turn)     # or BySegments(team, layer, inverse, segments)
         y = await member.forward(x)            # of its segment alone, where it is split by segments
@@ -17,24 +17,21 @@ from collections.abc import Awaitable
 from functools import partial
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from weft.model.layers import Block, Rotation
 from weft.pipeline.link import Parcel
 from weft.pipeline.split.cut import Segment, num_tokens
-from weft.pipeline.split.ring_attention import KeyValues, SegmentPass, segment_rotation
+from weft.pipeline.split.ring_attention import Activations, KeyValues, SegmentPass, segment_rotation
 from weft.pipeline.split.team import Branches, Team
 from weft.pipeline.split.tensor_parallel import HeadsPass
-
-Activations = Float[Tensor, "batch tokens width"]
 
 
 class ByHeads:
     """A member of a team that splits a layer by heads.
 
     Args:
-        part: this member's, of `heads.cut_layer`.
+        part: this member's, of `tensor_parallel.cut_layer`.
         turn: of all tokens.
     """
 
@@ -53,7 +50,7 @@ class ByHeads:
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """Of the part's weights; `heads.add_gradients` knows where they lie in the layer's."""
+        """Of the part's weights; `tensor_parallel.add_gradients` knows where they lie in the layer's."""
         return self._pass.gradients
 
 

@@ -25,15 +25,14 @@ from weft.codec.dense import Fp32
 from weft.errors import NetError, PeerError, Refused
 from weft.ids import Digest, PeerId
 from weft.model.backward import Passed, forward
-from weft.model.flat import Part
-from weft.model.transformer import SectionModule, mean_loss
+from weft.model.transformer import mean_loss
 from weft.pipeline.device import Encode, Given
 from weft.pipeline.sender import CALL_S
+from weft.pipeline.split.exchange import Exchange
 from weft.pipeline.split.member import Means
 from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer, SumRequest
-from weft.pipeline.split.section import Passing
 from weft.pipeline.split.team import Team, together
-from weft.pipeline.torch_device import Edges, TorchDevice, finite_loss
+from weft.pipeline.torch_device import TorchDevice, finite_loss
 from weft.tasks import Tasks
 from weft.wire import Buffer, digest
 
@@ -67,7 +66,8 @@ class Leader:
             step=given.step.number,
             num_samples=given.num_samples,
         )
-        passed = await LedPassed.begun(self, self.means.section.here, given, request)
+        device = self.means.section.here
+        passed = await self.means.run(lambda: LedPassed(self, device, given, request))
         bar_s = REFUSED_S
         try:
             await self.ask(helpers, request)
@@ -137,39 +137,27 @@ class Leader:
 
 
 class LedPassed:
-    """A micro-batch that a team has passed through the layers of a section."""
+    """A micro-batch that a team passes through the layers of a section.
 
-    def __init__(
-        self, leader: Leader, device: TorchDevice, given: Given, request: Help, edges: Edges, passing: Passing
-    ) -> None:
+    Raises:
+        PayloadError: it is none.
+    """
+
+    def __init__(self, leader: Leader, device: TorchDevice, given: Given, request: Help) -> None:
+        means = leader.means
         self._leader = leader
         self._model = device.model
         self._is_last = device.section.is_last
         self._weight = device.weight(given)
         self._request = request
-        self._edges = edges
-        self._passing = passing
-        self._shape = leader.means.whole(request.num_samples)
+        self._passing = means.layers.at(device.model, given.step, 0).passing(means.seq_len)
+        self._edges = device.edges(given)
+        self._shape = means.whole(request.num_samples)
         self._first: Passed | None = None  # of the embedding
         self._last: Passed | None = None  # of head and loss
         self._x = self._begin(given)
         self.loss: float | None = None
         self.output: Buffer | Encode | None = None
-
-    @classmethod
-    async def begun(cls, leader: Leader, device: TorchDevice, given: Given, request: Help) -> "LedPassed":
-        """Return one that has yet to pass through the layers.
-
-        Raises:
-            PayloadError: it is none.
-        """
-        means = leader.means
-
-        def begin() -> LedPassed:
-            passing = means.layers.at(device.model, given.step, 0).passing(means.seq_len)
-            return cls(leader, device, given, request, device.edges(given), passing)
-
-        return await means.run(begin)
 
     async def forward(self) -> None:
         """Pass it through the layers, with helpers who have said that they do."""
@@ -203,9 +191,9 @@ class LedPassed:
 
     @asynccontextmanager
     async def _team(self, name: Digest) -> AsyncIterator[Team]:
-        members = [PeerId(peer) for peer in self._request.members]
-        async with self._leader.means.exchanges.join(name, members) as exchange:
-            yield Team(exchange, self._leader.means.run)
+        means, members = self._leader.means, [PeerId(peer) for peer in self._request.members]
+        async with Exchange(means.exchanges, name, members) as exchange:
+            yield Team(exchange, means.run)
 
     async def _through(self, team: Team, x: Tensor, way: Callable[[Team, Tensor], Awaitable[Tensor]]) -> Tensor:
         """Return what the team makes of x, on its way there or back."""
@@ -224,9 +212,7 @@ class LedPassed:
     def _begin(self, given: Given) -> Tensor:
         if given.activations is not None:
             return self._edges.decoded(given.activations.data)
-        self._first = forward(
-            self._model, lambda module: _section(module).begin(self._edges.tokens), self._edges.tokens
-        )
+        self._first = forward(self._model, lambda module: module.begin(self._edges.tokens), self._edges.tokens)
         return self._first.output
 
     def _end(self, y: Tensor) -> None:
@@ -234,7 +220,7 @@ class LedPassed:
             self.output = self._edges.output(y)
             return
         x = y.detach()
-        self._last = forward(self._model, lambda module: mean_loss(_section(module).logits(x), self._edges.targets), x)
+        self._last = forward(self._model, lambda module: mean_loss(module.logits(x), self._edges.targets), x)
         self.loss = finite_loss(self._last.output)
 
     def _of_output(self, gradient: Buffer | None, member: PeerId | None) -> Tensor:
@@ -250,8 +236,3 @@ class LedPassed:
             return self._edges.input_gradient(dx)
         self._first.input_gradient(dx)
         return None
-
-
-def _section(module: Part) -> SectionModule:
-    assert isinstance(module, SectionModule)
-    return module

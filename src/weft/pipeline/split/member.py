@@ -24,7 +24,7 @@ from weft.errors import NetError, NotFinite, PeerError, Refused
 from weft.ids import Digest, PeerId
 from weft.pipeline.device import Step
 from weft.pipeline.link import Parcel, StageLink, parcel
-from weft.pipeline.split.exchange import Exchanges
+from weft.pipeline.split.exchange import Exchange, Exchanges
 from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer, SumRequest, TeamLeft
 from weft.pipeline.split.section import LayersAt, Passing
 from weft.pipeline.split.team import Team
@@ -75,8 +75,6 @@ class Means:
 
 @dataclass
 class _Helped:
-    """A micro-batch."""
-
     request: Help
     going: "asyncio.Task[None] | None" = None  # on its way there, or back
     passing: Passing | None = None  # once it has gone there
@@ -105,11 +103,7 @@ class _Sum:
 
 
 class TeamMember:
-    """Of one stage: computes its part of what another leads.
-
-    Args:
-        current: the step that this peer is at.
-    """
+    """Of one stage: computes its part of what another leads."""
 
     def __init__(self, means: Means, current: CurrentStep) -> None:
         self._means = means
@@ -125,7 +119,6 @@ class TeamMember:
         link.hold(stage, Counted, self._on_counted)
 
     async def _on_help(self, peer: PeerId, request: Help) -> Helps:
-        """Compute a micro-batch with others, from now on."""
         name, team = Digest(request.name), self._means.team()
         is_own = peer == team[0] != self._means.link.me and request.members == team
         is_own = is_own and request.num_samples <= self._means.micro_batch
@@ -148,25 +141,22 @@ class TeamMember:
         await self._add(peer, Digest(note.name))
 
     async def _on_sum(self, peer: PeerId, request: SumRequest) -> SumAnswer:
-        return SumAnswer(digest=await self._summed(peer, request))
-
-    async def _summed(self, peer: PeerId, request: SumRequest) -> Digest | None:
-        """Return the name of the sum of these micro-batches' gradients, which `peer` may fetch; None: there is none."""
+        """Let `peer` fetch the sum of these micro-batches' gradients, if there is one."""
         names = {Digest(name) for name in request.names}
         for name in names:
             await self._add(peer, name)
         found = self._sums.get(peer)
         if found is None:
-            return None
+            return SumAnswer(digest=None)
         async with found.lock:
             total = found.total
             if total is None or found.added != names or found is not self._sums.pop(peer, None):
-                return None
+                return SumAnswer(digest=None)
             given = await self._means.run(lambda: parcel(Fp32().encode(total.float().cpu())))
         self._take_back(peer)
         self._given[peer] = given
         self._means.link.give(given)
-        return given.digest
+        return SumAnswer(digest=given.digest)
 
     def advance(self, step: Step) -> None:
         """Forget all that was of earlier steps, whose weights are no more."""
@@ -199,9 +189,9 @@ class TeamMember:
         number = request.members.index(means.link.me)
         layers = await means.run(lambda: means.layers.at(means.section.here.model, step, number))
         passing, shape = layers.passing(means.seq_len), means.whole(request.num_samples)
-        async with means.exchanges.join(request.there, helped.members) as exchange:
+        async with Exchange(means.exchanges, request.there, helped.members) as exchange:
             team = Team(exchange, means.run)
-            x = await team.dealt(passing.shape(shape, number), layers.vector)
+            x = await team.dealt(passing.shape(shape, number), passing.vector)
             y = await passing.forward(team, x)
             if passing.has_pieces:
                 await team.hand_in(y)
@@ -211,7 +201,7 @@ class TeamMember:
         means, request = self._means, helped.request
         number = request.members.index(means.link.me)
         shape = passing.shape(means.whole(request.num_samples), number)
-        async with means.exchanges.join(request.back, helped.members) as exchange:
+        async with Exchange(means.exchanges, request.back, helped.members) as exchange:
             team = Team(exchange, means.run)
             dx = await passing.backward(team, await team.dealt(shape, passing.vector))
             if passing.has_pieces:

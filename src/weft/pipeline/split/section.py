@@ -21,15 +21,13 @@ from weft.errors import ConfigError
 from weft.model.config import ModelConfig
 from weft.model.flat import FlatModel
 from weft.model.layers import Block, rotation
-from weft.model.transformer import SectionModule
 from weft.pipeline.device import Step
 from weft.pipeline.split.cut import Segment, SplitConfig, heads_parts, num_tokens, zigzag
 from weft.pipeline.split.layer import ByHeads, BySegments
-from weft.pipeline.split.ring_attention import put, select
+from weft.pipeline.split.ring_attention import Activations, put, select
 from weft.pipeline.split.team import Team
 from weft.pipeline.split.tensor_parallel import add_gradients, cut_layer
 
-Activations = Float[Tensor, "batch tokens width"]
 Vector = Float[Tensor, " num"]
 
 
@@ -58,17 +56,16 @@ class SplitLayers:
     """
 
     def __init__(self, model: FlatModel, split: SplitConfig, number: int) -> None:
-        assert isinstance(model.module, SectionModule)
-        self._model = model
+        self.model = model
         self._split = split
-        self._blocks = [cast(Block, block) for block in model.module.layers.values()]
+        self.blocks = [cast(Block, block) for block in model.module.layers.values()]
         self._spans = [
             {span.name.removeprefix(start): span for span in model.layout if span.name.startswith(start)}
             for start in (f"layers.{layer}." for layer in model.module.layers)
         ]
         if split.by == "heads":
             self._part = heads_parts(model.config, _speeds(split))[number]
-            self._cut = [cut_layer(block, model.config, self._part) for block in self._blocks]
+            self._cut = [cut_layer(block, model.config, self._part) for block in self.blocks]
 
     def passing(self, seq_len: int) -> "Passing":
         """Return a micro-batch that has yet to pass, of samples of so many tokens."""
@@ -78,36 +75,24 @@ class SplitLayers:
         self, number: int, team: Team, segments: tuple[Segment, ...] | None, x: Activations
     ) -> ByHeads | BySegments:
         """Return what computes this member's part of a layer."""
-        inverse = cast(SectionModule, self._model.module).angle_bits.view(torch.float32)
+        inverse = self.model.module.angle_bits.view(torch.float32)
         if segments is not None:
-            return BySegments(team, self._blocks[number], inverse.to(x.device), segments)
+            return BySegments(team, self.blocks[number], inverse.to(x.device), segments)
         return ByHeads(team, self._cut[number], rotation(inverse.to(x.device), 0, x.shape[1]))
-
-    @property
-    def num_layers(self) -> int:
-        return len(self._blocks)
-
-    @property
-    def vector(self) -> Vector:
-        return self._model.vector
 
     def add(self, number: int, found: Mapping[str, Tensor], weight: float, into: Vector) -> None:
         """Add a layer's gradients to a vector as long as the section's."""
-        places = {name: self._model.layout.view(into, span) for name, span in self._spans[number].items()}
+        places = {name: self.model.layout.view(into, span) for name, span in self._spans[number].items()}
         scaled = {name: gradient * weight for name, gradient in found.items()}
         if self._split.by == "heads":
-            add_gradients(self._model.config, self._part, scaled, places)
+            add_gradients(self.model.config, self._part, scaled, places)
         else:
             for name, gradient in scaled.items():
                 places[name].add_(gradient)
 
 
 class LayersAt:
-    """The layers of each step: weights change between two.
-
-    Args:
-        width: of the model.
-    """
+    """The layers of each step: weights change between two."""
 
     def __init__(self, split: SplitConfig, width: int) -> None:
         self.width = width
@@ -139,7 +124,7 @@ class Passing:
         self._made: list[ByHeads | BySegments] = []
 
     async def forward(self, team: Team, x: Activations) -> Activations:
-        for number in range(self._layers.num_layers):
+        for number in range(len(self._layers.blocks)):
             member = self._layers.layer(number, team, self._segments, x)
             self._made.append(member)
             x = await member.forward(x)
@@ -181,7 +166,7 @@ class Passing:
     @property
     def vector(self) -> Vector:
         """Return the section's weights, to know where and how long they are."""
-        return self._layers.vector
+        return self._layers.model.vector
 
     @property
     def has_pieces(self) -> bool:

@@ -1,6 +1,6 @@
 """Out of stages comes a model again: their sections, fetched one after the other, as one checkpoint of the whole run.
 
-    gathered = await Gather(run, means, readers, sources).gather(into)
+    gathered = await Gather(run, means, readers, here, members).gather(into)
 
 Each stage counts its own rounds, and one that was slow has fewer: what says which states belong together is how many
 rounds of the first stage are in them. Members are asked to keep the states that they hold; where these are not of one
@@ -9,7 +9,9 @@ go by too fast or a stage stands still, the newest of each is taken, and a notic
 machine, in the state that is wanted, is not fetched. Where nobody tells of the first stage's rounds, as among sections
 on a disk, each stage's own are taken in their place.
 
-No more than one section is in memory: what comes goes into a mapped file (`assembled`).
+No more than one section is in memory: what comes goes into a mapped file (`Assembled`). A section's tensors lie in the
+whole's vector in the same order, with those of other sections between them; tensors that lie side by side in both are
+one stretch.
 
 Failure:
 - a member vanishes: other members of its stage deliver; there are none: all begins anew, `TRIES` times, with what has
@@ -19,23 +21,28 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from weft.clock import Clock
-from weft.errors import CheckpointError, NetError, PeerError, Refused
+from weft.errors import CheckpointError, DiskFull, NetError, PeerError, Refused
 from weft.events import CheckpointSaved, Emit, Notice
 from weft.executor import Compute
 from weft.ids import Digest, PeerId, Round
+from weft.model.flat import layout
 from weft.peer.state.checkpoint import Snapshot, load_model, read_contents, save
 from weft.peer.state.state_client import Offered
 from weft.run.staged import StagedConfig
-from weft.stages.gather.assembled import Assembled, common, in_words
 from weft.stages.reader import StageReader
 from weft.store.chunks import chunk_bytes
 from weft.store.home import PeerFolder
+from weft.store.pool import Pool
 from weft.sync.merge.method import OUTER
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
@@ -44,6 +51,7 @@ from weft.wire import Buffer, digest_of
 AGREE_S = 60.0  # for all stages to come to one round
 AHEAD = 2  # rounds, from the newest that is known
 TRIES = 3
+ROOM = 2.05  # times the vector: the mapped file, and the checkpoint that is written from it
 AGAIN_S = 15.0  # a stage that has lost all its members may be restored meanwhile
 
 
@@ -67,14 +75,6 @@ Choice = tuple[int, Found | Offered]  # with its round
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sources:
-    """Where sections come from, as far as it is known now."""
-
-    here: Callable[[int], Sequence[Found]] = lambda _stage: ()
-    members: Callable[[int], Sequence[PeerId]] = lambda _stage: ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Means:
     """What a gatherer works with."""
 
@@ -91,9 +91,81 @@ class Gathered:
     rounds: tuple[Round, ...]  # of each stage
     fetched_nbytes: int
 
-    @property
-    def round(self) -> Round:
-        return self.rounds[0]
+
+class Assembled:
+    """A whole model put together from its sections, as a checkpoint has it, in a file that is mapped into memory.
+
+    Args:
+        run: the whole.
+        scratch: a folder for the file, which has no name.
+
+    Raises:
+        DiskFull: there is no room for the model, nor for its checkpoint.
+    """
+
+    def __init__(self, run: StagedConfig, scratch: Path) -> None:
+        require_room(run, scratch)
+        self.run = run
+        self.vector = Pool(0, scratch).empty(run.num_parameters)
+        self._stretches = [list(stretches(run, stage)) for stage in range(run.num_pieces)]
+
+    def put(self, stage: int, start: int, data: Buffer) -> None:
+        """Put numbers of a section in their places.
+
+        Args:
+            start: of the first of them, in the section's vector.
+        """
+        values = torch.from_numpy(np.frombuffer(data, dtype="<f4"))
+        stop = start + values.numel()
+        for here, there, num in self._stretches[stage]:
+            first, last = max(here, start), min(here + num, stop)
+            if first < last:
+                self.vector[there + first - here : there + last - here] = values[first - start : last - start]
+
+
+def stretches(run: StagedConfig, stage: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where each stretch of a section begins, where it does in the whole, and how many numbers it has."""
+    at = {span.name: span.offset for span in layout(run.model)}
+    here, there, num = 0, 0, 0
+    for span in layout(run.model, run.pieces[stage]):
+        if num and at[span.name] == there + num:
+            num += span.num
+            continue
+        if num:
+            yield here, there, num
+        here, there, num = span.offset, at[span.name], span.num
+    yield here, there, num
+
+
+def require_room(run: StagedConfig, folder: Path) -> None:
+    """
+    Raises:
+        DiskFull: `folder` lies on a disk without room for the whole model, twice: while it is put together, and as its
+            checkpoint.
+    """
+    place = next(each for each in (folder, *folder.parents) if each.exists())
+    needed, free = int(4 * ROOM * run.num_parameters), shutil.disk_usage(place).free
+    if free < needed:
+        raise DiskFull(
+            f"{place} has {free / 1e9:.3g} GB left, and the whole model takes {needed / 1e9:.3g} GB while it is put "
+            "together. Make room, or take a folder on another disk."
+        )
+
+
+def common(states: Mapping[int, Collection[int]]) -> int | None:
+    """Return the newest number that all stages have; None: there is none.
+
+    Args:
+        states: the numbers of those that can be had of each stage.
+    """
+    both = set.intersection(*map(set, states.values())) if states else set()
+    return max(both, default=None)
+
+
+def in_words(run: StagedConfig, rounds: Mapping[int, int]) -> str:
+    """Return, for a person, that sections are not of one moment."""
+    each = ", ".join(f"round {round} for {run.called(stage)}" for stage, round in sorted(rounds.items()))
+    return f"the sections are not of one round; the newest that could be had of each: {each}"
 
 
 class Gather:
@@ -101,13 +173,23 @@ class Gather:
     Args:
         run: the whole.
         readers: of each stage that has members; none offline.
+        here: returns the states of a stage that lie here now.
+        members: returns who holds a stage now.
     """
 
-    def __init__(self, run: StagedConfig, means: Means, readers: Mapping[int, StageReader], sources: Sources) -> None:
+    def __init__(
+        self,
+        run: StagedConfig,
+        means: Means,
+        readers: Mapping[int, StageReader],
+        here: Callable[[int], Sequence[Found]],
+        members: Callable[[int], Sequence[PeerId]] = lambda _stage: (),
+    ) -> None:
         self._run = run
         self._means = means
         self._readers = readers
-        self._sources = sources
+        self._here = here
+        self._members = members
         self._pins: dict[int, dict[int, Offered]] = {}  # of each stage, by round
         self._placed: dict[int, Digest] = {}  # the state's head, of stages that have come
         self._fetched_nbytes = 0
@@ -199,7 +281,7 @@ class Gather:
 
     async def _pin_at(self, round: int, left_s: float) -> bool:
         """Have the members of all pieces keep their states after a round; return whether it is worth another look."""
-        members = {stage: self._sources.members(stage) for stage in range(self._run.num_pieces)}
+        members = {stage: self._members(stage) for stage in range(self._run.num_pieces)}
         if not all(stage in self._readers and each for stage, each in members.items()):
             return False
         asked = await asyncio.gather(
@@ -211,7 +293,7 @@ class Gather:
         return True
 
     async def _pin(self, stage: int) -> None:
-        members = self._sources.members(stage)
+        members = self._members(stage)
         if stage in self._readers and members:
             with suppress(PeerError, NetError, Refused):  # it may lie here
                 offered = await self._readers[stage].pin(members)
@@ -226,7 +308,7 @@ class Gather:
         """
         found: dict[int, Found | Offered] = dict(self._pins.get(stage, {}))
         pinned = {digest_of(pin.head): round for round, pin in self._pins.get(stage, {}).items()}
-        for each in self._sources.here(stage):
+        for each in self._here(stage):
             if (round := pinned.get(digest_of(each.head))) is not None:
                 found[round] = each  # which need not be fetched
             elif not pinned:  # else it may be of long ago, or of a branch that was left

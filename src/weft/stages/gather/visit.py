@@ -25,13 +25,12 @@ from weft.executor import Inline
 from weft.ids import Digest, PeerId, RunId, short
 from weft.launch.fetch import fetch_files, fetch_run
 from weft.launch.session import Options, Session, open_for, session
-from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
 from weft.run.genesis import MAX_RUN_NBYTES, on_corpus, read_run
 from weft.run.outline import admission_of
 from weft.run.staged import StagedConfig
-from weft.stages.gather.gather import Gather, Gathered, Means, Sources, folders_of, found_in
+from weft.stages.gather.gather import Found, Gather, Gathered, Means, folders_of, found_in
 from weft.stages.messages import StageNews
 from weft.stages.reader import StageReader
 from weft.stages.table import StageTable
@@ -53,7 +52,7 @@ class Visitor:
         self.table = StageTable(run.stages, has_tied=run.tied is not None)
         node.on_note(StageNews, self._on_news)
         node.on_link(self._on_link)
-        node.on_contact(self._on_contact)
+        node.on_contact(lambda contact: node.keep(contact.peer))
 
     async def watch(self) -> None:
         """Say what it comes for, until this is cancelled."""
@@ -82,9 +81,6 @@ class Visitor:
         else:
             self.table.gone(peer)
 
-    def _on_contact(self, contact: Contact) -> None:
-        self._node.keep(contact.peer)
-
 
 async def visit(ticket_text: str, options: Options, into: Path | None) -> Gathered:
     """Fetch all sections from the members of the run that a ticket names; write the checkpoint of the whole.
@@ -110,9 +106,12 @@ async def visit(ticket_text: str, options: Options, into: Path | None) -> Gather
                 stage: StageReader(s.node, run.of_stage(stage), 0, s.compute, s.clock)
                 for stage in range(run.num_pieces)
             }
-            sources = Sources(here=lambda stage: found_in(folders, run, stage), members=visitor.members)
             means = Means(tokenizer=tokenizer, scratch=s.folder.scratch, compute=s.compute, clock=s.clock, emit=s.emit)
-            return await Gather(run, means, readers, sources).gather(into or s.folder.checkpoint)
+
+            def here(stage: int) -> list[Found]:
+                return found_in(folders, run, stage)
+
+            return await Gather(run, means, readers, here, visitor.members).gather(into or s.folder.checkpoint)
 
 
 async def from_here(name: RunId, home: Home, into: Path | None, emit: Emit) -> Gathered:
@@ -141,7 +140,7 @@ async def from_here(name: RunId, home: Home, into: Path | None, emit: Emit) -> G
         )
     newest = max(folders, key=lambda each: _newest_round(each, run))
     means = Means(tokenizer=tokenizer, scratch=newest.scratch, compute=Inline(), clock=SystemClock(), emit=emit)
-    return await Gather(run, means, {}, Sources(here=found.__getitem__)).gather(into or newest.checkpoint)
+    return await Gather(run, means, {}, found.__getitem__).gather(into or newest.checkpoint)
 
 
 _ANY = 1 << 62  # parameters: what lies here was accepted before

@@ -14,6 +14,10 @@ goes on once that has been merged, too.
 Rounds of the stages go together: that of the first stage numbers the steps, and the others follow. A stage that has
 fallen behind, or counts its rounds otherwise since a branch, goes on with the newest step that it hears of. Who hears
 that another member has ended the step ends it, too: they may have come to different names for it.
+
+Held-out loss is of a model that nobody holds whole: a member of the first stage sends windows through all stages
+(`StageEvaluator`; others have a `Bystander`). Both stay at the end until nobody measures or fetches any more, for that
+takes all sections. No text is sampled: that takes a pass through all stages for each token.
 """
 
 import asyncio
@@ -25,12 +29,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from weft.clock import Clock
 from weft.data.batch import Batch, Batches
 from weft.executor import Compute
-from weft.ids import Digest, PeerId
+from weft.ids import Digest, PeerId, Round
 from weft.net.channel import Channel
 from weft.peer.companion import Parameters, Unmeasured
+from weft.peer.loop.evaluate import Evaluator
 from weft.pipeline.device import Given, Step
 from weft.pipeline.sender import Origin
 from weft.pipeline.worker import Sum, Worker
@@ -43,7 +50,10 @@ from weft.sync.records.messages import Manifest
 from weft.training.section import SectionTrainer
 from weft.wire import digest_of
 
-LOOK_S = 0.5  # at whether what is measured should be broken off
+LOOK_S = 0.5  # at whether what is measured should be broken off, and whether a stage is needed still
+FIRST_S = 3.0  # for whoever measures at the end to begin
+MOST_S = 600.0  # and as long as the whole model takes over a slow line
+SLOW_BPS = 8e6
 SETTLE_S = 10.0  # for what was sent back to be accepted or not, once the step is over
 
 
@@ -121,6 +131,7 @@ def packed(batch: Batch) -> bytes:
 class Part:
     """What a conductor joins, of one stage."""
 
+    stage: int
     run: StagedConfig
     channel: Channel
     worker: Worker
@@ -131,7 +142,7 @@ class Part:
     tied: TiedConductor | None  # None: no tied matrix lies apart from this section
     teams: Teams | None  # None: all members compute alone
     snapshots: Snapshots
-    make_evaluator: Callable[["Conductor", Parameters, Callable[[], bool]], Unmeasured]
+    make_evaluator: Callable[[Parameters, Callable[[], bool]], Unmeasured]
 
 
 class Conductor:
@@ -175,7 +186,7 @@ class Conductor:
             await self._reports.ask_all(self._previous)
             self.is_ready = True
             if part.tied is not None:
-                part.tied.follow(self._stage)
+                part.tied.follow(part.stage)
             part.pipeline.changed()
         self._leave_steps(self._previous)
         is_again = False
@@ -214,7 +225,7 @@ class Conductor:
         await counting.report()
         total = counting.take_sum() if self._sends_gradient and num_samples else Sum()
         if part.tied is not None:
-            await part.tied.hand_in(self._stage, self._round, total)
+            await part.tied.hand_in(part.stage, self._round, total)
         if total.num_samples and part.teams is not None and not await part.teams.collect():
             counting.lose()
             await part.compute.train(part.trainer.clear)
@@ -288,7 +299,7 @@ class Conductor:
         self._round = manifest.round if part.source is not None else max([self._round or 0, *told]) + 1
         await part.snapshots.settled(self._round, digest_of(manifest))
         if part.tied is not None:
-            await part.tied.merged(self._stage, self._round - 1, self._has_stopped)
+            await part.tied.merged(part.stage, self._round - 1, lambda: self._is_stopped)
         self._leave_steps(digest_of(manifest))
         await part.worker.advance(self.step)
         return bool(closed.given_up)
@@ -298,21 +309,60 @@ class Conductor:
         if self._part.teams is not None:
             self._part.teams.advance(self.step, state)
 
-    def is_stopped(self) -> bool:
-        return self._is_stopped
-
     def evaluator(self, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
-        return self._part.make_evaluator(self, replica, is_stopping)
-
-    def _has_stopped(self) -> bool:
-        return self._is_stopped
+        return self._part.make_evaluator(replica, is_stopping)
 
     def _is_announced(self) -> bool:
         """Whether another member of the stage has ended the step that this peer is in: it is over, by whatever name."""
         return bool(self._reports.brought(self._previous))
 
-    @property
-    def _stage(self) -> int:
-        stage = self._part.run.stage
-        assert stage is not None, "a conductor is of one stage"
-        return stage
+
+class Needs:
+    """Whether a stage is needed at the end of the run.
+
+    Args:
+        has_busy: whether anybody measures or fetches.
+        num_parameters: of the whole model.
+    """
+
+    def __init__(self, clock: Clock, has_busy: Callable[[], bool], num_parameters: int) -> None:
+        self._clock = clock
+        self._has_busy = has_busy
+        self._most_s = MOST_S + 32 * num_parameters / SLOW_BPS
+
+    async def over(self) -> None:
+        """Wait until nobody needs this stage any more."""
+        began = self._clock.now()
+        await asyncio.sleep(FIRST_S)
+        while self._has_busy() and self._clock.now() - began < self._most_s:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(LOOK_S)
+
+
+class StageEvaluator(Evaluator):
+    is_measured = False  # at the end of the run
+
+    def passing(self, source: Source, conductor: Conductor, needs: Needs) -> "StageEvaluator":
+        """Send what is measured through `source`, by parameters as of `conductor`'s round; return itself."""
+        self._source, self._conductor, self._needs = source, conductor, needs
+        return self
+
+    async def finish(self) -> None:
+        if self._conductor.has_begun:  # else all was trained, and measured, before: the others' rounds are over, too
+            await super().finish()
+        self.is_measured = True
+        await self._needs.over()
+
+    async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> tuple[float, int]:  # noqa: ARG002
+        return await self._source.measured(self._heldout, windows, self._conductor.step, between)
+
+    async def _sample(self, round: Round) -> None:
+        """Write nothing."""
+
+
+class Bystander(Unmeasured):
+    def __init__(self, needs: Needs) -> None:
+        super().__init__()
+        self._needs = needs
+
+    async def finish(self) -> None:
+        await self._needs.over()

@@ -31,8 +31,7 @@ from weft.run.genesis import initial
 from weft.run.staged import channel_of
 from weft.stages.messages import BeatAnswer, BeatRequest, Held, LeaveAnswer, MayLeave, PinAt, PinnedAnswer, State
 from weft.stages.step.barrier import Snapshots
-from weft.stages.step.conductor import Conductor, Part, Source
-from weft.stages.step.evaluate import Bystander, Needs, StageEvaluator
+from weft.stages.step.conductor import Bystander, Conductor, Needs, Part, Source, StageEvaluator
 from weft.stages.step.pipeline import Kit, Pipeline
 from weft.stages.step.teams import Teams
 from weft.stages.step.tied_conductor import TiedConductor
@@ -43,7 +42,7 @@ from weft.training.trainer import Trainer
 
 AGAIN_S = 3.0  # until it is asked again for first weights that nobody delivers
 LOOK_S = 0.05  # whether the tied matrix has come
-KEEPER = -1  # in place of a stage: who has its newest state holds it until an end stage does
+BACKUP = -1  # in place of a stage: who has its newest state holds it until an end stage does
 NOT_NEEDED = "this peer holds neither end stage any more"
 
 
@@ -250,6 +249,7 @@ class Member(Membership):
             origin = Origin(kit.node.peer, pipeline.sender(0), run.stages, first)
             self._source = Source(origin, batches, micro_batch, kit.compute)
         part = Part(
+            stage=stage,
             run=run,
             channel=self.channel,
             worker=self.worker,
@@ -296,13 +296,13 @@ class Member(Membership):
         state = super()._state
         return "joining" if state == "ready" and not self.conductor.is_in_step else state
 
-    def _make_evaluator(self, conductor: Conductor, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
+    def _make_evaluator(self, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
         kit = self._kit
         needs = Needs(kit.clock, self._pipeline.has_busy, kit.run.num_parameters)
         if self._source is None:
             return Bystander(needs)
         evaluator = StageEvaluator(self.run, self._context, self.trainer, replica, is_stopping)
-        self._evaluator = evaluator.passing(self._source, conductor, needs)
+        self._evaluator = evaluator.passing(self._source, self.conductor, needs)
         return self._evaluator
 
     async def _may_leave(self, _peer: PeerId, _request: MayLeave) -> LeaveAnswer:
@@ -358,7 +358,7 @@ class Tied:
     def is_lost(self) -> bool:
         """Whether nobody has a state of it: who takes the first stage up begins it anew. It is told."""
         number = self._kit.run.tied
-        if number is None or self._table.ready(number) or self._table.keepers(number):
+        if number is None or self._table.ready(number) or self._table.kept(number):
             return False
         self._kit.emit(Notice(text="nobody has a state of the tied matrix: it begins anew"))
         return True
@@ -368,15 +368,15 @@ class Tied:
         number, me = self._kit.run.tied, self._kit.node.peer
         if number is None:
             return
-        ready, kept = self._table.ready(number), self._table.keepers(number)
+        ready, kept = self._table.ready(number), self._table.kept(number)
         best = min(kept, key=lambda peer: (-kept[peer], peer), default=None)
         if not ready and best == me and self.member is None and self._table.held(number):
             self._spawn(self._keep())
-        elif self._ends == {KEEPER} and ready.keys() - {me}:
-            self._spawn(self.let_go(KEEPER))
+        elif self._ends == {BACKUP} and ready.keys() - {me}:
+            self._spawn(self.let_go(BACKUP))
 
     async def _keep(self) -> None:
-        await self.held(KEEPER, None)
+        await self.held(BACKUP, None)
 
     async def let_go(self, stage: int) -> None:
         """Leave it, unless another stage of this peer needs it."""

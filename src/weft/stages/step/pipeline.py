@@ -16,7 +16,7 @@ from weft.keys import Identity
 from weft.net.node import Node
 from weft.peer.context import Data
 from weft.pipeline.link import StageLink
-from weft.pipeline.routing import Near, Router
+from weft.pipeline.routing import Router
 from weft.pipeline.sender import Sender
 from weft.pipeline.split.exchange import Exchanges
 from weft.run.machine import PeerConfig
@@ -95,7 +95,7 @@ class Pipeline:
             if self._split is not None:
                 leading = leaders(ready, self._split.members)
                 ready = {peer: each for peer, each in ready.items() if peer in leading}
-            router.seen({peer: Near(rtt_s=0.0, began=each.since) for peer, each in ready.items() if peer in linked})
+            router.seen({peer: each.since for peer, each in ready.items() if peer in linked})
 
     async def aclose(self) -> None:
         for sender, _ in self._senders.values():

@@ -1,15 +1,13 @@
 """What a run file, a genesis and a charter say of a method: presets, the choices behind them, the outer step.
 
 They are settings alone: `method` and `outer` compute by them. It needs no torch: an anchor reads charters.
-
-Which methods go with stages: those whose rounds all members make together, on their whole section.
 """
 
 from typing import Annotated, Literal
 
 import msgspec
 
-from weft.codec import LOSSY, Bf16Config, CodecConfig, Fp32Config
+from weft.codec.config import LOSSY, Bf16Config, CodecConfig, Fp32Config
 from weft.config import Config
 from weft.errors import ConfigError
 from weft.extension import ExtensionConfig
@@ -303,7 +301,8 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
 
     def _check(self) -> None:
         if self.graph is not None or self.send in GOSSIPED or isinstance(self.apply, MixConfig | PairNesterovConfig):
-            return self._check_gossip(self.graph)
+            self._check_gossip(self.graph)
+            return
         if self.send == "gradient" and self.every != 1:
             raise ConfigError(
                 f"method: every: {self.every} inner steps leave no single gradient to send; "
@@ -382,8 +381,6 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                     f'good; choose a codec of 4 bits or more, or set {name} = 0.95: type = "custom" has it, where a '
                     "row has not."
                 )
-
-        return None
 
     def _check_gossip(self, graph: GraphConfig | None) -> None:
         is_pair = isinstance(self.apply, PairNesterovConfig)

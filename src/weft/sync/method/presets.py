@@ -8,20 +8,7 @@ from typing import Annotated, Any, assert_never
 
 import msgspec
 
-from weft.codec import (
-    Bf16Config,
-    CodecConfig,
-    E3m0Config,
-    ExtensionCodecConfig,
-    Fp8Config,
-    Fp32Config,
-    Int2Config,
-    Int4Config,
-    Int8Config,
-    RandomKConfig,
-    SignConfig,
-    TopKConfig,
-)
+from weft.codec import config as codecs
 from weft.codec.config import MAX_BLOCK
 from weft.config import Config
 from weft.errors import ConfigError
@@ -59,16 +46,16 @@ from weft.sync.method.choices import (
 from weft.sync.method.graph import GraphName
 
 # The pairs of inner steps per round and codec that `auto` moves on, from what learns most of a token on.
-LADDER: tuple[tuple[int, CodecConfig], ...] = (
-    (10, Bf16Config()),
-    (10, Int8Config()),
-    (10, E3m0Config()),
-    (20, E3m0Config()),
-    (30, E3m0Config()),
-    (50, E3m0Config()),
-    (100, E3m0Config()),
-    (200, E3m0Config()),
-    (500, E3m0Config()),
+LADDER: tuple[tuple[int, codecs.CodecConfig], ...] = (
+    (10, codecs.Bf16Config()),
+    (10, codecs.Int8Config()),
+    (10, codecs.E3m0Config()),
+    (20, codecs.E3m0Config()),
+    (30, codecs.E3m0Config()),
+    (50, codecs.E3m0Config()),
+    (100, codecs.E3m0Config()),
+    (200, codecs.E3m0Config()),
+    (500, codecs.E3m0Config()),
 )
 START = 4  # until something is measured
 
@@ -85,8 +72,8 @@ class _Preset(Config, frozen=True, kw_only=True):
 class DdpConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="ddp"):
     """Every step, the mean gradient, applied by the inner optimizer on every member alike."""
 
-    codec: CodecConfig = Bf16Config()
-    reply_codec: CodecConfig | None = None
+    codec: codecs.CodecConfig = codecs.Bf16Config()
+    reply_codec: codecs.CodecConfig | None = None
 
     def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
         return self._with(every=1, send="gradient", apply=InnerConfig())
@@ -96,8 +83,8 @@ class FedAvgConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="fe
     """Every H steps, the mean of the members' weights."""
 
     every: Every = 30
-    codec: CodecConfig = Bf16Config()
-    reply_codec: CodecConfig | None = None
+    codec: codecs.CodecConfig = codecs.Bf16Config()
+    reply_codec: codecs.CodecConfig | None = None
     among: AmongConfig = "all"
     proximal: Proximal = 0.0
 
@@ -111,8 +98,8 @@ class DiLoCoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="di
     every: Every = 30
     lr: Lr | None = None  # None: by number of peers, `diloco_defaults`
     momentum: Momentum | None = None
-    codec: CodecConfig = Int8Config()
-    reply_codec: CodecConfig | None = None
+    codec: codecs.CodecConfig = codecs.Int8Config()
+    reply_codec: codecs.CodecConfig | None = None
 
     def choices(self, num_peers: int) -> Choices:
         lr, momentum = _rates(self, num_peers)
@@ -128,8 +115,8 @@ class StreamingConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag=
     mix: Mix = 0.5
     lr: Lr = 0.4
     momentum: Momentum = 0.9
-    codec: CodecConfig = E3m0Config()
-    reply_codec: CodecConfig | None = None
+    codec: codecs.CodecConfig = codecs.E3m0Config()
+    reply_codec: codecs.CodecConfig | None = None
 
     def __post_init__(self) -> None:
         if self.every % self.fragments:
@@ -162,8 +149,8 @@ class AsyncDiLoCoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", ta
     lr: Lr | None = None  # None: by number of peers, `diloco_defaults`
     momentum: Momentum | None = None
     delay: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None  # None: as many steps as there are peers
-    codec: CodecConfig = Int8Config()
-    reply_codec: CodecConfig | None = None
+    codec: codecs.CodecConfig = codecs.Int8Config()
+    reply_codec: codecs.CodecConfig | None = None
 
     def choices(self, num_peers: int) -> Choices:
         lr, momentum = _rates(self, num_peers)
@@ -177,8 +164,8 @@ class SparseLoCoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag
 
     every: Every = 30
     lr: Lr = 1.0
-    codec: CodecConfig = TopKConfig()
-    reply_codec: CodecConfig | None = None
+    codec: codecs.CodecConfig = codecs.TopKConfig()
+    reply_codec: codecs.CodecConfig | None = None
     basis: Basis = "tiles"
     feedback: Decay = 0.95
     reply_feedback: ReplyDecay | None = 1.0
@@ -193,8 +180,8 @@ class PowerSgdConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="
 
     rank: Rank = 4
     factors: Factors = "both"
-    codec: CodecConfig = Bf16Config()
-    reply_codec: CodecConfig | None = None
+    codec: codecs.CodecConfig = codecs.Bf16Config()
+    reply_codec: codecs.CodecConfig | None = None
     feedback: Decay = 1.0
 
     def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
@@ -210,8 +197,8 @@ class CocktailConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="
 
     every: Every = 1
     lr: Lr = 1.0
-    codec: CodecConfig = RandomKConfig(kept=410, largest=82, values="int4")
-    reply_codec: CodecConfig | None = None
+    codec: codecs.CodecConfig = codecs.RandomKConfig(kept=410, largest=82, values="int4")
+    reply_codec: codecs.CodecConfig | None = None
     overlap: Overlap = 1
     reply_feedback: ReplyDecay | None = 1.0
 
@@ -222,8 +209,8 @@ class CocktailConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="
 class DeMoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="demo"):
     """Every step, the largest frequencies of the members' momenta, which then lack them; by the sign of their mean."""
 
-    codec: CodecConfig = TopKConfig(kept=32, values="bf16")
-    reply_codec: CodecConfig | None = None  # None: top-k with room for all that was sent
+    codec: codecs.CodecConfig = codecs.TopKConfig(kept=32, values="bf16")
+    reply_codec: codecs.CodecConfig | None = None  # None: top-k with room for all that was sent
     basis: Basis = "dct"
     momentum: Decay = 0.999
     reply_feedback: ReplyDecay | None = 1.0
@@ -245,8 +232,8 @@ class DPsgdConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="dps
     graph: GraphName = "ring"
     degree: Degree = 4
     mean_every: MeanEvery = 20
-    codec: CodecConfig = Bf16Config()
-    reply_codec: CodecConfig | None = None  # of the mean over all; None: bf16
+    codec: codecs.CodecConfig = codecs.Bf16Config()
+    reply_codec: codecs.CodecConfig | None = None  # of the mean over all; None: bf16
 
     def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
         among = GraphConfig(graph=self.graph, degree=self.degree, mean_every=self.mean_every)
@@ -261,8 +248,8 @@ class ChocoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="cho
     degree: Degree = 4
     mean_every: MeanEvery = 100
     step: Step | None = None  # None: by codec, `choco_step`
-    codec: CodecConfig = TopKConfig()
-    reply_codec: CodecConfig | None = None  # of the mean over all; None: bf16
+    codec: codecs.CodecConfig = codecs.TopKConfig()
+    reply_codec: codecs.CodecConfig | None = None  # of the mean over all; None: bf16
 
     def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
         among = GraphConfig(graph=self.graph, degree=self.degree, mean_every=self.mean_every)
@@ -278,8 +265,8 @@ class NoLoCoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="no
     lr: Lr = 0.7
     momentum: Momentum = 0.5
     pull: Pull = 1.0
-    codec: CodecConfig = Bf16Config()
-    reply_codec: CodecConfig | None = None  # of the mean over all; None: bf16
+    codec: codecs.CodecConfig = codecs.Bf16Config()
+    reply_codec: codecs.CodecConfig | None = None  # of the mean over all; None: bf16
 
     def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
         apply = PairNesterovConfig(lr=self.lr, momentum=self.momentum, pull=self.pull)
@@ -311,11 +298,11 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
     return config.choices(num_peers)
 
 
-def _with_room(codec: CodecConfig, num_peers: int) -> CodecConfig:
+def _with_room(codec: codecs.CodecConfig, num_peers: int) -> codecs.CodecConfig:
     """Return a codec in which all that so many peers send by `codec` has room."""
     return (
-        TopKConfig(kept=min(codec.kept * num_peers, MAX_BLOCK), values=codec.values)
-        if isinstance(codec, TopKConfig)
+        codecs.TopKConfig(kept=min(codec.kept * num_peers, MAX_BLOCK), values=codec.values)
+        if isinstance(codec, codecs.TopKConfig)
         else codec
     )
 
@@ -340,7 +327,7 @@ def diloco_defaults(num_peers: int) -> tuple[float, float]:
     return (0.6 if num_peers < 6 else 0.8), 0.9  # 6 is nearer to 8 than to 4, by ratio
 
 
-def choco_step(codec: CodecConfig) -> float:
+def choco_step(codec: codecs.CodecConfig) -> float:
     """Return gamma of CHOCO-SGD: the more a codec leaves out, the less of what neighbours told is still so.
 
     Too large a step drives members apart. Found with rings of 5 and 8 small models, 60 rounds of one AdamW step, where
@@ -352,15 +339,15 @@ def choco_step(codec: CodecConfig) -> float:
         8 bits and more        1
     """
     match codec:
-        case TopKConfig():
+        case codecs.TopKConfig():
             return round(0.5 * math.sqrt(codec.kept / MAX_BLOCK), 4)
-        case RandomKConfig():
+        case codecs.RandomKConfig():
             num_sent = codec.kept if codec.largest is None else min(codec.kept, codec.largest)
             return round(0.25 * math.sqrt(num_sent / MAX_BLOCK), 4)
-        case ExtensionCodecConfig():  # what it leaves out, nobody knows
+        case codecs.ExtensionCodecConfig():  # what it leaves out, nobody knows
             return 0.05
-        case SignConfig() | Int2Config() | Int4Config() | E3m0Config():
+        case codecs.SignConfig() | codecs.Int2Config() | codecs.Int4Config() | codecs.E3m0Config():
             return 0.4
-        case Int8Config() | Fp8Config() | Bf16Config() | Fp32Config():
+        case codecs.Int8Config() | codecs.Fp8Config() | codecs.Bf16Config() | codecs.Fp32Config():
             return 1.0
     assert_never(codec)

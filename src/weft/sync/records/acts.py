@@ -15,7 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from weft.codec import CodecConfig
+from weft.codec.config import CodecConfig
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import MAX_REASON_CHARS, HexPeer, HexRun
 from weft.sync.method.choices import NesterovConfig, SgdConfig

@@ -12,8 +12,6 @@ rounds ago: a leader that names a bad one harms a few rounds, until the next.
 All else is encoding, from the last announcement to the decision, and fetching and applying results; not evaluation,
 nor waiting for others' inner steps. What does not shrink with the bytes, the delay of messages, is foretold too small
 at first and measured then.
-
-Pure.
 """
 
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from weft.codec import CodecConfig
+from weft.codec.config import CodecConfig
 from weft.ids import Round
 from weft.sync.method.choices import Choices
 from weft.sync.method.presets import LADDER

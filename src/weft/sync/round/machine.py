@@ -17,10 +17,9 @@ from typing import Literal
 
 import msgspec
 
-from weft.ids import Attempt, Digest, PeerId, Tokens
+from weft.ids import Attempt, Digest, PeerId
 from weft.sync.records import messages
 from weft.sync.records.acts import Warrant
-from weft.sync.records.ancestry import Legacy
 from weft.sync.records.tuning import Seen
 from weft.sync.round.rules import Durable, is_quorum, leader, spent_farewells
 
@@ -90,11 +89,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Trained(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """This peer's payload is encoded and served."""
 
-    tokens: Tokens
-    parts: tuple[Digest, ...]
-    group: messages.GroupRecord | None = None  # whose mean it is
-    legacy: Legacy | None = None  # which it is, of a branch
-    proof: messages.LegacyProof | None = None  # shows how much that counts
+    ready: messages.Ready
 
 
 class Paused(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -27,7 +27,7 @@ from typing import assert_never
 import msgspec
 
 from weft.ids import Attempt, PeerId, Tokens
-from weft.sync.governance.enact import accused, countable, enacted, in_effect
+from weft.sync.governance import accused, countable, enacted, in_effect
 from weft.sync.records import messages
 from weft.sync.records.acts import MAX_ACTS, Warrant
 from weft.sync.records.messages import claims_in, counted
@@ -63,9 +63,7 @@ def step(state: machine.State, event: machine.Input) -> machine.Result:
         outputs = (*outputs, machine.SetTimer(timer="progress", attempt=state.attempt))
     to_others: list[machine.Output] = []
     for output in outputs:
-        if (
-            isinstance(output, machine.Send) and output.to == state.me
-        ):  # what a leader says to itself takes effect at once
+        if isinstance(output, machine.Send) and output.to == state.me:  # what a leader tells itself holds at once
             state, more = step(state, machine.Received(sender=state.me, message=output.message))
             to_others += more
         else:
@@ -85,9 +83,7 @@ def _react(state: machine.State, event: machine.Input) -> machine.Result:
         case machine.Received():
             return _receive(state, event.sender, event.message)
         case machine.Trained():
-            group, legacy, proof = event.group, event.legacy, event.proof
-            ready = messages.Ready(tokens=event.tokens, parts=event.parts, group=group, legacy=legacy, proof=proof)
-            return announce(state, ready)
+            return announce(state, event.ready)
         case machine.Paused():
             return pass_on(state)
         case machine.Lost():
@@ -334,12 +330,7 @@ def make_plan(state: machine.State) -> machine.Result:
     for who is paused, and for whose payload is lost; the last two have been heard of, so grace begins with them as with
     who is ready. Where the method waits for who is ready, nobody else is waited for.
     """
-    if (
-        not machine.is_leading(state)
-        or state.plan is not None
-        or state.proposal is not None
-        or state.committed is not None
-    ):
+    if not machine.is_leading(state) or state.plan is not None or state.proposal is not None:
         return state, ()
     struck = _struck_out(state.acts)
     absent = state.suspected | state.gone | state.farewells.keys() | struck

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId
 from weft.rng import order_key
-from weft.sync.governance.enact import Enacted, Void, countable, enacted
+from weft.sync.governance import Enacted, Void, countable, enacted
 from weft.sync.records.messages import Base, Collect, Goodbye, Manifest, Vote
 from weft.sync.round.neighbours import is_sound_gossip, is_well_dealt, no_results
 from weft.sync.round.shares import are_fair

@@ -56,19 +56,8 @@ from weft.data.assign import Lease, leases, release
 from weft.ids import PeerId, Tokens
 from weft.rng import order_key
 from weft.sync.method.choices import AmongConfig, SampleConfig
+from weft.sync.records import messages
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import (
-    MAX_UNCOUNTED,
-    MAX_UPLINK,
-    Base,
-    Brought,
-    Contribution,
-    GroupClaim,
-    GroupRecord,
-    Manifest,
-    Ready,
-    claims_in,
-)
 from weft.wire import digest_of
 
 
@@ -81,16 +70,16 @@ def weight(charter: Charter, tokens: int) -> int:
     return min(tokens, settings.quota_tokens) if is_sum else tokens
 
 
-def contribution(charter: Charter, peer: PeerId, ready: Ready) -> Contribution:
+def contribution(charter: Charter, peer: PeerId, ready: messages.Ready) -> messages.Contribution:
     """Return what `peer` announces as a manifest holds it."""
     group = None if ready.group is None else claim_of(ready.group, charter)
-    return Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group, legacy=ready.legacy)
+    return messages.Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group, legacy=ready.legacy)
 
 
-def claim_of(record: GroupRecord, charter: Charter) -> GroupClaim:
+def claim_of(record: messages.GroupRecord, charter: Charter) -> messages.GroupClaim:
     stakes = record.stakes
     others = [stake for stake in stakes if stake.peer != record.sponsor]
-    return GroupClaim(
+    return messages.GroupClaim(
         record=digest_of(record),
         weight=Tokens(sum(weight(charter, stake.tokens) for stake in stakes)),
         num_counted=sum(stake.tokens > 0 for stake in others),
@@ -99,7 +88,7 @@ def claim_of(record: GroupRecord, charter: Charter) -> GroupClaim:
     )
 
 
-def weight_of(charter: Charter, contribution: Brought) -> int:
+def weight_of(charter: Charter, contribution: messages.Brought) -> int:
     """Return the weight of what a member brings; of a group, the sum of its peers'."""
     claim, tokens = contribution.group, contribution.tokens
     if claim is None:
@@ -128,7 +117,7 @@ EVEN = 0.7  # of the pace: times of equal machines differ by so much when they a
 MAX_LEAD = 8.0  # beyond, a fast machine waits for the others' inner steps
 
 
-def drawn(base: Base, charter: Charter, members: Iterable[PeerId]) -> set[PeerId]:
+def drawn(base: messages.Base, charter: Charter, members: Iterable[PeerId]) -> set[PeerId]:
     """Return who of `members` trains in the round after that of `base`, by a lot that nobody can choose.
 
     Args:
@@ -142,7 +131,7 @@ def drawn(base: Base, charter: Charter, members: Iterable[PeerId]) -> set[PeerId
 
 
 def without_lease(
-    base: Base, charter: Charter, members: Iterable[PeerId], contributions: Iterable[Brought]
+    base: messages.Base, charter: Charter, members: Iterable[PeerId], contributions: Iterable[messages.Brought]
 ) -> set[PeerId]:
     """Return who of `members` is to be leased samples for the next round.
 
@@ -156,7 +145,7 @@ def without_lease(
     return members - {each.peer for each in _open(base, charter, contributions)}
 
 
-def _open(base: Base, charter: Charter, contributions: Iterable[Brought]) -> list[Lease]:
+def _open(base: messages.Base, charter: Charter, contributions: Iterable[messages.Brought]) -> list[Lease]:
     """Return the leases that are not counted yet. Where samples or inner steps have another length, all are void."""
     now, before = charter.settings, base.charter.settings
     if (now.seq_len, now.unit) != (before.seq_len, before.unit):
@@ -173,7 +162,7 @@ def shares(
     charter: Charter,
     members: Iterable[PeerId],
     speeds: Mapping[PeerId, float],
-    groups: Mapping[PeerId, GroupClaim] = MappingProxyType({}),
+    groups: Mapping[PeerId, messages.GroupClaim] = MappingProxyType({}),
 ) -> dict[PeerId, int]:
     """Return the samples that each member is to be leased.
 
@@ -191,7 +180,7 @@ def shares(
     }
 
 
-def _group_share(charter: Charter, claim: GroupClaim) -> int:
+def _group_share(charter: Charter, claim: messages.GroupClaim) -> int:
     unit, most = charter.settings.unit, charter.settings.quota * claim.num_leased
     return most if charter.has_even_leases else min(max(claim.samples // unit * unit, unit), most)
 
@@ -213,7 +202,9 @@ class Leased:
     leased_again: Tokens
 
 
-def lease(base: Base, charter: Charter, counted: Iterable[Brought], wanted: Mapping[PeerId, int]) -> Leased:
+def lease(
+    base: messages.Base, charter: Charter, counted: Iterable[messages.Brought], wanted: Mapping[PeerId, int]
+) -> Leased:
     """Lease samples for the next round.
 
     Args:
@@ -230,12 +221,12 @@ def lease(base: Base, charter: Charter, counted: Iterable[Brought], wanted: Mapp
     return Leased(
         leases=tuple(sorted((*again, *fresh), key=lambda each: (each.peer, each.start))),
         cursor=cursor,
-        uncounted=tuple(sorted((*kept, *waiting), key=lambda each: each.start))[-MAX_UNCOUNTED:],
+        uncounted=tuple(sorted((*kept, *waiting), key=lambda each: each.start))[-messages.MAX_UNCOUNTED :],
         leased_again=Tokens(base.leased_again + num_again * seq_len),
     )
 
 
-def are_fair(base: Base, charter: Charter, manifest: Manifest) -> bool:
+def are_fair(base: messages.Base, charter: Charter, manifest: messages.Manifest) -> bool:
     """Return whether the leases are what a leader may propose: for each member, in order, from a unit to a quota.
 
     For an aggregator that the manifest counts with its group, to as many quotas as there are peers to train on it.
@@ -255,7 +246,7 @@ def are_fair(base: Base, charter: Charter, manifest: Manifest) -> bool:
     told = Leased(manifest.leases, manifest.cursor, manifest.uncounted, manifest.leased_again)
     if told != lease(base, charter, manifest.contributions, wanted):
         return False
-    groups = claims_in(manifest)
+    groups = messages.claims_in(manifest)
     most = {peer: quota * (groups[peer].num_leased if peer in groups else 1) for peer in to_train}
     least = most if charter.has_even_leases else dict.fromkeys(to_train, unit)
     return all(least[peer] <= wanted[peer] <= most[peer] and wanted[peer] % unit == 0 for peer in to_train)
@@ -265,7 +256,9 @@ LEAST = 4
 STAYS = 4  # a level this many times higher or lower is a change of the line, not of who measured it
 
 
-def uplinks(base: Base, members: Iterable[PeerId], idle: Set[PeerId], rates: Mapping[PeerId, float]) -> tuple[int, ...]:
+def uplinks(
+    base: messages.Base, members: Iterable[PeerId], idle: Set[PeerId], rates: Mapping[PeerId, float]
+) -> tuple[int, ...]:
     """Return the level of each of `members`, in their order.
 
     Args:
@@ -281,15 +274,15 @@ def uplinks(base: Base, members: Iterable[PeerId], idle: Set[PeerId], rates: Map
 
 
 def _level(ratio: float) -> int:
-    level = MAX_UPLINK
-    while level > LEAST and ratio * MAX_UPLINK <= level / 2:
+    level = messages.MAX_UPLINK
+    while level > LEAST and ratio * messages.MAX_UPLINK <= level / 2:
         level //= 2
-    return level if ratio * MAX_UPLINK > level / 2 else 0
+    return level if ratio * messages.MAX_UPLINK > level / 2 else 0
 
 
 def _next(before: int | None, level: int | None) -> int:
     if level is None:
-        return MAX_UPLINK if before is None else before
+        return messages.MAX_UPLINK if before is None else before
     if before is None:
         return level
     is_alike = max(level, 1) < STAYS * max(before, 1) and max(before, 1) < STAYS * max(level, 1)

@@ -21,7 +21,7 @@ from weft.cli.plan.speed_here import tokens_in, usual_s
 from weft.cli.run.running import Report
 from weft.config import load
 from weft.dashboard.view import View
-from weft.data import ByteTokenizer
+from weft.data.tokenizer import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError
 from weft.run.config import RunFile
 from weft.run.genesis import resolve
@@ -52,7 +52,7 @@ def swarm_in(folder: Path, *names: str) -> Swarm:
 
 
 def test_the_recipe_is_in_the_package_and_is_under_a_million_parameters(tmp_path: Path) -> None:
-    from weft.model import num_parameters
+    from weft.model.config import num_parameters
 
     assert (files("weft") / "recipes" / "demo.toml").is_file()
     run_file = prepare(tmp_path / "demo", wishes())

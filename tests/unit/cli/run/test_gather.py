@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from benchmarks.rig.flat import join
 from torch import Tensor
 
 from unit.cli.small import RUN, TEXT, Kept, Weft
 from unit.peer.snapshots import manifest
 from weft.config import from_tree
-from weft.model.flat import join
 from weft.peer.state.checkpoint import Snapshot, load_model, save
 from weft.run.config import RunFile
 from weft.run.genesis import initial, seal

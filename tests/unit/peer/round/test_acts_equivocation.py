@@ -12,7 +12,7 @@ from weft.peer.chain import open_branch
 from weft.peer.messages import Shown
 from weft.peer.round import acts
 from weft.peer.round.acts import MAX_KEPT, MAX_SHOWN, EvidenceKeeper
-from weft.sync.governance.equivocation import equivocation
+from weft.sync.governance import equivocation
 from weft.sync.records.acts import Warrant
 from weft.sync.records.messages import (
     Accept,

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from charters import charter
-from weft.codec import Fp32Config
+from weft.codec.config import Fp32Config
 from weft.executor import Inline
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.round.merge import RoundMerger, plan_behind
 from weft.peer.round.payloads import Wanted
 from weft.store.pool import Pool
-from weft.sync.merge.basis import Scope
+from weft.sync.merge.method import Scope
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.records.messages import Collect, Contribution, PartResult, counted
 from weft.sync.round.machine import Noticed, ResultHeld

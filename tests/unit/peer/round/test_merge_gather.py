@@ -256,7 +256,7 @@ def test_an_announcement_is_said_again_until_the_round_is_over() -> None:
 
     async def scenario() -> None:
         ready = Ready(tokens=Tokens(4), parts=stage.payload(stage.me))
-        stage.gathering.announce(ready, Trained(tokens=ready.tokens, parts=ready.parts))
+        stage.gathering.announce(ready, Trained(ready=Ready(tokens=ready.tokens, parts=ready.parts)))
         assert len(stage.said) == 1  # at once: the owners begin to fetch
         assert stage.taken == []
         await asyncio.sleep(7 * REPEAT_S + 1)

@@ -16,7 +16,7 @@ from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.round.payloads import FETCH_FLOOR_S, Payloads
 from weft.store.journal import Journal
-from weft.sync.merge.basis import Scope
+from weft.sync.merge.method import Scope
 from weft.sync.merge.reduce import named
 from weft.sync.records.messages import Certificate, Contribution, PartResult
 from weft.wire import digest

@@ -9,9 +9,9 @@ import torch
 
 from unit.peer import tiny
 from weft.clock import VirtualClock
-from weft.codec import Bf16Config, Fp32Config, Int8Config
+from weft.codec.config import Bf16Config, Fp32Config, Int8Config
 from weft.errors import CheckpointError
-from weft.model import initial_vector
+from weft.model.initial import initial_vector
 from weft.peer.state.carry import OVERDUE_ROUNDS, Carry
 from weft.peer.state.replica import Replica
 from weft.run.config import RunConfig

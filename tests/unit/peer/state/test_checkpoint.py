@@ -18,7 +18,7 @@ import weft
 from unit.peer import snapshots
 from unit.peer.snapshots import CONFIG, NUM, snapshot
 from weft import wire
-from weft.data import ByteTokenizer
+from weft.data.tokenizer import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError, TooLarge
 from weft.ids import Digest
 from weft.peer.state import checkpoint

@@ -14,17 +14,16 @@ from unit.peer import tiny
 from unit.peer.state.test_carry import carry_of
 from unit.peer.test_equivalences import assert_same
 from unit.peer.test_streaming import samples
-from weft.codec import CodecConfig, Fp32Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.codec.build import build
+from weft.codec.config import CodecConfig, Fp32Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.errors import ConfigError
 from weft.ids import Digest, PeerId, Round
-from weft.model import initial_vector
+from weft.model.initial import initial_vector
 from weft.peer.state.mixing import Met
 from weft.run.config import RunConfig
 from weft.sync.merge.gossip import Neighbour
 from weft.sync.merge.gossip import build as build_gossip
-from weft.sync.merge.payload import codec_in
-from weft.sync.merge.reduce import merge
+from weft.sync.merge.reduce import codec_in, merge
 from weft.sync.method.choices import Choices, GraphConfig, InnerSgdConfig, MixConfig, check_graph
 from weft.sync.method.graph import mixing
 from weft.sync.method.presets import ChocoConfig, DPsgdConfig, MethodConfig, NoLoCoConfig, spell_out

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from weft import config as files
 from weft.codec.config import Bf16Config, Fp8Config, Fp32Config, Int4Config, Int8Config
-from weft.codec.dense import Bf16, Fp32
 from weft.errors import ConfigError, NotFinite, PayloadError
 from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, GradientConfig, LplrConfig, SubspaceConfig
-from weft.pipeline.codec.boundary import ActivationCodec, Boundary, Codecs, Samples, Shape
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.boundary import ActivationCodec, Samples, Shape
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.codec.subspace import drawn
 
 SHAPE = Shape(seq_len=6, width=32, vocab_size=11)
@@ -44,7 +43,7 @@ class Ends:
     """Both sides of a boundary, and one of the ways through it."""
 
     def __init__(self, config: ActivationConfig, gradients: GradientConfig | None, way: str) -> None:
-        made = build(config, gradients)
+        made = Boundaries(config, gradients)
         self.config, self.is_activations = config, way == "activations"
         self.before, self.after = made.boundary(SHAPE), made.boundary(SHAPE)
 
@@ -225,7 +224,7 @@ def _int8(num: int, block: int, scale: float) -> bytes:
 def test_what_lies_outside_of_the_low_rank_is_what_is_lost() -> None:
     """Nothing of that rank is nearer to activations than their largest directions: it is 3 % from those."""
     shape = Shape(seq_len=64, width=32, vocab_size=11)
-    codec = build(LplrConfig(rank=8)).boundary(shape).activations
+    codec = Boundaries(LplrConfig(rank=8)).boundary(shape).activations
     luck = torch.Generator().manual_seed(3)
     samples = Samples(torch.zeros(4, 64, dtype=torch.long), (0, 1, 2, 3))
     slopes = torch.diag(0.9 ** torch.arange(32.0))
@@ -236,7 +235,7 @@ def test_what_lies_outside_of_the_low_rank_is_what_is_lost() -> None:
 
 
 def test_codecs_of_vectors_are_boundaries_whose_messages_have_one_form() -> None:
-    boundary: Boundary = Codecs(Bf16(), Fp32()).boundary(SHAPE)
+    boundary = Boundaries(Bf16Config(), Fp32Config()).boundary(SHAPE)
     samples = samples_of(2)
     x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(2))
     for codec, size in ((boundary.activations, 2), (boundary.gradients, 4)):
@@ -276,8 +275,8 @@ def test_what_is_out_of_range_is_refused(bad: dict[str, object]) -> None:
 
 def test_ranks_above_the_width_and_gradients_beside_a_subspace_are_refused() -> None:
     with pytest.raises(ConfigError, match="rank: 33 is above the model's width, 32"):
-        build(Bf16Config(), LplrConfig(rank=33)).boundary(SHAPE)
+        Boundaries(Bf16Config(), LplrConfig(rank=33)).boundary(SHAPE)
     with pytest.raises(ConfigError, match="rank: 33 is above the model's width, 32"):
-        build(SubspaceConfig(rank=33)).boundary(SHAPE)
+        Boundaries(SubspaceConfig(rank=33)).boundary(SHAPE)
     with pytest.raises(ConfigError, match="gradients"):
-        build(SubspaceConfig(), Int8Config())
+        Boundaries(SubspaceConfig(), Int8Config())

@@ -14,7 +14,7 @@ from weft.errors import PayloadError
 from weft.pipeline.codec.activations import AqSgdConfig
 from weft.pipeline.codec.aqsgd import Held
 from weft.pipeline.codec.boundary import Boundary, Samples, Shape
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.build import Boundaries
 
 SHAPE = Shape(seq_len=4, width=16, vocab_size=5)
 SAMPLE_NBYTES = 2 * SHAPE.num
@@ -22,7 +22,7 @@ ALONE = bytes(8)
 
 
 def side(**settings: object) -> Boundary:
-    return build(AqSgdConfig(**settings)).boundary(SHAPE)  # type: ignore[arg-type]
+    return Boundaries(AqSgdConfig(**settings)).boundary(SHAPE)  # type: ignore[arg-type]
 
 
 def named(*names: int) -> Samples:
@@ -176,7 +176,7 @@ def test_without_memory_it_is_the_plain_codec() -> None:
 
 
 def test_gradients_have_a_codec_of_their_own() -> None:
-    boundary = build(AqSgdConfig(values="int4"), Int8Config()).boundary(SHAPE)
+    boundary = Boundaries(AqSgdConfig(values="int4"), Int8Config()).boundary(SHAPE)
     x = drawn(2)
     assert bytes(boundary.gradients.encode(x, named(1, 2)))[16:] == bytes(
         numbers.build(Int8Config()).encode(x.flatten())

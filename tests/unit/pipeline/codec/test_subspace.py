@@ -3,15 +3,17 @@
 import msgspec
 import pytest
 import torch
+from benchmarks.rig.flat import two_groups
 
 from weft.errors import ConfigError
-from weft.model import FlatModel, ModelConfig, flatten, initial_vector
-from weft.model.flat import cut
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel, cut, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import SubspaceConfig
 from weft.pipeline.codec.boundary import Samples, Shape
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.codec.subspace import WRITERS, Confined, Space, confined, drawn
 
 CONFIG = msgspec.convert(
@@ -54,7 +56,7 @@ def trained(held: list[FlatModel], steps: int, *, is_constrained: bool) -> torch
     """Make steps of AdamW on the three sections, without codecs; return tokens."""
     luck = torch.Generator().manual_seed(4)
     tokens = torch.randint(0, 13, (4, 9), generator=luck)
-    optimizer = torch.optim.AdamW([group for model in held for group in model.groups()], lr=0.01, weight_decay=0.1)
+    optimizer = torch.optim.AdamW([group for model in held for group in two_groups(model)], lr=0.01, weight_decay=0.1)
     for _ in range(steps):
         for model in held:
             model.zero_gradient()
@@ -88,7 +90,7 @@ def test_directions_are_orthonormal_and_follow_from_the_seed() -> None:
 
 
 def test_what_a_constrained_model_sends_arrives_whole_and_of_another_it_is_refused() -> None:
-    codec = build(SUBSPACE).boundary(SHAPE).activations
+    codec = Boundaries(SUBSPACE).boundary(SHAPE).activations
     held = models()
     tokens = trained(held, 10, is_constrained=True)
     samples = Samples(tokens[:, :-1], (0, 1, 2, 3))
@@ -137,7 +139,7 @@ def test_to_constrain_what_is_constrained_changes_rounding_alone() -> None:
 
 def test_the_gradient_that_comes_back_is_that_of_what_was_sent() -> None:
     """The chain rule through encoding and decoding, as torch has it."""
-    space, boundary = space_of(), build(SUBSPACE).boundary(SHAPE)
+    space, boundary = space_of(), Boundaries(SUBSPACE).boundary(SHAPE)
     tokens = torch.randint(0, 13, (2, 8), generator=torch.Generator().manual_seed(1))
     samples = Samples(tokens, (0, 1))
     x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(2), requires_grad=True)

@@ -69,7 +69,7 @@ class Crew:
         self.clock.run(whole())
 
     def exchange(self, number: int) -> Exchange:
-        return self.exchanges[number].join(TEAM, [node.peer for node in self.nodes], patience_s=PATIENCE_S)
+        return Exchange(self.exchanges[number], TEAM, [node.peer for node in self.nodes], patience_s=PATIENCE_S)
 
 
 async def link(nodes: Sequence[Node]) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unit.pipeline.split.reference import undivided
-from weft.model import ModelConfig
+from weft.model.config import ModelConfig
 from weft.model.layers import Block, Rotation, inverse_wavelengths, rotation
 
 SMALL = {"vocab_size": 11, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4, "width": 32, "ffn_width": 50}

@@ -1,11 +1,18 @@
 """What splits are compared with: softmax over a list of scores, one after the other; a layer's parts added plainly."""
 
+from collections.abc import Sequence
 from math import exp, inf, log
 
 import torch
 from torch import Tensor
 
 from weft.model.layers import Block, Rotation
+from weft.pipeline.split.cut import Segment, runs, shares
+
+
+def contiguous(length: int, speeds: Sequence[float]) -> tuple[Segment, ...]:
+    """Cut a sequence into one run for each."""
+    return tuple((run,) for run in runs(shares(length, speeds)))
 
 
 def online(scores: list[float], values: list[float]) -> tuple[float, float]:

@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
+from unit.pipeline.split.reference import contiguous
 from weft.errors import ConfigError
-from weft.model import ModelConfig
-from weft.pipeline.split.cut import contiguous, heads_parts, num_pairs, num_tokens, shares, zigzag
+from weft.model.config import ModelConfig
+from weft.pipeline.split.cut import heads_parts, num_pairs, num_tokens, shares, zigzag
 
 CONFIG = msgspec.convert(
     {
@@ -58,7 +59,7 @@ def test_every_head_and_column_is_in_one_part(speeds: tuple[float, ...]) -> None
     parts = heads_parts(CONFIG, speeds)
     assert [group for part in parts for group in part.groups] == list(range(8))
     assert [column for part in parts for column in part.columns] == list(range(50))
-    assert [part.number for part in parts] == list(range(len(speeds)))
+    assert len(parts) == len(speeds)
 
 
 def test_a_faster_peer_has_five_heads_of_eight() -> None:
@@ -68,10 +69,9 @@ def test_a_faster_peer_has_five_heads_of_eight() -> None:
 def test_more_peers_than_key_and_value_heads_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 key and value heads"):
         heads_parts(msgspec.structs.replace(CONFIG, num_kv_heads=2), (1.0,) * 3)
-    for cut in (contiguous, zigzag):
-        for num in (1, 9):
-            with pytest.raises(ConfigError, match=f"a team of {num}"):
-                cut(64, (1.0,) * num)
+    for num in (1, 9):
+        with pytest.raises(ConfigError, match=f"a team of {num}"):
+            zigzag(64, (1.0,) * num)
 
 
 @pytest.mark.parametrize("speeds", SPEEDS)

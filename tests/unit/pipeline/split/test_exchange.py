@@ -175,7 +175,7 @@ def test_what_is_handed_over_twice_or_by_a_stranger_counts_not() -> None:
             await link.call(pair[0], note, HasTaken, deadline_s=5.0)
 
         async def one(number: int) -> Tensor:
-            async with crew.exchanges[number].join(TEAM, pair) as exchange:
+            async with Exchange(crew.exchanges[number], TEAM, pair) as exchange:
                 return await Team(exchange, crew.compute.train).sum(lambda: numbers(number), onto=ZEROS)
 
         for found in await asyncio.gather(one(0), one(1)):

@@ -5,14 +5,14 @@ import torch
 
 from unit.pipeline.split.crew import TEAM, Crew, Found, by_heads, by_segments, link, passport, summed
 from unit.pipeline.split.layer import FAMILIES, Case, case
-from unit.pipeline.split.reference import distance
+from unit.pipeline.split.reference import contiguous, distance
 from weft.clock import SystemClock
 from weft.executor import Threads
 from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.pipeline.link import StageLink
-from weft.pipeline.split.cut import contiguous, zigzag
-from weft.pipeline.split.exchange import Exchanges
+from weft.pipeline.split.cut import zigzag
+from weft.pipeline.split.exchange import Exchange, Exchanges
 
 CLOSE = 1e-5
 SPEEDS = [(1.0, 1.0), (3.0, 1.0), (1.0, 2.0, 1.0), (1.0, 1.0, 1.0, 1.0)]
@@ -87,9 +87,11 @@ async def test_a_team_over_tls_computes_the_layer(family: str) -> None:
         nodes[0].remember(nodes[1].peer, addresses[1])
         await link(nodes)
         peers = [node.peer for node in nodes]
-        assert_heads(given, await by_heads(given, lambda n: exchanges[n].join(TEAM, peers), compute, (3.0, 1.0)))
+        assert_heads(given, await by_heads(given, lambda n: Exchange(exchanges[n], TEAM, peers), compute, (3.0, 1.0)))
         segments = zigzag(given.x.shape[1], (1.0, 2.0))
-        assert_segments(given, await by_segments(given, lambda n: exchanges[n].join(TEAM, peers), compute, segments))
+        assert_segments(
+            given, await by_segments(given, lambda n: Exchange(exchanges[n], TEAM, peers), compute, segments)
+        )
     finally:
         for node in nodes:
             await node.aclose()

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from unit.pipeline.split.layer import FAMILIES, Case, case
-from unit.pipeline.split.reference import attention, distance, online
+from unit.pipeline.split.reference import attention, contiguous, distance, online
 from weft.model.layers import rotation
-from weft.pipeline.split.cut import Segment, contiguous, zigzag
+from weft.pipeline.split.cut import Segment, zigzag
 from weft.pipeline.split.ring_attention import TILE, KeyValues, Queries, SegmentPass, put, segment_rotation, select
 
 CLOSE = 2e-6

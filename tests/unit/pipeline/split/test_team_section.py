@@ -13,11 +13,12 @@ from unit.pipeline.split.layer import FAMILIES, SMALL
 from weft.codec.config import Fp32Config
 from weft.errors import ConfigError, PeerError
 from weft.ids import PeerId
-from weft.model import FlatModel, ModelConfig, flatten, initial_vector
-from weft.model.flat import cut
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel, cut, flatten
+from weft.model.initial import initial_vector
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
-from weft.pipeline.codec.build import build
+from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import Given, Step
 from weft.pipeline.link import Parcel, parcel
 from weft.pipeline.split.cut import SplitConfig
@@ -69,7 +70,7 @@ class Teamed:
             link=exchanges.link,
             exchanges=exchanges,
             team=lambda: tuple(PeerId(peer) for peer in self.crew.peers),
-            section=SimpleNamespace(here=TorchDevice(model, build(Fp32Config()), TOKENS, BATCH)),
+            section=SimpleNamespace(here=TorchDevice(model, Boundaries(Fp32Config()), TOKENS, BATCH)),
             layers=LayersAt(split, config.width),
             run=self.crew.compute.train,
             seq_len=TOKENS,
@@ -86,7 +87,7 @@ def undivided(
 ) -> tuple[list[Tensor | None], float | None, Tensor]:
     """Return output and input gradient, the loss and the section's gradient, computed by one."""
     model = section_of(config, number, num)
-    device = TorchDevice(model, build(Fp32Config()), TOKENS, BATCH)
+    device = TorchDevice(model, Boundaries(Fp32Config()), TOKENS, BATCH)
     given, dy = given_to(config, number)
     for _ in range(times):
         passed = device.forward(given)

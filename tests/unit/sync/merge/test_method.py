@@ -4,13 +4,12 @@ import msgspec
 import pytest
 import torch
 
-from weft.codec import Bf16Config, Fp32Config, Int8Config
+from weft.codec.config import Bf16Config, Fp32Config, Int8Config
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
 from weft.sync.merge.method import Method
 from weft.sync.merge.outer import StepContext, build
-from weft.sync.merge.payload import coding_in
-from weft.sync.merge.reduce import merge
+from weft.sync.merge.reduce import coding_in, merge
 from weft.sync.method.choices import (
     AdamWConfig,
     Choices,
@@ -118,7 +117,7 @@ def test_choices_of_another_process_are_written_alike() -> None:
 
 def test_state_is_named_by_row() -> None:
     def names(config: MethodConfig) -> tuple[str, ...]:
-        return Method(spell_out(config, 4), AdamWConfig()).replicated
+        return ("outer", *Method(spell_out(config, 4), AdamWConfig()).init(0))
 
     assert names(DdpConfig()) == ("outer", "moment1", "moment2")
     assert names(FedAvgConfig()) == ("outer",)
@@ -182,29 +181,11 @@ def test_fedavg_of_one_step_is_ddp_with_sgd() -> None:
     assert not torch.equal(by_ddp, start)
 
 
-def test_a_peer_that_missed_a_round_keeps_its_progress() -> None:
-    """Its carry, counted in the next round, reaches the outer parameters exactly once."""
-    method = Method(spell_out(FedAvgConfig(), 2), AdamWConfig())
-    before, after = randn(0), randn(1)  # the outer parameters around the round it missed
-    local = before - 0.125
-    carry = method.contribution(before, local)
-    method.rebase(local, after, carry)
-    torch.testing.assert_close(method.contribution(after, local), carry, rtol=0, atol=1e-6)
-    method.rebase(local, after, None)
-    assert torch.equal(local, after)
-
-
-def test_a_carried_gradient_does_not_move_the_parameters() -> None:
-    method = Method(spell_out(DdpConfig(), 2), AdamWConfig())
-    with pytest.raises(ValueError, match="carried gradient"):
-        method.rebase(randn(0), randn(1), randn(2))
-
-
 def test_an_optimizer_that_machines_compute_differently_is_no_step_of_all() -> None:
     with pytest.raises(ConfigError, match="muon"):
         Method(spell_out(DdpConfig(), 2), MuonConfig())
-    assert Method(spell_out(FedAvgConfig(), 2), MuonConfig()).replicated == ("outer",)
-    assert Method(spell_out(DdpConfig(), 2), InnerSgdConfig(momentum=0.9)).replicated == ("outer", "momentum")
+    assert not Method(spell_out(FedAvgConfig(), 2), MuonConfig()).init(0)
+    assert list(Method(spell_out(DdpConfig(), 2), InnerSgdConfig(momentum=0.9)).init(0)) == ["momentum"]
 
 
 def test_a_gradient_has_no_proximal_term() -> None:

@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.codec import Fp32Config, TopKConfig
+from weft.codec.config import Fp32Config, TopKConfig
 from weft.ids import Round
-from weft.sync.merge.basis import Scope, Shapes
-from weft.sync.merge.method import Method
+from weft.sync.merge.method import Method, Scope, Shapes
 from weft.sync.merge.outer import State, StepContext
-from weft.sync.merge.payload import Replies, coding_in, encode, reply_codec_in
-from weft.sync.merge.reduce import Merger, cut, decode_parts
+from weft.sync.merge.reduce import Merger, Replies, coding_in, cut, decode_parts, encode_payload, reply_codec_in
 from weft.sync.method.choices import AdamWConfig, Choices, Factors, LowRankConfig, SgdConfig
 from weft.sync.method.presets import DeMoConfig, SparseLoCoConfig, spell_out
 
@@ -40,7 +38,7 @@ def row(choices: Choices, train: Train, shapes: Shapes = ()) -> Tensor:
         mergers = [Merger(len(part), coding_in(choices, number)) for part in parts]
         for peer in range(PEERS):
             delta = method.delta(outer, train(outer, number, peer))
-            payload, errors[peer] = encode(method, scope, state, delta, errors.get(peer), parts, number)
+            payload, errors[peer] = encode_payload(method, scope, state, delta, errors.get(peer), parts, number)
             for merger, encoded in zip(mergers, payload, strict=True):
                 merger.add(100, encoded)
         results = []

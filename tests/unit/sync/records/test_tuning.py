@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from charters import charter
-from weft.codec import Bf16Config, E3m0Config, Int8Config
+from weft.codec.config import Bf16Config, E3m0Config, Int8Config
 from weft.ids import Round
 from weft.sync.method.choices import Choices, NesterovConfig
 from weft.sync.method.presets import LADDER, START, AutoConfig, spell_out

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from charters import charter
 from model.world import contribution as bare
 from model.world import first_base
-from weft.codec import Fp32Config
 from weft.codec.build import build
+from weft.codec.config import Fp32Config
 from weft.data.assign import leases
 from weft.errors import PayloadError, WireError
 from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
 from weft.peer.chain import open_branch
-from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
-from weft.sync.merge.reduce import Coding, Merger, cut, encode_parts, merge
+from weft.sync.merge.reduce import Coding, GroupMean, Merger, cut, encode_parts, merge, payload_nbytes, split
 from weft.sync.records.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, counted_through, next_base
 from weft.sync.round import round
 from weft.sync.round.groups import (
@@ -62,7 +61,7 @@ def planned(record: GroupRecord | None) -> State:
     for number, peer in enumerate(BASE.electorate):
         parts = bare(BASE, number, 0).parts
         if peer == ORDER[0]:
-            state = round.step(state, Trained(tokens=Tokens(4), parts=parts))[0]
+            state = round.step(state, Trained(ready=Ready(tokens=Tokens(4), parts=parts)))[0]
         else:
             ready = (
                 Ready(tokens=Tokens(16), parts=parts, group=record)

@@ -53,7 +53,7 @@ def planned() -> State:
     for number, peer in enumerate(BASE.electorate):
         parts = contribution(BASE, number, 0).parts
         if peer == ORDER[0]:
-            state = round.step(state, Trained(tokens=Tokens(4), parts=parts))[0]
+            state = round.step(state, Trained(ready=Ready(tokens=Tokens(4), parts=parts)))[0]
         else:
             state = hear(state, peer, Ready(tokens=Tokens(4), parts=parts))
     assert state.plan is not None
@@ -86,7 +86,9 @@ PROOF = LegacyProof(
 def test_the_leader_of_a_later_attempt_hears_all_that_was_announced(options: dict[str, Any]) -> None:
     """Of less it would count a group's mean, or what a branch had counted, as the work of who brings it."""
     parts = contribution(BASE, 1, 0).parts
-    state, outputs = round.step(round.begin(ORDER[1], BASE), Trained(tokens=Tokens(4), parts=parts, **options))
+    state, outputs = round.step(
+        round.begin(ORDER[1], BASE), Trained(ready=Ready(tokens=Tokens(4), parts=parts, **options))
+    )
     (said,) = [each.message for each in outputs if isinstance(each, Broadcast)]
     assert said == Ready(tokens=Tokens(4), parts=parts, **options)
     _, outputs = round.step(state, Received(sender=ORDER[2], message=Prepare(attempt=Attempt(2))))
@@ -102,7 +104,7 @@ def test_nobody_waits_for_who_is_paused() -> None:
     for number, peer in enumerate(BASE.electorate):
         if peer == ORDER[0]:
             parts = contribution(BASE, number, 0).parts
-            state = round.step(state, Trained(tokens=Tokens(4), parts=parts))[0]
+            state = round.step(state, Trained(ready=Ready(tokens=Tokens(4), parts=parts)))[0]
         elif peer != paused:
             state = hear(state, peer, ready_of(number))
     assert state.plan is None
@@ -128,7 +130,7 @@ def test_what_a_paused_member_announces_in_time_counts() -> None:
     for number, peer in enumerate(BASE.electorate):
         parts = contribution(BASE, number, 0).parts
         if peer == ORDER[0]:
-            last = Trained(tokens=Tokens(4), parts=parts)
+            last = Trained(ready=Ready(tokens=Tokens(4), parts=parts))
         else:
             state = hear(state, peer, ready_of(number))
     state = round.step(state, last)[0]
@@ -226,7 +228,7 @@ def test_nobody_waits_for_a_newcomer_in_its_first_round() -> None:
         state = round.begin(leading, base)
         for peer in speakers:
             state = hear(state, peer, Ready(tokens=Tokens(4), parts=(digest(peer.encode()),)))
-        plan = round.step(state, Trained(tokens=Tokens(4), parts=(digest(b"mine"),)))[0].plan
+        plan = round.step(state, Trained(ready=Ready(tokens=Tokens(4), parts=(digest(b"mine"),))))[0].plan
         return set() if plan is None else {each.peer for each in plan.contributions}
 
     assert planned_of((), ORDER[1:3]) == set()

@@ -19,7 +19,7 @@ def planned(tokens: int = 4) -> State:
     for number, peer in enumerate(BASE.electorate):
         parts = contribution(BASE, number, 0).parts
         if peer == LEADER:
-            state = round.step(state, Trained(tokens=Tokens(tokens), parts=parts))[0]
+            state = round.step(state, Trained(ready=Ready(tokens=Tokens(tokens), parts=parts)))[0]
         else:
             ready = Ready(tokens=Tokens(tokens), parts=parts)
             state = round.step(state, Received(sender=peer, message=ready))[0]

@@ -87,7 +87,7 @@ def announced(*peers: PeerId, passing: PeerId | None = None) -> State:
     """Return the first leader's state once it has announced, `peers` too, and grace is over."""
     state = round.begin(FIRST, BASE)
     parts = {peer: contribution(BASE, number, 0).parts for number, peer in enumerate(BASE.electorate)}
-    state = round.step(state, Trained(tokens=Tokens(4), parts=parts[FIRST]))[0]
+    state = round.step(state, Trained(ready=Ready(tokens=Tokens(4), parts=parts[FIRST])))[0]
     if passing is not None:
         state = round.step(state, Received(sender=passing, message=Pass()))[0]
     for peer in peers:

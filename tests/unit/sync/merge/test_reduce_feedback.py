@@ -6,11 +6,10 @@ Over a thousand rounds, and through a peer's carry: unit/peer/test_feedback.py.
 import pytest
 import torch
 
-from weft.codec import CodecConfig, E3m0Config, Int2Config, Int4Config, RandomKConfig, SignConfig, TopKConfig
 from weft.codec.build import build
+from weft.codec.config import CodecConfig, E3m0Config, Int2Config, Int4Config, RandomKConfig, SignConfig, TopKConfig
 from weft.rng import integers64, stream
-from weft.sync.merge.payload import encode_with_feedback
-from weft.sync.merge.reduce import cut, decode_parts
+from weft.sync.merge.reduce import cut, decode_parts, encode_with_feedback
 
 NUM = 4096 + 500
 NUM_ROUNDS = 100

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import ConfigError
-from weft.sync.merge.basis import PIECES, Scope
+from weft.sync.merge.method import PIECES, Scope
 
 
 @given(st.integers(1, 20_000), st.integers(1, 9))

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charters import charter
-from weft.codec import Bf16Config, Fp32Config
+from weft.codec.config import Bf16Config, Fp32Config
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId
 from weft.keys import Identity
-from weft.sync.governance.enact import Void, enact, in_effect, objection
+from weft.sync.governance import Void, enact, in_effect, objection
 from weft.sync.method.choices import Choices, NesterovConfig, SgdConfig
 from weft.sync.method.presets import DdpConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig, WsdConfig

@@ -5,39 +5,39 @@
     each byte     digests, encryption, sockets
     each second   heartbeats, and timers that look after a peer
 
-All are of an elector, which has more of it than a ward: what a sponsor decodes and hands on for its wards is in it.
+All are of an elector, which has more of it than a leaf: what it decodes and hands on for its group is in it.
 
-Sources: benchmarks/reports/serving.md, and of messages and bytes rounds.md and averaging.md beside it. One machine
+Sources: benchmarks/reports/processor.md, and of messages and bytes rounds.md and averaging.md beside it. One machine
 measured them; another one is faster or slower by as much as its inner steps are.
 """
 
 from dataclasses import dataclass
 
-from weft.codec import CodecConfig
+from weft.codec.config import CodecConfig
 from weft.plan.groups import largest_group
 from weft.plan.question import Question
 from weft.plan.timing import Load
 from weft.sync.method.choices import AdamWConfig, Choices, InnerConfig, NesterovConfig
 from weft.sync.round.groups import NUM_HANDED
 
-ROUND_CPU_S = 17e-3  # serving.md: of four processes with hardly a parameter, without what MESSAGES_CPU_S has
+ROUND_CPU_S = 17e-3  # processor.md: of four processes with hardly a parameter, without what MESSAGES_CPU_S has
 MESSAGES_CPU_S = 3.5e-3  # rounds.md: 11.6 ms a member with 4 of them, 52.3 with 16; per other member
-# averaging.md: 3.07 CPU-seconds per GB that a member sends, of which merging and decoding fp32 takes 0.8 (serving.md).
+# averaging.md: 3.07 CPU-seconds per GB that a member sends, merging and decoding of fp32 0.8 of them.
 BYTES_CPU_S = 2.3e-9
-JOURNAL_CPU_S = 0.4e-9  # serving.md: of results, per byte
-UPKEEP_CPU_S = 6e-3  # serving.md: per second
+JOURNAL_CPU_S = 0.4e-9  # processor.md: of results, per byte
+UPKEEP_CPU_S = 6e-3  # processor.md: per second
 
 
 @dataclass(frozen=True)
 class _PerValue:
-    """CPU-nanoseconds per value, of serving.md."""
+    """CPU-nanoseconds per value, of processor.md."""
 
     encode: float
     merge: float  # decode and add one contribution to a part; of the mean, and its encoding, a share
     decode: float
 
 
-# The first three as an earlier serving.md has them, on a busier machine; the others by their ratio to int8 in this one.
+# The first three as an earlier report has them, on a busier machine; the others by their ratio to int8 in this one.
 _CODECS = {
     "fp32": _PerValue(0.4, 3.6, 0.7),
     "bf16": _PerValue(1.7, 2.8, 0.9),
@@ -55,7 +55,7 @@ _DELTA_NS, _GRADIENT_NS = 1.13, 0.45  # the difference is taken, the local param
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serving:
+class ProcessorTime:
     """CPU-seconds of one elector's round beside its inner steps; `upkeep` for each second of it."""
 
     round_s: float
@@ -68,12 +68,12 @@ class Serving:
         return self.round_s + self.values_s + self.bytes_s
 
 
-def serving(question: Question, load: Load) -> Serving:
+def processor_time(question: Question, load: Load) -> ProcessorTime:
     """Return what a round of `question` takes of an elector's processor; `load` is that of the electorate."""
     others = question.num_electors - 1
     size = largest_group(question.num_electors, question.num_peers - question.num_electors)
     choices = question.choices
-    return Serving(
+    return ProcessorTime(
         round_s=ROUND_CPU_S + MESSAGES_CPU_S * others,
         values_s=1e-9 * _per_value(choices, size) * question.num_parameters + JOURNAL_CPU_S * load.result_nbytes,
         bytes_s=BYTES_CPU_S * sent_nbytes(load, others, size),
@@ -81,7 +81,7 @@ def serving(question: Question, load: Load) -> Serving:
 
 
 def sent_nbytes(load: Load, others: int, size: int) -> float:
-    """Return the bytes that an elector with a group of `size` sends and, of wards' payloads, receives."""
+    """Return the bytes that an elector with a group of `size` sends and, of leaves' payloads, receives."""
     between = others * (load.payload_nbytes + load.result_nbytes) / (others + 1)
     return between + size * load.payload_nbytes + min(NUM_HANDED, size) * load.result_nbytes
 

@@ -10,7 +10,7 @@ from charters import charter
 from weft.events import Event, Notice
 from weft.ids import BranchId, Digest, PeerId, RunId, Tokens
 from weft.peer.chain import genesis, open_branch
-from weft.peer.round.validity import Claims
+from weft.peer.round.inbox import Claims
 from weft.sync.records.messages import Base, Contribution, GroupRecord, Manifest, Ready, Stake, counted, next_base
 from weft.sync.round.groups import record_of
 from weft.sync.round.shares import claim_of, lease

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.sync.merge.basis import SIDE, Dct, Flat, Tiles, build, cosines
+from weft.sync.merge.method import SIDE, Dct, Flat, Tiles, build_basis, cosines
 from weft.sync.method.choices import BasisName
 
 shapes = st.lists(
@@ -77,8 +77,8 @@ def test_a_wave_is_one_number_of_its_tile() -> None:
 @pytest.mark.parametrize("name", ["flat", "tiles", "dct"])
 def test_what_is_turned_is_only_read(name: BasisName) -> None:
     vector = numbers(2 * SIDE * SIDE)
-    before, basis = vector.clone(), build(name, [(SIDE, 2 * SIDE)])
+    before, basis = vector.clone(), build_basis(name, [(SIDE, 2 * SIDE)])
     basis.inverse(basis.forward(vector, {}, 1), {}, 1)
     basis.inverse(vector, {}, 1)
     assert torch.equal(vector, before)
-    assert isinstance(build("flat", ()), Flat)
+    assert isinstance(build_basis("flat", ()), Flat)

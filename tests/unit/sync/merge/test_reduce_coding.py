@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from weft.codec import CodecConfig, RandomKConfig, TopKConfig
 from weft.codec.build import build
-from weft.sync.merge.payload import group_codec_in
+from weft.sync.merge.reduce import group_codec_in
 from weft.sync.method.choices import Choices, SgdConfig
 
 NUM = 2 * 4096 + 100  # the last chunk is short, and keeps few

@@ -1,4 +1,5 @@
-"""What a manifest comes to: the charter after it, who is no member any more, and what it counts of branches that ended.
+"""What signed records come to: the charter after a manifest, who is no member any more, and what it counts of branches
+that ended.
 
     genesis ──► charter ──warrants of a manifest──► charter ──► ...        `enact`, the same on every member
 
@@ -13,6 +14,22 @@ A legacy is what a branch that was given up had counted, as one contribution of 
 so whoever makes a branch up, with whatever tokens, moves the parameters no further than one member's round does, nor
 the run's count of tokens. All of it can be checked from the base and the contributions alone. What is taken in is
 written into the charter, which comes with every state.
+
+Equivocation is two notes that one member signed for one place, and no honest member signs both. They are evidence:
+
+    Accept(2, x)         Accept(2, y)       two manifests accepted in one attempt; to propose is to accept, too
+    Accept(1, x)         Promise(2, none)   denies what it had accepted, whichever came first
+    Promise(3, (1, x))   Promise(5, none)   likewise
+    Goodbye(2, none)     Promise(3, ...)    goes on after its last word
+    Collect(1, 0, p)     Collect(1, 0, q)   two plans of one revision
+
+All of that an honest member has on its disk before it says so, and is bound by after a crash. What it says without
+writing it down proves nothing: who was killed and comes back trains other bytes (`Ready`), merges another plan
+(`Merged`, `Holding`, `Stuck`), and as the first leader plans once more. That is why a `Collect` of attempt 0 is no word
+that binds; to lead a later attempt, a member needs promises that it has not after a restart.
+
+A key that two machines use, or a folder put back from a copy, lets an honest peer equivocate: its disk has not kept
+what it was given. Signatures are checked elsewhere.
 """
 
 import dataclasses
@@ -23,21 +40,87 @@ from typing import Any, TypeVar, assert_never
 
 import msgspec
 
-from weft.codec import ExtensionCodecConfig
+from weft.codec.config import ExtensionCodecConfig
 from weft.errors import ConfigError, WireError
-from weft.ids import PeerId, Round, Tokens, short
+from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
 from weft.keys import verify
-from weft.sync.governance.equivocation import equivocation
-from weft.sync.records import acts
+from weft.sync.records import acts, messages
 from weft.sync.records.ancestry import Fork, History, Stretch, fork_point, with_fork, with_taken
 from weft.sync.records.charter import MAX_BANNED, MAX_TOKENS_PER_STEP, Body, Charter, Expelled, Settings, Struck
-from weft.sync.records.messages import Accept, Base, Brought, Certificate, Manifest, Ready, RoundNote
 from weft.sync.records.tuning import Tuned, is_allowed, tuned_charter
 from weft.wire import Signed, decode, digest_of, unseal
 
+
+@dataclass(frozen=True)
+class _Word:
+    """What a note says of its author's votes in the round."""
+
+    promised: Attempt  # at least; in a last word, at most
+    accepted: tuple[Attempt, Digest] | None = None  # an attempt, and what was accepted in it
+    nothing_before: int = -1  # from what it accepted last up to there it has accepted nothing
+    is_last: bool = False
+
+
+def binds(message: messages.AnyRoundMessage) -> bool:
+    """Return whether a message is one that may contradict another."""
+    return _word(message) is not None or (isinstance(message, messages.Collect) and message.attempt > 0)
+
+
+def equivocation(one: messages.RoundNote, other: messages.RoundNote) -> str | None:
+    """Return in which way two notes of one signer cannot both be honest, or None."""
+    if (one.branch, one.round) != (other.branch, other.round):
+        return None
+    if isinstance(one.message, messages.Collect) and isinstance(other.message, messages.Collect):
+        return _in_plans(one.message, other.message)
+    first, second = _word(one.message), _word(other.message)
+    if first is None or second is None:
+        return None
+    return _in_votes(first, second) or _in_votes(second, first)
+
+
+def _in_plans(one: messages.Collect, other: messages.Collect) -> str | None:
+    is_one_place = (one.attempt, one.revision) == (other.attempt, other.revision)
+    if not is_one_place or one.attempt == 0 or one == other:
+        return None
+    return f"it made two plans of one revision in attempt {one.attempt}"
+
+
+def _in_votes(one: _Word, other: _Word) -> str | None:
+    if one.is_last and other.promised > one.promised:
+        return "it went on after its last word"
+    if one.accepted is None:
+        return None
+    attempt, manifest = one.accepted
+    if other.accepted is not None and other.accepted[0] == attempt and other.accepted[1] != manifest:
+        return f"it accepted two manifests in attempt {attempt}"
+    last = -1 if other.accepted is None else other.accepted[0]
+    return f"it denied what it accepted in attempt {attempt}" if last < attempt < other.nothing_before else None
+
+
+def _word(message: messages.AnyRoundMessage) -> _Word | None:
+    match message:
+        case messages.Prepare(attempt=attempt):
+            return _Word(promised=attempt)
+        case messages.Promise(attempt=attempt, accepted=vote):
+            return _Word(promised=attempt, accepted=_named(vote), nothing_before=attempt)
+        case messages.Propose(attempt=attempt, manifest=manifest):
+            return _Word(promised=attempt, accepted=(attempt, digest_of(manifest)))
+        case messages.Accept(attempt=attempt, manifest=name):
+            return _Word(promised=attempt, accepted=(attempt, name))
+        case messages.Goodbye(promised=attempt, accepted=vote):
+            return _Word(promised=attempt, accepted=_named(vote), nothing_before=messages.MAX_COUNT + 1, is_last=True)
+        case _:
+            return None
+
+
+def _named(vote: messages.Vote | None) -> tuple[Attempt, Digest] | None:
+    return None if vote is None else (vote.attempt, digest_of(vote.manifest))
+
+
 replace = msgspec.structs.replace
 replaced = dataclasses.replace
-B = TypeVar("B", bound=Brought)
+B = TypeVar("B", bound=messages.Brought)
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -112,19 +195,19 @@ def _follow(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
 def accused(warrant: acts.Warrant) -> PeerId | None:
     """Return whose lie a warrant says it proves; None: it is of another kind."""
     first = warrant.letters[0]
-    return first.signer if first.kind == RoundNote.__name__ else None
+    return first.signer if first.kind == messages.RoundNote.__name__ else None
 
 
-def note_in(warrant: acts.Warrant) -> RoundNote | None:
+def note_in(warrant: acts.Warrant) -> messages.RoundNote | None:
     """Return the first of the notes that are said to prove a lie, as it reads; None: it is none."""
     try:
-        note: RoundNote = decode(warrant.letters[0].body, RoundNote)
+        note: messages.RoundNote = decode(warrant.letters[0].body, messages.RoundNote)
     except WireError:
         return None
     return note
 
 
-def read_contradiction(warrant: acts.Warrant) -> tuple[RoundNote, str]:
+def read_contradiction(warrant: acts.Warrant) -> tuple[messages.RoundNote, str]:
     """Return one of two notes that one member signed, and in which way they contradict each other.
 
     Raises:
@@ -136,7 +219,7 @@ def read_contradiction(warrant: acts.Warrant) -> tuple[RoundNote, str]:
     if sum(len(letter.body) for letter in letters) > acts.MAX_CONTRADICTION_NBYTES:
         raise Void(f"two notes of together more than {acts.MAX_CONTRADICTION_NBYTES} bytes are not carried about")
     try:
-        one, other = (unseal(letter, RoundNote, verify) for letter in letters)
+        one, other = (unseal(letter, messages.RoundNote, verify) for letter in letters)
     except WireError as error:
         raise Void(str(error)) from None
     if (what := equivocation(one, other)) is None:
@@ -281,17 +364,17 @@ def amended_settings(charter: Charter, amend: acts.Amend) -> Settings:
     return settings
 
 
-def history(head: Manifest, charter: Charter) -> History:
+def history(head: messages.Manifest, charter: Charter) -> History:
     """Return what the state after `head` is made of."""
     return History(head.branch, charter.forks, Round(head.round + 1), charter.taken_in)
 
 
-def history_before(base: Base) -> History:
+def history_before(base: messages.Base) -> History:
     """Return what the state is made of that the round of `base` starts from."""
     return History(base.branch, base.charter.forks, base.round, base.charter.taken_in)
 
 
-def countable(base: Base, offered: Iterable[B]) -> tuple[B, ...]:
+def countable(base: messages.Base, offered: Iterable[B]) -> tuple[B, ...]:
     """Return the contributions that a round can count, ascending by peer: legacies with their weight, and each once.
 
     Args:
@@ -332,7 +415,7 @@ def _cut(counted: Sequence[B], most: int) -> tuple[B, ...]:
     )
 
 
-def median_tokens(contributions: Iterable[Brought]) -> int:
+def median_tokens(contributions: Iterable[messages.Brought]) -> int:
     """Return the median weight of those that have any, the lower of two; 0 where nobody has.
 
     A group counts as one of its peers.
@@ -345,12 +428,15 @@ def median_tokens(contributions: Iterable[Brought]) -> int:
     return weights[(len(weights) - 1) // 2] if weights else 0
 
 
-def _tokens(contribution: Brought) -> int:
+def _tokens(contribution: messages.Brought) -> int:
     return 0 if contribution.legacy is None else contribution.legacy.tokens
 
 
 def enacted(
-    base: Base, acts: tuple[acts.Warrant, ...], contributions: Sequence[Brought], tuned: Tuned | None = None
+    base: messages.Base,
+    acts: tuple[acts.Warrant, ...],
+    contributions: Sequence[messages.Brought],
+    tuned: Tuned | None = None,
 ) -> Enacted:
     """Return what a round comes to: its acts, how it tunes the method, and the legacies that it takes in.
 
@@ -375,7 +461,7 @@ def enacted(
     return replaced(done, charter=charter)
 
 
-def forked(base: Base) -> Charter:
+def forked(base: messages.Base) -> Charter:
     """Return the charter of a branch that begins where `base` lost its majority."""
     fork = Fork(
         branch=base.branch,
@@ -387,14 +473,14 @@ def forked(base: Base) -> Charter:
     return replace(base.charter, forks=with_fork(base.charter.forks, fork))
 
 
-def charter_after(base: Base, manifest: Manifest) -> Charter:
+def charter_after(base: messages.Base, manifest: messages.Manifest) -> Charter:
     """Return what holds after a manifest that follows on `base`, or opens a branch there."""
     if manifest.branch != base.branch:
         return forked(base)
     return enacted(base, manifest.acts, manifest.contributions, manifest.tuned).charter
 
 
-def legacy_tokens(base: Base, ready: Ready) -> Tokens:
+def legacy_tokens(base: messages.Base, ready: messages.Ready) -> Tokens:
     """Return how many tokens of a branch that was given up `ready` shows."""
     legacy, proof = ready.legacy, ready.proof
     if legacy is None or proof is None or digest_of(proof.charter) != proof.certificate.manifest.charter:
@@ -404,20 +490,35 @@ def legacy_tokens(base: Base, ready: Ready) -> Tokens:
     if head.run != base.run or found is None or found.stretches != legacy.stretches:
         return Tokens(0)
     tokens = max(0, min(legacy.tokens, head.committed_tokens - found.fork.committed_tokens))
-    if _signers(proof.certificate).isdisjoint(found.fork.members):
+    if not signers(proof.certificate, found.fork.members):
         tokens = min(tokens, base.charter.settings.quota_tokens)
     return Tokens(tokens)
 
 
-def _signers(certificate: Certificate) -> set[PeerId]:
-    """Return who has signed that it accepts the manifest."""
-    manifest, signers = certificate.manifest, set[PeerId]()
-    wanted = Accept(attempt=certificate.attempt, manifest=digest_of(manifest))
-    for signed in certificate.votes:
+def signers(certificate: messages.Certificate, known: Iterable[PeerId]) -> set[PeerId]:
+    """Return who of `known` has accepted the certificate's manifest."""
+    manifest = certificate.manifest
+    name = digest_of(manifest)
+    return {
+        peer
+        for peer, accept in said(manifest, known, certificate.votes, messages.Accept)
+        if accept.attempt == certificate.attempt and accept.manifest == name
+    }
+
+
+def said(
+    of: messages.Manifest, known: Iterable[PeerId], letters: Iterable[Signed], kind: type[M]
+) -> list[tuple[PeerId, M]]:
+    """Return what `known` said of a round, one letter of each: to check a signature takes longer than to send one."""
+    found, awaited = list[tuple[PeerId, M]](), set(known)
+    for signed in letters:
+        if signed.signer not in awaited:
+            continue
+        awaited.remove(signed.signer)
         try:
-            note = unseal(signed, RoundNote, verify)
+            note = unseal(signed, messages.RoundNote, verify)
         except WireError:
             continue
-        if (note.branch, note.round, note.message) == (manifest.branch, manifest.round, wanted):
-            signers.add(signed.signer)
-    return signers
+        if (note.branch, note.round) == (of.branch, of.round) and isinstance(note.message, kind):
+            found.append((signed.signer, note.message))
+    return found

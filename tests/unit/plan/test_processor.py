@@ -4,19 +4,19 @@ import pytest
 from msgspec.structs import replace
 
 from unit.plan.asked import MODEL, machines, question, train
-from weft.codec import Bf16Config, Fp32Config, Int8Config
+from weft.codec.config import Bf16Config, Fp32Config, Int8Config
 from weft.model.config import num_parameters
 from weft.plan.forecast import load_of, pace_of
+from weft.plan.processor import MESSAGES_CPU_S, UPKEEP_CPU_S, ProcessorTime, processor_time
 from weft.plan.question import Question
-from weft.plan.serving import MESSAGES_CPU_S, UPKEEP_CPU_S, Serving, serving
 from weft.plan.timing import Line
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig
 
 FREE = Line()
 
 
-def served(asked: Question) -> Serving:
-    return serving(asked, load_of(asked))
+def served(asked: Question) -> ProcessorTime:
+    return processor_time(asked, load_of(asked))
 
 
 def test_each_other_elector_adds_its_messages_and_each_value_its_arithmetic() -> None:
@@ -45,7 +45,7 @@ def test_bytes_cost_by_their_number() -> None:
     assert bf16 == pytest.approx(2 * int8, rel=0.02)
 
 
-def test_a_sponsor_merges_all_of_what_each_of_its_wards_brings() -> None:
+def test_an_aggregator_merges_all_of_what_each_of_its_leaves_brings() -> None:
     alone, grouped = served(question(machines(count=4))), served(question(machines(count=40), electors=4))
     assert grouped.round_s == alone.round_s
     assert grouped.values_s > 3 * alone.values_s
@@ -69,4 +69,4 @@ def test_timers_and_heartbeats_delay_no_step_of_a_gpu_that_a_peer_has_for_itself
 
 
 def test_in_a_play_nothing_beside_inner_steps_takes_time() -> None:
-    assert pace_of(question(machines(is_serving_free=True))).round.serve_s == 0
+    assert pace_of(question(machines(is_processor_free=True))).round.serve_s == 0

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from weft.library.lending import Lending
+from weft.library.learner import Lending
 
 ENDS_S = 20.0  # only ends a test that would hang
 

@@ -1,6 +1,6 @@
-"""What a round takes of a processor beside its inner steps: the terms of `weft.plan.serving`.
+"""What a round takes of a processor beside its inner steps: the terms of `weft.plan.processor`.
 
-    python -m benchmarks.serving
+    python -m benchmarks.processor
 
 Each is measured where the others hardly count. Four processes (`benchmarks._shells`) train a small model: with a round
 after every step, and with rounds that take seconds. What all threads use but the one that makes inner steps is
@@ -26,7 +26,8 @@ from benchmarks._threads import Threads
 from benchmarks.plan import DEMO, HOUSE, RUN
 from benchmarks.report import load, load_line, table, write
 from weft import ids
-from weft.codec import (
+from weft.codec.build import build
+from weft.codec.config import (
     Bf16Config,
     CodecConfig,
     E3m0Config,
@@ -39,7 +40,6 @@ from weft.codec import (
     SignConfig,
     TopKConfig,
 )
-from weft.codec.build import build
 from weft.events import RoundCommitted
 from weft.log import read_jsonl
 from weft.store.journal import Journal
@@ -230,7 +230,7 @@ def main() -> None:
         table(("codec", "encode", "merge", "decode results", "journal, per byte"), codecs),
         table(("what", "CPU ns per value"), steps()),
     ]
-    write("serving", TITLE, "python -m benchmarks.serving", sections)
+    write("processor", TITLE, "python -m benchmarks.processor", sections)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 from unit.library.loops import ENDS_S
 from weft.events import Entry, Notice, RoundCommitted
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
-from weft.library.leaving import LEAST_S, RoundTimes, most_s
+from weft.library.thread import LEAST_S, RoundTimes, most_s
 
 
 def entry(work_s: float, duration_s: float) -> Entry:
@@ -67,7 +67,7 @@ for _ in range(7):
 
 FORKS = """
 import multiprocessing
-from weft.library.leaving import at_exit
+from weft.library.thread import at_exit
 
 at_exit(lambda: print("left", flush=True))
 child = multiprocessing.get_context("fork").Process(target=print, args=("forked",))

@@ -6,7 +6,7 @@ import torch
 
 from unit.stages.pieces import RUN
 from weft.peer.state.checkpoint import Snapshot, save
-from weft.stages.on_disk import StagesOnDisk
+from weft.stages.backup import StagesOnDisk
 from weft.store.home import PeerFolder
 from weft.sync.merge.method import OUTER
 

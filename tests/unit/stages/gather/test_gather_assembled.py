@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.rig.flat import join
 
 from unit.stages.pieces import RUN
 from weft.errors import DiskFull
-from weft.model.flat import cut, join
-from weft.stages.gather import assembled
-from weft.stages.gather.assembled import Assembled, common, in_words, stretches
+from weft.model.flat import cut
+from weft.stages.gather import gather
+from weft.stages.gather.gather import Assembled, common, in_words, stretches
 from weft.store.chunks import raw
 
 
@@ -52,7 +53,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
     class Usage:
         free = 8 * RUN.num_parameters - 1
 
-    monkeypatch.setattr(assembled.shutil, "disk_usage", lambda _path: Usage)
+    monkeypatch.setattr(gather.shutil, "disk_usage", lambda _path: Usage)
     with pytest.raises(DiskFull, match="room"):
         Assembled(RUN, tmp_path / "scratch")
     assert not (tmp_path / "scratch").exists()

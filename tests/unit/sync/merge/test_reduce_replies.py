@@ -2,10 +2,10 @@
 
 import torch
 
-from weft.codec import SignConfig
+from weft.codec.config import SignConfig
 from weft.ids import Round
-from weft.sync.merge.basis import Scope
-from weft.sync.merge.payload import Replies
+from weft.sync.merge.method import Scope
+from weft.sync.merge.reduce import Replies
 from weft.sync.method.choices import Choices, SgdConfig
 
 NUM = 64
