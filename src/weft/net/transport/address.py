@@ -4,7 +4,9 @@ tls://203.0.113.7:4433      tls://[2001:db8::1]:4433
 """
 
 import ipaddress
+import re
 import socket
+from contextlib import suppress
 from urllib.parse import parse_qsl, urlsplit
 
 import psutil
@@ -32,6 +34,26 @@ def split_address(scheme: str, address: str) -> tuple[str, int]:
     if parts.scheme != scheme or not parts.hostname or not port or parts.path or parts.query:
         raise ValueError(f"{address[:200]!r} does not read {scheme}://host:port")
     return parts.hostname, port
+
+
+def fault_of(place: str) -> str | None:
+    """Return why `place` is no `host:port` that others can be told, in words; None where it is one."""
+    host, colon, port = place.rpartition(":")
+    if "/" in place:
+        return "it is a URL"
+    if not colon or not port.isascii() or not port.isdecimal():
+        return "it has no port" if place.strip() else "it is empty"
+    if not 1 <= int(port) <= 65535:
+        return f"port {port} is none from 1 to 65535"
+    if host.startswith("[") and host.endswith("]"):
+        return None if isinstance(_ip(host[1:-1]), ipaddress.IPv6Address) else f"{host} is no IPv6 address"
+    if ":" in host:
+        return "an IPv6 address needs brackets, as in [2001:db8::1]:4433"
+    if not host.isascii():
+        return f"a name has ASCII letters alone in an address: {host.encode('idna', 'ignore').decode()}"
+    return (
+        None if re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", host) else f"{host!r} is no name of a host"
+    )
 
 
 def hosts_of(address: str) -> list[str]:
@@ -64,6 +86,12 @@ def is_private(host: str) -> bool:
 def is_loopback(host: str) -> bool:
     found = _ip(host)
     return found is not None and found.is_loopback
+
+
+def ip_version(host: str) -> int | None:
+    """Return 4 or 6; None where `host` is no IP address, or one with a zone."""
+    found = _ip(host)
+    return None if found is None or "%" in host else found.version
 
 
 def reachable_hosts(listening_on: str) -> list[str]:

@@ -30,11 +30,11 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import msgspec
 
 from weft.config import Config
-from weft.errors import DialError, NetError, PeerError, PortInUse
+from weft.errors import ConfigError, DialError, NetError, PeerError, PortInUse
 from weft.ids import PeerId, short
 from weft.keys import Identity
 from weft.net.messages import MAX_ADDRESSES
-from weft.net.transport.address import host_of, reachable_hosts
+from weft.net.transport.address import host_of, ip_version, reachable_hosts
 from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
 from weft.net.transport.gate import Gate, HandshakeS, Handshakes, MaxHalfOpen, MaxHalfOpenPerIp
 from weft.tasks import Tasks
@@ -68,6 +68,18 @@ class IrohConfig(Config, frozen=True, kw_only=True):
     handshake_timeout_s: HandshakeS = 10.0
     max_half_open: MaxHalfOpen = 64
     max_half_open_per_ip: MaxHalfOpenPerIp = 16
+
+    def __post_init__(self) -> None:
+        for number, host in enumerate(self.hosts):
+            version = ip_version(host)
+            if version is None:
+                raise ConfigError(
+                    f"iroh.hosts: {host[:200]!r} is no IP address. Allowed: IP addresses, without a port."
+                )
+            if version in map(ip_version, self.hosts[:number]):
+                raise ConfigError(
+                    f"iroh.hosts: {host}: there is another of IPv{version}. Allowed: one of each at most."
+                )
 
 
 class IrohStream:

@@ -21,11 +21,11 @@ from typing import Annotated
 import msgspec
 
 from weft.config import Config
-from weft.errors import DialError, NetError, PeerError
+from weft.errors import ConfigError, DialError, NetError, PeerError
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
 from weft.net.transport import tcp, tls_handshake
-from weft.net.transport.address import join_address, reachable_hosts, split_address
+from weft.net.transport.address import fault_of, join_address, reachable_hosts, split_address
 from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
 from weft.net.transport.gate import Gate, HandshakeS, Handshakes, MaxHalfOpen, MaxHalfOpenPerIp
 from weft.net.transport.tcp import Proxy
@@ -70,6 +70,12 @@ class TlsConfig(Config, frozen=True, kw_only=True):
     bulk_threads: Annotated[
         int, msgspec.Meta(ge=1, le=64, description="threads that encrypt and copy bulk bytes, for all streams together")
     ] = 4
+
+    def __post_init__(self) -> None:
+        for number, place in enumerate(self.advertise):
+            fault = fault_of(place) or ("it stands there twice" if place in self.advertise[:number] else None)
+            if fault is not None:
+                raise ConfigError(f'tls.advertise: {place[:200]!r}: {fault}. Allowed: "host:port", as others reach it.')
 
 
 class TlsTransport:

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.errors import ConfigError
 from weft.net.messages import MAX_ADDRESSES
-from weft.net.transport.address import join_address, reachable_hosts, split_address
+from weft.net.transport.address import fault_of, join_address, reachable_hosts, split_address
+from weft.net.transport.iroh import IrohConfig
+from weft.net.transport.tls import TlsConfig
 
 
 @given(st.ip_addresses().map(str), st.integers(min_value=1, max_value=65535))
@@ -75,3 +78,50 @@ def test_many_interfaces_are_cut_to_the_best(machine: Callable[..., None]) -> No
     hosts = reachable_hosts("::")
     assert len(hosts) == MAX_ADDRESSES
     assert (hosts[0], hosts[-1]) == ("8.8.8.8", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["host:1", "a.b-c.example:65535", "203.0.113.7:4433", "[2001:db8::1]:4433", "xn--mller-kva.test:45", "a_b:9"],
+)
+def test_what_others_can_be_told_has_no_fault(place: str) -> None:
+    assert fault_of(place) is None
+    assert TlsConfig(advertise=(place,)).advertise == (place,)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("", "is empty"),
+        (" ", "is empty"),
+        ("host", "has no port"),
+        ("host:", "has no port"),
+        ("host:x", "has no port"),
+        ("host:0", "port 0 is none"),
+        ("host:99999", "port 99999 is none"),
+        ("bad host:1", "no name of a host"),
+        ("-a:1", "no name of a host"),
+        (":1", "no name of a host"),
+        ("::1:45", "needs brackets"),
+        ("[::g]:45", "no IPv6 address"),
+        ("[127.0.0.1]:45", "no IPv6 address"),
+        ("ü.test:45", "xn--tda.test"),
+        ("tls://host:1", "is a URL"),
+    ],
+)
+def test_what_others_could_not_use_is_refused_before_they_are_told(place: str, words: str) -> None:
+    assert words in (fault_of(place) or "")
+    with pytest.raises(ConfigError, match=r"tls\.advertise: .*Allowed: .host:port"):
+        TlsConfig(advertise=("good:1", place))
+
+
+def test_an_address_that_stands_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="stands there twice"):
+        TlsConfig(advertise=("host:1", "host:1"))
+
+
+@pytest.mark.parametrize("hosts", [("localhost",), ("127.0.0.1:5",), ("",), ("fe80::1%e0",), ("0.0.0.0", "127.0.0.1")])
+def test_what_iroh_cannot_bind_is_refused(hosts: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"iroh\.hosts: "):
+        IrohConfig(hosts=hosts)
+    assert IrohConfig(hosts=("127.0.0.1", "::1")).hosts == ("127.0.0.1", "::1")
