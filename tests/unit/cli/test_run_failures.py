@@ -99,10 +99,10 @@ def test_first_weights_other_than_the_makers_are_25(
 def test_a_member_of_another_protocol_says_which_side_is_older(
     weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from weft.net.link import dialer as dial
+    from weft.net import messages
 
     with founder(tmp_path / "a") as member:
-        monkeypatch.setattr(dial, "PROTOCOL", dial.PROTOCOL + 1)
+        monkeypatch.setattr(messages, "PROTOCOL", messages.PROTOCOL + 1)
         refused(weft, 27, "pip install -U weft", "join", member.ticket, *JOIN)
 
 

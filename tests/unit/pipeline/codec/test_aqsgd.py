@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.codec import build as numbers
-from weft.codec.config import Int4Config, Int8Config
+from weft.codec.config import Bf16Config, Int4Config, Int8Config
 from weft.errors import PayloadError
 from weft.pipeline.codec.activations import AqSgdConfig
 from weft.pipeline.codec.aqsgd import Held
@@ -235,7 +235,7 @@ def wrong(luck: np.random.Generator, num: int) -> tuple[int, int, int]:
         for name, row in first.items():
             meant = message.meant[message.samples.names.index(name)]
             if meant:
-                numbers_meant = numbers.build(numbers.Bf16Config()).decode(meant, SHAPE.num)
+                numbers_meant = numbers.build(Bf16Config()).decode(meant, SHAPE.num)
                 num_wrong += not torch.equal(found[row].flatten(), numbers_meant)
     return num_decoded, num_built, num_wrong
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from weft.codec.build import build
+from weft.codec.config import CodecConfig, RandomKConfig, TopKConfig
 from weft.sync.merge.reduce import group_codec_in
 from weft.sync.method.choices import Choices, SgdConfig
 
