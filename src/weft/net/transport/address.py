@@ -50,10 +50,10 @@ def fault_of(place: str) -> str | None:
     if ":" in host:
         return "an IPv6 address needs brackets, as in [2001:db8::1]:4433"
     if not host.isascii():
-        return f"a name has ASCII letters alone in an address: {host.encode('idna', 'ignore').decode()}"
-    return (
-        None if re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", host) else f"{host!r} is no name of a host"
-    )
+        with suppress(UnicodeError):
+            return f"a name in an address has ASCII letters alone: {host.encode('idna').decode()}"
+    is_name = re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", host) is not None
+    return None if is_name else f"{host!r} is no name of a host"
 
 
 def hosts_of(address: str) -> list[str]:
