@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.clock import Clock, SystemClock
-from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch
+from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable
 from weft.events import ConnectionDropped, Emit, EventLog, Sink
 from weft.executor import Compute, Threads
 from weft.ids import PeerId, RunId, short
@@ -93,6 +93,12 @@ class Session:
         for contact in contacts:
             node.remember(contact.peer, contact.addresses, contact.name)
         met = [peer for peer in node.known_addresses() if peer != node.peer]
+        if not contacts and not met:
+            raise Unreachable(
+                f"this ticket leads to nobody but this peer itself ({short(node.peer)}): this home holds the key of "
+                f"the machine that made it. If that machine runs, start this one with a key of its own: --key other.pem. "
+                f"If it was this one, go on with `weft train` and its run file."
+            )
         try:
             first = await node.connect_any(list(dict.fromkeys([*(contact.peer for contact in contacts), *met])))
         except GenesisMismatch as error:

@@ -5,8 +5,8 @@
             tokenizer.json  tokenizer_config.json  generation_config.json
 
 Tensors are copied one at a time between file and flat vector, so neither way needs the model twice in memory. A folder
-is written beside its place and renamed into it: it is there whole or not at all. Only safetensors is read, never a
-pickle. What the names mean is the business of `families`.
+is written beside its place and renamed into it: it is there whole or not at all. One that is there and empty is filled,
+config.json last. Only safetensors is read, never a pickle. What the names mean is the business of `families`.
 """
 
 import errno
@@ -191,6 +191,7 @@ def write_folder(
         )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path}: exists; weft overwrites no export. Remove it or choose another place.")
+    path = path.resolve()
     partial: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,9 +201,11 @@ def write_folder(
         _write_json(partial / _CONFIG, config_to_hf(config, dtype=dtype, stop_id=stop_id))
         _write_tokenizer(partial, config, tokenizer_json, stop_id)
         _write_weights(partial, hf_tensors(config), vector.detach(), dtype, on_written)
-        if path.exists():
-            path.rmdir()
-        partial.rename(path)
+        if path.exists():  # empty, and perhaps a link, or where somebody stands: it is filled, not replaced
+            for file in sorted(partial.iterdir(), key=lambda file: file.name == _CONFIG):
+                file.rename(path / file.name)
+        else:
+            partial.rename(path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(

@@ -44,6 +44,7 @@ class Backward:
         self._model = model
         self._device = device
         self._emit = emit
+        self.is_compiled = is_compiled
         self._loss: _Loss = self._compiled(model.module.loss) if is_compiled else model.module.loss
 
     def fill(self, batch: Batch) -> tuple[float, float]:
@@ -148,7 +149,7 @@ class Backward:
                     raise
                 reason = first_line(error)
             self._emit(FellBack(wanted="torch.compile", used="uncompiled", reason=reason))
-            self._loss = plain
+            self.is_compiled, self._loss = False, plain
             return plain(tokens, targets)
 
         return loss

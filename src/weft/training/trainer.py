@@ -176,7 +176,7 @@ class Trainer(Stepper):
         self._warm_shape = train.batch_size, train.seq_len
         self._emit(
             WarmedUp(
-                is_compiled=self._peer.is_compiled,
+                is_compiled=self._backward.is_compiled,
                 micro_batch=self._backward.micro_batch,
                 duration_s=self._clock.now() - began,
             )

@@ -8,7 +8,7 @@ import pytest
 
 from unit.cli.small import Kept, Weft
 from weft.ids import PeerId, RunId
-from weft.keys import Identity
+from weft.keys import Identity, open_identity
 from weft.net.messages import Contact
 from weft.net.ticket import issue
 
@@ -62,6 +62,26 @@ def test_nobody_reachable_is_22(weft: Weft) -> None:
     said = refused(weft, 22, "TLS over TCP to 127.0.0.1:1, nothing listens there", "join", a_ticket(), "--yes", *LOCAL)
     assert "Tried member (" in said
     assert "Ask a member for a fresh ticket, which `weft ticket` prints there" in said
+
+
+def test_a_ticket_of_this_very_key_says_so(weft: Weft, tmp_path: Path) -> None:
+    (tmp_path / "home" / "keys").mkdir(parents=True)
+    copied = open_identity(tmp_path / "copied.pem", create=True)
+    own = Contact(peer=copied.peer, name="maker", addresses=("tls://127.0.0.1:1",))
+    ticket = issue(copied, RunId("ab" * 32), [own], b"s" * 16)
+    copied.close()
+    said = refused(
+        weft,
+        22,
+        "leads to nobody but this peer itself",
+        "join",
+        ticket,
+        "--yes",
+        "--key",
+        tmp_path / "copied.pem",
+        *LOCAL,
+    )
+    assert "--key other.pem" in said
 
 
 def test_joining_without_a_person_to_ask_is_2(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:

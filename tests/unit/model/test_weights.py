@@ -254,6 +254,20 @@ def test_an_export_fills_an_empty_folder(small: Make, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     write_folder(tmp_path / "empty", small(), initial_vector(small(), 2))
     assert read_config(tmp_path / "empty") == small()
+    assert [file.name for file in tmp_path.iterdir()] == ["empty"]
+
+
+def test_an_export_fills_the_folder_where_somebody_stands_and_one_behind_a_link(
+    small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    monkeypatch.chdir(tmp_path / "here")
+    for path in (Path(), tmp_path / "link"):
+        write_folder(path, small(), initial_vector(small(), 2))
+    assert read_config(tmp_path / "here") == read_config(tmp_path / "there") == small()
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_a_vector_of_another_config_is_not_exported(small: Make, tmp_path: Path) -> None:

@@ -630,6 +630,8 @@ def test_a_loss_that_cannot_be_compiled_is_computed_as_it_is(stage: Stage, monke
     expected.train(positions(8), 0, 1)
     monkeypatch.setattr(torch, "compile", compiler)
     trainer, emitted = stage(is_compiled=True)
+    trainer.warm_up()
+    assert [event.is_compiled for event in emitted if isinstance(event, WarmedUp)] == [False]
     trainer.train(positions(8), 0, 1)
     assert torch.equal(trainer.local(), expected.local())
     assert [event for event in emitted if isinstance(event, FellBack)] == [
