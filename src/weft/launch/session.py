@@ -96,8 +96,8 @@ class Session:
         if not contacts and not met:
             raise Unreachable(
                 f"this ticket leads to nobody but this peer itself ({short(node.peer)}): this home holds the key of "
-                f"the machine that made it. If that machine runs, start this one with a key of its own: --key other.pem. "
-                f"If it was this one, go on with `weft train` and its run file."
+                "the machine that made it. If that machine runs, start this one with a key of its own: --key other.pem. "
+                "If it was this one, go on with `weft train` and its run file."
             )
         try:
             first = await node.connect_any(list(dict.fromkeys([*(contact.peer for contact in contacts), *met])))
