@@ -96,7 +96,7 @@ class Session:
         if not contacts and not met:
             raise Unreachable(
                 f"this ticket leads to nobody but this peer itself ({short(node.peer)}): this home holds the key of "
-                "the machine that made it. If that machine runs, start this one with a key of its own: --key other.pem. "
+                "the machine that made it. If that machine runs, start this one with another key: --key other.pem. "
                 "If it was this one, go on with `weft train` and its run file."
             )
         try:
