@@ -60,7 +60,8 @@ class Identity:
 
     def close(self) -> None:
         if self._lock is not None:
-            self._lock.release()
+            with suppress(OSError):  # the end of the process lets go of it
+                self._lock.release()
 
     def __enter__(self) -> "Identity":
         return self
