@@ -4,6 +4,7 @@ A log file of events: one JSON line each, rotated, and whole again after a crash
 """
 
 import math
+import os
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -104,7 +105,8 @@ class JsonlSink:
     """Appends one JSON line per event; at `max_nbytes` the file is renamed to `.1` and begun anew.
 
     Each line is written at once, so what was said before a crash can be read after it. A last line that a crash
-    cut short is removed when the file is opened again. A number that is not finite is written as null.
+    cut short is removed when the file is opened again, and one that a full disk cut short at once. A number that is not
+    finite is written as null.
     """
 
     def __init__(self, path: Path, *, max_nbytes: int = 64 << 20, num_kept: int = 3) -> None:
@@ -117,9 +119,13 @@ class JsonlSink:
 
     def write(self, entry: Entry) -> None:
         line = msgspec.json.encode(entry) + b"\n"
-        if self._file.tell() + len(line) > self._max_nbytes:
+        if self._file.closed:  # it could not be begun anew before
+            self._file = self._path.open("ab", buffering=0)
+        if self._file.seek(0, os.SEEK_END) + len(line) > self._max_nbytes:
             self._rotate()
+        before = self._file.seek(0, os.SEEK_END)
         if self._file.write(line) != len(line):
+            self._file.truncate(before)
             raise OSError(f"no room for another line in {self._path}")
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import torch
 
-from weft.errors import DiskFull
+from weft.errors import CheckpointError, DiskFull
 from weft.events import CheckpointFailed, CheckpointSaved, Notice
 from weft.ids import BranchId, Round, Tokens
 from weft.peer.chain import Chain
@@ -45,7 +45,8 @@ class Autosave:
         is_time = self._context.clock.now() - self._saved_at >= every_s
         is_elsewhere = head is not None and head.branch != self._branch
         if is_time or is_elsewhere or await self._context.compute.serve(self._is_journal_full):
-            with suppress(DiskFull):  # an event: the one before stays, and there may be room when the next is due
+            # An event: the one before stays, and there may be room, or the folder writable, when the next is due.
+            with suppress(DiskFull, CheckpointError):
                 await self.save()
 
     async def save(self) -> None:
@@ -58,7 +59,7 @@ class Autosave:
         path = self._context.folder.checkpoint
         try:
             saved = await self._context.compute.serve(self._save)
-        except DiskFull as error:
+        except (DiskFull, CheckpointError) as error:
             self._context.emit(CheckpointFailed(path=str(path), reason=str(error)))
             raise
         else:
