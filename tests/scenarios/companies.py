@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from weft.clock import VirtualClock
 from weft.events import Evaluated, Event, RoundCommitted
-from weft.executor import Inline
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.launch.guard import DayCount
@@ -25,6 +24,7 @@ from weft.stages.launch import gather_at_end, kit_of
 from weft.stages.peer import StagesPeer
 from weft.stages.step.member import Membership
 from weft.store.home import Home
+from weft.tasks import Inline
 
 SECRET = bytes(16)
 

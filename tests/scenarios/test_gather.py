@@ -19,7 +19,6 @@ from weft.codec.config import Fp32Config
 from weft.data.corpus import CorpusConfig, TextSource
 from weft.errors import PeerError, TooLarge
 from weft.events import CheckpointSaved, Event, Notice, RoundCommitted, StageEmpty, StageHeld
-from weft.executor import Inline
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
@@ -37,7 +36,7 @@ from weft.stages.reader import StageReader
 from weft.store.home import Home
 from weft.sync.method.presets import DdpConfig
 from weft.sync.method.schedule import ConstantConfig
-from weft.tasks import Tasks
+from weft.tasks import Inline, Tasks
 from weft.wire import digest_of
 
 T = TypeVar("T")

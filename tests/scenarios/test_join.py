@@ -13,7 +13,6 @@ import pytest
 from scenarios.swarm import LEASE_TOKENS, Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import BranchOpened, Notice, RoundCommitted, StateJoined, Working
-from weft.executor import Inline
 from weft.ids import PeerId
 from weft.net.multi_source import SILENT_S, Blob
 from weft.peer.join import state_transfer
@@ -21,6 +20,7 @@ from weft.run.config import ShapedModel
 from weft.store.index import CHUNK_NBYTES
 from weft.sync.method.presets import DiLoCoConfig
 from weft.sync.records.messages import Accept, Collect, Holding, Merged, Propose, Ready
+from weft.tasks import Inline
 
 T = TypeVar("T")
 

@@ -32,7 +32,6 @@ from weft.data.store import DataIndex
 from weft.data.tokenizer import MAX_BLOB_NBYTES as MAX_TOKENIZER_NBYTES
 from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, Refused
 from weft.events import DataReady, Emit, Notice, PeerStopped
-from weft.executor import Compute
 from weft.ids import BranchId, Digest, PeerId, Round
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
@@ -45,7 +44,7 @@ from weft.run.outline import Outline, data_ready
 from weft.store.home import Home
 from weft.store.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.messages import Certificate, Manifest
-from weft.tasks import Tasks
+from weft.tasks import Compute, Tasks
 from weft.wire import Buffer, digest_of
 
 LOOK_S = 1.0

@@ -110,6 +110,12 @@ def refuse_what_is_else(path: Path, head: bytes, *, is_page_text: bool = False) 
         raise DataError(f"{path} is {kind}.")
 
 
+def has_ending(name: str, endings: tuple[str, ...]) -> bool:
+    """Return whether a file's name ends so, in letters of any case, before .gz and the like; empty takes all."""
+    path = Path(name)
+    return (path.stem if is_packed(path) else name).lower().endswith(endings or ("",))
+
+
 def is_packed(path: Path) -> bool:
     """Return whether the name says that the file is compressed."""
     return path.suffix.lower() in _PACKED_ENDINGS
@@ -164,8 +170,7 @@ def _below(root: Path, endings: tuple[str, ...], is_left_out: Callable[[str], bo
         folders[:] = [name for name in folders if not is_left_out(name)]
         for name in names:
             path = Path(folder, name)
-            bare = path.with_suffix("").name if is_packed(path) else name
-            if is_left_out(name) or not bare.lower().endswith(endings or ("",)):
+            if is_left_out(name) or not has_ending(name, endings):
                 continue
             if path.is_file():
                 found.append(Found(path.relative_to(root).as_posix(), path))

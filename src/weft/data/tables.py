@@ -8,7 +8,7 @@ from weft.data.documents import Document
 from weft.data.files import find, refuse_what_is_else, unreadable
 from weft.errors import DataError
 
-_TABLES = (".parquet", ".arrow", ".feather", ".ipc")
+TABLES = (".parquet", ".arrow", ".feather", ".ipc")
 _ROWS_AT_ONCE = 256  # rows that are in memory together
 _STREAM_MAGIC = b"\xff\xff\xff\xff"  # of Arrow's format without an index, which the library `datasets` writes
 _HEAD_NBYTES = 512
@@ -23,7 +23,7 @@ def table_documents(paths: Sequence[str], base: Path, column: str) -> Iterator[D
     # Imported here: 0.2 s that only this source needs.
     import pyarrow as pa
 
-    for file in find(paths, base, _TABLES):
+    for file in find(paths, base, TABLES):
         number = 0
         try:
             for array in _arrays(file.path, column):

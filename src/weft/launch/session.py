@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from weft.clock import Clock, SystemClock
 from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable
 from weft.events import ConnectionDropped, Emit, EventLog, Sink
-from weft.executor import Compute, Threads
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
 from weft.launch.control import Control
@@ -40,7 +39,7 @@ from weft.run.machine import PeerConfig
 from weft.run.outline import Outline, admission_of, public
 from weft.store.home import Home, PeerFolder
 from weft.store.tickets import drop_ticket, keep_addresses, keep_secret, keep_ticket, read_addresses
-from weft.tasks import Tasks
+from weft.tasks import Compute, Tasks, Threads
 
 if TYPE_CHECKING:
     from weft.run.config import Genesis  # which loads torch

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any
 
 from weft.config import from_tree
-from weft.data.corpus import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, source_of
 from weft.errors import ConfigError
 from weft.events import Entry
 from weft.launch.corpus import Corpus
@@ -69,7 +69,7 @@ def train(
     handed = _Handed()
     options = (machine or Machine()).options()
     options = replace(options, sinks=(*options.sinks, handed))
-    own = (CorpusConfig(source=TextSource(paths=tuple(map(str, data)))), Path.cwd()) if data else None
+    own = (CorpusConfig(source=source_of([str(path) for path in data], Path.cwd())), Path.cwd()) if data else None
     work = Corpus(described=None if config is None else _described(config), own_data=own)
     thread = PeerThread[Participant](options, ticket, wait_for, on_ticket, handed.end)
     thread.begin(work)

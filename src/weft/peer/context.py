@@ -13,7 +13,6 @@ from weft.data.corpus import Split
 from weft.data.store import DataIndex, ShardStore
 from weft.data.tokenizer import Tokenizer
 from weft.events import Emit
-from weft.executor import Compute
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.keys import Identity
 from weft.net.membership.gossip import ClaimReader
@@ -25,6 +24,7 @@ from weft.store.home import PeerFolder
 from weft.store.journal import Journal
 from weft.store.pool import Pool
 from weft.sync.records.acts import Succeed
+from weft.tasks import Compute
 from weft.training.learner import Learner
 
 

@@ -23,7 +23,6 @@ import torch
 from weft.clock import Clock
 from weft.errors import PeerError, WireError
 from weft.events import Emit
-from weft.executor import Compute
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
 from weft.net.node import Node
@@ -34,6 +33,7 @@ from weft.run.staged import StagedConfig, channel_of
 from weft.stages.messages import BeatAnswer, BeatRequest, PinAt, PinnedAnswer
 from weft.sync.merge.method import OUTER, Method
 from weft.sync.records.messages import Manifest
+from weft.tasks import Compute
 from weft.wire import digest_of
 
 

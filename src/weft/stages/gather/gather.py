@@ -33,7 +33,6 @@ import torch
 from weft.clock import Clock
 from weft.errors import CheckpointError, DiskFull, NetError, PeerError, Refused
 from weft.events import CheckpointSaved, Emit, Notice
-from weft.executor import Compute
 from weft.ids import Digest, PeerId, Round
 from weft.model.flat import layout
 from weft.peer.state.checkpoint import Snapshot, load_model, read_contents, save
@@ -46,6 +45,7 @@ from weft.store.pool import Pool
 from weft.sync.merge.method import OUTER
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
+from weft.tasks import Compute
 from weft.wire import Buffer, digest_of
 
 AGREE_S = 60.0  # for all stages to come to one round

@@ -21,7 +21,6 @@ from weft.clock import Clock, SystemClock
 from weft.data.tokenizer import MAX_BLOB_NBYTES
 from weft.errors import CheckpointError, ConfigError
 from weft.events import Emit
-from weft.executor import Inline
 from weft.ids import Digest, PeerId, RunId, short
 from weft.launch.fetch import fetch_files, fetch_run
 from weft.launch.session import Options, Session, open_for, session
@@ -35,7 +34,7 @@ from weft.stages.messages import StageNews
 from weft.stages.reader import StageReader
 from weft.stages.table import StageTable
 from weft.store.home import Home, PeerFolder
-from weft.tasks import Tasks
+from weft.tasks import Inline, Tasks
 
 NEWS_S = 2.0
 MEET_S = 15.0  # until members of all stages are linked: each tells what it holds every two seconds
