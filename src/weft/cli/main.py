@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _require_folder() -> None:
-    """Refuse to run in a folder that somebody has removed: relative paths lead nowhere there, and torch cannot be loaded.
+    """Refuse to run in a folder that is removed: relative paths lead nowhere there, and torch cannot be loaded.
 
     Raises:
         ConfigError: with what to do.
