@@ -79,6 +79,10 @@ class Corpus:
 
     def seal(self, options: Options, emit: Emit) -> tuple[Genesis, Data | None]:
         assert self.described is not None
+        if self.own_data is not None:
+            raise ConfigError(
+                "data=[...] is for joining a private run. Who makes a run names its files in the run file."
+            )
         run_file, base = self.described
         settings = options.settings
         limit_cores(settings.caps.cores)
@@ -90,6 +94,7 @@ class Corpus:
         settings, charter = s.options.settings, invitation.charter
         limit_cores(settings.caps.cores)
         run = on_corpus(invitation.run)
+        self._require_fitting_data(run)
         now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
         pace = await invitation.heartbeats.pace()
@@ -137,10 +142,8 @@ class Corpus:
         return Data(tokenizer, home.shards, run.data)
 
     async def _own(self, s: Session, run: RunConfig, tokenizer: Tokenizer) -> DataIndex:
-        if self.own_data is None:
-            raise ConfigError(
-                "this run is private: every peer trains on its own files. Name yours with --data, in Python data=[...]."
-            )
+        self._require_fitting_data(run)
+        assert self.own_data is not None
         corpus, base = self.own_data
         loop = asyncio.get_running_loop()
 
@@ -148,3 +151,18 @@ class Corpus:
             loop.call_soon_threadsafe(s.emit, event)
 
         return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, s.options.home, emit)
+
+    def _require_fitting_data(self, run: RunConfig) -> None:
+        """
+        Raises:
+            ConfigError: files of one's own are named where none are trained on, or the other way round.
+        """
+        if run.is_private and self.own_data is None:
+            raise ConfigError(
+                "this run is private: every peer trains on its own files. Name yours with --data, in Python data=[...]."
+            )
+        if self.own_data is not None and not run.is_private:
+            raise ConfigError(
+                "this run is not private: everybody trains on the run's own text, which comes from members, and no files "
+                "of yours are read. Leave out --data, in Python data=[...]."
+            )
