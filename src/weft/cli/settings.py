@@ -4,7 +4,7 @@ Arguments beat files, files beat defaults. An error names the option, or the fil
 train, join and anchor share are spelled out once, here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,7 @@ import typer
 
 from weft import reading
 from weft.cli.options import nbytes, rate_bps
+from weft.cli.terminal import tell
 from weft.config import from_tree, load_tree, replace_field
 from weft.errors import ConfigError
 
@@ -143,19 +144,21 @@ _ALLOWED = {
 }
 
 
-def machine_settings(file: Path | None, options: dict[str, Any]) -> "PeerConfig":
-    """Return this machine's settings.
+def machine_settings(file: Path | None, options: dict[str, Any], *, trains: bool = True) -> "PeerConfig":
+    """Return this machine's settings. What stands in the file and has no effect here is named in one line.
 
     Args:
         file: TOML, or None.
         options: dotted field to value; None leaves the field as it is.
+        trains: whether the process trains.
 
     Raises:
-        ConfigError: names the option or the file's field.
+        ConfigError: names the option or the file's field; an option has no effect.
     """
-    from weft.run.machine import PeerConfig
+    from weft.run.machine import PeerConfig, without_effect
 
     tree = {} if file is None else load_tree(file)
+    in_file = set(_dotted(tree))
     if file is not None:
         from_tree(tree, PeerConfig, where=str(file))
     for dotted, value in options.items():
@@ -163,7 +166,24 @@ def machine_settings(file: Path | None, options: dict[str, Any]) -> "PeerConfig"
             check_option(dotted, value)
             replace_field(tree, dotted, value)
     settings: PeerConfig = from_tree(tree, PeerConfig, where="command line")
+    for field, reason in without_effect(settings, trains=trains).items():
+        for dotted in (each for each, value in options.items() if value is not None and _is_in(each, field)):
+            raise ConfigError(f"{_ALLOWED[dotted][0]} has no effect: {reason}. Leave it out.")
+        if idle := sorted(each for each in in_file if _is_in(each, field)):
+            tell(f"{file}: without effect here, since {reason}: {', '.join(idle)}")
     return settings
+
+
+def _dotted(tree: dict[str, Any], section: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{section}{name}.")
+        else:
+            yield section + name
+
+
+def _is_in(dotted: str, field: str) -> bool:
+    return dotted == field or dotted.startswith(f"{field}.")
 
 
 def check_option(dotted: str, value: Any) -> None:

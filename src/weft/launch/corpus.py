@@ -163,6 +163,6 @@ class Corpus:
             )
         if self.own_data is not None and not run.is_private:
             raise ConfigError(
-                "this run is not private: everybody trains on the run's own text, which comes from members, and no files "
-                "of yours are read. Leave out --data, in Python data=[...]."
+                "this run is not private: everybody trains on the run's own text, fetched from members, and none of "
+                "your files are read. Leave out --data, in Python data=[...]."
             )

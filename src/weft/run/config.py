@@ -138,6 +138,8 @@ class RunFile(Config, frozen=True, kw_only=True):
             choices.check_staged(method)
             if self.stewards or self.is_private:
                 raise ConfigError("stages: such a run has no stewards and no private data. Leave them out.")
+        elif self.pipeline != PipelineConfig():
+            raise ConfigError("pipeline: it has no effect in a run without stages. Leave it out, or set stages to 2.")
 
 
 @dataclass(frozen=True)

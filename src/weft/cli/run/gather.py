@@ -44,7 +44,7 @@ def gather(
     text = ticket_text(run)
     if text.lstrip().startswith("weft"):
         name = read(text).run  # a bad ticket is refused before anything heavy is loaded
-        chosen = settings.machine_settings(here.machine, here.fields())
+        chosen = settings.machine_settings(here.machine, here.fields(), trains=False)
         from weft.stages.gather.visit import visit
 
         options = Options(home=home, key=here.key, settings=chosen, sinks=(told,), aside=told.take)
