@@ -278,6 +278,13 @@ class RoundDriver:
         """Say the final word of this round's member."""
         self._member.feed(machine.Leave())
 
+    def take_leave_again(self) -> None:
+        """Say the final word once more, where it was this round's: who missed or forgot it waits without end."""
+        last = self._votes.last
+        if self.quorum.has_left and last is not None:
+            goodbye = messages.Goodbye(promised=last.promised, accepted=last.accepted)
+            self._member.say(self.chain.base.electorate, goodbye)
+
     def follow(self, certificate: messages.Certificate) -> bool:
         """Take over a decision that was made elsewhere; return whether it follows on the head and can be made here."""
         self.inbox.evidence.read(certificate)
