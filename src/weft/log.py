@@ -5,6 +5,7 @@ A log file of events: one JSON line each, rotated, and whole again after a crash
 
 import math
 import os
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -71,7 +72,7 @@ def read_lines(lines: Iterable[bytes], where: str) -> Iterator[Entry]:
         if not line.endswith(b"\n"):
             break
         try:
-            stored = msgspec.json.decode(line, type=_StoredEntry)
+            stored = msgspec.json.decode(line.removeprefix(BOM_UTF8), type=_StoredEntry)  # an editor may put it there
             kind = kinds.get(msgspec.convert(stored.event["type"], str))
             if stored.v != VERSION or kind is None:
                 continue

@@ -304,6 +304,14 @@ def test_a_log_opened_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert texts(path) == ["c"]
 
 
+def test_a_byte_order_mark_that_an_editor_left_is_skipped(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "events.jsonl")
+    sink.write(entry("hello"))
+    sink.close()
+    (tmp_path / "events.jsonl").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "events.jsonl").read_bytes())
+    assert [found.event for found in read_jsonl(tmp_path / "events.jsonl")] == [Notice(text="hello")]
+
+
 def test_a_loss_that_is_not_finite_is_read_back_as_nan(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "events.jsonl")
     log = EventLog(VirtualClock(), PEER, [sink])
