@@ -14,13 +14,15 @@ from unit.peer.crew import Crew
 from weft.config import load
 from weft.data.packing import JsonConfig
 from weft.data.tokenizer import ByteTokenizer
+from weft.ids import PeerId
 from weft.model.config import ModelConfig
 from weft.model.initial import initial_vector
 from weft.model.weights import write_folder
 from weft.run.config import FolderModel, RunFile
 from weft.run.genesis import Sealed, seal
-from weft.run.outline import public
+from weft.run.outline import public, read_outline
 from weft.store.home import Home
+from weft.wire import encode
 
 SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",
@@ -85,9 +87,10 @@ def test_what_stays_behind_is_said(weft: Weft, source: Path, tmp_path: Path) -> 
 @pytest.mark.usefixtures("source")
 def test_a_run_names_what_came_and_anybody_in_it_may_have_it(tmp_path: Path) -> None:
     made = sealed(tmp_path)
-    name, home = made.config.came_with, Home(tmp_path / "maker")
+    run, name, home = made.config.run, made.config.came_with, Home(tmp_path / "maker")
     assert isinstance(name, str)
-    assert public(made.config, made.config.run, home)(made.config.run, name) == made.came_with  # type: ignore[arg-type]
+    for described in (made.config, read_outline(encode(made.config), run)):  # an anchor's is an outline
+        assert public(described, run, home)(PeerId("ab" * 32), name) == made.came_with
     assert sealed(tmp_path, "again").config.run == made.config.run
 
 
