@@ -130,7 +130,7 @@ class House:
             day=DayCount(folder.moved, settings.caps, self.clock),
         )
         try:
-            data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)
+            data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index, self.sealed.came_with)
             machine.company = company = StagesPeer(kit_of(s, run, data))
             if machine.gathers:
                 company.ending.plan(machine.gather)

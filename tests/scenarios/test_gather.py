@@ -208,6 +208,7 @@ async def visit(house: House, machines: list[Machine], into: Path) -> Gathered:
         }
         means = Means(
             tokenizer=house.sealed.tokenizer.to_bytes(),
+            came_with=house.sealed.came_with,
             scratch=into.parent / "scratch",
             compute=compute,
             clock=house.clock,

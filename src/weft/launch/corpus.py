@@ -15,7 +15,7 @@ from weft.data.tokenizer import Tokenizer
 from weft.errors import ConfigError
 from weft.events import Emit, Event
 from weft.ids import PeerId
-from weft.launch.fetch import fetch_files, fetch_initial
+from weft.launch.fetch import fetch_files, fetch_initial, read_came_with
 from weft.launch.peer import Invitation, Participant, Prepared, context_of, whole
 from weft.launch.session import Options, Session
 from weft.launch.terms import Terms, terms
@@ -88,7 +88,7 @@ class Corpus:
         limit_cores(settings.caps.cores)
         sealed = seal(run_file, base, options.home, emit, max_parameters=settings.max_parameters)
         self.trainers.check_fits(held_of(sealed.config), settings)
-        return sealed.config, Data(sealed.tokenizer, sealed.store, sealed.index)
+        return sealed.config, Data(sealed.tokenizer, sealed.store, sealed.index, sealed.came_with)
 
     async def agree(self, s: Session, invitation: Invitation) -> bool:
         settings, charter = s.options.settings, invitation.charter
@@ -137,9 +137,10 @@ class Corpus:
     async def _fetched(self, s: Session, run: RunConfig, members: Sequence[PeerId]) -> Data:
         home = s.options.home
         tokenizer = await fetch_files(s.node, members, run, home, s.clock, s.emit)
+        came_with = read_came_with(run, home)
         if run.is_private:
-            return Data(tokenizer, home.private, await self._own(s, run, tokenizer))
-        return Data(tokenizer, home.shards, run.data)
+            return Data(tokenizer, home.private, await self._own(s, run, tokenizer), came_with)
+        return Data(tokenizer, home.shards, run.data, came_with)
 
     async def _own(self, s: Session, run: RunConfig, tokenizer: Tokenizer) -> DataIndex:
         self._require_fitting_data(run)

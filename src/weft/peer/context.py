@@ -60,6 +60,7 @@ class Data:
     tokenizer: Tokenizer
     store: ShardStore  # where it lies: the run's, or this machine's own in a private run
     index: DataIndex
+    came_with: bytes = b""  # the blob of what came with the model; empty: nothing did
 
     def batches(self, run: RunConfig, split: Split) -> Batches:
         """Return the windows of `run` as it began.

@@ -189,6 +189,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
     data: DataIndex
     is_private: bool
     train: TrainConfig
+    came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of what an export hands on; unset: nothing came
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -371,7 +371,7 @@ class World:
         )
         await node.start()
         try:
-            data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)
+            data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index, self.sealed.came_with)
             if isinstance(run, StagedConfig):
                 staged = self._staged(life, run, s, data)
                 life.take_part(staged)

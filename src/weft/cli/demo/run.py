@@ -38,7 +38,6 @@ from weft.dashboard.view import About, View
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError, DeadlineExceeded
 from weft.ids import RunId, short
-from weft.model.weights import write_folder
 from weft.run.config import RunFile
 from weft.run.genesis import resolve
 from weft.store.home import Home
@@ -283,6 +282,5 @@ def read_report(path: Path) -> Report:
 def export(trained: Trained, target: Path) -> Path:
     """Write the model as a Hugging Face folder, in place of one that an earlier demo wrote."""
     if not target.exists():
-        tokenizer = trained.tokenizer
-        write_folder(target, trained.config, trained.vector, tokenizer.to_json(), stop_id=tokenizer.end_of_text)
+        trained.export(target)
     return target

@@ -165,6 +165,7 @@ class Autosave:
         snapshot = Snapshot(
             config=self._run,
             tokenizer=b"" if data is None else data.tokenizer.to_bytes(),
+            came_with=b"" if data is None else data.came_with,
             head=self._replica.head,
             charter=self._replica.charter,
             replicated=self._replica.vectors(),

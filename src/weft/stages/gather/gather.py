@@ -79,6 +79,7 @@ class Means:
     """What a gatherer works with."""
 
     tokenizer: bytes  # its blob
+    came_with: bytes  # the blob of what came with the model; empty: nothing did
     scratch: Path  # a folder for what is put together
     compute: Compute
     clock: Clock
@@ -211,6 +212,7 @@ class Gather:
         snapshot = Snapshot(
             config=self._run,
             tokenizer=self._means.tokenizer,
+            came_with=self._means.came_with,
             head=first.head,
             charter=first.charter,
             replicated={OUTER: whole.vector},
