@@ -129,8 +129,8 @@ def kept_nbytes(shape: Shape, micro: MicroBatch, *, is_half: bool = False) -> in
 
     Of each token what `training.layer_nbytes` says of each layer; tokens, or the activations that came in; those that
     go out, or the final norm's input and output, log-probabilities, and what to predict. Of each position of a sample
-    the sines and cosines, once. After its gradient has gone back a micro-batch keeps the inputs and the outputs' gradients
-    of matrices in their place, which are fewer: without SwiGLU's parts, and as many numbers of logits.
+    the sines and cosines, once. After its gradient has gone back a micro-batch keeps the inputs and the outputs'
+    gradients of matrices in their place, which are fewer: without SwiGLU's parts, and as many numbers of logits.
     """
     decoder = shape.decoder
     came = 8 if shape.is_first else 4 * decoder.width
