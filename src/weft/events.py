@@ -261,7 +261,7 @@ class RoundCommitted(Event, frozen=True, kw_only=True):
 
 
 class RoundProven(Event, frozen=True, kw_only=True):
-    """An observer has checked that a majority signed what was decided (`peer.proving`)."""
+    """An observer has checked that a majority signed what was decided (`observe.light_client`)."""
 
     branch: BranchId
     round: Round
@@ -307,7 +307,7 @@ class Sponsored(Event, frozen=True, kw_only=True):
 
 
 class CountedThrough(Event, frozen=True, kw_only=True):
-    """A round counted this peer's contribution with its sponsor's. Comes before the round's `RoundCommitted`."""
+    """A round counted this peer's contribution with its aggregator's. Comes before the round's `RoundCommitted`."""
 
     round: Round
     tokens: Tokens

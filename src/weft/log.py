@@ -1,6 +1,6 @@
-"""Reads the log files of events: whole, or while they grow. What writes them is `events.JsonlSink`.
+"""Log files of events: one JSON line each, rotated, and whole again after a crash.
 
-A log file of events: one JSON line each, rotated, and whole again after a crash.
+They are written by `JsonlSink`, and read whole or while they grow.
 """
 
 import math

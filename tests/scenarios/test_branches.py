@@ -122,7 +122,7 @@ def check_once(swarm: Swarm, recorder: Recorder, left: BranchId, into: BranchId,
 
 
 def halves(members: Sequence[Member], num: int) -> tuple[list[Member], list[Member]]:
-    """Return the members in two parts, the first with the keeper."""
+    """Return the members in two parts, the first with the tie-breaker."""
     keeper = members[0].peer.rounds.chain.base.keeper  # type: ignore[union-attr]
     ordered = sorted(members, key=lambda member: (member.id != keeper, member.name))
     return ordered[:num], ordered[num:]

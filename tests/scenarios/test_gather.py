@@ -339,7 +339,7 @@ def test_who_alone_holds_a_stage_hands_it_over_before_it_goes(play: Callable[...
     assert {outcome.reason for each in left for outcome in each.outcomes.values()} == {"complete"}
 
 
-def test_a_keeper_fetches_one_section_in_an_interval(play: Callable[..., object]) -> None:
+def test_a_backup_fetches_one_section_in_an_interval(play: Callable[..., object]) -> None:
     async def script(house: House) -> list[Machine]:
         machines = [house.start("a", wait_for=3), house.start("b"), house.start("c")]
         await asyncio.sleep(12.5)

@@ -344,7 +344,9 @@ def test_a_newcomer_may_come_in_every_phase_of_a_round(make_swarm: MakeSwarm, ph
     swarm.check()
 
 
-def test_who_comes_while_the_keeper_of_two_is_dead_goes_over_to_the_branch_of_the_other(make_swarm: MakeSwarm) -> None:
+def test_who_comes_while_the_tie_breaker_of_two_is_dead_goes_over_to_the_branch_of_the_other(
+    make_swarm: MakeSwarm,
+) -> None:
     """The newcomer never hears the dead one: it does not stand by it, and the other does not wait for the newcomer."""
     swarm = make_swarm(method=DiLoCoConfig(every=2), num_rounds=30)
     over_at: list[float] = []

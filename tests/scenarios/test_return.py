@@ -286,7 +286,7 @@ def test_who_joined_a_strict_run_and_comes_back_to_nobody_waits(make_swarm: Make
     async def scenario() -> None:
         a, b = await swarm.start("ab")
         await swarm.round(a, 3)
-        while a.peer.head is None or a.peer.head.leader != a.id:  # of two, the keeper alone is the majority
+        while a.peer.head is None or a.peer.head.leader != a.id:  # of two, the tie-breaker alone is the majority
             await swarm.when(a, RoundCommitted)
         await swarm.round(b, a.peer.head.round)
         await a.peer._autosave.save()

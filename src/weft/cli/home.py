@@ -6,8 +6,8 @@
     "last"                                  the newest checkpoint of this home
     four or more digits of a run's name     the newest checkpoint of that run in this home
 
-Of a run with stages each peer keeps sections, which are no model: they are chosen by none of these, and an error says
-how a model is made of them (`weft gather`). It reads no checkpoint.
+In a run with stages each peer keeps sections, which are no model: none of these chooses them, and an error says how
+a model is made of them (`weft gather`). It reads no checkpoint.
 """
 
 import re

@@ -2,7 +2,7 @@
 
     heads     what each member holds
     pin       some of them, the furthest first, keep one state for a while; what most of them offer is believed
-    pin_at    the same, of a beat that is still to come
+    pin_at    the same, after a round of the first stage that is still to come
     beat      how many rounds of the first stage are in a state: stages count their own rounds, and may skip some
     pull      the vectors of it that are wanted, from all who offer that state at once
 
@@ -73,7 +73,7 @@ class StageReader:
         return await self._offered(order, digest_of(heads[order[0]]))
 
     async def pin_at(self, members: Sequence[PeerId], beat: int, deadline_s: float) -> Offered | None:
-        """Have some members keep the state after a beat that is still to come; None: it went by, or did not come."""
+        """Have some keep the state after a coming round of the first stage; None: it went by, or did not come."""
         asked = sorted(members)[:MAX_DONORS]
         answers = await asyncio.gather(*(self._pinned(peer, beat, deadline_s) for peer in asked))
         found = [(peer, manifest) for peer, manifest in zip(asked, answers, strict=True) if manifest is not None]

@@ -116,7 +116,7 @@ def test_what_each_brought_is_as_the_round_says_and_where_it_does_not_by_its_own
     assert shares(said(A, offered), said(A, through), said(B, through)) == [50, 0]
 
 
-def test_who_is_counted_through_a_sponsor_is_counted() -> None:
+def test_who_is_counted_through_an_aggregator_is_counted() -> None:
     through = CountedThrough(round=Round(1), tokens=Tokens(5))
     assert rows("turns", said(C, through), said(C, commit(1, 100, A)))[0][-1] is True
     assert rows("turns", said(C, commit(1, 100, A)))[0][-1] is False

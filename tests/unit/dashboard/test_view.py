@@ -202,13 +202,13 @@ def test_bytes_are_held_against_a_ring_for_the_same_steps() -> None:
 
 
 def test_a_ring_would_go_through_those_without_a_vote_too() -> None:
-    # 100 tokens of two peers and three wards with 10 tokens per step: two steps each.
+    # 100 tokens of two peers and three leaves with 10 tokens per step: two steps each.
     view = fold(started(), commit(1, 100, num_through=3))
     ring = cost.ring_ddp_traffic(NUM, 5, 2)
     assert view.ring_nbytes == ring.sent_nbytes + ring.received_nbytes
 
 
-def test_who_is_counted_with_its_sponsor_is_not_left_out() -> None:
+def test_who_is_counted_with_its_aggregator_is_not_left_out() -> None:
     view = fold(started(C, "carl"), entry(CountedThrough(round=Round(1), tokens=Tokens(5)), C), commit(1, 100, C))
     assert view.lines[C].state == "training"
     assert fold(commit(2, 200, C), view=view).lines[C].state == "left out"

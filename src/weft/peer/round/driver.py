@@ -6,7 +6,7 @@
     decided = await rounds.decided.get()    # each commit, in order, whoever contributed
 
 Decisions are the machine's; this file carries them out in the order given. What must survive a crash is on disk before
-anything that depends on it is sent. What is merged and fetched is `parts`' part.
+anything that depends on it is sent. What is fetched and merged is the part of `payloads` and `merge`.
 
 Failure:
 - a contributor that cannot deliver, or delivers what is no payload: the owner says so and the leader plans without it.

@@ -1,4 +1,4 @@
-"""Out of stages comes a model again: their sections, fetched one after the other, as one checkpoint of the whole run.
+"""One model out of all stages: their sections, fetched one after the other, as one checkpoint of the whole run.
 
     gathered = await Gather(run, means, readers, here, members).gather(into)
 

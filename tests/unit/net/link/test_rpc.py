@@ -199,7 +199,7 @@ def test_notes_keep_their_order_and_a_failing_one_ends_nothing(world):
         b.on_note(Item, take)
         for number in range(20):
             await a.note(b.peer, Item(number=number))
-        await a.note(b.peer, Ask(text="nobody heeds this"))
+        await a.note(b.peer, Ask(text="nobody takes this"))
         assert a.post(b.peer, Item(number=20))
         await asyncio.sleep(1)
         assert got == list(range(21))

@@ -1,4 +1,4 @@
-"""Teams of a few nodes on a memory network and a virtual clock, that do a layer of `layer.case`."""
+"""Teams of a few nodes on a memory network and a virtual clock, that do a layer of `unit.pipeline.split.layer`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
