@@ -1,4 +1,4 @@
-"""`make gpu` on a machine without a card: a test of itself, and of what becomes of a part that fails or takes too long."""
+"""`make gpu` without a card is a test of itself; a part that fails or takes too long costs the report no other."""
 
 import subprocess
 import sys
