@@ -25,6 +25,14 @@ def played(tmp_path: Path, program: str, most_s: float = 30.0) -> gpu.Found:
     return gpu.run_part("step", [sys.executable, "-c", program], WIDTH, most_s, tmp_path)
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether a process is gone, or nobody has asked yet how it ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_every_part_has_its_seconds_and_all_fit_into_nine_minutes() -> None:
     assert gpu.PARTS.keys() == PARTS.keys()
     # A part may be cut off at its last second, so the sum of all is what bounds the report.
@@ -36,7 +44,7 @@ def test_a_part_that_takes_too_long_is_cut_off_with_all_it_started_and_keeps_its
     found = played(tmp_path, SLOW, most_s=5.0)
     assert found.rows[0] == (("a", 1), "ok")
     assert found.wrong == ["step: cut off: its 5 s are spent"]
-    assert not psutil.pid_exists(int(tmp_path.joinpath("step.rows.pid").read_text()))
+    assert has_ended(int(tmp_path.joinpath("step.rows.pid").read_text()))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +74,7 @@ def test_the_report_on_a_cpu_has_every_part(tmp_path: Path) -> None:
     report = tmp_path / "gpu.md"
     quick = [name for name in PARTS if name != "compiled"]  # a compiler takes a minute of two cores
     command = [sys.executable, "-m", "benchmarks.gpu", *quick, "--small", "--out", str(report)]
-    done = subprocess.run(command, cwd=HOUSE, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=HOUSE, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     text = report.read_text("utf-8")
     for name in quick:
