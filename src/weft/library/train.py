@@ -22,7 +22,7 @@ from weft.events import Entry
 from weft.launch.corpus import Corpus
 from weft.launch.peer import Participant
 from weft.library.given import Machine, config_of, require_kind, require_members, require_one_process, show_ticket
-from weft.library.thread import LEAVES_S, PeerThread
+from weft.library.thread import PeerThread
 from weft.peer.peer import Outcome
 from weft.run.config import RunFile
 
@@ -79,7 +79,7 @@ def train(
                 callback(entry)
     except BaseException as error:
         thread.leave(type(error).__name__)
-        thread.join(LEAVES_S)
+        thread.see_off()
         raise
     thread.join()
     thread.raise_failure()
