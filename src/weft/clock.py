@@ -46,7 +46,7 @@ class SystemClock:
 
 
 class Wish:
-    """That a process should end, as its signals tell it. `timeout` and terminals send a signal twice within a moment."""
+    """That a process should end, as signals tell it. `timeout` and terminals send one twice within a moment."""
 
     ONE_S = 2.0  # what comes so soon after the first is the first
 
