@@ -24,10 +24,11 @@ def export(
     dtype: Annotated[Dtype, typer.Option(help="Of the tensors.")] = Dtype.float32,
 ) -> None:
     """Write config.json, safetensors and tokenizer.json."""
-    from weft.cli.model.trained import open_trained
+    from weft.cli.model.trained import open_trained, say_which
     from weft.model.weights import write_folder
 
     trained = open_trained(checkpoint, home_of(context))
+    say_which(trained, checkpoint)
     tokenizer = trained.tokenizer
     nbytes = trained.vector.numel() * (4 if dtype is Dtype.float32 else 2)
     with Meter("writing", "B", WorkLine(), SystemClock(), nbytes) as meter:
