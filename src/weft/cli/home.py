@@ -6,8 +6,8 @@
     "last"                                  the newest checkpoint of this home
     four or more digits of a run's name     the newest checkpoint of that run in this home
 
-The newest is the one that was trained last on this machine. A run that was only joined again, or has just begun, is none
-of the newest, whenever it was saved.
+The newest is the one that was trained last on this machine. A run that was only joined again, or has just begun, comes
+after those, whenever it was saved.
 
 Of a run with stages each peer keeps sections, which are no model: they are chosen by none of these, and an error says
 how a model is made of them (`weft gather`). Of checkpoints it reads only when they were trained.

@@ -26,9 +26,10 @@ from torch import Tensor
 from weft.errors import CheckpointError, TicketMismatch, Unreachable
 from weft.events import Emit, Event, Notice, Working
 from weft.ids import PeerId, RunId, short
+from weft.keys import Identity
 from weft.launch.fetch import fetch_run
 from weft.launch.guard import Guarded
-from weft.launch.session import Options, Session, open_for, session
+from weft.launch.session import Options, Session, present, session
 from weft.launch.terms import HeartbeatWatch
 from weft.net.admission import new_secret
 from weft.net.membership.gossip import ClaimReader
@@ -126,13 +127,14 @@ async def found(work: Workload[P], options: Options, *, wait_for: int = 1, on_st
 
     genesis, data = await asyncio.to_thread(work.seal, options, emit)
     run = genesis.run
-    async with session(options, run, open_for(options, run, is_maker=True)) as s:
-        for event in pending:
-            s.emit(event)
-        require_unended(s.folder, run)
-        s.admit(genesis, read_secret(s.folder) or new_secret())
-        await s.start()
-        return await _live(s, await work.prepare(s, genesis, (), data), wait_for, on_started)
+    with present(options, run, is_maker=True) as identity:
+        async with session(options, run, identity) as s:
+            for event in pending:
+                s.emit(event)
+            require_unended(s.folder, run)
+            s.admit(genesis, read_secret(s.folder) or new_secret())
+            await s.start()
+            return await _live(s, await work.prepare(s, genesis, (), data), wait_for, on_started)
 
 
 async def join(work: Workload[P], ticket_text: str, options: Options, *, on_started: OnStarted[P]) -> Outcome | None:
@@ -148,8 +150,15 @@ async def join(work: Workload[P], ticket_text: str, options: Options, *, on_star
         WeftError: as `Peer.join`, and what this machine cannot do.
     """
     ticket = read(ticket_text)
+    with present(options, ticket.run, is_maker=False) as identity:
+        return await _joined(work, ticket, options, identity, on_started)
+
+
+async def _joined(
+    work: Workload[P], ticket: Ticket, options: Options, identity: Identity, on_started: OnStarted[P]
+) -> Outcome | None:
     run = ticket.run
-    async with session(options, run, open_for(options, run, is_maker=False), ticket.admission()) as s:
+    async with session(options, run, identity, ticket.admission()) as s:
         require_unended(s.folder, run)
         await s.start()
         async with HeartbeatWatch(s.node, s.clock) as heartbeats:
