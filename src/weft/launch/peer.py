@@ -44,7 +44,7 @@ from weft.run.config import Genesis
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
 from weft.store.tickets import read_secret
-from weft.sync.records.acts import Succeed
+from weft.sync.records.acts import Amend, Succeed
 from weft.sync.records.charter import Charter
 from weft.training.learner import Learner
 
@@ -199,7 +199,7 @@ async def _members(s: Session, ticket: Ticket) -> list[PeerId]:
 # --- a peer of a whole model ---
 
 
-async def whole(s: Session, run: Genesis, context: Context) -> Prepared[Peer]:
+async def whole(s: Session, run: Genesis, context: Context, amends: Amend | None = None) -> Prepared[Peer]:
     """Return a peer that goes on from what this machine has kept of the run."""
     snapshot = await _snapshot(s, run, context.memory)
     peer = Peer(run, context)
@@ -207,7 +207,7 @@ async def whole(s: Session, run: Genesis, context: Context) -> Prepared[Peer]:
     async def live(wait_for: int | None) -> Outcome:
         if wait_for is None:
             return await peer.join(snapshot=snapshot)
-        return await peer.found(wait_for=wait_for, snapshot=snapshot)
+        return await peer.found(wait_for=wait_for, snapshot=snapshot, amends=amends)
 
     return Prepared(peer, live, peer.knows_anchor)
 

@@ -255,8 +255,8 @@ def _require_none_here(home: Home, run: RunId) -> None:
         if lock is None:
             raise KeyLocked(
                 f"run {short(run)} is being trained from {home.root} already, by peer "
-                f"{short(PeerId(path.parent.name))}. A second peer takes the memory once more and shares the device. Where you want one, name a key of its "
-                "own: --key second.pem (made if missing)."
+                f"{short(PeerId(path.parent.name))}. A second peer takes the memory once more and shares the device. "
+                "Where you want one, name a key of its own: --key second.pem (made if missing)."
             )
         lock.release()
 
