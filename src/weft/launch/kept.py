@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.data.store import DataIndex
 from weft.errors import CheckpointError, ConfigError, WeftError
 from weft.ids import Digest, PeerId, RunId, short
 from weft.launch.session import who_keep
@@ -62,7 +63,8 @@ def meant(wanted: RunConfig, home: Home, max_parameters: int, wish: Wish) -> tup
     """
     if who_keep(wanted.run, home):
         return wanted, None, _told_amended(wanted, home)
-    found = max(kept_of(wanted.name, home, max_parameters), key=lambda kept: kept.round, default=None)
+    candidates = (kept for kept in kept_of(wanted.name, home, max_parameters) if not begins_elsewhere(kept.run, wanted))
+    found = max(candidates, key=lambda kept: kept.round, default=None)
     if found is None or wish == "new":
         return wanted, None, ""
     fields = differences(found.now, wanted)
@@ -72,6 +74,11 @@ def meant(wanted: RunConfig, home: Home, max_parameters: int, wish: Wish) -> tup
     if wish == "go on" and amend is not None:
         return found.run, amend, f"going on with run {short(found.run.run)}, amended: {'; '.join(fields)}"
     raise ConfigError(_question(found, fields, amend, wish))
+
+
+def begins_elsewhere(run: RunConfig, wanted: RunConfig) -> bool:
+    """Return whether the file of `wanted` names other weights to begin with, or another run that it goes on with."""
+    return (not wanted.is_seeded and wanted.initial != run.initial) or wanted.predecessor not in (None, run.predecessor)
 
 
 def kept_of(name: str, home: Home, max_parameters: int) -> Iterator[Kept]:
@@ -112,19 +119,21 @@ def differences(before: Genesis, after: Genesis) -> list[str]:
     if names != ["initial"]:  # weights follow from the rest
         names = [name for name in names if name != "initial"]
     found = [f"{name} {_shown(old.get(name))} -> {_shown(new.get(name))}" for name in names]
-    if before.data != after.data:
-        found.append(f"data {_text_of(before)} -> {_text_of(after)}")
-    return found
+    if before.data is None or after.data is None or before.data == after.data:
+        return found
+    if before.data.tokenizer != after.data.tokenizer:
+        return [*found, f"tokenizer {short(before.data.tokenizer)} -> {short(after.data.tokenizer)}"]
+    old_text, new_text = _text_of(before.data), _text_of(after.data)
+    return [*found, f"data {old_text} -> {new_text if new_text != old_text else 'as much of another'}"]
 
 
 def _fields(run: Genesis) -> dict[str, Any]:
     tree: dict[str, Any] = msgspec.to_builtins(run)
-    del tree["data"]
-    return tree
+    return {name: value for name, value in tree.items() if name != "data"}
 
 
-def _text_of(run: Genesis) -> str:
-    return "none" if run.data is None else f"{run.data.train_text_nbytes + run.data.heldout_text_nbytes:,} B of text"
+def _text_of(data: DataIndex) -> str:
+    return f"{data.train_text_nbytes + data.heldout_text_nbytes:,} B of text"
 
 
 def _leaves(tree: dict[str, Any], place: str) -> Iterator[tuple[str, Any]]:
@@ -179,7 +188,7 @@ def _question(found: Kept, fields: list[str], amend: Amend | None, wish: Wish) -
         text += (
             f"To go on from what it has learnt, in another run: `weft export {short(run)} FOLDER`; then write "
             f'model = {{type = "folder", path = "FOLDER"}}, tokenizer = {{type = "json", path = "FOLDER"}} and '
-            f'predecessor = "{run}" into the run file, and add --new. That keeps the parameters, not the optimizer\'s '
+            f'predecessor = "{run}" into the run file. That keeps the parameters, not the optimizer\'s '
             "memory, and counts rounds and tokens from 0. "
         )
     return (

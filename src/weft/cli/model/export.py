@@ -28,7 +28,6 @@ def export(
     from weft.model.weights import write_folder
 
     trained = open_trained(checkpoint, home_of(context))
-    say_which(trained, checkpoint)
     tokenizer = trained.tokenizer
     nbytes = trained.vector.numel() * (4 if dtype is Dtype.float32 else 2)
     with Meter("writing", "B", WorkLine(), SystemClock(), nbytes) as meter:
@@ -41,5 +40,6 @@ def export(
             dtype=dtype.value,
             on_written=meter.add,
         )
+    say_which(trained, checkpoint)
     typer.echo(str(folder))
     typer.echo(f'load it with: transformers.AutoModelForCausalLM.from_pretrained("{folder}")', err=True)

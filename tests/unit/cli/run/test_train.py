@@ -8,7 +8,7 @@ from weft.cli.home import find_checkpoint
 from weft.errors import ConfigError
 from weft.events import RoundCommitted
 from weft.log import read_jsonl
-from weft.peer.state.checkpoint import read_contents
+from weft.peer.state.checkpoint import load, read_contents
 
 TWO_ROUNDS = ("--set", "method={type='fedavg', every=5}")
 
@@ -88,3 +88,18 @@ def test_more_text_is_another_run_and_is_told_how(weft: Weft, run_path: Path, ho
         assert "weft export" in said
     assert weft(*train, "--new").code == 0
     assert len(list((home / "runs").iterdir())) == 2
+
+
+def test_what_a_run_has_learnt_begins_another_on_more_text(weft: Weft, run_path: Path, home: Path) -> None:
+    train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet")
+    assert weft(*train).code == 0
+    run = find_checkpoint("last", home).parents[1].name
+    assert weft("export", "last", run_path.parent / "ours").code == 0
+    text = run_path.parent / "text.txt"
+    text.write_text(text.read_text() + "one more line\n")
+    start = ("model={type='folder', path='ours'}", "tokenizer={type='json', path='ours'}", f"predecessor='{run}'")
+    answer = weft(*train, *(word for change in start for word in ("--set", change)))
+    assert answer.code == 0, answer.err
+    other = find_checkpoint("last", home)
+    assert other.parents[1].name != run
+    assert load(other).config.predecessor == run
