@@ -125,6 +125,23 @@ def open_identity(path: Path, *, create: bool = False) -> Identity:
         raise
 
 
+def take_lock(path: Path, wait_s: float = 0.0) -> FileLock | None:
+    """Return the lock at `path`, taken; None: another process has it, also after `wait_s`.
+
+    Raises:
+        KeyFileError: its folder cannot be used.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = FileLock(path, mode=0o600)
+        lock.acquire(timeout=wait_s)
+    except Timeout:
+        return None
+    except OSError as error:
+        raise KeyFileError(f"cannot use {path.parent}: {error}. Choose another home with --home.") from error
+    return lock
+
+
 def open_free_identity(keys_dir: Path) -> Identity:
     """Lock the first identity in `keys_dir` that no process uses, making one when all are taken.
 

@@ -41,9 +41,10 @@ class Here:
     name: Annotated[
         str, typer.Option(help="How others see this peer. Default: the machine's name and a part of its key.")
     ] = ""
-    key: Annotated[Path | None, typer.Option(help="Key file (made if missing). Default: a free one of the home.")] = (
-        None
-    )
+    key: Annotated[
+        Path | None,
+        typer.Option(help="Key file (made if missing): so a home has a second peer in a run. Default: a free one."),
+    ] = None
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: all of this machine.")] = None
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.", min=0, max=65535)] = (
         None

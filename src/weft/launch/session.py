@@ -19,7 +19,7 @@ from weft.clock import Clock, SystemClock
 from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable
 from weft.events import ConnectionDropped, Emit, EventLog, Sink
 from weft.ids import PeerId, RunId, short
-from weft.keys import Identity, open_free_identity, open_identity, read_peer
+from weft.keys import Identity, open_free_identity, open_identity, read_peer, take_lock
 from weft.launch.control import Control
 from weft.launch.guard import DayCount, Guard, Guarded, valve
 from weft.log import JsonlSink
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from weft.run.config import Genesis  # which loads torch
 
 NOBODY = ByKeys(allowed=())
+OPENS_S = 10.0  # that a process takes at most to open its identity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,12 +225,47 @@ def make_transports(identity: Identity, settings: PeerConfig, on_drop: OnDrop = 
     ]
 
 
+@contextmanager
+def present(options: Options, run: RunId, *, is_maker: bool) -> Iterator[Identity]:
+    """Yield the identity that takes part in `run` from this home, and let others of this home know that one does.
+
+    Raises:
+        KeyLocked: a peer of this home takes part already, and no key was given: nobody wishes for a second one
+            unasked, which takes memory and device once more. Or as `open_for`.
+    """
+    with ExitStack() as stack:
+        opening = take_lock(options.home.keys / "opening.lock", OPENS_S)  # who begins at one moment sees the other
+        try:
+            if options.key is None:
+                _require_none_here(options.home, run)
+            identity = stack.enter_context(open_for(options, run, is_maker=is_maker))
+            lock = take_lock(options.home.folder(run, identity.peer).lock)
+        finally:
+            if opening is not None:
+                opening.release()
+        if lock is not None:  # else another process has a copy of the key
+            stack.callback(lock.release)
+        yield identity
+
+
+def _require_none_here(home: Home, run: RunId) -> None:
+    for path in sorted((home.root / "runs" / run).glob("*/lock")):
+        lock = take_lock(path)
+        if lock is None:
+            raise KeyLocked(
+                f"run {short(run)} is being trained from {home.root} already, by peer "
+                f"{short(PeerId(path.parent.name))}. A second peer takes the memory once more and shares the device. "
+                "Where you want one, name a key of its own: --key second.pem (made if missing)."
+            )
+        lock.release()
+
+
 def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:
     """Return the identity asked for; else one of this home that keeps a checkpoint of `run`; else any that is free.
 
     Raises:
-        KeyLocked: the maker's home has checkpoints of the run, and all of them are in use: to begin the same run again
-            beside it, under another identity, is nobody's wish.
+        KeyLocked: the maker's home has checkpoints of the run, and all their identities are in use: to begin the same
+            run again, under another identity, is nobody's wish.
     """
     if options.key is not None:
         return open_identity(options.key, create=True)
@@ -239,8 +275,8 @@ def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:
             return open_identity(path)
     if kept and is_maker:
         raise KeyLocked(
-            f"this run is being trained from {options.home.root} already (run {short(run)}). Take part in it with "
-            f"another identity: weft join $(weft ticket {short(run)}). Or name one with --key to begin anew beside it."
+            f"{kept[0]}, which has trained run {short(run)} already, is in use by another process. Once that has ended "
+            "the run goes on where it stands. With another identity (--key) it would begin anew."
         )
     return open_free_identity(options.home.keys)
 

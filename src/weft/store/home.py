@@ -12,6 +12,7 @@
               measured.json     how long rounds took
               awaiting.bin      acts and ballots that no manifest holds yet
               lies.bin          what proves that members lie, until they are struck out
+              lock              held by the process in which the peer takes part
               secret, ticket    what the run's tickets hold, and a fresh one; for their owner's eyes only
               addresses         where other peers were last reached
               anchored/         what an anchor keeps in the place of a checkpoint
@@ -150,6 +151,7 @@ class PeerFolder:
     measured = _Inside("measured.json")
     awaiting = _Inside("awaiting.bin")
     lies = _Inside("lies.bin")
+    lock = _Inside("lock")
     secret = _Inside("secret")
     ticket = _Inside("ticket")
     addresses = _Inside("addresses")

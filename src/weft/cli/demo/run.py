@@ -31,7 +31,7 @@ from weft.cli.run.summary import INDENT, beside, measured, try_next
 from weft.cli.screen.draw import ring
 from weft.cli.screen.screen import Screen, make_screen
 from weft.cli.terminal import tell, terminal_width, wrapped
-from weft.clock import SystemClock
+from weft.clock import SystemClock, Wish
 from weft.config import dump, from_tree, load_tree
 from weft.dashboard import figures
 from weft.dashboard.view import About, View
@@ -163,6 +163,7 @@ class _Follower:
         self._swarm = swarm
         self._screen = screen
         self._clock = SystemClock()
+        self._wish = Wish(self._clock)
 
     def watch_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -197,10 +198,12 @@ class _Follower:
         return bool(news)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self.is_stopped:
+        if self._wish.is_again():
             self._screen.close()
             self._swarm.kill()
             os._exit(_INTERRUPTED)
+        if self.is_stopped:
+            return
         self.is_stopped = True
         tell("stopping: the peers say goodbye and save")
         self._swarm.stop()

@@ -24,11 +24,12 @@ def export(
     dtype: Annotated[Dtype, typer.Option(help="Of the tensors.")] = Dtype.float32,
 ) -> None:
     """Write config.json, safetensors, tokenizer.json and what else came with the model, such as its chat template."""
-    from weft.cli.model.trained import open_trained
+    from weft.cli.model.trained import open_trained, say_which
 
     trained = open_trained(checkpoint, home_of(context))
     nbytes = trained.vector.numel() * (4 if dtype is Dtype.float32 else 2)
     with Meter("writing", "B", WorkLine(), SystemClock(), nbytes) as meter:
         trained.export(folder, dtype.value, meter.add)
+    say_which(trained, checkpoint)
     typer.echo(str(folder))
     typer.echo(f'load it with: transformers.AutoModelForCausalLM.from_pretrained("{folder}")', err=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 from torch import Tensor
 
-from weft.cli.home import CHECKPOINT_FILE, find_checkpoint
+from weft.cli.home import CHECKPOINT_FILE, find_checkpoint, trained_at
 from weft.cli.settings import check_option
 from weft.clock import SystemClock
 from weft.config import from_tree
@@ -122,8 +122,9 @@ def say_which(trained: Trained, given: str) -> None:
     if trained.run is None or trained.round is None:
         return
     if Path(given) != trained.folder:
-        age_s = SystemClock().wall() - (trained.folder / CHECKPOINT_FILE).stat().st_mtime
-        ago = f"saved {figures.duration(max(0.0, age_s))} ago"
+        at, saved_at = trained_at(trained.folder)
+        age_s = SystemClock().wall() - (at or saved_at)
+        ago = f"{'trained' if at else 'saved'} {figures.duration(max(0.0, age_s))} ago"
         run = f"{trained.run.name} ({short(trained.run.run)})"
         typer.echo(f"reading run {run}, round {trained.round}, {ago}\n  {trained.folder}", err=True)
     if trained.round == 0:

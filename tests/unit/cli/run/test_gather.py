@@ -11,7 +11,7 @@ import torch
 from benchmarks.rig.flat import join
 from torch import Tensor
 
-from unit.cli.small import RUN, TEXT, Kept, Weft
+from unit.cli.small import RUN, TEXT, Kept, Weft, as_trained
 from unit.peer.snapshots import manifest
 from weft.config import from_tree
 from weft.data.tokenizer import ByteTokenizer
@@ -126,8 +126,9 @@ def test_a_model_without_stages_is_found_beside_older_sections(
 ) -> None:
     _, keep = staged
     keep((0, 7, 0))
-    for folder in home.glob("runs/*/*/stage-*/checkpoint"):
-        os.utime(folder, (1e9, 1e9))
+    for file in home.glob("runs/*/*/stage-*/checkpoint/checkpoint.json"):
+        os.utime(file, (1e9, 1e9))
+    as_trained(kept.folder, 1, None)
     assert kept.run.run in weft("inspect", "last").out
 
 
