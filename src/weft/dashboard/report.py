@@ -196,7 +196,8 @@ def _faults(tree: dict[str, Any], peers: Sequence[PeerNow]) -> tuple[tuple[str, 
         return ("None was told.",), ()
     counts = ", ".join(f"{count} x {kind}" for kind, count in Counter(row[3] for row in faults).most_common())
     began = tree["events"][0][0]
-    rows = [(figures.duration(row[0] - began), peers[row[1]].name, row[4]) for row in faults[:MAX_FAULTS]]
+    told_by = ["" if row[1] is None else peers[row[1]].name for row in faults[:MAX_FAULTS]]
+    rows = [(figures.duration(row[0] - began), who, row[4]) for row, who in zip(faults, told_by, strict=False)]
     more = f"The first {MAX_FAULTS} of {len(faults)}." if len(faults) > MAX_FAULTS else ""
     return tuple(text for text in (f"{counts}.", more) if text), (("after", "told by", "what"), *rows)
 

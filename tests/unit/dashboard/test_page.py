@@ -110,6 +110,8 @@ def test_the_public_feed_has_no_address() -> None:
     feed = Feed(is_public=True)
     link = LinkUp(remote=B, transport="tls", address="tls://10.1.2.3:4", tried=("10.9.9.9:1 reset",))
     dropped = ConnectionDropped(address="10.7.7.7:2", remote=None, reason="no hello")
+    feed.take(said(B, started("bert")))
+    feed.take(said(A, started("anna")))
     for event in (link, dropped, Notice(text="dial 10.1.2.3:4 or /home/anna/key.pem")):
         feed.take(said(A, event))
     told = browser(feed).get("/api/history")
