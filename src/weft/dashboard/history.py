@@ -25,7 +25,7 @@ from weft.dashboard.figures import AWAY
 from weft.dashboard.stages import StageNow, stage_of
 from weft.dashboard.view import About, Line, View, update
 from weft.dashboard.words import ROUTINE, SEVERITIES, advice_of, described, notable, severity_of
-from weft.ids import PeerId
+from weft.ids import PeerId, with_names
 from weft.wire import printable
 
 
@@ -194,7 +194,7 @@ class History:
         if (advice := advice_of(entry, self.name)) is not None:
             about, text, what_to_do = advice
             number = None if about is None else self._number(about)
-            self._add("advice", [at, number, printable(text), printable(what_to_do)])
+            self._add("advice", [at, number, self._named(text), self._named(what_to_do)])
 
     def _wait(self, peer: PeerId, row: Row) -> None:
         """Keep an event of who may begin to take part."""
@@ -204,10 +204,13 @@ class History:
             del own[:-MAX_WAITING]
 
     def _words(self, entry: events.Entry) -> str:
-        return notable(entry, self.name) or self._routine(entry.event)
+        return self._named(notable(entry, self.name) or described(entry.event, self.name))
 
     def _routine(self, event: events.Event) -> str:
-        return printable(described(event, self.name))
+        return self._named(described(event, self.name))
+
+    def _named(self, text: str) -> str:
+        return printable(with_names(text, self.view.name_of_part))
 
     def _add(self, name: str, row: Row) -> None:
         self._rows.append((name, row))

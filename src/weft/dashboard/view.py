@@ -24,7 +24,7 @@ from weft.dashboard import figures
 from weft.dashboard.figures import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
 from weft.dashboard.stages import Lead, Stages, holding, led, stage_of, state_at_commit, told
 from weft.dashboard.words import notable
-from weft.ids import PeerId, short
+from weft.ids import PeerId, name_of, with_names
 from weft.wire import printable
 
 MAX_VISITS = 1024  # links of others that are kept: events may be of strangers
@@ -115,6 +115,7 @@ class View:
     wait_for: int = 1  # peers with which the run begins, this one included
     now: float = 0.0  # wall seconds of the newest entry
     peers: Mapping[PeerId, Line] = field(default_factory=dict)  # who takes part, or did
+    num_called: Mapping[str, int] = field(default_factory=dict)  # how many of them have a name
     visits: Mapping[tuple[PeerId, PeerId], str] = field(default_factory=dict)  # transports of links, by who tells of
     # them and with whom they are, while not both take part
     round: int | None = None
@@ -133,7 +134,14 @@ class View:
     lead: Lead = field(default_factory=Lead)
 
     def name(self, peer: PeerId) -> str:
-        return self.line(peer).name or short(peer)
+        """Return what a person calls a peer."""
+        name = self.line(peer).name
+        return name_of(peer, name, is_shared=self.num_called.get(name, 0) > 1)
+
+    def name_of_part(self, part: str) -> str | None:
+        """Return what a person calls the peer whose key begins so; None: nobody has told its name."""
+        peers = (peer for peer, line in self.peers.items() if line.name and peer.startswith(part))
+        return next(map(self.name, peers), None)
 
     def line(self, peer: PeerId) -> Line:
         return self.peers.get(peer) or Line()
@@ -233,6 +241,7 @@ def news_of(view: View, entry: events.Entry) -> Told | None:
     text = notable(entry, view.name)
     if text is None:
         return None
+    text = with_names(text, view.name_of_part)
     known = (each for each in view.notables if each.text == text and each.by != entry.peer)
     return None if any(entry.at - each.at < _SAME_NEWS_S for each in known) else Told(entry.peer, entry.at, text)
 
@@ -336,15 +345,24 @@ def _link(view: View, own: PeerId, other: PeerId, transport: str | None) -> View
     return replace(view, visits=visits)
 
 
-def _with_name(news: Told, peer: PeerId, name: str) -> Told:
-    """Return what was told of a peer before its name was known, with its name."""
-    return replace(news, text=news.text.replace(short(peer), printable(name))) if name else news
+def _renamed(view: View, peer: PeerId, before: str) -> View:
+    """Return the view after a peer's name became another, also in what was told of it."""
+    name, num_called = view.line(peer).name, dict(view.num_called)
+    for each, change in ((before, -1), (name, 1)):
+        if each:
+            num_called[each] = num_called.get(each, 0) + change
+    view = replace(view, num_called=num_called)
+    called = lambda part: view.name(peer) if name and peer.startswith(part) else None  # noqa: E731
+    notables = tuple(replace(news, text=with_names(news.text, called)) for news in view.notables)
+    return replace(view, notables=notables)
 
 
 def _line(view: View, peer: PeerId, **changes: object) -> View:
     changes = {name: printable(value) if isinstance(value, str) else value for name, value in changes.items()}
-    line = replace(view.line(peer), **changes)  # type: ignore[arg-type]  # checked by the fields' names
-    return replace(view, peers={**view.peers, peer: line})
+    was = view.line(peer)
+    line = replace(was, **changes)  # type: ignore[arg-type]  # checked by the fields' names
+    view = replace(view, peers={**view.peers, peer: line})
+    return view if line.name == was.name else _renamed(view, peer, was.name)
 
 
 def _call(view: View, peer: PeerId, name: str) -> View:
@@ -371,7 +389,6 @@ def _is_elsewhere(view: View, peer: PeerId, stage: int | None) -> bool:
 
 
 def _start(view: View, own: PeerId, event: events.PeerStarted) -> View:
-    said = tuple(_with_name(news, own, event.name) for news in view.notables)
     if view.line(own).state:  # links of an earlier process ended with it
         visits = {ends: over for ends, over in view.visits.items() if ends[0] != own}
         view = replace(view, visits=visits)
@@ -380,7 +397,7 @@ def _start(view: View, own: PeerId, event: events.PeerStarted) -> View:
         view = replace(view, run=run)
     named = {"name": event.name, "device": event.device, "software": event.software}
     told_before = {name: text for name, text in named.items() if text}
-    return _line(replace(view, notables=said), own, state="starting", work="", is_ready=False, **told_before)
+    return _line(view, own, state="starting", work="", is_ready=False, **told_before)
 
 
 def _seen(view: View, own: PeerId, event: events.StagesSeen) -> View:

@@ -12,14 +12,15 @@ import platform
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.clock import Clock, SystemClock
-from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable
-from weft.events import ConnectionDropped, Emit, EventLog, Sink
+from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable, WeftError
+from weft.events import ConnectionDropped, Emit, EventLog, Notice, Sink
 from weft.executor import Compute, Threads
-from weft.ids import PeerId, RunId, short
+from weft.ids import PeerId, RunId, name_of, short, with_names
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
 from weft.launch.control import Control
 from weft.launch.guard import DayCount, Guard, Guarded, valve
@@ -39,7 +40,15 @@ from weft.observe.telemetry import Bulletins, Relaying
 from weft.run.machine import PeerConfig
 from weft.run.outline import Outline, admission_of, public
 from weft.store.home import Home, PeerFolder
-from weft.store.tickets import drop_ticket, keep_addresses, keep_secret, keep_ticket, read_addresses
+from weft.store.tickets import (
+    drop_ticket,
+    keep_addresses,
+    keep_name,
+    keep_secret,
+    keep_ticket,
+    read_addresses,
+    read_name,
+)
 from weft.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -96,7 +105,7 @@ class Session:
         if not contacts and not met:
             raise Unreachable(
                 f"this ticket leads to nobody but this peer itself ({short(node.peer)}): this home holds the key of "
-                "the machine that made it. If that machine runs, start this one with a key of its own: --key other.pem. "
+                "the machine that made it. If that one runs, start this one with a key of its own: --key other.pem. "
                 "If it was this one, go on with `weft train` and its run file."
             )
         try:
@@ -176,7 +185,7 @@ async def session(
         log = stack.enter_context(
             closing(EventLog(clock, identity.peer, [JsonlSink(folder.log), bulletins, *options.sinks]))
         )
-        name = settings.name or f"{platform.node()[:40] or 'peer'}-{identity.peer[:4]}"
+        name = _own_name(settings.name, folder, identity.peer, log.emit)
         passport = Passport(identity=identity, run=run, name=name, admission=admission)
         via = identity if VIA in settings.transports else None
 
@@ -209,9 +218,30 @@ async def session(
                     compute=compute,
                     day=day,
                 )
+            except WeftError as error:
+                if len(error.args) == 1:
+                    error.args = (with_names(str(error), partial(_name_of_part, node)),)
+                raise
             finally:
                 keep()
                 await node.aclose()
+
+
+def _own_name(given: str, folder: PeerFolder, peer: PeerId, emit: Emit) -> str:
+    """Return what others call this peer: by the name given, else by the one given before, else by its machine."""
+    if given:
+        keep_name(folder, given)
+        return given
+    if kept := read_name(folder):
+        emit(Notice(text=f"this peer is called {kept}, as before: --name gives another name"))
+        return kept
+    return f"{platform.node()[:40] or 'peer'}-{peer[:4]}"
+
+
+def _name_of_part(node: Node, part: str) -> str | None:
+    """Return what a person calls the peer whose key begins so, and that part; None: its name is not known here."""
+    found = (node.contact(peer) for peer in (node.peer, *node.known_addresses()) if peer.startswith(part))
+    return next((name_of(each.peer, each.name, is_shared=True) for each in found if each.name), None)
 
 
 def make_transports(identity: Identity, settings: PeerConfig, on_drop: OnDrop = ignore_drop) -> list[Transport]:

@@ -420,6 +420,21 @@ def test_what_a_peer_did_before_it_said_its_name_is_told_with_it() -> None:
     assert [news.text for news in fold(ready, started()).notables] == ["anna fetched 1 kB of data"]
 
 
+def test_a_key_in_a_text_is_the_peer_s_name_where_it_is_known() -> None:
+    told = entry(Notice(text="bbbbbbbb is gone, cccccccc waits, bert (bbbbbbbb) too, blob 12345678"))
+    view = fold(started(), progressed(B), told)
+    assert view.notables[-1].text == "bert is gone, cccccccc waits, bert (bbbbbbbb) too, blob 12345678"
+    named = fold(entry(MemberJoined(member=C, name="cleo")), view=view)
+    assert named.notables[0].text == "bert is gone, cleo waits, bert (bbbbbbbb) too, blob 12345678"
+
+
+def test_who_shares_a_name_is_told_with_a_part_of_the_key() -> None:
+    view = fold(started(), progressed(B), started(C, "bert"))
+    assert [view.name(peer) for peer in (A, B, C, D)] == ["anna", "bert (bbbbbbbb)", "bert (cccccccc)", "dddddddd"]
+    assert view.name(B) in "".join(drawn(view))
+    assert fold(started(C, "cleo"), view=view).name(B) == "bert"
+
+
 def test_routine_is_not_notable() -> None:
     assert [notable(each, str) for each in (step(1.0), commit(1, 1), progressed(B), evaluated(1, 1.0))] == [None] * 4
 
