@@ -70,7 +70,7 @@ class Prepared(Generic[P_co]):
 
     peer: P_co
     live: Callable[[int | None], Awaitable[Outcome]]  # to the end: begin the run with so many peers, or (None) join it
-    is_anchor: Callable[[PeerId], bool] = lambda _peer: False
+    standing: Callable[[PeerId], int] = lambda _peer: 1  # as `Peer.standing`
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ async def join(work: Workload[P], ticket_text: str, options: Options, *, on_star
 
 
 async def _live(s: Session, prepared: Prepared[P], wait_for: int | None, on_started: OnStarted[P]) -> Outcome:
-    with s.ticket(prepared.is_anchor) as ticket:
+    with s.ticket(prepared.standing) as ticket:
         async with s.guarded(prepared.peer):
             on_started(prepared.peer, ticket, s.emit)
             return await prepared.live(wait_for)
@@ -200,7 +200,7 @@ async def whole(s: Session, run: Genesis, context: Context) -> Prepared[Peer]:
             return await peer.join(snapshot=snapshot)
         return await peer.found(wait_for=wait_for, snapshot=snapshot)
 
-    return Prepared(peer, live, peer.knows_anchor)
+    return Prepared(peer, live, peer.standing)
 
 
 def context_of(

@@ -125,17 +125,18 @@ class Session:
         node.serve_blobs(public(run, node.run, self.options.home), is_patient=True)
 
     @contextmanager
-    def ticket(self, is_anchor: Callable[[PeerId], bool] = lambda _peer: False) -> Iterator[str]:
+    def ticket(self, standing: Callable[[PeerId], int] = lambda _peer: 1) -> Iterator[str]:
         """Keep a fresh ticket on disk as members come, so that `weft ticket` on any member prints one.
 
         Args:
-            is_anchor: returns who stays for others to find: named before those that come and go, a ticket lasts longer.
+            standing: orders those that are linked, low first: who stays for others to find before those that come and
+                go, and last who takes no part, so that no watcher has a member's place.
         """
         node, admission = self.node, self.node.passport.admission
         secret = admission.secret if isinstance(admission, ByTicket) else None
 
         def renew() -> str:
-            contacts = sorted(node.contacts(), key=lambda each: (each.peer != node.peer, not is_anchor(each.peer)))
+            contacts = sorted(node.contacts(), key=lambda each: (each.peer != node.peer, standing(each.peer)))
             text = issue(self.identity, node.run, contacts, secret)
             keep_ticket(self.folder, text)
             return text

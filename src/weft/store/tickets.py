@@ -1,4 +1,4 @@
-"""What a peer keeps of its run between starts besides state and log: the secret of tickets, a ticket, addresses, its name.
+"""What a peer keeps of its run between starts beside state and log: a secret, a ticket, addresses, a name.
 
     secret       what this run's tickets hold
     ticket       a fresh one, which `weft ticket` prints

@@ -16,6 +16,8 @@ from weft.keys import Identity
 from weft.launch import control
 from weft.launch.guard import DayCount
 from weft.launch.session import Options, Session, session
+from weft.net.messages import Contact
+from weft.net.ticket import read
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.store.home import Home, PeerFolder
 
@@ -120,3 +122,30 @@ def test_an_error_names_who_is_known_by_name(tmp_path: Path) -> None:
 
     with pytest.raises(Refused, match=r"^bert \(abababab\) refuses this peer, blob cdcdcdcd or not$"):
         asyncio.run(main())
+
+
+def test_a_ticket_names_who_watches_behind_who_takes_part(tmp_path: Path) -> None:
+    identity = Identity.from_seed(bytes(32))
+    standing = {PeerId("aa" * 32): 2, PeerId("bb" * 32): 1, PeerId("cc" * 32): 0, identity.peer: 1}
+    contacts = [Contact(peer=peer, name="", addresses=("tls://127.0.0.1:1",)) for peer in standing]
+    node: Any = SimpleNamespace(
+        peer=identity.peer,
+        run=RUN,
+        passport=SimpleNamespace(admission=None),
+        contacts=lambda: contacts,
+        on_contacts_settled=lambda _renew: None,
+    )
+    absent: Any = None
+    s = Session(
+        options=absent,
+        identity=identity,
+        folder=PeerFolder(tmp_path),
+        node=node,
+        emit=lambda event: None,
+        clock=absent,
+        compute=absent,
+        day=absent,
+    )
+    with s.ticket(lambda peer: standing[peer]) as text:
+        order = [contact.peer for contact in read(text).contacts]
+    assert order == [identity.peer, "cc" * 32, "bb" * 32, "aa" * 32]
