@@ -71,7 +71,7 @@ class Prepared(Generic[P_co]):
 
     peer: P_co
     live: Callable[[int | None], Awaitable[Outcome]]  # to the end: begin the run with so many peers, or (None) join it
-    is_anchor: Callable[[PeerId], bool] = lambda _peer: False
+    standing: Callable[[PeerId], int] = lambda _peer: 1  # as `Peer.standing`
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ async def _joined(
 
 
 async def _live(s: Session, prepared: Prepared[P], wait_for: int | None, on_started: OnStarted[P]) -> Outcome:
-    with s.ticket(prepared.is_anchor) as ticket:
+    with s.ticket(prepared.standing) as ticket:
         async with s.guarded(prepared.peer):
             on_started(prepared.peer, ticket, s.emit)
             return await prepared.live(wait_for)
@@ -209,7 +209,7 @@ async def whole(s: Session, run: Genesis, context: Context, amends: Amend | None
             return await peer.join(snapshot=snapshot)
         return await peer.found(wait_for=wait_for, snapshot=snapshot, amends=amends)
 
-    return Prepared(peer, live, peer.knows_anchor)
+    return Prepared(peer, live, peer.standing)
 
 
 def context_of(

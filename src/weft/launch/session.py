@@ -12,13 +12,14 @@ import platform
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.clock import Clock, SystemClock
-from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable
-from weft.events import ConnectionDropped, Emit, EventLog, Sink
-from weft.ids import PeerId, RunId, short
+from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable, WeftError
+from weft.events import ConnectionDropped, Emit, EventLog, Notice, Sink
+from weft.ids import PeerId, RunId, name_of, short, with_names
 from weft.keys import Identity, open_free_identity, open_identity, read_peer, take_lock
 from weft.launch.control import Control
 from weft.launch.guard import DayCount, Guard, Guarded, valve
@@ -38,7 +39,15 @@ from weft.observe.telemetry import Bulletins, Relaying
 from weft.run.machine import PeerConfig
 from weft.run.outline import Outline, admission_of, public
 from weft.store.home import Home, PeerFolder
-from weft.store.tickets import drop_ticket, keep_addresses, keep_secret, keep_ticket, read_addresses
+from weft.store.tickets import (
+    drop_ticket,
+    keep_addresses,
+    keep_name,
+    keep_secret,
+    keep_ticket,
+    read_addresses,
+    read_name,
+)
 from weft.tasks import Compute, Tasks, Threads
 
 if TYPE_CHECKING:
@@ -116,17 +125,18 @@ class Session:
         node.serve_blobs(public(run, node.run, self.options.home), is_patient=True)
 
     @contextmanager
-    def ticket(self, is_anchor: Callable[[PeerId], bool] = lambda _peer: False) -> Iterator[str]:
+    def ticket(self, standing: Callable[[PeerId], int] = lambda _peer: 1) -> Iterator[str]:
         """Keep a fresh ticket on disk as members come, so that `weft ticket` on any member prints one.
 
         Args:
-            is_anchor: returns who stays for others to find: named before those that come and go, a ticket lasts longer.
+            standing: orders those that are linked, low first: who stays for others to find before those that come and
+                go, and last who takes no part, so that no watcher has a member's place.
         """
         node, admission = self.node, self.node.passport.admission
         secret = admission.secret if isinstance(admission, ByTicket) else None
 
         def renew() -> str:
-            contacts = sorted(node.contacts(), key=lambda each: (each.peer != node.peer, not is_anchor(each.peer)))
+            contacts = sorted(node.contacts(), key=lambda each: (each.peer != node.peer, standing(each.peer)))
             text = issue(self.identity, node.run, contacts, secret)
             keep_ticket(self.folder, text)
             return text
@@ -176,7 +186,7 @@ async def session(
         log = stack.enter_context(
             closing(EventLog(clock, identity.peer, [JsonlSink(folder.log), bulletins, *options.sinks]))
         )
-        name = settings.name or f"{platform.node()[:40] or 'peer'}-{identity.peer[:4]}"
+        name = _own_name(settings.name, folder, identity.peer, log.emit)
         passport = Passport(identity=identity, run=run, name=name, admission=admission)
         via = identity if VIA in settings.transports else None
 
@@ -209,9 +219,30 @@ async def session(
                     compute=compute,
                     day=day,
                 )
+            except WeftError as error:
+                if len(error.args) == 1:
+                    error.args = (with_names(str(error), partial(_name_of_part, node)),)
+                raise
             finally:
                 keep()
                 await node.aclose()
+
+
+def _own_name(given: str, folder: PeerFolder, peer: PeerId, emit: Emit) -> str:
+    """Return what others call this peer: by the name given, else by the one given before, else by its machine."""
+    if given:
+        keep_name(folder, given)
+        return given
+    if kept := read_name(folder):
+        emit(Notice(text=f"this peer is called {kept}, as before: --name gives another name"))
+        return kept
+    return f"{platform.node()[:40] or 'peer'}-{peer[:4]}"
+
+
+def _name_of_part(node: Node, part: str) -> str | None:
+    """Return what a person calls the peer whose key begins so, and that part; None: its name is not known here."""
+    found = (node.contact(peer) for peer in (node.peer, *node.known_addresses()) if peer.startswith(part))
+    return next((name_of(each.peer, each.name, is_shared=True) for each in found if each.name), None)
 
 
 def make_transports(identity: Identity, settings: PeerConfig, on_drop: OnDrop = ignore_drop) -> list[Transport]:

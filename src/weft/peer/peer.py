@@ -128,9 +128,13 @@ class Peer:
     def record(self, name: Digest) -> GroupRecord | None:
         return self._records.known(name)
 
-    def knows_anchor(self, peer: PeerId) -> bool:
+    def standing(self, peer: PeerId) -> int:
+        """Return what another is to whoever looks for the run: 0 an anchor, which stays, 1 a peer, 2 nobody known.
+
+        The last sends no heartbeat: it watches, or has not begun.
+        """
         beat = self._membership.heartbeat_of(peer)
-        return beat is not None and beat.is_anchor
+        return 2 if beat is None else int(not beat.is_anchor)
 
     # --- life ---
 
