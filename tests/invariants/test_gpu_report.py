@@ -69,7 +69,7 @@ def test_a_part_without_time_is_not_run_and_the_report_says_so(tmp_path: Path) -
     ]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_report_on_a_cpu_has_every_part(tmp_path: Path) -> None:
     report = tmp_path / "gpu.md"
     quick = [name for name in PARTS if name != "compiled"]  # a compiler takes a minute of two cores
