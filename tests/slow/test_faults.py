@@ -12,6 +12,8 @@ import pytest
 
 from unit.cli.small import RUN, TEXT
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 LOCAL = ("--host", "127.0.0.1", "--port", "0", "--transports", "tls", "--device", "cpu", "--threads", "1", "--quiet")
 TRAIN = ("train", "HOME/run.toml", *LOCAL)
