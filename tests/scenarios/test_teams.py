@@ -15,6 +15,7 @@ from weft.pipeline.split.cut import SplitConfig
 from weft.pipeline.split.leader import LedPassed
 from weft.run.config import RunFile, TrainConfig
 from weft.sync.method.presets import DiLoCoConfig
+from weft.sync.method.schedule import ConstantConfig
 
 HEADS, SEGMENTS = SplitConfig(by="heads"), SplitConfig(by="segments")
 
@@ -115,5 +116,6 @@ def test_a_member_of_a_team_that_is_paused_leaves_its_device_and_goes_on(tmp_pat
 
 
 def test_a_run_without_stages_has_no_teams() -> None:
+    train = TrainConfig(seq_len=16, batch_size=2, tokens=1000, schedule=ConstantConfig(lr=1e-2))
     with pytest.raises(ConfigError, match="pipeline: it has no effect in a run without stages"):
-        RunFile(name="whole", peers=1, train=TrainConfig(tokens=1000), pipeline=PipelineConfig(split=HEADS))
+        RunFile(name="whole", peers=1, train=train, pipeline=PipelineConfig(split=HEADS))

@@ -104,8 +104,6 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         **({"came_with": home.blobs.put(came_with)} if came_with else {}),
     }
     config = RunConfig(**alike(RunConfig, run_file) | resolved)
-    if run_file.pipeline.split is not None and run_file.stages == 1:
-        raise ConfigError("pipeline.split: only members of a stage compute together. Set stages, or leave split out.")
     if run_file.stages > 1:
         if isinstance(run_file.model, FolderModel) and isinstance(run_file.pipeline.activations, SubspaceConfig):
             raise ConfigError(

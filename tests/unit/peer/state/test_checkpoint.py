@@ -306,6 +306,7 @@ def test_where_no_file_may_grow_large_enough_the_earlier_checkpoint_stays(tmp_pa
     assert_same(load(tmp_path), snapshot(1))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert [name.partition("-")[0] for name in names] == [
+        "came",
         "checkpoint.json",
         "private",
         "replicated",
