@@ -104,6 +104,15 @@ def replace_field(tree: dict[str, Any], dotted: str, value: Any) -> None:
     tree[field] = value
 
 
+def leaves(tree: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value of nested tables with its dotted name."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, _join(place, name))
+        else:
+            yield _join(place, name), value
+
+
 # --- finding the fault ---
 
 

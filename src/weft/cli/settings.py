@@ -4,7 +4,7 @@ Arguments beat files, files beat defaults. An error names the option, or the fil
 train, join and anchor share are spelled out once, here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ import typer
 from weft import reading
 from weft.cli.options import nbytes, rate_bps
 from weft.cli.terminal import tell
-from weft.config import from_tree, load_tree, replace_field
+from weft.config import from_tree, leaves, load_tree, replace_field
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def machine_settings(file: Path | None, options: dict[str, Any], *, trains: bool
     from weft.run.machine import PeerConfig, without_effect
 
     tree = {} if file is None else load_tree(file)
-    in_file = set(_dotted(tree))
+    in_file = {name for name, _ in leaves(tree)}
     if file is not None:
         from_tree(tree, PeerConfig, where=str(file))
     for dotted, value in options.items():
@@ -173,14 +173,6 @@ def machine_settings(file: Path | None, options: dict[str, Any], *, trains: bool
         if idle := sorted(each for each in in_file if _is_in(each, field)):
             tell(f"{file}: without effect here, since {reason}: {', '.join(idle)}")
     return settings
-
-
-def _dotted(tree: dict[str, Any], section: str = "") -> Iterator[str]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _dotted(value, f"{section}{name}.")
-        else:
-            yield section + name
 
 
 def _is_in(dotted: str, field: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.config import leaves
 from weft.data.store import DataIndex
 from weft.errors import CheckpointError, ConfigError, WeftError
 from weft.ids import Digest, PeerId, RunId, short
@@ -114,7 +115,7 @@ def _told_amended(wanted: RunConfig, home: Home) -> str:
 
 def differences(before: Genesis, after: Genesis) -> list[str]:
     """Return the fields that differ, each as "field old -> new"; of data only how much text there is."""
-    old, new = dict(_leaves(_fields(before), "")), dict(_leaves(_fields(after), ""))
+    old, new = dict(leaves(_fields(before))), dict(leaves(_fields(after)))
     names = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
     if names != ["initial"]:  # weights follow from the rest
         names = [name for name in names if name != "initial"]
@@ -134,14 +135,6 @@ def _fields(run: Genesis) -> dict[str, Any]:
 
 def _text_of(data: DataIndex) -> str:
     return f"{data.train_text_nbytes + data.heldout_text_nbytes:,} B of text"
-
-
-def _leaves(tree: dict[str, Any], place: str) -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{place}{name}.")
-        else:
-            yield f"{place}{name}", value
 
 
 def _shown(value: Any) -> str:
