@@ -128,13 +128,13 @@ def unreadable(path: Path, error: Exception) -> DataError:
 def _unpacked(file: io.BufferedReader) -> AbstractContextManager[io.BufferedReader]:
     head = file.peek(10)
     stream: Any
-    if head.startswith(b"\x1f\x8b"):
+    if head.startswith(reading.GZIP):
         stream = gzip.GzipFile(fileobj=file)
     elif head.startswith(b"BZh") and head[4:10] == b"1AY&SY":
         stream = bz2.BZ2File(file)
-    elif head.startswith(b"\xfd7zXZ\x00"):
+    elif head.startswith(reading.XZ):
         stream = lzma.LZMAFile(file)  # noqa: SIM115 (closed with its reader)
-    elif head.startswith(b"\x28\xb5\x2f\xfd"):
+    elif head.startswith(reading.ZSTD):
         import pyarrow as pa  # 0.2 s that only this needs
 
         stream = pa.CompressedInputStream(pa.PythonFile(file), "zstd")
