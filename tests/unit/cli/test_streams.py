@@ -10,6 +10,8 @@ import pytest
 import weft as package
 from unit.cli.small import RUN, TEXT
 
+pytestmark = pytest.mark.full  # each starts weft once or twice
+
 WEFT = f"{sys.executable} -m weft"
 
 
