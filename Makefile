@@ -2,7 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test full slow check format bench gpu table clean
+.PHONY: install demo test full slow check format bench gpu table clean
+
+# The command weft, in .venv/bin.
+install: .venv/user
 
 demo: .venv/user
 	$(BIN)/weft demo

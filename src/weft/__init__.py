@@ -1,4 +1,4 @@
-"""weft: train one transformer across machines that share neither a data centre nor trust.
+"""weft: train one transformer on machines of many owners, over ordinary internet lines.
 
 The rooms, from the top (imports go downward only, never sideways):
 

@@ -71,7 +71,7 @@ def make_app(place: Place) -> typer.Typer:
     """Return the command line; `place` is told where home is before a verb runs."""
     app = typer.Typer(
         name="weft",
-        help="Train one transformer across machines that share neither a data centre nor trust.",
+        help="Train one transformer on machines of many owners, over ordinary internet lines.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # plain help, that can be copied and read at any width
