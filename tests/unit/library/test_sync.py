@@ -55,7 +55,7 @@ def test_two_loops_end_with_the_same_parameters(tmp_path: Path) -> None:
     [
         AsyncDiLoCoConfig(every=EVERY),
         AutoConfig(),
-        CocktailConfig(),
+        pytest.param(CocktailConfig(), marks=pytest.mark.full),
         ChocoConfig(every=EVERY),
         DPsgdConfig(every=EVERY),
         NoLoCoConfig(every=EVERY),
