@@ -36,6 +36,7 @@ def make_app() -> typer.Typer:
 
 
 def methods(
+    context: typer.Context,
     plan: Annotated[
         Path, typer.Argument(metavar="PLAN.TOML", help="Run, machines, rows and their grids.", show_default=False)
     ],
@@ -60,6 +61,8 @@ def methods(
     from weft.bench.log import BenchLog, held
     from weft.bench.plan import Bench
 
+    if is_report:
+        settings.refuse_idle(context, "--report plays nothing, and tells of all that is there", "jobs", "only")
     described: Bench = load(plan, Bench)
     _check_rows(described, only or ())
     if not no_plot:

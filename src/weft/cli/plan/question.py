@@ -29,7 +29,8 @@ from weft.run.config import RunFile
 from weft.run.genesis import resolve
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
-from weft.sync.method.presets import MethodConfig, spell_out
+from weft.sync.method.presets import AutoConfig, MethodConfig, spell_out
+from weft.sync.method.schedule import missed
 from weft.training.device import decoder
 
 ASSUMED_CHARACTERS = 100  # of a text that is not here
@@ -184,6 +185,9 @@ def choices(run_file: RunFile, num_peers: int, asked: Method) -> Choices:
         config = msgspec.convert({"type": asked.method}, MethodConfig)
         if own_every and hasattr(config, "every"):
             config = msgspec.structs.replace(config, every=own_every)
+    if isinstance(config, AutoConfig) and (asked.every is not None or asked.codec is not None):
+        option = "--codec" if asked.every is None else "--every"
+        raise ConfigError(f"{option} has no effect: auto chooses both as it goes. Leave it out, or give --method diloco.")
     if asked.every is not None:
         if not hasattr(config, "every"):
             name = asked.method or str(config.__struct_config__.tag)
@@ -206,6 +210,8 @@ def _ask(
     notes: tuple[str, ...],
 ) -> Asked:
     defaults = profiles.known().defaults
+    if (words := missed(run_file.train.schedule, run_file.train.tokens)) is not None:
+        notes = (*notes, f"train.tokens is {run_file.train.tokens:,}: {words}; change train.schedule, too")
     question = Question(
         model=model,
         train=run_file.train,

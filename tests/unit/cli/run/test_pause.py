@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from unit.cli.small import Weft
 from weft.cli.run import pause
 from weft.errors import ConfigError, DeadlineExceeded
 from weft.store.home import PeerFolder
@@ -11,16 +12,16 @@ from weft.store.home import PeerFolder
 RUNS = ["a" * 64, "b" * 64]
 
 
-def test_all_that_did_not_answer_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_did_not_answer_are_named(weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [PeerFolder(tmp_path / "runs" / run / ("c" * 64)) for run in RUNS]
     for folder in folders:
         folder.root.mkdir(parents=True)
     monkeypatch.setattr(pause, "running_peers", lambda _home, _run, _every: folders)
     monkeypatch.setattr(pause, "ANSWER_S", 0.0)
-    with pytest.raises(DeadlineExceeded) as caught:
-        pause._ask(tmp_path, None, "pause", every=True)
+    answer = weft("pause", "--all")
+    assert answer.code == DeadlineExceeded.exit_code
     for run in RUNS:
-        assert run[:8] in str(caught.value)
+        assert run[:8] in answer.err
     assert [(folder.root / "wish").exists() for folder in folders] == [False, False]
 
 
