@@ -213,10 +213,13 @@ def check_transports(given: str | None) -> list[str] | None:
     return None if given is None else [word.strip() for word in given.split(",")]
 
 
-def run_file(path: Path, changes: Sequence[str]) -> "RunFile":
+def run_file(path: Path, changes: Sequence[str], *, is_final: bool = True) -> "RunFile":
     """Return the run file at `path` with every `--set section.field=value` in it.
 
     What stands in the file and has no effect beside the rest is named in one line.
+
+    Args:
+        is_final: whether nothing else takes the place of fields before it is run.
 
     Raises:
         ConfigError: names the file or the option, and the field; an option has no effect.
@@ -233,7 +236,7 @@ def run_file(path: Path, changes: Sequence[str]) -> "RunFile":
     except ConfigError as error:
         from_tree(load_tree(path), RunFile, where=str(path))  # the file's own fault is said as such
         raise ConfigError(f"{_blamed(changes, str(error))}{str(error).removeprefix(str(path))}") from None
-    unheard = without_effect(found)
+    unheard = without_effect(found) if is_final else {}
     for reason, fields in idle((name for name, _ in leaves(wanted)), unheard).items():
         _refuse([f"--set {name}" for name in fields], reason)
     for line in told_idle(str(path), in_file - set(wanted), unheard):

@@ -72,9 +72,7 @@ def test_neither_torch_nor_rich_tables_are_needed_to_refuse_a_ticket() -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_the_home_may_come_from_the_environment(
-    weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_home_may_come_from_the_environment(weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_HOME", str(tmp_path / "elsewhere"))
     assert weft("keys", "new").code == 0
     assert (tmp_path / "elsewhere" / "keys" / "peer-0.pem").exists()

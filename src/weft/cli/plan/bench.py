@@ -4,12 +4,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.cli import settings
-from weft.config import load, load_tree, replace_field
+from weft.config import is_in, leaves, load, load_tree, replace_field
 from weft.dashboard import figures
 from weft.errors import ConfigError, PointFailed
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from weft.bench.plan import Bench, Point
     from weft.bench.point import Task
 
+_PLANNED = ("method", "seed", "peers", "has_even_leases", "train.tokens")  # of a run file
+_PLANNED += ("train.schedule.warmup_tokens", "train.schedule.total_tokens")
 LOG, REPORT = "points.csv", "report.md"
 BROKEN = '; one that begins with "broken" is a fault of weft itself, please report it'
 
@@ -117,6 +119,15 @@ def _check_rows(described: "Bench", only: Sequence[str]) -> None:
             raise ConfigError(f"--only {name}: the plan has no such row. Rows: {', '.join(names)}.")
 
 
+def _check_changes(plan: Path, changes: Mapping[str, Any]) -> None:
+    """Refuse a --set of what a plan, or each of its rows, says in the run file's place."""
+    for name, _ in leaves(dict(changes)):
+        if any(is_in(name, field) for field in _PLANNED):
+            raise ConfigError(
+                f"--set {name} has no effect: {plan.name} says it, in its rows or for all. Change it there."
+            )
+
+
 def _tasks(plan: Path, described: "Bench", changes: Sequence[str]) -> "dict[str, Task]":
     """Return what is to be played for each point, by digest, in the plan's order."""
     from weft.bench.plan import config_of, names_of, points_of
@@ -126,9 +137,10 @@ def _tasks(plan: Path, described: "Bench", changes: Sequence[str]) -> "dict[str,
     from weft.store.home import Home
 
     path = plan.parent / described.run
-    settings.run_file(path, changes)  # a fault of the file, or of an option, is said as such
-    tree = load_tree(path)
-    for dotted, value in settings.changes_of(changes).items():
+    settings.run_file(path, changes, is_final=False)  # a fault of the file, or of an option, is said as such
+    tree, wanted = load_tree(path), settings.changes_of(changes)
+    _check_changes(plan, wanted)
+    for dotted, value in wanted.items():
         replace_field(tree, dotted, value)
     points, base = points_of(described, tree, str(path)), path.absolute().parent
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:

@@ -102,7 +102,7 @@ def run(path: Path, changes: Sequence[str], peers: int | None, own: Own, method:
     Raises:
         WeftError: a file, a name or a figure makes no sense; says which.
     """
-    run_file = settings.run_file(path, changes)
+    run_file = settings.run_file(path, changes, is_final=method.method is None)
     model, notes = _model(run_file, path.absolute().parent)
     machines, more = _machines(own, run_file, model, peers or run_file.peers)
     return _ask(run_file, model, (machines,), method, prices, (*notes, *more))
@@ -116,7 +116,7 @@ def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, p
     """
     described = load(path, Scenario)
     run_path = path.parent / described.run
-    run_file = settings.run_file(run_path, changes)
+    run_file = settings.run_file(run_path, changes, is_final=method.method is None)
     model, notes = _model(run_file, run_path.absolute().parent)
     machines = tuple(machines_of(kind, watts) for kind in described.kind)
     ignored = []
@@ -187,7 +187,9 @@ def choices(run_file: RunFile, num_peers: int, asked: Method) -> Choices:
             config = msgspec.structs.replace(config, every=own_every)
     if isinstance(config, AutoConfig) and (asked.every is not None or asked.codec is not None):
         option = "--codec" if asked.every is None else "--every"
-        raise ConfigError(f"{option} has no effect: auto chooses both as it goes. Leave it out, or give --method diloco.")
+        raise ConfigError(
+            f"{option} has no effect: auto chooses both as it goes. Leave it out, or give --method diloco."
+        )
     if asked.every is not None:
         if not hasattr(config, "every"):
             name = asked.method or str(config.__struct_config__.tag)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from unit.cli.small import Weft
+from unit.cli.test_bad_input import refused
 from weft.cli.run import pause
 from weft.errors import ConfigError, DeadlineExceeded
 from weft.store.home import PeerFolder
@@ -23,6 +24,15 @@ def test_all_that_did_not_answer_are_named(weft: Weft, tmp_path: Path, monkeypat
     for run in RUNS:
         assert run[:8] in answer.err
     assert [(folder.root / "wish").exists() for folder in folders] == [False, False]
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_all_beside_one_that_is_named_is_refused(
+    verb: str, weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = PeerFolder(tmp_path / "runs" / RUNS[0] / ("c" * 64))
+    monkeypatch.setattr(pause, "running_peers", lambda _home, _run, _every: [folder])
+    refused(weft, 2, "--all has no effect: aaaaaaaa is named", verb, "aaaa", "--all")
 
 
 def test_where_no_peer_runs_it_is_said_what_to_type(tmp_path: Path) -> None:
