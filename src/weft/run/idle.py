@@ -29,6 +29,10 @@ def without_effect(run_file: RunFile) -> dict[str, str]:
     found = _of_method(method) | _of_training(method) | _of_schedule(run_file.train.schedule, run_file.train.tokens)
     if isinstance(source, BinSource) and source.heldout_path is not None:
         found["data.heldout_fraction"] = "data.source.heldout_path has all that is held out"
+    if method.graph is not None:
+        reason = "among neighbours it is done whenever all have made the mean (mean_every), and 1 says as much"
+        names = ("evaluate_every", "sample_every")
+        found |= {f"train.{name}": reason for name in names if getattr(run_file.train, name) > 1}
     if run_file.stages > 1:
         whole = "in a run with stages nobody holds the whole model, which alone could write"
         found |= dict.fromkeys(("train.sample_every", "train.sample_prompt"), whole)

@@ -204,7 +204,7 @@ TABLE: dict[str, Rows] = {
             Refused("plan {scenario} --price-per-hour 1", SCENARIO),
         ),
         "--watts": (Refused(f"plan {{staged}} {FAST} --watts 1", MONEY),),
-        "--cluster": (Refused(f"plan {{staged}} {FAST} --cluster h100", MONEY),),
+        "--cluster": (Refused(f"plan {{staged}} {FAST} --cluster h100-sxm", MONEY),),
         "--cluster-size": (Refused(f"plan {{staged}} {FAST} --cluster-size 1", MONEY),),
         "--cluster-price": (Refused(f"plan {{staged}} {FAST} --cluster-price 1", MONEY),),
         "--set": (

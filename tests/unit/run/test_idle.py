@@ -88,18 +88,24 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "CharactersConfig": ("", {}),
     "JsonConfig": ("path", {}),
     "TrainConfig": (
-        "seq_len batch_size tokens evaluate_every evaluate_windows",
+        "seq_len batch_size tokens evaluate_windows",
         {
+            "evaluate_every": (Idle(GOSSIP, "train.evaluate_every", 3, "among neighbours"),),
             "schedule": tuple(
                 Idle({**GRADIENT, "method.apply.type": kind}, "train.schedule.lr", 0.1, "rate of its own (lr)")
                 for kind in ("sgd", "nesterov", "delayed_nesterov")
             ),
             "optimizer": (
                 Idle({"method.type": "demo"}, "train.optimizer", {"type": "muon"}, "steps along their mean"),
-                Idle({**SIGNS, "train.optimizer.type": "adamw"}, "train.optimizer.beta1", 0.5, "steps along their mean"),
+                Idle(
+                    {**SIGNS, "train.optimizer.type": "adamw"}, "train.optimizer.beta1", 0.5, "steps along their mean"
+                ),
             ),
             "clip": (Idle(SIGNS, "train.clip", 0.5, "signs, which have no length"),),
-            "sample_every": (Idle(STAGED, "train.sample_every", 3, NO_MODEL),),
+            "sample_every": (
+                Idle(GOSSIP, "train.sample_every", 3, "among neighbours"),
+                Idle(STAGED, "train.sample_every", 3, NO_MODEL),
+            ),
             "sample_prompt": (Idle(STAGED, "train.sample_prompt", "x", NO_MODEL),),
         },
     ),
@@ -270,6 +276,7 @@ TELLING: list[Settings] = [
     {},
     {"method.type": "dpsgd", "method.graph": "random", "method.degree": 3},
     {"method.type": "async-diloco", "method.delay": 3},
+    {**GOSSIP, "train.evaluate_every": 0, "train.sample_every": 1},
     {**AS_MANY, "method.codec.largest": 63},
     {"method.type": "sparseloco", "method.feedback": 0.5, "method.reply_feedback": 0.5},
     {"method.type": "powersgd", "method.codec.type": "fp32", "method.feedback": 0.5},

@@ -137,9 +137,10 @@ def _tasks(plan: Path, described: "Bench", changes: Sequence[str]) -> "dict[str,
     from weft.store.home import Home
 
     path = plan.parent / described.run
-    settings.run_file(path, changes, is_final=False)  # a fault of the file, or of an option, is said as such
-    tree, wanted = load_tree(path), settings.changes_of(changes)
+    wanted = settings.changes_of(changes)
     _check_changes(plan, wanted)
+    settings.run_file(path, changes, is_final=False)  # a fault of the file, or of an option, is said as such
+    tree = load_tree(path)
     for dotted, value in wanted.items():
         replace_field(tree, dotted, value)
     points, base = points_of(described, tree, str(path)), path.absolute().parent
