@@ -13,6 +13,7 @@ Of a loop it does not matter with which values its model was built: those of the
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -22,7 +23,7 @@ from weft.data.store import DataIndex
 from weft.errors import CheckpointError, ConfigError, KeyFileError, WeftError
 from weft.ids import Digest, PeerId, short
 from weft.keys import read_peer
-from weft.launch.session import Options, who_keep
+from weft.launch.session import Options
 from weft.peer.state.checkpoint import Contents, read_contents
 from weft.run.amend import amended, first_charter
 from weft.run.config import Genesis, LoopConfig, RunConfig
@@ -48,17 +49,17 @@ class Kept:
 
     run: Genesis
     charter: Charter
-    contents: Contents
+    contents: Contents | None  # None: damaged, or of another version; whoever loads it says what is wrong
     peer: PeerId  # whose checkpoint it is
     saved_at: float
 
     @property
     def round(self) -> int:
-        return 0 if self.contents.head is None else int(self.contents.head.round)
+        return 0 if self.contents is None or self.contents.head is None else int(self.contents.head.round)
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        return () if self.contents.head is None else tuple(self.contents.head.members)
+        return () if self.contents is None or self.contents.head is None else tuple(self.contents.head.members)
 
     @property
     def now(self) -> Genesis:
@@ -84,8 +85,6 @@ def meant(wanted: G, options: Options, wish: Wish) -> tuple[G, Amend | None, str
         return run, None, _told_amended(newest)
     if elsewhere := [each for _, each in same if each.round]:
         raise ConfigError(_not_mine(elsewhere[0], options))
-    if who_keep(wanted.run, options.home):  # damaged, or of another version: whoever reads it says what is wrong
-        return wanted, None, ""
     others = [(run, each) for run, each in kept if each.round and not each.charter.has_ended]
     others = [(run, each) for run, each in others if not begins_elsewhere(run, wanted)]
     if not others:
@@ -122,12 +121,18 @@ def kept_of(kind: type[G], name: str, options: Options) -> Iterator[tuple[G, Kep
                 continue
             is_staged = isinstance(run, StagedConfig)  # of which nothing is amended
             for checkpoint in sorted(path.glob("*/stage-*/checkpoint" if is_staged else "*/checkpoint")):
-                with suppress(CheckpointError, OSError):
-                    contents = read_contents(checkpoint)
-                    charter = None if is_staged else contents.charter
-                    peer = PeerId(checkpoint.relative_to(path).parts[0])
+                with suppress(OSError):
                     saved_at = (checkpoint / CHECKPOINT_FILE).stat().st_mtime
+                    contents = _read(checkpoint)
+                    charter = None if is_staged or contents is None else contents.charter
+                    peer = PeerId(checkpoint.relative_to(path).parts[0])
                     yield run, Kept(run, charter or first_charter(run), contents, peer, saved_at)
+
+
+def _read(checkpoint: Path) -> Contents | None:
+    with suppress(CheckpointError):
+        return read_contents(checkpoint)
+    return None
 
 
 def _is_same(run: Genesis, wanted: Genesis) -> bool:

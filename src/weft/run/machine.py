@@ -162,7 +162,7 @@ _OF_LIMITS = ("caps.memory_nbytes", "caps.cores")
 _OF_WAYS = ("transports", "tls", "iroh")
 _IDLE: dict[Use, tuple[tuple[str, ...], str]] = {
     "training": ((), ""),
-    "stage": (("micro_batch", "is_compiled"), "the run has stages, whose micro-batches are all peers' (pipeline)"),
+    "stage": (("micro_batch", "is_compiled"), "the run has stages, and its micro-batches are all peers' (pipeline)"),
     "loop": ((*_OF_DEVICE, "caps.cores"), "a loop of your own trains where and as it does"),
     "anchor": ((*_OF_DEVICE, *_OF_STAYING), "this peer does not train"),
     "visit": ((*_OF_DEVICE, *_OF_STAYING, *_OF_LIMITS), "this process takes no part in the run"),

@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 from example import example
 from unit.library.loops import BATCH, EVERY, Runner, Yard, batches, ending, small, train
 from weft.codec.config import Fp32Config
-from weft.errors import ConfigError, GenesisMismatch, NotFinite
+from weft.errors import CheckpointError, ConfigError, GenesisMismatch, NotFinite
 from weft.events import MemberLeft, Notice, Paused, RoundCommitted, StateJoined
 from weft.library import thread
 from weft.library.extension import extend
@@ -307,6 +307,17 @@ def test_what_cannot_go_on_says_why_and_what_can(tmp_path: Path) -> None:
     assert "the model's parameters are others" in wider
     assert "it is just this one" in alike
     assert "no run that is called elsewhere" in nothing
+
+
+def test_a_run_whose_checkpoint_is_damaged_is_not_begun_anew(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    with ending(yard):
+        begun(yard)
+        (saved,) = (tmp_path / "a" / "runs").glob("*/*/checkpoint/checkpoint.json")
+        saved.write_text(saved.read_text()[:-9])
+        b = yard.found("b", home="a", model=small(2))
+        b.join()
+    assert isinstance(b.error, CheckpointError)
 
 
 def test_a_run_is_not_begun_anew_by_another_key_unasked(tmp_path: Path) -> None:

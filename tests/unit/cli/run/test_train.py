@@ -34,6 +34,11 @@ def rounds(home: Path, run: str) -> list[int]:
     return [entry.event.round for entry in read_jsonl(log) if isinstance(entry.event, RoundCommitted)]
 
 
+def notices(home: Path) -> list[str]:
+    (log,) = (home / "runs").glob("*/*/log.jsonl")
+    return [entry.event.text for entry in read_jsonl(log) if isinstance(entry.event, Notice)]
+
+
 def test_a_changed_run_file_begins_nothing_anew_unasked(weft: Weft, run_path: Path, home: Path) -> None:
     train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet")
     assert weft(*train).code == 0
@@ -145,9 +150,7 @@ def test_a_run_that_has_begun_waits_for_nobody_and_says_so(weft: Weft, run_path:
     train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet")
     assert weft(*train, "--until", "1rounds").code == 0
     assert weft(*train, "--wait-for", 2).code == 0
-    (log,) = (home / "runs").glob("*/*/log.jsonl")
-    told = [entry.event.text for entry in read_jsonl(log) if isinstance(entry.event, Notice)]
-    assert any("--wait-for (wait_for) has no effect" in text for text in told)
+    assert any("--wait-for (wait_for) has no effect" in text for text in notices(home))
 
 
 def test_a_field_of_the_file_that_does_nothing_is_named(weft: Weft, run_path: Path) -> None:
@@ -185,7 +188,12 @@ def test_of_a_run_with_stages_nothing_is_amended_and_nothing_begun_anew_unasked(
     whole = weft("train", run_path, *TWO_ROUNDS, *STAGES[2:], *LOCAL, "--quiet")
     assert "stages 2 -> left out" in whole.err
     assert "pipeline" not in whole.err
-    assert weft(*train).code == 0  # as it was: nothing is asked
+    machine = run_path.parent / "m.toml"
+    machine.write_text("micro_batch = 1\n")
+    assert weft(*train, "--machine", machine, "--wait-for", 2).code == 0  # as it was: nothing is asked
+    told = notices(home)
+    assert any("--wait-for (wait_for) has no effect" in text for text in told)
+    assert any(text.endswith("its micro-batches are all peers' (pipeline): micro_batch") for text in told)
     assert weft(*train, "--new").code == ConfigError.exit_code
     assert [path.name for path in (home / "runs").iterdir()] == [run]
     assert weft(*train, *LONGER, "--new").code == 0
