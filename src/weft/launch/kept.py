@@ -170,7 +170,8 @@ def differences(before: Genesis, after: Genesis) -> list[str]:
     names = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
     if isinstance(before, StagedConfig) != isinstance(after, StagedConfig):
         names = [name for name in names if not name.startswith("pipeline.")]  # of one of them alone
-    names = [name for name in names if name not in _FOLLOW] or [name for name in names if name == "initial"]
+    of_model = [] if isinstance(before, LoopConfig) else [name for name in names if name == "initial"]
+    names = [name for name in names if name not in _FOLLOW] or of_model
     found = [_told(name, old.get(name), new.get(name)) for name in names]
     if before.data is None or after.data is None or before.data == after.data:
         return found

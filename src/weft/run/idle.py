@@ -52,7 +52,7 @@ def _of_method(method: Choices) -> dict[str, str]:
         found |= dict.fromkeys(("method.degree", "method.among.degree"), why)
     if isinstance(method.apply, DelayedNesterovConfig) and not method.apply.momentum:
         fields = ("method.delay", "method.apply.delay", "method.apply.activation")
-        found |= dict.fromkeys(fields, "there is no momentum (0) that they could hold back")
+        found |= dict.fromkeys(fields, "there is no momentum (0) to hold back")
     for name, codec in (("codec", method.codec), ("reply_codec", method.reply_codec)):
         if isinstance(codec, RandomKConfig) and codec.largest == codec.kept:
             found[f"method.{name}.largest"] = "that is as many as are kept"

@@ -78,7 +78,6 @@ def test_what_is_not_given_of_a_line_stays() -> None:
     kind = Kind(name="home", up_mbit=20.0, down_mbit=100.0, loss=0.01)
     worse = at_present(kind, [Line(peer="home", at_s=0.0, lasts_s=1.0, up_mbit=1.0)])
     assert (worse.up_mbit, worse.down_mbit, worse.loss) == (1.0, 100.0, 0.01)
-    assert at_present(kind, [Line(peer="home", at_s=0.0, lasts_s=1.0)]) == kind
 
 
 def test_of_two_faults_the_later_one_holds_where_both_say_something_and_slowness_adds_up() -> None:

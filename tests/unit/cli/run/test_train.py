@@ -154,12 +154,11 @@ def test_a_run_that_has_begun_waits_for_nobody_and_says_so(weft: Weft, run_path:
 
 
 def test_a_field_of_the_file_that_does_nothing_is_named(weft: Weft, run_path: Path) -> None:
-    run_path.write_text(run_path.read_text() + '[method]\ntype = "dpsgd"\ndegree = 3\n')
+    run_path.write_text(run_path.read_text() + '[method]\ntype = "async-diloco"\nmomentum = 0.0\ndelay = 3\n')
+    why = "there is no momentum (0) to hold back"
     for verb in (("train", run_path, *LOCAL, "--quiet"), ("plan", run_path, "--tokens-per-s", 1000)):
         said = weft(*verb)
-        line = (
-            f"{run_path}: without effect here, since graph is ring, and only a random one has a degree: method.degree"
-        )
+        line = f"{run_path}: without effect here, since {why}: method.delay"
         assert (said.code, said.err.count(line)) == (0, 1), said.err
 
 
