@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from weft.bench.plan import Bench, Point
     from weft.bench.point import Task
 
-_PLANNED = ("method", "seed", "peers", "has_even_leases", "train.tokens")  # of a run file
-_PLANNED += ("train.schedule.warmup_tokens", "train.schedule.total_tokens")
+_PLANNED = (  # of a run file
+    *("method", "seed", "peers", "has_even_leases", "train.tokens"),
+    *("train.schedule.warmup_tokens", "train.schedule.total_tokens"),
+)
 LOG, REPORT = "points.csv", "report.md"
 BROKEN = '; one that begins with "broken" is a fault of weft itself, please report it'
 
