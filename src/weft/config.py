@@ -8,7 +8,7 @@ types are walked again beside the file to say which file, which field, what was 
 import difflib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,6 +111,49 @@ def leaves(tree: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, _join(place, name))
         else:
             yield _join(place, name), value
+
+
+def said(config: msgspec.Struct, place: str = "") -> Iterator[str]:
+    """Yield the dotted names of the fields, within tables too, that are other than their defaults."""
+    for field in msgspec.structs.fields(config):
+        value, name = getattr(config, field.name), _join(place, field.encode_name)
+        if not field.required and value == _default(field):
+            continue
+        if not isinstance(value, msgspec.Struct):
+            yield name
+            continue
+        if value.__struct_config__.tag_field is not None:
+            yield f"{name}.{value.__struct_config__.tag_field}"
+        yield from said(value, name)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def idle(given: Iterable[str], without_effect: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the fields given that have no effect, dotted, by the reason why.
+
+    Args:
+        without_effect: fields and sections, dotted, each with the reason.
+    """
+    found: dict[str, list[str]] = {}
+    for name in sorted(given):
+        for field, reason in without_effect.items():
+            if is_in(name, field):
+                found.setdefault(reason, []).append(name)
+                break
+    return found
+
+
+def told_idle(where: str, given: Iterable[str], without_effect: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each reason, as of `idle`; `where` names the origin of the fields."""
+    for reason, names in idle(given, without_effect).items():
+        yield f"{where}: without effect here, since {reason}: {', '.join(names)}"
+
+
+def is_in(dotted: str, section: str) -> bool:
+    return dotted == section or dotted.startswith(f"{section}.")
 
 
 # --- finding the fault ---

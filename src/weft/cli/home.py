@@ -23,6 +23,7 @@ from typing import Annotated, cast
 import msgspec
 import typer
 
+from weft.cli.terminal import tell
 from weft.errors import CheckpointError
 from weft.ids import short
 from weft.library.home import default_home
@@ -187,11 +188,22 @@ class Place:
 
     def __init__(self) -> None:
         self.home = default_home()
+        self.is_idle = False  # whether --home was typed, and nobody has asked for the home yet
 
 
 def home_of(context: typer.Context) -> Path:
     """Return the home that --home, WEFT_HOME or the platform chose."""
-    return cast(Place, context.obj).home
+    place = cast(Place, context.obj)
+    place.is_idle = False
+    return place.home
+
+
+def say_no_home(context: typer.Context, reason: str) -> None:
+    """Say that this command has no use for a home, where --home was typed."""
+    place = cast(Place, context.obj)
+    if place.is_idle:
+        place.is_idle = False
+        tell(f"--home: without effect here, since {reason}")
 
 
 def command_for(home: Path) -> str:

@@ -18,8 +18,10 @@ from weft.cli.doctor import doctor
 from weft.cli.failure import explain, explain_usage
 from weft.cli.home import Place
 from weft.cli.model import eval, export, generate, inspect, tokenizer
+from weft.cli.options import given
 from weft.cli.plan import bench, methods, plan, simulate
 from weft.cli.run import act, anchor, gather, join, keys, pause, ticket, train
+from weft.cli.terminal import tell
 from weft.cli.watch import report, status, watch
 from weft.errors import ConfigError
 from weft.library.home import default_home
@@ -50,6 +52,8 @@ def run(arguments: Sequence[str]) -> int:
         return explain_usage(error)
     except BaseException as error:
         return explain(error, place.home)
+    if place.is_idle:
+        tell("--home: without effect here, since nothing was read from a home or written to one")
     return code if isinstance(code, int) else 0  # of typer.Exit
 
 
@@ -90,6 +94,7 @@ def make_app(place: Place) -> typer.Typer:
         ] = False,
     ) -> None:
         place.home = default_home() if home is None else home.absolute()
+        place.is_idle = "home" in given(context)
         context.obj = place
 
     for verb in (

@@ -25,6 +25,12 @@ from weft.errors import ConfigError, DataError, TicketError
 from weft.events import CountedThrough, Emit, Entry, Notice, PeerStarted, RoundCommitted, StepDone
 from weft.ids import PeerId
 
+if TYPE_CHECKING:
+    import typer
+
+    from weft.data.corpus import JsonlSource, ParquetSource, TextSource
+    from weft.data.documents import Document
+
 _WHILE = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)(?:m|min))?(?:(\d+)s)?", re.IGNORECASE)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)\s*(rounds?|tokens?)", re.IGNORECASE)
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
@@ -188,6 +194,16 @@ def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
 
+def given(context: "typer.Context") -> dict[str, str]:
+    """Return how each option that was typed is spelled, by the name of its parameter: not those that have defaults."""
+    typed = {
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    }
+    return {str(each.name): max(each.opts, key=len) for each in context.command.params if each.name in typed}
+
+
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(?:e\+?(\d{1,2}))?\s*([a-z/]*)", re.IGNORECASE)
 _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SPELLINGS = ("bit", "bit/s", "bitps", "bps")
@@ -242,11 +258,6 @@ def _match(text: str, units: Mapping[str, float]) -> re.Match[str] | None:
 
 def _value(match: re.Match[str], units: Mapping[str, float]) -> float:
     return float(match[1]) * 10.0 ** int(match[2] or 0) * units.get(match[3].lower(), 1.0)
-
-
-if TYPE_CHECKING:
-    from weft.data.corpus import JsonlSource, ParquetSource, TextSource
-    from weft.data.documents import Document
 
 
 def own_source(paths: Sequence[str]) -> "TextSource | JsonlSource | ParquetSource":

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft import reading
-from weft.cli.options import nbytes, rate_bps
+from weft.cli.options import given, nbytes, rate_bps
 from weft.cli.terminal import tell
-from weft.config import from_tree, leaves, load_tree, replace_field
+from weft.config import from_tree, idle, leaves, load_tree, replace_field, told_idle
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.run.config import RunFile
-    from weft.run.machine import PeerConfig
+    from weft.run.machine import PeerConfig, Use
 
 Transports = Annotated[str | None, typer.Option(help="Ways to reach others, best first. Default: tls,iroh,via.")]
 Machine = Annotated[Path | None, typer.Option(help="TOML file with this machine's settings (PeerConfig).")]
@@ -145,13 +145,13 @@ _ALLOWED = {
 }
 
 
-def machine_settings(file: Path | None, options: dict[str, Any], *, trains: bool = True) -> "PeerConfig":
+def machine_settings(file: Path | None, options: dict[str, Any], *, use: "Use" = "training") -> "PeerConfig":
     """Return this machine's settings. What stands in the file and has no effect here is named in one line.
 
     Args:
         file: TOML, or None.
         options: dotted field to value; None leaves the field as it is.
-        trains: whether the process trains.
+        use: what the process does.
 
     Raises:
         ConfigError: names the option or the file's field; an option has no effect.
@@ -167,16 +167,27 @@ def machine_settings(file: Path | None, options: dict[str, Any], *, trains: bool
             check_option(dotted, value)
             replace_field(tree, dotted, value)
     settings: PeerConfig = from_tree(tree, PeerConfig, where="command line")
-    for field, reason in without_effect(settings, trains=trains).items():
-        for dotted in (each for each, value in options.items() if value is not None and _is_in(each, field)):
-            raise ConfigError(f"{_ALLOWED[dotted][0]} has no effect: {reason}. Leave it out.")
-        if idle := sorted(each for each in in_file if _is_in(each, field)):
-            tell(f"{file}: without effect here, since {reason}: {', '.join(idle)}")
+    unheard = without_effect(settings, use)
+    for reason, names in idle((name for name, value in options.items() if value is not None), unheard).items():
+        _refuse([_ALLOWED[name][0] for name in names], reason)
+    for line in told_idle(str(file), in_file, unheard):
+        tell(line)
     return settings
 
 
-def _is_in(dotted: str, field: str) -> bool:
-    return dotted == field or dotted.startswith(f"{field}.")
+def refuse_idle(context: typer.Context, reason: str, *names: str) -> None:
+    """Refuse those of a command's options, by the names of its parameters, that were given and would change nothing.
+
+    Raises:
+        ConfigError: with the reason, where one was given.
+    """
+    if found := [option for name, option in given(context).items() if name in names]:
+        _refuse(found, reason)
+
+
+def _refuse(options: Sequence[str], reason: str) -> None:
+    have, them = ("has", "it") if len(options) == 1 else ("have", "them")
+    raise ConfigError(f"{', '.join(options)} {have} no effect: {reason}. Leave {them} out.")
 
 
 def check_option(dotted: str, value: Any) -> None:
@@ -202,22 +213,34 @@ def check_transports(given: str | None) -> list[str] | None:
     return None if given is None else [word.strip() for word in given.split(",")]
 
 
-def run_file(path: Path, changes: Sequence[str]) -> "RunFile":
+def run_file(path: Path, changes: Sequence[str], *, is_final: bool = True) -> "RunFile":
     """Return the run file at `path` with every `--set section.field=value` in it.
 
+    What stands in the file and has no effect beside the rest is named in one line.
+
+    Args:
+        is_final: whether nothing else takes the place of fields before it is run.
+
     Raises:
-        ConfigError: names the file or the option, and the field.
+        ConfigError: names the file or the option, and the field; an option has no effect.
     """
     from weft.run.config import RunFile
+    from weft.run.idle import without_effect
 
-    tree = load_tree(path)
-    for dotted, changed in changes_of(changes).items():
+    tree, wanted = load_tree(path), changes_of(changes)
+    in_file = {name for name, _ in leaves(tree)}
+    for dotted, changed in wanted.items():
         replace_field(tree, dotted, changed)
     try:
         found: RunFile = from_tree(tree, RunFile, where=str(path))
     except ConfigError as error:
         from_tree(load_tree(path), RunFile, where=str(path))  # the file's own fault is said as such
         raise ConfigError(f"{_blamed(changes, str(error))}{str(error).removeprefix(str(path))}") from None
+    unheard = without_effect(found) if is_final else {}
+    for reason, fields in idle((name for name, _ in leaves(wanted)), unheard).items():
+        _refuse([f"--set {name}" for name in fields], reason)
+    for line in told_idle(str(path), in_file - set(wanted), unheard):
+        tell(line)
     return found
 
 

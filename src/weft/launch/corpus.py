@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from weft.clock import Clock
+from weft.config import said, told_idle
 from weft.data.batch import Batches
 from weft.data.corpus import CorpusConfig
 from weft.data.store import DataIndex
@@ -25,7 +26,7 @@ from weft.run.amend import amended
 from weft.run.config import Genesis, RunConfig, RunFile
 from weft.run.genesis import initial, on_corpus, pack_private, seal
 from weft.run.host import limit_cores
-from weft.run.machine import PeerConfig
+from weft.run.machine import PeerConfig, without_effect
 from weft.run.staged import StagedConfig, held_of
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
@@ -72,6 +73,7 @@ class Corpus:
         trainers: who makes the inner steps.
         stages: None: a run with stages is refused.
         wish: what to do where the home holds a run of that name which differs.
+        notes: what whoever asks for this should know.
     """
 
     described: tuple[RunFile, Path] | None = None
@@ -80,6 +82,7 @@ class Corpus:
     trainers: Trainers = ONE
     stages: Stages | None = None
     wish: Wish = "ask"
+    notes: Sequence[str] = ()
     amends: dict[RunId, Amend] = field(default_factory=dict, init=False)  # of a run that is gone on with
 
     def seal(self, options: Options, emit: Emit) -> tuple[Genesis, Data | None]:
@@ -93,9 +96,10 @@ class Corpus:
         limit_cores(settings.caps.cores)
         sealed = seal(run_file, base, options.home, emit, max_parameters=settings.max_parameters)
         self.trainers.check_fits(held_of(sealed.config), settings)
-        run, amends, said = meant(sealed.config, options.home, settings.max_parameters, self.wish)
-        if said:
-            emit(Notice(text=said))
+        run, amends, text = meant(sealed.config, options, self.wish)
+        self._note(run, settings, emit)
+        if text:
+            emit(Notice(text=text))
         if amends is not None:
             self.amends[run.run] = amends
         return run, Data(sealed.tokenizer, sealed.store, sealed.index, sealed.came_with)
@@ -104,6 +108,7 @@ class Corpus:
         settings, charter = s.options.settings, invitation.charter
         limit_cores(settings.caps.cores)
         run = on_corpus(invitation.run)
+        self._note(run, settings, s.emit)
         self._require_fitting_data(run)
         now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
@@ -164,6 +169,13 @@ class Corpus:
             loop.call_soon_threadsafe(s.emit, event)
 
         return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, s.options.home, emit)
+
+    def _note(self, run: RunConfig, settings: PeerConfig, emit: Emit) -> None:
+        """Tell what whoever asks for this should know, and which of the machine's settings a stage has no use for."""
+        idle = without_effect(settings, "stage") if isinstance(run, StagedConfig) else {}
+        idle = {name: why for name, why in idle.items() if name not in without_effect(settings)}
+        for text in (*self.notes, *told_idle("this machine's settings", said(settings), idle)):
+            emit(Notice(text=text))
 
     def _require_fitting_data(self, run: RunConfig) -> None:
         """

@@ -1,112 +1,163 @@
-"""Which run of a home a run file means: the very one, one that was changed since, or none.
+"""Which run of a home a run file, or a loop's config, means: the very one, one that was changed since, or none.
 
-    the run of just this file is kept here          go on with it
+    just this run is kept here                      go on with it
     one of the same name is, and it differs         by amendment, anew, or not at all: the person says which
     none is                                         begin
 
 A run that a home holds alone, and that names no stewards, may be amended by its only member (`governance`): it keeps
 its name, its rounds and all optimizers' memory, and its manifests say what was changed when.
+
+Of a loop it does not matter with which values its model was built: those of the run are put into it.
 """
 
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from weft.config import leaves
 from weft.data.store import DataIndex
-from weft.errors import CheckpointError, ConfigError, WeftError
-from weft.ids import Digest, PeerId, RunId, short
-from weft.launch.session import who_keep
+from weft.errors import CheckpointError, ConfigError, KeyFileError, WeftError
+from weft.ids import Digest, PeerId, short
+from weft.keys import read_peer
+from weft.launch.session import Options
 from weft.peer.state.checkpoint import Contents, read_contents
 from weft.run.amend import amended, first_charter
-from weft.run.config import Genesis, RunConfig
+from weft.run.config import Genesis, LoopConfig, RunConfig
 from weft.run.genesis import MAX_RUN_NBYTES, read_run
 from weft.run.staged import StagedConfig
-from weft.store.home import Home
+from weft.store.home import CHECKPOINT_FILE, Home
 from weft.sync.governance import Void, amended_settings
 from weft.sync.records.acts import Amend
 from weft.sync.records.charter import Charter
 from weft.wire import printable
 
 Wish = Literal["ask", "go on", "new"]
+G = TypeVar("G", RunConfig, LoopConfig)
 MAX_SHOWN = 12  # fields
+_FOLLOW = ("type", "initial", "initials")  # from other fields: named where nothing else differs
+_LARGE = {"initial": "the first weights", "initials": "the first weights", "tensors": "the model's parameters"}
+_LARGE |= {"frozen": "the parameters that are not trained"}
 
 
 @dataclass(frozen=True)
 class Kept:
     """A run of this home, as it stands."""
 
-    run: RunConfig  # its genesis
+    run: Genesis
     charter: Charter
-    contents: Contents
+    contents: Contents | None  # None: damaged, or of another version; whoever loads it says what is wrong
+    peer: PeerId  # whose checkpoint it is
+    saved_at: float
 
     @property
     def round(self) -> int:
-        return 0 if self.contents.head is None else int(self.contents.head.round)
+        return 0 if self.contents is None or self.contents.head is None else int(self.contents.head.round)
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        return () if self.contents.head is None else tuple(self.contents.head.members)
+        return () if self.contents is None or self.contents.head is None else tuple(self.contents.head.members)
 
     @property
     def now(self) -> Genesis:
         return amended(self.run, self.charter)
 
 
-def meant(wanted: RunConfig, home: Home, max_parameters: int, wish: Wish) -> tuple[RunConfig, Amend | None, str]:
+def meant(wanted: G, options: Options, wish: Wish) -> tuple[G, Amend | None, str]:
     """Return the run to train, what to amend of it, and what to say.
 
     Raises:
-        ConfigError: this home holds a run of that name which differs, and what is to be done was not said.
+        ConfigError: this home holds a run of that name which differs, or this very one by another identity, and what is
+            to be done was not said; or what was said cannot be done.
     """
-    if who_keep(wanted.run, home):
-        return wanted, None, _told_amended(wanted, home)
-    candidates = (kept for kept in kept_of(wanted.name, home, max_parameters) if not begins_elsewhere(kept.run, wanted))
-    found = max(candidates, key=lambda kept: kept.round, default=None)
-    if found is None or wish == "new":
+    kept, keys = list(kept_of(_kind(wanted), wanted.name, options)), _keys(options)
+    same = [(run, each) for run, each in kept if _is_same(run, wanted)]
+    mine = [(run, each) for run, each in same if each.peer in keys]
+    if wish == "new":
+        if alike := [each for run, each in mine if run == wanted and each.round]:
+            raise ConfigError(_no_other(alike[0]))
         return wanted, None, ""
+    if mine:
+        run, newest = max(mine, key=lambda pair: pair[1].saved_at)
+        return run, None, _told_amended(newest)
+    if elsewhere := [each for _, each in same if each.round]:
+        raise ConfigError(_not_mine(elsewhere[0], options))
+    others = [(run, each) for run, each in kept if each.round and not each.charter.has_ended]
+    others = [(run, each) for run, each in others if not begins_elsewhere(run, wanted)]
+    if not others:
+        if wish == "go on":
+            raise ConfigError(_nothing_to_go_on_with(wanted, options.home))
+        return wanted, None, ""
+    run, found = max(others, key=lambda pair: (pair[1].peer in keys, pair[1].round))
     fields = differences(found.now, wanted)
-    if not fields:
-        return found.run, None, f"going on with run {short(found.run.run)}, which was amended to what this file says"
     amend = amendment_to(found, wanted)
-    if wish == "go on" and amend is not None:
-        return found.run, amend, f"going on with run {short(found.run.run)}, amended: {'; '.join(fields)}"
-    raise ConfigError(_question(found, fields, amend, wish))
+    if fields and (wish != "go on" or amend is None):
+        raise ConfigError(_question(found, fields, amend, wish))
+    if found.peer not in keys:
+        raise ConfigError(_not_mine(found, options))
+    if not fields:
+        return run, None, f"going on with run {short(run.run)}, which was amended to what this file says"
+    return run, amend, f"going on with run {short(run.run)}, amended: {'; '.join(fields)}"
 
 
-def begins_elsewhere(run: RunConfig, wanted: RunConfig) -> bool:
-    """Return whether the file of `wanted` names other weights to begin with, or another run that it goes on with."""
-    return (not wanted.is_seeded and wanted.initial != run.initial) or wanted.predecessor not in (None, run.predecessor)
+def begins_elsewhere(run: Genesis, wanted: Genesis) -> bool:
+    """Return whether `wanted` names other weights to begin with, or another run that it goes on with."""
+    has_weights = isinstance(wanted, RunConfig) and not wanted.is_seeded and wanted.initial != run.initial
+    return has_weights or wanted.predecessor not in (None, run.predecessor)
 
 
-def kept_of(name: str, home: Home, max_parameters: int) -> Iterator[Kept]:
-    """Yield the runs of that name of which this home has made a round, or taken part in one."""
+def kept_of(kind: type[G], name: str, options: Options) -> Iterator[tuple[G, Kept]]:
+    """Yield the runs of that kind and name that this home has begun, or taken part in."""
+    home, limit = options.home, options.settings.max_parameters
     folder = home.root / "runs"
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         with suppress(WeftError):  # another version's, or damaged: not this one
             data = home.blobs.read(Digest(path.name), MAX_RUN_NBYTES)
-            run = None if data is None else read_run(data, max_parameters)
-            if not isinstance(run, RunConfig) or run.name != name:
+            run = None if data is None else read_run(data, limit)
+            if not isinstance(run, kind) or run.name != name:
                 continue
             is_staged = isinstance(run, StagedConfig)  # of which nothing is amended
             for checkpoint in sorted(path.glob("*/stage-*/checkpoint" if is_staged else "*/checkpoint")):
-                with suppress(CheckpointError):
-                    contents = read_contents(checkpoint)
-                    charter = None if is_staged else contents.charter
-                    kept = Kept(run, charter or first_charter(run), contents)
-                    if kept.round and not kept.charter.has_ended:
-                        yield kept
+                with suppress(OSError):
+                    saved_at = (checkpoint / CHECKPOINT_FILE).stat().st_mtime
+                    contents = _read(checkpoint)
+                    charter = None if is_staged or contents is None else contents.charter
+                    peer = PeerId(checkpoint.relative_to(path).parts[0])
+                    yield run, Kept(run, charter or first_charter(run), contents, peer, saved_at)
 
 
-def _told_amended(wanted: RunConfig, home: Home) -> str:
-    for checkpoint in sorted((home.root / "runs" / wanted.run).glob("*/checkpoint")):
-        with suppress(CheckpointError):
-            charter = read_contents(checkpoint).charter
-            if charter is not None and (fields := differences(wanted, amended(wanted, charter))):
-                return f"this run was amended since its file was written: {'; '.join(fields)}"
+def _read(checkpoint: Path) -> Contents | None:
+    with suppress(CheckpointError):
+        return read_contents(checkpoint)
+    return None
+
+
+def _is_same(run: Genesis, wanted: Genesis) -> bool:
+    if isinstance(run, LoopConfig):
+        run = msgspec.structs.replace(run, initial=wanted.initial)
+    return run == wanted
+
+
+def _kind(wanted: G) -> type[G]:
+    return LoopConfig if isinstance(wanted, LoopConfig) else RunConfig  # with stages, too
+
+
+def _keys(options: Options) -> set[PeerId]:
+    """Return the identities that this process may take."""
+    files = sorted(options.home.keys.glob("peer-*.pem")) if options.key is None else [options.key]
+    found = set()
+    for file in files:
+        with suppress(KeyFileError):  # none yet; or whoever opens it says what is wrong
+            found.add(read_peer(file))
+    return found
+
+
+def _told_amended(kept: Kept) -> str:
+    if fields := differences(kept.run, kept.now):
+        return f"this run was amended since its file was written: {'; '.join(fields)}"
     return ""
 
 
@@ -117,9 +168,11 @@ def differences(before: Genesis, after: Genesis) -> list[str]:
     """Return the fields that differ, each as "field old -> new"; of data only how much text there is."""
     old, new = dict(leaves(_fields(before))), dict(leaves(_fields(after)))
     names = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
-    if names != ["initial"]:  # weights follow from the rest
-        names = [name for name in names if name != "initial"]
-    found = [f"{name} {_shown(old.get(name))} -> {_shown(new.get(name))}" for name in names]
+    if isinstance(before, StagedConfig) != isinstance(after, StagedConfig):
+        names = [name for name in names if not name.startswith("pipeline.")]  # of one of them alone
+    of_model = [] if isinstance(before, LoopConfig) else [name for name in names if name == "initial"]
+    names = [name for name in names if name not in _FOLLOW] or of_model
+    found = [_told(name, old.get(name), new.get(name)) for name in names]
     if before.data is None or after.data is None or before.data == after.data:
         return found
     if before.data.tokenizer != after.data.tokenizer:
@@ -133,17 +186,25 @@ def _fields(run: Genesis) -> dict[str, Any]:
     return {name: value for name, value in tree.items() if name != "data"}
 
 
+def _told(name: str, old: Any, new: Any) -> str:
+    if name in _LARGE:
+        return f"{_LARGE[name]} are others"
+    return f"{name} {_shown(old)} -> {_shown(new)}"
+
+
 def _text_of(data: DataIndex) -> str:
     return f"{data.train_text_nbytes + data.heldout_text_nbytes:,} B of text"
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "left out"
     return f"{value:,}" if type(value) is int else printable(str(value))[:60]
 
 
-def amendment_to(kept: Kept, wanted: RunConfig) -> Amend | None:
+def amendment_to(kept: Kept, wanted: Genesis) -> Amend | None:
     """Return what makes `kept` what is wanted, where its only member may decide it; None: no amendment does."""
-    if isinstance(wanted, StagedConfig) or kept.run.with_settings(wanted.settings) != wanted:
+    if isinstance(wanted, StagedConfig) or not _is_same(kept.run.with_settings(wanted.settings), wanted):
         return None
     if kept.charter.stewards or kept.charter.forks or len(kept.members) != 1:
         return None
@@ -164,12 +225,14 @@ def amendment_to(kept: Kept, wanted: RunConfig) -> Amend | None:
     return amend if is_all else None
 
 
+# --- what to say ---
+
+
 def _question(found: Kept, fields: list[str], amend: Amend | None, wish: Wish) -> str:
     more = f"; and {len(fields) - MAX_SHOWN} more" if len(fields) > MAX_SHOWN else ""
-    run: RunId = found.run.run
     text = (
-        f"this home holds run {short(run)} ({printable(found.run.name)}) at round {found.round}, and this is another "
-        f"one by the same name: {'; '.join(fields[:MAX_SHOWN])}{more}. Nothing was begun. "
+        f"{_holds(found)}, and this is another one by the same name: {'; '.join(fields[:MAX_SHOWN])}{more}. Nothing "
+        "was begun. "
     )
     if wish == "go on":
         text += f"It cannot go on so: {_why_not(found)}. "
@@ -178,22 +241,72 @@ def _question(found: Kept, fields: list[str], amend: Amend | None, wish: Wish) -
             'To go on with that one, by these settings from its next round on, add --go-on (in Python wish="go on"). '
         )
     if amend is None:
-        text += (
-            f"To go on from what it has learnt, in another run: `weft export {short(run)} FOLDER`; then write "
-            f'model = {{type = "folder", path = "FOLDER"}}, tokenizer = {{type = "json", path = "FOLDER"}} and '
-            f'predecessor = "{run}" into the run file. That keeps the parameters, not the optimizer\'s '
-            "memory, and counts rounds and tokens from 0. "
-        )
+        text += _from_what_it_has_learnt(found.run)
     return (
-        text + "To go on with it as it was, undo the change. To begin anew beside it, add --new, or give another name."
+        f"{text}To go on with it as it was, undo the change. To begin anew beside it, add --new (in Python "
+        'wish="new"), or give another name.'
+    )
+
+
+def _holds(found: Kept) -> str:
+    return f"this home holds run {short(found.run.run)} ({printable(found.run.name)}) at round {found.round}"
+
+
+def _from_what_it_has_learnt(run: Genesis) -> str:
+    if isinstance(run, LoopConfig):
+        return (
+            "To go on from what it has learnt, in another run: start the loop with the config as it was, which puts "
+            'its parameters into the model; then make a weft.Sync of that model with this config and wish="new". '
+        )
+    whole = f"`weft gather {short(run.run)}` and " if isinstance(run, StagedConfig) else ""
+    return (
+        f"To go on from what it has learnt, in another run: {whole}`weft export {short(run.run)} FOLDER`; then write "
+        f'model = {{type = "folder", path = "FOLDER"}}, tokenizer = {{type = "json", path = "FOLDER"}} and '
+        f'predecessor = "{run.run}" into the run file. That keeps the parameters, not the optimizer\'s '
+        "memory, and counts rounds and tokens from 0. "
     )
 
 
 def _why_not(found: Kept) -> str:
+    if isinstance(found.run, StagedConfig):
+        return "each of its stages is a run of its own, and nobody amends those"
     if found.charter.stewards:
         return "it has stewards, who amend it with `weft act amend` while it runs"
     if len(found.members) != 1:
         return f"{len(found.members)} members hold it, and no one of them may change it alone"
     if found.charter.forks:
         return "it has split into branches, and others may hold another one"
+    if isinstance(found.run, LoopConfig):
+        return "only samples, batch_size, method.every, codecs and the rates of method.apply can change"
     return "only train.tokens, seq_len, batch_size and schedule, method.every, codecs and the rates of method.apply can"
+
+
+def _no_other(found: Kept) -> str:
+    how = "another model to begin with, another name or another seed"
+    if isinstance(found.run, RunConfig):
+        how = "another name or another seed (--set seed=1)"
+    return (
+        f"{_holds(found)}, and it is just this one: what a run is called follows from its settings, so that there "
+        f"cannot be two alike. To begin anew beside it, give {how}. To go on with it, leave out --new (in Python "
+        'wish="new").'
+    )
+
+
+def _not_mine(found: Kept, options: Options) -> str:
+    text = f"{_holds(found)}, trained by peer {short(found.peer)}, and "
+    if options.key is None:
+        text += f"the key of that is not in {options.home.keys}. To go on with it, name the key: --key FILE"
+    else:
+        text += f"{options.key} is the key of another. To go on with it, leave out --key"
+    return (
+        f"{text} (in Python the key of weft.Machine). Nothing was begun. Where a second peer is to train along, let it "
+        'join: `weft join TICKET --key FILE`. To begin the run anew, add --new (in Python wish="new").'
+    )
+
+
+def _nothing_to_go_on_with(wanted: Genesis, home: Home) -> str:
+    return (
+        f"{home.root} holds no run that is called {printable(wanted.name)} and has made a round, so there is nothing "
+        "to go on with. Nothing was begun. Where it lies in another home, name that: weft --home FOLDER. To begin it, "
+        'leave out --go-on (in Python wish="go on").'
+    )

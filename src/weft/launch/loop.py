@@ -1,36 +1,35 @@
 """What a loop of somebody's own trains: tensors in the place of a model, and the loop in the place of a trainer.
 
 A run that this machine has founded before goes on: with the parameters it began with, whatever the model was built with
-this time.
+this time. Where the config was changed since, whoever starts the loop says what is meant (`kept`).
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from jaxtyping import Float32
 from torch import Tensor
 
 from weft import wire
 from weft.clock import Clock
 from weft.config import alike
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError
 from weft.events import Emit, Notice
 from weft.ids import Digest, PeerId, RunId, short
 from weft.launch.fetch import fetch_initial
+from weft.launch.kept import Wish, meant
 from weft.launch.peer import Invitation, Prepared, context_of, whole
-from weft.launch.session import Options, Session, who_keep
+from weft.launch.session import Options, Session
 from weft.peer.context import Data
 from weft.peer.peer import Peer
 from weft.run.config import FrozenConfig, Genesis, LoopConfig, SyncConfig, TensorConfig
-from weft.run.genesis import MAX_RUN_NBYTES, initial, read_run
+from weft.run.genesis import initial, read_run
 from weft.store.chunks import raw
-from weft.store.home import Home
 from weft.sync.merge.reduce import require
 from weft.sync.method.presets import spell_out
+from weft.sync.records.acts import Amend
 from weft.training.device import check_fits_loop
 from weft.training.learner import Learner
 
@@ -43,6 +42,8 @@ class Loop:
         config: the run to be founded; where one is joined, what it is expected to be, or None: whatever it is.
         vector: the tensors' values, as the model was built.
         check: raises where the run's tensors are others.
+        wish: what to do where the home holds a run of that name which differs.
+        notes: what whoever asks for this should know.
     """
 
     config: SyncConfig | None
@@ -51,6 +52,9 @@ class Loop:
     vector: Float32[Tensor, " num"]
     check: Callable[[LoopConfig], None]
     make_learner: Callable[[Genesis, Emit, Clock], Learner]
+    wish: Wish = "ask"
+    notes: Sequence[str] = ()
+    amends: dict[RunId, Amend] = field(default_factory=dict, init=False)  # of a run that is gone on with
 
     def seal(self, options: Options, emit: Emit) -> tuple[Genesis, Data | None]:
         assert self.config is not None
@@ -59,10 +63,13 @@ class Loop:
         require(sealed.method)
         read_run(wire.encode(sealed), limit)  # what others would refuse is refused here, where it can still be changed
         check_fits_loop(sealed, options.settings)
-        kept = _kept(sealed, home, limit)
-        if kept is not None:
-            emit(Notice(text=f"going on with run {short(kept.run)}, which this machine has made before"))
-            return kept, None
+        self._note(emit)
+        run, amends, said = meant(sealed, options, self.wish)
+        if run is not sealed:
+            emit(Notice(text=said or f"going on with run {short(run.run)}, which this machine has made before"))
+            if amends is not None:
+                self.amends[run.run] = amends
+            return run, None
         home.blobs.put(raw(self.vector))
         home.blobs.put(wire.encode(sealed))
         return sealed, None
@@ -72,9 +79,14 @@ class Loop:
         self.check(run)
         if self.config is not None:
             _require_expected(run, self.config)
+        self._note(s.emit)
         check_fits_loop(run, s.options.settings)
         s.day.require(4 * run.num_parameters)
         return True
+
+    def _note(self, emit: Emit) -> None:
+        for text in self.notes:
+            emit(Notice(text=text))
 
     async def prepare(
         self,
@@ -90,7 +102,7 @@ class Loop:
         if vector is None:
             raise ConfigError("the run's initial weights could not be had. Ask a member for a fresh ticket.")
         context = context_of(s, None, vector, lambda emit: self.make_learner(run, emit, s.clock))
-        return await whole(s, run, context)
+        return await whole(s, run, context, self.amends.get(run.run))
 
 
 def _sealed(
@@ -104,19 +116,6 @@ def _sealed(
         "initial": initial,
     }
     return LoopConfig(**alike(LoopConfig, config) | resolved)
-
-
-def _kept(sealed: LoopConfig, home: Home, max_parameters: int) -> LoopConfig | None:
-    """Return the newest run with a checkpoint here that is `sealed` but for the values it began with."""
-    found: list[tuple[float, LoopConfig]] = []
-    folder = home.root / "runs"
-    for path in folder.iterdir() if folder.is_dir() else ():
-        with suppress(ConfigError, DataError):  # another version's, or damaged: not this one
-            data = home.blobs.read(Digest(path.name), MAX_RUN_NBYTES)
-            run = None if data is None else read_run(data, max_parameters)
-            if isinstance(run, LoopConfig) and msgspec.structs.replace(run, initial=sealed.initial) == sealed:
-                found += [(keeper.stat().st_mtime, run) for keeper in who_keep(RunId(path.name), home)]
-    return max(found, key=lambda each: each[0])[1] if found else None
 
 
 def _of_loops(run: Genesis) -> LoopConfig:

@@ -49,6 +49,7 @@ from weft.sync.records.charter import Charter
 from weft.training.learner import Learner
 
 CALL_S = 10.0
+BEGUN = "the run has begun already, and goes on with whoever is here: --wait-for (wait_for) has no effect"
 
 
 class Participant(Guarded, Protocol):
@@ -207,6 +208,8 @@ async def whole(s: Session, run: Genesis, context: Context, amends: Amend | None
     async def live(wait_for: int | None) -> Outcome:
         if wait_for is None:
             return await peer.join(snapshot=snapshot)
+        if wait_for > 1 and snapshot is not None and snapshot.head is not None:
+            s.emit(Notice(text=BEGUN))
         return await peer.found(wait_for=wait_for, snapshot=snapshot, amends=amends)
 
     return Prepared(peer, live, peer.standing)

@@ -5,21 +5,22 @@ Structs of msgspec check what is read, not what a program writes; so what a prog
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from torch import Tensor, distributed
 
-from weft.config import from_tree, load
+from weft.config import from_tree, load, said, told_idle
 from weft.errors import ConfigError
 from weft.events import Sink
+from weft.launch.kept import Wish
 from weft.launch.session import Options
 from weft.library.home import default_home
-from weft.run.machine import PeerConfig
+from weft.run.machine import PeerConfig, Use, without_effect
 from weft.store.home import Home
 
 C = TypeVar("C", bound=msgspec.Struct)
@@ -88,6 +89,25 @@ def require_kind(given: Any, kinds: type | tuple[type, ...], what: str, allowed:
     """
     if not isinstance(given, kinds):
         raise ConfigError(f"{what} is {given!r:.80}, of type {type(given).__name__}. Allowed: {allowed}.")
+
+
+def require_wish(wish: Any) -> None:
+    """
+    Raises:
+        ConfigError: none of those there are.
+    """
+    if wish not in get_args(Wish):
+        allowed = " or ".join(f'"{each}"' for each in get_args(Wish))
+        raise ConfigError(f"wish is {wish!r:.80}. Allowed: {allowed}.")
+
+
+def notes_on(settings: PeerConfig, use: Use, ticket: str | None, wait_for: int, wish: Wish) -> Iterator[str]:
+    """Yield, in a line each, which arguments and settings change nothing here."""
+    idle = {"wait_for": wait_for != 1, "wish": wish != "ask"}
+    if ticket is not None and any(idle.values()):
+        names = ", ".join(name for name, is_given in idle.items() if is_given)
+        yield f"without effect here, since the run of the ticket is joined: {names}"
+    yield from told_idle("machine: settings", said(settings), without_effect(settings, use))
 
 
 def require_members(wait_for: Any) -> None:

@@ -29,7 +29,9 @@ from weakref import ref
 
 from torch import Tensor, nn
 
+from weft.config import said, told_idle
 from weft.errors import ConfigError
+from weft.launch.kept import Wish
 from weft.launch.loop import Loop
 from weft.library import given
 from weft.library.learner import Lending, LoopLearner
@@ -37,6 +39,7 @@ from weft.library.tensors import Tensors, require_same
 from weft.library.thread import PeerThread, RoundTimes, at_exit, hand_in
 from weft.peer.peer import Outcome, Peer
 from weft.run.config import SyncConfig
+from weft.run.idle import of_loop
 from weft.sync.records.messages import Manifest
 
 NOT_STARTED = "weft.Sync has not started: use it as `with weft.Sync(...) as sync`, or call start()"
@@ -51,6 +54,9 @@ class Sync:
         config: the run to found, or its TOML file. With a ticket: what the run is expected to be, or None.
         ticket: of the run to join; None: found one, or go on with it where this home holds a checkpoint of it.
         wait_for: with which a founded run begins: so many peers, this one included.
+        wish: where the home holds a run of that name which differs: "go on" with it, by what config says now; begin
+            "new" beside it, with the model's parameters as they are; or "ask", where `start` raises ConfigError and
+            says what differs.
         machine: home, identity, network, caps; None: as `weft train` has them.
         on_ticket: told the ticket of a run that is founded, from another thread. Printed to standard error by default.
 
@@ -66,6 +72,7 @@ class Sync:
         *,
         ticket: str | None = None,
         wait_for: int = 1,
+        wish: Wish = "ask",
         machine: given.Machine | None = None,
         on_ticket: Callable[[str], object] = given.show_ticket,
     ) -> None:
@@ -77,10 +84,15 @@ class Sync:
             machine, (given.Machine, NoneType), "machine", "a weft.Machine(home=..., settings=...), or None"
         )
         given.require_members(wait_for)
+        given.require_wish(wish)
+        self._wish = wish
         self._config = None if config is None else given.config_of(config, SyncConfig, "config")
         self._times = RoundTimes()
         options = (machine or given.Machine()).options()
         options = replace(options, sinks=(*options.sinks, self._times))
+        self._notes = list(given.notes_on(options.settings, "loop", ticket, wait_for, wish))
+        if self._config is not None:
+            self._notes += told_idle("config", said(self._config), of_loop(self._config))
         self._tensors = Tensors(model)
         self._lending = Lending()
         self._thread = PeerThread[Peer](options, ticket, wait_for, on_ticket, self._lending.end)
@@ -223,6 +235,8 @@ class Sync:
     def _work(self) -> Loop:
         return Loop(
             config=self._config,
+            wish=self._wish,
+            notes=self._notes,
             tensors=self._tensors.configs,
             frozen=self._tensors.frozen,
             vector=self._tensors.read(),

@@ -15,17 +15,27 @@ from queue import Empty, SimpleQueue
 from types import NoneType
 from typing import Any
 
-from weft.config import from_tree
+from weft.config import from_tree, said, told_idle
 from weft.data.corpus import CorpusConfig, source_of
 from weft.errors import ConfigError
 from weft.events import Entry
 from weft.launch.corpus import Corpus
 from weft.launch.kept import Wish
 from weft.launch.peer import Participant
-from weft.library.given import Machine, config_of, require_kind, require_members, require_one_process, show_ticket
+from weft.library.given import (
+    Machine,
+    config_of,
+    notes_on,
+    require_kind,
+    require_members,
+    require_one_process,
+    require_wish,
+    show_ticket,
+)
 from weft.library.thread import PeerThread
 from weft.peer.peer import Outcome
 from weft.run.config import RunFile
+from weft.run.idle import without_effect
 
 LOOK_S = 0.5  # between two looks whether the caller was interrupted: some systems deliver no signal meanwhile
 
@@ -70,11 +80,16 @@ def train(
     require_kind(data, (list, tuple), "data", 'a list of files and folders, as in data=["my/texts"]')
     require_kind(machine, (Machine, NoneType), "machine", "a weft.Machine(home=..., settings=...), or None")
     require_members(wait_for)
+    require_wish(wish)
     handed = _Handed()
     options = (machine or Machine()).options()
     options = replace(options, sinks=(*options.sinks, handed))
     own = (CorpusConfig(source=source_of([str(path) for path in data], Path.cwd())), Path.cwd()) if data else None
-    work = Corpus(described=None if config is None else _described(config), own_data=own, wish=wish)
+    described = None if config is None else _described(config)
+    notes = list(notes_on(options.settings, "training", ticket, wait_for, wish))
+    if described is not None:
+        notes += told_idle("config", said(described[0]), without_effect(described[0]))
+    work = Corpus(described=described, own_data=own, wish=wish, notes=notes)
     thread = PeerThread[Participant](options, ticket, wait_for, on_ticket, handed.end)
     thread.begin(work)
     try:

@@ -152,23 +152,36 @@ class PeerConfig(Config, frozen=True, kw_only=True):
         return min(self.threads or self.caps.cores, self.caps.cores) if self.caps.cores else self.threads
 
 
-_OF_TRAINING = (
-    *("device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute"),
-    *("caps.vram_nbytes", "caps.hours", "is_blocking"),
-)
+Use = Literal["training", "stage", "loop", "anchor", "visit", "trial"]
+"""What a machine's settings are for: a peer of a whole model, or of a stage, or that trains in a loop of its person's
+own; an anchor; a process that looks, fetches or acts, and ends; or one that only tries the ways into a run."""
+
+_OF_DEVICE = ("device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes")
+_OF_STAYING = ("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s")
+_OF_LIMITS = ("caps.memory_nbytes", "caps.cores")
+_OF_WAYS = ("transports", "tls", "iroh")
+_IDLE: dict[Use, tuple[tuple[str, ...], str]] = {
+    "training": ((), ""),
+    "stage": (("micro_batch", "is_compiled"), "the run has stages, and its micro-batches are all peers' (pipeline)"),
+    "loop": ((*_OF_DEVICE, "caps.cores"), "a loop of your own trains where and as it does"),
+    "anchor": ((*_OF_DEVICE, *_OF_STAYING), "this peer does not train"),
+    "visit": ((*_OF_DEVICE, *_OF_STAYING, *_OF_LIMITS), "this process takes no part in the run"),
+    "trial": (
+        tuple(name for name in PeerConfig.__struct_fields__ if name not in _OF_WAYS),
+        "only the ways into the run are tried",
+    ),
+}
 
 
-def without_effect(settings: PeerConfig, *, trains: bool = True) -> dict[str, str]:
-    """Return the fields and sections that change nothing beside the others, dotted, each with the reason.
-
-    Args:
-        trains: whether the process trains at all; an anchor does not.
-    """
+def without_effect(settings: PeerConfig, use: Use = "training") -> dict[str, str]:
+    """Return the fields and sections that change nothing beside the others, dotted, each with the reason."""
     found = {name: f"{name} is not among the transports" for name in ("tls", "iroh") if name not in settings.transports}
     if not settings.tls.proxy:
         found |= dict.fromkeys(("tls.proxy_user", "tls.proxy_password"), "no proxy is named")
-    if settings.device in ("cpu", "mps"):
-        found["caps.vram_nbytes"] = f"device is {settings.device}, which has no memory of its own"
-    if not trains:
-        found |= dict.fromkeys(_OF_TRAINING, "this peer does not train")
-    return found
+    if settings.device == "cpu":
+        found["caps.vram_nbytes"] = "device is cpu, which has no memory of its own"
+    if not settings.relay.is_on:
+        others = (f"relay.{name}" for name in RelayConfig.__struct_fields__ if name != "is_on")
+        found |= dict.fromkeys(others, "relay.is_on is false")
+    fields, reason = _IDLE[use]
+    return dict.fromkeys(fields, reason) | {name: why for name, why in found.items() if name not in fields}

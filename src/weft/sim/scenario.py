@@ -34,6 +34,8 @@ _Factor = Annotated[float, Meta(gt=0, description="of its speed")]
 _Share = Annotated[float, Meta(gt=0, le=1, description="share of those")]
 _Skew = Annotated[float, Meta(description="seconds that its clock on the wall is ahead")]
 
+_LINE = ("up_mbit", "down_mbit", "delay_ms", "jitter_ms", "loss")
+
 LetterKind = Literal[
     "Ready",
     "Pass",
@@ -118,6 +120,11 @@ class Line(PeerFault, frozen=True, kw_only=True, tag="line"):
     loss: Loss | None = None
     lasts_s: Seconds
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if all(getattr(self, name) is None for name in _LINE):
+            raise ValueError(f"fault of {self.peer}: its line stays as it is; give one of {', '.join(_LINE)}.")
+
 
 class Skew(PeerFault, frozen=True, kw_only=True, tag="skew"):
     """Somebody sets its clock on the wall."""
@@ -133,6 +140,11 @@ class Drop(PeerFault, frozen=True, kw_only=True, tag="drop"):
     kinds: tuple[LetterKind, ...] = ()  # of letters; none named: all
     share: _Share
     lasts_s: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kinds and self.what != "letters":
+            raise ValueError(f'fault of {self.peer}: kinds are of letters; set what = "letters", or leave them out.')
 
 
 class Corrupt(PeerFault, frozen=True, kw_only=True, tag="corrupt"):
@@ -174,8 +186,6 @@ def parted(sides: Sequence[Sequence[str]], everybody: Iterable[str]) -> set[tupl
 
 
 MAX_MACHINES = 1024  # each keeps its events and files until the end
-_LINE = ("up_mbit", "down_mbit", "delay_ms", "jitter_ms", "loss")
-
 _Speed = Annotated[float, Meta(gt=0, description="tokens per second of training")]
 
 
@@ -193,6 +203,10 @@ class Kind(Config, frozen=True, kw_only=True):
     joins_at_s: Seconds = 0.0
     joins_over_s: Seconds = 0.0  # its machines come one after another, the last just before so long after the first
     clock_skew_s: Annotated[float, Meta(description="seconds that its clock on the wall is ahead")] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.joins_over_s and self.count == 1:
+            raise ValueError(f"kind {self.name}: a single machine comes at joins_at_s; leave joins_over_s out.")
 
     def names(self) -> list[str]:
         return [self.name] if self.count == 1 else [f"{self.name}-{number}" for number in range(self.count)]

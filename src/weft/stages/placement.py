@@ -21,6 +21,7 @@ from contextlib import suppress
 
 from weft.events import Notice, StageEmpty
 from weft.ids import PeerId, Round
+from weft.launch.peer import BEGUN
 from weft.pipeline.placement import GAIN, moves, stage_for, totals_of
 from weft.stages.backup import StagesOnDisk
 from weft.stages.holdings import MOVES, Holdings
@@ -76,6 +77,8 @@ class Placement:
     async def found(self, wait_for: int) -> None:
         """Begin the run once `wait_for` peers (this one included) are here, or go on with what is kept here."""
         if self._on_disk.rounds:
+            if wait_for > 1:
+                self._kit.emit(Notice(text=BEGUN))
             await self.join()
             return
         node = self._kit.node

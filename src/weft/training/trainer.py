@@ -26,7 +26,7 @@ from weft import rng
 from weft.clock import Clock
 from weft.data.batch import Batches
 from weft.errors import CheckpointError
-from weft.events import Emit, MicroBatchChanged, WarmedUp
+from weft.events import Emit, MicroBatchChanged, Notice, WarmedUp
 from weft.inference.sample import Sampling, generate
 from weft.model.flat import FlatModel, assemble, over
 from weft.model.transformer import SectionModule, Transformer
@@ -38,6 +38,8 @@ from weft.training.backward import Backward, LossScale
 from weft.training.device import allocating, check_fits, choose, limit_memory
 from weft.training.optimizer import InnerOptimizer, State
 from weft.training.steps import Mean, Shown, Stepper
+
+NO_GPU = "no GPU was found, so that the cap on its memory (--vram, caps.vram_nbytes) has no effect"
 
 
 def model_over(vector: Tensor, run: RunConfig, peer: PeerConfig) -> FlatModel:
@@ -97,6 +99,8 @@ class Trainer(Stepper):
         self.device = choose(peer)
         if peer.caps.vram_nbytes is not None:
             limit_memory(self.device, peer.caps.vram_nbytes)
+            if self.device.is_cpu and peer.device == "auto":
+                self._emit(Notice(text=NO_GPU))
         micro_batch, wanted = self._fitting(), peer.micro_batch or run.train.batch_size
         if micro_batch < min(wanted, run.train.batch_size):
             self._emit(MicroBatchChanged(before=wanted, after=micro_batch, reason="so many surely fit in free memory"))

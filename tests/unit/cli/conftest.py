@@ -23,12 +23,12 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def weft(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Weft:
     """Run one command in a home of its own."""
-    monkeypatch.delenv("WEFT_HOME", raising=False)
+    monkeypatch.setenv("WEFT_HOME", str(home))
     torch.set_num_threads(1)
 
     def call(*arguments: object) -> Answer:
         capsys.readouterr()
-        code = run(["--home", str(home), *map(str, arguments)])
+        code = run([*map(str, arguments)])
         said = capsys.readouterr()
         return Answer(code, said.out, said.err)
 

@@ -72,15 +72,11 @@ def test_neither_torch_nor_rich_tables_are_needed_to_refuse_a_ticket() -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_the_home_may_come_from_the_environment(
-    weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from weft.cli.main import run
-
+def test_the_home_may_come_from_the_environment(weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_HOME", str(tmp_path / "elsewhere"))
-    assert run(["keys", "new"]) == 0
+    assert weft("keys", "new").code == 0
     assert (tmp_path / "elsewhere" / "keys" / "peer-0.pem").exists()
-    assert weft("keys", "list").err  # --home beats it, and is empty
+    assert weft("--home", tmp_path / "other", "keys", "list").err  # beats it, and is empty
 
 
 # --- failure ---

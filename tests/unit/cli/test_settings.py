@@ -29,7 +29,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "tls alone": ({"transports": ["tls"]}, set()),
     "on the CPU": ({"device": "cpu"}, {"caps.vram_nbytes"}),
     "on a GPU": ({"device": "cuda"}, set()),
-    "on Apple's GPU": ({"device": "mps"}, {"caps.vram_nbytes"}),
+    "on Apple's GPU": ({"device": "mps"}, set()),
 }
 
 
@@ -74,7 +74,7 @@ def test_a_field_without_effect_is_named(
 
 def test_an_anchor_names_what_is_of_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m.toml").write_text('device = "cpu"\nthreads = 2\n[caps]\nupload_bps = 2e7\n')
-    machine_settings(tmp_path / "m.toml", {}, trains=False)
+    machine_settings(tmp_path / "m.toml", {}, use="anchor")
     said = capsys.readouterr().err
     assert "device" in said
     assert "threads" in said

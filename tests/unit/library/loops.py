@@ -134,7 +134,7 @@ class Yard:
 
     def join(self, name: str, other: Runner, **given: Any) -> Runner:
         """Join with the ticket of `other`, once it has one."""
-        return self._start(name, ticket_of(other), 1, given)
+        return self._start(name, ticket_of(other), given.pop("wait_for", 1), given)
 
     def _start(self, name: str, ticket: str | None, wait_for: int, given: dict[str, Any]) -> Runner:
         model = given.pop("model", None) or small(seed=len(self.runners))
@@ -149,7 +149,10 @@ class Yard:
             given.pop("config", self.config),
             ticket=ticket,
             wait_for=wait_for,
-            machine=Machine(home=self.root / given.pop("home", name), settings=settings, sinks=(runner,)),
+            wish=given.pop("wish", "ask"),
+            machine=Machine(
+                home=self.root / given.pop("home", name), key=given.pop("key", None), settings=settings, sinks=(runner,)
+            ),
             on_ticket=lambda ticket: None,
         )
         assert not given, given

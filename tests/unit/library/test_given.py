@@ -37,6 +37,7 @@ FINE = SyncConfig(samples=10)
         ({"config": FINE, "wait_for": -1}, "wait_for is -1"),
         ({"config": FINE, "wait_for": True}, "wait_for is True"),
         ({"ticket": 7}, "ticket is 7, of type int"),
+        ({"config": FINE, "wish": "anew"}, r"wish is 'anew'\. Allowed: \"ask\" or \"go on\" or \"new\""),
     ],
 )
 def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(given: dict[str, Any], words: str) -> None:

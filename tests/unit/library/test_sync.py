@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from torch.nn.functional import mse_loss
 from example import example
 from unit.library.loops import BATCH, EVERY, Runner, Yard, batches, ending, small, train
 from weft.codec.config import Fp32Config
-from weft.errors import ConfigError, GenesisMismatch, NotFinite
+from weft.errors import CheckpointError, ConfigError, GenesisMismatch, NotFinite
 from weft.events import MemberLeft, Notice, Paused, RoundCommitted, StateJoined
 from weft.library import thread
 from weft.library.extension import extend
@@ -242,6 +243,102 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint_whatever_the_model_i
     assert b.outcome.committed_tokens == 240
     assert b.num_steps == 60 - 2 * EVERY
     assert any("has made before" in event.text for event in b.events(Notice))
+
+
+def begun(yard: Yard) -> Runner:
+    """Return a loop that has made two rounds in the home "a" and left."""
+    a = yard.found("a", model=small(1), work=lambda runner: train_some(runner, 2 * EVERY))
+    yard.done(a)
+    return a
+
+
+def refused(yard: Yard, **given: Any) -> str:
+    """Return why a loop in the same home begins nothing."""
+    runner = yard.found("b", home="a", **given)
+    runner.join()
+    assert isinstance(runner.error, ConfigError), runner.error
+    assert not runner.entries
+    return str(runner.error)
+
+
+def test_a_config_that_was_changed_begins_nothing_anew_unasked(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    longer = msgspec.structs.replace(yard.config, samples=480)
+    with ending(yard):
+        a = begun(yard)
+        assert a.outcome is not None
+        said = refused(yard, config=longer)
+        c = yard.found("c", home="a", config=longer, wish="go on", model=small(3))
+        yard.done(c)
+        again = yard.found("d", home="a", config=longer)  # what the run is by now: nothing is asked
+        yard.done(again)
+        other = yard.found(
+            "e", home="a", config=longer, wish="new", model=small(9), work=lambda r: train_some(r, EVERY)
+        )
+        yard.done(other)
+        newest = yard.found("f", home="a", config=longer, model=small(9), work=lambda r: train_some(r, EVERY))
+        yard.done(newest)
+    assert f"this home holds run {a.outcome.run.run[:8]} (loop) at round 2, and this is another one" in said
+    assert "samples 240 -> 480" in said
+    assert 'wish="go on"' in said
+    assert 'wish="new"' in said
+    assert c.outcome is not None
+    assert (c.outcome.run.run, c.outcome.committed_tokens) == (a.outcome.run.run, 480)
+    assert c.num_steps == 120 - 2 * EVERY
+    assert again.outcome is not None
+    assert (again.outcome.run.run, again.outcome.round) == (a.outcome.run.run, c.outcome.round)
+    assert other.outcome is not None
+    assert newest.outcome is not None
+    assert other.outcome.run.run == newest.outcome.run.run != a.outcome.run.run
+    assert newest.outcome.round == 2
+
+
+def test_what_cannot_go_on_says_why_and_what_can(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    with ending(yard):
+        begun(yard)
+        other = msgspec.structs.replace(yard.config, method=SparseLoCoConfig(every=EVERY))
+        said = refused(yard, config=other, wish="go on")
+        wider = refused(yard, model=nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 1)))
+        alike = refused(yard, model=small(1), wish="new")
+        nothing = refused(yard, config=msgspec.structs.replace(yard.config, name="elsewhere"), wish="go on")
+    assert "It cannot go on so: only samples, batch_size, method.every" in said
+    assert "start the loop with the config as it was" in said
+    assert "the model's parameters are others" in wider
+    assert "it is just this one" in alike
+    assert "no run that is called elsewhere" in nothing
+
+
+def test_a_run_whose_checkpoint_is_damaged_is_not_begun_anew(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    with ending(yard):
+        begun(yard)
+        (saved,) = (tmp_path / "a" / "runs").glob("*/*/checkpoint/checkpoint.json")
+        saved.write_text(saved.read_text()[:-9])
+        b = yard.found("b", home="a", model=small(2))
+        b.join()
+    assert isinstance(b.error, CheckpointError)
+
+
+def test_a_run_is_not_begun_anew_by_another_key_unasked(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    with ending(yard):
+        begun(yard)
+        said = refused(yard, key=tmp_path / "other.pem")
+    assert "is the key of another" in said
+
+
+def test_what_has_no_effect_on_a_loop_is_told(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, method=DPsgdConfig(every=EVERY, degree=3), samples=120)
+    with ending(yard):
+        a = yard.found("a", wait_for=2)
+        b = yard.join("b", a, wait_for=3, wish="new")
+        yard.done(a, b)
+    told = [[event.text for event in each.events(Notice) if "without effect here" in event.text] for each in (a, b)]
+    of_machine = "machine: settings: without effect here, since a loop of your own trains where and as it does: device"
+    of_method = "config: without effect here, since graph is ring, and only a random one has a degree: method.degree"
+    of_ticket = "without effect here, since the run of the ticket is joined: wait_for, wish"
+    assert told == [[of_machine, of_method], [of_ticket, of_machine, of_method]]
 
 
 def test_what_was_made_when_a_loop_broke_is_there_when_it_is_started_again(tmp_path: Path) -> None:

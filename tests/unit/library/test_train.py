@@ -12,11 +12,11 @@ from unit.cli.small import RUN, TEXT
 from weft.config import load
 from weft.dashboard.chart import Chart
 from weft.errors import ConfigError
-from weft.events import Entry, PeerStopped, RoundCommitted, StepDone
+from weft.events import Entry, Notice, PeerStopped, RoundCommitted, StepDone
 from weft.net.transport.tls import TlsConfig
 from weft.peer.peer import Outcome
 from weft.run.config import RunFile
-from weft.run.machine import PeerConfig
+from weft.run.machine import CapsConfig, PeerConfig
 
 ENDS_S = 90.0  # only ends a test that would hang
 SETTINGS = PeerConfig(device="cpu", transports=("tls",), tls=TlsConfig(host="127.0.0.1"))
@@ -57,6 +57,32 @@ def test_a_run_is_trained_to_its_end_and_callbacks_have_all_events(run_file: Pat
     assert len(run.frame("StepDone")) == sum(isinstance(entry.event, StepDone) for entry in entries) > 0
     assert "2 rounds, 1.92k tokens, loss" in chart.html()
     assert "<svg" in chart.html()
+
+
+def test_a_run_that_was_changed_is_gone_on_with_or_begun_beside_it_as_is_wished(run_file: Path, tmp_path: Path) -> None:
+    first = weft.train(run_file, machine=machine(tmp_path), on_ticket=lambda _: None)
+    run_file.write_text(run_file.read_text().replace("tokens = 1920", "tokens = 2880"))
+    with pytest.raises(ConfigError, match=r'at round 2.*train\.tokens 1,920 -> 2,880.*wish="go on".*wish="new"'):
+        weft.train(run_file, machine=machine(tmp_path), on_ticket=lambda _: None)
+    longer = weft.train(run_file, wish="go on", machine=machine(tmp_path), on_ticket=lambda _: None)
+    assert (longer.run.run, longer.committed_tokens) == (first.run.run, 2880)
+    other = weft.train(run_file, wish="new", machine=machine(tmp_path), on_ticket=lambda _: None)
+    assert other.run.run != first.run.run
+
+
+def test_what_has_no_effect_is_told(run_file: Path, tmp_path: Path) -> None:
+    entries: list[Entry] = []
+    run_file.write_text(run_file.read_text() + '[method]\ntype = "dpsgd"\nevery = 5\ndegree = 3\n')
+    settings = msgspec.structs.replace(SETTINGS, caps=CapsConfig(vram_nbytes=10**9))
+    here = weft.Machine(home=tmp_path / "home", settings=settings)
+    weft.train(run_file, machine=here, callbacks=[entries.append], on_ticket=lambda _: None)
+    told = [
+        each.event.text for each in entries if isinstance(each.event, Notice) and "without effect" in each.event.text
+    ]
+    assert told == [
+        "machine: settings: without effect here, since device is cpu, which has no memory of its own: caps.vram_nbytes",
+        "config: without effect here, since graph is ring, and only a random one has a degree: method.degree",
+    ]
 
 
 def test_records_are_what_pandas_takes(run_file: Path, tmp_path: Path) -> None:
@@ -148,6 +174,7 @@ def test_two_train_together_by_a_ticket(run_file: Path, tmp_path: Path, is_priva
         ({"config": {}, "wait_for": 0}, "wait_for is 0"),
         ({"config": {}, "machine": "here"}, "machine is 'here'"),
         ({"ticket": 3}, "ticket is 3"),
+        ({"config": {}, "wish": "anew"}, "wish is 'anew'"),
         ({"ticket": "weft1", "data": "text.txt"}, "data is 'text.txt'"),
     ],
 )

@@ -43,6 +43,9 @@ def test_machines_of_a_kind_are_numbered_and_a_single_one_is_not(tmp_path: Path)
         ('[[fault]]\ntype = "partition"\nsides = []\nat_s = 1.0\nlasts_s = 1.0', "sides"),
         ('[[fault]]\ntype = "drop"\npeer = "lab"\nat_s = 1.0\nshare = 2.0', "share"),
         ('[[fault]]\ntype = "drop"\npeer = "lab"\nat_s = 1.0\nshare = 0.5\nkinds = ["Redy"]', "kinds"),
+        ('[[fault]]\ntype = "drop"\npeer = "lab"\nat_s = 1.0\nshare = 0.5\nkinds = ["Ready"]', "kinds are of letters"),
+        ('[[fault]]\ntype = "line"\npeer = "lab"\nat_s = 1.0\nlasts_s = 5.0', "its line stays as it is"),
+        ('[[kind]]\nname = "home"\njoins_over_s = 5.0', "a single machine comes at joins_at_s"),
         ('[[fault]]\ntype = "lie"\npeer = "lab"\nat_s = 1.0\nabout = "love"', "about"),
         ('[[fault]]\ntype = "kill"\npeer = "lab-1"', "either at_s or at_round"),
         ('[[fault]]\ntype = "kill"\npeer = "lab-1"\nat_s = 1.0\nat_round = 2', "either at_s or at_round"),
@@ -75,7 +78,6 @@ def test_what_is_not_given_of_a_line_stays() -> None:
     kind = Kind(name="home", up_mbit=20.0, down_mbit=100.0, loss=0.01)
     worse = at_present(kind, [Line(peer="home", at_s=0.0, lasts_s=1.0, up_mbit=1.0)])
     assert (worse.up_mbit, worse.down_mbit, worse.loss) == (1.0, 100.0, 0.01)
-    assert at_present(kind, [Line(peer="home", at_s=0.0, lasts_s=1.0)]) == kind
 
 
 def test_of_two_faults_the_later_one_holds_where_both_say_something_and_slowness_adds_up() -> None:

@@ -12,8 +12,12 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.home import say_no_home
+from weft.errors import ConfigError
+
 
 def demo(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Where everything is kept.")] = Path("weft-demo"),
     peers: Annotated[int | None, typer.Option(help="Processes. Default: 4.", min=1, max=16)] = None,
     minutes: Annotated[
@@ -25,6 +29,9 @@ def demo(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Train one model on four peers here, let it write, and export it."""
+    say_no_home(context, f"the demo keeps everything in {folder}")
+    if minutes is not None and tokens is not None:
+        raise ConfigError("--minutes, --tokens: they exclude each other. Give one.")
     from weft.cli.demo.run import Wishes, run_demo
 
     code = run_demo(folder.absolute(), Wishes(peers, minutes, tokens, is_fresh=fresh, is_quiet=quiet))

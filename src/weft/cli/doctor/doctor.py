@@ -41,8 +41,10 @@ def doctor(
         from weft.cli.doctor.ticket import examine_ticket
         from weft.net.ticket import read
 
-        tried, failure = examine_ticket(read(ticket_text(ticket)), settings.machine_settings(machine, {}))
+        tried, failure = examine_ticket(read(ticket_text(ticket)), settings.machine_settings(machine, {}, use="trial"))
         findings = chain(findings, tried)
+    else:
+        settings.refuse_idle(context, "there is no ticket whose ways could be tried by it", "machine")
     if as_json:
         findings = list(findings)
         num_blocking = sum(finding.level == "block" for finding in findings)

@@ -7,6 +7,7 @@ import typer
 
 from weft import rng
 from weft.cli.home import home_of
+from weft.cli.settings import refuse_idle
 from weft.config import from_tree
 from weft.errors import ConfigError
 
@@ -36,9 +37,10 @@ def generate(
 
     fields = {"max_new_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check(fields)  # said before anything is loaded
-    idle = [name for name, is_given in (("--top-k", top_k), ("--top-p", top_p != 1), ("--seed", seed)) if is_given]
-    if temperature == 0 and idle:
-        raise ConfigError(f"{', '.join(idle)}: without effect at --temperature 0, which takes the likeliest token.")
+    if temperature == 0:
+        refuse_idle(context, "--temperature 0 takes the likeliest token", "top_k", "top_p", "seed")
+    if top_k == 1:
+        refuse_idle(context, "--top-k 1 takes the likeliest token", "temperature", "top_p", "seed")
     trained = open_trained(checkpoint, home_of(context))
     say_which(trained, checkpoint)
     end = trained.tokenizer.end_of_text

@@ -4,12 +4,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.cli import settings
-from weft.config import load, load_tree, replace_field
+from weft.config import is_in, leaves, load, load_tree, replace_field
 from weft.dashboard import figures
 from weft.errors import ConfigError, PointFailed
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from weft.bench.plan import Bench, Point
     from weft.bench.point import Task
 
+_PLANNED = (  # of a run file
+    *("method", "seed", "peers", "has_even_leases", "train.tokens"),
+    *("train.schedule.warmup_tokens", "train.schedule.total_tokens"),
+)
 LOG, REPORT = "points.csv", "report.md"
 BROKEN = '; one that begins with "broken" is a fault of weft itself, please report it'
 
@@ -36,6 +40,7 @@ def make_app() -> typer.Typer:
 
 
 def methods(
+    context: typer.Context,
     plan: Annotated[
         Path, typer.Argument(metavar="PLAN.TOML", help="Run, machines, rows and their grids.", show_default=False)
     ],
@@ -60,6 +65,8 @@ def methods(
     from weft.bench.log import BenchLog, held
     from weft.bench.plan import Bench
 
+    if is_report:
+        settings.refuse_idle(context, "--report plays nothing, and tells of all that is there", "jobs", "only")
     described: Bench = load(plan, Bench)
     _check_rows(described, only or ())
     if not no_plot:
@@ -114,6 +121,15 @@ def _check_rows(described: "Bench", only: Sequence[str]) -> None:
             raise ConfigError(f"--only {name}: the plan has no such row. Rows: {', '.join(names)}.")
 
 
+def _check_changes(plan: Path, changes: Mapping[str, Any]) -> None:
+    """Refuse a --set of what a plan, or each of its rows, says in the run file's place."""
+    for name, _ in leaves(dict(changes)):
+        if any(is_in(name, field) for field in _PLANNED):
+            raise ConfigError(
+                f"--set {name} has no effect: {plan.name} says it, in its rows or for all. Change it there."
+            )
+
+
 def _tasks(plan: Path, described: "Bench", changes: Sequence[str]) -> "dict[str, Task]":
     """Return what is to be played for each point, by digest, in the plan's order."""
     from weft.bench.plan import config_of, names_of, points_of
@@ -123,9 +139,11 @@ def _tasks(plan: Path, described: "Bench", changes: Sequence[str]) -> "dict[str,
     from weft.store.home import Home
 
     path = plan.parent / described.run
-    settings.run_file(path, changes)  # a fault of the file, or of an option, is said as such
+    wanted = settings.changes_of(changes)
+    _check_changes(plan, wanted)
+    settings.run_file(path, changes, is_final=False)  # a fault of the file, or of an option, is said as such
     tree = load_tree(path)
-    for dotted, value in settings.changes_of(changes).items():
+    for dotted, value in wanted.items():
         replace_field(tree, dotted, value)
     points, base = points_of(described, tree, str(path)), path.absolute().parent
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:

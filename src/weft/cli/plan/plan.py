@@ -1,17 +1,28 @@
 """`weft plan`: what a run would take on some machines and lines, before anybody joins."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from weft.config import load_tree
+from weft.cli import settings
+from weft.cli.options import given
+from weft.config import is_in, leaves, load_tree
 from weft.errors import ConfigError
 
+_OWN = ("peers", "device", "tokens_per_s", "efficiency", "line", "up", "down", "delay", "price_per_hour")
+_MONEY = ("price_per_kwh", "price_per_hour", "watts", "cluster", "cluster_size", "cluster_price")
+_OVERRULED = {
+    "--peers": ("peers",),
+    "--method": ("method",),
+    "--every": ("method.every",),
+    "--codec": ("method.codec", "method.reply_codec"),
+}
 _Rate = Annotated[str | None, typer.Option(metavar="RATE", help="Of each peer: 20mbit, 1gbit.", show_default=False)]
 
 
 def plan(
+    context: typer.Context,
     path: Annotated[
         Path, typer.Argument(metavar="RUN.TOML", help="Run file, or scenario of weft simulate.", show_default=False)
     ],
@@ -60,11 +71,10 @@ def plan(
 ) -> None:
     """Say how long a run would take, what it would move, hold and cost, and which method suits it."""
     tree = load_tree(path)
-    if "kind" in tree and any(each is not None for each in (peers, device, tokens_per_s, up, down, delay)):
-        raise ConfigError(
-            f"{path}: it is a scenario, whose kinds say what machines and lines there are; --peers, --device, "
-            "--tokens-per-s, --up, --down and --delay belong to a run file."
-        )
+    if "kind" in tree:
+        settings.refuse_idle(context, f"{path} is a scenario, whose kinds say what machines and lines there are", *_OWN)
+    _check_speed(context, device, tokens_per_s)
+    _check_method(context, settings.changes_of(changes or ()))
     if "kind" not in tree and device is None and tokens_per_s is None:
         raise ConfigError(
             "nothing says how fast peers train. Give --device NAME (rtx4090, m3-max, ...), --device here to time this "
@@ -88,6 +98,7 @@ def plan(
         found = asked.run(path, changes or (), peers, own, chosen, prices)
 
     if found.stages > 1:
+        settings.refuse_idle(context, "energy and money are not planned for runs with stages", *_MONEY)
         from weft.cli.plan import show_stages as planned_pipeline
 
         cut = planned_pipeline.cut(found)
@@ -105,3 +116,23 @@ def plan(
     else:
         for text in lines(found, plan, table, choose(table)):
             typer.echo(text)
+
+
+def _check_speed(context: typer.Context, device: str | None, tokens_per_s: float | None) -> None:
+    if tokens_per_s is not None:
+        settings.refuse_idle(context, "--tokens-per-s says how fast each trains", "efficiency")
+    elif device == "here":
+        settings.refuse_idle(context, "--device here times this machine", "efficiency")
+
+
+def _check_method(context: typer.Context, changes: dict[str, Any]) -> None:
+    """Refuse a --set that an option overrules.
+
+    Raises:
+        ConfigError: names both.
+    """
+    names = [name for name, _ in leaves(changes)]
+    for option, fields in _OVERRULED.items():
+        for name in names if option in given(context).values() else ():
+            if any(is_in(name, field) for field in fields) and (option, name) != ("--method", "method.every"):
+                raise ConfigError(f"--set {name} has no effect: {option} takes its place. Leave one of them out.")

@@ -29,7 +29,8 @@ from weft.run.config import RunFile
 from weft.run.genesis import resolve
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
-from weft.sync.method.presets import MethodConfig, spell_out
+from weft.sync.method.presets import AutoConfig, MethodConfig, spell_out
+from weft.sync.method.schedule import missed
 from weft.training.device import decoder
 
 ASSUMED_CHARACTERS = 100  # of a text that is not here
@@ -101,7 +102,7 @@ def run(path: Path, changes: Sequence[str], peers: int | None, own: Own, method:
     Raises:
         WeftError: a file, a name or a figure makes no sense; says which.
     """
-    run_file = settings.run_file(path, changes)
+    run_file = settings.run_file(path, changes, is_final=method.method is None)
     model, notes = _model(run_file, path.absolute().parent)
     machines, more = _machines(own, run_file, model, peers or run_file.peers)
     return _ask(run_file, model, (machines,), method, prices, (*notes, *more))
@@ -115,7 +116,7 @@ def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, p
     """
     described = load(path, Scenario)
     run_path = path.parent / described.run
-    run_file = settings.run_file(run_path, changes)
+    run_file = settings.run_file(run_path, changes, is_final=method.method is None)
     model, notes = _model(run_file, run_path.absolute().parent)
     machines = tuple(machines_of(kind, watts) for kind in described.kind)
     ignored = []
@@ -184,6 +185,11 @@ def choices(run_file: RunFile, num_peers: int, asked: Method) -> Choices:
         config = msgspec.convert({"type": asked.method}, MethodConfig)
         if own_every and hasattr(config, "every"):
             config = msgspec.structs.replace(config, every=own_every)
+    if isinstance(config, AutoConfig) and (asked.every is not None or asked.codec is not None):
+        option = "--codec" if asked.every is None else "--every"
+        raise ConfigError(
+            f"{option} has no effect: auto chooses both as it goes. Leave it out, or give --method diloco."
+        )
     if asked.every is not None:
         if not hasattr(config, "every"):
             name = asked.method or str(config.__struct_config__.tag)
@@ -206,6 +212,8 @@ def _ask(
     notes: tuple[str, ...],
 ) -> Asked:
     defaults = profiles.known().defaults
+    if (words := missed(run_file.train.schedule, run_file.train.tokens)) is not None:
+        notes = (*notes, f"train.tokens is {run_file.train.tokens:,}: {words}; change train.schedule, too")
     question = Question(
         model=model,
         train=run_file.train,

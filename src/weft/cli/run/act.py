@@ -142,6 +142,10 @@ def succeed(
     from weft.sync.records.acts import MAX_TICKET_CHARS, Succeed
 
     is_name = _is_key(successor)
+    if is_name:
+        settings.refuse_idle(
+            context, "the successor is given by its name, so that there is no ticket", "without_ticket"
+        )
     run = RunId(successor) if is_name else read(successor).run
     told = "" if is_name or without_ticket else successor.strip()
     if len(told) > MAX_TICKET_CHARS:
@@ -240,7 +244,7 @@ def _hand_in(
 def _visit(ticket: "Ticket", identity: "Identity", transports: str | None, work: "Callable[[Node], Awaitable[T]]") -> T:
     from weft.launch.visit import visit
 
-    chosen = settings.machine_settings(None, {"transports": settings.check_transports(transports)})
+    chosen = settings.machine_settings(None, {"transports": settings.check_transports(transports)}, use="visit")
 
     async def main() -> T:
         async with visit(ticket, identity, chosen) as node:
@@ -257,6 +261,7 @@ def _ticket(context: typer.Context, where: Where) -> "Ticket":
 
     if where.ticket is None:
         return read(ticket_here(where.run, home_of(context)))
+    settings.refuse_idle(context, "the ticket says which run it is", "run")
     return read(ticket_text(where.ticket))
 
 

@@ -44,12 +44,13 @@ def gather(
     text = ticket_text(run)
     if text.lstrip().startswith("weft"):
         name = read(text).run  # a bad ticket is refused before anything heavy is loaded
-        chosen = settings.machine_settings(here.machine, here.fields(), trains=False)
+        chosen = settings.machine_settings(here.machine, here.fields(), use="visit")
         from weft.stages.gather.visit import visit
 
         options = Options(home=home, key=here.key, settings=chosen, sinks=(told,), aside=told.take)
         found = run_loop(visit(text, options, into))
     else:
+        settings.refuse_idle(context, "sections that lie here are put together without a network", *vars(here))
         from weft.stages.gather.visit import from_here
 
         folder = find_sections(text, home.root)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.home import home_of
+from weft.cli.settings import refuse_idle
 from weft.errors import ConfigError, KeyFileError, KeyLocked, WeftError
 
 _Key = Annotated[Path, typer.Argument(help="Key file.", show_default=False)]
@@ -69,6 +70,7 @@ def list_all(context: typer.Context) -> None:
 
 
 def backup(
+    context: typer.Context,
     key: _Key,
     target: Annotated[Path, typer.Argument(help="Where the backup goes.", show_default=False)],
     passphrase_file: _Passphrase = None,
@@ -77,6 +79,8 @@ def backup(
     """Copy an identity, encrypted with a passphrase."""
     from weft.keys import back_up, read_peer
 
+    if plain:
+        refuse_idle(context, "--plain encrypts nothing", "passphrase_file")
     read_peer(key)  # what is missing is said before anything is asked
     if target.exists():
         raise KeyFileError(f"{target} exists; weft never overwrites an identity. Move it away first.")
@@ -94,6 +98,8 @@ def restore(
     """Write the identity of a backup."""
     from weft import keys
 
+    if plain:
+        refuse_idle(context, "--plain takes a backup that has no passphrase", "passphrase_file")
     place = target or _next(home_of(context) / "keys")
     is_asked = not plain and (passphrase_file is not None or keys.needs_passphrase(backup))
     passphrase = _passphrase(passphrase_file, is_new=False) if is_asked else None

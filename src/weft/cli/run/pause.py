@@ -8,6 +8,7 @@ import typer
 
 from weft.cli.home import called, home_of
 from weft.cli.run.ticket import is_kept
+from weft.cli.settings import refuse_idle
 from weft.errors import ConfigError, DeadlineExceeded
 from weft.rng import fresh_secret
 
@@ -27,18 +28,20 @@ All = Annotated[bool, typer.Option("--all", help="All runs that are trained here
 
 def pause(context: typer.Context, run: Run = None, every: All = False) -> None:
     """Free the device within 5 s; the peer stays a member that votes and follows, and nobody waits for it."""
-    _ask(home_of(context), run, "pause", every)
+    _ask(context, run, "pause", every)
 
 
 def resume(context: typer.Context, run: Run = None, every: All = False) -> None:
     """Train again after `weft pause`."""
-    _ask(home_of(context), run, "resume", every)
+    _ask(context, run, "resume", every)
 
 
-def _ask(home: Path, run: str | None, word: "Word", every: bool) -> None:
+def _ask(context: typer.Context, run: str | None, word: "Word", every: bool) -> None:
     from weft.launch.control import Wish, put_wish, read_answer, take_wish
 
-    folders = running_peers(home, run, every)
+    folders = running_peers(home_of(context), run, every)
+    if run is not None and len({folder.root.parent for folder in folders}) == 1:
+        refuse_idle(context, f"{called(folders[0].root.parent)} is named, and it alone is meant", "every")
     number = fresh_secret(8).hex()
     for folder in folders:
         put_wish(folder, Wish(word=word, number=number))

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.home import home_of
 from weft.cli.options import ticket_text
 from weft.cli.run.ticket import ticket_here
-from weft.cli.settings import check_transports, machine_settings
+from weft.cli.settings import check_transports, machine_settings, refuse_idle
 from weft.clock import SystemClock
 from weft.dashboard.logs import find_logs, in_order, is_there, older
 from weft.dashboard.view import About
@@ -45,18 +46,19 @@ Given = Annotated[
 ]
 
 
-def find(given: str | None, home: Path) -> "tuple[Path, ...] | Ticket":
+def find(given: str | None, context: typer.Context) -> "tuple[Path, ...] | Ticket":
     """Return what is meant: logs, or the ticket that leads to members.
 
     Raises:
-        ConfigError, TicketError: nothing; says what there is to give.
+        ConfigError, TicketError: nothing, says what there is to give; or an option that logs have no use for.
     """
     from weft.net.ticket import read
 
     if given is None:
-        return read(ticket_here(None, home))
+        return read(ticket_here(None, home_of(context)))
     if given == "-" or (given.lstrip().startswith("weft") and not is_there(Path(given))):
         return read(ticket_text(given))
+    refuse_idle(context, "logs are read from this machine's disk", "transports")
     return find_logs(Path(given))
 
 
@@ -96,7 +98,7 @@ async def observe(
     from weft.launch.visit import ask_charter, visit
     from weft.observe.observer import Observer
 
-    chosen = machine_settings(None, {"transports": check_transports(transports)})
+    chosen = machine_settings(None, {"transports": check_transports(transports)}, use="visit")
     async with visit(ticket, Identity.generate(), chosen) as node:
         name, cut = await _known_of(node)
         if cut is not None:  # nobody amends it, and its stages have charters of their own

@@ -9,7 +9,6 @@ import msgspec
 import typer
 
 from weft.cli import settings
-from weft.cli.home import home_of
 from weft.cli.process import run_loop
 from weft.cli.screen.draw import draw
 from weft.cli.screen.screen import Screen, make_screen
@@ -32,7 +31,7 @@ def status(
     transports: settings.Transports = None,
 ) -> None:
     """Say how a run stands: its members, its loss, its bytes, what went wrong. Whoever asks trains nothing."""
-    source = find(run, home_of(context))
+    source = find(run, context)
     screen = make_screen(is_quiet=False) if follow and not as_json else Screen()
 
     def take(entry: Entry) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
-from weft.cli.home import home_of
 from weft.cli.process import run_loop
 from weft.cli.watch.sources import Given, find, follow_logs, observe
 from weft.errors import ConfigError
@@ -37,7 +36,7 @@ def watch(
     transports: settings.Transports = None,
 ) -> None:
     """Show a run on a page of this machine: losses, peers, rounds, bytes, what is wrong. Ctrl-C ends it."""
-    source = find(run, home_of(context))
+    source = find(run, context)
     token = None if public or host in LOCAL else fresh_secret(16).hex()
     listener = _listen(host, port)
     try:

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from unit.cli.small import Weft
 from unit.cli.test_bad_input import LOCAL
 from weft.cli.home import find_checkpoint
 from weft.errors import ConfigError
-from weft.events import RoundCommitted
+from weft.events import Notice, RoundCommitted
 from weft.log import read_jsonl
 from weft.peer.state.checkpoint import load, read_contents
 
@@ -30,6 +32,11 @@ LONGER = ("--set", "train.tokens=640")
 def rounds(home: Path, run: str) -> list[int]:
     (log,) = (home / "runs" / run).glob("*/log.jsonl")
     return [entry.event.round for entry in read_jsonl(log) if isinstance(entry.event, RoundCommitted)]
+
+
+def notices(home: Path) -> list[str]:
+    (log,) = (home / "runs").glob("*/*/log.jsonl")
+    return [entry.event.text for entry in read_jsonl(log) if isinstance(entry.event, Notice)]
 
 
 def test_a_changed_run_file_begins_nothing_anew_unasked(weft: Weft, run_path: Path, home: Path) -> None:
@@ -103,3 +110,90 @@ def test_what_a_run_has_learnt_begins_another_on_more_text(weft: Weft, run_path:
     other = find_checkpoint("last", home)
     assert other.parents[1].name != run
     assert load(other).config.predecessor == run
+
+
+def test_a_run_that_is_just_this_one_is_not_begun_anew(weft: Weft, run_path: Path, home: Path) -> None:
+    train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet")
+    assert weft(*train, "--new").code == 0  # nothing is here that it could go on with
+    again = weft(*train, "--new")
+    assert (again.code, again.out) == (ConfigError.exit_code, "")
+    assert "at round 2, and it is just this one" in again.err
+    assert "--set seed=1" in again.err
+    assert weft(*train, "--new", "--set", "seed=1").code == 0
+    assert len(list((home / "runs").iterdir())) == 2
+
+
+def test_going_on_with_what_is_not_here_begins_nothing(weft: Weft, run_path: Path, home: Path) -> None:
+    train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet", "--go-on")
+    said = weft(*train)
+    assert (said.code, said.out) == (ConfigError.exit_code, "")
+    assert "no run that is called small" in said.err
+    assert not (home / "runs").exists()
+
+
+def test_a_run_is_not_begun_anew_by_another_key_unasked(weft: Weft, run_path: Path, home: Path, tmp_path: Path) -> None:
+    train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet")
+    own, other = ("--key", tmp_path / "own.pem"), ("--key", tmp_path / "other.pem")
+    assert weft(*train, *own, "--until", "1rounds").code == 0
+    run = find_checkpoint("last", home).parents[1].name
+    for key, words in ((other, "leave out --key"), ((), "name the key: --key FILE")):
+        said = weft(*train, *key)
+        assert (said.code, said.out) == (ConfigError.exit_code, "")
+        assert f"run {run[:8]} (small) at round 1" in said.err
+        assert words in said.err
+        assert weft(*train, *key, *LONGER, "--go-on").code == ConfigError.exit_code
+    assert "round 2" in weft(*train, *own).out
+    assert rounds(home, run) == [1, 2]
+
+
+def test_a_run_that_has_begun_waits_for_nobody_and_says_so(weft: Weft, run_path: Path, home: Path) -> None:
+    train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet")
+    assert weft(*train, "--until", "1rounds").code == 0
+    assert weft(*train, "--wait-for", 2).code == 0
+    assert any("--wait-for (wait_for) has no effect" in text for text in notices(home))
+
+
+def test_a_field_of_the_file_that_does_nothing_is_named(weft: Weft, run_path: Path) -> None:
+    run_path.write_text(run_path.read_text() + '[method]\ntype = "async-diloco"\nmomentum = 0.0\ndelay = 3\n')
+    why = "there is no momentum (0) to hold back"
+    for verb in (("train", run_path, *LOCAL, "--quiet"), ("plan", run_path, "--tokens-per-s", 1000)):
+        said = weft(*verb)
+        line = f"{run_path}: without effect here, since {why}: method.delay"
+        assert (said.code, said.err.count(line)) == (0, 1), said.err
+
+
+STAGES = ("--set", "stages=2", "--set", "model.num_layers=2", "--set", "model.is_tied=false")
+
+
+@pytest.mark.full
+def test_of_a_run_with_stages_nothing_is_amended_and_nothing_begun_anew_unasked(
+    weft: Weft, run_path: Path, home: Path
+) -> None:
+    train = ("train", run_path, *TWO_ROUNDS, *STAGES, *LOCAL, "--quiet")
+    first = weft(*train)
+    assert first.code == 0, first.err
+    (run,) = [path.name for path in (home / "runs").iterdir()]
+    changed = weft(*train, *LONGER)
+    said = " ".join(changed.err.split())
+    assert (changed.code, changed.out) == (ConfigError.exit_code, "")
+    assert f"run {run[:8]} (small) at round " in said
+    assert "train.tokens 320 -> 640" in said
+    assert "initial" not in said
+    assert f"`weft gather {run[:8]}` and `weft export {run[:8]} FOLDER`" in said
+    assert "--go-on" not in said, "it could not"
+    asked = weft(*train, *LONGER, "--go-on")
+    assert asked.code == ConfigError.exit_code
+    assert "each of its stages is a run of its own" in asked.err
+    whole = weft("train", run_path, *TWO_ROUNDS, *STAGES[2:], *LOCAL, "--quiet")
+    assert "stages 2 -> left out" in whole.err
+    assert "pipeline" not in whole.err
+    machine = run_path.parent / "m.toml"
+    machine.write_text("micro_batch = 1\n")
+    assert weft(*train, "--machine", machine, "--wait-for", 2).code == 0  # as it was: nothing is asked
+    told = notices(home)
+    assert any("--wait-for (wait_for) has no effect" in text for text in told)
+    assert any(text.endswith("its micro-batches are all peers' (pipeline): micro_batch") for text in told)
+    assert weft(*train, "--new").code == ConfigError.exit_code
+    assert [path.name for path in (home / "runs").iterdir()] == [run]
+    assert weft(*train, *LONGER, "--new").code == 0
+    assert len(list((home / "runs").iterdir())) == 2
