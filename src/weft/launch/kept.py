@@ -1,6 +1,6 @@
 """Which run of a home a run file means: the very one, one that was changed since, or none.
 
-    the run of just this file is kept here          go on with it
+    the run of just this file is kept here          go on with it (also without the file: `kept_run`)
     one of the same name is, and it differs         by amendment, anew, or not at all: the person says which
     none is                                         begin
 
@@ -17,13 +17,17 @@ import msgspec
 
 from weft.config import leaves
 from weft.data.store import DataIndex
-from weft.errors import CheckpointError, ConfigError, WeftError
+from weft.data.tokenizer import from_bytes
+from weft.errors import CheckpointError, ConfigError, DataError, WeftError
 from weft.ids import Digest, PeerId, RunId, short
-from weft.launch.session import who_keep
+from weft.keys import read_peer
+from weft.launch.fetch import read_came_with
+from weft.launch.session import Options, who_keep
+from weft.peer.context import Data
 from weft.peer.state.checkpoint import Contents, read_contents
 from weft.run.amend import amended, first_charter
 from weft.run.config import Genesis, RunConfig
-from weft.run.genesis import MAX_RUN_NBYTES, read_run
+from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, read_run
 from weft.run.staged import StagedConfig
 from weft.store.home import Home
 from weft.sync.governance import Void, amended_settings
@@ -63,7 +67,7 @@ def meant(wanted: RunConfig, home: Home, max_parameters: int, wish: Wish) -> tup
         ConfigError: this home holds a run of that name which differs, and what is to be done was not said.
     """
     if who_keep(wanted.run, home):
-        return wanted, None, _told_amended(wanted, home)
+        return wanted, None, _told_kept(wanted, home)
     candidates = (kept for kept in kept_of(wanted.name, home, max_parameters) if not begins_elsewhere(kept.run, wanted))
     found = max(candidates, key=lambda kept: kept.round, default=None)
     if found is None or wish == "new":
@@ -101,13 +105,51 @@ def kept_of(name: str, home: Home, max_parameters: int) -> Iterator[Kept]:
                         yield kept
 
 
-def _told_amended(wanted: RunConfig, home: Home) -> str:
+def _told_kept(wanted: RunConfig, home: Home) -> str:
+    """Return that a run goes on, from where, and what was amended of it since its file was written."""
+    round, amendments = 0, ""
     for checkpoint in sorted((home.root / "runs" / wanted.run).glob("*/checkpoint")):
         with suppress(CheckpointError):
-            charter = read_contents(checkpoint).charter
+            contents = read_contents(checkpoint)
+            round = max(round, 0 if contents.head is None else int(contents.head.round))
+            charter = contents.charter
             if charter is not None and (fields := differences(wanted, amended(wanted, charter))):
-                return f"this run was amended since its file was written: {'; '.join(fields)}"
-    return ""
+                amendments = f"; it was amended since its file was written: {'; '.join(fields)}"
+    at = f"round {round} was saved" if round else "it stands"
+    return f"going on with run {short(wanted.run)} ({printable(wanted.name)}) where {at}{amendments}"
+
+
+def kept_run(run: RunId, options: Options) -> tuple[RunConfig, Data]:
+    """Return a run of which this home keeps a checkpoint, and its data: to go on with it where its file is not here.
+
+    Raises:
+        ConfigError: it is private, or its members train in loops of their own; or its config is not here.
+        CheckpointError: nothing is kept by the identity that would go on, which would begin anew.
+        DataError: some of its data is not here.
+    """
+    home = options.home
+    bytes_of_run = home.blobs.read(Digest(run), MAX_RUN_NBYTES)
+    if bytes_of_run is None:
+        raise ConfigError(f"the config of run {short(run)} is not in {home.root}. Join it: weft join TICKET")
+    config = on_corpus(read_run(bytes_of_run, options.settings.max_parameters))
+    if config.is_private:
+        raise ConfigError(
+            f"run {short(run)} is private: which files it trains on here is in its run file, or was named with --data. "
+            "Go on with `weft train` and that file, or with `weft join TICKET --data FILES`."
+        )
+    key = options.key
+    has_state = bool(who_keep(run, home)) if key is None else home.folder(run, read_peer(key)).has_checkpoint
+    if not has_state:
+        whose = "no identity of this home" if key is None else str(key)
+        raise CheckpointError(
+            f"{whose} keeps a checkpoint of run {short(run)}: it would begin anew. Name the key that trained it with "
+            "--key, or begin with its run file."
+        )
+    blob = home.blobs.read(config.data.tokenizer, MAX_TOKENIZER_NBYTES)
+    if blob is None or (missing := home.shards.missing(config.data)):
+        what = "its tokenizer" if blob is None else f"{len(missing)} pieces of its data"
+        raise DataError(f"{what} of run {short(run)} is not here. Fetch it from members: weft join TICKET")
+    return config, Data(from_bytes(blob), home.shards, config.data, read_came_with(config, home))
 
 
 # --- what differs ---
