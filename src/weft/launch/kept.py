@@ -147,8 +147,9 @@ def kept_run(run: RunId, options: Options) -> tuple[RunConfig, Data]:
         )
     blob = home.blobs.read(config.data.tokenizer, MAX_TOKENIZER_NBYTES)
     if blob is None or (missing := home.shards.missing(config.data)):
-        what = "its tokenizer" if blob is None else f"{len(missing)} pieces of its data"
-        raise DataError(f"{what} of run {short(run)} is not here. Fetch it from members: weft join TICKET")
+        num_shards = len({info.digest for info in (*config.data.train, *config.data.heldout)})
+        what = "its tokenizer is" if blob is None else f"{len(missing)} of the {num_shards} pieces of its data are"
+        raise DataError(f"run {short(run)}: {what} not here. Members have them: weft join TICKET fetches them.")
     return config, Data(from_bytes(blob), home.shards, config.data, read_came_with(config, home))
 
 

@@ -18,7 +18,8 @@ from weft.config import alike, from_tree
 from weft.cost import training as cost
 from weft.data import corpus
 from weft.data.corpus import JsonlSource, ParquetSource, TextSource
-from weft.data.store import DataIndex
+from weft.data.packing import make_tokenizer
+from weft.data.store import DataIndex, dtype_for
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import DataError
 from weft.ids import Digest
@@ -239,11 +240,15 @@ def _given(source: Source) -> dict[str, Any]:
 # --- what it takes ---
 
 
-def unsealed(run_file: RunFile) -> RunConfig:
-    """Return the run of a file whose text is not packed yet: it tells what memory and rounds it takes."""
-    nothing, tokenizer = Digest("0" * 64), ByteTokenizer()
+def unsealed(run_file: RunFile, base: Path) -> RunConfig:
+    """Return the run of a file whose text is not packed yet: it tells what memory and rounds it takes.
+
+    Args:
+        base: the folder that relative paths start from.
+    """
+    nothing, tokenizer = Digest("0" * 64), make_tokenizer(run_file.tokenizer, run_file.data, base)
     index = DataIndex(
-        dtype="uint16",
+        dtype=dtype_for(tokenizer.vocab_size),
         train=(),
         heldout=(),
         train_text_nbytes=0,
@@ -252,7 +257,7 @@ def unsealed(run_file: RunFile) -> RunConfig:
         vocab_size=tokenizer.vocab_size,
     )
     resolved = {
-        "model": resolve(run_file, tokenizer, Path()),
+        "model": resolve(run_file, tokenizer, base),
         "initial": nothing,
         "is_seeded": True,
         "data": index,

@@ -104,7 +104,10 @@ def test_an_unsealed_run_takes_what_the_sealed_one_does(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("some words\n" * 500)
     text = read_text(SOURCE, tmp_path)
     run_file: RunFile = from_tree(run_tree(text, answers(50_000)), RunFile, where="")
-    run, sealed = unsealed(run_file), seal(run_file, tmp_path, Home(tmp_path / "home"), lambda _event: None).config
+    run, sealed = (
+        unsealed(run_file, tmp_path),
+        seal(run_file, tmp_path, Home(tmp_path / "home"), lambda _event: None).config,
+    )
     assert (run.model, run.method, run.train) == (sealed.model, sealed.method, sealed.train)
     machine = PeerConfig(device="cpu")
     needed = [needed_nbytes(each, machine, choose(machine), 1) for each in (run, sealed)]

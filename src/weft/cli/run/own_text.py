@@ -270,7 +270,8 @@ def _made(
     for dotted, value in changed.items():
         replace_field(tree, dotted, value)
     described: RunFile = from_tree(tree, RunFile, where=" ".join(f"--set {change}" for change in changes) or str(text))
-    for line in machine.takes(described, here):
+    here = machine.pace_of(described, base) if changed else here  # --set may have made another model of it
+    for line in machine.takes(described, here, base):
         typer.echo(line, err=True)
     return _write(text, tree), tree
 
@@ -384,14 +385,19 @@ class _Machine:
 
     def pace(self, size: "Size") -> "Here":
         """Return how fast this machine trains a model of that size; takes seconds."""
+        return self.pace_of(self._run_file(size), Path())
+
+    def pace_of(self, described: Any, base: Path) -> "Here":
+        """Return how fast this machine trains what a run file describes."""
         from weft.cli.plan.speed_here import measure, num_cores
+        from weft.plan.own_text import unsealed
 
         caps = self._settings.caps
         threads = self._settings.threads or (0 if caps.cores is None else min(caps.cores, num_cores()))
-        train = self._run_file(size).train
-        return measure(self._model(size), train, 1, on=self._settings.device, threads=threads)
+        model = unsealed(described, base).model
+        return measure(model, described.train, 1, on=self._settings.device, threads=threads)
 
-    def takes(self, described: Any, here: "Here") -> Iterator[str]:
+    def takes(self, described: Any, here: "Here", base: Path) -> Iterator[str]:
         """Yield what a run takes, line by line; nothing that is not measured, counted or in closed form."""
         from weft.launch.terms import CHECKPOINT_VECTORS
         from weft.plan.own_text import disk_nbytes, unsealed
@@ -399,9 +405,13 @@ class _Machine:
         from weft.sync.costs import round_traffic
         from weft.training.device import check_fits, needed_nbytes
 
-        run, train = unsealed(described), described.train
+        run, train = unsealed(described, base), described.train
         micro_batch = check_fits(run, self._settings, self._device)
-        memory = process_nbytes() + sum(needed_nbytes(run, self._settings, self._device, micro_batch).values())
+        needed = needed_nbytes(run, self._settings, self._device, micro_batch)
+        needed["cpu"] += process_nbytes()
+        memory = ", ".join(
+            f"{figures.nbytes(nbytes)}{'' if place == 'cpu' else f' on {place}'}" for place, nbytes in needed.items()
+        )
         seconds = train.tokens / (here.tokens_per_s * described.peers)
         alike = "" if described.peers == 1 else f" by {described.peers} machines as fast as this one"
         passes = train.tokens / self._text.train_tokens
@@ -409,13 +419,13 @@ class _Machine:
         traffic = round_traffic(run.method, run.vector.tensors, run.num_parameters, max(2, described.peers))
         moved = figures.nbytes(traffic.sent_nbytes + traffic.received_nbytes)
         among = "with a second machine" if described.peers == 1 else f"among {described.peers}"
-        yield f"model     {figures.amount(run.num_parameters)} parameters, context {train.seq_len} bytes"
+        yield f"model     {figures.amount(run.num_parameters)} parameters, context {train.seq_len} tokens"
         yield f"length    {figures.amount(train.tokens)} tokens, {passes:.3g} passes over the text"
         yield (
             f"time      {_about(seconds)} of training steps{alike}, at {here.tokens_per_s:,.0f} tokens/s "
             f"measured on {here.name}; evaluations and exchange come on top"
         )
-        yield f"memory    about {figures.nbytes(memory)}"
+        yield f"memory    about {memory}"
         yield f"disk      about {figures.nbytes(disk)}: the text as tokens, and checkpoints"
         yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"
         yield (
@@ -428,7 +438,7 @@ class _Machine:
         from weft.training.device import check_fits
 
         try:
-            check_fits(unsealed(self._run_file(size)), self._settings, self._device)
+            check_fits(unsealed(self._run_file(size), Path()), self._settings, self._device)
         except TooLarge:
             return False
         return True

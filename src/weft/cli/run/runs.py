@@ -161,7 +161,10 @@ def _goes_on(held: "Held", stands: Standing | None, home: "Home") -> tuple[State
     if outline.is_private:
         return "stopped", f"go on: {weft} train and its run file, or {weft} join TICKET --data FILES"
     if missing := missing_shards(home, outline):
-        return "stopped", f"go on: {weft} join TICKET, which fetches {missing} pieces of its data that are not here"
+        return (
+            "stopped",
+            f"go on: {weft} join TICKET, which fetches what is missing here of its data ({missing} pieces)",
+        )
     if not who_keep(held.run, home):
         return "stopped", f"go on: {train} --key FILE, the key that trained it, which is not in this home"
     return "stopped", f"go on: {train}"

@@ -47,7 +47,7 @@ def test_a_run_that_would_begin_anew_or_lacks_its_data_is_refused(weft: Weft, ru
     key = Path(weft("keys", "new", home / "other.pem").out.split()[1])
     refused(weft, 40, "it would begin anew", "train", "last", *LOCAL, "--key", key)
     (home / "shards" / run.data.train[0].digest).unlink()
-    refused(weft, 11, "1 pieces of its data", "train", "last", *LOCAL)
+    refused(weft, 11, "1 of the 2 pieces of its data are not here", "train", "last", *LOCAL)
 
 
 def test_that_a_run_goes_on_is_said(weft: Weft, run_path: Path, home: Path) -> None:
