@@ -230,6 +230,7 @@ def _made(
     from weft.data.corpus import text_nbytes
     from weft.plan import own_text
     from weft.run.config import RunFile
+    from weft.sync.records.acts import MAX_TOKENS
 
     source, base = _source(text, changed), _whole(text).parent
     with Meter("reading", "B", WorkLine(), SystemClock(), text_nbytes(source, base)) as meter:
@@ -248,8 +249,10 @@ def _made(
     here = machine.pace(size)
 
     def tokens_of(given: str) -> int:
-        meant = length("--length", given)
-        return max(1, own_text.rounded(int(_tokens(meant, found, here.tokens_per_s))))
+        tokens = own_text.rounded(int(_tokens(length("--length", given), found, here.tokens_per_s)))
+        if tokens > MAX_TOKENS:
+            raise ConfigError(f"--length {given[:40]}: Allowed: at most {MAX_TOKENS:,} tokens; these are {tokens:,}.")
+        return tokens
 
     usual_tokens = own_text.usual_tokens(found, machine.num_parameters(size), here.tokens_per_s, USUAL_S)
     tokens = asks.ask(
