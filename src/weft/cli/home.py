@@ -1,13 +1,14 @@
-"""From what a person calls a checkpoint to its folder.
+"""From what a person calls a run, or a checkpoint, to its folder.
 
-    a folder with checkpoint.json           itself
-    a run's folder, or a peer's inside it   the newest checkpoint below
-    a Hugging Face folder                   itself
-    "last"                                  the newest checkpoint of this home
-    four or more digits of a run's name     the newest checkpoint of that run in this home
+    "last"                                      the run that was trained last on this machine
+    a run's name, or four digits of its digest  that run of this home
+    a folder with checkpoint.json               itself
+    a run's folder, or a peer's inside it       the newest checkpoint below
+    a Hugging Face folder                       itself
+    a run, as above                             its newest checkpoint in this home
 
-The newest is the one that was trained last on this machine. A run that was only joined again, or has just begun, comes
-after those, whenever it was saved.
+A file or folder comes before a run that is called as it is. The newest checkpoint is the one that was trained last on
+this machine. A run that was only joined again, or has just begun, comes after those, whenever it was saved.
 
 In a run with stages each peer keeps sections, which are no model: none of these chooses them, and an error says how
 a model is made of them (`weft gather`). Of checkpoints it reads only when they were trained.
@@ -15,7 +16,7 @@ a model is made of them (`weft gather`). Of checkpoints it reads only when they 
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, cast
@@ -31,7 +32,11 @@ from weft.wire import printable
 
 CHECKPOINT_FILE = "checkpoint.json"
 TRAINED_AT_MS = "trained_at_ms"  # a counter in it
+LAST = "last"
+WHOLE = f"*/checkpoint/{CHECKPOINT_FILE}"  # in a run's folder
 _SECTIONS = f"stage-*/checkpoint/{CHECKPOINT_FILE}"  # in a peer's folder of a run with stages
+SECTIONS = f"*/{_SECTIONS}"
+_RUN = re.compile(r"[0-9a-f]{64}")
 _MIN_PREFIX = 4  # fewer digits would hit a run by accident
 _MAX_LISTED = 8
 
@@ -53,58 +58,89 @@ def find_checkpoint(given: str, home: Path) -> Path:
             _require_no_sections(_newest(path.glob(_SECTIONS), path.glob(f"*/{_SECTIONS}")))
             raise CheckpointError(
                 f"{path} holds no checkpoint: there is no {CHECKPOINT_FILE} in it. It is half-written, or another "
-                f"folder was meant. {_listing(home)}"
+                f"folder was meant. {listing(home)}"
             )
         return found
-    which = _named(given, home)
-    found = None if which is None else _newest(which.parent.glob(f"{which.name}/*/checkpoint/{CHECKPOINT_FILE}"))
-    sections = None if which is None else _newest(which.parent.glob(f"{which.name}/*/{_SECTIONS}"))
-    if sections is not None and (found is None or trained_at(sections) > trained_at(found)):
-        found = _newest(sections.parents[2].glob(f"*/checkpoint/{CHECKPOINT_FILE}"))
-        if found is None:
-            _require_no_sections(sections)
+    run = find_run(given, home, having=(WHOLE, SECTIONS))
+    found = None if run is None else _newest(run.glob(WHOLE))
+    if run is not None and found is None:
+        _require_no_sections(_newest(run.glob(SECTIONS)))
     if found is None:
-        why = "there is none yet" if given == "last" else "no such folder, and no such run"
-        raise CheckpointError(f"{given[:200]!r} names no checkpoint: {why}. {_listing(home)}")
+        none = "there is none yet" if given == LAST else "no such folder, and no such run"
+        why = none if run is None else f"run {called(run)} has kept none yet"
+        raise CheckpointError(f"{given[:200]!r} names no checkpoint: {why}. {listing(home)}")
     return found
 
 
 def find_sections(given: str, home: Path) -> Path:
-    """Return the folder of the run, with stages, that `given` means: digits of its name, or "last".
+    """Return the folder of the run, with stages, that `given` means, as `find_run`.
 
     Raises:
         CheckpointError: this home has no sections of such a run.
     """
-    which = _named(given, home)
-    found = None if which is None else _newest(which.parent.glob(f"{which.name}/*/{_SECTIONS}"))
-    if found is None:
+    run = find_run(given, home, having=(SECTIONS,))
+    if run is None or not any(True for _ in run.glob(SECTIONS)):
         raise CheckpointError(
             f"{given[:200]!r} names no ticket, and no run of which there are sections in {home}. Runs with stages have "
-            "them: give a ticket of one, the digits of its name, or last."
+            "them: give a ticket of one, its name, the digits of its digest, or last."
         )
-    return found.parents[2]
+    return run
 
 
 def find_tickets(given: str | None, home: Path) -> list[Path]:
-    """Return the tickets in this home, or in the run whose name begins with `given`, the newest first."""
-    name = f"{given}*" if given is not None and re.fullmatch(r"[0-9a-f]{1,64}", given) else "*"
-    if given is not None and name == "*":
-        return []
-    return sorted((home / "runs").glob(f"{name}/*/ticket"), key=_age, reverse=True)
+    """Return the tickets in this home, or in the run that `given` means, the newest first."""
+    if given is None:
+        return sorted((home / "runs").glob("*/*/ticket"), key=_age, reverse=True)
+    run = find_run(given, home, having=("*/ticket",))
+    return [] if run is None else sorted(run.glob("*/ticket"), key=_age, reverse=True)
 
 
-def _named(given: str, home: Path) -> Path | None:
-    """Return what matches the folders of the runs that are meant; None: no name of a run."""
-    if given == "last":
-        return home / "runs" / "*"
-    if re.fullmatch(rf"[0-9a-f]{{{_MIN_PREFIX},64}}", given):
-        names = sorted(path.name for path in (home / "runs").glob(f"{given}*"))
-        if len(names) > 1:
-            raise CheckpointError(
-                f"{given} begins the names of {len(names)} runs: {', '.join(names[:3])}. Give more digits."
-            )
-        return home / "runs" / f"{given}*"
-    return None
+# --- which run ---
+
+
+def find_run(given: str, home: Path, *, having: Sequence[str] = ()) -> Path | None:
+    """Return the folder of the run of this home that `given` means; None: there is none.
+
+    Args:
+        having: "last" is the last of the runs in whose folders something matches one of these.
+
+    Raises:
+        CheckpointError: several runs are called so.
+    """
+    runs = runs_of(home)
+    if given == LAST and having:
+        runs = [run for run in runs if any(True for pattern in having for _ in run.glob(pattern))]
+    found = meant(given, runs)
+    if len(found) > 1:
+        shown = ", ".join(map(called, found[:_MAX_LISTED]))
+        raise CheckpointError(f"{given[:64]} means {len(found)} runs: {shown}. Give more digits of the one you mean.")
+    return found[0] if found else None
+
+
+def meant(given: str, runs: Sequence[Path]) -> list[Path]:
+    """Return those of `runs` that a person means: the one trained last, or by name, or by four digits and more."""
+    if given == LAST:
+        return [max(runs, key=last_trained)] if runs else []
+    is_digits = re.fullmatch(rf"[0-9a-f]{{{_MIN_PREFIX},64}}", given) is not None
+    return [
+        run
+        for run in runs
+        if (is_digits and run.name.startswith(given)) or (own_name(run) or "").casefold() == given.casefold()
+    ]
+
+
+def runs_of(home: Path) -> list[Path]:
+    """Return the folders of the runs of this home, by their digests."""
+    folder = home / "runs"
+    return sorted(path for path in folder.iterdir() if _RUN.fullmatch(path.name)) if folder.is_dir() else []
+
+
+def last_trained(run: Path) -> tuple[bool, float, float]:
+    """Return what orders runs by when they were trained here: whether anything is kept, then as `trained_at`."""
+    kept = [trained_at(path.parent) for pattern in (WHOLE, SECTIONS) for path in run.glob(pattern)]
+    if kept:
+        return True, *max(kept)
+    return False, 0.0, max((_age(path) for path in run.glob("*/log.jsonl")), default=0.0)
 
 
 def _require_no_sections(folder: Path | None) -> None:
@@ -143,10 +179,10 @@ def _age(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def _listing(home: Path) -> str:
-    checkpoints = (path.parent for path in (home / "runs").glob(f"*/*/checkpoint/{CHECKPOINT_FILE}"))
-    found = sorted(checkpoints, key=trained_at, reverse=True)
-    names = [called(run) for run in dict.fromkeys(path.parents[1] for path in found)]
+def listing(home: Path) -> str:
+    """Return which runs a home has something of, in a sentence, the one trained last before the others."""
+    found = sorted(((last_trained(run), run) for run in runs_of(home)), reverse=True)
+    names = [called(run) for trained, run in found if any(trained)]
     if not names:
         return f"There is none in {home}; another home is named with --home."
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
@@ -155,11 +191,16 @@ def _listing(home: Path) -> str:
 
 def called(run: Path) -> str:
     """Return a run's first digits, and the name it was given where its config is in this home."""
+    name = own_name(run)
+    return short(run.name) if name is None else f"{short(run.name)} ({name})"
+
+
+def own_name(run: Path) -> str | None:
+    """Return the name that a run was given; None where its config is not in this home."""
     for path in (run.parents[1] / "blobs" / run.name, *run.glob("*/checkpoint/run-*.bin")):
         with suppress(OSError, msgspec.DecodeError):
-            name = msgspec.msgpack.decode(path.read_bytes(), type=_Named).name
-            return f"{short(run.name)} ({printable(name)})"
-    return short(run.name)
+            return printable(msgspec.msgpack.decode(path.read_bytes(), type=_Named).name)
+    return None
 
 
 class _Named(msgspec.Struct):
@@ -170,17 +211,59 @@ class _Named(msgspec.Struct):
 
 class _Head(msgspec.Struct):
     round: int
+    committed_tokens: int
+
+
+class _Successor(msgspec.Struct):
+    run: Annotated[str, msgspec.Meta(max_length=64)]
+    is_at_once: bool = False
+
+
+class _Settings(msgspec.Struct):
+    tokens: int
+
+
+class _Charter(msgspec.Struct):
+    settings: _Settings | None = None
+    successor: _Successor | None = None
 
 
 class _Contents(msgspec.Struct):
     head: _Head | None
     counters: dict[str, int]
+    charter: _Charter | None = None
 
 
 class _Saved(msgspec.Struct):
     """As much of a checkpoint as tells when it was trained; it is not checked."""
 
     contents: _Contents
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run has come, as the checkpoint says that was trained last."""
+
+    round: int = 0
+    committed_tokens: int = 0
+    total_tokens: int | None = None  # as amended; None: as it began
+    successor: str | None = None  # the run that goes on in its place
+
+
+def standing(run: Path) -> Standing | None:
+    """Return how far a run has come here; None: no checkpoint that can be read is kept."""
+    files = [path for pattern in (WHOLE, SECTIONS) for path in run.glob(pattern)]
+    for path in sorted(files, key=lambda each: trained_at(each.parent), reverse=True):
+        with suppress(OSError, msgspec.DecodeError):
+            found = msgspec.json.decode(path.read_bytes(), type=_Saved).contents
+            head, charter = found.head or _Head(0, 0), found.charter or _Charter()
+            is_over = charter.successor is not None and charter.successor.is_at_once
+            return Standing(
+                round=head.round,
+                committed_tokens=head.committed_tokens,
+                total_tokens=None if charter.settings is None else charter.settings.tokens,
+                successor=charter.successor.run if charter.successor is not None and is_over else None,
+            )
+    return None
 
 
 class Place:

@@ -20,7 +20,7 @@ from weft.cli.home import Place
 from weft.cli.model import eval, export, generate, inspect, tokenizer
 from weft.cli.options import given
 from weft.cli.plan import bench, methods, plan, simulate
-from weft.cli.run import act, anchor, gather, join, keys, pause, ticket, train
+from weft.cli.run import act, anchor, gather, join, keys, pause, runs, ticket, train
 from weft.cli.terminal import tell
 from weft.cli.watch import report, status, watch
 from weft.errors import ConfigError
@@ -123,6 +123,7 @@ def make_app(place: Place) -> typer.Typer:
     app.add_typer(act.make_app(), name="act")
     app.add_typer(bench.make_app(), name="bench")
     app.add_typer(keys.make_app(), name="keys")
+    app.add_typer(runs.make_app(), name="runs")
     app.add_typer(tokenizer.make_app(), name="tokenizer")
     return app
 

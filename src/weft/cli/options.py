@@ -2,6 +2,7 @@
 
 --until 07:00, 2h30m, 90min, 2026-12-01, 2026-12-01T07:00, 20rounds, 5Mtokens    when a peer leaves by itself
 --up 20mbit, --per-day 50GB    quantities; what may mean bytes per second (20MB/s, 20MBps) is no rate
+--length 2h, 5Mtokens, 10passes    how long to train on a text
 --data FILES                   start from the folder the command is run in
 
 A command takes the fields of a dataclass as options of its own:
@@ -156,6 +157,40 @@ def line_of_input(max_chars: int) -> str:
         line += raw.read(1)  # the other half of the line's end
     text: str = line[num_skipped:].decode(encoding, errors="replace")
     return text[:max_chars]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long to train: one of these; the others are None."""
+
+    seconds: float | None = None
+    tokens: int | None = None
+    passes: float | None = None  # over the text
+
+
+_PASSES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:x|pass(?:es)?)", re.IGNORECASE)
+
+
+def length(option: str, text: str) -> Length:
+    """Return what a person means by 2h, 30min, 5Mtokens or 10passes.
+
+    Raises:
+        ConfigError: none of them, or nothing; names `option`.
+    """
+    given, found = text.strip(), Length()
+    if match := _PASSES.fullmatch(given):
+        found = Length(passes=float(match[1]))
+    elif match := _COUNT.fullmatch(given):
+        if match[3].lower().startswith("token"):
+            found = Length(tokens=int(float(match[1]) * _SIZES[match[2].lower()]))
+    elif not given.endswith("M") and (span := _WHILE.fullmatch(given.replace(" ", ""))):  # 5M: tokens, perhaps
+        days, hours, minutes, seconds = (int(part or 0) for part in span.groups())
+        found = Length(seconds=timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds())
+    if not any((found.seconds, found.tokens, found.passes)):
+        raise ConfigError(
+            f"{option} {text[:40]}: Allowed: a while (2h, 30min), tokens (5Mtokens) or passes over the text (10passes)."
+        )
+    return found
 
 
 Command = Callable[..., None]

@@ -15,9 +15,9 @@ from weft.data.store import DataIndex
 from weft.data.tokenizer import Tokenizer
 from weft.errors import ConfigError
 from weft.events import Emit, Event, Notice
-from weft.ids import PeerId, RunId
+from weft.ids import PeerId, RunId, short
 from weft.launch.fetch import fetch_files, fetch_initial, read_came_with
-from weft.launch.kept import Wish, meant
+from weft.launch.kept import Wish, kept_run, meant
 from weft.launch.peer import Invitation, Participant, Prepared, context_of, whole
 from weft.launch.session import Options, Session
 from weft.launch.terms import Terms, terms
@@ -68,6 +68,7 @@ class Corpus:
 
     Args:
         described: the run to be founded, and the folder that paths in it start from.
+        kept: in its place: a run of this home that is gone on with, as it is.
         agree_to: shown what it costs to join, in a thread of its own.
         own_data: what to train on in a private run, and the folder its paths start from.
         trainers: who makes the inner steps.
@@ -77,6 +78,7 @@ class Corpus:
     """
 
     described: tuple[RunFile, Path] | None = None
+    kept: RunId | None = None
     agree_to: Callable[[Terms], bool] = lambda _terms: True
     own_data: tuple[CorpusConfig, Path] | None = None
     trainers: Trainers = ONE
@@ -86,6 +88,12 @@ class Corpus:
     amends: dict[RunId, Amend] = field(default_factory=dict, init=False)  # of a run that is gone on with
 
     def seal(self, options: Options, emit: Emit) -> tuple[Genesis, Data | None]:
+        if self.kept is not None:
+            limit_cores(options.settings.caps.cores)
+            run, data = kept_run(self.kept, options)
+            self.trainers.check_fits(held_of(run), options.settings)
+            emit(Notice(text=f"going on with run {short(run.run)} ({run.name}), as this home has kept it"))
+            return run, data
         assert self.described is not None
         if self.own_data is not None:
             raise ConfigError(

@@ -1,6 +1,6 @@
 """Which run of a home a run file, or a loop's config, means: the very one, one that was changed since, or none.
 
-    just this run is kept here                      go on with it
+    just this run is kept here                      go on with it (also without its file: `kept_run`)
     one of the same name is, and it differs         by amendment, anew, or not at all: the person says which
     none is                                         begin
 
@@ -20,14 +20,17 @@ import msgspec
 
 from weft.config import leaves
 from weft.data.store import DataIndex
-from weft.errors import CheckpointError, ConfigError, KeyFileError, WeftError
-from weft.ids import Digest, PeerId, short
+from weft.data.tokenizer import from_bytes
+from weft.errors import CheckpointError, ConfigError, DataError, KeyFileError, WeftError
+from weft.ids import Digest, PeerId, RunId, short
 from weft.keys import read_peer
-from weft.launch.session import Options
+from weft.launch.fetch import read_came_with
+from weft.launch.session import Options, who_keep
+from weft.peer.context import Data
 from weft.peer.state.checkpoint import Contents, read_contents
 from weft.run.amend import amended, first_charter
 from weft.run.config import Genesis, LoopConfig, RunConfig
-from weft.run.genesis import MAX_RUN_NBYTES, read_run
+from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, read_run
 from weft.run.staged import StagedConfig
 from weft.store.home import CHECKPOINT_FILE, Home
 from weft.sync.governance import Void, amended_settings
@@ -82,7 +85,7 @@ def meant(wanted: G, options: Options, wish: Wish) -> tuple[G, Amend | None, str
         return wanted, None, ""
     if mine:
         run, newest = max(mine, key=lambda pair: pair[1].saved_at)
-        return run, None, _told_amended(newest)
+        return run, None, _told_kept(run, newest)
     if elsewhere := [each for _, each in same if each.round]:
         raise ConfigError(_not_mine(elsewhere[0], options))
     others = [(run, each) for run, each in kept if each.round and not each.charter.has_ended]
@@ -155,10 +158,46 @@ def _keys(options: Options) -> set[PeerId]:
     return found
 
 
-def _told_amended(kept: Kept) -> str:
-    if fields := differences(kept.run, kept.now):
-        return f"this run was amended since its file was written: {'; '.join(fields)}"
-    return ""
+def _told_kept(run: Genesis, kept: Kept) -> str:
+    """Return that a run goes on, from where, and what was amended of it since its file was written."""
+    at = f"round {kept.round} was saved" if kept.round else "it stands"
+    fields = differences(kept.run, kept.now)
+    since = f"; it was amended since its file was written: {'; '.join(fields)}" if fields else ""
+    return f"going on with run {short(run.run)} ({printable(run.name)}) where {at}{since}"
+
+
+def kept_run(run: RunId, options: Options) -> tuple[RunConfig, Data]:
+    """Return a run of which this home keeps a checkpoint, and its data: to go on with it where its file is not here.
+
+    Raises:
+        ConfigError: it is private, or its members train in loops of their own; or its config is not here.
+        CheckpointError: nothing is kept by the identity that would go on, which would begin anew.
+        DataError: some of its data is not here.
+    """
+    home = options.home
+    bytes_of_run = home.blobs.read(Digest(run), MAX_RUN_NBYTES)
+    if bytes_of_run is None:
+        raise ConfigError(f"the config of run {short(run)} is not in {home.root}. Join it: weft join TICKET")
+    config = on_corpus(read_run(bytes_of_run, options.settings.max_parameters))
+    if config.is_private:
+        raise ConfigError(
+            f"run {short(run)} is private: which files it trains on here is in its run file, or was named with --data. "
+            "Go on with `weft train` and that file, or with `weft join TICKET --data FILES`."
+        )
+    key = options.key
+    has_state = bool(who_keep(run, home)) if key is None else home.folder(run, read_peer(key)).has_checkpoint
+    if not has_state:
+        whose = "no identity of this home" if key is None else str(key)
+        raise CheckpointError(
+            f"{whose} keeps a checkpoint of run {short(run)}: it would begin anew. Name the key that trained it with "
+            "--key, or begin with its run file."
+        )
+    blob = home.blobs.read(config.data.tokenizer, MAX_TOKENIZER_NBYTES)
+    if blob is None or (missing := home.shards.missing(config.data)):
+        num_shards = len({info.digest for info in (*config.data.train, *config.data.heldout)})
+        what = "its tokenizer is" if blob is None else f"{len(missing)} of the {num_shards} pieces of its data are"
+        raise DataError(f"run {short(run)}: {what} not here. Members have them: weft join TICKET fetches them.")
+    return config, Data(from_bytes(blob), home.shards, config.data, read_came_with(config, home))
 
 
 # --- what differs ---

@@ -265,30 +265,44 @@ def present(options: Options, run: RunId, *, is_maker: bool) -> Iterator[Identit
             unasked, which takes memory and device once more. Or as `open_for`.
     """
     with ExitStack() as stack:
-        opening = take_lock(options.home.keys / "opening.lock", OPENS_S)  # who begins at one moment sees the other
-        try:
+        with opening(options.home):
             if options.key is None:
                 _require_none_here(options.home, run)
             identity = stack.enter_context(open_for(options, run, is_maker=is_maker))
             lock = take_lock(options.home.folder(run, identity.peer).lock)
-        finally:
-            if opening is not None:
-                opening.release()
         if lock is not None:  # else another process has a copy of the key
             stack.callback(lock.release)
         yield identity
 
 
+@contextmanager
+def opening(home: Home) -> Iterator[None]:
+    """Be the only process of a home that opens an identity, or asks who takes part: who begins sees the other."""
+    lock = take_lock(home.keys / "opening.lock", OPENS_S)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
 def _require_none_here(home: Home, run: RunId) -> None:
+    if (peer := at_work(home, run)) is not None:
+        raise KeyLocked(
+            f"run {short(run)} is being trained from {home.root} already, by peer {short(peer)}. A second peer takes "
+            "the memory once more and shares the device. Where you want one, name a key of its own: --key second.pem "
+            "(made if missing)."
+        )
+
+
+def at_work(home: Home, run: RunId) -> PeerId | None:
+    """Return a peer of this home that takes part in `run` now; None: there is none. Asked while `opening`."""
     for path in sorted((home.root / "runs" / run).glob("*/lock")):
         lock = take_lock(path)
         if lock is None:
-            raise KeyLocked(
-                f"run {short(run)} is being trained from {home.root} already, by peer "
-                f"{short(PeerId(path.parent.name))}. A second peer takes the memory once more and shares the device. "
-                "Where you want one, name a key of its own: --key second.pem (made if missing)."
-            )
+            return PeerId(path.parent.name)
         lock.release()
+    return None
 
 
 def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:

@@ -137,12 +137,8 @@ def data_ready(index: DataIndex, fetched_nbytes: int) -> DataReady:
     )
 
 
-def public(outline: Named, run: RunId, home: Home) -> Lookup:
-    """Return what peers of the run may request: its RunConfig and all blobs and shards that it names.
-
-    A digest that the RunConfig does not name is answered with None, whatever lies in `home`; so are files that are
-    missing or found corrupt.
-    """
+def named_by(outline: Named, run: RunId) -> tuple[set[Digest], set[Digest]]:
+    """Return the blobs, its RunConfig among them, and the shards that a run names."""
     blobs, index = {Digest(run)}, outline.data
     if index is not None:
         blobs.add(index.tokenizer)
@@ -150,7 +146,16 @@ def public(outline: Named, run: RunId, home: Home) -> Lookup:
         blobs.add(came_with)
     if not outline.is_seeded:
         blobs |= {outline.initial, *getattr(outline, "initials", ())}
-    shards = set() if index is None else {info.digest for info in (*index.train, *index.heldout)}
+    return blobs, set() if index is None else {info.digest for info in (*index.train, *index.heldout)}
+
+
+def public(outline: Named, run: RunId, home: Home) -> Lookup:
+    """Return what peers of the run may request: its RunConfig and all blobs and shards that it names.
+
+    A digest that the RunConfig does not name is answered with None, whatever lies in `home`; so are files that are
+    missing or found corrupt.
+    """
+    blobs, shards = named_by(outline, run)
 
     def lookup(peer: PeerId, digest: Digest) -> wire.Buffer | None:  # noqa: ARG001  # whoever was admitted may have them
         try:

@@ -29,7 +29,9 @@ _MAX_WINDOW = 2048  # of a model that says nothing of its training: the logits o
 
 def eval(
     context: typer.Context,
-    checkpoint: Annotated[str, typer.Argument(help='Folder, digits of a run, or "last".', show_default=False)],
+    checkpoint: Annotated[
+        str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
+    ],
     data: Annotated[
         list[str] | None,
         typer.Option(help="Text files, folders or globs; again for more. Default: the run's held-out text."),

@@ -19,7 +19,9 @@ class Dtype(StrEnum):
 
 def export(
     context: typer.Context,
-    checkpoint: Annotated[str, typer.Argument(help='Folder, digits of a run, or "last".', show_default=False)],
+    checkpoint: Annotated[
+        str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
+    ],
     folder: Annotated[Path, typer.Argument(help="The new folder.", show_default=False)],
     dtype: Annotated[Dtype, typer.Option(help="Of the tensors.")] = Dtype.float32,
 ) -> None:

@@ -21,7 +21,9 @@ _MAX_CHARACTER_TOKENS = 4  # bytes of the longest character: after so many the m
 
 def generate(
     context: typer.Context,
-    checkpoint: Annotated[str, typer.Argument(help='Folder, digits of a run, or "last".', show_default=False)],
+    checkpoint: Annotated[
+        str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
+    ],
     prompt: Annotated[str, typer.Argument(help="What the text begins with.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens, at most.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,

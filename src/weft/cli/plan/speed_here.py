@@ -105,7 +105,13 @@ def threads_of(num_sharing: int) -> int:
 
 
 def measure(
-    model: ModelConfig, train: TrainConfig, num_sharing: int, timed: Timed | None = None, *, on: str = "auto"
+    model: ModelConfig,
+    train: TrainConfig,
+    num_sharing: int,
+    timed: Timed | None = None,
+    *,
+    on: str = "auto",
+    threads: int = 0,
 ) -> Here:
     """Return the pace of a device of this machine; takes about three seconds, longer where a step does: it is told.
 
@@ -113,12 +119,13 @@ def measure(
         num_sharing: peers on this machine.
         timed: makes a step often enough and returns its seconds; None: those of the median of many.
         on: the device, as `PeerConfig.device` names it; auto: the best one.
+        threads: of each peer; 0: its share of the cores.
 
     Raises:
         TooLarge: the model and one sample do not fit; says the figures.
     """
     cores = num_cores()
-    threads = threads_of(num_sharing)
+    threads = threads or threads_of(num_sharing)
     device = choose(PeerConfig(device=on, threads=threads))
     free = float(host_free_nbytes() if device.is_cpu else device_free_nbytes(device))
     needed = 4 * cost.vector_nbytes(num_parameters(model)) + cost.activation_nbytes(decoder(model), 1, train.seq_len)

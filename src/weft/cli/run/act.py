@@ -46,7 +46,9 @@ class Where:
         str | None,
         typer.Option(help='Ticket of the run; "-" reads it from standard input. Default: that of a member here.'),
     ] = None
-    run: Annotated[str | None, typer.Option(help="First digits of the run, where members of several are here.")] = None
+    run: Annotated[
+        str | None, typer.Option(help="Name of the run or its first digits, where members of several are here.")
+    ] = None
     transports: settings.Transports = None
 
 

@@ -24,7 +24,8 @@ def gather(
     run: Annotated[
         str,
         typer.Argument(
-            help='Ticket ("-" reads it); or digits of a run, or "last": of sections that lie here.', show_default=False
+            help='Ticket ("-" reads it); or a run whose sections lie here: its name, its digits, or "last".',
+            show_default=False,
         ),
     ],
     into: Annotated[

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.home import called, home_of
+from weft.cli.home import called, home_of, meant
 from weft.cli.run.ticket import is_kept
 from weft.cli.settings import refuse_idle
 from weft.errors import ConfigError, DeadlineExceeded
@@ -21,7 +21,7 @@ LOOK_S = 0.1
 
 Run = Annotated[
     str | None,
-    typer.Argument(help="First digits of the run, or its name. Not needed where one runs.", show_default=False),
+    typer.Argument(help='Name of the run, its first digits, or "last". Not needed where one runs.', show_default=False),
 ]
 All = Annotated[bool, typer.Option("--all", help="All runs that are trained here.")]
 
@@ -79,7 +79,7 @@ def running_peers(home: Path, run: str | None, every: bool) -> "list[PeerFolder]
     if not runs:
         raise ConfigError(f"no peer runs in {home}. Where one runs in another: weft --home FOLDER pause, or resume.")
     names = {path: called(path) for path in runs}
-    chosen = [path for path in runs if run is None or _is_meant(run, path.name, names[path])]
+    chosen = list(runs) if run is None else meant(run, list(runs))
     if not chosen:
         raise ConfigError(
             f"no run that is trained here is called {(run or '')[:64]!r}. These are: {', '.join(names.values())}."
@@ -88,8 +88,3 @@ def running_peers(home: Path, run: str | None, every: bool) -> "list[PeerFolder]
         listed = ", ".join(names[path] for path in chosen)
         raise ConfigError(f"{len(chosen)} runs are meant: {listed}. Name one by its first digits, or say --all.")
     return [folder for path in chosen for folder in runs[path]]
-
-
-def _is_meant(given: str, run: str, shown: str) -> bool:
-    """Return whether a person means a run by its first digits, or by its name, which is shown in brackets."""
-    return run.startswith(given) or shown.partition(" (")[2].removesuffix(")").lower().startswith(given.lower())

@@ -16,7 +16,9 @@ from weft.ids import short
 
 def ticket(
     context: typer.Context,
-    run: Annotated[str | None, typer.Argument(help="First digits of the run; default: the last one here.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(help='Name of the run, its first digits, or "last"; default: the one begun last.')
+    ] = None,
 ) -> None:
     """Print a ticket that lets another machine join. It is a secret: show it to whom you invite."""
     typer.echo(ticket_here(run, home_of(context)))
@@ -51,7 +53,7 @@ def kept_ticket(run: str | None, home: Path) -> Path:
             f"with `{command_for(home)} ticket {short(left.name)}`."
         )
     if file is None:
-        which = "" if run is None else f" of a run that begins with {run[:64]}"
+        which = "" if run is None else f" of a run called {run[:64]}"
         raise TicketError(
             f"no member{which} keeps a ticket in {home}. Start one with weft train, or ask the machine of another "
             f"member; another home is named with --home."

@@ -1,4 +1,4 @@
-"""`weft train`: make the run a file describes, or go on with it, and print a ticket for others."""
+"""`weft train`: make the run a file describes, or of somebody's own text, or go on with one, and print a ticket."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,16 +6,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
-from weft.cli.home import home_of
+from weft.cli.home import SECTIONS, WHOLE, find_run, home_of, listing
 from weft.cli.options import spread, until
+from weft.cli.run.own_text import Wishes, kind_of, run_file_for
 from weft.cli.run.torchrun import served
+from weft.cli.terminal import tell
 from weft.clock import SystemClock
 from weft.errors import ConfigError
+from weft.ids import RunId
 
 if TYPE_CHECKING:
     from weft.launch.kept import Wish
 
-EXAMPLE = """A run file may be as short as this, saved as first.toml:
+EXAMPLE = """Of own text (a file, packed or not, or a folder; JSON lines and tables, too) it asks four questions, or
+with --yes none, and writes a run file beside it: `weft train notes.txt`. The same again goes on with it.
+
+A run file may be as short as this, saved as first.toml:
 
 \b
   name = "first"
@@ -31,7 +37,15 @@ demo.toml that `weft demo` leaves in its folder."""
 @spread
 def train(
     context: typer.Context,
-    run_file: Annotated[Path, typer.Argument(help="TOML file that describes the run: see below.", show_default=False)],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="Run file (TOML), or own text: a file or a folder. Or a run of this home to go on with: its name, its "
+            'digits, or "last".',
+            metavar="FILE|FOLDER|RUN",
+            show_default=False,
+        ),
+    ],
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change the file: --set train.tokens=1e6.")
     ] = None,
@@ -40,10 +54,16 @@ def train(
         typer.Option("--go-on", help="Where the file was changed: go on with the run kept here, by what it says now."),
     ] = False,
     new: Annotated[
-        bool, typer.Option("--new", help="Begin anew, though a run of this name that differs is kept here.")
+        bool, typer.Option("--new", help="Begin anew, though a run of this name, or of this text, is kept here.")
     ] = False,
-    wait_for: Annotated[int, typer.Option(help="Begin once so many peers are here, this one included.", min=1)] = 1,
+    wait_for: Annotated[
+        int | None,
+        typer.Option(
+            help="Begin once so many peers are here, this one included. Default: 1; of own text --peers.", min=1
+        ),
+    ] = None,
     *,
+    own: Wishes,
     here: settings.Here,
     hardware: settings.Hardware,
     stay: settings.Stay,
@@ -56,9 +76,20 @@ def train(
         return
     if go_on and new:
         raise ConfigError("--go-on, --new: they exclude each other. Give one.")
-    wish: Wish = "go on" if go_on else "new" if new else "ask"
-    described = (settings.run_file(run_file, changes or ()), run_file.absolute().parent)
     stays = until(stay.until, SystemClock().wall())
+    wish: Wish = "go on" if go_on else "new" if new else "ask"
+    kind, changed = kind_of(what), list(changes or ())
+    path, kept = Path(what), None
+    if kind == "text":
+        path, changed, peers = run_file_for(path, own, changed, chosen, is_new=new)
+        if wait_for is None and peers > 1:
+            tell(f"it begins once {peers} peers are here; --wait-for 1 begins at once")
+        wait_for = wait_for or peers
+    else:
+        own.refuse_for("a run file" if kind == "run file" else "a run of this home")
+    if kind == "run":
+        kept = _kept(what, home_of(context), {"--set": bool(changed), "--go-on": go_on, "--new": new})
+    described = None if kept else (settings.run_file(path, changed), path.absolute().parent)
     from weft.cli.run.running import Manner, run
     from weft.launch.corpus import Corpus
     from weft.launch.session import Options
@@ -67,14 +98,37 @@ def train(
 
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen)
     run(
-        lambda _ask, trainers: Corpus(described=described, trainers=trainers, stages=prepare, wish=wish),
+        lambda _ask, trainers: Corpus(described=described, kept=kept, trainers=trainers, stages=prepare, wish=wish),
         options,
         Manner(
             is_quiet=stay.quiet,
             until=stays,
             report=report,
             parent=stay.parent,
-            wait_for=wait_for,
+            wait_for=wait_for or 1,
             logs=tuple(log or ()),
         ),
     )
+
+
+def _kept(given: str, home: Path, changing: dict[str, bool]) -> RunId:
+    """Return the run of this home that is gone on with.
+
+    Args:
+        changing: options that have no effect on one, and whether each was given.
+
+    Raises:
+        ConfigError: there is none, or such an option was given; CheckpointError: several are called so.
+    """
+    run = find_run(given, home, having=(WHOLE, SECTIONS))
+    if run is None:
+        raise ConfigError(
+            f"{given[:200]}: no such file, and no run of this home is called so. Relative paths start from "
+            f"{Path.cwd()}. {listing(home)}"
+        )
+    if idle := [option for option, is_given in changing.items() if is_given]:
+        raise ConfigError(
+            f"{', '.join(idle)}: without effect on a run that goes on as it is. Leave it out, or train its run file, "
+            "changed."
+        )
+    return RunId(run.name)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.home import home_of
+from weft.cli.watch.sources import logs_of
 from weft.clock import SystemClock
 from weft.errors import ConfigError
 
@@ -17,22 +19,23 @@ Out = Annotated[
 ]
 
 
+_RUN = 'Run of this home ("last", its name, its digits), log file, or folder of a run'
+
+
 def report(
-    run: Annotated[
-        Path, typer.Argument(help="Log file, or folder of a run: runs/RUN in the home.", show_default=False)
-    ],
-    out: Out = None,
+    context: typer.Context, run: Annotated[str, typer.Argument(help=f"{_RUN}.", show_default=False)], out: Out = None
 ) -> None:
     """Write what a run came to: curves, peers and what each gave, bytes, faults, configuration."""
     from weft.dashboard.report import told_of
     from weft.dashboard.run import Run
 
-    told = Run.load(run, is_public=True)
+    told = Run.load(logs_of(run, home_of(context)), is_public=True)
     _write(out or Path("report.html"), f"Run {told.title}", told_of(told))
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Log files or folders of runs, two or more.", show_default=False)],
+    context: typer.Context,
+    runs: Annotated[list[str], typer.Argument(help=f"{_RUN}; two or more.", show_default=False)],
     out: Out = None,
 ) -> None:
     """Write several runs side by side, their curves over each other."""
@@ -41,7 +44,9 @@ def compare(
 
     if len(runs) < 2:
         raise ConfigError("one run cannot be compared. Name two or more, or make a report: weft report RUN")
-    _write(out or Path("compare.html"), "Runs side by side", compared([Run.load(run, is_public=True) for run in runs]))
+    home = home_of(context)
+    told = [Run.load(logs_of(run, home), is_public=True) for run in runs]
+    _write(out or Path("compare.html"), "Runs side by side", compared(told))
 
 
 def _write(path: Path, title: str, sections: "list[Section]") -> None:

@@ -3,6 +3,7 @@
 a ticket, or "-" for one on standard input    what its members tell (`observe.observer`)
 nothing                                       the same, of the run that a member here takes part in
 a log file, a peer's folder, a run's folder   what peers of this machine have logged
+"last", a run's name, or its first digits     what its members tell, where one is here, else what peers here have logged
 """
 
 import asyncio
@@ -15,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.home import home_of
+from weft.cli.home import called, find_run, home_of, listing
 from weft.cli.options import ticket_text
-from weft.cli.run.ticket import ticket_here
+from weft.cli.run.ticket import is_kept, read_kept, ticket_here
 from weft.cli.settings import check_transports, machine_settings, refuse_idle
 from weft.clock import SystemClock
 from weft.dashboard.logs import find_logs, in_order, is_there, older
 from weft.dashboard.view import About
-from weft.errors import WeftError
+from weft.errors import ConfigError, TicketError, WeftError
 from weft.events import Entry
 from weft.ids import Digest, short
 from weft.log import LogTail, read_jsonl
@@ -36,30 +37,65 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.5  # how often logs are looked at that may grow
 TOGETHER = 1000  # entries that are taken in one go
+LOGS = ("*/log.jsonl", "*/stage-*/log.jsonl")  # in a run's folder
 
 Given = Annotated[
     str | None,
     typer.Argument(
-        help='Ticket ("-" reads it), log file, or folder of a run. Default: the run of a member here.',
+        help='Ticket ("-" reads it), log file or folder of a run; or a run of this home: "last", its name, its digits. '
+        "Default: the run of a member here.",
         show_default=False,
     ),
 ]
 
 
 def find(given: str | None, context: typer.Context) -> "tuple[Path, ...] | Ticket":
-    """Return what is meant: logs, or the ticket that leads to members.
+    """Return what is meant: logs, or the ticket that leads to members. Of a run of this home, say which it is.
 
     Raises:
-        ConfigError, TicketError: nothing, says what there is to give; or an option that logs have no use for.
+        ConfigError, TicketError, CheckpointError: nothing, or several; says what there is to give; or an option that
+            logs have no use for.
     """
     from weft.net.ticket import read
 
+    home = home_of(context)
     if given is None:
-        return read(ticket_here(None, home_of(context)))
+        try:
+            return read(ticket_here(None, home))
+        except TicketError as error:
+            raise TicketError(f"{error} What peers here have logged is told of `last`, or of a run's name.") from None
+    unused = "logs are read from this machine's disk", "transports"
+    if given != "-" and not is_there(Path(given)) and (run := find_run(given, home, having=LOGS)) is not None:
+        kept = next((each for each in sorted(run.glob("*/ticket")) if is_kept(each, home)), None)
+        how = "as peers here have logged it; none of them runs" if kept is None else "as its members tell"
+        typer.echo(f"this is run {called(run)}, {how}", err=True)
+        if kept is not None:
+            return read(read_kept(kept))
+        refuse_idle(context, *unused)
+        return find_logs(run)
     if given == "-" or (given.lstrip().startswith("weft") and not is_there(Path(given))):
         return read(ticket_text(given))
-    refuse_idle(context, "logs are read from this machine's disk", "transports")
-    return find_logs(Path(given))
+    refuse_idle(context, *unused)
+    return find_logs(logs_of(given, home))
+
+
+def logs_of(given: str | Path, home: Path) -> Path:
+    """Return the log or the folder that is meant: itself, or that of a run of this home; say then which it is.
+
+    Raises:
+        ConfigError, CheckpointError: neither, or several runs; says which there are.
+    """
+    path = Path(given)
+    if is_there(path):
+        return path
+    run = find_run(str(given), home, having=LOGS)
+    if run is None:
+        raise ConfigError(
+            f"{str(given)[:200]!r} is no ticket, no log file (log.jsonl), no folder of a run, and no run of this home. "
+            f"{listing(home)}"
+        )
+    typer.echo(f"this is run {called(run)}", err=True)
+    return run
 
 
 async def follow_logs(

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from unit.cli.small import Weft
-from unit.cli.test_bad_input import LOCAL
+from unit.cli.test_bad_input import LOCAL, refused
 from weft.cli.home import find_checkpoint
 from weft.errors import ConfigError
 from weft.events import Notice, RoundCommitted
 from weft.log import read_jsonl
 from weft.peer.state.checkpoint import load, read_contents
+from weft.run.config import RunConfig
 
 TWO_ROUNDS = ("--set", "method={type='fedavg', every=5}")
 
@@ -24,6 +25,40 @@ def test_a_run_that_is_taken_up_and_left_does_not_become_the_last(weft: Weft, ru
     assert other != first
     assert "complete" in weft(*train).out  # and nothing was trained
     assert find_checkpoint("last", home) == other
+
+
+def test_a_run_of_this_home_goes_on_without_its_run_file(weft: Weft, run_path: Path, home: Path) -> None:
+    assert weft("train", run_path, *TWO_ROUNDS, *LOCAL, "--until", "1rounds").code == 0
+    run = find_checkpoint("last", home).parents[1].name
+    run_path.unlink()
+    (run_path.parent / "text.txt").unlink()
+    answer = weft("train", "small", *LOCAL)
+    assert answer.code == 0, answer.err
+    assert "complete after 320 tokens, round 2" in answer.out
+    assert rounds(home, run) == [1, 2]
+    for given in ("last", run[:8]):
+        assert "round 2" in weft("train", given, *LOCAL).out
+    assert [path.name for path in (home / "runs").iterdir()] == [run]
+
+
+def test_a_run_that_would_begin_anew_or_lacks_its_data_is_refused(weft: Weft, run_path: Path, home: Path) -> None:
+    assert weft("train", run_path, *TWO_ROUNDS, *LOCAL, "--until", "1rounds").code == 0
+    run = load(find_checkpoint("last", home)).config
+    assert isinstance(run, RunConfig)
+    refused(weft, 2, "--set, --new: without effect", "train", "last", *LOCAL, "--set", "train.tokens=9", "--new")
+    key = Path(weft("keys", "new", home / "other.pem").out.split()[1])
+    refused(weft, 40, "it would begin anew", "train", "last", *LOCAL, "--key", key)
+    (home / "shards" / run.data.train[0].digest).unlink()
+    refused(weft, 11, "1 of the 2 pieces of its data are not here", "train", "last", *LOCAL)
+
+
+def test_that_a_run_goes_on_is_said(weft: Weft, run_path: Path, home: Path) -> None:
+    train = ("train", run_path, *TWO_ROUNDS, *LOCAL)
+    assert weft(*train, "--until", "1rounds").code == 0
+    assert weft(*train).code == 0
+    (log,) = (home / "runs").glob("*/*/log.jsonl")
+    notices = [entry.event.text for entry in read_jsonl(log) if isinstance(entry.event, Notice)]
+    assert any("going on with run" in text and "round 1 was saved" in text for text in notices)
 
 
 LONGER = ("--set", "train.tokens=640")

@@ -124,6 +124,22 @@ def test_a_run_of_this_machine_is_told_with_what_makes_it_again(
     assert made.config.run == kept.run.run
 
 
+def test_a_run_of_this_home_is_told_by_its_name_its_digits_or_as_the_last(
+    weft: Weft, kept: Kept, tmp_path: Path
+) -> None:
+    write_log(kept.folder.parent / "log.jsonl", A, (1.0, started("anna")), (2.0, step(3.0)), (3.0, commit(1, 64, A)))
+    out = tmp_path / "report.md"
+    for given in ("last", "small", kept.run.run[:8]):
+        answer = weft("report", given, "--out", out)
+        assert answer.code == 0, answer.err
+        assert answer.err == f"this is run {kept.run.run[:8]} (small)\n"
+        assert "64 tokens in 1 round" in out.read_text()
+    both = weft("compare", "last", kept.folder.parents[1], "--out", tmp_path / "both.md")
+    assert both.code == 0, both.err
+    assert f"this is run {kept.run.run[:8]} (small)" in both.err
+    assert f"holds runs {kept.run.run[:8]} (small)" in refused(weft, 2, "no run of this home", "report", "smell")
+
+
 def test_runs_lie_over_each_other(weft: Weft, run: Path, tmp_path: Path) -> None:
     other = write_log(
         tmp_path / "other" / "log.jsonl",

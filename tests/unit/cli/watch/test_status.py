@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from unit.cli.company import founder
-from unit.cli.small import Weft
+from unit.cli.small import Kept, Weft
 from unit.cli.test_bad_input import refused
 from unit.peer.crew import Member
 from weft.events import VERSION, Entry, Evaluated, Event, LinkUp, Notice, PeerStarted, RoundCommitted, StepDone
@@ -122,6 +122,28 @@ def test_logs_of_several_peers_are_one_run(weft: Weft, runs: Path) -> None:
     shown = weft("status", runs)
     assert "anna" in shown.out
     assert "bob" in shown.out
+
+
+def test_a_run_of_this_home_is_found_by_its_name_its_digits_or_as_the_last(weft: Weft, kept: Kept) -> None:
+    write_log(kept.folder.parent / "log.jsonl", A, (1.0, started("anna")), (2.0, step(3.0)), (3.0, commit(1, 64, A)))
+    for given in ("last", "small", kept.run.run[:8]):
+        answer = weft("status", given, "--json")
+        assert answer.code == 0, answer.err
+        assert json.loads(answer.out)["committed_tokens"] == 64
+        assert f"this is run {kept.run.run[:8]} (small), as peers here have logged it; none of them runs" in answer.err
+    refused(weft, 2, f"holds runs {kept.run.run[:8]} (small)", "status", "smell")
+    refused(weft, 15, "is told of `last`", "status")
+
+
+@pytest.mark.full
+def test_a_run_of_which_a_member_is_here_is_told_by_its_members(weft: Weft, run: Member, home: Path) -> None:
+    folder = home / "runs" / run.peer.run.run / run.id
+    folder.mkdir(parents=True)
+    (folder / "ticket").write_text(run.ticket)  # its key is elsewhere: it is taken to run
+    answer = weft("status", run.peer.run.run[:8], "--json", *TLS)
+    assert answer.code == 0, answer.err
+    assert [peer["name"] for peer in json.loads(answer.out)["peers"]] == ["founder"]
+    assert "as its members tell" in answer.err
 
 
 def test_one_log_is_enough(weft: Weft, runs: Path) -> None:

@@ -1,0 +1,459 @@
+"""`weft train notes.txt`: four questions, and a run file of the answers beside the text.
+
+a file that ends in .toml, or a TOML table with [train]    a run file
+any other file, or a folder                                own text: as `--data` reads it, by the files' names
+neither file nor folder                                    a run of this home, gone on with as it is
+
+The same text again finds the run file that was made for it, or that somebody wrote for it, and asks nothing.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import tomli_w
+import typer
+
+from weft import reading
+from weft.cli.options import Length, length
+from weft.cli.settings import changes_of, run_file
+from weft.cli.terminal import WorkLine, tell
+from weft.clock import SystemClock
+from weft.config import from_tree, load_tree, replace_field
+from weft.dashboard import figures
+from weft.dashboard.logs import is_there
+from weft.errors import ConfigError, TooLarge
+from weft.progress import Meter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weft.cli.plan.speed_here import Here
+    from weft.model.config import ModelConfig, Size
+    from weft.plan.own_text import Source, Text
+    from weft.run.machine import PeerConfig
+
+T = TypeVar("T")
+
+MAX_RUN_FILE_NBYTES = 1 << 20  # larger text is no run file
+USUAL_S = 3600.0  # of training at most, unless more is asked for
+MAX_PEERS = 64
+_QUESTIONS = {"name": "--run-name", "model.size": "--size", "train.tokens": "--length", "peers": "--peers"}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What `weft train` asks of somebody's own text."""
+
+    run_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of own text: what the run is called. Default: as the file.")
+    ] = None
+    size: Annotated[
+        str | None, typer.Option(help="Of own text: nano, tiny, 35m, 150m or 400m. Default: what the text fills.")
+    ] = None
+    length: Annotated[
+        str | None,
+        typer.Option(help="Of own text: 2h, 5Mtokens or 10passes. Default: an hour at most.", metavar="WHAT"),
+    ] = None
+    peers: Annotated[
+        int | None,
+        typer.Option(help="Of own text: machines that train; it begins once all are here.", min=1, max=MAX_PEERS),
+    ] = None
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Of own text: ask nothing, take the defaults.")] = False
+
+    def given(self) -> list[str]:
+        """Return the options of a question that were given."""
+        pairs = {"--run-name": self.run_name, "--size": self.size, "--length": self.length, "--peers": self.peers}
+        return [option for option, value in pairs.items() if value is not None]
+
+    def refuse_for(self, what: str) -> None:
+        """
+        Raises:
+            ConfigError: one was given, which has no effect on `what`.
+        """
+        if given := [*self.given(), *(["--yes"] if self.yes else [])]:
+            raise ConfigError(
+                f"{', '.join(given)}: without effect on {what}: they are for own text. Leave them out; --set changes "
+                "a run file."
+            )
+
+
+def kind_of(given: str) -> Literal["run file", "text", "run"]:
+    """Return what `weft train` was given.
+
+    Raises:
+        ConfigError: a ticket, or a folder of something else.
+    """
+    path = Path(given)
+    if re.match(r"\s*weft\d", given) and not is_there(path):
+        raise ConfigError("what stands behind `weft train` is a ticket. Take part in its run with: weft join")
+    if not is_there(path):
+        return "run"
+    if path.is_dir():
+        _refuse_folder(path)
+        return "text"
+    return "run file" if path.suffix.lower() == ".toml" or not path.is_file() or _is_run_table(path) else "text"
+
+
+def _is_run_table(path: Path) -> bool:
+    """Return whether a file whose name does not say so holds a run file."""
+    try:
+        if path.stat().st_size > MAX_RUN_FILE_NBYTES:
+            return False
+        return isinstance(reading.toml_of(path.read_bytes()).get("train"), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def _refuse_folder(path: Path) -> None:
+    if (path / "config.json").exists() and any(path.glob("*.safetensors")):
+        raise ConfigError(
+            f"{path} holds a model, not text. A run file that trains it further names it: "
+            'model = {type = "folder", path = "..."} (docs/run_file.md).'
+        )
+    files = [each for each in path.iterdir() if not each.name.startswith(".")]
+    if files and all(each.suffix.lower() == ".toml" for each in files):
+        names = ", ".join(sorted(each.name for each in files)[:8])
+        raise ConfigError(f"{path} holds run files: {names}. Name the one to train.")
+
+
+def run_file_for(
+    text: Path, wishes: Wishes, changes: list[str], settings: "PeerConfig", *, is_new: bool
+) -> tuple[Path, list[str], int]:
+    """Return the run file of a text, made now where there is none; what is still to be changed of it; and its peers.
+
+    Args:
+        changes: of `--set`: written into a file that is made, else for the caller to make.
+        is_new: make another, though there is one.
+
+    Raises:
+        ConfigError: nobody answers, or an answer makes no sense; DataError: the text cannot be read, or is too little.
+    """
+    there = list(existing(text))
+    if there and not is_new:
+        if given := wishes.given():
+            raise ConfigError(
+                f"{', '.join(given)}: {there[-1]} says already how {text} is trained. Change that file, or make "
+                "another run of this text: --new."
+            )
+        others = f"; {', '.join(map(str, there[:-1]))} too, which `weft train` takes by name" if there[:-1] else ""
+        tell(f"{there[-1]} says how {text} is trained: going by that{others}")
+        return there[-1], changes, run_file(there[-1], changes).peers
+    path, tree = _made(text, wishes, changes, settings, num_before=len(there))
+    tell(f"run file: {path}")
+    return path, [], int(tree["peers"])
+
+
+# --- where it lies ---
+
+
+def existing(text: Path) -> Iterator[Path]:
+    """Yield the run files beside a text, or here, that train just this text; the newest last."""
+    for folder in _folders(text):
+        for path in _candidates(text, folder):
+            if not path.exists():
+                break
+            if _is_of(path, text):
+                yield path
+
+
+def _whole(text: Path) -> Path:
+    """Return a path from the root, without following links: a run file lies beside the name that was given."""
+    return Path(os.path.abspath(text))
+
+
+def _folders(text: Path) -> list[Path]:
+    whole, here = _whole(text), Path.cwd()
+    return [whole.parent, *([here] if here != whole.parent and not here.is_relative_to(whole) else [])]
+
+
+def _candidates(text: Path, folder: Path) -> Iterator[Path]:
+    from itertools import count
+
+    stem = _stem(text)
+    yield folder / f"{stem}.toml"
+    yield from (folder / f"{stem}-{number}.toml" for number in count(2))
+
+
+def _stem(text: Path) -> str:
+    name = _whole(text).name
+    return name.partition(".")[0] or name.strip(".") or "mytext"
+
+
+def _is_of(path: Path, text: Path) -> bool:
+    try:
+        source = load_tree(path)["data"]["source"]
+        return [(path.parent / each).resolve() for each in source["paths"]] == [text.resolve()]
+    except (ConfigError, KeyError, TypeError):
+        return False
+
+
+def _write(text: Path, tree: dict[str, Any]) -> Path:
+    """Write a run file where there is none yet, beside the text, or here where that cannot be, and return where."""
+    refused: OSError | None = None
+    for folder in _folders(text):
+        whole = _whole(text)
+        tree["data"]["source"]["paths"] = [whole.name if whole.parent == folder else str(whole)]
+        head = (
+            f"# Made by `weft train {text.name}`, which goes on with it. What may stand here: docs/run_file.md, with\n"
+            f"# reasons in recipes/mytext.toml. Where you change it, `weft train` says what that means for the run.\n"
+        )
+        data = (head + tomli_w.dumps(tree)).encode()
+        for path in _candidates(text, folder):
+            try:
+                with path.open("xb") as file:
+                    file.write(data)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                refused = refused or error
+                break
+            return path
+    raise ConfigError(
+        f"no run file can be written, neither beside {text} nor in {Path.cwd()}: "
+        f"{'' if refused is None else refused.strerror}. Change to a folder of yours, and try again."
+    )
+
+
+# --- what is asked ---
+
+
+def _made(
+    text: Path, wishes: Wishes, changes: Sequence[str], settings: "PeerConfig", *, num_before: int
+) -> tuple[Path, dict[str, Any]]:
+    asks = _Asks(is_on=not wishes.yes, given=wishes.given())
+    changed = _checked(changes)
+    from weft.data.corpus import text_nbytes
+    from weft.plan import own_text
+    from weft.run.config import RunFile
+    from weft.sync.records.acts import MAX_TOKENS
+
+    source, base = _source(text, changed), _whole(text).parent
+    with Meter("reading", "B", WorkLine(), SystemClock(), text_nbytes(source, base)) as meter:
+        found = own_text.read_text(source, base, meter.add)
+    machine = _Machine(found, settings)  # too little text is refused before anything is asked
+    many = "1 document" if found.num_documents == 1 else f"{found.num_documents:,} documents"
+    tell(f"{text}: {figures.nbytes(found.nbytes)} of text in {many}; a tenth is held out, to measure what it learns")
+
+    usual_name = own_text.run_name(_whole(text))
+    usual_name = usual_name if not num_before else f"{usual_name[:60]}-{num_before + 1}"
+    name = asks.ask("name of the run", wishes.run_name, usual_name, _name)
+    sizes = machine.sizes
+    usual = own_text.usual_size(found, sizes, is_gpu=machine.is_gpu)
+    offered = ", ".join(f"{each} ({figures.amount(machine.num_parameters(each))} parameters)" for each in sizes)
+    size = asks.ask(f"size of the model: {offered}", wishes.size, usual, machine.size_of)
+    here = machine.pace(size)
+
+    def tokens_of(given: str) -> int:
+        tokens = own_text.rounded(int(_tokens(length("--length", given), found, here.tokens_per_s)))
+        if tokens > MAX_TOKENS:
+            raise ConfigError(f"--length {given[:40]}: Allowed: at most {MAX_TOKENS:,} tokens; these are {tokens:,}.")
+        return tokens
+
+    usual_tokens = own_text.usual_tokens(found, machine.num_parameters(size), here.tokens_per_s, USUAL_S)
+    tokens = asks.ask(
+        f"how long: a while (2h), tokens (5Mtokens) or passes over the text (10passes); this machine makes "
+        f"{figures.amount(here.tokens_per_s)} tokens/s",
+        wishes.length,
+        f"{figures.amount(usual_tokens)}tokens",
+        tokens_of,
+    )
+    peers = asks.ask(
+        "machines that train, this one included; it begins once all are here",
+        None if wishes.peers is None else str(wishes.peers),
+        "1",
+        _peers,
+    )
+    answers = own_text.Answers(name=name, size=size, tokens=tokens, peers=peers)
+    tree = own_text.run_tree(found, answers)
+    for dotted, value in changed.items():
+        replace_field(tree, dotted, value)
+    described: RunFile = from_tree(tree, RunFile, where=" ".join(f"--set {change}" for change in changes) or str(text))
+    here = machine.pace_of(described, base) if changed else here  # --set may have made another model of it
+    for line in machine.takes(described, here, base):
+        typer.echo(line, err=True)
+    return _write(text, tree), tree
+
+
+class _Asks:
+    """Asks a person, takes what options say, or takes what is usual and says so in one line.
+
+    Raises:
+        ConfigError: somebody is to be asked, and there is no terminal.
+    """
+
+    def __init__(self, *, is_on: bool, given: Sequence[str]) -> None:
+        self._is_on = is_on
+        open_questions = [option for option in _QUESTIONS.values() if option not in given]
+        if is_on and open_questions and not sys.stdin.isatty():
+            raise ConfigError(
+                f"there is no terminal to ask how to train this text. Add --yes for what is usual, or answer with "
+                f"{', '.join(open_questions)} (`weft train --help`)."
+            )
+
+    def ask(self, question: str, given: str | None, usual: str, read: "Callable[[str], T]") -> T:
+        if given is not None or not self._is_on:
+            answer = usual if given is None else given
+            tell(f"{question.partition(':')[0].partition(',')[0]}: {answer}{'' if given is None else ', as given'}")
+            return read(answer)
+        while True:
+            answer = str(typer.prompt(question, default=usual, err=True)).strip()
+            try:
+                return read(answer)
+            except ConfigError as error:
+                tell(str(error))
+
+
+def _checked(changes: Sequence[str]) -> dict[str, Any]:
+    changed = changes_of(changes)
+    for dotted in changed:
+        if dotted in _QUESTIONS:
+            raise ConfigError(f"--set {dotted}: of own text {_QUESTIONS[dotted]} says that, and what follows from it.")
+    return changed
+
+
+def _source(text: Path, changed: dict[str, Any]) -> "Source":
+    """Return how a text is read: by the names of its files, and by what --set says of its source."""
+    import msgspec
+
+    from weft.data.corpus import source_of
+
+    whole = _whole(text)
+    found = source_of([whole.name], whole.parent)
+    fields = {"data.source.field", "data.source.column"}
+    own = {dotted.rpartition(".")[2]: value for dotted, value in changed.items() if dotted in fields}
+    own = {name: value for name, value in own.items() if name in found.__struct_fields__}
+    return msgspec.structs.replace(found, **own)
+
+
+def _name(given: str) -> str:
+    if not re.fullmatch(r"[\w .-]{1,64}", given):
+        raise ConfigError(f"--run-name {given[:80]}: Allowed: at most 64 letters, digits, spaces and _.-")
+    return given
+
+
+def _peers(given: str) -> int:
+    if not given.isascii() or not given.isdigit() or not 1 <= int(given[:6]) <= MAX_PEERS:
+        raise ConfigError(f"--peers {given[:40]}: Allowed: a whole number from 1 to {MAX_PEERS}.")
+    return int(given)
+
+
+def _tokens(meant: Length, text: "Text", tokens_per_s: float) -> float:
+    if meant.seconds is not None:
+        return meant.seconds * tokens_per_s
+    if meant.passes is not None:
+        return meant.passes * text.train_tokens
+    return meant.tokens or 0
+
+
+def _about(seconds: float) -> str:
+    if seconds < 5400:
+        return f"about {seconds / 60:.0f} min" if seconds > 90 else f"about {seconds:.0f} s"
+    return f"about {seconds / 3600:.3g} h"
+
+
+# --- what this machine can, and what it takes ---
+
+
+class _Machine:
+    """What fits this machine, how fast it is, and what a run would take of it."""
+
+    def __init__(self, text: "Text", settings: "PeerConfig") -> None:
+        from weft.plan.own_text import sizes_for
+        from weft.training.device import choose
+
+        self._text = text
+        self._settings = settings
+        self._device = choose(settings)
+        self.is_gpu = not self._device.is_cpu
+        self.sizes = sizes_for(text, lambda _model, size: self._fits(size))
+
+    def num_parameters(self, size: "Size") -> int:
+        from weft.model.config import num_parameters
+
+        return num_parameters(self._model(size))
+
+    def size_of(self, given: str) -> "Size":
+        for size in self.sizes:
+            if size == given.casefold():
+                return size
+        raise ConfigError(
+            f"--size {given[:40]}: Allowed: {', '.join(self.sizes)}. What is larger does not fit this machine, or "
+            "learns nothing more of so little text."
+        )
+
+    def pace(self, size: "Size") -> "Here":
+        """Return how fast this machine trains a model of that size; takes seconds."""
+        return self.pace_of(self._run_file(size), Path())
+
+    def pace_of(self, described: Any, base: Path) -> "Here":
+        """Return how fast this machine trains what a run file describes."""
+        from weft.cli.plan.speed_here import measure, num_cores
+        from weft.plan.own_text import unsealed
+
+        caps = self._settings.caps
+        threads = self._settings.threads or (0 if caps.cores is None else min(caps.cores, num_cores()))
+        model = unsealed(described, base).model
+        return measure(model, described.train, 1, on=self._settings.device, threads=threads)
+
+    def takes(self, described: Any, here: "Here", base: Path) -> Iterator[str]:
+        """Yield what a run takes, line by line; nothing that is not measured, counted or in closed form."""
+        from weft.launch.terms import CHECKPOINT_VECTORS
+        from weft.plan.own_text import disk_nbytes, unsealed
+        from weft.run.host import process_nbytes
+        from weft.sync.costs import round_traffic
+        from weft.training.device import check_fits, needed_nbytes
+
+        run, train = unsealed(described, base), described.train
+        micro_batch = check_fits(run, self._settings, self._device)
+        needed = needed_nbytes(run, self._settings, self._device, micro_batch)
+        needed["cpu"] += process_nbytes()
+        memory = ", ".join(
+            f"{figures.nbytes(nbytes)}{'' if place == 'cpu' else f' on {place}'}" for place, nbytes in needed.items()
+        )
+        seconds = train.tokens / (here.tokens_per_s * described.peers)
+        alike = "" if described.peers == 1 else f" by {described.peers} machines as fast as this one"
+        passes = train.tokens / self._text.train_tokens
+        disk = disk_nbytes(self._text, run.num_parameters, CHECKPOINT_VECTORS)
+        traffic = round_traffic(run.method, run.vector.tensors, run.num_parameters, max(2, described.peers))
+        moved = figures.nbytes(traffic.sent_nbytes + traffic.received_nbytes)
+        among = "with a second machine" if described.peers == 1 else f"among {described.peers}"
+        yield f"model     {figures.amount(run.num_parameters)} parameters, context {train.seq_len} tokens"
+        yield f"length    {figures.amount(train.tokens)} tokens, {passes:.3g} passes over the text"
+        yield (
+            f"time      {_about(seconds)} of training steps{alike}, at {here.tokens_per_s:,.0f} tokens/s "
+            f"measured on {here.name}; evaluations and exchange come on top"
+        )
+        yield f"memory    about {memory}"
+        yield f"disk      about {figures.nbytes(disk)}: the text as tokens, and checkpoints"
+        yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"
+        yield (
+            "others    who has the ticket can join, and then has this text: machines fetch it from one another. "
+            "Text that is to stay where it is: recipes/private.toml"
+        )
+
+    def _fits(self, size: "Size") -> bool:
+        from weft.plan.own_text import unsealed
+        from weft.training.device import check_fits
+
+        try:
+            check_fits(unsealed(self._run_file(size), Path()), self._settings, self._device)
+        except TooLarge:
+            return False
+        return True
+
+    def _model(self, size: "Size") -> "ModelConfig":
+        from weft.plan.own_text import model_of
+
+        return model_of(self._text, size)
+
+    def _run_file(self, size: "Size") -> Any:
+        from weft.plan.own_text import Answers, run_tree
+        from weft.run.config import RunFile
+
+        answers = Answers(name="text", size=size, tokens=1 << 20, peers=1)
+        return from_tree(run_tree(self._text, answers), RunFile, where="own text")

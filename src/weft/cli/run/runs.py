@@ -1,0 +1,211 @@
+"""`weft runs`: the runs of this home, how far each is, what it takes of the disk, how it goes on; and delete one."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from weft.cli.home import Standing, called, command_for, home_of, last_trained, listing, meant, own_name, standing
+from weft.cli.run.ticket import is_kept
+from weft.clock import SystemClock
+from weft.dashboard import figures
+from weft.errors import CheckpointError, ConfigError, KeyLocked
+from weft.ids import short
+
+if TYPE_CHECKING:
+    from weft.launch.runs import Held
+    from weft.store.home import Home
+
+State = Literal["running", "complete", "ended", "stopped", "empty", "unknown"]
+
+
+def make_app() -> typer.Typer:
+    app = typer.Typer(
+        help="Runs of this home: list them with what each takes of the disk and how it goes on; delete one.",
+        rich_markup_mode=None,
+    )
+    app.callback(invoke_without_command=True)(list_all)
+    app.command("delete")(delete)
+    return app
+
+
+def list_all(
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="For programs: one object.")] = False
+) -> None:
+    if context.invoked_subcommand is not None:
+        if as_json:
+            raise ConfigError(f"--json: without effect before {context.invoked_subcommand}. Leave it out.")
+        return
+    root = home_of(context)
+    found = _known(root)
+    if as_json:
+        typer.echo(json.dumps({"home": str(root), "runs": [as_tree(each) for each in found]}, ensure_ascii=False))
+        return
+    if not found:
+        typer.echo(f"no runs in {root} yet; another home is named with --home", err=True)
+        return
+    width = max(len(each.name or "?") for each in found)
+    for each in found:
+        typer.echo(f"{short(each.held.run)}  {each.name or '?':<{width}}  {_line(each)}")
+        typer.echo(f"{'':<8}  {each.how}")
+    many = "1 run" if len(found) == 1 else f"{len(found)} runs"
+    typer.echo(f"{many} in {root}; {command_for(root)} runs delete RUN removes one", err=True)
+
+
+def delete(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help='Name of the run, its first digits, or "last".', show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove a run from this home: checkpoints, logs, data that no other run here needs. Other peers keep theirs."""
+    from weft.launch import runs
+    from weft.store.home import Home
+
+    root = home_of(context)
+    home = Home(root)
+    there = {held.folder: held for held in runs.held_by(home)}
+    found = meant(run, list(there))
+    if not found:
+        raise CheckpointError(f"{run[:64]!r} is no run of this home. {listing(root)}")
+    if len(found) > 1:
+        shown = ", ".join(map(called, found))
+        raise CheckpointError(f"{run[:64]} means {len(found)} runs: {shown}. Give more digits of the one you mean.")
+    held = there[found[0]]
+    if _is_anchored(held, home):
+        raise KeyLocked(f"an anchor of run {called(held.folder)} runs here. Stop it first, with Ctrl-C in its window.")
+    typer.echo(_what_goes(held, standing(held.folder)), err=True)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("there is no terminal to ask whether to delete it. Add --yes, or delete from a terminal.")
+        if not typer.confirm("delete it?", default=False, err=True):
+            typer.echo("nothing was deleted", err=True)
+            return
+    name = called(held.folder)
+    typer.echo(f"run {name} is deleted: {figures.nbytes(runs.delete(held, home))} came free")
+
+
+def _what_goes(held: "Held", stands: Standing | None) -> str:
+    at = "of which no checkpoint is kept" if stands is None else f"at round {stands.round}"
+    more = f" and {figures.nbytes(held.alone_nbytes)} of data and settings" if held.alone_nbytes else ""
+    kept = f"; {figures.nbytes(held.shared_nbytes)} that other runs here need stay" if held.shared_nbytes else ""
+    return (
+        f"run {called(held.folder)}, {at}: {figures.nbytes(held.own_nbytes)} of checkpoints and logs{more}{kept}. Run "
+        "files, texts and keys are not touched. What no other machine holds of this run is gone then."
+    )
+
+
+# --- what a line says ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A run of a home, for people."""
+
+    held: "Held"
+    name: str | None  # None: its config is not here
+    stands: Standing | None
+    trained_at: float  # wall seconds; 0: it was not
+    state: State
+    how: str  # what a person types to go on, or why it does not
+
+    @property
+    def total_tokens(self) -> int | None:
+        if self.stands is not None and self.stands.total_tokens is not None:
+            return self.stands.total_tokens
+        return None if self.held.outline is None else self.held.outline.total_tokens
+
+
+def _known(root: Path) -> Sequence[Known]:
+    """Return the runs of a home, the one trained last first."""
+    from weft.launch.runs import held_by
+    from weft.store.home import Home
+
+    home = Home(root)
+    found = []
+    for held in sorted(held_by(home), key=lambda each: last_trained(each.folder), reverse=True):
+        stands = standing(held.folder)
+        state, how = _goes_on(held, stands, home)
+        at = last_trained(held.folder)[1]
+        found.append(Known(held=held, name=own_name(held.folder), stands=stands, trained_at=at, state=state, how=how))
+    return found
+
+
+def _goes_on(held: "Held", stands: Standing | None, home: "Home") -> tuple[State, str]:
+    """Return in which state a run is here, and how it goes on."""
+    from weft.launch.runs import at_work_here, missing_shards
+    from weft.launch.session import who_keep
+
+    outline, weft = held.outline, command_for(home.root)
+    train = f"{weft} train {short(held.run)}"
+    if (peer := at_work_here(home, held.run)) is not None:
+        return "running", f"peer {short(peer)} trains it now"
+    if _is_anchored(held, home):
+        return "running", "an anchor keeps it now"
+    if outline is None:
+        return "unknown", "what it is made of is not here, or of another version of weft"
+    if stands is None and any(held.folder.glob("*/anchored")):
+        return "stopped", f"go on: {weft} anchor TICKET"
+    if stands is None:
+        return "empty", "nothing of it is kept here: begin with its run file, or join it"
+    if stands.successor is not None:
+        return "ended", f"run {short(stands.successor)} goes on in its place"
+    total = outline.total_tokens if stands.total_tokens is None else stands.total_tokens
+    if stands.committed_tokens >= total:
+        return "complete", f"complete; use it: {weft} generate {short(held.run)}"
+    if outline.data is None:
+        return "stopped", "go on: start the script again that trains it (weft.Sync)"
+    if outline.is_private:
+        return "stopped", f"go on: {weft} train and its run file, or {weft} join TICKET --data FILES"
+    if missing := missing_shards(home, outline):
+        return (
+            "stopped",
+            f"go on: {weft} join TICKET, which fetches what is missing here of its data ({missing} pieces)",
+        )
+    if not who_keep(held.run, home):
+        return "stopped", f"go on: {train} --key FILE, the key that trained it, which is not in this home"
+    return "stopped", f"go on: {train}"
+
+
+def _is_anchored(held: "Held", home: "Home") -> bool:
+    """Return whether an anchor keeps the run now: it takes no lock of the run's, but its key's."""
+    tickets = held.folder.glob("*/ticket")
+    return any((each.parent / "anchored").exists() and is_kept(each, home.root) for each in tickets)
+
+
+def _line(known: Known) -> str:
+    parts = []
+    if known.stands is not None:
+        share = f", {min(1.0, known.stands.committed_tokens / known.total_tokens):.0%}" if known.total_tokens else ""
+        parts.append(f"round {known.stands.round}{share}")
+    else:
+        parts.append("no checkpoint")
+    if known.trained_at:
+        ago = max(0.0, SystemClock().wall() - known.trained_at)
+        parts.append(f"trained {figures.duration(ago)} ago")
+    elif known.stands is not None:
+        parts.append("not trained here yet")
+    shared = f" (and {figures.nbytes(known.held.shared_nbytes)} shared)" if known.held.shared_nbytes else ""
+    parts.append(f"{figures.nbytes(known.held.nbytes)}{shared}")
+    return ", ".join(parts)
+
+
+def as_tree(known: Known) -> dict[str, Any]:
+    """Return a run for programs; times are seconds since 1970."""
+    held, stands = known.held, known.stands
+    return {
+        "run": held.run,
+        "name": known.name,
+        "state": known.state,
+        "how": known.how,
+        "round": None if stands is None else stands.round,
+        "committed_tokens": None if stands is None else stands.committed_tokens,
+        "total_tokens": known.total_tokens,
+        "trained_at": known.trained_at or None,
+        "has_checkpoint": stands is not None,
+        "nbytes": held.nbytes,
+        "shared_nbytes": held.shared_nbytes,
+    }

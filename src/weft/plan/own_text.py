@@ -1,0 +1,272 @@
+"""A run for somebody's own text: which sizes it fills, how long to train, and the run file of both.
+
+Text is read as bytes: 257 ids, of any language, with nothing to train before. What a text can teach is bounded:
+
+    passes      up to 4 over the same text teach almost as much as so much new text, 16 as much as about 10
+    tokens      20 for each parameter: with more a larger model learns more
+
+Sources: Muennighoff et al., arXiv:2305.16264, section 5; Hoffmann et al., arXiv:2203.15556, table 3.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.config import alike, from_tree
+from weft.cost import training as cost
+from weft.data import corpus
+from weft.data.corpus import JsonlSource, ParquetSource, TextSource
+from weft.data.packing import make_tokenizer
+from weft.data.store import DataIndex, dtype_for
+from weft.data.tokenizer import ByteTokenizer
+from weft.errors import DataError
+from weft.ids import Digest
+from weft.model.config import ModelConfig, Size, num_parameters
+from weft.run.config import RunConfig, RunFile
+from weft.run.genesis import resolve
+from weft.sync.method.presets import spell_out
+
+HELDOUT = 0.1  # of the text: of less than a megabyte, a twentieth says little
+PASSES, PER_PARAMETER = 16, 20  # at most, unless more is asked for
+LEAST_SEQ_LEN = 32
+BATCH_SIZE = 8
+MANY_ROUNDS = 400  # so many let the outer momentum of long runs settle
+
+# Peak learning rate and context. Larger models want less of the one (6e-4 at 125M parameters: arXiv:2005.14165, table
+# 2.1; recipes/nano.toml has 3e-3) and gain by more of the other.
+_SETTINGS: dict[Size, tuple[float, int]] = {
+    "nano": (3e-3, 128),
+    "tiny": (2e-3, 256),
+    "35m": (1e-3, 256),
+    "150m": (6e-4, 512),
+    "400m": (4e-4, 512),
+}
+
+Source = TextSource | JsonlSource | ParquetSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """What is trained on, as far as it decides how.
+
+    Args:
+        num_documents: that hold any text.
+        train_tokens, heldout_tokens: bytes, and one between documents.
+        begins: its first words.
+    """
+
+    source: Source
+    num_documents: int
+    train_tokens: int
+    heldout_tokens: int
+    begins: str
+
+    @property
+    def nbytes(self) -> int:
+        return self.train_tokens + self.heldout_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What the maker of a run decides."""
+
+    name: str
+    size: Size
+    tokens: int
+    peers: int
+
+
+def read_text(source: Source, base: Path, on_read: Callable[[int], None] = lambda _nbytes: None) -> Text:
+    """Read all of a text once.
+
+    Args:
+        on_read: told how many bytes were read since it was told last.
+
+    Raises:
+        DataError: missing, unreadable, malformed or empty.
+    """
+    nbytes, pieces, begins = {"train": 0, "heldout": 0}, {"train": 0, "heldout": 0}, ""
+    for side, text in corpus.split(source, base, HELDOUT):
+        size = len(text.encode("utf-8", errors="replace"))
+        nbytes[side] += size
+        pieces[side] += 1
+        begins = begins or first_words(text)
+        on_read(size)
+    between = {side: max(0, count - 1) for side, count in pieces.items()}
+    # Of few documents the end of each is held out, so that both sides have a piece of it.
+    num = pieces["train"] if pieces["train"] == pieces["heldout"] else sum(pieces.values())
+    return Text(
+        source=source,
+        num_documents=num,
+        train_tokens=nbytes["train"] + between["train"],
+        heldout_tokens=nbytes["heldout"] + between["heldout"],
+        begins=begins,
+    )
+
+
+def first_words(text: str, at_most: int = 24) -> str:
+    """Return words that a text begins with: what a sample is to go on from."""
+    line = next((each.strip() for each in text.splitlines() if each.strip()), "")
+    start = "".join(letter for letter in line[:at_most] if letter.isprintable())
+    is_cut = len(line) > at_most
+    if is_cut and " " not in start:
+        return start
+    words = start.rpartition(" ")[0] if is_cut else start
+    return f"{words} " if words else ""
+
+
+def run_name(path: Path) -> str:
+    """Return what a run on that text is called: the file's name without endings, as far as a run may have it."""
+    stem = path.name.partition(".")[0] or path.name.strip(".")
+    return re.sub(r"[^\w .-]+", "-", stem).strip(" -")[:64] or "mytext"
+
+
+# --- size ---
+
+
+def sizes_for(text: Text, fits: Callable[[ModelConfig, Size], bool]) -> tuple[Size, ...]:
+    """Return the sizes that are worth offering: they fit this machine, and the text can teach them anything.
+
+    Args:
+        fits: whether a model of that size can be trained here.
+    """
+    found: list[Size] = []
+    for size in _SETTINGS:
+        model = model_of(text, size)
+        if found and (num_parameters(model) > 5 * text.train_tokens or not fits(model, size)):
+            break
+        found.append(size)
+    return tuple(found)
+
+
+def usual_size(text: Text, sizes: Iterable[Size], *, is_gpu: bool) -> Size:
+    """Return the largest of `sizes` that this text fills with 20 tokens for each parameter; on a CPU the smallest."""
+    first, *others = sizes
+    chosen = first
+    for size in others if is_gpu else ():
+        if PER_PARAMETER * num_parameters(model_of(text, size)) <= PASSES * text.train_tokens:
+            chosen = size
+    return chosen
+
+
+def model_of(text: Text, size: Size) -> ModelConfig:
+    """Return the model of that size for this text."""
+    tree = run_tree(text, Answers(name="text", size=size, tokens=1 << 20, peers=1))
+    return resolve(from_tree(tree, RunFile, where="own text"), ByteTokenizer(), Path())
+
+
+# --- length ---
+
+
+def usual_tokens(text: Text, num_parameters: int, tokens_per_s: float, at_most_s: float) -> int:
+    """Return how many tokens to train on: no more than teach anything, or take this machine `at_most_s`."""
+    found = min(PASSES * text.train_tokens, PER_PARAMETER * num_parameters, int(at_most_s * tokens_per_s))
+    return rounded(max(found, 1))
+
+
+def rounded(tokens: int) -> int:
+    """Return about as many, in two digits."""
+    size = int(10 ** max(0, len(str(tokens)) - 2))
+    return max(1, tokens // size * size)
+
+
+# --- the run file ---
+
+
+def run_tree(text: Text, answers: Answers) -> dict[str, Any]:
+    """Return the run file, as `RunFile` has it.
+
+    Raises:
+        DataError: too little text for even the shortest context.
+    """
+    lr, longest = _SETTINGS[answers.size]
+    seq_len = _seq_len(text, longest, answers.peers)
+    per_round = 20 * BATCH_SIZE * seq_len * answers.peers
+    rounds = answers.tokens // per_round
+    every = 20 if rounds >= MANY_ROUNDS else 10
+    momentum = {} if rounds >= MANY_ROUNDS else {"lr": 0.7, "momentum": 0.3}
+    source = {"type": text.source.__struct_config__.tag, **_given(text.source)}
+    return {
+        "name": answers.name,
+        "peers": answers.peers,
+        "model": {"type": "size", "size": answers.size},
+        "data": {"heldout_fraction": HELDOUT, "source": source},
+        "tokenizer": {"type": "bytes"},
+        "train": {
+            "seq_len": seq_len,
+            "batch_size": BATCH_SIZE,
+            "tokens": answers.tokens,
+            "evaluate_every": max(1, min(20, rounds * 20 // every // 10)),
+            "evaluate_windows": 256,
+            "sample_prompt": text.begins,
+            "schedule": {
+                "type": "wsd",
+                "lr": lr,
+                "warmup_tokens": min(100_000, answers.tokens // 20),
+                "decay_tokens": answers.tokens // 4,
+                "total_tokens": answers.tokens,
+            },
+        },
+        "method": {"type": "diloco", "every": every, **momentum},
+    }
+
+
+def _seq_len(text: Text, longest: int, peers: int) -> int:
+    """Return the longest context of which the text holds enough: four batches for everybody, four held-out samples."""
+    seq_len, num_samples = longest, BATCH_SIZE * peers
+    while seq_len > LEAST_SEQ_LEN and (
+        text.train_tokens <= 4 * num_samples * seq_len or text.heldout_tokens <= 4 * seq_len
+    ):
+        seq_len //= 2
+    if text.train_tokens <= num_samples * seq_len or text.heldout_tokens <= seq_len:
+        who = "one peer needs" if peers == 1 else f"{peers} peers need"
+        needed = int(max(num_samples * seq_len / (1 - HELDOUT), seq_len / HELDOUT)) + 2
+        raise DataError(
+            f"too little text to train on: {text.nbytes:,} bytes in {text.num_documents:,} documents, of which "
+            f"{text.heldout_tokens:,} are held out to measure the loss; {who} about {needed:,}. Give more text, "
+            "such as a folder of files."
+        )
+    return seq_len
+
+
+def _given(source: Source) -> dict[str, Any]:
+    more = {"field": source.field} if isinstance(source, JsonlSource) else {}
+    more |= {"column": source.column} if isinstance(source, ParquetSource) else {}
+    return {"paths": list(source.paths), **more}
+
+
+# --- what it takes ---
+
+
+def unsealed(run_file: RunFile, base: Path) -> RunConfig:
+    """Return the run of a file whose text is not packed yet: it tells what memory and rounds it takes.
+
+    Args:
+        base: the folder that relative paths start from.
+    """
+    nothing, tokenizer = Digest("0" * 64), make_tokenizer(run_file.tokenizer, run_file.data, base)
+    index = DataIndex(
+        dtype=dtype_for(tokenizer.vocab_size),
+        train=(),
+        heldout=(),
+        train_text_nbytes=0,
+        heldout_text_nbytes=0,
+        tokenizer=tokenizer.digest,
+        vocab_size=tokenizer.vocab_size,
+    )
+    resolved = {
+        "model": resolve(run_file, tokenizer, base),
+        "initial": nothing,
+        "is_seeded": True,
+        "data": index,
+        "method": spell_out(run_file.method, run_file.peers),
+        "stewards": (),
+    }
+    return RunConfig(**alike(RunConfig, run_file) | resolved)
+
+
+def disk_nbytes(text: Text, num: int, checkpoint_vectors: int) -> int:
+    """Return what a peer writes: tokens of two bytes, and checkpoints of so many vectors of `num` parameters."""
+    return 2 * text.nbytes + checkpoint_vectors * cost.vector_nbytes(num)

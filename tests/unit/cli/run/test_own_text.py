@@ -1,0 +1,290 @@
+"""`weft train notes.txt`: what is asked, the run file that is written and found again, and what is refused."""
+
+import gzip
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unit.cli.small import Answer, Weft
+from unit.cli.test_bad_input import LOCAL, a_ticket, refused
+from weft.cli.home import find_checkpoint
+from weft.cli.options import Length, length
+from weft.cli.plan import speed_here
+from weft.cli.run import running
+from weft.cli.run.own_text import kind_of
+from weft.cli.run.running import Manner
+from weft.config import load
+from weft.errors import ConfigError
+from weft.launch.corpus import Corpus
+from weft.launch.session import Options
+from weft.peer.state.checkpoint import load as load_checkpoint
+from weft.run.config import RunFile
+
+TEXT = "".join(f"It was day {n}, and the sea was calm.\n" for n in range(400))  # 15 kB
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Somebody's text, on a machine whose speed is known."""
+    here = speed_here.Here(
+        name="cpu, threads: 1", tokens_per_s=100.0, crowding=1.0, is_gpu=False, is_half=False, memory_nbytes=1e9
+    )
+    monkeypatch.setattr(speed_here, "measure", lambda *_args, **_options: here)
+    path = tmp_path / "texts" / "notes.txt"
+    path.parent.mkdir()
+    path.write_text(TEXT)
+    return path
+
+
+Begun = list[tuple[Corpus, Manner]]
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Begun:
+    """What would be trained, which is not."""
+    found: Begun = []
+
+    def run(make: Callable[..., Corpus], _options: Options, manner: Manner) -> None:
+        found.append((make(None, None), manner))
+
+    monkeypatch.setattr(running, "run", run)
+    return found
+
+
+def words(answer: Answer) -> str:
+    return " ".join(answer.err.split())
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_with_yes_it_says_what_it_takes_and_writes_a_run_file_beside_the_text(
+    weft: Weft, notes: Path, begun: Begun
+) -> None:
+    answer = weft("train", notes, "--yes")
+    assert answer.code == 0, answer.err
+    path = notes.with_name("notes.toml")
+    made = load(path, RunFile)
+    assert (made.name, made.peers, made.data.source.paths) == ("notes", 1, ("notes.txt",))  # type: ignore[union-attr]
+    assert made.train.tokens == 210_000  # 16 passes over 13.6 kB
+    said = words(answer)
+    for line in (
+        "15.1 kB of text in 1 document",
+        "name of the run: notes",
+        "size of the model: nano",
+        "how long: 210ktokens",
+        "machines that train: 1",
+        "about 35 min of training steps, at 100 tokens/s measured on cpu",
+        "memory about",
+        "disk about",
+        f"run file: {path}",
+        "who has the ticket can join, and then has this text",
+    ):
+        assert line in said
+    ((corpus, manner),) = begun
+    assert corpus.described == (made, notes.parent)
+    assert manner.wait_for == 1
+
+
+def test_a_person_is_asked_four_questions_and_again_where_an_answer_makes_no_sense(
+    weft: Weft, notes: Path, begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = Terminal("\n".join(("my: diary", "diary", "huge", "nano", "2 weeks", "1h", "0", "2")) + "\n")
+    monkeypatch.setattr("sys.stdin", typed)
+    answer = weft("train", notes)
+    assert answer.code == 0, answer.err
+    assert typed.read() == ""
+    made = load(notes.with_name("notes.toml"), RunFile)
+    assert (made.name, made.peers, made.train.tokens) == ("diary", 2, 360_000)
+    said = words(answer)
+    for fault in (
+        "--run-name my: diary: Allowed",
+        "--size huge: Allowed: nano",
+        "--length 2 weeks",
+        "--peers 0: Allowed",
+    ):
+        assert fault in said
+    assert "by 2 machines as fast as this one" in said
+    assert "it begins once 2 peers are here" in said
+    assert begun[0][1].wait_for == 2
+
+
+def test_nobody_to_ask_is_refused_with_the_options_that_answer(weft: Weft, notes: Path, begun: Begun) -> None:
+    refused(
+        weft,
+        2,
+        "Add --yes for what is usual, or answer with --run-name, --length, --peers",
+        "train",
+        notes,
+        "--size",
+        "nano",
+    )
+    assert not notes.with_name("notes.toml").exists()
+    options = ("--run-name", "a", "--size", "nano", "--length", "3passes", "--peers", 1)
+    assert weft("train", notes, *options).code == 0
+    assert load(notes.with_name("notes.toml"), RunFile).train.tokens == 40_000
+    assert len(begun) == 1
+
+
+def test_the_same_text_again_finds_its_run_file_and_says_so(weft: Weft, notes: Path, begun: Begun) -> None:
+    assert weft("train", notes, "--yes").code == 0
+    before = notes.with_name("notes.toml").read_text()
+    again = weft("train", notes)
+    assert again.code == 0
+    assert f"{notes.with_name('notes.toml')} says how {notes} is trained" in words(again)
+    assert notes.with_name("notes.toml").read_text() == before
+    assert begun[0][0].described == begun[1][0].described
+    refused(weft, 2, "says already how", "train", notes, "--size", "nano")
+    assert weft("train", notes, "--yes", "--new").code == 0
+    other = notes.with_name("notes-2.toml")
+    assert load(other, RunFile).name == "notes-2"
+    assert f"{other} says how" in words(weft("train", notes))
+
+
+def test_no_file_of_anybody_is_overwritten(weft: Weft, notes: Path, begun: Begun) -> None:
+    foreign = notes.with_name("notes.toml")
+    foreign.write_text("of = 'somebody'\n")
+    assert weft("train", notes, "--yes").code == 0
+    assert foreign.read_text() == "of = 'somebody'\n"
+    assert load(notes.with_name("notes-2.toml"), RunFile).name == "notes"
+    assert len(begun) == 1
+
+
+def test_where_nothing_can_be_written_beside_the_text_the_run_file_is_here(
+    weft: Weft, notes: Path, begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Path.open
+
+    def no_writing(path: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+        if path.parent == notes.parent and "x" in mode:
+            raise PermissionError(13, "Permission denied", str(path))
+        return own(path, mode, *args, **options)
+
+    monkeypatch.setattr(Path, "open", no_writing)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert weft("train", notes, "--yes").code == 0
+    assert load(here / "notes.toml", RunFile).data.source.paths == (str(notes),)  # type: ignore[union-attr]
+    assert "notes.toml says how" in words(weft("train", notes))
+    monkeypatch.chdir(notes.parent)
+    nowhere = weft("train", notes, "--yes")
+    assert nowhere.code == 2
+    assert "no run file can be written, neither beside" in words(nowhere)
+    assert len(begun) == 2
+
+
+def test_what_set_says_is_written_down_but_for_the_questions(weft: Weft, notes: Path, begun: Begun) -> None:
+    lines = notes.with_name("rows.jsonl")
+    lines.write_text("".join(f'{{"body": "{line}"}}\n' for line in TEXT.splitlines()))
+    refused(weft, 11, "no field 'text'", "train", lines, "--yes")
+    made = ("train", lines, "--yes", "--set", "data.source.field=body", "--set", "train.batch_size=4")
+    assert weft(*made).code == 0
+    written = load(notes.with_name("rows.toml"), RunFile)
+    assert (written.train.batch_size, written.data.source.field) == (4, "body")  # type: ignore[union-attr]
+    refused(
+        weft,
+        2,
+        "--set train.tokens: of own text --length says that",
+        "train",
+        notes,
+        "--yes",
+        "--set",
+        "train.tokens=5",
+    )
+    assert len(begun) == 1
+
+
+@pytest.mark.parametrize("form", ["folder", "packed"])
+def test_every_form_of_text_is_taken(weft: Weft, notes: Path, begun: Begun, form: str) -> None:
+    text = notes.parent
+    if form == "packed":
+        text = notes.with_name("notes.txt.gz")
+        text.write_bytes(gzip.compress(TEXT.encode()))
+    assert weft("train", text, "--yes").code == 0
+    path = notes.parents[1] / "texts.toml" if form == "folder" else notes.with_name("notes.toml")
+    assert load(path, RunFile).train.tokens == 210_000
+    assert len(begun) == 1
+
+
+def test_what_is_a_run_file_is_told_by_what_is_in_it(tmp_path: Path, run_path: Path) -> None:
+    (tmp_path / "run").write_bytes(run_path.read_bytes())
+    (tmp_path / "settings").write_text("a = 1\n")
+    (tmp_path / "empty.TOML").write_text("")
+    kinds = {
+        "run": "run file",
+        "run.toml": "run file",
+        "empty.TOML": "run file",
+        "settings": "text",
+        "text.txt": "text",
+    }
+    assert {name: kind_of(str(tmp_path / name)) for name in kinds} == kinds
+    assert kind_of("last") == "run"
+
+
+def test_what_is_neither_is_refused_with_what_to_do(weft: Weft, tmp_path: Path, notes: Path, run_path: Path) -> None:
+    ticket = a_ticket()
+    answer = weft("train", ticket)
+    assert answer.code == 2
+    assert "weft join" in answer.err
+    assert ticket not in answer.err
+    refused(weft, 2, "no run of this home is called so", "train", "nothing")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_text("")
+    refused(weft, 2, "holds a model, not text", "train", model)
+    files = tmp_path / "recipes"
+    files.mkdir()
+    (files / "a.toml").write_text("")
+    refused(weft, 2, "holds run files: a.toml", "train", files)
+    refused(weft, 2, "--size, --yes: without effect on a run file", "train", run_path, "--size", "nano", "--yes")
+    little = notes.with_name("little.txt")
+    little.write_text("few words")
+    refused(weft, 11, "too little text to train on: 9 bytes", "train", little, "--yes")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("2h", Length(seconds=7200)),
+        ("90 min", Length(seconds=5400)),
+        ("5Mtokens", Length(tokens=5_000_000)),
+        ("200k tokens", Length(tokens=200_000)),
+        ("10passes", Length(passes=10)),
+        ("1 pass", Length(passes=1)),
+        ("0.5x", Length(passes=0.5)),
+    ],
+)
+def test_a_length_is_a_while_tokens_or_passes(text: str, wanted: Length) -> None:
+    assert length("--length", text) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "5M", "5", "0h", "0tokens", "20rounds", "long", "-1h"])
+def test_what_is_no_length_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="Allowed: a while"):
+        length("--length", text)
+
+
+@pytest.mark.full
+def test_own_text_is_trained_and_gone_on_with(weft: Weft, notes: Path, home: Path) -> None:
+    train = ("train", notes, *LOCAL, "--quiet")
+    first = weft(*train, "--yes", "--length", "2passes", "--until", "1rounds")
+    assert first.code == 0, first.err
+    run = find_checkpoint("last", home).parents[1].name
+    log = find_checkpoint("last", home).parent / "log.jsonl"
+    again = weft(*train)
+    assert again.code == 0, again.err
+    assert "complete after" in again.out
+    assert f"going on with run {run[:8]} (notes)" in log.read_text()
+    assert find_checkpoint("notes", home).parents[1].name == run
+    assert load_checkpoint(find_checkpoint("last", home)).config.train.tokens == 27_000
+    notes.write_text(TEXT + "And then it was not.\n")
+    changed = words(weft(*train))
+    assert " B of text -> " in changed
+    assert "Nothing was begun" in changed
