@@ -34,17 +34,13 @@ from weft.net.link.handshake import Passport, handshake_reader, hear, judge, tur
 from weft.net.link.rpc import Handlers, Session, Traffic
 from weft.net.messages import MAX_ADDRESSES, MAX_ENDED_LINKS, MAX_TOLD_CONTACTS, Admitted, Contact, Hello, Rejected
 from weft.net.transport.base import Accept, Lane, Stream, Transport
+from weft.net.transport.budget import MAX_LINKS
 from weft.net.transport.frame import FRAME_S, MAX_FRAME_NBYTES, FrameReader
 from weft.net.transport.gate import Gate
 from weft.tasks import Tasks
 from weft.wire import encode
 
 VIA = "via"  # the transport through another peer
-# Of an elector of the largest run: 63 wards, 31 electors, 8 of the overlay, as many that others keep or twice that, 16
-# idle ones (net/membership/membership.py). What is left is for newcomers, who ask one elector after another for a
-# place.
-MAX_LINKS = 192
-
 MAX_FORMER = 1024  # peers whose lost links are remembered: keys are free to make
 
 MAX_VIOLATIONS = 3  # of one peer within `BARRED_S`: one may be a mishap
@@ -84,7 +80,8 @@ class Link:
 
 
 class Links:
-    def __init__(self, handlers: Handlers, traffic: Traffic, emit: Emit) -> None:
+    def __init__(self, handlers: Handlers, traffic: Traffic, emit: Emit, most: int = MAX_LINKS) -> None:
+        self.most = most
         self._handlers = handlers
         self._traffic = traffic
         self._emit = emit
@@ -115,7 +112,7 @@ class Links:
         return any(link.is_relayed for link in self._standing.values())
 
     def is_full_for(self, peer: PeerId) -> bool:
-        return peer not in self._standing and len(self._standing) >= MAX_LINKS
+        return peer not in self._standing and len(self._standing) >= self.most
 
     def may_fetch(self, peer: PeerId) -> bool:
         """Return whether `peer` may open bulk streams: a link to it stands, and it is not barred."""
@@ -238,7 +235,13 @@ AcceptBulk = Callable[[Stream], Awaitable[None]]
 
 class Listener:
     def __init__(
-        self, passport: Passport, links: Links, book: AddressBook, emit: Emit, accept_bulk: AcceptBulk
+        self,
+        passport: Passport,
+        links: Links,
+        book: AddressBook,
+        emit: Emit,
+        accept_bulk: AcceptBulk,
+        max_strangers: int = MAX_STRANGERS,
     ) -> None:
         self._passport = passport
         self._links = links
@@ -246,7 +249,9 @@ class Listener:
         self._emit = emit
         self._accept_bulk = accept_bulk
         self.max_told = MAX_TOLD_CONTACTS  # to whom is admitted
-        self._strangers: Gate[tuple[Transport, Stream]] = Gate(MAX_STRANGERS, MAX_STRANGERS_PER_IP, "are not admitted")
+        self._strangers: Gate[tuple[Transport, Stream]] = Gate(
+            min(MAX_STRANGERS, max_strangers), MAX_STRANGERS_PER_IP, "are not admitted"
+        )
 
     def accept(self, transport: Transport) -> Accept:
         """Return what `transport` calls with each incoming stream."""
