@@ -14,7 +14,7 @@ protocol).
 
 Failure:
 - a peer breaks the protocol: its link is closed, `ConnectionDropped` says why; it may come back. Who does so again and
-  again is barred for a while: a link that never lasts costs others more than none.
+  again is barred for a while: a link that never lasts costs others more than none. Who floods is barred at once.
 - the path dies silently: nothing here notices; membership does, and calls `drop`.
 """
 
@@ -31,7 +31,7 @@ from weft.events import AdmissionRefused, ConnectionDropped, Emit, LinkDown, Lin
 from weft.ids import PeerId, short
 from weft.net.link.address_book import AddressBook
 from weft.net.link.handshake import Passport, handshake_reader, hear, judge, turn_away
-from weft.net.link.rpc import Handlers, Session, Traffic
+from weft.net.link.rpc import Flooded, Handlers, Session, Traffic
 from weft.net.messages import MAX_ADDRESSES, MAX_ENDED_LINKS, MAX_TOLD_CONTACTS, Admitted, Contact, Hello, Rejected
 from weft.net.transport.base import Accept, Lane, Stream, Transport
 from weft.net.transport.budget import MAX_LINKS
@@ -161,7 +161,8 @@ class Links:
     def session(self, stream: Stream, reader: FrameReader) -> Session:
         traffic = self._traffic[stream.peer]
         reader.admit(MAX_FRAME_NBYTES, FRAME_S, traffic.received)
-        return Session(stream, reader, self._handlers, traffic, self._emit)
+        burden = self._traffic.burdens.of(stream.peer, stream.source)
+        return Session(stream, reader, self._handlers, traffic, self._emit, burden)
 
     def install(self, link: Link) -> None:
         """Let `link` stand, in the place of any before it, and run its session."""
@@ -202,16 +203,16 @@ class Links:
             await link.session.run()
         except WireError as error:
             reason = str(error)
-            self._note_violation(link, reason)
+            self._note_violation(link, reason, MAX_VIOLATIONS if isinstance(error, Flooded) else 1)
         except PeerError as error:
             reason = str(error)
         finally:
             self._finish(link, reason)
 
-    def _note_violation(self, link: Link, reason: str) -> None:
+    def _note_violation(self, link: Link, reason: str, num: int = 1) -> None:
         now = self._traffic.now()
         self._violated_at = {peer: at for peer, at in self._violated_at.items() if now - at[-1] < BARRED_S}
-        self._violated_at.setdefault(link.peer, deque(maxlen=MAX_VIOLATIONS)).append(now)
+        self._violated_at.setdefault(link.peer, deque(maxlen=MAX_VIOLATIONS)).extend([now] * num)
         self._emit(ConnectionDropped(address=link.shown_address, remote=link.peer, reason=reason))
 
     def _finish(self, link: Link, reason: str) -> None:

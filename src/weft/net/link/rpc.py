@@ -23,6 +23,7 @@ clock.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,6 +33,7 @@ from weft.errors import CallFailed, DeadlineExceeded, PayloadError, PeerError, W
 from weft.events import Emit, Notice
 from weft.ids import PeerId, short
 from weft.net import messages
+from weft.net.link.burden import Burden, Burdens
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame
 from weft.tasks import within
@@ -44,7 +46,7 @@ class LinkTraffic:
     """Counts for one remote peer, over all its connections."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self.sent_nbytes = 0
         self.received_nbytes = 0
         self.heard_at: float | None = None  # on `clock`; None: never
@@ -54,7 +56,7 @@ class LinkTraffic:
 
     def received(self, num_bytes: int) -> None:
         self.received_nbytes += num_bytes
-        self.heard_at = self._clock.now()
+        self.heard_at = self.clock.now()
 
 
 class Traffic:
@@ -62,6 +64,7 @@ class Traffic:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.burdens = Burdens(clock)
         self._by_peer: dict[PeerId, LinkTraffic] = {}
         self._before = (0, 0)  # sent to and received from those who gave way
 
@@ -261,17 +264,33 @@ TURN_NBYTES = 1 << 20  # one of the largest
 TURN_NOTES = 2 * TURN_FRAMES  # handled in one turn: a backlog shrinks though more of it is read
 
 
+WAITED_S = 1e-3  # for a frame: what is there already is read at once
+
+
+class Flooded(WireError):
+    """A peer sent more than this one can handle, and went on though it was read slowly."""
+
+
 class Session:
     """One stream's calls. `run` it; the other methods work while it runs."""
 
     def __init__(
-        self, stream: Stream, reader: FrameReader, handlers: Handlers, traffic: LinkTraffic, emit: Emit
+        self,
+        stream: Stream,
+        reader: FrameReader,
+        handlers: Handlers,
+        traffic: LinkTraffic,
+        emit: Emit,
+        burden: Burden | None = None,
     ) -> None:
         self.peer, self.source = stream.peer, stream.source
         self._stream = stream
         self._reader = reader
         self._handlers = handlers
         self._emit = emit
+        self._burden = burden or Burdens(traffic.clock).of(stream.peer, stream.source)
+        self._is_throttled = False
+        self._clock = traffic.clock
         self._queue = SendQueue(stream, traffic)
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}  # our calls
@@ -372,14 +391,37 @@ class Session:
         while True:
             num_bytes = 0
             for _ in range(TURN_FRAMES):
+                began = self._clock.now()
                 data = await self._reader.read()
+                if self._clock.now() - began >= WAITED_S:
+                    self._burden.idle()
                 if data is None:
                     raise PeerError(f"{short(self.peer)} closed the connection")
-                self._dispatch(decode(data, messages.RpcFrame))
+                self._burden.do(partial(self._take_in, data))
                 num_bytes += len(data)
                 if num_bytes >= TURN_NBYTES:
                     break
-            await asyncio.sleep(0)
+            await asyncio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        """Return for how long nothing is read, by what the peer has cost.
+
+        Raises:
+            Flooded: it has sent too much for too long.
+        """
+        pause_s = self._burden.pause_s()
+        if pause_s and not self._is_throttled:
+            self._is_throttled = True
+            text = f"{short(self.peer)} takes more than its share of this machine's time: it is read more slowly"
+            self._emit(Notice(text=text))
+        if self._burden.is_flood:
+            num, cost_s = self._burden.num_frames, self._burden.cost_s
+            raise Flooded(f"it floods: {num} frames, {cost_s:.1f} s of computing here, and more without a pause")
+        return pause_s
+
+    def _take_in(self, data: bytes) -> None:
+        self._burden.num_frames += 1
+        self._dispatch(decode(data, messages.RpcFrame))
 
     def _dispatch(self, frame: messages.RpcFrame) -> None:
         match frame:
@@ -443,7 +485,7 @@ class Session:
         limit = asyncio.timeout(call.deadline_s)
         try:
             async with limit:
-                body = encode(await work())
+                body = encode(await self._burden.metered(work()))
             if len(body) > messages.MAX_BODY_NBYTES:
                 raise CallFailed(f"the answer to {call.method} has {len(body)} bytes, above {messages.MAX_BODY_NBYTES}")
         except Exception as error:  # a handler's failure is the caller's answer and ends nothing else
@@ -459,7 +501,7 @@ class Session:
             for _ in range(TURN_NOTES):
                 num_bytes, work = await self._notes.get()
                 try:
-                    await work()
+                    await self._burden.metered(work())
                 except Exception as error:  # as for calls: one note's failure ends nothing else
                     self._emit(Notice(text=f"handler of a note failed: {type(error).__name__}: {error}"))
                 self._notes_nbytes -= num_bytes
