@@ -12,6 +12,7 @@ without that happening once floods, and its link ends. Where time is virtual not
 """
 
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from weft.clock import Clock, computing
@@ -133,7 +134,7 @@ class _Metered(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         steps = self._work.__await__()
-        step: Callable[[], Any] = lambda: next(steps)  # noqa: E731
+        step: Callable[[], Any] = partial(next, steps)
         while True:
             try:
                 waits_for = self._burden.do(step)
@@ -142,7 +143,39 @@ class _Metered(Generic[T]):
                 return result
             try:
                 yield waits_for
-                step = lambda: next(steps)  # noqa: E731
+                step = partial(next, steps)
             except BaseException as error:
-                failure = error
-                step = lambda: steps.throw(failure)  # type: ignore[attr-defined]  # noqa: B023, E731
+                step = partial(steps.throw, error)
+
+
+class Watched(Generic[T]):
+    """`work`, of which one can see afterwards whether it had to wait: a machine that is busy takes long without."""
+
+    def __init__(self, work: Awaitable[T]) -> None:
+        self._work = work
+        self.has_waited = False
+
+    def __await__(self) -> Generator[Any, None, T]:
+        steps = self._work.__await__()
+        try:
+            first = next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        self.has_waited = True
+        return (yield from _going_on(steps, first))
+
+
+def _going_on(steps: Generator[Any, Any, T], waits_for: Any) -> Generator[Any, None, T]:
+    step: Callable[[], Any]
+    while True:
+        try:
+            yield waits_for
+            step = partial(next, steps)
+        except BaseException as error:
+            step = partial(steps.throw, error)
+        try:
+            waits_for = step()
+        except StopIteration as end:
+            result: T = end.value
+            return result

@@ -33,7 +33,7 @@ from weft.errors import CallFailed, DeadlineExceeded, PayloadError, PeerError, W
 from weft.events import Emit, Notice
 from weft.ids import PeerId, short
 from weft.net import messages
-from weft.net.link.burden import Burden, Burdens
+from weft.net.link.burden import Burden, Burdens, Watched
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame
 from weft.tasks import within
@@ -392,8 +392,9 @@ class Session:
             num_bytes = 0
             for _ in range(TURN_FRAMES):
                 began = self._clock.now()
-                data = await self._reader.read()
-                if self._clock.now() - began >= WAITED_S:
+                reading = Watched(self._reader.read())
+                data = await reading
+                if reading.has_waited and self._clock.now() - began >= WAITED_S:
                     self._burden.idle()
                 if data is None:
                     raise PeerError(f"{short(self.peer)} closed the connection")
