@@ -41,7 +41,20 @@ def test_four_joins_that_share_a_home_hold_four_identities(tmp_path: Path) -> No
             assert time.monotonic() < ends_at
             time.sleep(0.2)
         started += [
-            weft(tmp_path, f"{n}", "--home", "shared", "join", ticket, "--yes", "--report", f"{n}.json", *LOCAL)
+            weft(
+                tmp_path,
+                f"{n}",
+                "--home",
+                "shared",
+                "join",
+                ticket,
+                "--yes",
+                "--key",
+                f"{n}.pem",
+                "--report",
+                f"{n}.json",
+                *LOCAL,
+            )
             for n in range(1, 5)
         ]
         for process in started:

@@ -15,7 +15,7 @@ from weft.cli import settings
 from weft.cli.home import home_of
 from weft.cli.options import spread, ticket_text
 from weft.cli.process import run_loop
-from weft.cli.run.ticket import kept_ticket, read_kept
+from weft.cli.run.ticket import ticket_here
 from weft.clock import SystemClock
 from weft.config import dump
 from weft.errors import ActVoid, ConfigError, KeyFileError, Refused
@@ -256,7 +256,7 @@ def _ticket(context: typer.Context, where: Where) -> "Ticket":
     from weft.net.ticket import read
 
     if where.ticket is None:
-        return read(read_kept(kept_ticket(where.run, home_of(context))))
+        return read(ticket_here(where.run, home_of(context)))
     return read(ticket_text(where.ticket))
 
 

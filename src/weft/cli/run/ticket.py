@@ -19,11 +19,20 @@ def ticket(
     run: Annotated[str | None, typer.Argument(help="First digits of the run; default: the last one here.")] = None,
 ) -> None:
     """Print a ticket that lets another machine join. It is a secret: show it to whom you invite."""
-    home = home_of(context)
+    typer.echo(ticket_here(run, home_of(context)))
+
+
+def ticket_here(run: str | None, home: Path) -> str:
+    """Return the newest ticket that a member on this machine keeps; say of which run it is where there are several.
+
+    Raises:
+        TicketError: there is none.
+    """
     file = kept_ticket(run, home)
-    typer.echo(read_kept(file))
+    text = read_kept(file)
     if len({each.parents[1] for each in find_tickets(run, home)}) > 1:
-        typer.echo(f"this is the ticket of run {called(file.parents[1])}", err=True)
+        typer.echo(f"this is run {called(file.parents[1])}", err=True)
+    return text
 
 
 def kept_ticket(run: str | None, home: Path) -> Path:

@@ -6,7 +6,7 @@
     await membership.say_goodbye("done")  # before node.aclose()
 
 Up to 32 peers, everybody is linked to everybody and heartbeats to all: proof of life in, decisions from
-`membership.step`. Above, a peer keeps few links and `gossip` says who is alive; which of both, `swim.watches_all`
+`full_mesh.step`. Above, a peer keeps few links and `gossip` says who is alive; which of both, `swim.watches_all`
 decides. Whoever still wants heartbeats gets them.
 
 Who sends heartbeats is a member of this view, from the first on: a newcomer that still reads the terms, downloads or
