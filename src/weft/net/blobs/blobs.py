@@ -247,7 +247,10 @@ class Blobs:
             if request is None or isinstance(request, messages.RelayPlease | messages.Relayed):
                 return request
             await self._answer(bulk, request)
-            await asyncio.sleep(0)  # who asks ahead for what is small would never let others have a turn
+            # Who asks ahead for what is small would never let others have a turn.
+            await asyncio.sleep(bulk.burden.pause_s())
+            if bulk.burden.is_flood:
+                raise WireError("it asks for more blobs than this machine can look up")
             request = None
         return None
 
@@ -283,7 +286,7 @@ class Blobs:
                 self.streams.close_soon(bulk)
 
     async def _answer(self, bulk: Bulk, request: messages.BlobRequest | messages.RangeRequest) -> None:
-        data, is_patient = self._look(bulk.peer, request.digest)
+        data, is_patient = bulk.burden.do(lambda: self._look(bulk.peer, request.digest))
         if data is None and (ended := self._expected.get(request.digest)) is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(COMING_S):
@@ -291,7 +294,7 @@ class Blobs:
             data, is_patient = self._look(bulk.peer, request.digest)
         if data is None:
             header = messages.BlobHeader(nbytes=None, is_coming=request.digest in self._expected)
-            await bulk.send_slice(encode_frame(encode(header)))
+            await bulk.burden.metered(bulk.send_slice(encode_frame(encode(header))))
             return
         view = memoryview(data).cast("B")
         head = encode_frame(encode(messages.BlobHeader(nbytes=len(view))))
@@ -299,8 +302,8 @@ class Blobs:
             if request.end > len(view) or request.begin >= request.end:
                 raise WireError(f"bytes {request.begin} to {request.end} were asked of a blob of {len(view)}")
             view = view[request.begin : request.end]
-        if len(view) <= SMALL_NBYTES:
-            await bulk.send_slice(head + view)
+        if len(view) <= SMALL_NBYTES:  # larger ones cost what their bytes do, which the lines bound
+            await bulk.burden.metered(bulk.send_slice(head + view))
             if not is_patient:
                 self._turns.moved(len(view))
         elif is_patient:

@@ -32,6 +32,7 @@ from weft.net.link.links import Link, Links
 from weft.net.link.rpc import Handlers, LinkTraffic, Traffic
 from weft.net.transport.base import Stream
 from weft.net.transport.budget import Streams
+from weft.net.transport.burden import Burden
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame, write_frame
 from weft.rng import fresh_secret
 from weft.tasks import Tasks, within
@@ -60,9 +61,10 @@ class StaleStream(PeerError):
 class Bulk:
     """One bulk stream, its bytes counted, and the reader that keeps its place. It is a `Stream` itself."""
 
-    def __init__(self, stream: Stream, traffic: LinkTraffic, open_streams: "OpenStreams | None" = None) -> None:
+    def __init__(self, stream: Stream, traffic: LinkTraffic, burden: Burden, open_streams: "OpenStreams") -> None:
         self.peer, self.source = stream.peer, stream.source
         self.stream = stream
+        self.burden = burden
         self.serving: asyncio.Task[Any] | None = None  # who answers its requests, where this side does
         self._open_streams = open_streams
         self.traffic = traffic
@@ -79,8 +81,7 @@ class Bulk:
         return await self.reader.recv_into(buffer)
 
     async def close(self) -> None:
-        if self._open_streams is not None:
-            self._open_streams.leave(self)
+        self._open_streams.leave(self)
         await self.stream.close()
 
     # --- a blob, or a range of one: the request, the header, the bytes ---
@@ -128,8 +129,8 @@ class Bulk:
             WireError: it is no such record.
         """
         async with within(deadline_s, lambda: self._overdue(f"sent no {what} within {deadline_s:g} s")):
-            data = await self.reader.read()
-        return None if data is None else decode(data, kind)
+            data = await self.burden.read(self.reader.read())
+        return None if data is None else self.burden.do(lambda: decode(data, kind))
 
     async def fill(
         self, piece: memoryview, stall_s: float, on_bytes: Callable[[int], None] = lambda _num: None
@@ -171,7 +172,8 @@ class OpenStreams:
         Raises:
             WireError: there is no room.
         """
-        bulk = Bulk(stream, self._traffic[stream.peer], self)
+        burden = self._traffic.burdens.of(stream.peer, stream.source)
+        bulk = Bulk(stream, self._traffic[stream.peer], burden, self)
         while not self._held.enter(bulk.peer, bulk):
             victim = self._held.victim(bulk.peer)
             if victim is None:

@@ -33,8 +33,8 @@ from weft.errors import CallFailed, DeadlineExceeded, PayloadError, PeerError, W
 from weft.events import Emit, Notice
 from weft.ids import PeerId, short
 from weft.net import messages
-from weft.net.link.burden import Burden, Burdens, Watched
 from weft.net.transport.base import Stream
+from weft.net.transport.burden import Burden, Burdens
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame
 from weft.tasks import within
 from weft.wire import decode, encode, printable
@@ -264,9 +264,6 @@ TURN_NBYTES = 1 << 20  # one of the largest
 TURN_NOTES = 2 * TURN_FRAMES  # handled in one turn: a backlog shrinks though more of it is read
 
 
-WAITED_S = 1e-3  # for a frame: what is there already is read at once
-
-
 class Flooded(WireError):
     """A peer sent more than this one can handle, and went on though it was read slowly."""
 
@@ -290,7 +287,7 @@ class Session:
         self._emit = emit
         self._burden = burden or Burdens(traffic.clock).of(stream.peer, stream.source)
         self._is_throttled = False
-        self._clock = traffic.clock
+        self._num_frames = 0
         self._queue = SendQueue(stream, traffic)
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}  # our calls
@@ -390,14 +387,11 @@ class Session:
     async def _read(self) -> None:
         while True:
             num_bytes = 0
-            for _ in range(TURN_FRAMES):
-                began = self._clock.now()
-                reading = Watched(self._reader.read())
-                data = await reading
-                if reading.has_waited and self._clock.now() - began >= WAITED_S:
-                    self._burden.idle()
+            for _ in range(1 if self._burden.is_beyond else TURN_FRAMES):
+                data = await self._burden.read(self._reader.read())
                 if data is None:
                     raise PeerError(f"{short(self.peer)} closed the connection")
+                self._num_frames += 1
                 self._burden.do(partial(self._take_in, data))
                 num_bytes += len(data)
                 if num_bytes >= TURN_NBYTES:
@@ -416,12 +410,11 @@ class Session:
             text = f"{short(self.peer)} takes more than its share of this machine's time: it is read more slowly"
             self._emit(Notice(text=text))
         if self._burden.is_flood:
-            num, cost_s = self._burden.num_frames, self._burden.cost_s
-            raise Flooded(f"it floods: {num} frames, {cost_s:.1f} s of computing here, and more without a pause")
+            cost_s = self._burden.cost_s
+            raise Flooded(f"it floods: {self._num_frames} frames, {cost_s:.1f} s of computing here, without a pause")
         return pause_s
 
     def _take_in(self, data: bytes) -> None:
-        self._burden.num_frames += 1
         self._dispatch(decode(data, messages.RpcFrame))
 
     def _dispatch(self, frame: messages.RpcFrame) -> None:
@@ -486,7 +479,8 @@ class Session:
         limit = asyncio.timeout(call.deadline_s)
         try:
             async with limit:
-                body = encode(await self._burden.metered(work()))
+                record = await self._burden.metered(work())
+                body = self._burden.do(partial(encode, record))
             if len(body) > messages.MAX_BODY_NBYTES:
                 raise CallFailed(f"the answer to {call.method} has {len(body)} bytes, above {messages.MAX_BODY_NBYTES}")
         except Exception as error:  # a handler's failure is the caller's answer and ends nothing else
