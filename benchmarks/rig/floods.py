@@ -123,7 +123,8 @@ async def heartbeat(reader: FrameReader) -> Heartbeat:
     """Return the next heartbeat of the member."""
     async for frame in frames_of(reader):
         if isinstance(frame, Note) and frame.method == "Heartbeat":
-            return decode(frame.body, Heartbeat)
+            beat: Heartbeat = decode(frame.body, Heartbeat)
+            return beat
     raise AssertionError
 
 

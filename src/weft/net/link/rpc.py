@@ -261,6 +261,7 @@ MAX_QUEUED_NOTES_NBYTES = 16 << 20  # sixteen of the largest; nearly all are bel
 # What has come already is read without waiting. After so much of it all others get a turn, the notes' handlers too.
 TURN_FRAMES = 32  # of the smallest, about a millisecond
 TURN_NBYTES = 1 << 20  # one of the largest
+FAILED_AGAIN_S = 10.0  # between two events of handlers that fail at what one link brings
 TURN_NOTES = 2 * TURN_FRAMES  # handled in one turn: a backlog shrinks though more of it is read
 
 
@@ -286,7 +287,10 @@ class Session:
         self._handlers = handlers
         self._emit = emit
         self._burden = burden or Burdens(traffic.clock).of(stream.peer, stream.source)
+        self._clock = traffic.clock
         self._is_throttled = False
+        self._failed_at: float | None = None
+        self._num_untold = 0
         self._num_frames = 0
         self._queue = SendQueue(stream, traffic)
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -487,7 +491,7 @@ class Session:
             if isinstance(error, TimeoutError) and limit.expired():
                 return messages.Failed(number=call.number, code="deadline", reason=f"{call.method} took too long here")
             if not isinstance(error, PeerError):
-                self._emit(Notice(text=f"handler of {call.method} failed: {type(error).__name__}: {error}"))
+                self._tell_failure(call.method, error)
             return messages.Failed(number=call.number, code="error", reason=public_reason(error))
         return messages.Reply(number=call.number, body=body)
 
@@ -498,9 +502,19 @@ class Session:
                 try:
                     await self._burden.metered(work())
                 except Exception as error:  # as for calls: one note's failure ends nothing else
-                    self._emit(Notice(text=f"handler of a note failed: {type(error).__name__}: {error}"))
+                    self._tell_failure("a note", error)
                 self._notes_nbytes -= num_bytes
             await asyncio.sleep(0)
+
+    def _tell_failure(self, what: str, error: Exception) -> None:
+        """Say what a handler failed at; what this peer makes it fail at again and again is counted."""
+        now = self._clock.now()
+        if self._failed_at is not None and now - self._failed_at < FAILED_AGAIN_S:
+            self._num_untold += 1
+            return
+        more = f"; {self._num_untold} more like it before" if self._num_untold else ""
+        self._failed_at, self._num_untold = now, 0
+        self._emit(Notice(text=f"handler of {what} failed: {type(error).__name__}: {error}{more}"))
 
     def _check_open(self, method: str) -> None:
         if self._ended is not None:

@@ -1,7 +1,7 @@
 """What the members of a round say to this peer, and when its machine hears of it.
 
     of this round                  one of a round gone by is answered with what was decided, one of the next waits
-    signed by its sender           else the link that it came on ends; checked once, and not of what is decided already
+    signed by its sender           checked once, and not of what is decided already; else an event says so
     a member's
     its claims within leases       a plan that claims more is not followed, an announcement is cut (`Claims`)
     its payload here               of an announcement (`Gather`)
