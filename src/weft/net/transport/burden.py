@@ -23,8 +23,8 @@ from weft.net.transport.address import network_of
 
 T = TypeVar("T")
 
-SHARE, BURST_S = 0.15, 1.0
-ADDRESS_SHARE, ADDRESS_BURST_S = 0.3, 2.0
+SHARE, BURST_S = 0.1, 0.5
+ADDRESS_SHARE, ADDRESS_BURST_S = 0.2, 2.0
 MAX_PAUSE_S = (
     1.0  # however much one frame has cost: what a round waits for, and no silence that a peer is taken for gone
 )

@@ -118,7 +118,7 @@ def test_keys_of_one_address_share_what_it_has_and_those_of_this_machine_do_not(
     assert crowd[0].pause_s() > 0
     assert all_.at(FAR).pause_s() > 0
     assert all_.of(B, OTHER).pause_s() == 0.0
-    here = [all_.of(key, "127.0.0.1") for key in reversed(keys)]
+    here = [Burdens(clock).of(key, "127.0.0.1") for key in keys]
     for each in here:
         each.charge(0.3)
     assert here[0].pause_s() == 0.0
