@@ -347,6 +347,7 @@ class Session:
             self._check_open(method)
             number, future = self._next_number, asyncio.get_running_loop().create_future()
             self._next_number += 1
+            self._burden.call()
             left_s = deadline_s if (when := limit.when()) is None else when - asyncio.get_running_loop().time()
             left_s = min(max(left_s, 1e-3), messages.MAX_DEADLINE_S)
             self._queue.add(encode(messages.Call(number=number, method=method, deadline_s=left_s, body=body)))

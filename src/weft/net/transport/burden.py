@@ -8,9 +8,12 @@ keys of one person get no more than one. An address may take `ADDRESS_SHARE`, ov
 no bound. What was not taken is saved up, for `BURST_S`. What is sent meanwhile waits at its sender, by the transport's
 flow control.
 
+Who is asked may cost what that brings: each call that this peer makes adds `CALL_S` to what the other may take. So
+neighbours in a pipeline, who call each other for every micro-batch, pass on as many as they can; rounds take less than
+a tenth of a share (docs/log.md).
+
 An honest peer waits for answers: soon nothing of it is left to read. Who has been beyond its share for `FLOOD_S`
-without that happening once floods, and its link ends. An honest peer takes less than a tenth of a share, at its most
-(docs/log.md). Where time is virtual nothing costs anything.
+without that happening once floods, and its link ends. Where time is virtual nothing costs anything.
 """
 
 from collections.abc import Awaitable, Callable, Generator
@@ -25,9 +28,8 @@ T = TypeVar("T")
 
 SHARE, BURST_S = 0.1, 0.5
 ADDRESS_SHARE, ADDRESS_BURST_S = 0.2, 2.0
-MAX_PAUSE_S = (
-    1.0  # however much one frame has cost: what a round waits for, and no silence that a peer is taken for gone
-)
+CALL_S = 5e-3  # of all that a micro-batch takes at one boundary, forward and back, 4.4 ms
+MAX_PAUSE_S = 1.0  # however much one frame has cost: no round is lost by it, and nobody taken for gone
 FLOOD_S = 10.0
 WAITED_S = 1e-3  # for bytes: what is there already is read at once
 MAX_REMEMBERED = 1024  # keys, and addresses: a key that comes back has not saved up anew
@@ -42,7 +44,7 @@ class Share:
 
     def charge(self, cost_s: float, now: float) -> None:
         self._fill(now)
-        self._level_s = max(self._level_s - cost_s, -self._share * MAX_PAUSE_S)
+        self._level_s = min(max(self._level_s - cost_s, -self._share * MAX_PAUSE_S), self._burst_s)
 
     def pause_s(self, now: float) -> float:
         """Return for how long nothing more should be done."""
@@ -124,6 +126,12 @@ class Burden:
             share.charge(cost_s, now)
         if self.is_beyond:
             self._common.charge(cost_s, now)
+
+    def call(self) -> None:
+        """Note that this peer asks something of the other."""
+        now = self._clock.now()
+        for share in (*self._own, self._common) if self.is_beyond else self._own:
+            share.charge(-CALL_S, now)
 
     def pause_s(self) -> float:
         """Return for how long nothing of it should be read now."""

@@ -108,6 +108,16 @@ def test_who_waits_for_answers_is_never_a_flood_however_much_it_costs() -> None:
     VirtualClock().run(whole())
 
 
+def test_who_is_called_for_each_micro_batch_may_pass_on_as_many_as_it_can() -> None:
+    clock = At()
+    neighbour = Burdens(clock).of(A, FAR)
+    for _ in range(20_000):  # two hundred a second, each of two milliseconds here
+        neighbour.call()
+        neighbour.charge(2e-3)
+        clock.at += 5e-3
+        assert neighbour.pause_s() == 0.0
+
+
 def test_keys_of_one_address_share_what_it_has_and_those_of_this_machine_do_not() -> None:
     clock = At()
     all_ = Burdens(clock)
@@ -176,10 +186,10 @@ async def _never(_stream: Stream, _lane: Any) -> None:
 
 @pytest.fixture
 def strict(monkeypatch: Any) -> None:
-    """Shares so small that both ends of a test may share one process."""
+    """Shares so small that both ends of a test may share one process, on a machine that has little for it."""
     monkeypatch.setattr(burden, "FLOOD_S", 0.5)
-    monkeypatch.setattr(burden, "BURST_S", 0.02)
-    monkeypatch.setattr(burden, "SHARE", 0.01)
+    monkeypatch.setattr(burden, "BURST_S", 2e-3)
+    monkeypatch.setattr(burden, "SHARE", 1e-4)
 
 
 NOTES = b"".join([encode_frame(encode(Note(method="nobody", body=bytes(1000))))] * 64)
