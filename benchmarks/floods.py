@@ -9,6 +9,7 @@ the attacker has: what it computes takes nothing from them, what they compute fo
 members that bound nothing (`_unbounded`). What was found is kept in reports/floods.json.
 """
 
+import math
 import os
 import sys
 import time
@@ -53,7 +54,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
 
     num_rounds: int
     rounds_per_min: float
-    cpu_per_round: float  # seconds, of all members
+    cpu_per_round: float | None  # seconds, of all members; None: there was no round
     victim_cpu: float  # cores that the attacked member used
     victim_nbytes: int  # of its memory, at the end
 
@@ -71,11 +72,13 @@ class Attacked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lost(self) -> float:
-        return 1 - self.flooded.rounds_per_min / self.quiet.rounds_per_min
+        return 1 - self.flooded.rounds_per_min / self.quiet.rounds_per_min if self.quiet.num_rounds else 0.0
 
     @property
     def times_cpu(self) -> float:
-        return self.flooded.cpu_per_round / self.quiet.cpu_per_round
+        """Return how much more CPU a round took; NaN where there was none."""
+        before, after = self.quiet.cpu_per_round, self.flooded.cpu_per_round
+        return math.nan if before is None or after is None else after / before
 
 
 Found = dict[str, dict[str, Attacked]]  # by PROGRAMS, and attack
@@ -99,7 +102,7 @@ def stretch(members: Sequence[Machine], seconds: float) -> Stretch:
     return Stretch(
         num_rounds=len(at),
         rounds_per_min=60 * per_s,
-        cpu_per_round=sum(spent) / (ended - began) / max(per_s, 1e-9),
+        cpu_per_round=sum(spent) / (ended - began) / per_s if per_s else None,
         victim_cpu=spent[0] / (ended - began),
         victim_nbytes=processes[0].memory_info().rss,
     )
