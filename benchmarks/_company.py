@@ -57,10 +57,12 @@ class Company:
     Args:
         folder: where the run file, the homes and what processes print come to lie.
         run: the run file's text.
+        program: what Python is started with.
     """
 
-    def __init__(self, lines: Lines, folder: Path, run: str) -> None:
+    def __init__(self, lines: Lines, folder: Path, run: str, program: Sequence[str] = ("-P", "-m", "weft")) -> None:
         self._lines = lines
+        self._program = program
         self._folder = folder
         self.machines: list[Machine] = []
         (folder / "run.toml").write_text(run)
@@ -89,9 +91,9 @@ class Company:
     def _start(self, number: int, words: Sequence[str]) -> Machine:
         home = self._folder / f"home{number}"
         where = ["--transports", "tls", "--host", self._lines.address(number), "--device", "cpu", "--threads", "1"]
-        command = [sys.executable, "-P", "-m", "weft", "--home", str(home), *words, *where, "--quiet"]
+        command = [sys.executable, *self._program, "--home", str(home), *words, *where, "--quiet"]
         with home.with_suffix(".out").open("wb") as out, home.with_suffix(".err").open("wb") as err:
-            env = os.environ | {"PYTHONPATH": str(SOURCE)}
+            env = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(SOURCE.parent)])}
             process = self._lines.start(number, command, self._folder, stdout=out, stderr=err, env=env)
         machine = Machine(number, home, process)
         self.machines.append(machine)

@@ -541,10 +541,17 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+# Who floods can cause these as often as it likes: more of a kind within a minute are counted, and the next minute says
+# how many. At 300 bytes a line they would fill the log's 256 MB in four days.
+REPEATED = (ConnectionDropped, AdmissionRefused)
+MAX_PER_MINUTE = 120
+
+
 class EventLog:
     """Stamps events and hands them to every sink. One that fails is asked again with the next event.
 
-    The others are told when it fails, and all are told when it goes on and how many events it lacks.
+    The others are told when it fails, and all are told when it goes on and how many events it lacks. Of kinds that
+    others can cause at will, no more than `MAX_PER_MINUTE` are handed out.
     """
 
     def __init__(self, clock: Clock, peer: PeerId, sinks: Sequence[Sink]) -> None:
@@ -552,10 +559,23 @@ class EventLog:
         self._peer = peer
         self._sinks = list(sinks)
         self._num_lost = [0] * len(self._sinks)
+        self._repeated: dict[type[Event], tuple[float, int]] = {}  # since when, and how many since then
 
     def emit(self, event: Event) -> None:
+        if isinstance(event, REPEATED) and self._is_only_counted(event):
+            return
         for text in self._hand_out(event):
             self._hand_out(Notice(text=text))
+
+    def _is_only_counted(self, event: Event) -> bool:
+        kind, now = type(event), self._clock.wall()
+        since, num = self._repeated.get(kind, (now, 0))
+        if not 0 <= now - since < 60:
+            if (num_more := num - MAX_PER_MINUTE) > 0:
+                self._hand_out(Notice(text=f"{num_more} more {kind.__name__} like those before were not written"))
+            since, num = now, 0
+        self._repeated[kind] = since, num + 1
+        return num >= MAX_PER_MINUTE
 
     def _hand_out(self, event: Event) -> list[str]:
         """Return what is to be said of the sinks."""

@@ -107,12 +107,26 @@ def unseal(signed: Signed, kind: type[R], verify: Callable[[PeerId, bytes, bytes
     Raises:
         WireError: another kind, a bad signature, or bytes that are no such record.
     """
-    if signed.kind != kind.__name__:
-        raise WireError(f"expected a signed {kind.__name__}, got a {printable(signed.kind[:64])}")
+    _require_kind(signed, kind)
     if not verify(signed.signer, _signed_message(signed.kind, signed.body), signed.signature):
         raise WireError(f"signature of {short(signed.signer)} on a {signed.kind} does not hold")
+    return claimed(signed, kind)
+
+
+def claimed(signed: Signed, kind: type[R]) -> R:
+    """Return the record inside `signed`, whoever wrote it: to decide whether its signature is worth checking.
+
+    Raises:
+        WireError: another kind, or bytes that are no such record.
+    """
+    _require_kind(signed, kind)
     record: R = decode(signed.body, kind)
     return record
+
+
+def _require_kind(signed: Signed, kind: type[R]) -> None:
+    if signed.kind != kind.__name__:
+        raise WireError(f"expected a signed {kind.__name__}, got a {printable(signed.kind[:64])}")
 
 
 def _signed_message(kind: str, body: bytes) -> bytes:

@@ -15,7 +15,7 @@ from sinks import MemorySink
 from weft import events
 from weft.clock import VirtualClock
 from weft.errors import ConfigError
-from weft.events import Entry, Event, EventLog, Notice, StepDone
+from weft.events import MAX_PER_MINUTE, ConnectionDropped, Entry, Event, EventLog, Notice, StepDone
 from weft.ids import PeerId, Step
 from weft.log import JsonlSink, LogTail, read_jsonl
 
@@ -213,6 +213,21 @@ def test_a_sink_that_fails_every_other_time_does_not_talk_without_end() -> None:
     for _ in range(3):
         log.emit(Notice(text="x"))
     assert len(memory.entries) <= 6
+
+
+def test_what_others_can_cause_at_will_is_counted_beyond_so_many_a_minute() -> None:
+    clock, memory = VirtualClock(), MemorySink()
+    log = EventLog(clock, PEER, [memory])
+    dropped = ConnectionDropped(address="tls (incoming)", remote=None, reason="it hung up")
+    for _ in range(MAX_PER_MINUTE + 500):
+        log.emit(dropped)
+    log.emit(Notice(text="others are told"))
+    assert len(memory.entries) == MAX_PER_MINUTE + 1
+    clock.advance(61.0)
+    log.emit(dropped)
+    more, again = memory.entries[-2:]
+    assert more.event == Notice(text="500 more ConnectionDropped like those before were not written")
+    assert again.event == dropped
 
 
 def test_when_every_sink_fails_the_run_goes_on() -> None:

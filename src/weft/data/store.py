@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 from msgspec import Meta
@@ -94,6 +95,8 @@ class ShardStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._mapped: dict[Digest, Tokens] = {}
+        self._served: WeakValueDictionary[Digest, np.ndarray] = WeakValueDictionary()  # as long as somebody reads them
+        self._checked: set[Digest] = set()
 
     def missing(self, index: DataIndex) -> tuple[ShardInfo, ...]:
         """Return the shards of `index` that are not here, each once, training shards first."""
@@ -131,22 +134,27 @@ class ShardStore:
         _check_ids(np.frombuffer(data, dtype=np.dtype(index.dtype).newbyteorder("<")), index, f"shard {short(digest)}")
         self.put(data)
 
-    def read(self, digest: Digest) -> bytes | None:
+    def read(self, digest: Digest) -> memoryview | None:
         """Return a shard's bytes to serve them, or None when it is not here.
+
+        They are mapped, once for all who fetch them, and checked the first time in this process: to ask for a shard
+        again and again costs neither memory nor time.
 
         Raises:
             DataError: the file is corrupt, and is removed so that it can be fetched again.
         """
-        path = self._path(digest)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise DataError(f"cannot read shard {path}: {error.strerror or error}.") from error
-        if wire.digest(data) != digest:
-            raise self._corrupt(path)
-        return data
+        raw = self._served.get(digest)
+        if raw is None:
+            try:
+                raw = self._map(digest)
+            except FileNotFoundError:
+                self._checked.discard(digest)
+                return None
+            if digest not in self._checked and wire.digest(raw.data) != digest:
+                raise self._corrupt(self._path(digest))
+            self._checked.add(digest)
+            self._served[digest] = raw
+        return raw.data
 
     def open(self, index: DataIndex, info: ShardInfo) -> Tokens:
         """Return the ids of a shard, mapped read-only; the first time in this process they are checked.
@@ -157,13 +165,9 @@ class ShardStore:
         if info.digest not in self._mapped:
             path = self._path(info.digest)
             try:
-                raw = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+                raw = self._map(info.digest)
             except FileNotFoundError:
                 raise DataError(f"shard {path} is missing. A member of the run has it: fetch it again.") from None
-            except ValueError:  # numpy maps no empty file
-                raise self._corrupt(path) from None
-            except OSError as error:
-                raise DataError(f"cannot read shard {path}: {error.strerror or error}.") from error
             if wire.digest(raw.data) != info.digest:
                 raise self._corrupt(path)
             if raw.nbytes != info.nbytes:
@@ -176,6 +180,23 @@ class ShardStore:
     def close(self) -> None:
         """Let go of all mapped files."""
         self._mapped.clear()
+
+    def _map(self, digest: Digest) -> np.ndarray:
+        """Return a shard's bytes, mapped.
+
+        Raises:
+            FileNotFoundError: it is not here.
+            DataError: it cannot be read, or is empty, as no shard is.
+        """
+        path = self._path(digest)
+        try:
+            return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+        except FileNotFoundError:
+            raise
+        except ValueError:  # numpy maps no empty file
+            raise self._corrupt(path) from None
+        except OSError as error:
+            raise DataError(f"cannot read shard {path}: {error.strerror or error}.") from error
 
     def _path(self, digest: Digest) -> Path:
         if not re.search(_HEX, digest):

@@ -32,10 +32,12 @@ from weft.net.speed_test import SpeedTest
 from weft.net.ticket import Ticket, issue
 from weft.net.transport import tcp
 from weft.net.transport.base import OnDrop, Transport, ignore_drop
+from weft.net.transport.budget import Budget, budget_of
 from weft.net.transport.iroh import IrohTransport
 from weft.net.transport.rate_limit import Throttled
 from weft.net.transport.tls import TlsTransport
 from weft.observe.telemetry import Bulletins, Relaying
+from weft.run.host import max_files
 from weft.run.machine import PeerConfig
 from weft.run.outline import Outline, admission_of, public
 from weft.store.home import Home, PeerFolder
@@ -193,10 +195,11 @@ async def session(
         def on_drop(address: str, reason: str) -> None:
             log.emit(ConnectionDropped(address=address, remote=None, reason=reason))
 
-        transports = make_transports(identity, settings, on_drop)
+        budget = budget_of(max_files())
+        transports = make_transports(identity, settings, on_drop, budget)
         if (passed := valve(settings.caps, clock, day.ration)) is not None:
             transports = [Throttled(each, passed) for each in transports]
-        node = Node(passport, transports, clock, log.emit, relay=settings.relay, via=via)
+        node = Node(passport, transports, clock, log.emit, relay=settings.relay, via=via, budget=budget)
         SpeedTest(node, clock)
         Relaying(bulletins, node, clock)
         for peer, addresses in read_addresses(folder).items():
@@ -245,10 +248,15 @@ def _name_of_part(node: Node, part: str) -> str | None:
     return next((name_of(each.peer, each.name, is_shared=True) for each in found if each.name), None)
 
 
-def make_transports(identity: Identity, settings: PeerConfig, on_drop: OnDrop = ignore_drop) -> list[Transport]:
+def make_transports(
+    identity: Identity,
+    settings: PeerConfig,
+    on_drop: OnDrop = ignore_drop,
+    budget: Budget = Budget(),  # noqa: B008  # frozen
+) -> list[Transport]:
     """Return the ways that a machine has to others, best first, but for the one that leads through them."""
     return [
-        TlsTransport(identity, settings.tls, on_drop=on_drop)
+        TlsTransport(identity, settings.tls, on_drop=on_drop, budget=budget)
         if name == "tls"
         else IrohTransport(identity, settings.iroh, on_drop=on_drop)
         for name in settings.transports

@@ -26,7 +26,7 @@ from weft.ids import Digest, PeerId, RunId, short
 from weft.keys import Identity
 from weft.net.admission import Admission
 from weft.net.blobs.blobs import Blobs, Lookup, Offload, in_thread
-from weft.net.blobs.bulk import STALL_S, Bulk
+from weft.net.blobs.bulk import STALL_S, Bulk, OpenStreams
 from weft.net.blobs.relay import NO_RELAY, Relay, RelayConfig, ViaTransport
 from weft.net.link.address_book import AddressBook, Directory, OnContact
 from weft.net.link.dialer import Dialer
@@ -36,6 +36,7 @@ from weft.net.link.rpc import CallHandler, Handlers, LinkTraffic, NoteHandler, T
 from weft.net.link.trial import Trial, failed, nobody
 from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease
 from weft.net.transport.base import Transport
+from weft.net.transport.budget import Budget
 from weft.tasks import within
 from weft.wire import Buffer, decode, encode
 
@@ -56,6 +57,7 @@ class Node:
         offload: where large blobs are hashed: `in_thread`, or `inline` on a virtual clock.
         relay: what this peer passes on between others.
         via: the key with which it reaches others through a third where no transport does; None: it does not.
+        budget: how many links and streams this process holds.
     """
 
     def __init__(
@@ -68,21 +70,23 @@ class Node:
         offload: Offload = in_thread,
         relay: RelayConfig = NO_RELAY,
         via: Identity | None = None,
+        budget: Budget = Budget(),  # noqa: B008  # frozen
     ) -> None:
         self.passport = passport
         self._transports = tuple(transports)
         self._emit = emit
         self._handlers = Handlers()
         self._traffic = Traffic(clock)
-        self._links = Links(self._handlers, self._traffic, emit)
+        self._links = Links(self._handlers, self._traffic, emit, budget.links)
         self._book = AddressBook(passport.peer, [transport.name for transport in transports], self.is_linked)
         self._dialer = Dialer(passport, transports, self._links, self._book)
-        self._blobs = Blobs(self._links, self._dialer, self._handlers, self._traffic, emit, offload)
+        open_streams = OpenStreams(self._links, self._traffic, budget.streams)
+        self._blobs = Blobs(self._links, self._dialer, self._handlers, open_streams, emit, offload)
         streams = self._blobs.streams
         self._relay = Relay(relay, self._links, streams, self._handlers, clock)
         self._via = None if via is None else ViaTransport(via, streams.open, self._tell_drop)
         streams.on_relay(self._take_over)
-        self._listener = Listener(passport, self._links, self._book, emit, self._blobs.accept)
+        self._listener = Listener(passport, self._links, self._book, emit, self._blobs.accept, budget.newcomers)
         self._started: list[Transport] = []
         self._is_to_all = True
         self._handlers.on_note(Acquaint, self._acquainted)

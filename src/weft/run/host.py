@@ -42,6 +42,16 @@ def process_nbytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # at most, so far
 
 
+def max_files() -> int | None:
+    """Return how many files this process may have open, or None where the system does not say."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return None
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
 def limit_cores(num: int | None) -> tuple[int, ...]:
     """Keep this process, all its threads, to `num` of the CPUs it may run on; return which; none where no system can.
 

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from weft.ids import Digest
+from weft.ids import Digest, short
 from weft.net.messages import HexDigest
 from weft.wire import Record
 
@@ -54,6 +54,7 @@ class StateIndex(Record, frozen=True, kw_only=True):
         names = [vector.name for vector in self.vectors]
         if names != sorted(set(names)):
             raise ValueError("the vectors of a state are named once each, in ascending order")
+        self._require_one_length()
 
     @property
     def nbytes(self) -> int:
@@ -62,6 +63,19 @@ class StateIndex(Record, frozen=True, kw_only=True):
     @property
     def shape(self) -> dict[str, int]:
         return {vector.name: vector.num for vector in self.vectors}
+
+    def _require_one_length(self) -> None:
+        """Refuse one digest for chunks of two lengths: what it names would fit into one of their places only."""
+        lengths: dict[str, int] = {}  # of last chunks that are shorter than others
+        for vector in self.vectors:
+            if rest := vector.nbytes % CHUNK_NBYTES:
+                lengths.setdefault(vector.chunks[-1], rest)
+        for vector in self.vectors:
+            rest = vector.nbytes % CHUNK_NBYTES or CHUNK_NBYTES
+            for number, chunk in enumerate(vector.chunks, start=1):
+                nbytes = rest if number == len(vector.chunks) else CHUNK_NBYTES
+                if lengths.get(chunk, nbytes) != nbytes:
+                    raise ValueError(f"chunk {short(Digest(chunk))} has {lengths[chunk]} bytes here and {nbytes} there")
 
     def places(self, names: Collection[str] | None = None) -> dict[Digest, list[Span]]:
         """Return where each chunk belongs, in order; equal chunks are one with several places.

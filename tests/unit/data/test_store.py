@@ -91,6 +91,26 @@ def test_a_corrupt_shard_is_named_and_removed_so_that_it_can_be_fetched_again(tm
         assert store.missing(index_of(DATA)) == (info_of(DATA),)
 
 
+def test_all_who_fetch_a_shard_read_the_same_bytes_and_they_are_checked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ShardStore(tmp_path)
+    digest, num_checked = store.put(DATA), 0
+
+    def counted(data: wire.Buffer) -> Digest:
+        nonlocal num_checked
+        num_checked += 1
+        return true_digest(data)
+
+    true_digest = wire.digest
+    monkeypatch.setattr(wire, "digest", counted)
+    reads = [store.read(digest) for _ in range(50)]
+    assert len({id(read.obj) for read in reads if read is not None}) == 1
+    del reads
+    assert store.read(digest) == DATA  # nobody had it any more, and it need not be checked again
+    assert num_checked == 1
+
+
 def test_putting_a_shard_over_a_corrupt_one_repairs_it(tmp_path: Path) -> None:
     store = ShardStore(tmp_path)
     path = tmp_path / store.put(DATA)

@@ -17,6 +17,7 @@ from weft.net.link.rpc import Handlers, Traffic
 from weft.net.membership.membership import MAX_IDLE, Membership
 from weft.net.membership.swim import NUM_FAR, NUM_RING
 from weft.net.messages import Contact, Heartbeat
+from weft.net.transport.budget import MAX_LINKS
 from weft.sync.records.messages import MAX_GROUP, MAX_MEMBERS
 from weft.wire import digest
 
@@ -89,14 +90,13 @@ def test_nothing_is_kept_of_who_was_fetched_from_but_its_streams(world: Any) -> 
 
 def test_an_elector_of_the_largest_run_has_room_for_everybody_it_needs() -> None:
     num_needed = MAX_GROUP - 1 + MAX_MEMBERS - 1 + 2 * (2 * NUM_RING + NUM_FAR) + MAX_IDLE
-    assert num_needed + 32 <= links.MAX_LINKS  # and for newcomers, and more that keep far links to it than in the mean
+    assert num_needed + 32 <= MAX_LINKS  # and for newcomers, and more that keep far links to it than in the mean
 
 
-def test_who_finds_no_room_for_a_link_is_told_to_ask_another(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "MAX_LINKS", 2)
-
+def test_who_finds_no_room_for_a_link_is_told_to_ask_another(world: Any) -> None:
     async def scenario() -> None:
         a, *others = await world.started(4)
+        a._links.most = 2
         for other in others[:2]:
             await other.connect(a.peer)
         with pytest.raises(Unreachable, match="ask another member"):

@@ -102,3 +102,20 @@ def test_a_state_with_vectors_twice_or_out_of_order_is_refused() -> None:
             StateIndex(vectors=vectors)
     with pytest.raises(WireError):
         wire.decode(msgspec.msgpack.Encoder(order="sorted").encode({"vectors": [], "chunk_nbytes": 4}), StateIndex)
+
+
+def test_a_digest_of_chunks_of_two_lengths_is_refused() -> None:
+    one, other = "1" * 64, "2" * 64
+    long = VectorIndex(name="a", num=NUM, chunks=(one,))
+    for vectors in (
+        (long, VectorIndex(name="b", num=NUM - 1, chunks=(one,))),
+        (VectorIndex(name="a", num=NUM + 5, chunks=(one, one)),),
+        (VectorIndex(name="a", num=5, chunks=(one,)), VectorIndex(name="b", num=6, chunks=(one,))),
+    ):
+        with pytest.raises(ValueError, match="bytes here and"):
+            StateIndex(vectors=vectors)
+        data = wire.encode(StateIndex(vectors=())).replace(b"\x90", msgspec.msgpack.encode(vectors, order="sorted"))
+        with pytest.raises(WireError, match="bytes here and"):
+            wire.decode(data, StateIndex)
+    StateIndex(vectors=(long, VectorIndex(name="b", num=NUM + 5, chunks=(one, other))))  # zeros are often equal
+    StateIndex(vectors=(VectorIndex(name="a", num=5, chunks=(one,)), VectorIndex(name="b", num=5, chunks=(one,))))

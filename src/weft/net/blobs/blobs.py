@@ -21,11 +21,20 @@ from weft.errors import CallFailed, NetError, PayloadError, PeerError, Refused, 
 from weft.events import ConnectionDropped, Emit
 from weft.ids import Digest, PeerId, short
 from weft.net import messages
-from weft.net.blobs.bulk import MAX_ACCEPTED, PATIENT_NBYTES, STALL_S, Bulk, BulkStreams, Priority, StaleStream
+from weft.net.blobs.bulk import (
+    MAX_ACCEPTED,
+    PATIENT_NBYTES,
+    STALL_S,
+    Bulk,
+    BulkStreams,
+    OpenStreams,
+    Priority,
+    StaleStream,
+)
 from weft.net.blobs.striped import Hash, Striped
 from weft.net.link.dialer import Dialer
 from weft.net.link.links import Links
-from weft.net.link.rpc import Handlers, Traffic
+from weft.net.link.rpc import Handlers
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import encode_frame
 from weft.wire import Buffer, encode
@@ -62,9 +71,9 @@ class Blobs:
     """Both sides of every bulk stream of one peer."""
 
     def __init__(
-        self, links: Links, dialer: Dialer, handlers: Handlers, traffic: Traffic, emit: Emit, offload: Offload
+        self, links: Links, dialer: Dialer, handlers: Handlers, open_streams: OpenStreams, emit: Emit, offload: Offload
     ) -> None:
-        self._traffic = traffic
+        self._open_streams = open_streams
         self._emit = emit
         self._offload = offload
         self._lookups: list[tuple[Lookup, bool]] = []
@@ -74,7 +83,7 @@ class Blobs:
         self._num_accepted: Counter[PeerId] = Counter()
         self._num_worth: dict[PeerId, int] = {}  # streams that a large blob was fetched on with profit
         self._resting: dict[PeerId, set[Bulk]] = {}  # those that wait for the next request
-        self.streams = BulkStreams(links, dialer, handlers, traffic, self._serve)
+        self.streams = BulkStreams(links, dialer, handlers, open_streams, self._serve)
         links.on_link(self._on_link)
 
     def offer(self, lookup: Lookup, *, is_patient: bool = False) -> None:
@@ -108,13 +117,19 @@ class Blobs:
             WireError: the peer broke the protocol.
             PeerError: it fell silent or is gone.
         """
-        bulk = Bulk(stream, self._traffic[stream.peer])
         with self._counted(stream.peer):
-            opening = await self._rest(bulk, messages.BulkOpening)
-            if isinstance(opening, messages.BulkOffer):
-                self.streams.take_offer(opening, bulk)
-                return
-            request = None if opening is None else await self._serve(bulk, opening)
+            bulk = self._open_streams.take(stream)
+            bulk.serving = asyncio.current_task()
+            try:
+                opening = await self._rest(bulk, messages.BulkOpening)
+                if isinstance(opening, messages.BulkOffer):
+                    bulk.serving = None
+                    self.streams.take_offer(opening, bulk)
+                    return
+                request = None if opening is None else await self._serve(bulk, opening)
+            except BaseException:
+                await bulk.close()
+                raise
         await self.streams.hand_over(bulk, request)
 
     async def fetch(self, peer: PeerId, digest: Digest, into: Buffer, *, stall_s: float = STALL_S) -> None:
@@ -168,6 +183,7 @@ class Blobs:
 
     async def aclose(self) -> None:
         await self.streams.aclose()
+        await self._open_streams.aclose()
 
     async def _told(self, peer: PeerId, digest: Digest, exchange: Callable[[], Awaitable[Found]]) -> None:
         """Carry out an exchange, again where a kept stream had died, and say in an event what went wrong."""
@@ -231,7 +247,10 @@ class Blobs:
             if request is None or isinstance(request, messages.RelayPlease | messages.Relayed):
                 return request
             await self._answer(bulk, request)
-            await asyncio.sleep(0)  # who asks ahead for what is small would never let others have a turn
+            # Who asks ahead for what is small would never let others have a turn.
+            await asyncio.sleep(bulk.burden.pause_s())
+            if bulk.burden.is_flood:
+                raise WireError("it asks for more blobs than this machine can look up")
             request = None
         return None
 
@@ -251,10 +270,12 @@ class Blobs:
     async def _rest(self, bulk: Bulk, kind: Any) -> Any:
         resting = self._resting.setdefault(bulk.peer, set())
         resting.add(bulk)
+        self._open_streams.rest(bulk, True)
         try:
             return await bulk.read(kind, IDLE_S, "request")
         finally:
             resting.discard(bulk)
+            self._open_streams.rest(bulk, False)
             if not resting:
                 self._resting.pop(bulk.peer, None)
 
@@ -265,7 +286,7 @@ class Blobs:
                 self.streams.close_soon(bulk)
 
     async def _answer(self, bulk: Bulk, request: messages.BlobRequest | messages.RangeRequest) -> None:
-        data, is_patient = self._look(bulk.peer, request.digest)
+        data, is_patient = bulk.burden.do(lambda: self._look(bulk.peer, request.digest))
         if data is None and (ended := self._expected.get(request.digest)) is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(COMING_S):
@@ -273,7 +294,7 @@ class Blobs:
             data, is_patient = self._look(bulk.peer, request.digest)
         if data is None:
             header = messages.BlobHeader(nbytes=None, is_coming=request.digest in self._expected)
-            await bulk.send_slice(encode_frame(encode(header)))
+            await bulk.burden.metered(bulk.send_slice(encode_frame(encode(header))))
             return
         view = memoryview(data).cast("B")
         head = encode_frame(encode(messages.BlobHeader(nbytes=len(view))))
@@ -281,8 +302,8 @@ class Blobs:
             if request.end > len(view) or request.begin >= request.end:
                 raise WireError(f"bytes {request.begin} to {request.end} were asked of a blob of {len(view)}")
             view = view[request.begin : request.end]
-        if len(view) <= SMALL_NBYTES:
-            await bulk.send_slice(head + view)
+        if len(view) <= SMALL_NBYTES:  # larger ones cost what their bytes do, which the lines bound
+            await bulk.burden.metered(bulk.send_slice(head + view))
             if not is_patient:
                 self._turns.moved(len(view))
         elif is_patient:

@@ -31,6 +31,8 @@ from weft.net.link.dialer import Dialer
 from weft.net.link.links import Link, Links
 from weft.net.link.rpc import Handlers, LinkTraffic, Traffic
 from weft.net.transport.base import Stream
+from weft.net.transport.budget import Streams
+from weft.net.transport.burden import Burden
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame, write_frame
 from weft.rng import fresh_secret
 from weft.tasks import Tasks, within
@@ -43,6 +45,7 @@ OFFER_S = 10.0  # for the other side to dial back
 # The slowest uplink that rounds wait for, 1 Mbit/s, over 31 members that each fetch a payload's part and a result:
 # 1e6 / 62 = 16 kbit/s for a stream. A slice then takes 262 s, and who takes none in 292 s is given up.
 SLOWEST_STREAM_BPS = 16e3
+GONE_S = 1.0  # without a link, before a peer's streams are closed: one that is replaced comes up in less
 STALL_S = 15.0  # no byte for so long means that the holder is gone
 
 # Answers requests for blobs until the stream ends, or its peer asks for something else, which is returned.
@@ -58,9 +61,12 @@ class StaleStream(PeerError):
 class Bulk:
     """One bulk stream, its bytes counted, and the reader that keeps its place. It is a `Stream` itself."""
 
-    def __init__(self, stream: Stream, traffic: LinkTraffic) -> None:
+    def __init__(self, stream: Stream, traffic: LinkTraffic, burden: Burden, open_streams: "OpenStreams") -> None:
         self.peer, self.source = stream.peer, stream.source
         self.stream = stream
+        self.burden = burden
+        self.serving: asyncio.Task[Any] | None = None  # who answers its requests, where this side does
+        self._open_streams = open_streams
         self.traffic = traffic
         self.reader = FrameReader(
             stream, max_nbytes=messages.MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S, on_bytes=traffic.received
@@ -75,6 +81,7 @@ class Bulk:
         return await self.reader.recv_into(buffer)
 
     async def close(self) -> None:
+        self._open_streams.leave(self)
         await self.stream.close()
 
     # --- a blob, or a range of one: the request, the header, the bytes ---
@@ -122,8 +129,8 @@ class Bulk:
             WireError: it is no such record.
         """
         async with within(deadline_s, lambda: self._overdue(f"sent no {what} within {deadline_s:g} s")):
-            data = await self.reader.read()
-        return None if data is None else decode(data, kind)
+            data = await self.burden.read(self.reader.read())
+        return None if data is None else self.burden.do(lambda: decode(data, kind))
 
     async def fill(
         self, piece: memoryview, stall_s: float, on_bytes: Callable[[int], None] = lambda _num: None
@@ -142,13 +149,84 @@ class Bulk:
         return DeadlineExceeded(f"{short(self.peer)} {what}")
 
 
+class OpenStreams:
+    """All bulk streams of one peer, both directions: bounded over all keys, and ended with the peer at the other end.
+
+    Whose link is down for `GONE_S`, or who comes back as another process, holds none any more, whatever they wait for.
+
+    Args:
+        most: over all.
+    """
+
+    def __init__(self, links: Links, traffic: Traffic, most: int) -> None:
+        self._links = links
+        self._traffic = traffic
+        self._held: Streams[Bulk] = Streams(most)
+        self._instances: dict[PeerId, bytes] = {}  # the process that a peer's streams lead to
+        self._tasks = Tasks()
+        links.on_link(self._on_link)
+
+    def take(self, stream: Stream) -> Bulk:
+        """Count a stream until it is closed; one of whoever holds most may have to make room.
+
+        Raises:
+            WireError: there is no room.
+        """
+        burden = self._traffic.burdens.of(stream.peer, stream.source)
+        bulk = Bulk(stream, self._traffic[stream.peer], burden, self)
+        while not self._held.enter(bulk.peer, bulk):
+            victim = self._held.victim(bulk.peer)
+            if victim is None:
+                raise WireError(f"{len(self._held)} bulk streams are open, as many as this machine can hold")
+            self.end(victim[1])
+        return bulk
+
+    def leave(self, bulk: Bulk) -> None:
+        self._held.leave(bulk.peer, bulk)
+
+    def rest(self, bulk: Bulk, rests: bool) -> None:
+        """Note that a stream waits for its next request, or does so no more: such ones make room first."""
+        self._held.rest(bulk.peer, bulk, rests)
+
+    def end(self, bulk: Bulk) -> None:
+        """Close a stream, and whatever is done on it."""
+        self.leave(bulk)
+        if bulk.serving is not None:
+            bulk.serving.cancel()
+        self._tasks.spawn(bulk.close())
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+
+    def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
+        if not is_up:
+            asyncio.get_running_loop().call_later(GONE_S, self._end_if_gone, peer)
+            return
+        link = self._links.get(peer)
+        instance = b"" if link is None else link.instance
+        if self._instances.setdefault(peer, instance) != instance:
+            self._end_all(peer)
+            self._instances[peer] = instance
+
+    def _end_if_gone(self, peer: PeerId) -> None:
+        if self._links.get(peer) is None:
+            self._instances.pop(peer, None)
+            self._end_all(peer)
+
+    def _end_all(self, peer: PeerId) -> None:
+        for bulk in self._held.of(peer):
+            self.end(bulk)
+
+
 class BulkStreams:
     """The streams this peer fetches on. `serve` runs on those it opens for others to fetch from."""
 
-    def __init__(self, links: Links, dialer: Dialer, handlers: Handlers, traffic: Traffic, serve: Serve) -> None:
+    def __init__(
+        self, links: Links, dialer: Dialer, handlers: Handlers, open_streams: OpenStreams, serve: Serve
+    ) -> None:
         self._links = links
+        self._open_streams = open_streams
         self._dialer = dialer
-        self._traffic = traffic
         self._serve = serve
         self._take_over: TakeOver = _refuse
         self._idle: dict[PeerId, list[Bulk]] = {}
@@ -172,6 +250,7 @@ class BulkStreams:
             async with self._opening.setdefault(peer, asyncio.Lock()):
                 idle = self._idle.get(peer)
                 bulk = idle.pop() if idle else await self._open(peer)
+                self._open_streams.rest(bulk, False)
             is_whole = False
             try:
                 yield bulk
@@ -180,8 +259,9 @@ class BulkStreams:
                 if is_whole:
                     bulk.is_fresh = False
                     self._idle.setdefault(peer, []).append(bulk)
+                    self._open_streams.rest(bulk, True)
                 else:
-                    await bulk.stream.close()
+                    await bulk.close()
 
     async def open(self, peer: PeerId) -> Bulk:
         """Return a fresh stream to `peer` that is the caller's own.
@@ -209,7 +289,7 @@ class BulkStreams:
             self.close_soon(bulk)
 
     def close_soon(self, bulk: Bulk) -> None:
-        self._tasks.spawn(bulk.stream.close())
+        self._tasks.spawn(bulk.close())
 
     def take_offer(self, offer: messages.BulkOffer, bulk: Bulk) -> None:
         """Accept a stream that this peer asked for.
@@ -225,7 +305,7 @@ class BulkStreams:
     async def aclose(self) -> None:
         for peer in list(self._idle):
             for bulk in self._idle.pop(peer):
-                await bulk.stream.close()
+                await bulk.close()
         await self._tasks.aclose()
 
     async def _open(self, peer: PeerId) -> Bulk:
@@ -233,7 +313,7 @@ class BulkStreams:
         if not link.is_dialler:
             with suppress(PeerError):
                 return await self._ask(link)
-        return Bulk(await self._dialer.dial_bulk(link), self._traffic[peer])
+        return await self._taken(await self._dialer.dial_bulk(link))
 
     async def _ask(self, link: Link) -> Bulk:
         offer = fresh_secret(8)
@@ -265,7 +345,7 @@ class BulkStreams:
         except BaseException:
             self._ended(peer)
             raise
-        self._tasks.spawn(self._run(bulk))
+        bulk.serving = self._tasks.spawn(self._run(bulk))
         return messages.BulkDialled()
 
     async def _offer(self, link: Link, request: messages.BulkPlease) -> Bulk:
@@ -278,7 +358,14 @@ class BulkStreams:
         except BaseException:
             await stream.close()
             raise
-        return Bulk(stream, self._traffic[link.peer])
+        return await self._taken(stream)
+
+    async def _taken(self, stream: Stream) -> Bulk:
+        try:
+            return self._open_streams.take(stream)
+        except BaseException:
+            await stream.close()
+            raise
 
     async def _run(self, bulk: Bulk) -> None:
         try:

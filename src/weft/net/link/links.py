@@ -14,7 +14,7 @@ protocol).
 
 Failure:
 - a peer breaks the protocol: its link is closed, `ConnectionDropped` says why; it may come back. Who does so again and
-  again is barred for a while: a link that never lasts costs others more than none.
+  again is barred for a while: a link that never lasts costs others more than none. Who floods is barred at once.
 - the path dies silently: nothing here notices; membership does, and calls `drop`.
 """
 
@@ -31,20 +31,16 @@ from weft.events import AdmissionRefused, ConnectionDropped, Emit, LinkDown, Lin
 from weft.ids import PeerId, short
 from weft.net.link.address_book import AddressBook
 from weft.net.link.handshake import Passport, handshake_reader, hear, judge, turn_away
-from weft.net.link.rpc import Handlers, Session, Traffic
+from weft.net.link.rpc import Flooded, Handlers, Session, Traffic
 from weft.net.messages import MAX_ADDRESSES, MAX_ENDED_LINKS, MAX_TOLD_CONTACTS, Admitted, Contact, Hello, Rejected
 from weft.net.transport.base import Accept, Lane, Stream, Transport
+from weft.net.transport.budget import MAX_LINKS
 from weft.net.transport.frame import FRAME_S, MAX_FRAME_NBYTES, FrameReader
 from weft.net.transport.gate import Gate
 from weft.tasks import Tasks
 from weft.wire import encode
 
 VIA = "via"  # the transport through another peer
-# Of an elector of the largest run: 63 leaves, 31 electors, 8 of the overlay, as many that others keep or twice that, 16
-# idle ones (net/membership/membership.py). What is left is for newcomers, who ask one elector after another for a
-# place.
-MAX_LINKS = 192
-
 MAX_FORMER = 1024  # peers whose lost links are remembered: keys are free to make
 
 MAX_VIOLATIONS = 3  # of one peer within `BARRED_S`: one may be a mishap
@@ -84,7 +80,8 @@ class Link:
 
 
 class Links:
-    def __init__(self, handlers: Handlers, traffic: Traffic, emit: Emit) -> None:
+    def __init__(self, handlers: Handlers, traffic: Traffic, emit: Emit, most: int = MAX_LINKS) -> None:
+        self.most = most
         self._handlers = handlers
         self._traffic = traffic
         self._emit = emit
@@ -115,7 +112,7 @@ class Links:
         return any(link.is_relayed for link in self._standing.values())
 
     def is_full_for(self, peer: PeerId) -> bool:
-        return peer not in self._standing and len(self._standing) >= MAX_LINKS
+        return peer not in self._standing and len(self._standing) >= self.most
 
     def may_fetch(self, peer: PeerId) -> bool:
         """Return whether `peer` may open bulk streams: a link to it stands, and it is not barred."""
@@ -164,7 +161,8 @@ class Links:
     def session(self, stream: Stream, reader: FrameReader) -> Session:
         traffic = self._traffic[stream.peer]
         reader.admit(MAX_FRAME_NBYTES, FRAME_S, traffic.received)
-        return Session(stream, reader, self._handlers, traffic, self._emit)
+        burden = self._traffic.burdens.of(stream.peer, stream.source)
+        return Session(stream, reader, self._handlers, traffic, self._emit, burden)
 
     def install(self, link: Link) -> None:
         """Let `link` stand, in the place of any before it, and run its session."""
@@ -205,16 +203,16 @@ class Links:
             await link.session.run()
         except WireError as error:
             reason = str(error)
-            self._note_violation(link, reason)
+            self._note_violation(link, reason, MAX_VIOLATIONS if isinstance(error, Flooded) else 1)
         except PeerError as error:
             reason = str(error)
         finally:
             self._finish(link, reason)
 
-    def _note_violation(self, link: Link, reason: str) -> None:
+    def _note_violation(self, link: Link, reason: str, num: int = 1) -> None:
         now = self._traffic.now()
         self._violated_at = {peer: at for peer, at in self._violated_at.items() if now - at[-1] < BARRED_S}
-        self._violated_at.setdefault(link.peer, deque(maxlen=MAX_VIOLATIONS)).append(now)
+        self._violated_at.setdefault(link.peer, deque(maxlen=MAX_VIOLATIONS)).extend([now] * num)
         self._emit(ConnectionDropped(address=link.shown_address, remote=link.peer, reason=reason))
 
     def _finish(self, link: Link, reason: str) -> None:
@@ -238,7 +236,13 @@ AcceptBulk = Callable[[Stream], Awaitable[None]]
 
 class Listener:
     def __init__(
-        self, passport: Passport, links: Links, book: AddressBook, emit: Emit, accept_bulk: AcceptBulk
+        self,
+        passport: Passport,
+        links: Links,
+        book: AddressBook,
+        emit: Emit,
+        accept_bulk: AcceptBulk,
+        max_strangers: int = MAX_STRANGERS,
     ) -> None:
         self._passport = passport
         self._links = links
@@ -246,7 +250,9 @@ class Listener:
         self._emit = emit
         self._accept_bulk = accept_bulk
         self.max_told = MAX_TOLD_CONTACTS  # to whom is admitted
-        self._strangers: Gate[tuple[Transport, Stream]] = Gate(MAX_STRANGERS, MAX_STRANGERS_PER_IP, "are not admitted")
+        self._strangers: Gate[tuple[Transport, Stream]] = Gate(
+            min(MAX_STRANGERS, max_strangers), MAX_STRANGERS_PER_IP, "are not admitted"
+        )
 
     def accept(self, transport: Transport) -> Accept:
         """Return what `transport` calls with each incoming stream."""

@@ -23,6 +23,7 @@ clock.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ from weft.events import Emit, Notice
 from weft.ids import PeerId, short
 from weft.net import messages
 from weft.net.transport.base import Stream
+from weft.net.transport.burden import Burden, Burdens
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame
 from weft.tasks import within
 from weft.wire import decode, encode, printable
@@ -44,7 +46,7 @@ class LinkTraffic:
     """Counts for one remote peer, over all its connections."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self.sent_nbytes = 0
         self.received_nbytes = 0
         self.heard_at: float | None = None  # on `clock`; None: never
@@ -54,7 +56,7 @@ class LinkTraffic:
 
     def received(self, num_bytes: int) -> None:
         self.received_nbytes += num_bytes
-        self.heard_at = self._clock.now()
+        self.heard_at = self.clock.now()
 
 
 class Traffic:
@@ -62,6 +64,7 @@ class Traffic:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.burdens = Burdens(clock)
         self._by_peer: dict[PeerId, LinkTraffic] = {}
         self._before = (0, 0)  # sent to and received from those who gave way
 
@@ -258,20 +261,37 @@ MAX_QUEUED_NOTES_NBYTES = 16 << 20  # sixteen of the largest; nearly all are bel
 # What has come already is read without waiting. After so much of it all others get a turn, the notes' handlers too.
 TURN_FRAMES = 32  # of the smallest, about a millisecond
 TURN_NBYTES = 1 << 20  # one of the largest
+FAILED_AGAIN_S = 10.0  # between two events of handlers that fail at what one link brings
 TURN_NOTES = 2 * TURN_FRAMES  # handled in one turn: a backlog shrinks though more of it is read
+
+
+class Flooded(WireError):
+    """A peer sent more than this one can handle, and went on though it was read slowly."""
 
 
 class Session:
     """One stream's calls. `run` it; the other methods work while it runs."""
 
     def __init__(
-        self, stream: Stream, reader: FrameReader, handlers: Handlers, traffic: LinkTraffic, emit: Emit
+        self,
+        stream: Stream,
+        reader: FrameReader,
+        handlers: Handlers,
+        traffic: LinkTraffic,
+        emit: Emit,
+        burden: Burden | None = None,
     ) -> None:
         self.peer, self.source = stream.peer, stream.source
         self._stream = stream
         self._reader = reader
         self._handlers = handlers
         self._emit = emit
+        self._burden = burden or Burdens(traffic.clock).of(stream.peer, stream.source)
+        self._clock = traffic.clock
+        self._is_throttled = False
+        self._failed_at: float | None = None
+        self._num_untold = 0
+        self._num_frames = 0
         self._queue = SendQueue(stream, traffic)
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}  # our calls
@@ -327,6 +347,7 @@ class Session:
             self._check_open(method)
             number, future = self._next_number, asyncio.get_running_loop().create_future()
             self._next_number += 1
+            self._burden.call()
             left_s = deadline_s if (when := limit.when()) is None else when - asyncio.get_running_loop().time()
             left_s = min(max(left_s, 1e-3), messages.MAX_DEADLINE_S)
             self._queue.add(encode(messages.Call(number=number, method=method, deadline_s=left_s, body=body)))
@@ -371,15 +392,35 @@ class Session:
     async def _read(self) -> None:
         while True:
             num_bytes = 0
-            for _ in range(TURN_FRAMES):
-                data = await self._reader.read()
+            for _ in range(1 if self._burden.is_beyond else TURN_FRAMES):
+                data = await self._burden.read(self._reader.read())
                 if data is None:
                     raise PeerError(f"{short(self.peer)} closed the connection")
-                self._dispatch(decode(data, messages.RpcFrame))
+                self._num_frames += 1
+                self._burden.do(partial(self._take_in, data))
                 num_bytes += len(data)
                 if num_bytes >= TURN_NBYTES:
                     break
-            await asyncio.sleep(0)
+            await asyncio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        """Return for how long nothing is read, by what the peer has cost.
+
+        Raises:
+            Flooded: it has sent too much for too long.
+        """
+        pause_s = self._burden.pause_s()
+        if pause_s and not self._is_throttled:
+            self._is_throttled = True
+            text = f"{short(self.peer)} takes more than its share of this machine's time: it is read more slowly"
+            self._emit(Notice(text=text))
+        if self._burden.is_flood:
+            cost_s = self._burden.cost_s
+            raise Flooded(f"it floods: {self._num_frames} frames, {cost_s:.1f} s of computing here, without a pause")
+        return pause_s
+
+    def _take_in(self, data: bytes) -> None:
+        self._dispatch(decode(data, messages.RpcFrame))
 
     def _dispatch(self, frame: messages.RpcFrame) -> None:
         match frame:
@@ -443,14 +484,15 @@ class Session:
         limit = asyncio.timeout(call.deadline_s)
         try:
             async with limit:
-                body = encode(await work())
+                record = await self._burden.metered(work())
+                body = self._burden.do(partial(encode, record))
             if len(body) > messages.MAX_BODY_NBYTES:
                 raise CallFailed(f"the answer to {call.method} has {len(body)} bytes, above {messages.MAX_BODY_NBYTES}")
         except Exception as error:  # a handler's failure is the caller's answer and ends nothing else
             if isinstance(error, TimeoutError) and limit.expired():
                 return messages.Failed(number=call.number, code="deadline", reason=f"{call.method} took too long here")
             if not isinstance(error, PeerError):
-                self._emit(Notice(text=f"handler of {call.method} failed: {type(error).__name__}: {error}"))
+                self._tell_failure(call.method, error)
             return messages.Failed(number=call.number, code="error", reason=public_reason(error))
         return messages.Reply(number=call.number, body=body)
 
@@ -459,11 +501,21 @@ class Session:
             for _ in range(TURN_NOTES):
                 num_bytes, work = await self._notes.get()
                 try:
-                    await work()
+                    await self._burden.metered(work())
                 except Exception as error:  # as for calls: one note's failure ends nothing else
-                    self._emit(Notice(text=f"handler of a note failed: {type(error).__name__}: {error}"))
+                    self._tell_failure("a note", error)
                 self._notes_nbytes -= num_bytes
             await asyncio.sleep(0)
+
+    def _tell_failure(self, what: str, error: Exception) -> None:
+        """Say what a handler failed at; what this peer makes it fail at again and again is counted."""
+        now = self._clock.now()
+        if self._failed_at is not None and now - self._failed_at < FAILED_AGAIN_S:
+            self._num_untold += 1
+            return
+        more = f"; {self._num_untold} more like it before" if self._num_untold else ""
+        self._failed_at, self._num_untold = now, 0
+        self._emit(Notice(text=f"handler of {what} failed: {type(error).__name__}: {error}{more}"))
 
     def _check_open(self, method: str) -> None:
         if self._ended is not None:

@@ -11,8 +11,8 @@ decides. Whoever still wants heartbeats gets them.
 
 Who sends heartbeats is a member of this view, from the first on: a newcomer that still reads the terms, downloads or
 compiles sends none and is nobody whose silence matters. Where links are kept to all, every contact is dialled.
-`status` returns this peer's own heartbeat; the newest of each other that is linked is kept and is an event
-(`MemberProgress`).
+`status` returns this peer's own heartbeat; the newest of each other that is linked is kept, and is an event
+(`MemberProgress`) where its round or state is new, else every ten seconds.
 """
 
 import asyncio
@@ -38,6 +38,8 @@ from weft.wire import seal, unseal
 FAREWELL_S = 2.0  # for the others to close their links after a goodbye
 IDLE_S = 30.0  # without a byte, before a link that neither side keeps is closed, where few are kept
 MAX_IDLE = 16  # such links; the one longest silent makes room
+LEAST_S = HEARTBEAT_S / 8  # between two heartbeats of one peer: more often than that nobody has anything to tell
+TELL_S = 10.0  # between two events of one whose round and state are what they were
 MAX_DEPARTED = 256  # goodbyes remembered: they only keep a process from coming back by mistake
 
 OnChange = Callable[[full_mesh.Change], None]
@@ -67,6 +69,8 @@ class Membership:
         self._state: full_mesh.State | None = full_mesh.State()
         self._heartbeats: dict[PeerId, Heartbeat] = {}
         self._beating: dict[PeerId, bytes] = {}  # instances that have sent a heartbeat
+        self._taken_at: dict[PeerId, float] = {}  # when a heartbeat was last taken up
+        self._told_at: dict[PeerId, float] = {}  # and when one was last an event
         self._departed: dict[PeerId, bytes] = {}  # instances that said goodbye
         self._sought: dict[PeerId, float] = {}  # dialled though no member, and since when no link stands
         self._turned_away: set[PeerId] = set()
@@ -207,11 +211,19 @@ class Membership:
         instance = self._node.instance_of(peer)
         if not instance or instance == self._departed.get(peer):  # the last words of a link that went down
             return
-        self._heartbeats[peer] = heartbeat
+        now, before = self._clock.now(), self._heartbeats.get(peer)
+        is_same_process = self._beating.get(peer) == instance
+        if before is not None and is_same_process and now - self._taken_at.get(peer, -math.inf) < LEAST_S:
+            return  # nobody has so much to tell: the next one says it, too
+        self._heartbeats[peer], self._taken_at[peer] = heartbeat, now
         self._beating[peer] = instance
         if self.watches_all:
             self._choose(self._clock.now())
         self._feed(full_mesh.Joined(peer))
+        is_same = before is not None and is_same_process and _summary(before) == _summary(heartbeat)
+        if is_same and now - self._told_at.get(peer, -math.inf) < TELL_S:
+            return
+        self._told_at[peer] = now
         self._emit(
             events.MemberProgress(
                 member=peer,
@@ -251,8 +263,8 @@ class Membership:
             if self.watches_all:
                 self._feed(full_mesh.LinkLost(peer, reason))
             elif peer not in self._gossip.members.entries:  # nobody will say when to forget it
-                self._heartbeats.pop(peer, None)
-                self._beating.pop(peer, None)
+                for kept in (self._heartbeats, self._beating, self._taken_at, self._told_at):
+                    kept.pop(peer, None)
             return
         self._gossip.linked(peer)
         instance = self._node.instance_of(peer)
@@ -288,7 +300,7 @@ class Membership:
     def _forget(self, peer: PeerId) -> None:
         if self._node.is_hearsay(peer):  # others are dialled on: a network may be away for hours
             self._node.release(peer)
-        for kept in (self._heartbeats, self._beating, self._departed, self._sought):
+        for kept in (self._heartbeats, self._beating, self._departed, self._sought, self._taken_at, self._told_at):
             kept.pop(peer, None)
 
     # --- what is done about it ---
@@ -374,6 +386,11 @@ class Membership:
     def _tell_failure(self, error: Exception) -> None:
         text = f"membership goes on after a failure of its own: {type(error).__name__}: {error}"
         self._emit(events.Notice(text=text))
+
+
+def _summary(heartbeat: Heartbeat) -> tuple[object, ...]:
+    """Return what people want to see at once when it changes."""
+    return heartbeat.name, heartbeat.round, heartbeat.state, heartbeat.loss is None
 
 
 async def say_goodbye(node: Node, reason: str) -> None:

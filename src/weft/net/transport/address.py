@@ -88,6 +88,17 @@ def is_loopback(host: str) -> bool:
     return found is not None and found.is_loopback
 
 
+def network_of(host: str) -> str | None:
+    """Return what one owner has: an IPv4 address, 64 bits of an IPv6 one. None: this machine, or no address."""
+    found = _ip(host)
+    found = getattr(found, "ipv4_mapped", None) or found
+    if found is None or found.is_loopback:
+        return None
+    if found.version == 4 or found.is_link_local:
+        return str(found)
+    return str(ipaddress.IPv6Network((int(found), 64), strict=False))
+
+
 def ip_version(host: str) -> int | None:
     """Return 4 or 6; None where `host` is no IP address, or one with a zone."""
     found = _ip(host)

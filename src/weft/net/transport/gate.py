@@ -5,7 +5,8 @@ deadline, so their number is bounded, over all and per source address. When a ne
 one in the way is turned out: an honest peer needs milliseconds, so the oldest is the least likely to be one. The
 victim for the bound over all comes from the address that holds most, so one crowd cannot push out everybody else.
 
-`Gate` is the bookkeeping, pure. `Handshakes` runs the handshakes under it.
+`Gate` is the bookkeeping, pure. `Handshakes` runs the handshakes under it, and none of an address that has used up its
+share of computing (`burden`).
 """
 
 import asyncio
@@ -15,9 +16,11 @@ from typing import Annotated, Generic, TypeVar
 
 from msgspec import Meta
 
+from weft.clock import SystemClock
 from weft.errors import PeerError
 from weft.net.transport.address import is_loopback
 from weft.net.transport.base import Accept, Lane, OnDrop, Stream
+from weft.net.transport.burden import Burden, Burdens
 from weft.tasks import Tasks
 
 K = TypeVar("K")
@@ -91,6 +94,7 @@ class Handshakes:
         self._deadline_s = deadline_s
         self._on_drop = on_drop
         self._evicted: dict[asyncio.Task[None], str] = {}
+        self._burdens = Burdens(SystemClock())
 
     def begin(
         self,
@@ -107,7 +111,12 @@ class Handshakes:
             accept: takes the stream it leads to.
             discard: called at its end, also when `verify` had no chance to begin.
         """
-        task = self._tasks.spawn(self._run(address, verify, accept))
+        burden = self._burdens.at(ip)
+        if burden.pause_s() > 0:
+            discard()
+            self._on_drop(address, "handshakes of this address take more than its share of this machine's time")
+            return
+        task = self._tasks.spawn(self._run(address, burden, verify, accept))
 
         def ended(_: asyncio.Task[None]) -> None:
             self._gate.leave(task)
@@ -122,10 +131,12 @@ class Handshakes:
             evicted, self._evicted[victim[0]] = victim
             evicted.cancel()
 
-    async def _run(self, address: str, verify: Callable[[], Awaitable[tuple[Stream, Lane]]], accept: Accept) -> None:
+    async def _run(
+        self, address: str, burden: Burden, verify: Callable[[], Awaitable[tuple[Stream, Lane]]], accept: Accept
+    ) -> None:
         try:
             async with asyncio.timeout(self._deadline_s):
-                stream, lane = await verify()
+                stream, lane = await burden.metered(verify())
         except TimeoutError:
             self._on_drop(address, f"it did not prove its key within {self._deadline_s:g} s")
         except PeerError as error:

@@ -27,6 +27,7 @@ from weft.keys import Identity
 from weft.net.transport import tcp, tls_handshake
 from weft.net.transport.address import fault_of, join_address, reachable_hosts, split_address
 from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
+from weft.net.transport.budget import Budget
 from weft.net.transport.gate import Gate, HandshakeS, Handshakes, MaxHalfOpen, MaxHalfOpenPerIp
 from weft.net.transport.tcp import Proxy
 from weft.net.transport.tls_certificate import client_context, make_certificate, server_context
@@ -36,6 +37,7 @@ from weft.wire import digest
 
 SCHEME = "tls"
 _RETRY_ACCEPT_S = 0.5  # when the process has no file descriptor left
+_FULL = "this process has as many files open as it may give to connections; allow it more: ulimit -n 4096"
 _CLOSE_TIMEOUT_S = 0.5  # how long `aclose` lets streams say farewell
 
 
@@ -84,19 +86,28 @@ class TlsTransport:
     Args:
         identity: the key that others know this peer by.
         on_drop: told (address, reason) of every incoming connection that proved no key.
+        budget: how many of this process's files may be connections.
     """
 
     name = SCHEME
 
-    def __init__(self, identity: Identity, config: TlsConfig, *, on_drop: OnDrop = ignore_drop) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        config: TlsConfig,
+        *,
+        on_drop: OnDrop = ignore_drop,
+        budget: Budget = Budget(),  # noqa: B008  # frozen
+    ) -> None:
         self._identity = identity
         self._config = config
+        self._budget = budget
         self._on_drop = on_drop
         proxy = Proxy(config.proxy, config.proxy_user, config.proxy_password)
         self._connect = proxy.connect if config.proxy else tcp.connect
         self._tasks = Tasks()  # listening, and serving what came in
         self._farewells = Tasks()
-        gate: Gate[asyncio.Task[None]] = Gate(config.max_half_open, config.max_half_open_per_ip)
+        gate: Gate[asyncio.Task[None]] = Gate(min(config.max_half_open, budget.newcomers), config.max_half_open_per_ip)
         self._handshakes = Handshakes(self._tasks, gate, config.handshake_timeout_s, on_drop)
         self._streams: dict[TlsStream, None] = {}
         self._client_context = client_context()
@@ -123,6 +134,9 @@ class TlsTransport:
         try:
             async with asyncio.timeout(self._config.handshake_timeout_s):
                 connection = await self._connect(*split_address(SCHEME, address))
+                if self._budget.is_taken(connection.fileno(), is_ours=True):
+                    connection.close()
+                    raise DialError(f"cannot dial {address}: {_FULL}")
                 stream = await self._introduce(connection, peer, lane)
         except TimeoutError:
             raise DialError(f"{address} did not answer within {self._config.handshake_timeout_s:g} s") from None
@@ -132,6 +146,8 @@ class TlsTransport:
                 f"{tls_handshake.PROTOCOL_VERSION} of the transport as "
                 f"this software does: {error}"
             ) from None
+        except DialError:
+            raise
         except (OSError, ValueError) as error:
             raise DialError(f"{address}: {error}") from None
         self._open(stream, lane)
@@ -169,6 +185,11 @@ class TlsTransport:
                 self._on_drop("", f"cannot take a connection: {error}")
                 await asyncio.sleep(_RETRY_ACCEPT_S)
             else:
+                await asyncio.sleep(0)  # a crowd that never ends leaves others their turns
+                if self._budget.is_taken(connection.fileno(), is_ours=False):
+                    connection.close()
+                    self._on_drop(join_address(SCHEME, ip, port), _FULL)
+                    continue
                 self._handshakes.begin(
                     join_address(SCHEME, ip, port),
                     ip,

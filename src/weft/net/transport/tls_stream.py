@@ -37,6 +37,7 @@ _WORTHWHILE_NBYTES = 256 << 10
 _MOMENT_S = 0.002
 # After a farewell the socket stays until the other side has closed too, so that no byte of ours is lost to a reset.
 FAREWELL_TIMEOUT_S = 2.0
+MAX_FAREWELLS = 32  # at a time: a crowd that is turned out and reads nothing would hold its sockets so long
 FAREWELL_NBYTES = 1 << 20  # and until this much has come in, unread: enough for what crossed our farewell on its way
 
 Direction = Literal["read", "write"]
@@ -236,6 +237,8 @@ class TlsStream:
         """Send the orderly end, then wait until the other side has closed too, for a bounded time."""
         try:
             async with asyncio.timeout(FAREWELL_TIMEOUT_S), self._turn:
+                if len(self._tasks) > MAX_FAREWELLS:
+                    return
                 loop = asyncio.get_running_loop()
                 while not self._farewell_sent():
                     await _writable(loop, self._tls)

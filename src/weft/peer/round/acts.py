@@ -61,7 +61,7 @@ from weft.sync.governance import Void, binds, equivocation
 from weft.sync.records import acts, messages
 from weft.sync.records.messages import Manifest
 from weft.sync.round.rules import leader
-from weft.wire import Record, Signed, decode, digest_of, printable, unseal
+from weft.wire import Record, Signed, claimed, decode, digest_of, printable, unseal
 
 MAX_LIES = MAX_MEMBERS  # one of each of an electorate
 MAX_NBYTES = 4 << 20  # ten of the largest; most have some hundred bytes
@@ -475,12 +475,15 @@ class EvidenceKeeper:
             for slot in [slot for slot, (_, note) in kept.items() if not _may_say(base, signer, note.message)]:
                 del kept[slot]  # said before it was known who leads
 
+    def wants(self, signed: Signed, note: messages.RoundNote) -> bool:
+        """Return whether a note would bind its signer and is not known, should its signature hold."""
+        place = note.branch, note.round
+        is_of_member = signed.signer in self._chain.base.electorate
+        return is_of_member and binds(note.message) and self._is_near(*place) and not self._is_known(signed, place)
+
     def hear(self, signed: Signed, note: messages.RoundNote) -> None:
         """Keep a note whose signature holds, if it binds its signer, and look whether it contradicts another."""
-        is_of_member = signed.signer in self._chain.base.electorate
-        if not is_of_member or not binds(note.message) or not self._is_near(note.branch, note.round):
-            return
-        if self._is_known(signed, (note.branch, note.round)):
+        if not self.wants(signed, note):
             return
         kept = self._kept.setdefault((note.branch, note.round), {}).setdefault(signed.signer, {})
         for known, other in kept.values():
@@ -540,6 +543,8 @@ class EvidenceKeeper:
         return branch == base.branch and abs(round - base.round) <= 1
 
     async def _on_shown(self, _peer: PeerId, shown: Shown) -> None:
+        if not self.wants(shown.signed, claimed(shown.signed, messages.RoundNote)):
+            return
         note = unseal(shown.signed, messages.RoundNote, verify)
         self.hear(shown.signed, note)
 

@@ -1,7 +1,7 @@
 """What the members of a round say to this peer, and when its machine hears of it.
 
-    signed by its sender           else the link that it came on ends
     of this round                  one of a round gone by is answered with what was decided, one of the next waits
+    signed by its sender           checked once, and not of what is decided already; else an event says so
     a member's
     its claims within leases       a plan that claims more is not followed, an announcement is cut (`Claims`)
     its payload here               of an announcement (`Gather`)
@@ -72,7 +72,7 @@ import msgspec
 from weft.clock import Clock
 from weft.errors import PeerError, WireError
 from weft.events import Emit, Notice, PayloadRejected
-from weft.ids import Attempt, PeerId, Round, Tokens, short
+from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
 from weft.keys import Identity, verify
 from weft.peer.chain import Chain
 from weft.peer.context import Context
@@ -88,8 +88,11 @@ from weft.sync.records.charter import Charter
 from weft.sync.round.groups import is_true
 from weft.sync.round.machine import Noticed, Received, State
 from weft.sync.round.rules import is_quorum, is_successor, spent_farewells
-from weft.wire import Signed, digest_of, seal, unseal
+from weft.wire import Signed, claimed, digest, digest_of, seal, unseal
 
+MAX_VERIFIED = 64  # letters of one sender: twice what an attempt of the largest run takes
+TELL_AGAIN_S = 1.0  # a decision to the same peer
+MAX_TOLD = 4096  # peers: keys are free to make
 RECOVER_S = 5.0  # between two looks for results that nobody had
 
 
@@ -395,6 +398,9 @@ class Inbox:
         self._early = Early()
         self._leaps = Leaps(context.clock, timers.progress_s)
         self._weighing: dict[PeerId, asyncio.Task[None]] = {}  # by sender: what it names is being fetched
+        self._verified: dict[PeerId, dict[bytes, Digest]] = {}  # letters of this round and the next, by signature
+        self._told: dict[PeerId, tuple[Round, float]] = {}  # who was told which decision last, and when
+        self._clock = context.clock
         self.evidence = EvidenceKeeper(context.node, chain, accuse)
 
     def on_record(self, callback: Callable[[messages.GroupRecord], object]) -> None:
@@ -412,6 +418,7 @@ class Inbox:
         self.proofs.begin()
         self.evidence.begin()
         self._weighing.clear()
+        self._verified.clear()
         self._gather.begin()
         return early
 
@@ -439,11 +446,15 @@ class Inbox:
         Raises:
             WireError: the letter is not what its sender signed.
         """
-        note = unseal(letter.signed, messages.RoundNote, verify)
-        if letter.signed.signer != peer:
-            raise WireError(f"{short(peer)} passed on a letter of {short(letter.signed.signer)}")
-        self.evidence.hear(letter.signed, note)
-        base = self._chain.base
+        signed, base = letter.signed, self._chain.base
+        if signed.signer != peer:
+            raise WireError(f"{short(peer)} passed on a letter of {short(signed.signer)}")
+        note = claimed(signed, messages.RoundNote)
+        is_present = note.branch == base.branch and note.round in (base.round, base.round + 1)
+        # What is decided already needs no signature: nothing but the decision comes of it.
+        if is_present or self.evidence.wants(signed, note):
+            self._verify(signed)
+            self.evidence.hear(signed, note)
         if note.branch != base.branch:
             return
         if note.round < base.round:
@@ -452,6 +463,21 @@ class Inbox:
             self._early.keep_for_next(peer, letter.signed, note, base.electorate)
         elif note.round == base.round:
             self._judge(Heard(peer, letter.signed, note.message, base))
+
+    def _verify(self, signed: Signed) -> None:
+        """Check a signature, once for all times that the letter comes.
+
+        Raises:
+            WireError: it does not hold.
+        """
+        known = self._verified.setdefault(signed.signer, {})
+        name = digest(signed.body)
+        if known.get(signed.signature) == name:
+            return
+        unseal(signed, messages.RoundNote, verify)
+        if len(known) >= MAX_VERIFIED:
+            del known[next(iter(known))]
+        known[signed.signature] = name
 
     def _judge(self, heard: Heard, after: Step | None = None) -> None:
         """Let the machine hear a letter of this round that passes all steps, in this order.
@@ -541,5 +567,12 @@ class Inbox:
             self._leaps.note(heard.sender, before.attempt, after.attempt)
 
     def _tell_decision(self, peer: PeerId, round: Round) -> None:
+        now = self._clock.now()
+        known, told_at = self._told.get(peer, (None, 0.0))
+        if known == round and now - told_at < TELL_AGAIN_S:  # a certificate is large, and none of them gets lost
+            return
+        if len(self._told) >= MAX_TOLD:
+            del self._told[next(iter(self._told))]
+        self._told[peer] = round, now
         for certificate in self._chain.after(Round(round - 1), 1) or ():
             self._node.post(peer, Decision(certificate=certificate))

@@ -11,6 +11,7 @@ from weft.net.blobs.blobs import COMING_S, SLICE_NBYTES, StillComing
 from weft.net.blobs.bulk import MAX_DIALLED_BACK, SLOWEST_STREAM_BPS
 from weft.net.link.links import MAX_VIOLATIONS
 from weft.net.messages import BlobHeader, BlobRequest, BulkDialled, BulkOffer, BulkPlease, RangeRequest
+from weft.net.transport.budget import Streams
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame, write_frame
 from weft.rng import integers64, stream
 from weft.wire import decode, digest, encode
@@ -401,6 +402,69 @@ def test_bulk_streams_need_a_link_and_end_with_it(world):
         opened = await b._transports[0].dial(a.peer, f"memory://{a.peer}", "bulk")
         assert await FrameReader(opened).read() is None
         assert "before admission, or after its link" in world.seen(0, ConnectionDropped)[0].reason
+
+    world.run(scenario)
+
+
+def test_streams_of_a_peer_that_is_gone_end_whatever_they_wait_for(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(4 * MIB)
+        a.serve_blobs(shelf(blob), is_patient=True)
+        for _ in range(12):
+            raw, _ = await bulk_to(a, world)
+            await write_frame(raw, encode(BlobRequest(digest=digest(blob))))  # and never reads
+        a.exchange(True)
+        await asyncio.sleep(5)
+        assert a._blobs._num_accepted[b.peer] == 12
+        a.drop(b.peer, "silent")
+        await asyncio.sleep(0.5)
+        assert a._blobs._num_accepted[b.peer] == 12  # a link that is replaced takes a moment
+        await asyncio.sleep(1.5)
+        assert not a._blobs._num_accepted
+        assert not a._blobs._open_streams._held
+
+    world.run(scenario)
+
+
+def test_streams_outlive_a_link_that_is_replaced_and_no_process(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(4 * MIB)
+        a.serve_blobs(shelf(blob))
+        raw, _ = await bulk_to(a, world)
+        await write_frame(raw, encode(BlobRequest(digest=digest(blob))))
+        await asyncio.sleep(1)
+        a.drop(b.peer, "replaced")
+        await asyncio.sleep(0.5)
+        await b.connect(a.peer)
+        await asyncio.sleep(3)
+        assert a._blobs._num_accepted[b.peer] == 1
+        a.drop(b.peer, "killed")
+        b.passport.instance = bytes(8)
+        await asyncio.sleep(0.5)
+        await b.connect(a.peer)
+        await asyncio.sleep(0.1)
+        assert not a._blobs._num_accepted
+
+    world.run(scenario)
+
+
+def test_streams_over_all_keys_are_bounded_and_silent_ones_make_room(world):
+    async def scenario():
+        a, b, c = await world.started(3)
+        blob = some_bytes(100)
+        a.serve_blobs(shelf(blob))
+        a._blobs._open_streams._held = table = Streams(6)
+        for _ in range(9):
+            await bulk_to(a, world)  # of b, and never used
+        assert len(table) == 6
+        c.remember(a.peer, [f"memory://{a.peer}"])
+        await c.connect(a.peer)
+        assert await c.fetch_small(a.peer, digest(blob), 100) == blob
+        assert await b.fetch_small(a.peer, digest(blob), 100) == blob
+        assert len(table) == 6
+        assert table.of(c.peer)
 
     world.run(scenario)
 

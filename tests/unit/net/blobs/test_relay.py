@@ -84,7 +84,7 @@ def test_the_relay_sees_no_word_of_it(world):
                     passed.extend(buffer[:num_bytes])
                     return num_bytes
 
-            ear = Ear(source.stream, source.traffic)
+            ear = Ear(source.stream, source.traffic, source.burden, source._open_streams)
             await copy(ear, target, moved)
 
         c._relay._copy = overheard

@@ -11,6 +11,7 @@ from weft.clock import VirtualClock
 from weft.errors import CallFailed, ConfigError, DeadlineExceeded, PayloadError, PeerError, WireError
 from weft.events import ConnectionDropped, LinkDown, Notice
 from weft.net.link.rpc import (
+    FAILED_AGAIN_S,
     MAX_IN_FLIGHT,
     MAX_QUEUED_NOTES,
     TURN_FRAMES,
@@ -205,6 +206,26 @@ def test_notes_keep_their_order_and_a_failing_one_ends_nothing(world):
         assert got == list(range(21))
         assert world.seen(1, LinkDown) == []
         assert "KeyError" in world.seen(1, Notice)[0].text
+
+    world.run(scenario)
+
+
+def test_a_handler_that_fails_again_and_again_is_told_once_and_counted(world):
+    async def scenario():
+        a, b = await world.started(2)
+
+        async def take(peer, item):
+            raise KeyError(str(item.number))
+
+        b.on_note(Item, take)
+        for number in range(100):
+            await a.note(b.peer, Item(number=number))
+        await asyncio.sleep(FAILED_AGAIN_S + 1)
+        await a.note(b.peer, Item(number=100))
+        await asyncio.sleep(1)
+        first, last = (event.text for event in world.seen(1, Notice))
+        assert first == "handler of a note failed: KeyError: '0'"
+        assert last == "handler of a note failed: KeyError: '100'; 99 more like it before"
 
     world.run(scenario)
 

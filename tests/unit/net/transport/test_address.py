@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.errors import ConfigError
 from weft.net.messages import MAX_ADDRESSES
-from weft.net.transport.address import fault_of, join_address, reachable_hosts, split_address
+from weft.net.transport.address import fault_of, join_address, network_of, reachable_hosts, split_address
 from weft.net.transport.iroh import IrohConfig
 from weft.net.transport.tls import TlsConfig
 
@@ -125,3 +125,22 @@ def test_what_iroh_cannot_bind_is_refused(hosts: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"iroh\.hosts: "):
         IrohConfig(hosts=hosts)
     assert IrohConfig(hosts=("127.0.0.1", "::1")).hosts == ("127.0.0.1", "::1")
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("203.0.113.9", "203.0.113.9"),
+        ("::ffff:203.0.113.9", "203.0.113.9"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::9", "fe80::9"),  # everybody's of one line
+        ("127.0.0.1", None),
+        ("::1", None),
+        ("::ffff:127.0.0.1", None),
+        ("", None),
+        ("relay", None),
+    ],
+)
+def test_one_owner_has_an_address_or_64_bits(host: str, network: str | None) -> None:
+    assert network_of(host) == network

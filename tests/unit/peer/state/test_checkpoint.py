@@ -241,12 +241,12 @@ def forged(folder: Path, **changes: Any) -> None:
 def test_vectors_of_another_model_are_refused_before_they_are_read(saved: Path) -> None:
     contents = read_contents(saved)
     huge = msgspec.structs.replace(
-        contents.replicated.vectors[1], num=10**9, chunks=(Digest("00" * 32),) * (-(-4 * 10**9 // CHUNK_NBYTES))
+        contents.replicated.vectors[1], num=CHUNK_NBYTES * 1000, chunks=(Digest("00" * 32),) * 4000
     )
     replicated = msgspec.structs.replace(contents.replicated, vectors=(contents.replicated.vectors[0], huge))
     forged(saved, replicated=replicated)
     with pytest.raises(
-        CheckpointError, match=rf"the run's model has {NUM:,} parameters, the vector 'outer' 1,000,000,000"
+        CheckpointError, match=rf"the run's model has {NUM:,} parameters, the vector 'outer' 1,048,576,000"
     ):
         load(saved)
     forged(saved, replicated=state_index({}))

@@ -1,0 +1,231 @@
+"""What one peer costs another in computing is bounded: it is read slowly, and who goes on all the same is dropped."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from unit.net.test_hostile import BLOB, Answer, Ask, drained, under_attack
+from weft.clock import SystemClock, VirtualClock, computing
+from weft.errors import PeerError
+from weft.events import ConnectionDropped, Notice
+from weft.ids import Digest, PeerId
+from weft.net.messages import BlobRequest, Note
+from weft.net.transport import burden
+from weft.net.transport.base import Stream
+from weft.net.transport.burden import BURST_S, FLOOD_S, MAX_PAUSE_S, SHARE, Burden, Burdens, Share
+from weft.net.transport.frame import encode_frame
+from weft.net.transport.gate import Gate, Handshakes
+from weft.tasks import Tasks
+from weft.wire import digest, encode
+
+A, B = PeerId("a" * 64), PeerId("b" * 64)
+COST_S = 1e-3  # of a frame
+FAR, OTHER = "203.0.113.9", "198.51.100.1"
+
+
+class At:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    def wall(self) -> float:
+        return self.at
+
+
+def test_a_share_is_saved_up_for_a_while_and_then_holds() -> None:
+    share = Share(0.1, 0.5, 0.0)
+    share.charge(0.5, 0.0)
+    assert share.pause_s(0.0) == 0.0
+    share.charge(0.02, 0.0)
+    assert share.pause_s(0.0) == pytest.approx(0.2)
+    assert share.pause_s(0.2) == pytest.approx(0.0)
+    share.charge(100.0, 1.0)
+    assert share.pause_s(1.0) <= MAX_PAUSE_S  # no peer is silent so long that it is taken for gone
+    assert share.pause_s(1000.0) == 0.0
+    share.charge(0.5, 1000.0)
+    assert share.pause_s(1000.0) == 0.0
+
+
+def flooding(clock: At, links: list[Burden], seconds: float) -> tuple[float, float | None]:
+    """Return what links cost that always have something to read, and when all were found to flood."""
+    free_at = [0.0] * len(links)
+    spent_s, flooding_at = 0.0, None
+    while clock.at < seconds:
+        for number, each in enumerate(links):
+            if clock.at >= free_at[number]:
+                each.charge(COST_S)
+                spent_s += COST_S
+                free_at[number] = clock.at + each.pause_s()
+        if flooding_at is None and all(each.is_flood for each in links):
+            flooding_at = clock.at
+        clock.at += COST_S
+    return spent_s, flooding_at
+
+
+@pytest.mark.parametrize("num_links", [1, 4, 10])
+def test_many_keys_together_cost_hardly_more_than_one(num_links: int) -> None:
+    clock = At()
+    all_ = Burdens(clock)
+    links = [all_.of(PeerId(f"{number:064x}"), "127.0.0.1") for number in range(num_links)]
+    spent_s, flooding_at = flooding(clock, links, 60.0)
+    assert spent_s <= (num_links + 1) * BURST_S + 2.0 + SHARE * 60.0
+    assert flooding_at is not None
+    assert FLOOD_S <= flooding_at < 30.0
+
+
+def test_a_key_that_comes_back_has_not_saved_up_anew() -> None:
+    clock = At()
+    all_ = Burdens(clock)
+    flooding(clock, [all_.of(A, "")], 15.0)
+    again, other = all_.of(A, ""), all_.of(B, "")
+    for each in (again, other):
+        each.charge(BURST_S / 2)
+    assert again.pause_s() > 0 == other.pause_s()
+
+
+def test_who_waits_for_answers_is_never_a_flood_however_much_it_costs() -> None:
+    clock = At()
+    honest = Burdens(clock).of(A, "")
+
+    async def read() -> None:
+        await asyncio.sleep(0)
+        clock.at += 0.1  # it had to be waited for
+
+    async def whole() -> None:
+        for _ in range(1000):
+            await honest.read(read())
+            honest.charge(0.05)
+            clock.at += honest.pause_s()
+            assert not honest.is_flood
+
+    VirtualClock().run(whole())
+
+
+def test_who_is_called_for_each_micro_batch_may_pass_on_as_many_as_it_can() -> None:
+    clock = At()
+    neighbour = Burdens(clock).of(A, FAR)
+    for _ in range(20_000):  # two hundred a second, each of two milliseconds here
+        neighbour.call()
+        neighbour.charge(2e-3)
+        clock.at += 5e-3
+        assert neighbour.pause_s() == 0.0
+
+
+def test_keys_of_one_address_share_what_it_has_and_those_of_this_machine_do_not() -> None:
+    clock = At()
+    all_ = Burdens(clock)
+    keys = [PeerId(f"{number:064x}") for number in range(8)]
+    crowd = [all_.of(key, FAR) for key in keys]
+    for each in crowd:
+        each.charge(0.3)  # less than each may
+    assert crowd[0].pause_s() > 0
+    assert all_.at(FAR).pause_s() > 0
+    assert all_.of(B, OTHER).pause_s() == 0.0
+    here = [Burdens(clock).of(key, "127.0.0.1") for key in keys]
+    for each in here:
+        each.charge(0.3)
+    assert here[0].pause_s() == 0.0
+
+
+async def test_only_its_own_steps_are_charged_to_a_stream() -> None:
+    clock = At()
+    spent = Burdens(clock).of(A, "")
+    computed = iter(range(1000))
+    spent._computed_s = lambda: float(next(computed))  # each look is a second later
+
+    async def fails(event: asyncio.Event) -> None:
+        await event.wait()
+        raise PeerError("no")
+
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_soon(event.set)
+    with pytest.raises(PeerError, match="no"):
+        await spent.metered(fails(event))
+    assert spent.cost_s == 2.0  # before the wait, and after
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await spent.metered(fails(asyncio.Event()))
+    assert computing(VirtualClock())() == 0.0
+    assert computing(SystemClock())() > 0.0
+
+
+async def test_an_address_whose_handshakes_cost_too_much_is_turned_away_and_others_are_not(monkeypatch: Any) -> None:
+    monkeypatch.setattr(burden, "ADDRESS_BURST_S", 0.02)
+    monkeypatch.setattr(burden, "ADDRESS_SHARE", 1e-3)
+    tasks, dropped, begun = Tasks(), [], []
+
+    async def verify() -> tuple[Stream, Any]:
+        begun.append(1)
+        sum(range(100_000))  # some milliseconds
+        raise PeerError("it proves nothing")
+
+    handshakes = Handshakes(tasks, Gate(64, 64), 5.0, lambda _address, reason: dropped.append(reason))
+    for _ in range(200):
+        handshakes.begin("tls://far", FAR, verify, _never)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert len(begun) < 100 < sum("more than its share" in reason for reason in dropped)
+    num = len(begun)
+    handshakes.begin("tls://other", OTHER, verify, _never)
+    handshakes.begin("tls://here", "127.0.0.1", verify, _never)
+    await asyncio.sleep(0.01)
+    assert len(begun) == num + 2
+    await tasks.aclose()
+
+
+async def _never(_stream: Stream, _lane: Any) -> None:
+    raise AssertionError
+
+
+@pytest.fixture
+def strict(monkeypatch: Any) -> None:
+    """Shares so small that both ends of a test may share one process, on a machine that has little for it."""
+    monkeypatch.setattr(burden, "FLOOD_S", 0.5)
+    monkeypatch.setattr(burden, "BURST_S", 2e-3)
+    monkeypatch.setattr(burden, "SHARE", 1e-4)
+
+
+NOTES = b"".join([encode_frame(encode(Note(method="nobody", body=bytes(1000))))] * 64)
+REQUESTS = encode_frame(encode(BlobRequest(digest=Digest("0" * 64)))) * 64
+
+
+@pytest.mark.usefixtures("strict")
+async def test_who_floods_is_named_slowed_dropped_and_barred() -> None:
+    async with under_attack() as victim:
+        stream, _ = await victim.admitted()
+        await _flood(stream, NOTES, victim.dropped.is_set)
+        await victim.dropped.wait()
+        (dropped,) = (event for event in victim.events if isinstance(event, ConnectionDropped))
+        assert dropped.remote == victim.mallory.peer
+        assert "it floods" in dropped.reason
+        (slowed,) = (event for event in victim.events if isinstance(event, Notice))
+        assert "read more slowly" in slowed.text
+        assert victim.node._links.is_barred(victim.mallory.peer)
+        answer = await victim.honest.call(victim.node.peer, Ask(text="x"), Answer, deadline_s=5)
+        assert answer.text == "x"
+
+
+@pytest.mark.usefixtures("strict")
+async def test_who_asks_for_blobs_without_end_is_dropped_and_others_are_served() -> None:
+    async with under_attack() as victim:
+        await victim.admitted()
+        stream = await victim.dial("bulk")
+        reading = asyncio.ensure_future(drained(stream))
+        await _flood(stream, REQUESTS, victim.dropped.is_set)
+        await reading
+        (dropped,) = (event for event in victim.events if isinstance(event, ConnectionDropped))
+        assert "more blobs than" in dropped.reason
+        assert await victim.honest.fetch_small(victim.node.peer, digest(BLOB), len(BLOB)) == BLOB
+
+
+async def _flood(stream: Stream, sent: bytes, is_over: Callable[[], bool]) -> None:
+    with suppress(PeerError):
+        while not is_over():
+            await stream.send(sent)
