@@ -1,6 +1,6 @@
 """What a signal to end does to a process while no peer runs in it: from its first line on, and after its last.
 
-before        modules are imported, or what a peer needs is read: the process ends at once, with 0 if it was to be a peer
+before        modules are imported, or what a peer needs is read: the process ends at once, and with 0 as a peer
 a peer runs   `weft.cli.process.Stopper` has the word
 after         all is saved, and the process ends by itself; told again two seconds later, it ends at once
 Python ends   nothing: what is left takes a moment

@@ -185,7 +185,7 @@ class Pause:
     async def begin(self, restore: Callable[[], None]) -> None:
         """Start the trainer, take up what `restore` brings, and warm up by the settings that hold then.
 
-        Where it is cancelled, it ends once all is restored: half of it must not be saved. The thread may go on warming up.
+        Cancelled, it ends once all is restored: half of it must not be saved. The thread may go on warming up.
         """
 
         loop, is_restored = asyncio.get_running_loop(), asyncio.Event()
