@@ -1,6 +1,6 @@
 """Who strays from the others, and whether all together get anywhere, judged by numbers that members show.
 
-    band of i     m +- (max(width + share |m|, 6 d, 6 e) + slack of i)
+    band of i     m +- max(width + share |m|, 6 d, 6 e), and wider by the slack of i on one side
     m, d          median of what the others showed last, two or more of them, and the median distance from it
     e             median distance of their last five values from the median of each one's own
 
@@ -17,7 +17,7 @@ who saw the run begin: later a loss may stand still for good reasons.
     loss      what members tell of their inner steps with each heartbeat: their word
     update    the length of what they bring, of a delta by the tokens in it to the power of 3/4: measured by this peer,
               on the part that it merges, once decoded; or of what its neighbours bring, in lengths of its own. Who
-              brings k times the others' tokens, or a k-th of them, may be k times further off
+              makes fewer steps than the others may be shorter, and who makes more may be longer
 
 A member that computes on garbage, or with other rates than the run's, shows in both; one that lies about its loss shows
 in the second alone. What has a legacy or a group in it is not measured: it is the work of several. Neither is,
@@ -85,7 +85,7 @@ class Band:
         """Take up the newest values, of some or all, and return whose place has changed.
 
         Args:
-            slack: by which the band of each is wider this time.
+            slack: by which the band of each is wider this time: above, or below where it is negative.
         """
         for peer, value in values.items():
             self._shown.setdefault(peer, deque(maxlen=WINDOW)).append(value)
@@ -113,7 +113,7 @@ class Band:
         apart = median(abs(last - usual) for last in lasts)
         scatter = median(abs(each - middle) for shown in others for middle in (median(shown),) for each in shown)
         width = max(self._width + self._share * abs(usual), MADS * apart, MADS * scatter)
-        is_outside = abs(value - usual) > width + slack
+        is_outside = not -width + min(slack, 0.0) <= value - usual <= width + max(slack, 0.0)
         was_outside = peer in self._outside
         self._in_a_row[peer] = self._in_a_row.get(peer, 0) + 1 if is_outside != was_outside else 0
         if self._in_a_row[peer] < IN_A_ROW:
@@ -185,10 +185,11 @@ TIMES = 4.0  # as long as the others' or as short: that much have leases of othe
 # The same where rounds wait for nobody: members have made many steps or few, and AdamW's lengths differ by it. One nine
 # times as fast as another brought up to 12 times as much, on a part of rows that no text reaches.
 TIMES_AGED = 16.0
-# By how much further, in logarithms, for each of other tokens. A member that makes a few steps where the others make
-# many, because its machine is busy, brings less than that power tells: where rates rise within a round its steps have
-# the lowest, its AdamW remembers larger gradients, and on a part of rows that no text reaches gradients vanish.
-SLACK = 1.0
+# How much shorter or longer for each of fewer or more tokens, beyond that, as a power. A member that makes one step
+# where the others make eight, because its machine is busy, brought 28 times less than `GROWTH` tells: where rates rise
+# within a round its steps have the lowest, its AdamW remembers larger gradients, and those of rows that no text reaches
+# vanish.
+SLACK = 1.5
 
 
 class Sentinel:
@@ -240,7 +241,7 @@ class Sentinel:
                 [own[1]] if self._has_neighbours else [each for other, (_, each) in measured.items() if other != peer]
             )
             if self._is_sum and others:
-                slack[peer] = SLACK * abs(tokens - median(others))
+                slack[peer] = SLACK * (tokens - median(others))
         lengths = {peer: length - own[0] for peer, (length, _) in measured.items()}
         self._say("update", self._lengths.take(lengths, slack), math.exp)
 
