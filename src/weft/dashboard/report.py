@@ -23,8 +23,8 @@ from weft.dashboard.history import PeerNow
 from weft.dashboard.run import Run
 from weft.dashboard.words import WARNING, in_words
 from weft.ids import PeerId
-from weft.run.amend import MODEL, TOKENIZER, run_file_of
-from weft.run.config import RunConfig
+from weft.run.amend import MODEL, TOKENIZER, run_file_of, without_places
+from weft.run.config import RunConfig, RunFile
 
 MAX_FAULTS = 40  # that are told one by one, and moves
 COLUMN = 9  # of a round's row, that says of which stage it is
@@ -223,20 +223,44 @@ def _configuration(run: Run) -> list[Section]:
     )
     sections = [Section("Configuration", (in_words(shared.method), digest), code=dump(shared))]
     if isinstance(shared, RunConfig):
-        num_peers = max(1, sum(peer.round is not None for peer in run.history.now.peers))
-        sections.append(
-            Section(
-                "To repeat it",
-                (
-                    "Save this as again.toml, and start: weft train again.toml. It names the default corpus: where the "
-                    "run read other text, name that under [data.source], and its heldout_fraction under [data]. The "
-                    "same text, cut the same way, gives the same run, by its digest. "
-                    f"{MODEL} and {TOKENIZER}, where they are named, are those that weft export writes.",
-                ),
-                code=dump(run_file_of(shared, num_peers)),
-            )
-        )
+        sections.append(_recipe(run, shared))
     return sections
+
+
+def _recipe(run: Run, shared: RunConfig) -> Section:
+    """Return a run file that makes the same run, and what is to be done where it cannot know all."""
+    moved: tuple[str, ...] = ()
+    if run.file is not None:
+        file, moved = without_places(run.file)
+    else:
+        file = run_file_of(shared, max(1, sum(peer.round is not None for peer in run.history.now.peers)))
+    texts = [
+        "Save this as again.toml, and start: weft train again.toml. It makes the same run, by the digest that it names "
+        "as `run`; where text or anything else differs, it says what, and begins nothing. A home that has the run goes "
+        "on with it: to begin anew, name another one with --home."
+    ]
+    if moved:
+        texts.append(f"Put beside it what lay elsewhere: {', '.join(moved)}.")
+    if run.file is None:
+        texts.append(_to_be_named(shared, file))
+    return Section("To repeat it", tuple(texts), code=dump(file))
+
+
+def _to_be_named(shared: RunConfig, file: RunFile) -> str:
+    """Return what a run file lacks that is not of the home of who made the run."""
+    data = shared.data
+    text = f"{data.train_text_nbytes:,} bytes to train on and {data.heldout_text_nbytes:,} held out"
+    source = (
+        "the files that each peer trains on, under [data]."
+        if shared.is_private
+        else f"the text, {text}, under [data.source], and heldout_fraction under [data]."
+    )
+    exported = [name for name in (MODEL, TOKENIZER) if f'"{name}"' in dump(file)]
+    beside = f" {' and '.join(exported)} beside it is what weft export writes." if exported else ""
+    return (
+        "Peers do not tell each other where their text lies; the report of the home that made the run has that, too. "
+        f"Here it is to be named: {source}{beside}"
+    )
 
 
 # --- as text ---

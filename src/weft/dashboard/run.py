@@ -23,10 +23,11 @@ from weft.errors import ConfigError, WeftError
 from weft.events import Entry
 from weft.ids import Digest, PeerId, RunId
 from weft.observe.redact import public_entry
+from weft.store.home import PeerFolder
 from weft.sync.records.charter import Settings
 
 if TYPE_CHECKING:
-    from weft.run.config import Genesis
+    from weft.run.config import Genesis, RunFile
 
 Record = dict[str, Any]
 
@@ -42,6 +43,7 @@ class Run:
         entries: all that its peers logged, in the order of their clocks.
         shared: what its peers share; None where it is not here.
         digest: the run's name: of all that its peers share.
+        file: the run file, where the peer is heard that made the run.
     """
 
     title: str
@@ -49,6 +51,7 @@ class Run:
     entries: Sequence[Entry] = ()
     shared: "Genesis | None" = None
     digest: str = ""
+    file: "RunFile | None" = None
 
     @classmethod
     def load(cls, path: str | Path, *, is_public: bool = False) -> Self:
@@ -71,7 +74,7 @@ class Run:
         for entry in entries:
             history.take(entry)
         title, digest = history.run.name or folder.absolute().name[:16], history.run.id or ""
-        return cls(title=title, history=history, entries=entries, shared=shared, digest=digest)
+        return cls(title=title, history=history, entries=entries, shared=shared, digest=digest, file=file_of(logs, digest))
 
     def frame(self, of: str = ROUNDS) -> list[Record]:
         """Return records of plain values, which `pandas.DataFrame` takes.
@@ -133,6 +136,19 @@ def shared_by(log: Path) -> "Genesis | None":
     with suppress(WeftError, OSError, ValueError):
         data = BlobStore(folder.parents[1] / "blobs").read(Digest(folder.name), MAX_RUN_NBYTES)
         return None if data is None else read_run(data, PeerConfig().max_parameters)
+    return None
+
+
+def file_of(logs: Sequence[Path], digest: str) -> "RunFile | None":
+    """Return the run file that the maker of a run kept beside its log; None: it is not here."""
+    from weft.config import load
+    from weft.run.config import RunFile  # needs torch, too
+
+    for log in logs:
+        with suppress(ConfigError):
+            file = load(PeerFolder(log.parent).run_file, RunFile)
+            if file.run == digest:
+                return file
     return None
 
 

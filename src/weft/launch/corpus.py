@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from torch import Tensor
 
 from weft.clock import Clock
+from weft.config import dump
 from weft.data.batch import Batches
 from weft.data.corpus import CorpusConfig
 from weft.data.store import DataIndex
@@ -16,7 +18,7 @@ from weft.errors import ConfigError
 from weft.events import Emit, Event, Notice
 from weft.ids import PeerId, RunId
 from weft.launch.fetch import fetch_files, fetch_initial, read_came_with
-from weft.launch.kept import Wish, meant
+from weft.launch.kept import Wish, meant, require_named
 from weft.launch.peer import Invitation, Participant, Prepared, context_of, whole
 from weft.launch.session import Options, Session
 from weft.launch.terms import Terms, terms
@@ -29,6 +31,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, held_of
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
+from weft.store.tickets import keep_run_file
 from weft.sync.records.acts import Amend
 from weft.training.device import check_fits, choose
 from weft.training.learner import Learner
@@ -81,6 +84,7 @@ class Corpus:
     stages: Stages | None = None
     wish: Wish = "ask"
     amends: dict[RunId, Amend] = field(default_factory=dict, init=False)  # of a run that is gone on with
+    files: dict[RunId, RunFile] = field(default_factory=dict, init=False)  # of a run that one makes
 
     def seal(self, options: Options, emit: Emit) -> tuple[Genesis, Data | None]:
         assert self.described is not None
@@ -92,6 +96,8 @@ class Corpus:
         settings = options.settings
         limit_cores(settings.caps.cores)
         sealed = seal(run_file, base, options.home, emit, max_parameters=settings.max_parameters)
+        require_named(run_file, sealed.config, options.home)
+        self.files[sealed.config.run] = run_file
         self.trainers.check_fits(held_of(sealed.config), settings)
         run, amends, said = meant(sealed.config, options.home, settings.max_parameters, self.wish)
         if said:
@@ -118,6 +124,8 @@ class Corpus:
         self, s: Session, genesis: Genesis, members: Sequence[PeerId], data: Data | None
     ) -> Prepared[Participant]:
         run, trainers = on_corpus(genesis), self.trainers
+        if run.run in self.files:
+            keep_run_file(s.folder, dump(msgspec.structs.replace(self.files[run.run], run=run.run)))
         if isinstance(run, StagedConfig):
             if self.stages is None:
                 raise ConfigError(

@@ -8,6 +8,7 @@ A run that a home holds alone, and that names no stewards, may be amended by its
 its name, its rounds and all optimizers' memory, and its manifests say what was changed when.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from weft.ids import Digest, PeerId, RunId, short
 from weft.launch.session import who_keep
 from weft.peer.state.checkpoint import Contents, read_contents
 from weft.run.amend import amended, first_charter
-from weft.run.config import Genesis, RunConfig
+from weft.run.config import Genesis, RunConfig, RunFile
 from weft.run.genesis import MAX_RUN_NBYTES, read_run
 from weft.run.staged import StagedConfig
 from weft.store.home import Home
@@ -75,6 +76,26 @@ def meant(wanted: RunConfig, home: Home, max_parameters: int, wish: Wish) -> tup
     if wish == "go on" and amend is not None:
         return found.run, amend, f"going on with run {short(found.run.run)}, amended: {'; '.join(fields)}"
     raise ConfigError(_question(found, fields, amend, wish))
+
+
+def require_named(run_file: RunFile, made: RunConfig, home: Home) -> None:
+    """
+    Raises:
+        ConfigError: the file says which run it makes, and it makes another.
+    """
+    named = run_file.run
+    if named in (None, made.run):
+        return
+    wanted = None
+    with suppress(WeftError):  # it is not here, or is another version's
+        data = home.blobs.read(Digest(named), MAX_RUN_NBYTES)
+        wanted = None if data is None else read_run(data, sys.maxsize)
+    what = "; ".join(differences(wanted, made)[:MAX_SHOWN]) if wanted is not None else f"it reads {_text_of(made.data)}"
+    raise ConfigError(
+        f"run: this file is to make run {short(RunId(named))}, and would make {short(made.run)}: {what}. Nothing was "
+        "begun. Its text, its tokenizer and heldout_fraction have to be those of that run, and so every other field. To "
+        "make another run, take the line `run` out."
+    )
 
 
 def begins_elsewhere(run: RunConfig, wanted: RunConfig) -> bool:
