@@ -93,8 +93,8 @@ def require_named(run_file: RunFile, made: RunConfig, home: Home) -> None:
     what = "; ".join(differences(wanted, made)[:MAX_SHOWN]) if wanted is not None else f"it reads {_text_of(made.data)}"
     raise ConfigError(
         f"run: this file is to make run {short(RunId(named))}, and would make {short(made.run)}: {what}. Nothing was "
-        "begun. Its text, its tokenizer and heldout_fraction have to be those of that run, and so every other field. To "
-        "make another run, take the line `run` out."
+        "begun. Its text, its tokenizer and heldout_fraction have to be those of that run, and so every other field. "
+        "To make another run, take the line `run` out."
     )
 
 

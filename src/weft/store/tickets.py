@@ -6,8 +6,8 @@
     name         what --name called this peer last
     run.toml     the run file, of who made the run: what peers share names no text, and this does
 
-Secret, ticket and run file are for their owner's eyes only. Each file is replaced whole or stays as it was, so a full disk takes
-nothing away.
+Secret, ticket and run file are for their owner's eyes only. Each file is replaced whole or stays as it was, so a full
+disk takes nothing away.
 """
 
 from collections.abc import Mapping

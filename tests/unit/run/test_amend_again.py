@@ -61,7 +61,7 @@ def test_so_it_does_for_a_model_by_name_and_settings_that_are_not_usual(
     asked = msgspec.structs.replace(
         run_file,
         model=SizedModel(size="nano"),
-        train=msgspec.structs.replace(run_file.train, clip=inf, sample_prompt="a \"quoted\" \u2603"),
+        train=msgspec.structs.replace(run_file.train, clip=inf, sample_prompt='a "quoted" \u2603'),
         admission=OpenAdmission(),
         orphan_after_s=7.5,
         has_even_leases=True,
