@@ -215,7 +215,7 @@ def test_pieces_add_up_to_the_whole() -> None:
             pieces[name] += piece.get(name, [])
     whole = found.whole()
     assert {name: whole[name] for name in LISTS} == pieces
-    assert found.since(cursor) == {"cursor": cursor, "run": whole["run"]}
+    assert found.since(cursor) == {"cursor": cursor, "run": whole["run"], "moved": whole["moved"]}
 
 
 def test_a_history_is_no_longer_than_a_page_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,7 +211,7 @@ def _stages(stages: Stages) -> Table | Text:
 
 
 # And the columns that a terminal must have.
-_COLUMNS = (("stage", 0), ("tokens/s", 60), ("round", 0), ("nats/token", 50), ("link", 60), ("state", 0))
+_COLUMNS = (("stage", 0), ("tokens/s", 60), ("round", 0), ("nats/token", 50), ("link", 66), ("state", 0))
 
 
 def _cells(line: Line, *, is_waiting: bool) -> dict[str, RenderableType]:

@@ -142,9 +142,8 @@ def test_the_recipe_of_a_report_makes_the_same_run(
 def test_a_report_from_another_home_says_what_its_recipe_lacks(
     weft: Weft, kept: Kept, run_path: Path, tmp_path: Path
 ) -> None:
-    log = write_log(
-        kept.folder.parent / "log.jsonl", A, (1.0, started("anna")), (2.0, step(3.0)), (3.0, commit(1, 64, A))
-    )
+    begun = msgspec.structs.replace(started("anna"), run=kept.run.run)
+    log = write_log(kept.folder.parent / "log.jsonl", A, (1.0, begun), (2.0, step(3.0)), (3.0, commit(1, 64, A)))
     out = tmp_path / "report.md"
     assert weft("report", log.parent.parent, "--out", out).code == 0
     text = out.read_text().replace("\\", "")
