@@ -130,8 +130,8 @@ def _vantage(run: Run, tree: dict[str, Any]) -> list[str]:
     if len(spans) > MAX_SPANS:
         spans = [*spans[:MAX_SPANS], f"{len(spans) - MAX_SPANS} more for parts of it"]
     texts = [f"As {_listed(spans)}: {run.history.now.num_rounds} rounds in {figures.duration(_took_s(tree))}."]
-    first = min(tree["rounds"], key=lambda row: row[1], default=None)
-    if first is not None and first[5] > first[4]:
+    first: list[Any] = min(tree["rounds"], key=lambda row: row[1]) if tree["rounds"] else []
+    if first and first[5] > first[4]:
         texts[0] += f" {first[5] - first[4]:,} tokens were counted before that, as members told."
     unseen = [_called(run, peer) for number, peer in enumerate(peers) if number not in seen and not peer.is_heard]
     if unseen:
@@ -144,7 +144,7 @@ def _vantage(run: Run, tree: dict[str, Any]) -> list[str]:
 
 
 def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 def _whose(run: Run) -> str:
@@ -155,7 +155,8 @@ def _whose(run: Run) -> str:
 
 def _newest(tree: dict[str, Any]) -> list[Any]:
     """Return the row of the newest round that was evaluated, whenever that was told."""
-    return list(max(tree["heldout"], key=lambda row: row[1]))
+    rows: list[list[Any]] = tree["heldout"]
+    return max(rows, key=lambda row: int(row[1]))
 
 
 def _took_s(tree: dict[str, Any]) -> float:

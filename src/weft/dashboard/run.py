@@ -192,7 +192,7 @@ def about_logged(logs: Sequence[Path]) -> About:
 
 def shared_of(logs: Sequence[Path]) -> "Genesis | None":
     """Return what the peers of a run share whose logs these are; None where it is in none of their homes."""
-    return next(filter(None, map(shared_by, logs)), None)
+    return next((shared for log in logs if (shared := shared_by(log)) is not None), None)
 
 
 def _settings_of(logs: Sequence[Path]) -> Settings | None:

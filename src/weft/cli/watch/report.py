@@ -42,7 +42,7 @@ def report(
 ) -> None:
     """Write what a run came to: curves, peers and what each gave, bytes, faults, configuration."""
     home = home_of(context)
-    sources = [find(each, home) for each in runs or [None]]
+    sources = [find(each, home) for each in runs] if runs else [find(None, home)]
     from weft.dashboard.report import told_of
     from weft.dashboard.run import Run
 
