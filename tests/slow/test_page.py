@@ -83,8 +83,11 @@ def page(browser: Any, live: Log) -> Iterator[Any]:
 def test_it_shows_the_run_and_asks_nobody_else(page: Any, live: Log) -> None:
     waits_for(page, "#round", "40")
     waits_for(page, "#alive", "2")
-    waits_for(page, "#loss-words", "Training loss is 2.000 nats per token after 41.0 k tokens, down from 3.950.")
-    waits_for(page, "#loss-words", "Held-out loss is 2.100")
+    waits_for(page, "#loss-words", "Training loss is 2.000 nats per token (perplexity 7.39) after 41.0")
+    waits_for(
+        page, "#loss-words", "down from 3.950. Held-out loss after round 40 is 2.100 nats per token (perplexity 8.17)"
+    )
+    waits_for(page, "#loss-words", "1.900 nats per byte (2.741 bits)")
     waits_for(page, "#peers", "anna")
     waits_for(page, "#graph-words", "2 peers of 2 here, 1 link up: 1 over tls.")
     waits_for(page, "#samples", "once upon a time")
@@ -149,7 +152,23 @@ def test_events_can_be_searched_and_filtered_by_keyboard(page: Any) -> None:
     assert page.locator("#events").get_attribute("aria-rowcount") == "3"  # of both peers, and the head
 
 
-@pytest.mark.parametrize(("width", "theme"), [(375, "dark"), (1440, "light")])
+def test_it_is_not_live_once_all_is_trained_though_nobody_said_goodbye(browser: Any, live: Log) -> None:
+    with opened(browser, live.address) as page:
+        page.route("**/api/history", lambda route: route.fulfill(json=wanting(route.fetch().json())))
+        page.reload()
+        waits_for(page, "#standing", "Finished")
+        waits_for(page, "#done", "100")
+        assert page.inner_text("#tokens") == "41.0\u00a0k tokens"
+        assert not page.is_visible("#live")
+
+
+def wanting(told: dict[str, Any]) -> dict[str, Any]:
+    """Return a history of a run that wanted less than its last round counted."""
+    told["run"]["total_tokens"] = 1024 * NUM_ROUNDS - 100
+    return told
+
+
+@pytest.mark.parametrize(("width", "theme"), [(360, "dark"), (375, "dark"), (1440, "light")])
 def test_it_can_be_read_by_everybody(browser: Any, live: Log, width: int, theme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the extra page is not installed")
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme, bypass_csp=True)

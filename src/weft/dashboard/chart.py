@@ -149,9 +149,9 @@ class Chart:
         now = self._history.now
         words = [f"{now.num_rounds:,} rounds", f"{figures.amount(now.committed_tokens)} tokens"]
         if now.loss is not None:
-            words.append(f"loss {now.loss:.3f}")
+            words.append(f"loss {figures.nats(now.loss)}")
         if now.heldout is not None:
-            words.append(f"held-out {now.heldout:.3f}")
+            words.append(f"held-out {figures.nats(now.heldout)}")
         words.append(f"{figures.nbytes(now.moved_nbytes)} moved")
         return ", ".join(words)
 

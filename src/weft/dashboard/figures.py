@@ -1,5 +1,7 @@
 """Figures as people read them: bytes, durations, counts, speeds; and what views reckon from an event."""
 
+import math
+
 from weft.cost import training as cost
 from weft.events import RoundCommitted, StepDone, Working
 
@@ -45,7 +47,7 @@ def work(told: Working) -> str:
         return nbytes(count) if told.unit == "B" else f"{amount(count)} {told.unit}"
 
     parts = (
-        f"{100 * told.done / told.total:.0f} % of {said(told.total)}" if told.total else said(told.done),
+        f"{percent(told.done, told.total)} of {said(told.total)}" if told.total else said(told.done),
         f"{said(told.rate)}/s" if told.rate > 0 else "",
         "" if told.left_s is None else f"{duration(told.left_s)} left",
     )
@@ -54,15 +56,57 @@ def work(told: Working) -> str:
 
 def work_in_short(told: Working) -> str:
     """Return the same for a column: fetching the state 45 %."""
-    return f"{told.what} {100 * told.done / told.total:.0f} %" if told.total else told.what
+    return f"{told.what} {percent(told.done, told.total)}" if told.total else told.what
+
+
+def percent(done: float, total: float) -> str:
+    """Return the share that is done, rounded down: 100 % is all of it, and there is no more."""
+    return f"{min(100, math.floor(100 * done / total))} %"
+
+
+def tokens(committed: int, total: int) -> str:
+    """Return how much of a run is done: 3.03M of 4.51M tokens (67 %). The last round may count more than was wanted."""
+    counted = amount(committed) if committed >= total else f"{amount(committed)} of {amount(total)}"
+    return f"{counted} tokens ({percent(committed, total)})"
 
 
 def ratio(more: float, less: float) -> str:
     """Return how many times `less` goes into `more`; a dash where that says nothing."""
-    return f"{more / less:.3g}x" if more > 0 and less > 0 else "-"
+    return f"{_three(more / less)}x" if more > 0 and less > 0 else "-"
 
 
-AWAY = frozenset(("gone", "left", "stopped", "finished", "silent"))  # states of who is not here
+def _three(number: float) -> str:
+    """Return a number with three digits that count: 0.0123, 26.7, 1,230."""
+    return f"{float(f'{number:.3g}'):,.12g}"
+
+
+def nats(loss: float) -> str:
+    """Return a loss per token in nats and as perplexity: 2.2840 nats per token (perplexity 9.82)."""
+    perplexity = f" (perplexity {_three(math.exp(loss))})" if loss < MOST_SPELLED else ""
+    return f"{loss:.4f} nats per token{perplexity}"
+
+
+def nats_per_byte(per_byte: float) -> str:
+    """Return the same per byte, in nats and bits: 2.2840 nats per byte (3.2951 bits)."""
+    return f"{per_byte:.4f} nats per byte ({per_byte / math.log(2):.4f} bits)"
+
+
+def heldout(loss: float, per_byte: float | None) -> str:
+    """Return a held-out loss in all its units; per byte only where the bytes of the text are known."""
+    is_known = per_byte is not None and math.isfinite(per_byte)
+    return f"{nats(loss)}, {nats_per_byte(per_byte)}" if per_byte is not None and is_known else nats(loss)
+
+
+MOST_SPELLED = 40.0  # nats, whose perplexity is a number that says something
+WAS = "was "  # before the last state of who is heard of no more: whoever told of it has stopped
+_AWAY = frozenset(("gone", "left", "stopped", "finished", "silent"))
+
+
+def is_away(state: str) -> bool:
+    """Return whether who is in a state is not here."""
+    return state in _AWAY or state.startswith(WAS)
+
+
 _SMOOTHING = 0.2  # weight of the newest step in a peer's speed
 
 

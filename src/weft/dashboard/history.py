@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from weft import events
-from weft.dashboard.figures import AWAY
+from weft.dashboard.figures import is_away
 from weft.dashboard.stages import StageNow, stage_of
 from weft.dashboard.view import About, Line, View, update
 from weft.dashboard.words import ROUTINE, SEVERITIES, advice_of, described, notable, severity_of
@@ -36,7 +36,9 @@ class PeerNow:
     key: str
     name: str
     is_here: bool
+    state: str  # in a word or two
     tokens_per_s: float
+    trained_at_tokens_per_s: float  # the same, while it last trained
     round: int | None
     device: str
     software: str
@@ -95,6 +97,7 @@ class History:
         self._waiting: dict[PeerId, list[Row]] = {}  # of events, of who takes no part
         self._stages_row: tuple[float, object] = (-math.inf, None)  # the last: when, and the members in it
         self._evaluated: set[int] = set()
+        self._speeds: dict[PeerId, float] = {}  # the last above 0
         self._loss: float | None = None
         self._heldout: float | None = None
         self._num_events = [0] * len(SEVERITIES)
@@ -121,7 +124,9 @@ class History:
         tree: Tree = {}
         for name, row in self._rows[max(cursor, 0) :]:
             tree.setdefault(name, []).append(row)
-        return {"cursor": self.cursor, "run": asdict(self.run), **tree}
+        view = self.view
+        moved = [view.sent_nbytes + view.received_nbytes, view.ring_nbytes, view.num_heard]
+        return {"cursor": self.cursor, "run": asdict(self.run), "moved": moved, **tree}
 
     def whole(self) -> Tree:
         return {name: [] for name in LISTS} | self.since(0)
@@ -148,8 +153,10 @@ class History:
         return PeerNow(
             key=peer,
             name=line.name,
-            is_here=bool(line.state) and line.state not in AWAY,
+            is_here=bool(line.state) and not is_away(line.state),
+            state=line.state,
             tokens_per_s=_speed(line),
+            trained_at_tokens_per_s=self._speeds.get(peer, 0.0),
             round=line.round,
             device=line.device,
             software=line.software,
@@ -223,7 +230,7 @@ class History:
 
     def _touched(self, entry: events.Entry) -> Iterable[PeerId]:
         """Return the peers of whom an entry may have told anything."""
-        if isinstance(entry.event, events.StagesSeen):
+        if isinstance(entry.event, events.StagesSeen | events.PeerStopped):  # the last that is heard ends all it tells
             return self.view.peers
         told = [entry.peer, getattr(entry.event, "member", None), getattr(entry.event, "remote", None)]
         return {peer: None for peer in told if peer is not None and peer in self.view.peers}
@@ -233,10 +240,12 @@ class History:
         was, line, number = before.line(peer), self.view.line(peer), self._number(peer)
         if (line.name, line.device, line.software) != (was.name, was.device, was.software):
             self._add("peers", [str(peer), line.name, line.device, line.software])
+        if line.tokens_per_s > 0:
+            self._speeds[peer] = line.tokens_per_s
         is_work = isinstance(entry.event, events.Working) and peer == entry.peer
         if is_work or (line.state and (line.state, line.round, line.is_heard) != (was.state, was.round, was.is_heard)):
             shown = (is_work and line.work) or line.state
-            row = [entry.at, number, shown, line.round, _finite(line.loss), _speed(line)]
+            row = [entry.at, number, shown, line.round, finite(line.loss), _speed(line)]
             self._add("states", [*row, self._number(entry.peer)])
 
     def _list(self, before: View, own: int, entry: events.Entry) -> None:
@@ -250,11 +259,12 @@ class History:
                 self._commit(before, own, entry, event)
             case events.PayloadOffered(round=round, tokens=tokens):
                 self._offered[entry.peer] = (round, tokens)
-            case events.Evaluated(committed_tokens=tokens, loss=loss, nats_per_byte=per_byte):
+            case events.Evaluated(committed_tokens=tokens, loss=loss, nats_per_byte=per_byte, round=round):
                 if tokens not in self._evaluated and math.isfinite(loss):
+                    if tokens > max(self._evaluated, default=-1):  # else it is told late, of an earlier round
+                        self._heldout = loss
                     self._evaluated.add(tokens)
-                    self._heldout = loss
-                    self._add("heldout", [at, tokens, loss, _finite(per_byte)])
+                    self._add("heldout", [at, tokens, loss, finite(per_byte), round])
             case events.Sampled(round=round, prompt=prompt, text=text):
                 self._add("samples", [at, round, printable(prompt, keep="\n\t"), printable(text, keep="\n\t")])
             case (
@@ -327,7 +337,7 @@ def _tells_shares(commit: events.RoundCommitted) -> bool:
 
 def _speed(line: Line) -> float:
     """Return what a peer adds to the speed of all."""
-    return 0.0 if line.state in AWAY else line.tokens_per_s
+    return 0.0 if is_away(line.state) else line.tokens_per_s
 
 
 def _column(event: events.Event) -> Row:
@@ -336,5 +346,5 @@ def _column(event: events.Event) -> Row:
     return [] if stage is None else [stage]
 
 
-def _finite(number: float | None) -> float | None:
+def finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None

@@ -1,17 +1,22 @@
 """The logs of a run on this machine: which they are, and what is in them, in order.
 
-A path is a log file, a peer's folder or a run's folder.
+A path is a log file, a peer's folder or a run's folder. What is given twice is read once.
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from weft.errors import ConfigError
 from weft.events import Entry
 from weft.log import read_jsonl
 
+_RUN = re.compile(r"[0-9a-f]{64}")
 LOG_FILES = ("*.jsonl", "*/*.jsonl", "*/*/*.jsonl")
 
 
@@ -29,11 +34,35 @@ def find_logs(path: Path) -> tuple[Path, ...]:
         return (path,)
     for pattern in LOG_FILES:
         if found := sorted(path.glob(pattern)):
+            require_one_run(found)
             return tuple(found)
     raise ConfigError(
         f"{path} holds no log of events: there is no .jsonl file in it, nor in the folders in it. A run's folder is "
         "runs/RUN in the home."
     )
+
+
+def run_of(log: Path) -> str | None:
+    """Return the run that a log is of by the folder that it lies in; None: it lies in no home."""
+    folder = log.absolute().parent.parent  # root/runs/RUN/PEER/log.jsonl
+    return folder.name if folder.parent.name == "runs" and _RUN.fullmatch(folder.name) else None
+
+
+def require_one_run(logs: Sequence[Path], told: Collection[str] = ()) -> None:
+    """
+    Args:
+        told: runs that the logs tell of.
+
+    Raises:
+        ConfigError: logs are of several runs; says of which.
+    """
+    runs = sorted({*told, *filter(None, map(run_of, logs))})
+    if len(runs) > 1:
+        some = ", ".join(run[:8] for run in runs[:4])
+        raise ConfigError(
+            f"these are logs of {len(runs)} runs: {some}{' and more' if len(runs) > 4 else ''}. Name the folder of "
+            "one, runs/RUN in the home; to see several side by side: weft compare RUN RUN"
+        )
 
 
 def is_there(path: Path) -> bool:
@@ -50,7 +79,18 @@ def logged(paths: Sequence[Path]) -> Iterator[Entry]:
         ConfigError: a line is no event, or a file cannot be read.
     """
     parts = [part for path in paths for part in (*older(path), path)]
-    return in_order(parts, [partial(read_jsonl, part) for part in parts])
+    return once(in_order(parts, [partial(read_jsonl, part) for part in parts]))
+
+
+def once(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield entries, in the order of their times, without those that were there before: of a copy of a log."""
+    at, there = -math.inf, set[bytes]()
+    for entry in entries:
+        if entry.at != at:
+            at, there = entry.at, set()
+        if (line := msgspec.json.encode(entry)) not in there:  # by its bytes: a loss that is no number equals nothing
+            there.add(line)
+            yield entry
 
 
 def older(path: Path) -> tuple[Path, ...]:

@@ -32,6 +32,7 @@ from starlette.requests import Request
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from weft.clock import Clock, SystemClock
 from weft.dashboard.history import History, Now
 from weft.dashboard.words import SEVERITIES
 from weft.events import Entry
@@ -53,10 +54,12 @@ class Feed:
     """Of one run.
 
     Args:
+        clock: says how long nothing was told; None: the system's.
         is_public: leave out what strangers should not see.
     """
 
-    def __init__(self, *, is_public: bool = False) -> None:
+    def __init__(self, clock: Clock | None = None, *, is_public: bool = False) -> None:
+        self._clock = clock or SystemClock()
         self.history = History()
         self.is_public = is_public
         self.is_live = True  # more may come
@@ -85,7 +88,8 @@ class Feed:
         return self._told(self.history.since(cursor))
 
     def _told(self, tree: dict[str, Any]) -> dict[str, Any]:
-        return tree | {"is_live": self.is_live, "is_public": self.is_public}
+        silent_s = max(0.0, self._clock.wall() - self.history.view.now)
+        return tree | {"is_live": self.is_live, "is_public": self.is_public, "silent_s": silent_s}
 
     async def wait(self, cursor: int) -> bool:
         """Wait until there is something after `cursor`, and a little for what comes with it; False: nothing will."""
@@ -216,10 +220,12 @@ class _Collector:
         if now.total_tokens is not None:
             yield GaugeMetricFamily("weft_wanted_tokens", "Tokens that the run is to count.", value=now.total_tokens)
         yield CounterMetricFamily(
-            "weft_moved_bytes", "Sent and received by the peers that are heard.", value=now.moved_nbytes
+            "weft_moved_bytes",
+            "Sent and received by the peers that are heard, for their rounds.",
+            value=now.moved_nbytes,
         )
         yield CounterMetricFamily(
-            "weft_ring_bytes", "What ring data-parallel training would have moved.", value=now.ring_nbytes
+            "weft_ring_bytes", "What ring data-parallel training would have moved for the same.", value=now.ring_nbytes
         )
         if now.loss is not None:
             yield GaugeMetricFamily(

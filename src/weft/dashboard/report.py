@@ -23,10 +23,11 @@ from weft.dashboard.history import PeerNow
 from weft.dashboard.run import Run
 from weft.dashboard.words import WARNING, in_words
 from weft.ids import PeerId
-from weft.run.amend import MODEL, TOKENIZER, run_file_of
-from weft.run.config import RunConfig
+from weft.run.amend import MODEL, TOKENIZER, run_file_of, without_places
+from weft.run.config import RunConfig, RunFile
 
 MAX_FAULTS = 40  # that are told one by one, and moves
+MAX_SPANS = 6  # peers that are named in a sentence
 COLUMN = 9  # of a round's row, that says of which stage it is
 
 
@@ -56,20 +57,20 @@ def told_of(run: Run) -> list[Section]:
 def compared(runs: Sequence[Run]) -> list[Section]:
     """Return the sections of a report on several runs."""
     trees = [run.history.whole() for run in runs]
-    head = ("run", "tokens", "rounds", "loss", "held-out, nats per byte", "bytes moved", "of ring DDP", "time")
+    head = ("run", "tokens", "round", "loss, nats per token", "held-out", "moved", "by", "ring DDP", "time")
     rows = []
     for run, tree in zip(runs, trees, strict=True):
         now = run.history.now
-        heldout = f"{tree['heldout'][-1][3]:.4f}" if tree["heldout"] else "-"
         rows.append(
             (
                 run.title,
                 f"{now.committed_tokens:,}",
-                str(now.num_rounds),
+                str(run.history.view.round or 0),
                 "-" if now.loss is None else f"{now.loss:.4f}",
-                heldout,
+                figures.heldout(*_newest(tree)[2:4]) if tree["heldout"] else "-",
                 figures.nbytes(now.moved_nbytes),
-                _share(now.moved_nbytes, now.ring_nbytes),
+                _whose(run),
+                figures.ratio(now.ring_nbytes, now.moved_nbytes),
                 figures.duration(_took_s(tree)),
             )
         )
@@ -78,32 +79,89 @@ def compared(runs: Sequence[Run]) -> list[Section]:
 
 def _short(run: Run, tree: dict[str, Any]) -> list[str]:
     now = run.history.now
-    texts = [
-        f"{now.committed_tokens:,} tokens in {now.num_rounds} rounds and {figures.duration(_took_s(tree))}, by "
-        f"{len([peer for peer in now.peers if peer.round is not None])} peers."
-    ]
+    texts = [_extent(run), *_vantage(run, tree)]
     if tree["heldout"]:
-        _, _, loss, per_byte = tree["heldout"][-1]
-        best = min(row[3] for row in tree["heldout"])
+        newest, best = _newest(tree), min(tree["heldout"], key=lambda row: row[2])
+        is_best = best[2] >= newest[2]
         texts.append(
-            f"Held-out loss {loss:.4f} nats per token, {per_byte:.4f} nats per byte at the end, {best:.4f} at best."
+            f"Held-out loss after round {newest[4]}: {figures.heldout(*newest[2:4])}"
+            + ("." if is_best else f"; at best, after round {best[4]}: {figures.heldout(*best[2:4])}.")
         )
-    if now.ring_nbytes:
+    if now.moved_nbytes:
+        moved = f"{_whose(run)} moved {figures.nbytes(now.moved_nbytes)}, sent and received"
         times = figures.ratio(now.ring_nbytes, now.moved_nbytes)
+        ring = (
+            f"; for the same rounds ring data-parallel training in bf16 would have moved "
+            f"{figures.nbytes(now.ring_nbytes)}: {times} as much."
+        )
+        texts.append(moved + (ring if now.ring_nbytes else "."))
+    return texts
+
+
+def _extent(run: Run) -> str:
+    """Return how far the run has come, by what those say who are heard."""
+    now, view = run.history.now, run.history.view
+    done = ""
+    if now.total_tokens is not None and now.committed_tokens >= now.total_tokens:
+        done = f": all of the {now.total_tokens:,} that were wanted"
+    elif now.total_tokens is not None:
+        done = (
+            f", {figures.percent(now.committed_tokens, now.total_tokens)} of the {now.total_tokens:,} that are wanted"
+        )
+    num = len([peer for peer in now.peers if peer.round is not None or peer.counted_tokens])
+    peers = f"{num} peer{'s' if num != 1 else ''}"
+    return f"{now.committed_tokens:,} tokens in {view.round or 0} rounds by {peers}{done}."
+
+
+def _vantage(run: Run, tree: dict[str, Any]) -> list[str]:
+    """Return who saw which rounds, and whose word the rest is."""
+    peers = run.history.now.peers
+    seen: dict[int, list[int]] = {}
+    for _, peer, round, *_ in tree["turns"]:
+        seen.setdefault(peer, []).append(round)
+    if not seen:
+        return []
+    last = max(map(max, seen.values()))
+    spans = [
+        f"{_called(run, peers[peer])}{'' if place else ' saw it'} from round {min(rounds)} "
+        + ("on" if max(rounds) == last else f"to {max(rounds)}")
+        for place, (peer, rounds) in enumerate(sorted(seen.items(), key=lambda item: (min(item[1]), -max(item[1]))))
+    ]
+    if len(spans) > MAX_SPANS:
+        spans = [*spans[:MAX_SPANS], f"{len(spans) - MAX_SPANS} more for parts of it"]
+    texts = [f"As {_listed(spans)}: {run.history.now.num_rounds} rounds in {figures.duration(_took_s(tree))}."]
+    first: list[Any] = min(tree["rounds"], key=lambda row: row[1]) if tree["rounds"] else []
+    if first and first[5] > first[4]:
+        texts[0] += f" {first[5] - first[4]:,} tokens were counted before that, as members told."
+    unseen = [_called(run, peer) for number, peer in enumerate(peers) if number not in seen and not peer.is_heard]
+    if unseen:
         texts.append(
-            f"The peers heard moved {figures.nbytes(now.moved_nbytes)}, both ways; ring data-parallel training in bf16 "
-            f"would have moved {figures.nbytes(now.ring_nbytes)}: {times} as much."
+            f"Of {_listed(unseen[:MAX_SPANS])}{' and others' if len(unseen) > MAX_SPANS else ''} there is no log here: "
+            "what is said of them is what they told others, and what rounds counted. Logs of several homes make one "
+            "report: weft report RUN RUN"
         )
     return texts
+
+
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+
+
+def _whose(run: Run) -> str:
+    """Return whose bytes are known."""
+    heard = [_called(run, peer) for peer in run.history.now.peers if peer.is_heard]
+    return _listed(heard) if len(heard) <= MAX_SPANS else f"{len(heard)} peers together"
+
+
+def _newest(tree: dict[str, Any]) -> list[Any]:
+    """Return the row of the newest round that was evaluated, whenever that was told."""
+    rows: list[list[Any]] = tree["heldout"]
+    return max(rows, key=lambda row: int(row[1]))
 
 
 def _took_s(tree: dict[str, Any]) -> float:
     times = [row[0] for name in ("events", "rounds", "states") for row in (tree[name][:1] + tree[name][-1:])]
     return max(times) - min(times) if times else 0.0
-
-
-def _share(part: float, whole: float) -> str:
-    return f"1/{whole / part:.3g}" if part > 0 and whole > 0 else "-"
 
 
 def _curves(runs: Sequence[Run], trees: Sequence[dict[str, Any]]) -> list[Section]:
@@ -118,7 +176,13 @@ def _curves(runs: Sequence[Run], trees: Sequence[dict[str, Any]]) -> list[Sectio
     pictures = [("Loss, nats per token", "tokens", loss)]
     if not alone:
         pictures.append(("Held-out loss, nats per byte", "tokens", curves("heldout", 1, 3, "")))
-    pictures.append(("Bytes moved by the peers heard", "tokens", curves("bytes", 1, 2, "moved")))
+    pictures.append(
+        (
+            f"Bytes moved by {_whose(runs[0])}" if alone else "Bytes moved by the peers heard",
+            "tokens",
+            curves("bytes", 1, 2, "moved"),
+        )
+    )
     if alone:
         pictures[-1][2].extend(curves("bytes", 1, 3, "ring DDP"))
     return [
@@ -130,27 +194,22 @@ def _curves(runs: Sequence[Run], trees: Sequence[dict[str, Any]]) -> list[Sectio
 
 def _peers(peers: Sequence[PeerNow]) -> tuple[tuple[str, ...], ...]:
     whole = sum(peer.counted_tokens for peer in peers) or 1
-    head = ("peer", "tokens counted", "share", "sent", "received", "missed rounds", "speed, tokens/s")
-    rows = [
-        (
+    head = ("peer", "tokens counted", "share", "sent", "received", "missed rounds", "tokens/s, training", "at last")
+
+    def row(peer: PeerNow) -> tuple[str, ...]:
+        own = (figures.nbytes(peer.sent_nbytes), figures.nbytes(peer.received_nbytes), str(peer.num_missed))
+        is_counted = peer.is_heard or peer.counted_tokens
+        return (
             f"{peer.name} {peer.key[:8]}".strip(),
-            *(
-                (
-                    f"{peer.counted_tokens:,}",
-                    f"{100 * peer.counted_tokens / whole:.1f} %",
-                    figures.nbytes(peer.sent_nbytes),
-                    figures.nbytes(peer.received_nbytes),
-                    str(peer.num_missed),
-                )
-                if peer.is_heard
-                else ("not heard",) + ("",) * 4
-            ),
-            figures.amount(peer.tokens_per_s),
+            f"{peer.counted_tokens:,}" if is_counted else "not heard",
+            f"{100 * peer.counted_tokens / whole:.1f} %" if is_counted else "",
+            *(own if peer.is_heard else ("not heard", "not heard", "not heard")),
+            figures.amount(peer.trained_at_tokens_per_s) if peer.trained_at_tokens_per_s else "-",
+            f"{peer.state or '-'}{'' if peer.round is None else f', round {peer.round}'}",
         )
-        for peer in sorted(peers, key=lambda peer: -peer.counted_tokens)
-        if peer.round is not None or peer.is_heard
-    ]
-    return (head, *rows)
+
+    order = sorted(peers, key=lambda peer: -peer.counted_tokens)
+    return (head, *(row(peer) for peer in order if peer.round is not None or peer.is_heard or peer.counted_tokens))
 
 
 def _stages(run: Run, tree: dict[str, Any]) -> list[Section]:
@@ -223,20 +282,44 @@ def _configuration(run: Run) -> list[Section]:
     )
     sections = [Section("Configuration", (in_words(shared.method), digest), code=dump(shared))]
     if isinstance(shared, RunConfig):
-        num_peers = max(1, sum(peer.round is not None for peer in run.history.now.peers))
-        sections.append(
-            Section(
-                "To repeat it",
-                (
-                    "Save this as again.toml, and start: weft train again.toml. It names the default corpus: where the "
-                    "run read other text, name that under [data.source], and its heldout_fraction under [data]. The "
-                    "same text, cut the same way, gives the same run, by its digest. "
-                    f"{MODEL} and {TOKENIZER}, where they are named, are those that weft export writes.",
-                ),
-                code=dump(run_file_of(shared, num_peers)),
-            )
-        )
+        sections.append(_recipe(run, shared))
     return sections
+
+
+def _recipe(run: Run, shared: RunConfig) -> Section:
+    """Return a run file that makes the same run, and what is to be done where it cannot know all."""
+    moved: tuple[str, ...] = ()
+    if run.file is not None:
+        file, moved = without_places(run.file)
+    else:
+        file = run_file_of(shared, max(1, sum(peer.round is not None for peer in run.history.now.peers)))
+    texts = [
+        "Save this as again.toml, and start: weft train again.toml. It makes the same run, by the digest that it names "
+        "as `run`; where text or anything else differs, it says what, and begins nothing. A home that has the run goes "
+        "on with it: to begin anew, name another one with --home."
+    ]
+    if moved:
+        texts.append(f"Put beside it what lay elsewhere: {', '.join(moved)}.")
+    if run.file is None:
+        texts.append(_to_be_named(shared, file))
+    return Section("To repeat it", tuple(texts), code=dump(file))
+
+
+def _to_be_named(shared: RunConfig, file: RunFile) -> str:
+    """Return what a run file lacks that is not of the home of who made the run."""
+    data = shared.data
+    text = f"{data.train_text_nbytes:,} bytes to train on and {data.heldout_text_nbytes:,} held out"
+    source = (
+        "the files that each peer trains on, under [data]."
+        if shared.is_private
+        else f"the text, {text}, under [data.source], and heldout_fraction under [data]."
+    )
+    exported = [name for name in (MODEL, TOKENIZER) if f'"{name}"' in dump(file)]
+    beside = f" {' and '.join(exported)} beside it is what weft export writes." if exported else ""
+    return (
+        "Peers do not tell each other where their text lies; the report of the home that made the run has that, too. "
+        f"Here it is to be named: {source}{beside}"
+    )
 
 
 # --- as text ---
@@ -274,6 +357,8 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--line); }
 th { color: var(--dim); font-weight: 500; }
 pre { background: color-mix(in srgb, var(--line) 35%, transparent); padding: 1rem; overflow-x: auto; }
+h1, h2, p { overflow-wrap: anywhere; }
+@media (max-width: 640px) { body { margin: 1rem auto; } svg text { font-size: 22px; } }
 svg { width: 100%; height: auto; } footer { color: var(--dim); margin-top: 3rem; font-size: .9rem; }
 """
 

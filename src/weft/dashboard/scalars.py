@@ -44,8 +44,9 @@ class ScalarSink:
 
     def write(self, entry: Entry) -> None:
         values = self._values(entry.event)
-        if values:
-            self._board.figures(entry.at, self._tokens, values)
+        if values:  # what was measured is of its own round, which may not be the newest any more
+            at = int(entry.event.committed_tokens) if isinstance(entry.event, Evaluated) else self._tokens
+            self._board.figures(entry.at, at, values)
         if isinstance(entry.event, Sampled):
             self._board.text(entry.at, self._tokens, "sample", entry.event.prompt + entry.event.text)
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from weft import events
 from weft.dashboard import figures
-from weft.dashboard.figures import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
+from weft.dashboard.figures import WAS, is_away, ring_nbytes, smoothed_speed, staged_ring_nbytes
 from weft.dashboard.stages import Lead, Stages, holding, led, stage_of, state_at_commit, told
 from weft.dashboard.words import notable
 from weft.ids import PeerId, name_of, with_names
@@ -122,8 +122,7 @@ class View:
     committed_tokens: int = 0
     commits: tuple[tuple[float, int], ...] = ()  # the newest: when, committed tokens
     losses: Losses = field(default_factory=Losses)
-    evaluations: tuple[tuple[int, float], ...] = ()  # committed tokens, nats per byte
-    evaluated: events.Evaluated | None = None  # the newest
+    evaluated: events.Evaluated | None = None  # of the newest round that was, whenever it was told
     sample: str | None = None
     sent_nbytes: int = 0
     received_nbytes: int = 0
@@ -159,12 +158,17 @@ class View:
         return {peer: replace(line, state=state(line)) for peer, line in there}
 
     @property
+    def num_heard(self) -> int:
+        """How many peers' own account there is: all that is known of bytes is of these."""
+        return sum(line.is_heard for line in self.peers.values())
+
+    @property
     def num_watching(self) -> int:
         """How many are linked to peers that are here, and take no part."""
         return len({other for own, other in self.visits if other not in self.peers and self.is_here(own)})
 
     def is_here(self, peer: PeerId) -> bool:
-        return peer in self.peers and self.peers[peer].state not in AWAY
+        return peer in self.peers and not is_away(self.peers[peer].state)
 
     @property
     def is_complete(self) -> bool:
@@ -186,7 +190,7 @@ class View:
         """How many peers must still come before the run begins; 0 once it has begun."""
         if self.round is not None or self.losses.points or self.losses.num:
             return 0
-        num_here = sum(bool(line.name) and line.state not in AWAY for line in self.peers.values())
+        num_here = sum(bool(line.name) and not is_away(line.state) for line in self.peers.values())
         return max(0, self.wait_for - max(1, num_here))
 
     @property
@@ -273,9 +277,9 @@ def _fold(view: View, entry: events.Entry) -> View:
         case events.MajorityLost():
             return _line(view, own, state=f"{event.alive} of {event.electorate} left")
         case events.Evaluated():
-            view = replace(view, evaluated=event)
-            point = (int(event.committed_tokens), event.nats_per_byte)
-            return view if point in view.evaluations else replace(view, evaluations=(*view.evaluations, point))
+            known = view.evaluated
+            is_new = known is None or event.committed_tokens > known.committed_tokens
+            return replace(view, evaluated=event) if is_new else view
         case events.Sampled():
             return replace(view, sample=printable(event.prompt + event.text, keep="\n\t"))
         case events.ActEnacted(changes={"tokens": tokens}) if view.run.total_tokens is not None and _TOTAL.fullmatch(
@@ -287,7 +291,8 @@ def _fold(view: View, entry: events.Entry) -> View:
         case events.PeerStopped() if view.stages.of(own) not in ((), (stage_of(event),)):
             return view  # it holds other stages still
         case events.PeerStopped():
-            return _line(view, own, state="finished" if event.reason == "complete" else "stopped", tokens_per_s=0.0)
+            ending = "finished" if event.reason == "complete" else "stopped"
+            return _unseen(_line(view, own, state=ending, work="", tokens_per_s=0.0))
         case events.LinkUp() | events.LinkDown():
             return _link(view, own, event.remote, event.transport if isinstance(event, events.LinkUp) else None)
         case events.Working() if own in view.peers:
@@ -303,8 +308,11 @@ def _hear(view: View, entry: events.Entry) -> View:
             return _call(view, event.member, event.name)
         case events.MemberProgress():
             view = _call(view, event.member, event.name)
+            # Whoever finishes, or has the last round, has all of it: after that nothing may be heard of it.
+            has_all = event.state == "finishing" or (view.is_complete and event.round >= (view.round or math.inf))
+            does = {"state": "finished", "tokens_per_s": 0.0} if has_all else {"state": event.state}
             heard = {"round": event.round, "loss": event.loss, "tokens_per_s": event.tokens_per_s}
-            return _line(view, event.member, state=event.state, **heard)
+            return _line(view, event.member, **(heard | does))
         case events.MemberJoined():
             return _say(_call(view, event.member, event.name), event.member, "joined")
         case events.MemberRecovered():
@@ -383,6 +391,16 @@ def _miss(view: View, peer: PeerId, state: str) -> View:
     return view if line.state in _ENDED else _line(view, peer, state=state, tokens_per_s=speed)
 
 
+def _unseen(view: View) -> View:
+    """Return the view once nobody is here any more that is heard: what others did last, they did then."""
+    if any(line.is_heard and not is_away(line.state) for line in view.peers.values()):
+        return view
+    for peer, line in view.peers.items():
+        if line.state and not line.is_heard and not is_away(line.state):
+            view = _line(view, peer, state=f"{WAS}{line.state}", tokens_per_s=0.0)
+    return view
+
+
 def _is_elsewhere(view: View, peer: PeerId, stage: int | None) -> bool:
     """Return whether a peer that is no more in one stage holds another."""
     return stage is not None and any(each != stage for each in view.stages.of(peer))
@@ -405,15 +423,15 @@ def _seen(view: View, own: PeerId, event: events.StagesSeen) -> View:
     everybody = view.stages.everybody
     for peer, name in sorted(event.names.items()):
         view = _call(view, peer, name)
-        if peer not in everybody and view.line(peer).state in {*AWAY, "training"}:
+        if peer not in everybody and (is_away(view.line(peer).state) or view.line(peer).state == "training"):
             view = _say(view, peer, "")  # it wants a stage
     for peer in sorted(everybody):
-        if view.line(peer).state in {*AWAY, ""}:
+        if is_away(view.line(peer).state) or not view.line(peer).state:
             view = _say(view, peer, "training")
     for peer, line in view.peers.items():
         was_here = line.round is not None if line.is_heard else line.name
         is_here = peer in event.names or peer in everybody or peer == own
-        if event.names and was_here and not is_here and line.state not in AWAY:
+        if event.names and was_here and not is_here and not is_away(line.state):
             view = _miss(view, peer, "finished" if view.is_complete else "gone")
     return view
 
@@ -421,18 +439,22 @@ def _seen(view: View, own: PeerId, event: events.StagesSeen) -> View:
 def _step(view: View, own: PeerId, event: events.StepDone) -> View:
     if view.lead.is_of(event):  # all stages tell of the same loss
         view = replace(view, losses=view.losses.and_one(event.loss))
+    if view.is_complete and view.line(own).state == "finished":  # what was under way when all was counted
+        return _line(view, own, loss=event.loss)
     speed = smoothed_speed(view.line(own).tokens_per_s, event)
     return _line(view, own, tokens_per_s=speed, loss=event.loss, state="training", work="")
 
 
 def _commit(view: View, at: float, own: PeerId, event: events.RoundCommitted) -> View:
-    line, stage = view.line(own), stage_of(event)
-    is_counted = line.is_counted(own, event)
+    line, stage, total = view.line(own), stage_of(event), view.run.total_tokens
+    state = state_at_commit(view.stages, own, event, is_counted=line.is_counted(own, event))
+    has_all = stage is None and total is not None and event.committed_tokens >= total
     view = _line(
         view,
         own,
         round=event.round,
-        state="paused" if line.state == "paused" else state_at_commit(view.stages, own, event, is_counted=is_counted),
+        state="finished" if has_all else "paused" if line.state == "paused" else state,
+        tokens_per_s=0.0 if has_all else line.tokens_per_s,
         sent_nbytes=line.sent_nbytes + event.sent_nbytes,
         received_nbytes=line.received_nbytes + event.received_nbytes,
     )

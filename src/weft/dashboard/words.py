@@ -90,6 +90,8 @@ def described(event: Event, name: Name) -> str:
 
 def severity_of(event: Event) -> int:
     is_good = isinstance(event, events.MemberStrays) and event.is_back
+    if isinstance(event, events.LoopStalled) and event.stall_s < SLEPT_S:
+        return ROUTINE
     return NOTE if is_good else _row(event).severity
 
 
@@ -290,6 +292,7 @@ _ROWS: dict[type[Event], _Row] = {
     events.LoopStalled: _Row(
         WARNING,
         lambda e, _: "{me:peer} stood still for {stall_s:.0f} s" if e.stall_s >= SLEPT_S else None,
+        "stood still for {stall_s:.1f} s",
         advice=_stalled_advice,
     ),
     events.StepDone: _Row(ROUTINE),
@@ -300,7 +303,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.MicroBatchChanged: _Row(NOTE, "{me:peer} computes {after} samples at a time, not {before}: {reason}"),
     events.Evaluated: _Row(
-        NOTE, plain="held-out loss {loss:.4f} after round {round}, {nats_per_byte:.4f} nats per byte"
+        NOTE, plain=lambda e: f"held-out loss after round {{round}}: {figures.heldout(e.loss, e.nats_per_byte)}"
     ),
     events.NotLearning: _Row(
         ERROR,

@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.config import said, told_idle
+from weft.config import dump, said, told_idle
 from weft.data.batch import Batches
 from weft.data.corpus import CorpusConfig
 from weft.data.store import DataIndex
@@ -17,7 +18,7 @@ from weft.errors import ConfigError
 from weft.events import Emit, Event, Notice
 from weft.ids import PeerId, RunId, short
 from weft.launch.fetch import fetch_files, fetch_initial, read_came_with
-from weft.launch.kept import Wish, kept_run, meant
+from weft.launch.kept import Wish, kept_run, meant, require_named
 from weft.launch.peer import Invitation, Participant, Prepared, context_of, whole
 from weft.launch.session import Options, Session
 from weft.launch.terms import Terms, terms
@@ -30,6 +31,7 @@ from weft.run.machine import PeerConfig, without_effect
 from weft.run.staged import StagedConfig, held_of
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
+from weft.store.tickets import keep_run_file
 from weft.sync.records.acts import Amend
 from weft.training.device import check_fits, choose
 from weft.training.learner import Learner
@@ -86,6 +88,7 @@ class Corpus:
     wish: Wish = "ask"
     notes: Sequence[str] = ()
     amends: dict[RunId, Amend] = field(default_factory=dict, init=False)  # of a run that is gone on with
+    files: dict[RunId, RunFile] = field(default_factory=dict, init=False)  # of a run that one makes
 
     def seal(self, options: Options, emit: Emit) -> tuple[Genesis, Data | None]:
         if self.kept is not None:
@@ -103,6 +106,8 @@ class Corpus:
         settings = options.settings
         limit_cores(settings.caps.cores)
         sealed = seal(run_file, base, options.home, emit, max_parameters=settings.max_parameters)
+        require_named(run_file, sealed.config, options.home)
+        self.files[sealed.config.run] = run_file
         self.trainers.check_fits(held_of(sealed.config), settings)
         run, amends, text = meant(sealed.config, options, self.wish)
         self._note(run, settings, emit)
@@ -131,6 +136,8 @@ class Corpus:
         self, s: Session, genesis: Genesis, members: Sequence[PeerId], data: Data | None
     ) -> Prepared[Participant]:
         run, trainers = on_corpus(genesis), self.trainers
+        if run.run in self.files:
+            keep_run_file(s.folder, dump(msgspec.structs.replace(self.files[run.run], run=run.run)))
         if isinstance(run, StagedConfig):
             if self.stages is None:
                 raise ConfigError(

@@ -10,6 +10,7 @@ its name, its rounds and all optimizers' memory, and its manifests say what was 
 Of a loop it does not matter with which values its model was built: those of the run are put into it.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from weft.launch.session import Options, who_keep
 from weft.peer.context import Data
 from weft.peer.state.checkpoint import Contents, read_contents
 from weft.run.amend import amended, first_charter
-from weft.run.config import Genesis, LoopConfig, RunConfig
+from weft.run.config import Genesis, LoopConfig, RunConfig, RunFile
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, read_run
 from weft.run.staged import StagedConfig
 from weft.store.home import CHECKPOINT_FILE, Home
@@ -104,6 +105,26 @@ def meant(wanted: G, options: Options, wish: Wish) -> tuple[G, Amend | None, str
     if not fields:
         return run, None, f"going on with run {short(run.run)}, which was amended to what this file says"
     return run, amend, f"going on with run {short(run.run)}, amended: {'; '.join(fields)}"
+
+
+def require_named(run_file: RunFile, made: RunConfig, home: Home) -> None:
+    """
+    Raises:
+        ConfigError: the file says which run it makes, and it makes another.
+    """
+    named = run_file.run
+    if named in (None, made.run):
+        return
+    wanted = None
+    with suppress(WeftError):  # it is not here, or is another version's
+        data = home.blobs.read(Digest(named), MAX_RUN_NBYTES)
+        wanted = None if data is None else read_run(data, sys.maxsize)
+    what = "; ".join(differences(wanted, made)[:MAX_SHOWN]) if wanted is not None else f"it reads {_text_of(made.data)}"
+    raise ConfigError(
+        f"run: this file is to make run {short(RunId(named))}, and would make {short(made.run)}: {what}. Nothing was "
+        "begun. Its text, its tokenizer and heldout_fraction have to be those of that run, and so every other field. "
+        "To make another run, take the line `run` out."
+    )
 
 
 def begins_elsewhere(run: Genesis, wanted: Genesis) -> bool:

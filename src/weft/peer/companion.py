@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.ids import Digest, PeerId
+from weft.ids import Digest, PeerId, Round
 from weft.peer.messages import Evaluation
 from weft.sync.records.messages import Manifest
 
@@ -25,6 +25,7 @@ class Unmeasured:
 
     loss: float | None = None  # nats per token
     nats_per_byte: float | None = None
+    evaluated_at: Round | None = None  # the round that both are of
     text: str | None = None
 
     def on_heard(self, callback: Callable[[Evaluation], object]) -> None:

@@ -110,3 +110,4 @@ class Outcome:
     received_nbytes: int
     checkpoint: Path
     successor: Succeed | None = None  # the run that goes on where this one ends
+    evaluated_at: Round | None = None  # the round that loss and nats_per_byte are of

@@ -6,11 +6,12 @@
     RunConfig ──run_file_of──► RunFile, which makes the same run anew
 
 The config to train by is the genesis with other settings. Its own digest names nothing: the run keeps the name of its
-genesis. Paths are not among what peers share: where the run read text, they are for whoever repeats it to name.
+genesis. Paths are not among what peers share: who made the run keeps its run file, for others they are to be named.
 """
 
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import PureWindowsPath
 from typing import Any
 
 import msgspec
@@ -110,7 +111,7 @@ MODEL, TOKENIZER = "model", "tokenizer.json"  # beside the run file, where it ca
 
 
 def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
-    """Return the run file; its corpus is the default one.
+    """Return the run file, which says that it makes this run; its corpus is the default one.
 
     Args:
         num_peers: to expect, as far as there is room for so many.
@@ -126,3 +127,29 @@ def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
         "tokenizer": BytesConfig() if is_bytes else JsonConfig(path=TOKENIZER),
     }
     return RunFile(**alike(RunFile, run) | written_otherwise)
+
+
+def without_places(file: RunFile) -> tuple[RunFile, tuple[str, ...]]:
+    """Return a run file whose paths tell nothing of a machine, and those paths that were others.
+
+    A path that leads out of the file's folder is named by its last part alone, to be put beside the file.
+    """
+    tree: dict[str, Any] = msgspec.to_builtins(file)
+    moved: list[str] = []
+
+    def named(path: str) -> str:
+        parts = PureWindowsPath(path).parts  # which takes both slashes for what they are
+        is_inside = parts and not path.startswith(("/", "\\", "~")) and ".." not in parts and ":" not in parts[0]
+        if is_inside:
+            return path
+        name = parts[-1] if len(parts) > 1 and parts[-1] != ".." else "here"
+        moved.append(name)
+        return name
+
+    for section in (tree["data"]["source"], tree["model"], tree["tokenizer"]):
+        for field in ("path", "heldout_path"):
+            if section.get(field):
+                section[field] = named(section[field])
+        if "paths" in section:
+            section["paths"] = [named(path) for path in section["paths"]]
+    return msgspec.convert(tree, RunFile), tuple(moved)

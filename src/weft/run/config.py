@@ -47,6 +47,9 @@ _Stewards = Annotated[
     msgspec.Meta(max_length=MAX_STEWARDS, description="public keys whose holders may remove, ban and amend"),
 ]
 _Predecessor = Annotated[HexRun, msgspec.Meta(description="the run that this one goes on with, 64 hex digits")]
+_Made = Annotated[
+    HexRun, msgspec.Meta(description="the run that this file makes; nothing begins where it would make another")
+]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
 _Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Prompt = Annotated[str, msgspec.Meta(max_length=1000)]
@@ -123,6 +126,7 @@ class RunFile(Config, frozen=True, kw_only=True):
     electors: Electors = MAX_MEMBERS
     stewards: _Stewards = ()
     predecessor: _Predecessor | None = None
+    run: _Made | None = None
 
     def __post_init__(self) -> None:
         if self.peers > (room := self.electors * MAX_GROUP):

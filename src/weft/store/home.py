@@ -16,6 +16,7 @@
               secret, ticket    what the run's tickets hold, and a fresh one; for their owner's eyes only
               addresses         where other peers were last reached
               name              what --name called this peer last
+              run.toml          the run file, as its maker wrote it
               anchored/         what an anchor keeps in the place of a checkpoint
               moved             bytes moved today, where that is capped
               wish, answer      what a person on this machine asks a running peer, and what it says
@@ -157,6 +158,7 @@ class PeerFolder:
     ticket = _Inside("ticket")
     addresses = _Inside("addresses")
     name = _Inside("name")
+    run_file = _Inside("run.toml")
     anchored = _Inside("anchored")
     moved = _Inside("moved")
     wish = _Inside("wish")

@@ -1,12 +1,13 @@
-"""What a peer keeps of its run between starts beside state and log: a secret, a ticket, addresses, a name.
+"""What a peer keeps of its run between starts beside state and log: a secret, a ticket, addresses, a name, its file.
 
     secret       what this run's tickets hold
     ticket       a fresh one, which `weft ticket` prints
     addresses    where others were last reached: a convenience, since tickets hold addresses too
     name         what --name called this peer last
+    run.toml     the run file, of who made the run: what peers share names no text, and this does
 
-Secret and ticket are for their owner's eyes only. Each file is replaced whole or stays as it was, so a full disk takes
-nothing away.
+Secret, ticket and run file are for their owner's eyes only. Each file is replaced whole or stays as it was, so a full
+disk takes nothing away.
 """
 
 from collections.abc import Mapping
@@ -103,3 +104,9 @@ def keep_name(folder: PeerFolder, name: str) -> None:
     if name != read_name(folder):
         with suppress(DiskFull, DataError):
             write_atomically(folder.name, [name.encode()])
+
+
+def keep_run_file(folder: PeerFolder, text: str) -> None:
+    """Keep the run file that made the run, in place of the one before, which stays where this cannot be written."""
+    with suppress(DiskFull, DataError):
+        write_atomically(folder.run_file, [text.encode()], mode=PRIVATE)

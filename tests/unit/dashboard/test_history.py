@@ -148,7 +148,7 @@ def test_held_out_losses_and_samples_come_once() -> None:
     evaluated = Evaluated(round=Round(1), loss=2.0, nats_per_byte=1.5, num_tokens=9, committed_tokens=Tokens(100))
     sample = Sampled(round=Round(1), prompt="a", text="b\n\x1b[2J")
     found = history(said(A, evaluated), said(B, evaluated), said(A, sample)).whole()
-    assert found["heldout"] == [[1.0, 100, 2.0, 1.5]]
+    assert found["heldout"] == [[1.0, 100, 2.0, 1.5, 1]]
     assert found["samples"][0][2:] == ["a", "b\n?[2J"]
 
 
@@ -215,7 +215,7 @@ def test_pieces_add_up_to_the_whole() -> None:
             pieces[name] += piece.get(name, [])
     whole = found.whole()
     assert {name: whole[name] for name in LISTS} == pieces
-    assert found.since(cursor) == {"cursor": cursor, "run": whole["run"]}
+    assert found.since(cursor) == {"cursor": cursor, "run": whole["run"], "moved": whole["moved"]}
 
 
 def test_a_history_is_no_longer_than_a_page_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,3 +297,16 @@ def test_routine_is_told_in_words(event: Event, words: str) -> None:
     history = History()
     history.take(said(A, event))
     assert history.whole()["events"][0][4] == words
+
+
+def test_what_others_do_is_told_as_past_once_nobody_is_heard_any_more() -> None:
+    progress = MemberProgress(
+        member=B, name="bert", round=Round(1), state="training", loss=2.0, tokens_per_s=70.0, link="tls"
+    )
+    history = History()
+    for entry in (said(A, started("anna")), said(A, progress), said(A, PeerStopped(reason="asked to"), 2.0)):
+        history.take(entry)
+    told = {row[1]: row[2] for row in history.whole()["states"]}
+    assert [told[number] for number in sorted(told)] == ["stopped", "was training"]
+    assert [peer.is_here for peer in history.now.peers] == [False, False]
+    assert history.now.peers[1].trained_at_tokens_per_s == 70.0

@@ -67,6 +67,15 @@ def test_figures_stand_at_the_tokens_that_rounds_have_counted() -> None:
     assert board.is_closed
 
 
+def test_a_held_out_loss_stands_at_the_tokens_of_its_round_though_another_is_over() -> None:
+    board = Kept()
+    sink = ScalarSink(board)
+    late = Evaluated(round=Round(2), loss=2.5, nats_per_byte=1.5, num_tokens=9, committed_tokens=Tokens(200))
+    for entry in (said(A, commit(2, 200, A, B), 5.0), said(A, commit(3, 300, A, B), 8.0), said(A, late, 9.0)):
+        sink.write(entry)
+    assert [tokens for tokens, _ in board.told] == [200, 300, 200]
+
+
 def test_tensorboards_reader_reads_what_was_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

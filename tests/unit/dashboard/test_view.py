@@ -1,6 +1,7 @@
 """The view as a fold, and how it is drawn."""
 
 import io
+import math
 from dataclasses import replace
 from functools import reduce
 
@@ -286,10 +287,50 @@ def test_time_left_is_unknown_before_the_second_commit() -> None:
 
 
 def test_an_evaluation_that_all_report_counts_once() -> None:
-    assert fold(evaluated(100, 2.0), evaluated(100, 2.0, B), evaluated(200, 1.5)).evaluations == (
-        (100, 2.0),
-        (200, 1.5),
-    )
+    lines = lines_of(evaluated(100, 2.0), evaluated(100, 2.0, B), evaluated(200, 1.5), evaluated(100, 2.0, C))
+    assert [line.split(":")[0] for line in lines] == ["held-out loss after round 1"] * 2
+
+
+def test_a_held_out_loss_is_that_of_its_round_whenever_it_is_told() -> None:
+    view = fold(evaluated(200, 1.5), evaluated(100, 2.0))
+    assert view.evaluated is not None
+    assert view.evaluated.committed_tokens == 200
+    assert "held-out 1.500 nats per byte (round 1)" in progress(fold(commit(2, 200), view=view))
+    assert "(round" not in progress(fold(commit(1, 100), view=view))
+
+
+def test_a_held_out_loss_of_text_whose_bytes_nobody_counted_is_per_token() -> None:
+    view = fold(commit(1, 100), evaluated(100, math.nan))
+    view = replace(view, evaluated=msgspec.structs.replace(view.evaluated, loss=2.5))
+    assert "held-out 2.500 nats per token" in progress(view)
+    assert figures.heldout(2.5, math.nan) == "2.5000 nats per token (perplexity 12.2)"
+
+
+@pytest.mark.parametrize(
+    ("committed", "words"), [(4, "4 of 1k tokens (0 %)"), (999, "999 of 1k tokens (99 %)"), (1000, "1k tokens (100 %)")]
+)
+def test_how_much_is_done_is_rounded_down(committed: int, words: str) -> None:
+    assert words in progress(fold(commit(1, committed)))
+
+
+def test_a_last_round_that_counts_more_than_was_wanted_is_not_above_100_percent() -> None:
+    assert "1.02k tokens (100 %)" in progress(fold(commit(9, 1024)))
+    work = Working(what="tokenizing", unit="B", done=130, total=100, rate=1.0, left_s=0.0, is_over=False)
+    assert figures.work(work).startswith("tokenizing: 100 % of 100 B")
+    assert figures.work_in_short(work) == "tokenizing 100 %"
+
+
+@pytest.mark.parametrize(
+    ("more", "text"), [(26.66, "26.7x"), (12.0, "12x"), (0.0123, "0.0123x"), (1234.5, "1,230x"), (2e7, "20,000,000x")]
+)
+def test_a_ratio_has_three_digits_that_count(more: float, text: str) -> None:
+    assert figures.ratio(more, 1) == text
+
+
+def test_losses_have_their_units_and_perplexity() -> None:
+    assert figures.heldout(2.0, 1.0) == "2.0000 nats per token (perplexity 7.39), 1.0000 nats per byte (1.4427 bits)"
+    assert figures.nats(1e9) == "1000000000.0000 nats per token"
+    assert figures.nats(math.nan) == "nan nats per token"
 
 
 def test_sample_and_checkpoint_are_kept() -> None:
@@ -463,18 +504,7 @@ def test_the_whole_view_is_drawn() -> None:
     console = Console(file=io.StringIO(), width=100)
     console.print(draw(fold(*entries, evaluated(400, 1.9), entry(Notice(text="a thing"))), 100))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for words in (
-        "anna",
-        "bert",
-        "tls",
-        "round 4",
-        "40 %",
-        "loss 1.000",
-        "1.900 nats per byte",
-        "ring DDP",
-        "█",
-        "a thing",
-    ):
+    for words in ("anna", "bert", "tls", "round 4", "40 %", "loss 1.000", "1.900 nats", "ring DDP", "█", "a thing"):
         assert words in text
 
 
@@ -577,6 +607,25 @@ def test_peers_of_a_complete_run_have_finished() -> None:
     assert "down" not in text
     assert "0 peers" not in text
     assert "left" not in progress(view)
+
+
+def test_who_has_the_last_round_has_finished_though_nothing_more_is_heard_of_it() -> None:
+    view = fold(started(), started(B, "bert"), step(2.0), step(2.0, B), commit(9, 1000), commit(9, 1000, B))
+    assert {peer: line.state for peer, line in view.lines.items()} == {A: "finished", B: "finished"}
+    assert "0 peers" not in progress(view)
+    assert fold(step(2.0), view=view).lines[A].state == "finished"  # it was under way
+    others = fold(started(), progressed(B), commit(9, 1000), progressed(B, "finishing"))
+    assert others.lines[B].state == "finished"
+    assert others.lines[B].tokens_per_s == 0
+
+
+def test_what_others_did_last_is_no_news_once_nobody_is_heard() -> None:
+    view = fold(started(), progressed(B), entry(PeerStopped(reason="asked to")))
+    assert view.lines[B].state == "was training"
+    assert not view.is_here(B)
+    assert fold(started(), progressed(B), view=view).lines[B].state == "training"  # it began again
+    two = fold(started(), started(C, "cleo"), progressed(B), entry(PeerStopped(reason="asked to")))
+    assert two.lines[B].state == "training"  # cleo is there, and hears it
 
 
 def test_what_happened_is_wrapped_and_never_cut() -> None:

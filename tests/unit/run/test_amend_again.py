@@ -1,18 +1,27 @@
 """A run file from what peers share makes the same run, to its name."""
 
+from math import inf
 from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from unit.cli.small import RUN, TEXT
 from weft.config import dump, load
+from weft.data.corpus import BinSource, CorpusConfig, TextSource
+from weft.data.packing import JsonConfig
 from weft.model.weights import write_folder
-from weft.run.amend import MODEL, TOKENIZER, run_file_of
+from weft.pipeline.codec.activations import LplrConfig
+from weft.pipeline.config import PipelineConfig
+from weft.run.amend import MODEL, TOKENIZER, run_file_of, without_places
 from weft.run.config import FolderModel, RunConfig, RunFile, SizedModel
 from weft.run.genesis import initial, seal
+from weft.run.outline import OpenAdmission
+from weft.run.staged import StagedConfig
 from weft.store.home import Home
-from weft.sync.method.presets import DiLoCoConfig, NoLoCoConfig, SparseLoCoConfig, StreamingConfig
+from weft.sync.method.choices import Choices
+from weft.sync.method.presets import DiLoCoConfig, MethodConfig, NoLoCoConfig
 from weft.sync.records.messages import MAX_GROUP
 
 
@@ -27,17 +36,72 @@ def sealed(file: RunFile, base: Path, home: str) -> RunConfig:
     return seal(file, base, Home(base / home), lambda event: None).config
 
 
-@pytest.mark.parametrize("method", [DiLoCoConfig(), SparseLoCoConfig(), StreamingConfig()], ids=lambda each: type(each))
-@pytest.mark.parametrize("model", [None, SizedModel(size="nano")], ids=["shape", "size"])
-def test_the_file_of_a_run_makes_the_same_run(
-    tmp_path: Path, run_file: RunFile, method: DiLoCoConfig, model: SizedModel | None
-) -> None:
-    asked = msgspec.structs.replace(run_file, method=method, model=model or run_file.model)
-    once = sealed(asked, tmp_path, "one")
-    again = tmp_path / "again.toml"
+PRESETS = [kind for kind in get_args(MethodConfig) if kind is not Choices]
+STAGED = {"stages": 2, "pipeline": PipelineConfig(micro_batch=2, activations=LplrConfig())}
+
+
+def repeated(once: RunConfig, run_file: RunFile, base: Path) -> RunConfig:
+    """Return what the file of a run makes elsewhere, once somebody has named the text."""
+    again = base / "again.toml"
     again.write_text(dump(run_file_of(once, num_peers=2)))
-    found = msgspec.structs.replace(load(again, RunFile), data=run_file.data)  # whoever repeats it names the text
-    assert sealed(found, tmp_path, "two").run == once.run
+    return sealed(msgspec.structs.replace(load(again, RunFile), data=run_file.data), base, "two")
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda kind: kind.__struct_config__.tag)
+def test_the_file_of_a_run_makes_the_same_run(tmp_path: Path, run_file: RunFile, preset: type) -> None:
+    once = sealed(msgspec.structs.replace(run_file, method=preset(), peers=3), tmp_path, "one")
+    assert run_file_of(once, num_peers=2).run == once.run
+    assert repeated(once, run_file, tmp_path).run == once.run
+
+
+@pytest.mark.parametrize("others", [{}, STAGED], ids=["whole", "stages"])
+def test_so_it_does_for_a_model_by_name_and_settings_that_are_not_usual(
+    tmp_path: Path, run_file: RunFile, others: dict[str, Any]
+) -> None:
+    asked = msgspec.structs.replace(
+        run_file,
+        model=SizedModel(size="nano"),
+        train=msgspec.structs.replace(run_file.train, clip=inf, sample_prompt='a "quoted" \u2603'),
+        admission=OpenAdmission(),
+        orphan_after_s=7.5,
+        has_even_leases=True,
+        electors=5,
+        **others,
+    )
+    once = sealed(asked, tmp_path, "one")
+    assert isinstance(once, StagedConfig) == bool(others)
+    assert repeated(once, run_file, tmp_path).run == once.run
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("text", "text"),
+        ("texts/*.txt", "texts/*.txt"),
+        ("/home/anna/texts", "texts"),
+        ("/home/anna/texts/**/*.py", "*.py"),
+        ("../texts", "texts"),
+        ("..", "here"),
+        ("~/texts", "texts"),
+        ("/", "here"),
+        ("C:\\Users\\anna\\texts", "texts"),
+        ("\\\\server\\share\\texts", "texts"),
+    ],
+)
+def test_a_path_that_leads_elsewhere_tells_nothing_of_the_machine(run_file: RunFile, path: str, named: str) -> None:
+    asked = msgspec.structs.replace(run_file, data=CorpusConfig(source=TextSource(paths=("own", path))))
+    found, moved = without_places(asked)
+    assert found == msgspec.structs.replace(asked, data=CorpusConfig(source=TextSource(paths=("own", named))))
+    assert moved == (() if path == named else (named,))
+    asked = msgspec.structs.replace(
+        run_file,
+        model=FolderModel(path=path),
+        tokenizer=JsonConfig(path=path),
+        data=CorpusConfig(source=BinSource(path=path, heldout_path="own")),
+    )
+    found, _ = without_places(asked)
+    assert (found.model, found.tokenizer) == (FolderModel(path=named), JsonConfig(path=named))
+    assert found.data.source == BinSource(path=named, heldout_path="own")
 
 
 def test_a_model_of_a_folder_is_that_of_an_export(tmp_path: Path, run_file: RunFile) -> None:

@@ -259,7 +259,7 @@ def judge(report: Report, view: View, ngram: float) -> list[str]:
     if report.nats_per_byte is not None:
         verdict = "better" if report.nats_per_byte < ngram else "not better yet: train longer"
         lines += [
-            f"held-out     {report.nats_per_byte:.4f} nats per byte",
+            f"held-out     {figures.nats_per_byte(report.nats_per_byte)}",
             *measured(view),
             f"{INDENT}an order-{ORDER} n-gram model of the same text has {ngram:.4f}:",
             f"{INDENT}this model is {verdict}",
@@ -267,7 +267,7 @@ def judge(report: Report, view: View, ngram: float) -> list[str]:
     sent, received = figures.nbytes(view.sent_nbytes), figures.nbytes(view.received_nbytes)
     arrived = "as much received" if received == sent else f"{received} received"
     lines.append(f"bytes        {sent} sent by all peers together, {arrived}")
-    lines.append(f"{INDENT}{ring(view, view.sent_nbytes + view.received_nbytes)}")
+    lines.append(f"{INDENT}{ring(view)}")
     return lines
 
 

@@ -12,6 +12,7 @@ from weft.cli.home import home_of
 from weft.cli.options import own_documents, own_nbytes
 from weft.cli.terminal import WorkLine
 from weft.clock import SystemClock
+from weft.dashboard import figures
 from weft.errors import DataError, NotFinite
 from weft.progress import Meter
 
@@ -49,13 +50,10 @@ def eval(
         "evaluating", "windows", WorkLine(), SystemClock(), min(windows or text.num_windows, text.num_windows)
     ) as meter:
         loss, num_tokens = measure(trained.on(device), meter.over(text.batches(windows), lambda batch: len(batch[0])))
-    per_byte = loss * text.num_tokens / text.nbytes
+    per_byte = loss * text.num_tokens / text.nbytes if text.nbytes else None
     measured, there = num_tokens // text.seq_len, text.num_windows
     share = f"all {there}" if measured == there else f"{measured} of {there}"
-    typer.echo(
-        f"{loss:.4f} nats per token, {per_byte:.4f} nats per byte, over {num_tokens} tokens ({share} windows) "
-        f"of {text.name}"
-    )
+    typer.echo(f"{figures.heldout(loss, per_byte)}, over {num_tokens} tokens ({share} windows) of {text.name}")
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sent_nbytes: int
     received_nbytes: int
     checkpoint: str
+    evaluated_at: int | None = None  # the round that loss and nats_per_byte are of
     successor: str | None = None
 
 

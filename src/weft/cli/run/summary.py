@@ -3,6 +3,7 @@
 It knows the digest of this peer's replica alone: no message tells that of another, only the round it has reached.
 """
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,13 +36,15 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
         f"run {outcome.run.name}: {outcome.reason} after {outcome.committed_tokens:,} tokens, round {outcome.round}",
     ]
     if outcome.nats_per_byte is not None and outcome.loss is not None:
-        lines.append(f"held-out     {outcome.loss:.4f} nats per token, {outcome.nats_per_byte:.4f} nats per byte")
+        lines.append(f"held-out     {figures.nats(outcome.loss)}")
+        if math.isfinite(outcome.nats_per_byte):
+            lines.append(f"{INDENT}{figures.nats_per_byte(outcome.nats_per_byte)}")
         lines += measured(view)
     lines.append(
         f"bytes        {figures.nbytes(outcome.sent_nbytes)} sent, {figures.nbytes(outcome.received_nbytes)} received"
     )
     if view.ring_nbytes:
-        lines.append(f"{INDENT}{ring(view, outcome.sent_nbytes + outcome.received_nbytes)}")
+        lines.append(f"{INDENT}{ring(view)}")
     lines.append(f"replica      {outcome.replica}")
     section = section_of(outcome)
     if section:

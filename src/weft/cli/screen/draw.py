@@ -14,7 +14,7 @@ from rich.text import Text
 
 from weft.cli.terminal import wrapped
 from weft.dashboard import figures
-from weft.dashboard.figures import AWAY
+from weft.dashboard.figures import is_away
 from weft.dashboard.stages import Stages, ordinal, rate, slowest
 from weft.dashboard.view import Line, View
 
@@ -71,7 +71,7 @@ def progress(view: View, width: int | None = None) -> str:
     said.pop("peers", None)
     said.pop("stage", None)
     words = {name: long for name, (long, _) in said.items()}
-    for name in ("heldout", "tokens", "loss", "heldout", "left"):  # first shortened, then left out
+    for name in ("loss", "heldout", "tokens", "loss", "heldout", "left"):  # first shortened, then left out
         if len("  ".join(words.values())) <= width:
             break
         if name in words:
@@ -86,40 +86,43 @@ def _said(view: View) -> dict[str, tuple[str, str]]:
     said = {} if view.round is None else {"round": (f"round {view.round}",) * 2}
     if view.held:
         said["stage"] = (view.held.split(",")[0], "")
-    num_peers = sum(line.state not in AWAY for line in view.lines.values())
+    num_peers = sum(not is_away(line.state) for line in view.lines.values())
     if num_peers or not view.is_complete:
         said["peers"] = (f"{num_peers} peer{'s' if num_peers != 1 else ''}", "")
     if (empty := view.cut.empty()) and not view.is_complete:
         said["empty"] = (f"nobody computes {ordinal(empty, 0)}", f"{len(empty)} without peers")
     if view.run.total_tokens is not None:
-        share = f"{min(100, 100 * view.committed_tokens / view.run.total_tokens):.0f} %"
-        total = figures.amount(view.run.total_tokens)
-        said["tokens"] = (f"{figures.amount(view.committed_tokens)} of {total} tokens ({share})", share)
+        total, done = view.run.total_tokens, view.committed_tokens
+        said["tokens"] = (figures.tokens(done, total), figures.percent(done, total))
     if view.losses.points:
-        said["loss"] = (f"loss {view.losses.points[-1][1]:.3f}", "")
-    if view.evaluations:
-        heldout = f"held-out {view.evaluations[-1][1]:.3f}"
-        said["heldout"] = (f"{heldout} nats per byte", heldout)
+        loss = f"loss {view.losses.points[-1][1]:.3f}"
+        said["loss"] = (f"{loss} nats per token", f"{loss} nats/token")
+    if (told := view.evaluated) is not None:
+        is_known = math.isfinite(told.nats_per_byte)
+        heldout = f"held-out {told.nats_per_byte if is_known else told.loss:.3f}"
+        at = "" if told.round == view.round else f" (round {told.round})"
+        said["heldout"] = (
+            f"{heldout} nats per {'byte' if is_known else 'token'}{at}",
+            f"{heldout} nats/{'byte' if is_known else 'token'}{at}",
+        )
     if view.time_left_s is not None and not view.is_complete:
         said["left"] = (f"{figures.duration(view.time_left_s)} left", "")
     return said
 
 
 def traffic(view: View) -> str:
-    """Return bytes sent and received, and below them what bf16 ring DDP would have moved."""
-    num_heard = sum(line.is_heard for line in view.peers.values())
-    who = f"{num_heard} peers together " if num_heard > 1 else ""
-    used = view.sent_nbytes + view.received_nbytes
-    moved = f"{who}sent {figures.nbytes(view.sent_nbytes)}, received {figures.nbytes(view.received_nbytes)}"
-    return f"{moved}\n{ring(view, used)}" if view.ring_nbytes else moved
+    """Return bytes sent and received, and by whom, and below them what bf16 ring DDP would have moved."""
+    moved = f"sent {figures.nbytes(view.sent_nbytes)}, received {figures.nbytes(view.received_nbytes)}"
+    heard = [view.name(peer) for peer, line in view.peers.items() if line.is_heard and line.name]
+    who = f"{view.num_heard} peers together" if view.num_heard > 1 else "".join(heard)
+    said = f"{who} {moved}".strip()
+    return f"{said}\n{ring(view)}" if view.ring_nbytes else said
 
 
-def ring(view: View, used: int) -> str:
-    """Return what the same tokens would have cost with gradients exchanged at each step, against `used` bytes."""
-    return (
-        f"bf16 gradients at every step (ring DDP): {figures.nbytes(view.ring_nbytes)}, "
-        f"{figures.ratio(view.ring_nbytes, used)} as much"
-    )
+def ring(view: View) -> str:
+    """Return what the same rounds would have cost the same peers with gradients exchanged at each step."""
+    times = figures.ratio(view.ring_nbytes, view.sent_nbytes + view.received_nbytes)
+    return f"bf16 gradients at every step (ring DDP): {figures.nbytes(view.ring_nbytes)}, {times} as much"
 
 
 def curve(values: Sequence[float], width: int, height: int) -> list[str]:
@@ -208,17 +211,18 @@ def _stages(stages: Stages) -> Table | Text:
 
 
 # And the columns that a terminal must have.
-_COLUMNS = (("stage", 0), ("tokens/s", 60), ("round", 0), ("loss", 45), ("link", 60), ("state", 0))
+_COLUMNS = (("stage", 0), ("tokens/s", 60), ("round", 0), ("nats/token", 50), ("link", 66), ("state", 0))
 
 
 def _cells(line: Line, *, is_waiting: bool) -> dict[str, RenderableType]:
     state = "waiting" if is_waiting and line.state in {"starting", "data ready"} else line.state
-    shown = line.work if line.work and line.state not in AWAY else state
-    link = "" if line.state in AWAY else line.link or ("here" if line.is_heard else "")
+    is_here = not is_away(line.state) or line.state == "finished"  # it may still measure what all has come to
+    shown = line.work if line.work and is_here else state
+    link = "" if is_away(line.state) else line.link or ("here" if line.is_heard else "")
     return {
         "tokens/s": figures.amount(line.tokens_per_s) if line.tokens_per_s else "-",
         "round": "-" if line.round is None else str(line.round),
-        "loss": "-" if line.loss is None else f"{line.loss:.3f}",
+        "nats/token": "-" if line.loss is None else f"{line.loss:.3f}",
         "link": link or "-",
         "state": Text(shown, style="green" if state in _GOOD or not state else "yellow"),
     }

@@ -13,6 +13,7 @@ from rich.live import Live
 
 from weft.cli.screen.draw import draw, progress
 from weft.cli.terminal import WorkLine
+from weft.dashboard import figures
 from weft.dashboard.view import About, View, news_of, update
 from weft.events import Entry, Evaluated, Event, RoundCommitted
 
@@ -121,7 +122,7 @@ def plain_line(before: View, after: View, entry: Entry) -> str | None:
     match entry.event:
         case RoundCommitted() if after.committed_tokens > before.committed_tokens:
             return progress(after)
-        case Evaluated(loss=loss, nats_per_byte=nats_per_byte) if after.evaluations != before.evaluations:
-            return f"held-out loss {loss:.4f} nats per token, {nats_per_byte:.4f} nats per byte"
+        case Evaluated(round=round, loss=loss, nats_per_byte=per_byte) if after.evaluated is not before.evaluated:
+            return f"held-out loss after round {round}: {figures.heldout(loss, per_byte)}"
     news = news_of(before, entry)
     return None if news is None else news.text

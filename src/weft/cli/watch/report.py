@@ -1,17 +1,24 @@
 """`weft report` and `weft compare`: what a run came to, or several, in one file that can be sent around."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.watch.sources import logs_of
+from weft.cli.process import run_loop
+from weft.cli.watch.sources import find, logs_of, observe
 from weft.clock import SystemClock
+from weft.dashboard.logs import find_logs, require_one_run
 from weft.errors import ConfigError
+from weft.events import Entry
 
 if TYPE_CHECKING:
     from weft.dashboard.report import Section
+    from weft.dashboard.view import About
+    from weft.net.ticket import Ticket
 
 Out = Annotated[
     Path | None,
@@ -23,14 +30,45 @@ _RUN = 'Run of this home ("last", its name, its digits), log file, or folder of 
 
 
 def report(
-    context: typer.Context, run: Annotated[str, typer.Argument(help=f"{_RUN}.", show_default=False)], out: Out = None
+    context: typer.Context,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help=f"{_RUN}; of one home or several; or a ticket, for what members tell while it goes on. Default: the "
+            "run of a member here, with both.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Out = None,
+    transports: settings.Transports = None,
 ) -> None:
     """Write what a run came to: curves, peers and what each gave, bytes, faults, configuration."""
+    home = home_of(context)
+    sources = [find(each, context) for each in (runs or (None,))]
     from weft.dashboard.report import told_of
     from weft.dashboard.run import Run
 
-    told = Run.load(logs_of(run, home_of(context)), is_public=True)
-    _write(out or Path("report.html"), f"Run {told.title}", told_of(told))
+    tickets = [source for source in sources if not isinstance(source, tuple)]
+    logs = [log.absolute() for source in sources if isinstance(source, tuple) for log in source]
+    for ticket in tickets:
+        with suppress(ConfigError):  # whoever took part here has logged it
+            logs += find_logs((home / "runs" / ticket.run).absolute())
+    told: list[Entry] = []
+    known = None
+    for ticket in {ticket.run: ticket for ticket in tickets}.values():
+        require_one_run(logs, {ticket.run})
+        known = run_loop(_ask(ticket, transports, told))
+    title = Path(runs[0]).absolute().name[:16] if runs and not tickets else ""
+    found = Run.of(tuple(dict.fromkeys(logs)), told, known, is_public=True, title=title)
+    _write(out or Path("report.html"), f"Run {found.title}", told_of(found))
+
+
+async def _ask(ticket: "Ticket", transports: str | None, told: list[Entry]) -> "About":
+    """Take what members keep of what happened; return what is known of the run."""
+    async with observe(ticket, transports, told.append) as (observer, known):
+        await observer.once()
+        return known
 
 
 def compare(

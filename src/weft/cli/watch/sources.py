@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from weft.net.node import Node
     from weft.net.ticket import Ticket
     from weft.observe.observer import Observer
-    from weft.run.staged import StagedConfig
+    from weft.run.config import Genesis
 
 LOOK_S = 0.5  # how often logs are looked at that may grow
 TOGETHER = 1000  # entries that are taken in one go
@@ -133,34 +133,32 @@ async def observe(
     from weft.keys import Identity
     from weft.launch.visit import ask_charter, visit
     from weft.observe.observer import Observer
+    from weft.run.staged import StagedConfig
 
     chosen = machine_settings(None, {"transports": check_transports(transports)}, use="visit")
     async with visit(ticket, Identity.generate(), chosen) as node:
-        name, cut = await _known_of(node)
-        if cut is not None:  # nobody amends it, and its stages have charters of their own
-            stages = [cut.of_stage(stage).run for stage in range(cut.stages)]
-            yield Observer(node, ticket.run, SystemClock(), on_entry, stages), about_of(cut)
+        name, shared = await _known_of(node)
+        if isinstance(shared, StagedConfig):  # nobody amends it, and its stages have charters of their own
+            stages = [shared.of_stage(stage).run for stage in range(shared.stages)]
+            yield Observer(node, ticket.run, SystemClock(), on_entry, stages), about_of(shared)
             return
         settings = (await ask_charter(node, SystemClock())).charter.settings
-        yield Observer(node, ticket.run, SystemClock(), on_entry), about(name, ticket.run, settings)
+        known = about(name, ticket.run, settings) if shared is None else about_of(shared, settings)
+        yield Observer(node, ticket.run, SystemClock(), on_entry), known
 
 
-async def _known_of(node: "Node") -> "tuple[str, StagedConfig | None]":
-    """Return what its maker calls the run of a node, and what its peers share where it has stages.
+async def _known_of(node: "Node") -> "tuple[str, Genesis | None]":
+    """Return what its maker calls the run of a node, and what its peers share.
 
     The name is the first digits of the run's digest where nobody tells.
     """
     from weft.net.multi_source import small_from
     from weft.run.genesis import read_run
     from weft.run.outline import read_outline
-    from weft.run.staged import StagedConfig
 
     name = short(node.run)
     with suppress(WeftError):
         data = await small_from(node, sorted(node.peers), Digest(node.run), MAX_RECORD_NBYTES)
-        outline = read_outline(data, node.run)
-        name = outline.name
-        if outline.initials:
-            run = read_run(data, sys.maxsize)  # whoever looks holds none of it
-            return name, run if isinstance(run, StagedConfig) else None
+        name = read_outline(data, node.run).name
+        return name, read_run(data, sys.maxsize)  # whoever looks holds none of it
     return name, None

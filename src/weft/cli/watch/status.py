@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -13,12 +14,18 @@ from weft.cli.process import run_loop
 from weft.cli.screen.draw import draw
 from weft.cli.screen.screen import Screen, make_screen
 from weft.cli.watch.sources import Given, find, follow_logs, observe
+from weft.clock import SystemClock
+from weft.dashboard import figures
+from weft.dashboard.history import finite
 from weft.dashboard.logs import logged
+from weft.dashboard.run import about_logged
 from weft.dashboard.view import View
 from weft.events import Entry
 
 if TYPE_CHECKING:
     from weft.net.ticket import Ticket
+
+STILL_S = 60.0  # without a line in a log: a step or a round may take so long
 
 
 def status(
@@ -45,6 +52,8 @@ def status(
             screen.start(known)
             await (observer.watch() if follow else observer.once())
 
+    if isinstance(source, tuple):
+        screen.start(about_logged(source))
     try:
         if not isinstance(source, tuple):
             run_loop(members(source))
@@ -59,6 +68,8 @@ def status(
         screen.close()
     if not follow:
         _show(screen.view, as_json)
+        if isinstance(source, tuple) and not as_json:
+            typer.echo(_age(screen.view, SystemClock().wall()), nl=False)
 
 
 def _print_line(entry: Entry) -> None:
@@ -76,19 +87,34 @@ def _show(view: View, as_json: bool) -> None:
     console.print(draw(view, console.size.width))
 
 
+def _age(view: View, now: float) -> str:
+    """Return a line that says how old the newest word is, where those that are heard have not said how they ended."""
+    is_over = not any(view.is_here(peer) for peer, line in view.peers.items() if line.is_heard)
+    if is_over or now - view.now < STILL_S:
+        return ""
+    at = datetime.fromtimestamp(view.now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return (
+        f"nothing was logged since {at}, {figures.duration(now - view.now)} ago: its peer was killed, or stands still\n"
+    )
+
+
 def as_tree(view: View) -> dict[str, Any]:
     """Return a view for programs: numbers are as in the events, times in seconds since 1970."""
-    stages = view.cut
+    stages, told = view.cut, view.evaluated
     tree: dict[str, Any] = {
         "run": view.run.name,
         "round": view.round,
         "committed_tokens": view.committed_tokens,
         "total_tokens": view.run.total_tokens,
         "time_left_s": view.time_left_s,
-        "loss": view.losses.points[-1][1] if view.losses.points else None,
-        "nats_per_byte": view.evaluations[-1][1] if view.evaluations else None,
+        "loss": finite(view.losses.points[-1][1]) if view.losses.points else None,
+        "heldout": None
+        if told is None
+        else {"round": told.round, "loss": finite(told.loss), "tokens": told.num_tokens},
+        "nats_per_byte": None if told is None else finite(told.nats_per_byte),
         "sent_nbytes": view.sent_nbytes,
         "received_nbytes": view.received_nbytes,
+        "ring_nbytes": view.ring_nbytes,
         "at": view.now,
         "peers": [
             {
@@ -97,7 +123,7 @@ def as_tree(view: View) -> dict[str, Any]:
                 "state": line.state,
                 "work": line.work or None,
                 "round": line.round,
-                "loss": line.loss,
+                "loss": finite(line.loss),
                 "tokens_per_s": line.tokens_per_s,
                 "link": line.link,
                 "speaks_for_itself": line.is_heard,

@@ -100,11 +100,9 @@ def _address(listener: "socket.socket", token: str | None) -> str:
 
 async def _follow(logs: "tuple[Path, ...]", feed: "Feed") -> None:
     """Show logs: those of peers that have all stopped as finished, others as they grow."""
-    from weft.dashboard.run import about_of, shared_by
+    from weft.dashboard.run import about_logged
 
-    shared = shared_by(logs[0])
-    if shared is not None:
-        feed.history.know(about_of(shared))
+    feed.history.know(about_logged(logs))
     is_stopped: dict[PeerId, bool] = {}
 
     def take(entry: Entry) -> None:

@@ -4,8 +4,9 @@ import { Chart } from "./chart.js";
 import { find, tell } from "./dom.js";
 import { count, last } from "./history.js";
 import { median } from "./moment.js";
-import { duration, nbytes, percent, plural, short, since, tick } from "./words.js";
+import { bounded, duration, nats, natsPerByte, nbytes, percent, plural, short, since, three, tick, whole } from "./words.js";
 
+const MOST_NAMED = 4;
 const NUM_RECENT = 10; // rounds that the figure for utilisation is taken over
 
 export class Curves {
@@ -57,18 +58,17 @@ export class Curves {
   }
 
   _lossWords() {
-    const { train, heldout } = this.history.rows;
+    const { train } = this.history.rows;
     const now = this.moment.last("train");
     if (!now) return "No loss is known yet.";
-    const held = this.moment.last("heldout");
+    const held = this.moment.heldout;
     const first = train[0][2];
-    const what = `Training loss is ${now[2].toFixed(3)} nats per token after ${short(now[1])} tokens, ${
+    const what = `Training loss is ${nats(now[2])} after ${short(now[1])} tokens, ${
       now[2] <= first ? "down" : "up"
     } from ${first.toFixed(3)}.`;
-    if (!held || !heldout.length) return `${what} Nothing was held out yet.`;
-    const perByte =
-      held[3] === null || held[3] === undefined ? "" : ` (${(held[3] / Math.LN2).toFixed(3)} bits per byte)`;
-    return `${what} Held-out loss is ${held[2].toFixed(3)}${perByte}.`;
+    if (!held) return `${what} Nothing was held out yet.`;
+    const perByte = typeof held[3] === "number" ? `, ${natsPerByte(held[3])}` : "";
+    return `${what} Held-out loss after round ${whole(held[4])} is ${nats(held[2])}${perByte}.`;
   }
 
   _drawTraffic() {
@@ -84,8 +84,17 @@ export class Curves {
       y: { format: (y) => tick(y, "B"), formatValue: nbytes, isLog: true },
       x_now: this._now(),
     });
-    tell(find("traffic-figure"), trafficFigure(this.moment.last("bytes")));
-    tell(find("traffic-words"), trafficWords(this.moment.last("bytes")));
+    const { moved } = this.moment;
+    tell(find("traffic-figure"), trafficFigure(moved));
+    tell(find("traffic-words"), trafficWords(moved, this._whose()));
+  }
+
+  /** Return whose bytes are known, in words. */
+  _whose() {
+    const { heard } = this.moment;
+    if (!heard.length || heard.length > MOST_NAMED) return plural(heard.length, "peer");
+    const names = heard.map((peer) => bounded(this.history.name(peer), 40));
+    return [names.slice(0, -1).join(", "), names.at(-1)].filter(Boolean).join(" and ");
   }
 
   _drawUsage() {
@@ -119,32 +128,27 @@ function tidy(y) {
   return String(Number(y.toPrecision(3)));
 }
 
-/** Return how many times fewer bytes went than ring DDP needs. */
-function times(row) {
-  return row && row[2] > 0 && row[3] > 0 ? row[3] / row[2] : null;
+/** Return how many times what was moved ring DDP would have moved. */
+function times(moved) {
+  return moved && moved[0] > 0 && moved[1] > 0 ? moved[1] / moved[0] : null;
 }
 
-function trafficFigure(row) {
-  const ratio = times(row);
-  if (ratio === null) return "";
-  return ratio >= 1 ? `${tidyTimes(ratio)}×` : `1/${tidyTimes(1 / ratio)}`;
+function trafficFigure(moved) {
+  const ratio = times(moved);
+  return ratio === null ? "" : `${three(ratio)}×`;
 }
 
-function trafficWords(row) {
-  const ratio = times(row);
-  if (ratio === null) return row ? `${nbytes(row[2])} sent and received so far.` : "No bytes are counted yet.";
-  const what = `${nbytes(row[2])} sent and received, where ring DDP would have moved ${nbytes(row[3])}.`;
-  return ratio >= 1 ? `fewer bytes than ring DDP: ${what}` : `of the thrift of ring DDP: ${what}`;
-}
-
-function tidyTimes(ratio) {
-  return ratio < 9.95 ? ratio.toFixed(1) : ratio.toFixed(0);
+function trafficWords(moved, whose) {
+  if (!moved) return "No bytes are counted yet.";
+  const what = `${whose} sent and received ${nbytes(moved[0])}`;
+  if (times(moved) === null) return `${what} so far.`;
+  return `as much for ring DDP: ${what}, and would have moved ${nbytes(moved[1])} so for the same rounds.`;
 }
 
 /** Return the time left in words, for the header. */
 export function leftWords(moment) {
   const left_s = moment.left_s;
   if (left_s === 0) return "done";
-  if (!moment.history.isLive && moment.at >= moment.history.end) return "ended";
+  if (moment.history.isOver && moment.at >= moment.history.end) return "ended";
   return left_s === null ? "–" : duration(left_s);
 }

@@ -48,6 +48,13 @@ export function last(rows, at) {
   return rows[count(rows, at) - 1];
 }
 
+const AWAY = new Set(["gone", "left", "stopped", "finished", "silent", ""]);
+
+/** Whether who is in a state is not here: "was training" is what others told last before they stopped themselves. */
+export function isAway(state) {
+  return AWAY.has(state) || state.startsWith("was ");
+}
+
 /** Put rows in order again from a place on; return whether any had to move. */
 function settle(rows, from) {
   for (let i = Math.max(from, 1); i < rows.length; i++) {
@@ -71,6 +78,9 @@ export class History {
     this.run = {};
     this.isLive = false;
     this.isPublic = false;
+    this.moved = [0, 0, 0]; // bytes by now, those of ring DDP, and how many peers' they are
+    this._silent_s = 0; // when the last piece came
+    this._cameAt_ms = performance.now();
     this.cursor = 0;
     this.start = Infinity;
     this.end = -Infinity;
@@ -91,6 +101,8 @@ export class History {
     this.run = piece.run ?? this.run;
     this.isLive = piece.is_live ?? this.isLive;
     this.isPublic = piece.is_public ?? this.isPublic;
+    this.moved = piece.moved ?? this.moved;
+    if (piece.silent_s !== undefined) [this._silent_s, this._cameAt_ms] = [piece.silent_s, performance.now()];
     this.cursor = piece.cursor ?? this.cursor;
     for (const row of piece.peers ?? []) this._call(row);
     for (const name of LISTS) if (piece[name]?.length) this._extend(name, piece[name]);
@@ -103,6 +115,21 @@ export class History {
 
   get hasRows() {
     return this.end >= this.start;
+  }
+
+  /** Seconds since anything was told, by the clock of the machine that the page comes from. */
+  get silent_s() {
+    return this._silent_s + (performance.now() - this._cameAt_ms) / 1000;
+  }
+
+  get isComplete() {
+    return Boolean(this.run.total_tokens) && (this.rows.rounds.at(-1)?.[5] ?? 0) >= this.run.total_tokens;
+  }
+
+  /** Whether all is trained, or nobody trains any more, as far as is known. */
+  get isOver() {
+    if (!this.isLive || this.isComplete) return true;
+    return this.peers.length > 0 && this.peers.every((_, peer) => isAway(this.statesOf[peer].at(-1)?.[2] ?? ""));
   }
 
   name(peer) {

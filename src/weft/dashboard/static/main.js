@@ -18,9 +18,11 @@ import { follow } from "./source.js";
 import { Stages } from "./stages.js";
 import { Stories } from "./stories.js";
 import { onTheme, startTheme } from "./theme.js";
-import { bounded, percent, short, whole } from "./words.js";
+import { bounded, done, duration, short, whole } from "./words.js";
 
 const PAUSE_MS = 120; // between drawings of all panels, at least
+const SILENT_S = 60; // a step or a round may take so long
+const LOOK_MS = 10_000; // between two looks whether anything was told
 const MOST_BUSY = 4; // and so many times as long as a drawing takes, so that scrolling stays smooth
 
 function start() {
@@ -75,6 +77,7 @@ function start() {
     if (page.due || replay.isPlaying || graph.isLively(now)) wake(); // else the page sleeps, and costs nothing
   };
   onTheme(changed);
+  setInterval(() => history.isOver || changed(), LOOK_MS);
   new ResizeObserver(changed).observe(document.body);
   wake();
   follow(
@@ -103,9 +106,10 @@ function drawHeader(history, moment, source, isPlaying) {
   const share = run.total_tokens ? moment.tokens / run.total_tokens : null;
   tell(find("round"), whole(moment.last("rounds")?.[1] ?? 0));
   tell(find("proven"), provenWords(moment));
-  tell(find("done"), share === null ? short(moment.tokens) : percent(share));
-  tell(find("tokens"), run.total_tokens ? `${short(moment.tokens)} of ${short(run.total_tokens)} tokens` : "tokens");
-  find("bar").value = share ?? 0;
+  tell(find("done"), share === null ? short(moment.tokens) : done(share));
+  const of = share !== null && share < 1 ? ` of ${short(run.total_tokens)}` : ""; // the last round may count some more
+  tell(find("tokens"), share === null ? "tokens" : `${short(moment.tokens)}${of} tokens`);
+  find("bar").value = Math.min(1, share ?? 0);
   find("bar").hidden = share === null;
   const here = peers.reduce((num, _, peer) => num + (moment.isHere(peer) ? 1 : 0), 0);
   tell(find("alive"), whole(here));
@@ -133,7 +137,11 @@ function standing(history, moment, source, isPlaying) {
   if (source === "lost") return ["warn", "Connection lost, trying again"];
   if (moment.at < history.end) return ["past", isPlaying ? "Replaying" : "In the past"];
   if (!history.hasRows) return ["wait", "Nothing has happened yet"];
-  return history.isLive ? ["live", "Live"] : ["past", "Finished log"];
+  if (!history.isLive) return ["past", "Finished log"];
+  if (history.isComplete) return ["past", "Finished"];
+  if (history.isOver) return ["past", "Nobody trains any more"];
+  const { silent_s } = history;
+  return silent_s > SILENT_S ? ["warn", `Nothing was told for ${duration(silent_s)}`] : ["live", "Live"];
 }
 
 start();

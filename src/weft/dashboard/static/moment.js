@@ -7,9 +7,8 @@
 //
 // A round's tokens are taken as brought in equal parts by those that counted: the history has no finer account.
 
-import { STAGE_OF_PROOF, STAGE_OF_ROUND, count, last } from "./history.js";
+import { STAGE_OF_PROOF, STAGE_OF_ROUND, count, isAway, last } from "./history.js";
 
-const AWAY = new Set(["gone", "left", "stopped", "finished", "silent", ""]);
 const MOST_BACK = 2_048; // rows among which one of a stage is looked for
 const NUM_RECENT = 20; // rounds that a pace is taken over
 
@@ -71,7 +70,7 @@ export class Moment {
 
   isHere(peer) {
     const row = this.state(peer);
-    return row !== undefined && !AWAY.has(row[2]);
+    return row !== undefined && !isAway(row[2]);
   }
 
   get tokens() {
@@ -145,6 +144,23 @@ export class Moment {
       points.push([each.at, each.median]);
     }
     return points.sort((a, b) => a[0] - b[0]);
+  }
+
+  /** The newest round that was evaluated, whenever that was told: [at, tokens, nats per token, per byte, round]. */
+  get heldout() {
+    const rows = this.history.rows.heldout.slice(0, this.count("heldout"));
+    return rows.reduce((newest, row) => (newest && newest[1] > row[1] ? newest : row), undefined);
+  }
+
+  /** Bytes that were moved, and that ring DDP would have moved for the same rounds; null where none are counted. */
+  get moved() {
+    if (this.at >= this.history.end && this.history.moved[0] > 0) return this.history.moved.slice(0, 2);
+    return this.last("bytes")?.slice(2) ?? null;
+  }
+
+  /** Whose bytes these are: of others nothing is known. */
+  get heard() {
+    return this.history.peers.map((_, peer) => peer).filter((peer) => this.turn(peer));
   }
 
   /** Tokens per second of the whole run, over the last rounds. */

@@ -38,7 +38,7 @@ export class Replay {
   }
 
   refresh() {
-    const { start, end, isLive } = this.history;
+    const { start, end, isOver } = this.history;
     if (!this.history.hasRows) return;
     const { time } = this.moment;
     const isNow = this.moment.at >= end;
@@ -47,7 +47,7 @@ export class Replay {
     tell(find("time-now"), since(time - start));
     tell(find("time-end"), since(end - start));
     find("time-now").title = clock(time);
-    find("live").hidden = !isLive;
+    find("live").hidden = isOver;
     find("live").setAttribute("aria-pressed", String(isNow));
     this._drawMarks();
   }

@@ -26,5 +26,6 @@ const KINDS = new Map([
 
 /** Return what a state means for who looks: good, wait, warn; done and idle are not here. */
 export function kindOf(state) {
+  if (state?.startsWith("was ")) return "idle";
   return KINDS.get(state ?? "") ?? (WORK.test(state) ? "wait" : "warn");
 }

@@ -31,6 +31,29 @@ export function whole(number) {
   return Number.isFinite(number) ? Math.round(number).toLocaleString("en") : "–";
 }
 
+/** A number with three digits that count: 0.0123, 26.7, 1,230 */
+export function three(number) {
+  return Number.isFinite(number) ? number.toLocaleString("en", { maximumSignificantDigits: 3 }) : "–";
+}
+
+const MOST_SPELLED = 40; // nats, whose perplexity is a number that says something
+
+/** 2.284 -> "2.284 nats per token (perplexity 9.82)" */
+export function nats(loss) {
+  return `${loss.toFixed(3)} nats per token${loss < MOST_SPELLED ? ` (perplexity ${three(Math.exp(loss))})` : ""}`;
+}
+
+/** 2.284 -> "2.284 nats per byte (3.295 bits)" */
+export function natsPerByte(loss) {
+  return `${loss.toFixed(3)} nats per byte (${(loss / Math.LN2).toFixed(3)} bits)`;
+}
+
+/** How much of a whole is done, rounded down: 100 % is all of it, and there is no more. */
+export function done(share) {
+  const places = share >= 0.0995 ? 100 : share >= 0.00995 ? 1_000 : 10_000;
+  return percent(Math.min(1, Math.floor(share * places + 1e-9) / places));
+}
+
 /** 0.0312 -> "3.1 %" */
 export function percent(share) {
   if (!Number.isFinite(share)) return "–";

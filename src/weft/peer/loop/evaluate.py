@@ -48,7 +48,6 @@ class Evaluator(Unmeasured):
         self._is_stopping = is_stopping
         # As long as they were at first, whatever was amended since: figures of all rounds can be compared.
         self._heldout = self._data.batches(run, "heldout")
-        self._evaluated_at: Round | None = None
         self._news = asyncio.Event()
         self._on_heard: list[Callable[[Evaluation], object]] = []
         context.node.on_note(Evaluation, self._on_evaluation)
@@ -78,11 +77,11 @@ class Evaluator(Unmeasured):
         if head.leader != self._context.node.peer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAIT_S):
-                    while self._evaluated_at != head.round:
+                    while self.evaluated_at != head.round:
                         self._news.clear()
                         await self._news.wait()
         with suppress(_Stopped):
-            if self._evaluated_at != head.round:
+            if self.evaluated_at != head.round:
                 await self._evaluate(head)
             await self._sample(head.round)
 
@@ -140,9 +139,12 @@ class Evaluator(Unmeasured):
                 callback(evaluation)
 
     def _take(self, evaluation: Evaluation) -> None:
-        self._evaluated_at = evaluation.round
-        self._news.set()
-        self.loss, self.nats_per_byte = evaluation.loss, evaluation.nats_per_byte
+        known, head = self.evaluated_at, self._replica.head
+        is_elsewhere = known is not None and head is not None and known > head.round + 1  # of a branch that was left
+        if known is None or evaluation.round >= known or is_elsewhere:  # else it comes late: of a round before
+            self.evaluated_at = Round(evaluation.round)
+            self.loss, self.nats_per_byte = evaluation.loss, evaluation.nats_per_byte
+            self._news.set()
         self._context.emit(
             Evaluated(
                 round=evaluation.round,

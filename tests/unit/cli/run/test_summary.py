@@ -38,10 +38,11 @@ def outcome_of(kept: Kept) -> Outcome:
 
 
 def test_the_end_of_a_run_is_told_with_its_figures_and_what_to_try(kept: Kept) -> None:
-    text = summary(outcome_of(kept), replace(View(), ring_nbytes=400_000_000), "weft --home h")
+    view = replace(View(), sent_nbytes=3_000_000, received_nbytes=1_000_000, ring_nbytes=400_000_000)
+    text = summary(outcome_of(kept), view, "weft --home h")
     for words in (
         "run small: complete after 12,000 tokens, round 12",
-        "held-out     1.2500 nats per token, 1.5000 nats per byte",
+        "held-out     1.2500 nats per token (perplexity 3.49)\n             1.5000 nats per byte (2.1640 bits)",
         "bytes        3 MB sent, 1 MB received",
         "bf16 gradients at every step (ring DDP): 400 MB, 100x as much",
         "checkpoint   checkpoint",

@@ -7,15 +7,13 @@ import msgspec
 import pytest
 
 from unit.cli.small import Kept, Weft
-from unit.cli.test_bad_input import refused
+from unit.cli.test_bad_input import LOCAL, refused
 from unit.cli.watch.test_status import A, B, commit, started, step, write_log
-from weft.config import load
+from weft.config import dump, load
 from weft.dashboard.words import in_words
 from weft.events import Evaluated, LinkUp, MemberGone, Notice, PayloadOffered, RoundMissed
 from weft.ids import Round, Tokens
 from weft.run.config import RunFile
-from weft.run.genesis import seal
-from weft.store.home import Home
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -92,7 +90,13 @@ def test_a_report_is_one_file_that_loads_nothing(weft: Weft, run: Path, tmp_path
     assert names.isdisjoint({"script", "link", "img", "iframe"})
     assert not any({"src", "href", "onload"} & set(attributes) for _, attributes in tags.found)
     assert sum(name == "svg" for name, _ in tags.found) == 2  # loss and bytes
-    for words in ("2,048 tokens in 2 rounds", "1.2000 nats per byte at the end", "87.5 %", "12.5 %", "1 x MemberGone"):
+    for words in (
+        "2,048 tokens in 2 rounds",
+        "2.4000 nats per token (perplexity 11), 1.2000 nats per byte (1.7312 bits)",
+        "87.5 %",
+        "12.5 %",
+        "1 x MemberGone",
+    ):
         assert words in text
     for private in ("10.1.2.3", "/home/anna", "<script"):
         assert private not in text
@@ -107,21 +111,52 @@ def test_the_same_as_markdown(weft: Weft, run: Path, tmp_path: Path) -> None:
     assert "10.1.2.3" not in text
 
 
-def test_a_run_of_this_machine_is_told_with_what_makes_it_again(
+def recipe(report: Path) -> str:
+    """Return the run file that a report in Markdown has."""
+    return report.read_text().split("## To repeat it")[1].split("```toml\n")[1].split("```")[0]
+
+
+STAGES = ("--set", "stages=2", "--set", "model.num_layers=2", "--set", "model.is_tied=false")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("changes", [(), STAGES, ("--set", "tokenizer={type='characters'}")], ids=str)
+def test_the_recipe_of_a_report_makes_the_same_run(
+    weft: Weft, run_path: Path, home: Path, tmp_path: Path, changes: tuple[str, ...]
+) -> None:
+    few = ("--set", "method={type='fedavg', every=5}", *LOCAL, "--quiet")
+    trained = weft("train", run_path, *changes, *few)
+    assert trained.code == 0, trained.err
+    (folder,) = (home / "runs").iterdir()
+    assert weft("report", folder, "--out", tmp_path / "report.md").code == 0
+    again, elsewhere = run_path.with_name("again.toml"), tmp_path / "elsewhere"
+    again.write_text(recipe(tmp_path / "report.md"))
+    made = weft("--home", elsewhere, "train", again, *LOCAL, "--quiet")
+    assert made.code == 0, made.err
+    assert [path.name for path in (elsewhere / "runs").iterdir()] == [folder.name]
+    for changed in (("--set", "seed=8"), ("--set", "data.heldout_fraction=0.1")):
+        refused(weft, 2, "is to make run", "--home", elsewhere, "train", again, *LOCAL, *changed)
+    assert len(list((elsewhere / "runs").iterdir())) == 1
+
+
+def test_a_report_from_another_home_says_what_its_recipe_lacks(
     weft: Weft, kept: Kept, run_path: Path, tmp_path: Path
 ) -> None:
-    log = write_log(
-        kept.folder.parent / "log.jsonl", A, (1.0, started("anna")), (2.0, step(3.0)), (3.0, commit(1, 64, A))
-    )
+    begun = msgspec.structs.replace(started("anna"), run=kept.run.run)
+    log = write_log(kept.folder.parent / "log.jsonl", A, (1.0, begun), (2.0, step(3.0)), (3.0, commit(1, 64, A)))
     out = tmp_path / "report.md"
     assert weft("report", log.parent.parent, "--out", out).code == 0
-    text = out.read_text()
-    assert in_words(kept.run.method) in text.replace("\\", "")
+    text = out.read_text().replace("\\", "")
+    assert in_words(kept.run.method) in text
+    assert f"the text, {kept.run.data.train_text_nbytes:,} bytes to train on" in text
     again = run_path.with_name("again.toml")
-    again.write_text(text.split("## To repeat it")[1].split("```toml\n")[1].split("```")[0])
-    found = msgspec.structs.replace(load(again, RunFile), data=load(run_path, RunFile).data)
-    made = seal(found, tmp_path, Home(tmp_path / "elsewhere"), lambda _event: None)
-    assert made.config.run == kept.run.run
+    again.write_text(recipe(out))  # of the default corpus, which is another text
+    refused(weft, 2, "data", "train", again, *LOCAL)
+    data = load(run_path, RunFile).data
+    again.write_text(dump(msgspec.structs.replace(load(again, RunFile), data=data)))
+    made = weft("--home", tmp_path / "elsewhere", "train", again, *LOCAL, "--quiet")
+    assert made.code == 0, made.err
+    assert [path.name for path in (tmp_path / "elsewhere" / "runs").iterdir()] == [kept.run.run]
 
 
 def test_a_run_of_this_home_is_told_by_its_name_its_digits_or_as_the_last(

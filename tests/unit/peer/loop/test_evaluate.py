@@ -1,7 +1,7 @@
 """Evaluation: it tells how far it has come on the loop's thread, whichever thread computes."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ from weft.events import Evaluated, Event, Working
 from weft.ids import BranchId
 from weft.peer.chain import genesis, open_branch
 from weft.peer.loop.evaluate import Evaluator
+from weft.peer.messages import Evaluation
 from weft.progress import EVERY_S
 from weft.tasks import Threads
 
@@ -64,3 +65,20 @@ async def test_how_far_it_has_come_is_told_on_the_thread_of_the_loop() -> None:
     assert works == [2, 4, 6, 8, 8]
     assert sum(isinstance(event, Evaluated) for event, _ in place.told) == 1
     assert {thread for _, thread in place.told} == {threading.get_ident()}
+
+
+async def test_an_evaluation_that_comes_late_does_not_take_the_place_of_a_newer_one() -> None:
+    run: Any = SimpleNamespace(train=SimpleNamespace(), method=SimpleNamespace(graph=None))
+    async with aclosing(Threads()) as compute:
+        place: Any = Place(compute)
+        hear: list[Callable[[Any, Evaluation], Awaitable[None]]] = []
+        place.node.on_note = lambda _kind, take: hear.append(take)
+        replica: Any = SimpleNamespace(outer=None, head=SimpleNamespace(round=10))
+        trainer: Any = None
+        evaluator = Evaluator(run, place, trainer, replica, lambda: False)
+        for round, loss in ((10, 2.0), (5, 3.0)):
+            made = Evaluation(round=round, loss=loss, nats_per_byte=loss, num_tokens=9, committed_tokens=100 * round)
+            await hear[0](ME, made)
+    assert (evaluator.evaluated_at, evaluator.loss) == (10, 2.0)
+    told = [event.round for event, _ in place.told if isinstance(event, Evaluated)]
+    assert told == [10, 5]  # the curve has both
