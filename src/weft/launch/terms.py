@@ -279,7 +279,7 @@ def _parts(
     run: RunConfig, stages: tuple[int, ...], num_peers: int, settings: PeerConfig, device: Device
 ) -> list[_Part]:
     if isinstance(run, StagedConfig):
-        return [_stage(run.of_stage(stage), num_peers, settings, device) for stage in stages]
+        return [_stage(run, stage, num_peers, settings, device) for stage in stages]
     try:
         micro_batch = check_fits(run, settings, device)
     except TooLarge:  # here; several processes may hold it together
@@ -294,14 +294,14 @@ def _parts(
     ]
 
 
-def _stage(run: StagedConfig, num_peers: int, settings: PeerConfig, device: Device) -> _Part:
-    assert run.stage is not None
-    held, section = holding.of_run(run), run.cuts[run.stage]
+def _stage(whole: StagedConfig, stage: int, num_peers: int, settings: PeerConfig, device: Device) -> _Part:
+    run, section = whole.of_stage(stage), whole.cuts[stage]
+    held = holding.of_run(whole)  # which says how many rounds there will be
     micro = held.micro
     num_members, num_sides = -(-num_peers // run.stages), min(2, run.stages - 1)
     num_micro = run.method.every * -(-run.train.batch_size // micro.num_samples)
     round_nbytes = _round_nbytes(run, num_members) + num_micro * num_sides * crossing(micro).total_nbytes
-    if run.has_tied(run.stage):
+    if run.has_tied(stage):
         matrix = msgspec.structs.replace(run, stage=run.tied)
         round_nbytes += _round_nbytes(matrix, min(num_peers, 2 * num_members))
     needed = holding.needed_nbytes(

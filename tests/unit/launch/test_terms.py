@@ -60,10 +60,10 @@ def made(folder: Path, heard: Heard = NOBODY, **change: Any) -> terms.Terms:
     return terms.terms(run_config(**change), TICKET, Home(folder), HERE, heard)
 
 
-def told(num_members: int, round_s: float = 2.0, round_nbytes: int = 100_000, **heard: Any) -> Heard:
+def told(among: int, round_s: float = 2.0, round_nbytes: int = 100_000, **heard: Any) -> Heard:
     """Return what is heard where members have measured rounds among so many."""
-    rounds = Rounds(num_told=1, num_members=num_members, round_s=round_s, round_nbytes=round_nbytes)
-    return Heard(**({"num_members": num_members, "num_linked": num_members, "rounds": rounds} | heard))
+    rounds = Rounds(num_told=1, num_members=among, round_s=round_s, round_nbytes=round_nbytes)
+    return Heard(**({"num_members": among, "num_linked": among, "rounds": rounds} | heard))
 
 
 def test_bytes_of_a_day_are_what_members_measured(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_of_a_model_that_is_cut_a_member_merges_its_section_and_passes_activatio
         return terms.terms(run, TICKET, Home(tmp_path), HERE, heard)
 
     def middle(num_peers: int) -> int:
-        return terms._stage(whole.of_stage(1), num_peers, HERE, choose(HERE)).round_nbytes
+        return terms._stage(whole, 1, num_peers, HERE, choose(HERE)).round_nbytes
 
     assert (asked(2).num_peers, asked(6).num_peers) == (3, 7)
     passed = 2 * 2 * whole.train.batch_size * whole.train.seq_len * CUT.width * 2  # bf16, both ways at two sides
@@ -169,7 +169,7 @@ def test_of_a_model_that_is_cut_a_member_merges_its_section_and_passes_activatio
         run_config(DdpConfig(), msgspec.structs.replace(CUT, is_tied=True)), (Digest("1" * 64),) * 4, PipelineConfig()
     )
     table = 2 * 2 * (1 / 2) * 2 * CUT.vocab_size * CUT.width  # that both ends merge
-    end = terms._stage(tied.of_stage(0), 3, HERE, choose(HERE)).round_nbytes
+    end = terms._stage(tied, 0, 3, HERE, choose(HERE)).round_nbytes
     assert end > 0.9 * table + passed / 2  # an end passes at one side
 
 
@@ -189,7 +189,7 @@ def test_the_memory_is_that_of_the_process_and_of_training_as_it_will(tmp_path: 
     assert found.process_nbytes > 100e6  # torch alone
     assert found.micro_batch == 64
     needed = {num: sum(needed_nbytes(found.run, HERE, choose(HERE), num).values()) for num in (1, 64)}
-    assert found.memory_nbytes == needed[64] > 1.5 * needed[1]
+    assert found.memory_nbytes == needed[64] > needed[1] + 5e6
 
 
 def moving(terms_of: terms.Terms, *moved: tuple[float, float]) -> list[float | None]:
