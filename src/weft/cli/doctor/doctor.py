@@ -15,6 +15,7 @@ from weft.cli import settings
 from weft.cli.home import home_of
 from weft.cli.options import ticket_text
 from weft.cli.terminal import wrapped
+from weft.config import load_tree
 from weft.errors import TooLarge, WeftError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Examination:
         self._run_path = Path(given) if given is not None and given.endswith(".toml") else None
         self._ticket = None if given is None or self._run_path is not None else read(ticket_text(given))
         if self._run_path is not None:
-            settings.run_file(self._run_path, ())  # refused before anything is measured
+            load_tree(self._run_path)  # what is no TOML is refused before anything is measured
 
     def findings(self) -> "Iterator[Finding]":
         """Yield all findings, as they are made."""
@@ -95,9 +96,7 @@ class Examination:
 
     def _of_file(self, path: Path, flops_per_s: float) -> "Iterator[Finding]":
         if not flops_per_s:
-            from weft.cli.doctor.findings import Finding
-
-            yield Finding("fit", "note", f"{path} was not examined: no model could be timed here, see above")
+            yield _unexamined(str(path))
             return
         from weft.cli.doctor.fit import of_run_file
 
@@ -112,6 +111,8 @@ class Examination:
             from weft.cli.doctor.fit import of_ticket
 
             yield from self._watched(of_ticket(look, self._home, self._peer, flops_per_s))
+        elif not (flops_per_s or self.failure):
+            yield _unexamined("the run")
 
     def _watched(self, findings: "Iterable[Finding]") -> "Iterator[Finding]":
         """Yield findings about a run; a run that does not fit is too large."""
@@ -119,6 +120,12 @@ class Examination:
             if finding.level == "block":
                 self.failure = self.failure or TooLarge
             yield finding
+
+
+def _unexamined(what: str) -> "Finding":
+    from weft.cli.doctor.findings import Finding
+
+    return Finding("fit", "note", f"{what} was not examined: no model could be timed here, see above")
 
 
 def _show(findings: "Iterable[Finding]") -> int:

@@ -14,6 +14,13 @@ from unit.cli.small import Weft
 from weft.cli.doctor import findings
 from weft.cli.doctor.findings import Finding
 from weft.clock import SystemClock
+from weft.run.machine import PeerConfig
+
+
+@pytest.fixture(autouse=True)
+def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time nothing: half a second for a step, so that only the smallest model is tried."""
+    monkeypatch.setattr("weft.cli.doctor.fit.usual_s", lambda _step, **_how: 0.5)
 
 
 def only(found: "list[Finding]") -> Finding:
@@ -24,7 +31,7 @@ def only(found: "list[Finding]") -> Finding:
 def test_this_machine_can_run_weft(weft: Weft) -> None:
     answer = weft("doctor")
     assert answer.code == 0, answer.out
-    for topic in ("platform", "python", "memory", "disk", "clock", "network", "iroh", "torch", "models"):
+    for topic in ("platform", "python", "memory", "disk", "clock", "network", "iroh", "torch", "models", "pace"):
         assert topic in answer.out
 
 
@@ -58,9 +65,9 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
         raise OSError("odd")
 
     monkeypatch.setattr(findings, "check_memory", broken)
-    found = list(findings.examine(tmp_path, 0))
+    found = list(findings.examine(tmp_path, 0, PeerConfig()))
     assert Finding("memory", "note", "could not be examined: OSError: odd") in found
-    assert found[-1].topic == "models"
+    assert found[-1].topic == "pace"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +121,7 @@ def test_a_card_that_torch_cannot_use_comes_with_the_fix(monkeypatch: pytest.Mon
     monkeypatch.setattr(findings, "_nvidia_card", lambda: "NVIDIA H200")
     for cuda, fix in ((None, "torch"), ("13.0", "driver")):
         monkeypatch.setattr(torch.version, "cuda", cuda)
-        found = [each for each in findings.check_torch() if each.topic == "gpu"]
+        found = [each for each in findings.check_torch(PeerConfig()) if each.topic == "gpu"]
         assert only(found).level == "note"
         assert "H200" in only(found).text
         assert fix in only(found).fix
