@@ -318,5 +318,5 @@ def _stage(whole: StagedConfig, stage: int, num_peers: int, settings: PeerConfig
 def _round_nbytes(run: RunConfig, num_members: int) -> int:
     """Return what a member sends and receives in a round, without what heartbeats and micro-batches take."""
     traffic = round_traffic(run.method, run.vector.tensors, run.num_parameters, num_members)
-    traffic += cost.control_traffic(num_members)
+    traffic += cost.control_traffic(min(num_members, run.electors))
     return traffic.sent_nbytes + traffic.received_nbytes

@@ -57,8 +57,8 @@ _SEQ_LEN, _VOCAB_SIZE = 1024, 32_000  # of named models, as large ones have them
 _FIRST_SEQ_LEN, _FIRST_BATCH, _BYTES = 128, 8, 257  # of the smallest, as recipes/nano.toml trains it
 _PEERS = 4  # of whom nobody knows yet
 _STAGES = (2, 4, 8, 16, 32)
-STEP_S, LONGEST_S = 1.0, 10.0  # of a timed step: as many samples as take so long; one sample at most
-TIMED_S = 1.0  # of steps, once they are warm
+STEP_S, LONGEST_S = 0.5, 10.0  # of a timed step: as many samples as take so long; one sample at most
+TIMED_S, LEAST_STEPS = 1.0, 3  # of steps, once they are warm
 
 
 # --- named models ---
@@ -158,8 +158,9 @@ def timed(
         TooLarge: there is no room for one.
     """
     micro_batch = (pipeline or PipelineConfig()).micro_batch
+    usual = partial(usual_s, measured_s=TIMED_S, least_steps=LEAST_STEPS)
     how = {"on": settings.device, "num_threads": settings.num_threads}
-    return measure_cut(model, train, stages, micro_batch, 1, timed=partial(usual_s, measured_s=TIMED_S), **how)
+    return measure_cut(model, train, stages, micro_batch, 1, timed=usual, **how)
 
 
 # --- a run ---

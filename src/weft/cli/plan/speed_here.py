@@ -57,12 +57,17 @@ def tokens_in(run_file: RunFile, seconds: float, tokens_per_s: float) -> int:
     return max(1, round(wanted / per_round)) * per_round
 
 
-def usual_s(step: Callable[[], None], clock: Clock | None = None, measured_s: float = _MEASURED_S) -> float:
+def usual_s(
+    step: Callable[[], None],
+    clock: Clock | None = None,
+    measured_s: float = _MEASURED_S,
+    least_steps: int = _LEAST_STEPS,
+) -> float:
     """Return the seconds of the median of many steps. Takes about three; of long steps as many as begin in ten seconds
     of warming up, and in ten of timing, one each at least.
 
     Args:
-        measured_s: in place of the three.
+        measured_s: in place of the three; least_steps: that are timed, however long they take.
     """
     clock = clock or SystemClock()
 
@@ -76,7 +81,7 @@ def usual_s(step: Callable[[], None], clock: Clock | None = None, measured_s: fl
         if warm_s < _PATIENCE_S:
             warm_s += took_s()
     all_s = [took_s()]
-    while (len(all_s) < _LEAST_STEPS or sum(all_s) < measured_s) and sum(all_s) < _PATIENCE_S:
+    while (len(all_s) < least_steps or sum(all_s) < measured_s) and sum(all_s) < _PATIENCE_S:
         all_s.append(took_s())
     return median(all_s)
 
