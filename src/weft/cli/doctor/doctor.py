@@ -85,7 +85,7 @@ class Examination:
         from weft.cli.doctor.findings import examine
 
         flops_per_s = 0.0  # of named models that were timed
-        for finding in examine(self._home, self._port, self._peer):
+        for finding in examine(self._home, self._port, self._models):
             found = finding.facts.get("flops_per_s")
             flops_per_s = found if isinstance(found, float) else flops_per_s
             yield finding
@@ -93,6 +93,11 @@ class Examination:
             yield from self._of_ticket(self._ticket, flops_per_s)
         elif self._run_path is not None:
             yield from self._of_file(self._run_path, flops_per_s)
+
+    def _models(self) -> "Iterator[Finding]":
+        from weft.cli.doctor.fit import models  # where torch cannot be loaded, that is a finding of its own
+
+        yield from models(self._peer)
 
     def _of_file(self, path: Path, flops_per_s: float) -> "Iterator[Finding]":
         if not flops_per_s:

@@ -27,7 +27,6 @@ from typing import Literal
 from weft.clock import SystemClock
 from weft.errors import NetError
 from weft.run.host import host_free_nbytes, system_nbytes
-from weft.run.machine import PeerConfig
 
 _PYTHONS = ((3, 11), (3, 13))
 _LEAST_MEMORY = 1 << 30  # torch, the data and a nano model
@@ -54,13 +53,13 @@ class Finding:
 Check = Callable[[], Iterator[Finding]]
 
 
-def examine(home: Path, port: int, settings: PeerConfig) -> Iterator[Finding]:
+def examine(home: Path, port: int, check_models: Check) -> Iterator[Finding]:
     """Yield all findings about this machine, as they are made.
 
     Args:
         home: where identities, data and runs would lie.
         port: what the person means to listen on; 0: any.
-        settings: of this machine.
+        check_models: what this machine can train, and how fast.
     """
     checks: tuple[tuple[str, Check], ...] = (
         ("platform", check_platform),
@@ -71,7 +70,8 @@ def examine(home: Path, port: int, settings: PeerConfig) -> Iterator[Finding]:
         ("clock", lambda: check_clock(home)),
         ("network", lambda: check_network(port)),
         ("iroh", check_iroh),
-        ("torch", lambda: check_torch(settings)),
+        ("torch", check_torch),
+        ("models", check_models),
     )
     for topic, check in checks:
         try:
@@ -227,11 +227,11 @@ def check_iroh() -> Iterator[Finding]:
     yield Finding("iroh", "ok", f"iroh {importlib.metadata.version('iroh')}; UDP sockets open")
 
 
-# --- torch: whether its build fits the graphics card, which models fit into memory, and how fast they train ---
+# --- torch: whether its build fits the graphics card ---
 
 
-def check_torch(settings: PeerConfig) -> Iterator[Finding]:
-    """Yield what is found of torch and the GPU, which named models fit, and how fast they train."""
+def check_torch() -> Iterator[Finding]:
+    """Yield what is found of torch and the GPU."""
     try:
         import torch  # takes seconds
     except (ImportError, OSError) as error:
@@ -247,10 +247,6 @@ def check_torch(settings: PeerConfig) -> Iterator[Finding]:
         yield _unused_card(build, card)
     else:
         yield Finding("torch", "ok", f"{build}; no GPU, trains on the CPU")
-    from weft.cli.doctor.fit import largest, paces
-
-    yield largest(settings)
-    yield from paces(settings)
 
 
 def _check_cuda(build: str) -> Iterator[Finding]:

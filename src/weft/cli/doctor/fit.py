@@ -64,14 +64,20 @@ TIMED_S, LEAST_STEPS = 1.0, 3  # of steps, once they are warm
 # --- named models ---
 
 
+def models(settings: PeerConfig) -> Iterator[Finding]:
+    """Yield which named models fit, and how fast they train."""
+    yield largest(settings)
+    yield from paces(settings)
+
+
 def largest(settings: PeerConfig) -> Finding:
     """Return which named sizes this machine can train, one sample of 1024 tokens at a time: whole, and as a stage."""
     device = here.choose(settings)
     free = here.free_nbytes(settings.caps, device)
     room = int(cost.SPARE * free["cpu" if device.is_cpu else str(device.torch)])
-    models = [(size, named(size, _VOCAB_SIZE, _SEQ_LEN)) for size in SIZES]
-    whole = [(size, model) for size, model in models if here.fits(_needed(model, device), free)]
-    cut = [(size, model, num) for size, model in models if (num := _least_stages(model, room)) is not None]
+    sizes = [(size, named(size, _VOCAB_SIZE, _SEQ_LEN)) for size in SIZES]
+    whole = [(size, model) for size, model in sizes if here.fits(_needed(model, device), free)]
+    cut = [(size, model, num) for size, model in sizes if (num := _least_stages(model, room)) is not None]
     facts: dict[str, Fact] = {"device": device.name, "free_nbytes": room}
     said = []
     if whole:

@@ -13,6 +13,7 @@ import pytest
 from unit.cli.small import Weft
 from weft.cli.doctor import findings
 from weft.cli.doctor.findings import Finding
+from weft.cli.doctor.fit import models
 from weft.clock import SystemClock
 from weft.run.machine import PeerConfig
 
@@ -65,7 +66,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
         raise OSError("odd")
 
     monkeypatch.setattr(findings, "check_memory", broken)
-    found = list(findings.examine(tmp_path, 0, PeerConfig()))
+    found = list(findings.examine(tmp_path, 0, lambda: models(PeerConfig())))
     assert Finding("memory", "note", "could not be examined: OSError: odd") in found
     assert found[-1].topic == "pace"
 
@@ -121,7 +122,7 @@ def test_a_card_that_torch_cannot_use_comes_with_the_fix(monkeypatch: pytest.Mon
     monkeypatch.setattr(findings, "_nvidia_card", lambda: "NVIDIA H200")
     for cuda, fix in ((None, "torch"), ("13.0", "driver")):
         monkeypatch.setattr(torch.version, "cuda", cuda)
-        found = [each for each in findings.check_torch(PeerConfig()) if each.topic == "gpu"]
+        found = [each for each in findings.check_torch() if each.topic == "gpu"]
         assert only(found).level == "note"
         assert "H200" in only(found).text
         assert fix in only(found).fix

@@ -42,7 +42,9 @@ def look(heard: Heard, run: Genesis | None = None, speed: Speed | None = LINE) -
     return fit.Look(ticket=TICKET, run=run or run_config(), heard=heard, speed=speed, round_trip_s=0.02)
 
 
-def found(tmp_path: Path, given: fit.Look, settings: PeerConfig = HERE, flops_per_s: float = FAST) -> dict[str, Finding]:
+def found(
+    tmp_path: Path, given: fit.Look, settings: PeerConfig = HERE, flops_per_s: float = FAST
+) -> dict[str, Finding]:
     return {each.topic: each for each in fit.of_ticket(given, tmp_path, settings, flops_per_s)}
 
 
