@@ -62,10 +62,10 @@ def free(monkeypatch: pytest.MonkeyPatch, nbytes: float) -> None:
 
 
 def test_the_largest_model_is_told_whole_and_as_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room, whole, cut_into in ((6e9, "150m", "1b"), (4e10, "1b", "7b")):
+    for room, whole, largest_cut, num_stages in ((6e9, "35m", "400m", 8), (2e10, "400m", "7b", 32)):
         free(monkeypatch, room)
         facts = fit.largest(HERE).facts
-        assert (facts["largest"], facts["largest_cut"]) == (whole, cut_into), room
+        assert (facts["largest"], facts["largest_cut"], facts["num_stages"]) == (whole, largest_cut, num_stages), room
         assert facts["num_parameters"] == num_parameters(named(whole, 32_000, 1024))
     free(monkeypatch, 1e8)
     assert fit.largest(HERE).level == "note"
