@@ -5,7 +5,7 @@
              ◄──PaceAnswer──                    seconds and bytes of one, in the mean
 
 Only rounds count between which nothing was in the way: a pause, a sleeping machine, a lost majority or another number
-of members begins them anew. Of several stages the first is followed, and the bytes are those of all.
+of members begins them anew. Bursts of bytes are left out. Of several stages the first is followed, and the bytes are those of all.
 
 A peer that does not know the request answers with an error, and is left out.
 """
@@ -15,7 +15,8 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Annotated
 
 from msgspec import UNSET, Meta
@@ -28,6 +29,7 @@ from weft.wire import Record
 
 KEPT = 64  # commits: enough for what not every round has, such as evaluation
 SLEPT_S = 30.0  # that a process stood still: a busy machine does for less
+BURST = 8  # times what rounds usually move: a state for a newcomer, or a measurement of a line, and no round
 MAX_ASKED = 8  # members
 ASK_S = 5.0
 LEAST_ROUNDS, LEAST_S = 3, 60.0  # either is enough to tell a pace
@@ -95,12 +97,13 @@ class RoundPace:
         num_rounds = len(self._commits) - 1
         if num_rounds < 1:
             return PaceAnswer(num_rounds=0, num_members=0, round_s=0.0, round_nbytes=0)
-        (began, before), (ended, moved) = self._commits[0], self._commits[-1]
+        moved = [after - before for (_, before), (_, after) in pairwise(self._commits)]
+        usual = median(moved)
         return PaceAnswer(
             num_rounds=num_rounds,
             num_members=self._num_members,
-            round_s=min((ended - began) / num_rounds, MAX_S),
-            round_nbytes=(moved - before) // num_rounds,
+            round_s=min((self._commits[-1][0] - self._commits[0][0]) / num_rounds, MAX_S),
+            round_nbytes=round(fmean(each for each in moved if each <= BURST * usual)),
         )
 
 

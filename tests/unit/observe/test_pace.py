@@ -107,6 +107,14 @@ def test_of_several_stages_the_first_is_followed_and_all_bytes_count() -> None:
     assert log.answer == PaceAnswer(num_rounds=3, num_members=1, round_s=1.0, round_nbytes=1000)
 
 
+def test_a_state_for_a_newcomer_is_no_rounds_traffic() -> None:
+    """What some rounds have more of is: an evaluation, a mean over all."""
+    log = Log()
+    for nbytes in (0, 1000, 1000, 5_000_000, 3000, 1000, 1000):
+        log.commit(1.0, nbytes, BERT)
+    assert log.answer.round_nbytes == (4 * 1000 + 3000) // 5
+
+
 def test_the_last_rounds_count() -> None:
     log = Log()
     for number in range(3 * KEPT):
