@@ -5,7 +5,8 @@
              ◄──PaceAnswer──                    seconds and bytes of one, in the mean
 
 Only rounds count between which nothing was in the way: a pause, a sleeping machine, a lost majority or another number
-of members begins them anew. Bursts of bytes are left out. Of several stages the first is followed, and the bytes are those of all.
+of members begins them anew. Bursts of bytes are left out. Of several stages the first is followed, and the bytes are
+those of all.
 
 A peer that does not know the request answers with an error, and is left out.
 """
