@@ -40,6 +40,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02d}"
 
 
+def seconds(count: float) -> str:
+    """Return a duration as people say it, however short: 0.64 s, 97 s, 12 min, 3.2 h."""
+    if count < 120:
+        return f"{count:.2g} s" if count < 9.95 else f"{count:.0f} s"
+    return f"{count / 60:.0f} min" if count < 7200 else f"{count / 3600:.3g} h"
+
+
 def work(told: Working) -> str:
     """Return how far something has come: fetching the state: 45 % of 1.2 GB, 4.1 MB/s, 3:20 left."""
 

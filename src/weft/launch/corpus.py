@@ -125,8 +125,8 @@ class Corpus:
         self._require_fitting_data(run)
         now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
-        pace = await invitation.heartbeats.pace()
-        asked = await asyncio.to_thread(terms, held_of(now), invitation.ticket, s.options.home, settings, s.clock, pace)
+        heard, me = await invitation.members.heard(), s.identity.peer
+        asked = await asyncio.to_thread(terms, now, invitation.ticket, s.options.home, settings, heard, me)
         if not await asyncio.to_thread(self.agree_to, asked):
             return False
         s.day.require(asked.fetch_nbytes)

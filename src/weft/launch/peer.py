@@ -30,7 +30,7 @@ from weft.keys import Identity
 from weft.launch.fetch import fetch_run
 from weft.launch.guard import Guarded
 from weft.launch.session import Options, Session, present, session
-from weft.launch.terms import HeartbeatWatch
+from weft.launch.terms import MemberWatch
 from weft.net.admission import new_secret
 from weft.net.membership.gossip import ClaimReader
 from weft.net.membership.membership import say_goodbye
@@ -87,7 +87,7 @@ class Invitation:
     ticket: Ticket
     run: Genesis
     charter: Charter | None  # what holds now; None: nobody has said
-    heartbeats: HeartbeatWatch
+    members: MemberWatch
 
 
 class Workload(Protocol[P_co]):
@@ -167,12 +167,12 @@ async def _joined(
     async with session(options, run, identity, ticket.admission()) as s:
         require_unended(s.folder, run)
         await s.start()
-        async with HeartbeatWatch(s.node, s.clock) as heartbeats:
+        async with MemberWatch(s.node, s.clock) as watch:
             members = await _members(s, ticket)
             genesis = await fetch_run(s.node, members, options.home, options.settings.max_parameters)
             charter = await charter_at(s.node, members[0]) if members else None
             require_going(run, charter)
-            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, heartbeats))
+            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, watch))
         if not has_agreed:
             await say_goodbye(s.node, "did not agree to the terms")
             return None

@@ -36,6 +36,7 @@ from weft.net.transport.budget import Budget, budget_of
 from weft.net.transport.iroh import IrohTransport
 from weft.net.transport.rate_limit import Throttled
 from weft.net.transport.tls import TlsTransport
+from weft.observe.pace import PaceTeller, RoundPace
 from weft.observe.telemetry import Bulletins, Relaying
 from weft.run.host import max_files
 from weft.run.machine import PeerConfig
@@ -184,9 +185,9 @@ async def session(
         clock, settings, folder = SystemClock(), options.settings, options.home.folder(run, identity.peer)
         day = DayCount(folder.moved, settings.caps, clock)
         day.require()
-        bulletins = Bulletins(identity, run, clock)
+        bulletins, pace = Bulletins(identity, run, clock), RoundPace(clock)
         log = stack.enter_context(
-            closing(EventLog(clock, identity.peer, [JsonlSink(folder.log), bulletins, *options.sinks]))
+            closing(EventLog(clock, identity.peer, [JsonlSink(folder.log), bulletins, pace, *options.sinks]))
         )
         name = _own_name(settings.name, folder, identity.peer, log.emit)
         passport = Passport(identity=identity, run=run, name=name, admission=admission)
@@ -202,6 +203,7 @@ async def session(
         node = Node(passport, transports, clock, log.emit, relay=settings.relay, via=via, budget=budget)
         SpeedTest(node, clock)
         Relaying(bulletins, node, clock)
+        PaceTeller(pace, node)
         for peer, addresses in read_addresses(folder).items():
             node.remember(peer, addresses)
 

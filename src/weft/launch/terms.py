@@ -1,111 +1,135 @@
 """What joining a run costs this machine: shown to a person who is asked whether to.
 
-Bytes of data, disk, training memory and of a round follow from the run in closed form (`weft.cost.training`). How often
-a round comes around does not: it is reckoned from what its inner steps take the fastest member, as members tell. Where
-none has made any, from what they would take if this machine did nothing but multiply matrices of the model's shape,
-which is measured in a moment, one thread at a time: threads that wait for one another beside a busy program would
-measure that program. An `Allowance` then holds what is really moved against what was shown.
+Bytes of data, disk and training memory follow from the run in closed form (`weft.cost.training`), in a run with stages
+from the stage that this machine would take. How often a round comes around does not, nor what it moves beside payloads:
+both are what members have measured (`weft.observe.pace`), or nothing is said of a day. An `Allowance` then holds what
+is really moved against what was shown.
 
-    async with HeartbeatWatch(node, clock) as heartbeats:
+    async with MemberWatch(node, clock) as members:
         ...                              # heartbeats come with every link, and every two seconds
-        pace = await heartbeats.pace()
+        heard = await members.heard()
 
-Whoever takes part sends heartbeats; who only reads the terms sends none, and is not counted. In a run with stages
-members speak to those of their own: there all that are linked are taken for members.
+Whoever takes part sends heartbeats, in a run with stages news of its stages; who only reads the terms sends none, and
+is not counted.
 """
 
 import asyncio
 import math
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
-import torch
 
 from weft.clock import Clock
 from weft.cost import training as cost
-from weft.cost.pipeline import crossing, section_flops
+from weft.cost.pipeline import crossing
 from weft.cost.training import HEARTBEAT_S
+from weft.errors import TooLarge
 from weft.ids import PeerId
-from weft.model.config import ModelConfig
+from weft.model.sections import num_section_parameters
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.net.ticket import Ticket
+from weft.observe.pace import Rounds, measured
+from weft.pipeline.placement import stage_for
 from weft.run.config import RunConfig
 from weft.run.host import process_nbytes
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
+from weft.stages.messages import StageNews
+from weft.stages.table import StageTable
 from weft.store.home import Home
 from weft.sync.costs import round_traffic
 from weft.sync.merge.method import Method
 from weft.training import section_memory as holding
-from weft.training.device import Device, choose, decoder, needed_nbytes
+from weft.training.device import Device, check_fits, choose, needed_nbytes
 
 CALLED_S = 1.0  # for the other members of a run that has begun to call a newcomer that one of them told them of
 HEARD_S = HEARTBEAT_S + 0.5  # for a first heartbeat of who is linked
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
-    num_members: int  # that were heard
-    num_linked: int = 0  # who are here, heard or not: in a run with stages members speak to those of their stage
-    tokens_per_s: float  # inner steps of the fastest of them; 0: none has made any
+class Heard:
+    """What was heard of those who take part.
 
-    def steps_s(self, num_tokens: int) -> float | None:
-        """Return the seconds that inner steps on so many tokens take the fastest; None where that is not known."""
-        return num_tokens / self.tokens_per_s if self.tokens_per_s else None
+    Args:
+        num_linked: who are here, heard or not.
+        speeds: tokens a second of inner steps, of each member that has made any.
+        news: of each that holds stages, or waits for one.
+        rounds: as members have measured them.
+    """
+
+    num_members: int = 0
+    num_linked: int = 0
+    speeds: tuple[float, ...] = ()
+    news: Mapping[PeerId, StageNews] = field(default_factory=dict)
+    rounds: Rounds | None = None
 
 
-NOBODY = Pace(num_members=0, tokens_per_s=0.0)
+NOBODY = Heard()
 
 
-class HeartbeatWatch:
-    """Listens from the first link on, until it is left; heartbeats are then for `Membership`."""
+class MemberWatch:
+    """Listens from the first link on, until it is left; what members say is then for who takes part."""
 
     def __init__(self, node: Node, clock: Clock) -> None:
         self._node = node
         self._clock = clock
         self._began = clock.now()
-        self._heard: dict[PeerId, Heartbeat] = {}
+        self._beats: dict[PeerId, Heartbeat] = {}
+        self._stages: dict[PeerId, StageNews] = {}
         self._news = asyncio.Event()
 
-    async def __aenter__(self) -> "HeartbeatWatch":
+    async def __aenter__(self) -> "MemberWatch":
         self._node.on_note(Heartbeat, self._on_heartbeat)
+        self._node.on_note(StageNews, self._on_stages)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._node.ignore(Heartbeat)
+        self._node.ignore(StageNews)
 
-    async def pace(self) -> Pace:
+    async def heard(self) -> Heard:
         """Return what was heard, once everybody who may be heard had the time to speak."""
         while self._clock.now() < self._until():
             self._news.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._until() - self._clock.now()):
                     await self._news.wait()
-        training = [beat for beat in self._heard.values() if not beat.is_anchor]
-        speeds = [beat.tokens_per_s for beat in training if math.isfinite(beat.tokens_per_s)]
-        return Pace(num_members=len(training), num_linked=len(self._node.peers), tokens_per_s=max(speeds, default=0.0))
+        beats = {peer: beat for peer, beat in self._beats.items() if not beat.is_anchor}
+        stages = {peer: news for peer, news in self._stages.items() if news.is_trainer}
+        speeds = (beat.tokens_per_s for beat in beats.values())
+        members = beats.keys() | stages.keys()
+        return Heard(
+            num_members=len(members),
+            num_linked=len(self._node.peers),
+            speeds=tuple(sorted(speed for speed in speeds if 0 < speed < math.inf)),
+            news=stages,
+            rounds=await measured(self._node, sorted(members & set(self._node.peers))),
+        )
 
     def _until(self) -> float:
         """Return how long to listen: not at all where a run waits to begin and all that are linked have spoken."""
-        if not set(self._node.peers) <= set(self._heard):
+        if not set(self._node.peers) <= self._beats.keys() | self._stages.keys():
             return self._began + HEARD_S
-        has_begun = any(beat.manifest is not None for beat in self._heard.values())
+        has_begun = any(beat.manifest is not None for beat in self._beats.values())
+        has_begun = has_begun or any(news.held for news in self._stages.values())
         return self._began + (CALLED_S if has_begun else 0.0)
 
     async def _on_heartbeat(self, peer: PeerId, heartbeat: Heartbeat) -> None:
-        self._heard[peer] = heartbeat
+        self._beats[peer] = heartbeat
+        self._news.set()
+
+    async def _on_stages(self, peer: PeerId, news: StageNews) -> None:
+        self._stages[peer] = news
         self._news.set()
 
 
 CHECKPOINT_VECTORS = 10  # outer, momentum, local and two moments, twice while a new one is written
-LEAST_ROUND_S = 0.01  # of two peers on one machine with next to nothing to train: messages, and votes on the disk
-LEAST_MEASURED_S = 0.002  # of one run of products: far above the clock's grain, below the turn that a system gives
-NUM_RUNS = 24  # the best of them counts: beside busy programs, one at least has a core to itself
-MAX_ROWS, MAX_WIDTH = 256, 2048  # of what is multiplied: 2 GFLOP and 48 MiB at most
 DAY_S = 86_400.0
 HOUR_S = 3600.0  # what was moved in less is held against an hour's share: rounds come in bursts
+FIRST_S = 600.0  # until a day's bytes are told of which the terms could not say anything
 TOLERANCE = 1.5  # times what was shown: an estimate may be so much too low and nothing is said
 
 
@@ -113,24 +137,32 @@ TOLERANCE = 1.5  # times what was shown: an estimate may be so much too low and 
 class Terms:
     ticket: Ticket
     run: RunConfig  # as amended: its own digest names nothing
+    stages: tuple[int, ...]  # that this machine would hold; none: the run has no stages
+    num_parameters: int  # that this machine would hold
     fetch_nbytes: int  # data, first weights and state, as far as they are not here
     disk_nbytes: int  # data and checkpoint
     process_nbytes: int  # of memory, that this process has taken: Python, torch
     memory_nbytes: int  # that training takes beside it
+    micro_batch: int  # samples that are trained on at a time, or pass through a stage
     num_peers: int  # who takes part, as far as is known, or else as many as the ticket tells, and this one
-    round_nbytes: int  # sent and received in one round of so many
-    tokens_per_s: float  # inner steps of the fastest member; 0: none has made any
-    flops_per_s: float  # of matrix products here, measured where no member has a pace to tell; else 0
-    round_s: float  # at that pace, if a round is nothing but its inner steps
+    round_nbytes: int  # sent and received in one round of so many: as was measured, else in closed form
+    rounds: Rounds | None  # as members have measured them; None: none has
+    day_nbytes: float | None  # that such rounds come to; None: nobody has measured them among several
 
     @property
-    def day_nbytes(self) -> float:
-        """Return about how much this machine moves in a day of such rounds."""
-        return 1e9 * cost.gigabytes_per_day(self.round_nbytes, self.round_s)
+    def why_no_day(self) -> str:
+        """Return why the bytes of a day are not known; nothing where they are."""
+        if self.day_nbytes is not None:
+            return ""
+        if self.rounds is None:
+            return "no member has told yet how long its rounds take"
+        return "its only member trains alone, and rounds take longer once there is somebody to exchange with"
 
 
 class Allowance:
     """What a person agreed that this machine may move, held against what it moves.
+
+    Where the terms said nothing of a day, what it comes to is told once that is known, and is what was shown.
 
     Args:
         terms: those that were agreed to. What is fetched once to join counts for no day.
@@ -148,6 +180,11 @@ class Allowance:
         """
         self._moved_nbytes += nbytes
         passed_s = self._clock.now() - self._began
+        if self._shown_nbytes is None:
+            if passed_s < FIRST_S or self._moved_nbytes <= 0:
+                return None
+            self._shown_nbytes = self._moved_nbytes * DAY_S / passed_s
+            return self._shown_nbytes
         day_nbytes = self._moved_nbytes * DAY_S / max(passed_s, HOUR_S)
         if passed_s >= DAY_S:
             self._began, self._moved_nbytes = self._clock.now(), 0
@@ -157,113 +194,129 @@ class Allowance:
         return day_nbytes
 
 
-def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, clock: Clock, pace: Pace = NOBODY) -> Terms:
-    """Return what joining `run` costs; where it has to measure, that takes about a tenth of a second.
+def terms(
+    run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, heard: Heard = NOBODY, me: PeerId | None = None
+) -> Terms:
+    """Return what joining `run` costs.
 
     Args:
-        pace: of those who train already.
+        run: as all of it is; of a model that is cut, not a stage's.
+        heard: of those who train already.
+        me: who would join; decides between stages that are as weak.
 
     Raises:
         ConfigError: the settings name a device that is not there.
     """
-    num, choices, device = run.num_parameters, run.method, choose(settings)
-    num_here = pace.num_linked if isinstance(run, StagedConfig) else pace.num_members
+    device = choose(settings)
+    num_here = heard.num_members or (heard.num_linked if isinstance(run, StagedConfig) else 0)
     num_peers = max(1, num_here or len(ticket.contacts)) + 1
-    part = _part(run, num_peers, settings, device)
-    flops_per_s, round_s = 0.0, pace.steps_s(choices.every * run.tokens_per_step)
-    if round_s is None:
-        num_threads = (settings.num_threads or torch.get_num_threads()) if device.is_cpu else 1  # as training will have
-        flops_per_s = num_threads * product_flops(run.model, run.tokens_per_step, device, clock)
-        round_s = cost.work_s(choices.every, run.tokens_per_step, part.flops_per_token, flops_per_s)
-    num_vectors = 1 + len(Method(choices, run.train.optimizer).init(0))  # of the state: parameters, outer optimizer
+    stages = () if not isinstance(run, StagedConfig) else stages_of(run, heard.news, num_peers, me)
+    parts = _parts(run, stages, num_peers, settings, device)
+    num = sum(part.num_parameters for part in parts)
+    num_vectors = 1 + len(Method(run.method, run.train.optimizer).init(0))  # of the state: parameters, outer optimizer
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         num_vectors += 1
     fetch_nbytes = sum(info.nbytes for info in home.shards.missing(run.data)) + num_vectors * cost.vector_nbytes(num)
+    rounds, round_nbytes, day_nbytes = heard.rounds, sum(part.round_nbytes for part in parts), None
+    if rounds is not None and (rounds.num_members > 1 or (stages and num_here > 1)):
+        # One more takes part. In a run with stages it takes over work of others.
+        more = 1.0 if stages else _round_nbytes(run, rounds.num_members + 1) / _round_nbytes(run, rounds.num_members)
+        round_nbytes = round(rounds.round_nbytes * more)
+        day_nbytes = 1e9 * cost.gigabytes_per_day(round_nbytes, rounds.round_s)
     return Terms(
         ticket=ticket,
         run=run,
+        stages=stages,
+        num_parameters=num,
         fetch_nbytes=fetch_nbytes,
         disk_nbytes=fetch_nbytes + 4 * num * CHECKPOINT_VECTORS,
         process_nbytes=process_nbytes(),
-        memory_nbytes=part.memory_nbytes,
+        memory_nbytes=sum(part.memory_nbytes for part in parts),
+        micro_batch=parts[0].micro_batch,
         num_peers=num_peers,
-        round_nbytes=part.round_nbytes,
-        tokens_per_s=pace.tokens_per_s,
-        flops_per_s=flops_per_s,
-        round_s=max(LEAST_ROUND_S, round_s),
+        round_nbytes=round_nbytes,
+        rounds=rounds,
+        day_nbytes=day_nbytes,
     )
+
+
+def stages_of(
+    run: StagedConfig, news: Mapping[PeerId, StageNews], num_peers: int, me: PeerId | None = None
+) -> tuple[int, ...]:
+    """Return which stages a newcomer would hold: the weakest, or as many of the largest as fall to each of few peers.
+
+    Args:
+        news: of those who hold stages.
+        num_peers: that take part, the newcomer included.
+    """
+    table = StageTable(run.stages, has_tied=run.tied is not None, costs=holding.relative_costs(run))
+    for peer, told in news.items():
+        table.told(peer, told)
+    if len(table.empty()) < run.stages:
+        newcomer = me or PeerId("")
+        held = [dict(stage) or {newcomer: math.inf} for stage in table.rates()]  # who has the state of one takes it up
+        return (stage_for(newcomer, held, table.costs),)
+    largest = sorted(run.cuts, key=lambda cut: -num_section_parameters(run.model, cut))
+    return tuple(sorted(cut.number for cut in largest[: -(-run.stages // num_peers)]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """What a member has of a run among its peers.
+    """What a member has of a run, or of one of its stages, among its peers.
 
     Args:
-        flops_per_token: that it computes, of the tokens that it begins or as many.
         round_nbytes: that come and go in a round.
         memory_nbytes: that training takes.
     """
 
-    flops_per_token: float
+    num_parameters: int
     round_nbytes: int
     memory_nbytes: int
+    micro_batch: int
 
 
-def _part(run: RunConfig, num_peers: int, settings: PeerConfig, device: Device) -> _Part:
-    if not isinstance(run, StagedConfig) or run.stage is None:
-        return _Part(
-            flops_per_token=cost.flops_per_token(decoder(run.model), run.train.seq_len),
-            round_nbytes=_merged_nbytes(run, num_peers),
-            memory_nbytes=sum(needed_nbytes(run, settings, device, 1).values()),
+def _parts(
+    run: RunConfig, stages: tuple[int, ...], num_peers: int, settings: PeerConfig, device: Device
+) -> list[_Part]:
+    if isinstance(run, StagedConfig):
+        return [_stage(run, stage, num_peers, settings, device) for stage in stages]
+    try:
+        micro_batch = check_fits(run, settings, device)
+    except TooLarge:  # here; several processes may hold it together
+        micro_batch = 1
+    return [
+        _Part(
+            num_parameters=run.num_parameters,
+            round_nbytes=_round_nbytes(run, num_peers),
+            memory_nbytes=sum(needed_nbytes(run, settings, device, micro_batch).values()),
+            micro_batch=micro_batch,
         )
-    held, section = holding.of_run(run), run.cuts[run.stage]
+    ]
+
+
+def _stage(whole: StagedConfig, stage: int, num_peers: int, settings: PeerConfig, device: Device) -> _Part:
+    run, section = whole.of_stage(stage), whole.cuts[stage]
+    held = holding.of_run(whole)  # which says how many rounds there will be
     micro = held.micro
     num_members, num_sides = -(-num_peers // run.stages), min(2, run.stages - 1)
     num_micro = run.method.every * -(-run.train.batch_size // micro.num_samples)
-    round_nbytes = _merged_nbytes(run, num_members) + num_micro * num_sides * crossing(micro).total_nbytes
-    if run.has_tied(run.stage):
+    round_nbytes = _round_nbytes(run, num_members) + num_micro * num_sides * crossing(micro).total_nbytes
+    if run.has_tied(stage):
         matrix = msgspec.structs.replace(run, stage=run.tied)
-        round_nbytes += _merged_nbytes(matrix, min(num_peers, 2 * num_members))
+        round_nbytes += _round_nbytes(matrix, min(num_peers, 2 * num_members))
     needed = holding.needed_nbytes(
         held, section, device, num_taken=holding.usual_taken(run.stages), has_recompute=settings.has_recompute
     )
     return _Part(
-        flops_per_token=section_flops(holding.shape_of(run.model, section), run.train.seq_len).total,
+        num_parameters=run.num_parameters,
         round_nbytes=round_nbytes,
         memory_nbytes=sum(needed.values()),
+        micro_batch=micro.num_samples,
     )
 
 
-def _merged_nbytes(run: RunConfig, num_members: int) -> int:
+def _round_nbytes(run: RunConfig, num_members: int) -> int:
+    """Return what a member sends and receives in a round, without what heartbeats and micro-batches take."""
     traffic = round_traffic(run.method, run.vector.tensors, run.num_parameters, num_members)
+    traffic += cost.control_traffic(min(num_members, run.electors))
     return traffic.sent_nbytes + traffic.received_nbytes
-
-
-def product_flops(model: ModelConfig, num_rows: int, device: Device, clock: Clock) -> float:
-    """Return the floating-point operations per second of multiplying matrices of the model's shape, large ones cut.
-
-    On a CPU that is the speed of one thread.
-    """
-    rows, width, ffn_width = min(num_rows, MAX_ROWS), min(model.width, MAX_WIDTH), min(model.ffn_width, MAX_WIDTH)
-    dtype = device.autocast_dtype or torch.float32
-    left = torch.ones((rows, width), dtype=dtype, device=device.torch)
-    right = torch.ones((width, ffn_width), dtype=dtype, device=device.torch)
-
-    def run_s(num_products: int) -> float:
-        began = clock.now()
-        for _ in range(num_products):
-            product = left @ right
-        float(product[0, 0])  # waits for a GPU
-        return clock.now() - began
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        float((left @ right)[0, 0])  # the first one allocates
-        num_products = 1
-        while min(run_s(num_products) for _ in range(3)) < LEAST_MEASURED_S:
-            num_products *= 4
-        least_s = min(run_s(num_products) for _ in range(NUM_RUNS))
-    finally:
-        torch.set_num_threads(before)
-    return 2.0 * rows * width * ffn_width * num_products / least_s

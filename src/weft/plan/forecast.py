@@ -146,7 +146,7 @@ def forecast(question: Question) -> Forecast:
     return Forecast(
         question=question,
         pace=pace,
-        memory=tuple(_hold(question, each) for each in question.machines),
+        memory=tuple(hold(question, each) for each in question.machines),
         bill=bill,
         cluster_s=cluster_s,
         cluster_bill=cluster_bill,
@@ -277,7 +277,8 @@ def _penalty(question: Question) -> Penalty | None:
 # --- memory ---
 
 
-def _hold(question: Question, machines: Machines) -> Hold:
+def hold(question: Question, machines: Machines) -> Hold:
+    """Return what a peer with one of `machines` holds, with as many samples at a time as fit."""
     micro_batch = question.train.batch_size
     while True:
         on_device, on_host = _held(question, machines, micro_batch)

@@ -152,9 +152,9 @@ class PeerConfig(Config, frozen=True, kw_only=True):
         return min(self.threads or self.caps.cores, self.caps.cores) if self.caps.cores else self.threads
 
 
-Use = Literal["training", "stage", "loop", "anchor", "visit", "trial"]
+Use = Literal["training", "stage", "loop", "anchor", "visit"]
 """What a machine's settings are for: a peer of a whole model, or of a stage, or that trains in a loop of its person's
-own; an anchor; a process that looks, fetches or acts, and ends; or one that only tries the ways into a run."""
+own; an anchor; or a process that looks, fetches or acts, and ends."""
 
 _OF_DEVICE = ("device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes")
 _OF_STAYING = ("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s")
@@ -166,10 +166,6 @@ _IDLE: dict[Use, tuple[tuple[str, ...], str]] = {
     "loop": ((*_OF_DEVICE, "caps.cores"), "a loop of your own trains where and as it does"),
     "anchor": ((*_OF_DEVICE, *_OF_STAYING), "this peer does not train"),
     "visit": ((*_OF_DEVICE, *_OF_STAYING, *_OF_LIMITS), "this process takes no part in the run"),
-    "trial": (
-        tuple(name for name in PeerConfig.__struct_fields__ if name not in _OF_WAYS),
-        "only the ways into the run are tried",
-    ),
 }
 
 

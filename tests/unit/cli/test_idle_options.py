@@ -174,11 +174,7 @@ TABLE: dict[str, Rows] = {
     "eval": dict.fromkeys(("--data", "--windows", "--device"), ALWAYS),
     "export": {"--dtype": ALWAYS},
     "inspect": {},
-    "doctor": {
-        "--machine": (Refused("doctor --machine {machine}", "there is no ticket whose ways could be tried"),),
-        "--port": ALWAYS,
-        "--json": ALWAYS,
-    },
+    "doctor": {"--machine": ALWAYS, "--port": ALWAYS, "--json": ALWAYS},
     "plan": {
         "--peers": (Refused("plan {scenario} --peers 4", SCENARIO),),
         "--device": (Refused("plan {scenario} --device rtx4090", SCENARIO),),

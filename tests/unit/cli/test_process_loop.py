@@ -36,4 +36,4 @@ def test_a_verb_runs_on_a_loop_that_watches_sockets():
 
 def test_a_ticket_is_examined_on_such_a_loop(monkeypatch):
     monkeypatch.setattr(findings_ticket, "_examine", loop_type)
-    assert findings_ticket.examine_ticket(None, PeerConfig()) is asyncio.SelectorEventLoop
+    assert findings_ticket.examine_ticket(None, PeerConfig(), has_torch=True) is asyncio.SelectorEventLoop

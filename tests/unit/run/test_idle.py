@@ -344,7 +344,7 @@ def fields_of(config: Config, place: str = "") -> Iterator[str]:
             yield f"{place}{field.name}"
 
 
-@pytest.mark.parametrize("use", ["training", "stage", "loop", "anchor", "visit", "trial"])
+@pytest.mark.parametrize("use", ["training", "stage", "loop", "anchor", "visit"])
 def test_every_setting_of_a_machine_has_a_place(use: machine.Use) -> None:
     fields = set(fields_of(PeerConfig()))
     silent = {name for names in idle(fields, machine.without_effect(PeerConfig(), use)).values() for name in names}

@@ -36,8 +36,6 @@ _MEASURE_S = 0.2
 _CLOCK_RATE = 0.05  # share by which two clocks of one machine may differ while measured
 _FILE_CLOCK_S = 5.0  # and a file system's clock from the machine's: network disks are seconds off
 _EPOCH_2024 = 1_704_067_200.0  # weft is younger: a clock before this is wrong
-_SEQ_LEN = 1024  # tokens; of a vocabulary as large models have it
-_VOCAB_SIZE = 32_000
 _ASK_TIMEOUT_S = 10.0
 
 Fact = str | float | bool | None | list[str]
@@ -55,12 +53,13 @@ class Finding:
 Check = Callable[[], Iterator[Finding]]
 
 
-def examine(home: Path, port: int) -> Iterator[Finding]:
+def examine(home: Path, port: int, check_models: Check) -> Iterator[Finding]:
     """Yield all findings about this machine, as they are made.
 
     Args:
         home: where identities, data and runs would lie.
         port: what the person means to listen on; 0: any.
+        check_models: what this machine can train, and how fast.
     """
     checks: tuple[tuple[str, Check], ...] = (
         ("platform", check_platform),
@@ -72,6 +71,7 @@ def examine(home: Path, port: int) -> Iterator[Finding]:
         ("network", lambda: check_network(port)),
         ("iroh", check_iroh),
         ("torch", check_torch),
+        ("models", check_models),
     )
     for topic, check in checks:
         try:
@@ -227,7 +227,7 @@ def check_iroh() -> Iterator[Finding]:
     yield Finding("iroh", "ok", f"iroh {importlib.metadata.version('iroh')}; UDP sockets open")
 
 
-# --- torch: whether its build fits the graphics card, and which models fit into memory ---
+# --- torch: whether its build fits the graphics card ---
 
 
 def check_torch() -> Iterator[Finding]:
@@ -247,7 +247,6 @@ def check_torch() -> Iterator[Finding]:
         yield _unused_card(build, card)
     else:
         yield Finding("torch", "ok", f"{build}; no GPU, trains on the CPU")
-    yield _largest_model()
 
 
 def _check_cuda(build: str) -> Iterator[Finding]:
@@ -298,34 +297,3 @@ def _nvidia_card() -> str | None:
         except (OSError, subprocess.SubprocessError, IndexError):
             pass
     return "an NVIDIA card" if Path("/proc/driver/nvidia/version").exists() else None
-
-
-def _largest_model() -> Finding:
-    """Return which named sizes this machine can train, one sample of 1024 tokens at a time."""
-    from weft.codec.build import build as build_codec
-    from weft.codec.config import Int8Config
-    from weft.cost import training as cost
-    from weft.model.config import SIZES, named, num_parameters
-    from weft.run.machine import PeerConfig
-    from weft.training.device import choose, decoder, device_free_nbytes
-
-    device = choose(PeerConfig())
-    free = host_free_nbytes() if device.is_cpu else device_free_nbytes(device)
-    codec, held = build_codec(Int8Config()), []
-    for size in SIZES:
-        config = named(size, _VOCAB_SIZE, _SEQ_LEN)
-        num = num_parameters(config)
-        memory = cost.peer_memory(
-            num,
-            cost.part_size(num, 4),
-            4,
-            codec,
-            codec,
-            sends_delta=True,
-            num_momenta=1,
-            activations=cost.activation_nbytes(decoder(config), 1, _SEQ_LEN),
-        )
-        if memory.peak_nbytes <= 0.9 * free:
-            held.append(size)
-    what = f"trains models up to {held[-1]}" if held else "no named model fits"
-    return Finding("models", "ok" if held else "note", f"{what} ({free / 1e9:.1f} GB free on {device.name})")

@@ -4,10 +4,12 @@
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import TYPE_CHECKING
 
 from weft.cli.doctor.findings import Fact, Finding
 from weft.cli.process import run_loop
-from weft.clock import SystemClock
+from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
 from weft.errors import GenesisMismatch, Refused, Unreachable, WeftError
 from weft.keys import Identity
@@ -24,20 +26,26 @@ from weft.net.transport.base import Lane, Stream, Transport
 from weft.run.machine import PeerConfig
 from weft.wire import printable
 
+if TYPE_CHECKING:
+    from weft.cli.doctor.fit import Asking, Look
+
 _CLOCK_OFF_S = 60.0  # where logs of two machines are hard to read side by side
 _SLOW_BPS = 1e6  # the slowest uplink that rounds are made for
 
 
-def examine_ticket(ticket: Ticket, settings: PeerConfig) -> tuple[list[Finding], type[WeftError] | None]:
-    """Try the ways a ticket names.
+Examined = tuple[list[Finding], type[WeftError] | None, "Look | None"]
+
+
+def examine_ticket(ticket: Ticket, settings: PeerConfig, *, has_torch: bool) -> Examined:
+    """Try the ways a ticket names; where torch can be loaded, ask members for their run.
 
     Returns:
-        what was found, and the kind of failure where no way leads into the run.
+        what was found, the kind of failure where no way leads into the run, and what members told of it.
     """
-    return run_loop(_examine(ticket, settings))
+    return run_loop(_examine(ticket, settings, has_torch))
 
 
-async def _examine(ticket: Ticket, settings: PeerConfig) -> tuple[list[Finding], type[WeftError] | None]:
+async def _examine(ticket: Ticket, settings: PeerConfig, has_torch: bool) -> Examined:
     clock, identity = SystemClock(), Identity.generate()
     findings: list[Finding] = []
     started: dict[str, Transport] = {}
@@ -55,18 +63,29 @@ async def _examine(ticket: Ticket, settings: PeerConfig) -> tuple[list[Finding],
     findings += [describe(trial) for trial in trials]
     verdict, failure = judge_ways(trials)
     findings += verdict
-    if failure is None:
-        findings += await _measure(ticket, settings, [each for each in trials if each.outcome == "admitted"])
-    return findings, failure
+    if failure is not None:
+        return findings, failure, None
+    admitted = [each for each in trials if each.outcome == "admitted"]
+    more, look = await _measure(ticket, settings, admitted, has_torch)
+    return findings + more, failure, look
 
 
-async def _measure(ticket: Ticket, settings: PeerConfig, open_ways: Sequence[Trial]) -> list[Finding]:
-    """Ask each member that lets this machine in for its clock and what it sees; move bytes to and from the first."""
+async def _measure(
+    ticket: Ticket, settings: PeerConfig, open_ways: Sequence[Trial], has_torch: bool
+) -> tuple[list[Finding], "Look | None"]:
+    """Ask each member that lets this machine in for its clock, what it sees and the run; move bytes to and from the
+    first."""
     clock, identity = SystemClock(), Identity.generate()
     passport = Passport(identity=identity, run=ticket.run, name="doctor", admission=ticket.admission())
     findings: list[Finding] = []
     sightings: list[Sighting] = []
-    async with Node(passport, make_transports(identity, settings), clock, lambda _: None) as node:
+    speed: Speed | None = None
+    look: Look | None = None
+    async with AsyncExitStack() as stack:
+        node = await stack.enter_async_context(
+            Node(passport, make_transports(identity, settings), clock, lambda _: None)
+        )
+        asking = await stack.enter_async_context(_asking(node, clock)) if has_torch else None
         members = list(dict.fromkeys(trial.contact for trial in open_ways))
         for index, contact in enumerate(members):
             who = called(contact.name, contact.peer)
@@ -80,8 +99,21 @@ async def _measure(ticket: Ticket, settings: PeerConfig, open_ways: Sequence[Tri
                     findings.append(judge_speed(who, node.link_name(contact.peer), speed))
             except (WeftError, TimeoutError) as error:
                 findings.append(Finding("speed", "note", f"{who} could not be measured: {error or 'no end in time'}"))
+        findings.append(judge_place(sightings, reachable_hosts("::")))
+        if asking is not None:
+            try:
+                look = await asking(ticket, settings, speed, sightings[0].round_trip_s if sightings else 0.0)
+            except WeftError as error:
+                findings.append(Finding("fit", "note", f"what the run takes could not be asked: {error}"))
         await say_goodbye(node, "was only looking")
-    return [*findings, judge_place(sightings, reachable_hosts("::"))]
+    return findings, look
+
+
+def _asking(node: Node, clock: Clock) -> "AbstractAsyncContextManager[Asking]":
+    """Return what listens to members from now on, and asks them for their run."""
+    from weft.cli.doctor.fit import asking  # which loads torch
+
+    return asking(node, clock)
 
 
 def describe(trial: Trial) -> Finding:

@@ -16,7 +16,6 @@ from weft.cli import settings
 from weft.cli.options import rate_bps
 from weft.codec.config import CodecConfig
 from weft.config import load
-from weft.cost.training import flops_per_token
 from weft.data.packing import CharactersConfig, make_tokenizer
 from weft.data.tokenizer import CharTokenizer
 from weft.errors import ConfigError, DataError
@@ -31,7 +30,6 @@ from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
 from weft.sync.method.presets import AutoConfig, MethodConfig, spell_out
 from weft.sync.method.schedule import missed
-from weft.training.device import decoder
 
 ASSUMED_CHARACTERS = 100  # of a text that is not here
 HERE = "here"
@@ -103,7 +101,7 @@ def run(path: Path, changes: Sequence[str], peers: int | None, own: Own, method:
         WeftError: a file, a name or a figure makes no sense; says which.
     """
     run_file = settings.run_file(path, changes, is_final=method.method is None)
-    model, notes = _model(run_file, path.absolute().parent)
+    model, notes = model_of(run_file, path.absolute().parent)
     machines, more = _machines(own, run_file, model, peers or run_file.peers)
     return _ask(run_file, model, (machines,), method, prices, (*notes, *more))
 
@@ -117,7 +115,7 @@ def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, p
     described = load(path, Scenario)
     run_path = path.parent / described.run
     run_file = settings.run_file(run_path, changes, is_final=method.method is None)
-    model, notes = _model(run_file, run_path.absolute().parent)
+    model, notes = model_of(run_file, run_path.absolute().parent)
     machines = tuple(machines_of(kind, watts) for kind in described.kind)
     ignored = []
     if described.fault:
@@ -242,15 +240,11 @@ def _machines(own: Own, run_file: RunFile, model: ModelConfig, num_peers: int) -
     if own.device is None:
         return machines, ("what a peer holds in memory is reckoned in fp32, on a CPU",)
     if own.device == HERE:
-        from weft.cli.plan.speed_here import measure
+        from weft.cli.plan.speed_here import measure_cut
 
-        # Of a model that is cut, as many layers as a section has, and as many samples at a time as pass.
-        part = msgspec.structs.replace(model, num_layers=-(-model.num_layers // run_file.stages))
-        if run_file.stages > 1:
-            train = msgspec.structs.replace(train, batch_size=min(run_file.pipeline.micro_batch, train.batch_size))
-        here = measure(part, train, num_peers if named.is_one_machine else 1)
-        whole, timed = (flops_per_token(decoder(each), train.seq_len) for each in (model, part))
-        crowding, speed = here.crowding, speed or here.tokens_per_s * timed / whole
+        num_sharing = num_peers if named.is_one_machine else 1
+        here = measure_cut(model, train, run_file.stages, run_file.pipeline.micro_batch, num_sharing)
+        crowding, speed = here.crowding, speed or here.tokens_per_s
         note = f"timed here: {here.name}, {speed:,.0f} tokens/s"
         if named.is_one_machine:
             note += f" for each of {num_peers} peers that share this machine"
@@ -296,7 +290,7 @@ def _cluster(prices: Prices, run_file: RunFile, model: ModelConfig) -> Cluster:
     return cluster_of(device, prices.cluster_size or defaults.cluster_size, model, run_file.train, price)
 
 
-def _model(run_file: RunFile, base: Path) -> tuple[ModelConfig, tuple[str, ...]]:
+def model_of(run_file: RunFile, base: Path) -> tuple[ModelConfig, tuple[str, ...]]:
     """Return the run's model, and what had to be assumed of it."""
     try:
         tokenizer = make_tokenizer(run_file.tokenizer, run_file.data, base)

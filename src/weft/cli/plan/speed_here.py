@@ -12,10 +12,12 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Semaphore
 from statistics import median
+from typing import Any
 
+import msgspec
 import torch
 
 from weft.cli.terminal import WorkLine
@@ -55,9 +57,17 @@ def tokens_in(run_file: RunFile, seconds: float, tokens_per_s: float) -> int:
     return max(1, round(wanted / per_round)) * per_round
 
 
-def usual_s(step: Callable[[], None], clock: Clock | None = None) -> float:
+def usual_s(
+    step: Callable[[], None],
+    clock: Clock | None = None,
+    measured_s: float = _MEASURED_S,
+    least_steps: int = _LEAST_STEPS,
+) -> float:
     """Return the seconds of the median of many steps. Takes about three; of long steps as many as begin in ten seconds
     of warming up, and in ten of timing, one each at least.
+
+    Args:
+        measured_s: in place of the three; least_steps: that are timed, however long they take.
     """
     clock = clock or SystemClock()
 
@@ -71,7 +81,7 @@ def usual_s(step: Callable[[], None], clock: Clock | None = None) -> float:
         if warm_s < _PATIENCE_S:
             warm_s += took_s()
     all_s = [took_s()]
-    while (len(all_s) < _LEAST_STEPS or sum(all_s) < _MEASURED_S) and sum(all_s) < _PATIENCE_S:
+    while (len(all_s) < least_steps or sum(all_s) < measured_s) and sum(all_s) < _PATIENCE_S:
         all_s.append(took_s())
     return median(all_s)
 
@@ -111,7 +121,7 @@ def measure(
     timed: Timed | None = None,
     *,
     on: str = "auto",
-    threads: int = 0,
+    num_threads: int = 0,
 ) -> Here:
     """Return the pace of a device of this machine; takes about three seconds, longer where a step does: it is told.
 
@@ -119,13 +129,13 @@ def measure(
         num_sharing: peers on this machine.
         timed: makes a step often enough and returns its seconds; None: those of the median of many.
         on: the device, as `PeerConfig.device` names it; auto: the best one.
-        threads: of each peer; 0: its share of the cores.
+        num_threads: of each peer; 0: its share of the cores.
 
     Raises:
         TooLarge: the model and one sample do not fit; says the figures.
     """
     cores = num_cores()
-    threads = threads or threads_of(num_sharing)
+    threads = num_threads or threads_of(num_sharing)
     device = choose(PeerConfig(device=on, threads=threads))
     free = float(host_free_nbytes() if device.is_cpu else device_free_nbytes(device))
     needed = 4 * cost.vector_nbytes(num_parameters(model)) + cost.activation_nbytes(decoder(model), 1, train.seq_len)
@@ -138,7 +148,7 @@ def measure(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        at_once = cores / threads if device.is_cpu else 1.0
+        at_once = max(1.0, cores / threads) if device.is_cpu else 1.0
         with (
             Meter("timing this machine", "steps", WorkLine(), SystemClock()) as meter,
             _others(min(num_sharing, int(at_once)) - 1, model, train, threads),
@@ -155,6 +165,23 @@ def measure(
         is_half=device.precision != "fp32",
         memory_nbytes=free / num_sharing,
     )
+
+
+def measure_cut(
+    model: ModelConfig, train: TrainConfig, stages: int, micro_batch: int, num_sharing: int, **how: Any
+) -> Here:
+    """Return the same of a model in `stages` sections, by what is timed of one: tokens that one peer alone would train.
+
+    Args:
+        micro_batch: samples that pass at a time.
+        how: as of `measure`.
+    """
+    part = msgspec.structs.replace(model, num_layers=-(-model.num_layers // stages))
+    if stages > 1:
+        train = msgspec.structs.replace(train, batch_size=min(micro_batch, train.batch_size))
+    here = measure(part, train, num_sharing, **how)
+    whole, timed = (cost.flops_per_token(decoder(each), train.seq_len) for each in (model, part))
+    return replace(here, tokens_per_s=here.tokens_per_s * timed / whole)
 
 
 def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[], None]:

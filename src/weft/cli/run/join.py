@@ -50,8 +50,7 @@ def join(
         return
     text = ticket_text(ticket)
     read(text)  # a bad ticket is refused before anything heavy is loaded
-    if not yes and not sys.stdin.isatty():
-        raise ConfigError("there is no terminal to ask whether to join. Add --yes, or join from a terminal.")
+    is_asked = sys.stdin.isatty()
     stays = until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
     from weft.data.corpus import CorpusConfig
@@ -65,8 +64,8 @@ def join(
     def make(ask: "Ask", trainers: "Trainers") -> Corpus:
         def agree(terms: "Terms") -> bool:
             watch.agreed(terms)
-            typer.echo("\n".join((describe(terms), *capped(chosen.caps))), err=True)
-            return yes or ask("join?")
+            typer.echo("\n".join((describe(terms), *capped(chosen.caps))), err=yes or is_asked)
+            return yes or (is_asked and ask("join?"))
 
         return Corpus(agree_to=agree, own_data=own, trainers=trainers, stages=prepare)
 
@@ -79,6 +78,11 @@ def join(
         text,
         watch.started,
     )
+    if watch.has_terms and not (yes or is_asked):
+        raise ConfigError(
+            "these are the terms, and there is no terminal to ask whether to join. Nothing was joined. To join: "
+            "weft join TICKET --yes"
+        )
 
 
 def describe(terms: "Terms") -> str:
@@ -92,18 +96,50 @@ def describe(terms: "Terms") -> str:
         (
             f"run       {run.name}  {ticket.run[:16]}",
             f"issued by {issuer}  {ticket.issuer[:16]}",
-            f"model     {figures.amount(run.num_parameters)} parameters",
+            f"model     {_model(terms)}",
             f"data      {where}",
             *_stewards(len(run.stewards)),
             f"to fetch  {figures.nbytes(terms.fetch_nbytes)}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for this program as it stands, "
-            f"{figures.nbytes(terms.memory_nbytes)} to train",
-            f"network   {figures.nbytes(terms.round_nbytes)} a round among {_peers(terms)} with this one, "
-            f"{'' if terms.tokens_per_s else 'up to '}about {figures.nbytes(terms.day_nbytes)} a day",
-            f"          (in rounds of {_seconds(terms.round_s)}: {run.method.every} training steps at {_pace(terms)}; "
-            f"{_teams(terms)}far more would be told)",
+            f"{figures.nbytes(terms.memory_nbytes)} to train {terms.micro_batch} of a batch's "
+            f"{run.train.batch_size} samples at a time",
+            *_network(terms),
         )
+    )
+
+
+def _model(terms: "Terms") -> str:
+    """Return what is trained, and what part of it this machine would hold."""
+    from weft.run.staged import StagedConfig
+
+    run = terms.run
+    whole = f"{figures.amount(run.num_parameters)} parameters"
+    if not isinstance(run, StagedConfig):
+        return whole
+    numbers = [str(stage + 1) for stage in terms.stages]
+    called = f"stage{'s' if len(numbers) > 1 else ''} {' and '.join(numbers)} of {run.stages}"
+    return f"{whole}; this machine would hold {figures.amount(terms.num_parameters)} of them, {called}"
+
+
+def _network(terms: "Terms") -> tuple[str, str]:
+    """Return what a round moves, and a day, and where that is from."""
+    of_round = f"network   {figures.nbytes(terms.round_nbytes)} a round among {_peers(terms)} with this one"
+    alone = ""
+    if (rounds := terms.rounds) is not None:
+        steps = f"{terms.run.method.every} training steps each"
+        if terms.day_nbytes is not None:
+            told = f"{rounds.num_told} members" if rounds.num_told > 1 else "a member"
+            return (
+                f"{of_round}, about {figures.nbytes(terms.day_nbytes)} a day",
+                f"          (as {told} measured: {figures.nbytes(rounds.round_nbytes)} a round, and "
+                f"{figures.seconds(rounds.round_s)} from one to the next, of {steps}; far more would be told)",
+            )
+        alone = f"; alone, {figures.seconds(rounds.round_s)} of {steps}"
+    return (
+        f"{of_round}, {_teams(terms)}by the sizes of model and method",
+        f"          (what that is in a day is not known: {terms.why_no_day}{alone}. It is told ten minutes after "
+        "joining; weft doctor TICKET plans it by what it times here)",
     )
 
 
@@ -130,7 +166,7 @@ def _teams(terms: "Terms") -> str:
     from weft.run.staged import StagedConfig
 
     split = terms.run.pipeline.split if isinstance(terms.run, StagedConfig) else None
-    return "" if split is None else f"what a team of {split.members} passes in each layer comes on top; "
+    return "" if split is None else f"without what a team of {split.members} passes in each layer, "
 
 
 def _peers(terms: "Terms") -> str:
@@ -138,19 +174,6 @@ def _peers(terms: "Terms") -> str:
 
     stages = f" in {terms.run.stages} stages" if isinstance(terms.run, StagedConfig) else ""
     return f"{terms.num_peers} peers{stages}"
-
-
-def _pace(terms: "Terms") -> str:
-    if terms.tokens_per_s:
-        return f"{figures.amount(terms.tokens_per_s)} tokens/s, as the fastest member says"
-    return f"{terms.flops_per_s / 1e9:.3g} GFLOP/s, the best measured here"
-
-
-def _seconds(seconds: float) -> str:
-    """Return a duration as people say it, however long: 0.64 s, 97 s, 12 min, 3.2 h."""
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 class TrafficWatch:
@@ -161,6 +184,10 @@ class TrafficWatch:
         self._terms: Terms | None = None  # shown, and agreed to if anything follows
         self._emit: Emit | None = None  # of the peer, once there is one
         self._allowance: Allowance | None = None
+
+    @property
+    def has_terms(self) -> bool:
+        return self._terms is not None
 
     def agreed(self, terms: "Terms") -> None:
         self._terms = terms
@@ -176,10 +203,11 @@ class TrafficWatch:
         if self._allowance is None:
             self._allowance = Allowance(self._terms, self._clock)
         if isinstance(entry.event, RoundCommitted):
-            shown = figures.nbytes(self._terms.day_nbytes)
+            shown = self._terms.day_nbytes
             found = self._allowance.count(entry.event.sent_nbytes + entry.event.received_nbytes)
             if found is not None:
-                text = f"this machine moves about {figures.nbytes(found)} a day for the run; the terms said {shown}"
+                said = "could not say" if shown is None else f"said {figures.nbytes(shown)}"
+                text = f"this machine moves about {figures.nbytes(found)} a day for the run; the terms {said}"
                 self._emit(Notice(text=f"{text}. Ctrl-C leaves it."))
 
     def close(self) -> None:

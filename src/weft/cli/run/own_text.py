@@ -398,7 +398,7 @@ class _Machine:
         caps = self._settings.caps
         threads = self._settings.threads or (0 if caps.cores is None else min(caps.cores, num_cores()))
         model = unsealed(described, base).model
-        return measure(model, described.train, 1, on=self._settings.device, threads=threads)
+        return measure(model, described.train, 1, on=self._settings.device, num_threads=threads)
 
     def takes(self, described: Any, here: "Here", base: Path) -> Iterator[str]:
         """Yield what a run takes, line by line; nothing that is not measured, counted or in closed form."""

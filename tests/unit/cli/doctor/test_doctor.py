@@ -13,7 +13,15 @@ import pytest
 from unit.cli.small import Weft
 from weft.cli.doctor import findings
 from weft.cli.doctor.findings import Finding
+from weft.cli.doctor.fit import models
 from weft.clock import SystemClock
+from weft.run.machine import PeerConfig
+
+
+@pytest.fixture(autouse=True)
+def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time nothing: half a second for a step, so that only the smallest model is tried."""
+    monkeypatch.setattr("weft.cli.doctor.fit.usual_s", lambda _step, **_how: 0.5)
 
 
 def only(found: "list[Finding]") -> Finding:
@@ -24,7 +32,7 @@ def only(found: "list[Finding]") -> Finding:
 def test_this_machine_can_run_weft(weft: Weft) -> None:
     answer = weft("doctor")
     assert answer.code == 0, answer.out
-    for topic in ("platform", "python", "memory", "disk", "clock", "network", "iroh", "torch", "models"):
+    for topic in ("platform", "python", "memory", "disk", "clock", "network", "iroh", "torch", "models", "pace"):
         assert topic in answer.out
 
 
@@ -58,9 +66,9 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
         raise OSError("odd")
 
     monkeypatch.setattr(findings, "check_memory", broken)
-    found = list(findings.examine(tmp_path, 0))
+    found = list(findings.examine(tmp_path, 0, lambda: models(PeerConfig())))
     assert Finding("memory", "note", "could not be examined: OSError: odd") in found
-    assert found[-1].topic == "models"
+    assert found[-1].topic == "pace"
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,11 @@ def test_clocks_and_speeds_are_judged():
     assert "up 0.5 Mbit/s, down 100 Mbit/s over tls" in slow.text
 
 
+@pytest.fixture(autouse=True)
+def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.cli.doctor.fit.usual_s", lambda _step, **_how: 0.5)
+
+
 @pytest.fixture
 async def member() -> AsyncIterator[Node]:
     identity = Identity.generate()
@@ -147,6 +152,7 @@ async def test_programs_get_the_figures(member: Node, weft: Weft, tmp_path) -> N
     assert told["speed"]["up_bps"] > 0
     assert told["clocks"]["round_trip_s"] > 0
     assert (told["place"]["seen_at"], told["place"]["is_translated"]) == (["127.0.0.1"], False)
+    assert told["fit"] == {}  # a member that has nothing of the run to tell
     page = (Path(__file__).parents[4] / "docs" / "doctor.md").read_text()
     assert all(f"`{name}`" in page for facts in told.values() for name in facts)
     stranger = issue(Identity.generate(), RUN, member.contacts(), bytes(16))

@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from unit.launch.test_terms import SteppingClock, made
+from unit.cli.company import founder
+from unit.cli.small import Weft
+from unit.launch.test_terms import HERE, TICKET, SteppingClock, cut, made, news, told
 from weft.cli.run.join import TrafficWatch, describe
+from weft.errors import ConfigError
 from weft.events import Entry, Event, Notice, RoundCommitted
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
-from weft.launch.terms import Pace
+from weft.launch.terms import Heard, terms
+from weft.store.home import Home
 
 ME = PeerId("e" * 64)
 
@@ -32,43 +36,65 @@ def committed(nbytes: float) -> Entry:
     return Entry(v=1, at=0.0, peer=ME, event=event)
 
 
-def test_a_person_reads_what_the_day_is_reckoned_from(tmp_path: Path) -> None:
-    *_, bytes_line, speed_line = describe(made(tmp_path)).splitlines()
-    assert "a round among 4 peers with this one, up to about" in bytes_line
-    assert "4 training steps at" in speed_line
-    assert "the best measured here" in speed_line
+def test_a_person_reads_what_members_measured_and_what_a_day_comes_to(tmp_path: Path) -> None:
+    *_, bytes_line, measured = describe(made(tmp_path, told(2, round_s=8.3, round_nbytes=1_100_000))).splitlines()
+    assert bytes_line == "network   1.5 MB a round among 3 peers with this one, about 15.6 GB a day"
+    assert "as a member measured: 1.1 MB a round, and 8.3 s from one to the next, of 4 training steps" in measured
 
 
-def test_a_pace_that_members_tell_is_said_as_theirs(tmp_path: Path) -> None:
-    *_, bytes_line, speed_line = describe(made(tmp_path, pace=Pace(num_members=1, tokens_per_s=5340.0))).splitlines()
-    assert "a round among 2 peers with this one, about" in bytes_line
-    assert "4 training steps at 5.34k tokens/s, as the fastest member says" in speed_line
+def test_a_person_reads_why_a_day_is_not_known_and_what_is(tmp_path: Path) -> None:
+    *_, bytes_line, why = describe(made(tmp_path)).splitlines()
+    assert "a round among 4 peers with this one" in bytes_line
+    assert "a day" not in bytes_line
+    assert "not known: no member has told yet" in why
+    *_, why = describe(made(tmp_path, told(1, round_s=0.05))).splitlines()
+    assert "trains alone" in why
+    assert "alone, 0.05 s of 4 training steps" in why
+    assert "weft doctor TICKET" in why
+
+
+def test_of_a_model_that_is_cut_a_person_reads_which_part_this_machine_would_hold(tmp_path: Path) -> None:
+    both = {PeerId("a" * 64): news(0, 1), PeerId("b" * 64): news(2)}
+    heard = Heard(num_members=2, num_linked=2, news=both)
+    text = describe(terms(cut(), TICKET, Home(tmp_path), HERE, heard))
+    assert "parameters; this machine would hold" in text
+    assert "of them, stage" in text
+    assert "of 3" in text
 
 
 def test_memory_is_that_of_the_program_and_of_training(tmp_path: Path) -> None:
-    found = replace(made(tmp_path), process_nbytes=290_000_000, memory_nbytes=212_000_000)
-    assert "memory    about 502 MB: 290 MB for this program as it stands, 212 MB to train" in describe(found)
-
-
-@pytest.mark.parametrize(
-    ("round_s", "said"),
-    [(0.01, "0.01 s"), (0.6432, "0.64 s"), (9.96, "10 s"), (97.2, "97 s"), (149.6, "2 min"), (36_000, "10 h")],
-)
-def test_a_rounds_time_is_said_as_people_say_it(tmp_path: Path, round_s: float, said: str) -> None:
-    assert f"(in rounds of {said}: " in describe(replace(made(tmp_path), round_s=round_s))
+    found = replace(made(tmp_path), process_nbytes=290_000_000, memory_nbytes=212_000_000, micro_batch=2)
+    said = "memory    about 502 MB: 290 MB for this program as it stands, 212 MB to train 2 of a batch's 4 samples"
+    assert said in describe(found)
 
 
 def test_more_traffic_than_the_terms_said_is_an_event(tmp_path: Path) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     watch = TrafficWatch(SteppingClock(0.0))
     watch.write(committed(1e15))  # before anything was agreed to
-    terms = made(tmp_path)
-    watch.agreed(terms)
-    watch.started(told.append)
-    watch.write(committed(terms.fetch_nbytes + terms.day_nbytes / 24))
-    assert told == []
-    watch.write(committed(terms.day_nbytes))
-    (notice,) = told
+    shown = made(tmp_path, told(2))
+    assert shown.day_nbytes is not None
+    watch.agreed(shown)
+    watch.started(events.append)
+    watch.write(committed(shown.fetch_nbytes + shown.day_nbytes / 24))
+    assert events == []
+    watch.write(committed(shown.day_nbytes))
+    (notice,) = events
     assert isinstance(notice, Notice)
     assert "the terms said" in notice.text
     assert "Ctrl-C leaves it" in notice.text
+
+
+@pytest.mark.full
+def test_without_a_terminal_the_terms_are_shown_and_how_to_say_yes(weft: Weft, tmp_path: Path) -> None:
+    """A script that forgot --yes has joined nothing, and ends as one that failed; the member goes on."""
+    machine = tmp_path / "machine.toml"
+    machine.write_text('device = "cpu"\nthreads = 1\ntransports = ["tls"]\n[tls]\nhost = "127.0.0.1"\n')
+    with founder(tmp_path / "crew", wait_for=1, num_peers=1, num_rounds=1_000_000) as member:
+        answer = weft("join", member.ticket, "--machine", machine)
+        assert answer.code == ConfigError.exit_code
+        assert "memory    about" in answer.out
+        assert "network   " in answer.out
+        assert "weft join TICKET --yes" in answer.err
+        assert not list((tmp_path / "home").glob("runs/*/*/checkpoint"))
+        assert not member.task.done()
