@@ -196,7 +196,7 @@ def measure(name: str) -> dict[str, Any]:
         third = contact(relay)
         options = {"proxy": f"http://10.1.1.1:{PROXY_PORT}"} if NETWORKS[name] is proxied else {}
         a, b = Peer(nets, "a", relay_at["a"], **options), Peer(nets, "b", relay_at["b"])
-        ticket = issue(Identity.generate(), RUN, [third, contact(b)], None)
+        ticket = issue(RUN, [third, contact(b)], None)
         found = {"network": name, "way": "none", **meet(a)}
         return {**found, "doctor": doctor(nets, Path(home), ticket, options.get("proxy", ""))}
 
@@ -224,7 +224,7 @@ def shut(name: str) -> dict[str, Any]:
     """Return what is said on the machine a, from which no way leads into the run."""
     with Nets(MBPS) as nets, tempfile.TemporaryDirectory() as home:
         CLOSED[name](nets)
-        ticket = issue(Identity.generate(), RUN, [contact(Peer(nets, "relay", RELAY))], None)
+        ticket = issue(RUN, [contact(Peer(nets, "relay", RELAY))], None)
         done = weft(nets, Path(home), "join", ticket, "--yes", "--quiet")
         if done.returncode != Unreachable.exit_code:
             raise RuntimeError(f"{name}: join ended with {done.returncode}: {done.stderr}")

@@ -270,6 +270,9 @@ def test_a_checkpoint_is_laid_out_as_the_page_says(tmp_path: Path) -> None:
 def test_the_ticket_on_the_page_is_read() -> None:
     found = ticket.read(vectors.ticket()["ticket"])
     assert (found.run, found.issuer, found.secret) == (vectors.RUN, vectors.A.peer, vectors.SECRET)
+    found = ticket.read(vectors.short_ticket()["at home and outside"])
+    assert (found.run, found.contacts[0].peer, found.secret) == (vectors.RUN, vectors.A.peer, vectors.SECRET)
+    assert "tls://192.168.1.7:4433" in found.contacts[0].addresses
 
 
 def test_the_certificate_on_the_page_proves_its_manifest() -> None:

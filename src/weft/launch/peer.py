@@ -246,7 +246,9 @@ async def _snapshot(s: Session, run: Genesis, memory: Pool) -> Snapshot | None:
 
 def where(run: RunId, successor: Succeed) -> str:
     """Return, for a person, where `run` goes on."""
-    how = f"weft join {successor.ticket}" if successor.ticket else "ask its members for a ticket: weft ticket"
+    how = "ask its members for a ticket: weft ticket"
+    if successor.ticket:
+        how = f"weft join -  reads the ticket from standard input, so paste this one there: {successor.ticket}"
     return f"run {short(run)} goes on as run {short(successor.run)}. Take part in that one: {how}"
 
 

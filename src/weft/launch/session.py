@@ -8,6 +8,7 @@ async with session(options, run, identity, ticket.admission()) as s:
         async with s.guarded(peer): ...
 """
 
+import asyncio
 import platform
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager, suppress
@@ -24,14 +25,17 @@ from weft.keys import Identity, open_free_identity, open_identity, read_peer
 from weft.launch.control import Control
 from weft.launch.guard import DayCount, Guard, Guarded, valve
 from weft.log import JsonlSink
-from weft.net.admission import Admission, ByKeys, ByTicket
+from weft.net.admission import Admission, ByKeys, secret_of
+from weft.net.lan import Lan
 from weft.net.link.handshake import Passport
 from weft.net.link.links import VIA
+from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.speed_test import SpeedTest
 from weft.net.ticket import Ticket, issue
 from weft.net.transport import tcp
 from weft.net.transport.base import OnDrop, Transport, ignore_drop
+from weft.net.transport.compact import is_from_outside
 from weft.net.transport.iroh import IrohTransport
 from weft.net.transport.rate_limit import Throttled
 from weft.net.transport.tls import TlsTransport
@@ -45,6 +49,7 @@ from weft.tasks import Tasks
 if TYPE_CHECKING:
     from weft.run.config import Genesis  # which loads torch
 
+RENEW_S = 3.0  # a ticket that names somebody else is kept so soon at the latest
 NOBODY = ByKeys(allowed=())
 
 
@@ -74,6 +79,7 @@ class Session:
     clock: Clock
     compute: Compute
     day: DayCount
+    lan: Lan | None = None  # where members of the local network are looked for
 
     async def start(self) -> None:
         """Open the network."""
@@ -81,9 +87,12 @@ class Session:
         if "tls" in self.options.settings.transports and tls.host:  # nothing takes the place of what was asked for
             tcp.listen(tls.host, 0).close()
         await self.node.start()
+        if self.lan is not None:
+            await self.lan.start()
 
     async def meet(self, ticket: Ticket) -> list[PeerId]:
-        """Link to members: of those on the ticket, which may be stale, and those met before; return who let this in.
+        """Link to a member and return who let this in: one of this local network where those are looked for, the one
+        on the ticket, which may be stale, or one met before.
 
         Raises:
             Unreachable, Refused: nobody answered, or let this peer in; TicketMismatch: they train another run.
@@ -92,15 +101,16 @@ class Session:
         contacts = [contact for contact in ticket.contacts if contact.peer != node.peer]
         for contact in contacts:
             node.remember(contact.peer, contact.addresses, contact.name)
+        near = () if self.lan is None else await self.lan.listen()
         met = [peer for peer in node.known_addresses() if peer != node.peer]
         if not contacts and not met:
             raise Unreachable(
                 f"this ticket leads to nobody but this peer itself ({short(node.peer)}): this home holds the key of "
-                "the machine that made it. If that machine runs, start this one with a key of its own: --key other.pem. "
-                "If it was this one, go on with `weft train` and its run file."
+                "the machine that made it. If that machine runs, start this one with a key of its own: --key "
+                "other.pem. If it was this one, go on with `weft train` and its run file."
             )
         try:
-            first = await node.connect_any(list(dict.fromkeys([*(contact.peer for contact in contacts), *met])))
+            first = await node.connect_any(list(dict.fromkeys([*near, *(contact.peer for contact in contacts), *met])))
         except GenesisMismatch as error:
             raise TicketMismatch(
                 f"this ticket is for run {short(ticket.run)}, which is not trained where it leads: {error}."
@@ -120,21 +130,35 @@ class Session:
         """Keep a fresh ticket on disk as members come, so that `weft ticket` on any member prints one.
 
         Args:
-            is_anchor: returns who stays for others to find: named before those that come and go, a ticket lasts longer.
+            is_anchor: returns who stays for others to find: a ticket that names one lasts longer.
+
+        It names one member: whom others reach from outside, where there is one, and of those an anchor, or else this
+        peer itself.
         """
         node, admission = self.node, self.node.passport.admission
-        secret = admission.secret if isinstance(admission, ByTicket) else None
+        secret = secret_of(admission)
 
         def renew() -> str:
-            contacts = sorted(node.contacts(), key=lambda each: (each.peer != node.peer, not is_anchor(each.peer)))
-            text = issue(self.identity, node.run, contacts, secret)
-            keep_ticket(self.folder, text)
+            def rank(member: Contact) -> tuple[bool, bool, bool]:
+                return (not is_from_outside(member.addresses), not is_anchor(member.peer), member.peer != node.peer)
+
+            text = issue(node.run, sorted(node.contacts(), key=rank), secret)
+            if kept != [text] and keep_ticket(self.folder, text):
+                kept[:] = [text]
             return text
 
+        async def watch() -> None:  # who is an anchor is heard later than where it is, and whoever is named may leave
+            while True:
+                await asyncio.sleep(RENEW_S)
+                renew()
+
+        kept: list[str] = []
         node.on_contacts_settled(renew)
+        watching = asyncio.ensure_future(watch())
         try:
             yield renew()
         finally:
+            watching.cancel()
             drop_ticket(self.folder)
 
     @asynccontextmanager
@@ -187,6 +211,7 @@ async def session(
         if (passed := valve(settings.caps, clock, day.ration)) is not None:
             transports = [Throttled(each, passed) for each in transports]
         node = Node(passport, transports, clock, log.emit, relay=settings.relay, via=via)
+        lan = Lan(node, clock, log.emit) if settings.has_lan else None
         SpeedTest(node, clock)
         Relaying(bulletins, node, clock)
         for peer, addresses in read_addresses(folder).items():
@@ -208,9 +233,12 @@ async def session(
                     clock=clock,
                     compute=compute,
                     day=day,
+                    lan=lan,
                 )
             finally:
                 keep()
+                if lan is not None:
+                    await lan.aclose()
                 await node.aclose()
 
 
@@ -241,7 +269,8 @@ def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:
     if kept and is_maker:
         raise KeyLocked(
             f"this run is being trained from {options.home.root} already (run {short(run)}). Take part in it with "
-            f"another identity: weft join $(weft ticket {short(run)}). Or name one with --key to begin anew beside it."
+            f"another identity: weft ticket {short(run)} | weft join - --yes. Or name one with --key to begin anew "
+            "beside it."
         )
     return open_free_identity(options.home.keys)
 

@@ -188,6 +188,10 @@ class Node:
         """Note where `peer` may be dialled; what others announce later does not displace it."""
         self._book.keep(peer, addresses, name)
 
+    def hear(self, contact: Contact) -> None:
+        """Take what somebody says of where a peer may be reached; what it says itself comes before."""
+        self._book.hear([contact])
+
     def is_hearsay(self, peer: PeerId) -> bool:
         """Return whether of `peer` only is known what others say: it never spoke for itself, and nobody named it."""
         return self._book.is_hearsay(peer)

@@ -63,10 +63,13 @@ def keep_secret(folder: PeerFolder, admission: Admission) -> None:
     write_atomically(path, [text.encode()], mode=PRIVATE)
 
 
-def keep_ticket(folder: PeerFolder, text: str) -> None:
-    """Keep a ticket in place of the one before, which stays where this one cannot be written: it is as good."""
-    with suppress(DiskFull, DataError):
+def keep_ticket(folder: PeerFolder, text: str) -> bool:
+    """Keep a ticket in place of the one before, which stays where this one cannot be written; return whether it was."""
+    try:
         write_atomically(folder.ticket, [text.encode()], mode=PRIVATE)
+    except (DiskFull, DataError):
+        return False
+    return True
 
 
 def drop_ticket(folder: PeerFolder) -> None:

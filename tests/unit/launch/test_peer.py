@@ -194,7 +194,7 @@ def forged(ticket: str, **change: Any) -> str:
     """Return the ticket, changed and signed by somebody else."""
     given = read(ticket)
     fields = {"run": given.run, "contacts": given.contacts, "secret": given.secret} | change
-    return issue(Identity.from_seed(bytes(32)), fields["run"], fields["contacts"], fields["secret"])
+    return issue(fields["run"], fields["contacts"], fields["secret"])
 
 
 async def test_a_ticket_of_another_run_is_a_ticket_mismatch(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from weft.training.device import choose, needed_nbytes
 HERE = PeerConfig(device="cpu", threads=1)
 TICKET = Ticket(
     run=RunId("f" * 64),
-    issuer=PeerId("a" * 64),
     contacts=tuple(
         Contact(peer=PeerId(letter * 64), name=letter, addresses=("tls://127.0.0.1:1",)) for letter in "abc"
     ),

@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import pytest
 
+from tickets import signed_ticket
 from weft.errors import (
     CallFailed,
     DeadlineExceeded,
@@ -409,13 +410,13 @@ def test_who_moved_is_found_at_its_new_address_by_those_it_has_not_told(world):
     world.run(scenario)
 
 
-def test_ticket_of_a_linked_member_leads_a_newcomer_to_any_of_its_contacts(world):
+def test_a_ticket_of_format_1_leads_a_newcomer_to_any_of_its_contacts(world):
     async def scenario():
         a, b = world.node(0, ByTicket(secret=SECRET)), world.node(1, ByTicket(secret=SECRET))
         await a.start()
         await b.start()
         await a.connect(b.peer)
-        held = ticket.read(ticket.issue(world.identities[0], a.run, a.contacts(), SECRET))
+        held = ticket.read(signed_ticket(world.identities[0], a.run, a.contacts(), SECRET))
         assert [contact.peer for contact in held.contacts] == [a.peer, b.peer]
         world.network.kill(a.peer)
         newcomer = world.node(2, held.admission())

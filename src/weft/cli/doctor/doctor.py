@@ -12,7 +12,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import ticket_text
+from weft.cli.options import NOT_SEEN, ticket_or_none
 from weft.cli.terminal import wrapped
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _MARKS = {"ok": ("ok   ", "green"), "note": ("note ", "yellow"), "block": ("BLOC
 def doctor(
     context: typer.Context,
     ticket: Annotated[
-        str | None, typer.Argument(help='A ticket whose ways are to be tried; "-" reads it.', show_default=False)
+        str | None, typer.Argument(help=f"A ticket whose ways are to be tried; {NOT_SEEN}", show_default=False)
     ] = None,
     machine: settings.Machine = None,
     port: Annotated[int, typer.Option(help="The port you mean to listen on; 0: any.", min=0, max=65535)] = 0,
@@ -37,11 +37,11 @@ def doctor(
 
     failure = None
     findings: Iterable[Finding] = examine(home_of(context), port)
-    if ticket is not None:
+    if (text := ticket_or_none(ticket)) is not None:
         from weft.cli.doctor.ticket import examine_ticket
         from weft.net.ticket import read
 
-        tried, failure = examine_ticket(read(ticket_text(ticket)), settings.machine_settings(machine, {}))
+        tried, failure = examine_ticket(read(text), settings.machine_settings(machine, {}))
         findings = chain(findings, tried)
     if as_json:
         findings = list(findings)

@@ -13,7 +13,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import spread, ticket_text
+from weft.cli.options import NOT_SEEN, spread, ticket_or_none, ticket_text
 from weft.cli.process import run_loop
 from weft.cli.run.ticket import kept_ticket, read_kept
 from weft.clock import SystemClock
@@ -35,6 +35,7 @@ _Peer = Annotated[str, typer.Argument(help="Public key, or the first digits of a
 _Reason = Annotated[str, typer.Option(help="Why: everybody can read it.")]
 _VoterKey = Annotated[Path | None, typer.Option(help="Key file of a member. Default: the one that trains here.")]
 _WaitS = Annotated[float, typer.Option(help="Seconds to wait for the decision.", min=0)]
+_SUCCESSOR = 'Ticket of the run that goes on ("-" reads it, @FILE too), or its name.'
 _WAIT_S = 120.0  # a round of a slow run takes minutes; the act is decided without whoever handed it in
 
 
@@ -43,8 +44,7 @@ class Where:
     """Which run, and the way there."""
 
     ticket: Annotated[
-        str | None,
-        typer.Option(help='Ticket of the run; "-" reads it from standard input. Default: that of a member here.'),
+        str | None, typer.Option(help=f"Ticket of the run; {NOT_SEEN} Default: that of a member here.")
     ] = None
     run: Annotated[str | None, typer.Option(help="First digits of the run, where members of several are here.")] = None
     transports: settings.Transports = None
@@ -126,7 +126,7 @@ def amend(
 @spread
 def succeed(
     context: typer.Context,
-    successor: Annotated[str, typer.Argument(help="Ticket of the run that goes on, or its name.", show_default=False)],
+    successor: Annotated[str, typer.Argument(help=_SUCCESSOR, show_default=False)],
     at_once: Annotated[
         bool, typer.Option("--at-once", help="End this run with its next round; else when it is complete.")
     ] = False,
@@ -141,6 +141,7 @@ def succeed(
     from weft.net.ticket import read
     from weft.sync.records.acts import MAX_TICKET_CHARS, Succeed
 
+    successor = ticket_text(successor)
     is_name = _is_key(successor)
     run = RunId(successor) if is_name else read(successor).run
     told = "" if is_name or without_ticket else successor.strip()
@@ -255,9 +256,9 @@ def _visit(ticket: "Ticket", identity: "Identity", transports: str | None, work:
 def _ticket(context: typer.Context, where: Where) -> "Ticket":
     from weft.net.ticket import read
 
-    if where.ticket is None:
-        return read(read_kept(kept_ticket(where.run, home_of(context))))
-    return read(ticket_text(where.ticket))
+    is_elsewhere = where.ticket is not None or where.run is None  # what is typed comes before the environment
+    text = ticket_or_none(where.ticket) if is_elsewhere else None
+    return read(text or read_kept(kept_ticket(where.run, home_of(context))))
 
 
 def _member_here(context: typer.Context, ticket: "Ticket") -> "Identity":

@@ -4,6 +4,7 @@ A member that was killed leaves its ticket behind, which leads nowhere: a ticket
 the identity it belongs to. An identity outside the home (--key) cannot be looked at, and is taken to be alive.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +20,15 @@ def ticket(
     run: Annotated[str | None, typer.Argument(help="First digits of the run; default: the last one here.")] = None,
 ) -> None:
     """Print a ticket that lets another machine join. It is a secret: show it to whom you invite."""
+    from weft.net.ticket import why_long
+
     home = home_of(context)
     file = kept_ticket(run, home)
-    typer.echo(read_kept(file))
+    text = read_kept(file)
+    typer.echo(text)
+    with suppress(TicketError):  # whoever reads it says what is wrong with it
+        if (why := why_long(text)) is not None:
+            typer.echo(why, err=True)
     if len({each.parents[1] for each in find_tickets(run, home)}) > 1:
         typer.echo(f"this is the ticket of run {called(file.parents[1])}", err=True)
 

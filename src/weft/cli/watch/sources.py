@@ -1,6 +1,6 @@
 """Where events of a run come from: its members, over the network, or logs on this machine.
 
-a ticket, or "-" for one on standard input    what its members tell (`observe.observer`)
+a ticket, "-" or @FILE where one is           what its members tell (`observe.observer`)
 nothing                                       the same, of the run that a member here takes part in
 a log file, a peer's folder, a run's folder   what peers of this machine have logged
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.options import ticket_text
+from weft.cli.options import NOT_SEEN, ticket_or_none, ticket_text
 from weft.cli.run.ticket import kept_ticket, read_kept
 from weft.cli.settings import check_transports, machine_settings
 from weft.clock import SystemClock
@@ -39,7 +39,7 @@ TOGETHER = 1000  # entries that are taken in one go
 Given = Annotated[
     str | None,
     typer.Argument(
-        help='Ticket ("-" reads it), log file, or folder of a run. Default: the run of a member here.',
+        help=f"Log file or folder of a run, or a ticket; {NOT_SEEN} Default: the run of a member here.",
         show_default=False,
     ),
 ]
@@ -54,8 +54,8 @@ def find(given: str | None, home: Path) -> "tuple[Path, ...] | Ticket":
     from weft.net.ticket import read
 
     if given is None:
-        return read(read_kept(kept_ticket(None, home)))
-    if given == "-" or (given.lstrip().startswith("weft") and not is_there(Path(given))):
+        return read(ticket_or_none(None) or read_kept(kept_ticket(None, home)))
+    if given == "-" or given.startswith("@") or (given.lstrip().startswith("weft") and not is_there(Path(given))):
         return read(ticket_text(given))
     return find_logs(Path(given))
 

@@ -119,14 +119,14 @@ async def test_a_member_on_this_machine_is_tried_and_measured(member: Node, weft
 
     machine = tmp_path / "machine.toml"
     machine.write_text('transports = ["tls"]\n[tls]\nhost = "127.0.0.1"\n')
-    ticket = issue(Identity.generate(), RUN, member.contacts(), SECRET)
+    ticket = issue(RUN, member.contacts(), SECRET)
     answer = await asyncio.to_thread(weft, "doctor", ticket, "--machine", machine)
     assert answer.code == 0, answer.out + answer.err
     assert "there is a way into the run" in answer.out
     assert "Mbit/s over tls" in answer.out
     assert "round trip" in answer.out
     assert "no translation between" in answer.out
-    stranger = issue(Identity.generate(), RUN, member.contacts(), bytes(16))
+    stranger = issue(RUN, member.contacts(), bytes(16))
     answer = await asyncio.to_thread(weft, "doctor", stranger, "--machine", machine)
     assert answer.code == Refused.exit_code
     assert "is not this run's" in answer.out
@@ -138,7 +138,7 @@ async def test_programs_get_the_figures(member: Node, weft: Weft, tmp_path) -> N
 
     machine = tmp_path / "machine.toml"
     machine.write_text('transports = ["tls"]\n[tls]\nhost = "127.0.0.1"\n')
-    ticket = issue(Identity.generate(), RUN, member.contacts(), SECRET)
+    ticket = issue(RUN, member.contacts(), SECRET)
     answer = await asyncio.to_thread(weft, "doctor", ticket, "--machine", machine, "--json")
     told = {each["topic"]: each["facts"] for each in json.loads(answer.out)["findings"]}
     assert told["path"]["outcome"] == "admitted"
@@ -149,6 +149,6 @@ async def test_programs_get_the_figures(member: Node, weft: Weft, tmp_path) -> N
     assert (told["place"]["seen_at"], told["place"]["is_translated"]) == (["127.0.0.1"], False)
     page = (Path(__file__).parents[4] / "docs" / "doctor.md").read_text()
     assert all(f"`{name}`" in page for facts in told.values() for name in facts)
-    stranger = issue(Identity.generate(), RUN, member.contacts(), bytes(16))
+    stranger = issue(RUN, member.contacts(), bytes(16))
     answer = await asyncio.to_thread(weft, "doctor", stranger, "--machine", machine, "--json")
     assert answer.code == json.loads(answer.out)["exit_code"] == Refused.exit_code
