@@ -72,7 +72,7 @@ class Shell:
         assert self.process is not None
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
-        assert line.startswith("weft1"), self.said.read_text()
+        assert line.startswith("weft2"), self.said.read_text()
         return line
 
     def send(self, number: signal.Signals) -> int:

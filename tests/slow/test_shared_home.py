@@ -40,8 +40,9 @@ def test_four_joins_that_share_a_home_hold_four_identities(tmp_path: Path) -> No
             assert started[0].poll() is None, (tmp_path / "maker.err").read_text()
             assert time.monotonic() < ends_at
             time.sleep(0.2)
+        (tmp_path / "ticket.txt").write_text(ticket)
         started += [
-            weft(tmp_path, f"{n}", "--home", "shared", "join", ticket, "--yes", "--report", f"{n}.json", *LOCAL)
+            weft(tmp_path, f"{n}", "--home", "shared", "join", "@ticket.txt", "--yes", "--report", f"{n}.json", *LOCAL)
             for n in range(1, 5)
         ]
         for process in started:

@@ -121,7 +121,7 @@ def _kept(sealed: LoopConfig, home: Home, max_parameters: int) -> LoopConfig | N
 
 def _of_loops(run: Genesis) -> LoopConfig:
     if not isinstance(run, LoopConfig):
-        raise ConfigError(f"run {run.name!r} trains a transformer of weft's: join it with `weft join TICKET`.")
+        raise ConfigError(f"run {run.name!r} trains a transformer of weft's: join it with `weft join -`.")
     return run
 
 

@@ -248,7 +248,7 @@ def where(run: RunId, successor: Succeed) -> str:
     """Return, for a person, where `run` goes on."""
     how = "ask its members for a ticket: weft ticket"
     if successor.ticket:
-        how = f"weft join -  reads the ticket from standard input, so paste this one there: {successor.ticket}"
+        how = f"`weft join -` asks for its ticket, which is {successor.ticket}"
     return f"run {short(run)} goes on as run {short(successor.run)}. Take part in that one: {how}"
 
 

@@ -37,7 +37,7 @@ class Process:
         """Return the ticket that it prints, once it does."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            if found := re.search(r"ticket='(weft1[^']+)'", line):
+            if found := re.search(r"ticket='(weft2[^']+)'", line):
                 return found[1]
         raise AssertionError("it ended without a ticket")
 

@@ -86,7 +86,7 @@ async def test_what_cannot_be_opened_is_refused_and_nothing_stays_open(monkeypat
     monkeypatch.setattr(lan, "_listener", taken)
     machine = Machine(b"a")
     await machine.node.start()
-    with pytest.raises(NetError, match="--lan: .*Address already in use.*UDP port 8770"):
+    with pytest.raises(NetError, match=r"--lan: .*Address already in use.*UDP port 8770"):
         await machine.lan.start()
     assert machine.lan._senders == []
     await machine.node.aclose()

@@ -178,7 +178,8 @@ def test_ticket_of_another_format_is_refused_with_its_reason(text, reason):
 
 
 def framed(content: bytes) -> str:
-    data = bytes([len(content)]) + content
+    size = len(content)
+    data = (bytes([size]) if size < 0x80 else (0x8000 | size).to_bytes(2, "big")) + content
     return "weft2" + ticket.spell(data + ticket._checksum(data, 2))
 
 

@@ -9,7 +9,7 @@ Where no address led to a member: who was tried, by which ways, what that means,
     nobody answered. Tried attic (ed4928c6): TLS over TCP to 192.168.1.2:7077, no answer within 8 s; iroh over UDP ...
     All these addresses are private: ... Let one member be reachable from outside ...
 
-`weft doctor TICKET` and a join that failed both say it. Names and reasons come from others: nothing of them steers a
+`weft doctor -` and a join that failed both say it. Names and reasons come from others: nothing of them steers a
 terminal, and a key is shown by its first letters.
 """
 
@@ -143,7 +143,7 @@ OPEN_ONE = (
     "a public address; then take a ticket of that one"
 )
 OWN_RELAY = "a relay server of one's own, named on both sides ([iroh] relays), may be another way"
-DOCTOR = "`weft doctor TICKET` tries every way by itself and examines this machine"
+DOCTOR = "`weft doctor -` tries every way by itself and examines this machine"
 
 
 def verdict(trials: Sequence[Trial]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What `weft doctor TICKET` says of each outcome, and that it tries a real member on loopback."""
+"""What `weft doctor -` says of each outcome, and that it tries a real member on loopback."""
 
 import json
 from collections.abc import AsyncIterator
