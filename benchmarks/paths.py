@@ -4,7 +4,7 @@
 
 Two peers, a and b, each know the address of a third alone, the member they were invited by. Set-up time runs from the
 moment a hears of b until their link stands. Then a fetches a blob from b, and `weft doctor` examines on a's machine a
-ticket that names the third and b. In the networks of `CLOSED` a reaches nobody: there `weft join` is tried, too, and
+ticket that names the third. In the networks of `CLOSED` a reaches nobody: there `weft join` is tried, too, and
 what both say is kept word by word. Networks are namespaces of Linux with virtual cables, `tc tbf` for their rate and
 iptables for routers; the kernel adds no delay to them.
 
@@ -195,8 +195,8 @@ def measure(name: str) -> dict[str, Any]:
         relay = Peer(nets, "relay", RELAY)
         third = contact(relay)
         options = {"proxy": f"http://10.1.1.1:{PROXY_PORT}"} if NETWORKS[name] is proxied else {}
-        a, b = Peer(nets, "a", relay_at["a"], **options), Peer(nets, "b", relay_at["b"])
-        ticket = issue(RUN, [third, contact(b)], None)
+        a, _b = Peer(nets, "a", relay_at["a"], **options), Peer(nets, "b", relay_at["b"])
+        ticket = issue(RUN, [third], None)
         found = {"network": name, "way": "none", **meet(a)}
         return {**found, "doctor": doctor(nets, Path(home), ticket, options.get("proxy", ""))}
 
@@ -313,7 +313,7 @@ def report(measured: list[dict[str, Any]], busy: str) -> None:
             ["network", "way from a to b", "from a to the third", "set-up, s", "a fetches, MB/s"],
             [[each["network"], *("-" if each.get(key) is None else each[key] for key in figures)] for each in joined],
         ),
-        "## What `weft doctor -` says at a\n\nThe ticket names the third and b, where there is one. Outcomes are "
+        "## What `weft doctor -` says at a\n\nThe ticket names the third. Outcomes are "
         "those of the ticket's addresses, among which are the private and loopback ones of its members.",
         table(
             ["network", "outcomes", "`ways`", "`place`", "exit code"],
