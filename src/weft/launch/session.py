@@ -29,13 +29,11 @@ from weft.net.admission import Admission, ByKeys, secret_of
 from weft.net.lan import Lan
 from weft.net.link.handshake import Passport
 from weft.net.link.links import VIA
-from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.speed_test import SpeedTest
-from weft.net.ticket import Ticket, issue
+from weft.net.ticket import Ticket, best_first, issue
 from weft.net.transport import tcp
 from weft.net.transport.base import OnDrop, Transport, ignore_drop
-from weft.net.transport.compact import is_from_outside
 from weft.net.transport.iroh import IrohTransport
 from weft.net.transport.rate_limit import Throttled
 from weft.net.transport.tls import TlsTransport
@@ -131,18 +129,12 @@ class Session:
 
         Args:
             is_anchor: returns who stays for others to find: a ticket that names one lasts longer.
-
-        It names one member: whom others reach from outside, where there is one, and of those an anchor, or else this
-        peer itself.
         """
         node, admission = self.node, self.node.passport.admission
         secret = secret_of(admission)
 
         def renew() -> str:
-            def rank(member: Contact) -> tuple[bool, bool, bool]:
-                return (not is_from_outside(member.addresses), not is_anchor(member.peer), member.peer != node.peer)
-
-            text = issue(node.run, sorted(node.contacts(), key=rank), secret)
+            text = issue(node.run, best_first(node.contacts(), node.peer, is_anchor), secret)
             if kept != [text] and keep_ticket(self.folder, text):
                 kept[:] = [text]
             return text

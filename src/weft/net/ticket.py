@@ -17,7 +17,7 @@ A ticket is a secret: it is shown to the person who asked for it and kept in no 
 
 import base64
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 from blake3 import blake3
@@ -28,7 +28,7 @@ from weft.ids import PeerId, RunId, short
 from weft.keys import verify
 from weft.net.admission import SECRET_NBYTES, Admission, Anyone, ByTicket
 from weft.net.messages import Addresses, Contact, Name
-from weft.net.transport.compact import pack, relay_of, unpack
+from weft.net.transport.compact import is_from_outside, pack, relay_of, unpack
 from weft.wire import Record, Signed, decode, unseal
 
 VERSION = 2
@@ -94,6 +94,18 @@ def issue(run: RunId, contacts: Iterable[Contact], secret: bytes | None) -> str:
     size = len(content)
     framed = (bytes([size]) if size < _LONG else (_LONG << 8 | size).to_bytes(2, "big")) + content
     return _PREFIX + spell(framed + _checksum(framed, VERSION))
+
+
+def best_first(contacts: Iterable[Contact], me: PeerId, is_anchor: Callable[[PeerId], bool]) -> list[Contact]:
+    """Return members in the order in which a ticket made here names them, for it names one.
+
+    Who can be reached from outside comes before others, then an anchor, which stays, and then this peer itself.
+    """
+
+    def rank(member: Contact) -> tuple[bool, bool, bool]:
+        return (not is_from_outside(member.addresses), not is_anchor(member.peer), member.peer != me)
+
+    return sorted(contacts, key=rank)
 
 
 def why_long(text: str) -> str | None:

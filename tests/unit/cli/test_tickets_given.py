@@ -8,6 +8,10 @@ import pytest
 
 from unit.cli.small import Weft
 from unit.cli.test_bad_input import LOCAL, a_ticket, refused
+from weft.ids import RunId
+from weft.keys import Identity
+from weft.net.messages import Contact
+from weft.net.ticket import issue
 
 TAKE_ONE = [("join", "--yes", *LOCAL), ("anchor",), ("gather",), ("doctor",), ("watch",), ("status",), ("inspect",)]
 NOBODY = "4cb5abf6"  # whom `a_ticket` names, and who is not there
@@ -70,3 +74,17 @@ def test_who_types_is_asked_for_the_ticket(weft: Weft, monkeypatch: pytest.Monke
     answer = weft("inspect", "-")
     assert "Paste the ticket here" in answer.err
     assert NOBODY in answer.out
+
+
+def test_weft_ticket_says_why_a_ticket_is_long(weft: Weft, home: Path) -> None:
+    peer = Identity.from_seed(bytes(32)).peer
+    relay = f"https://{'a-very-long-name.' * 5}example/"
+    contact = Contact(peer=peer, name="", addresses=(f"iroh://{peer}?addr=192.168.1.5:2&relay={relay}",))
+    text = issue(RunId("ab" * 32), [contact], bytes(16))
+    folder = home / "runs" / ("ab" * 32) / peer
+    folder.mkdir(parents=True)
+    (folder / "ticket").write_text(text)
+    answer = weft("ticket")
+    assert answer.out == f"{text}\n"
+    assert relay in answer.err
+    assert "not at most 200" in answer.err

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tickets import signed_ticket
 from weft.errors import TicketError, TicketMismatch
-from weft.ids import RunId
+from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.net import ticket
 from weft.net.admission import Anyone, ByTicket
@@ -120,7 +120,7 @@ def test_addresses_of_other_transports_are_spelled_out():
             st.ip_addresses(v=4).map(lambda ip: f"tls://{ip}:4433"),
             st.ip_addresses(v=6).map(lambda ip: f"tls://[{ip}]:4433"),
             st.ip_addresses().map(lambda ip: iroh(f"[{ip}]:7" if ip.version == 6 else f"{ip}:7")),
-            st.from_regex(r"tls://[a-z]{1,30}\.example:[1-9][0-9]{0,3}", fullmatch=True),
+            st.from_regex(r"tls://[a-z]{1,23}\.example:[1-9][0-9]{0,3}", fullmatch=True),
         ),
         min_size=1,
         max_size=16,
@@ -131,6 +131,29 @@ def test_a_ticket_without_long_names_is_short_and_names_only_what_there_is(addre
     assert length <= 200
     assert found
     assert {each for each in found if each.startswith("tls")} <= set(addresses)
+
+
+# --- whom it names ---
+
+
+def test_it_names_who_is_reached_from_outside_then_an_anchor_then_who_makes_it():
+    def member(letter: str, address: str) -> Contact:
+        return Contact(peer=PeerId(letter * 64), name=letter, addresses=(address,))
+
+    def named(*members: Contact) -> str:
+        return "".join(each.name for each in ticket.best_first(members, me.peer, lambda peer: peer == PeerId("b" * 64)))
+
+    me, anchor, other = (
+        member("a", "tls://10.0.0.1:1"),
+        member("b", "tls://10.0.0.2:1"),
+        member("c", "tls://10.0.0.3:1"),
+    )
+    outside = member("d", "tls://203.0.113.7:1")
+    by_relay = member("e", f"iroh://{'e' * 64}?addr=10.0.0.5:1&relay={RELAY}")
+    assert named(other, me) == "ac"
+    assert named(other, me, anchor) == "bac"
+    assert named(other, me, anchor, outside) == "dbac"
+    assert named(me, by_relay) == "ea"
 
 
 # --- what is refused ---
