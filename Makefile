@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test full slow check format bench table clean
+.PHONY: demo test full slow check format bench gpu table clean
 
 demo: .venv/user
 	$(BIN)/weft demo
@@ -33,6 +33,12 @@ format: .venv/dev
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks
+
+# What only a GPU can tell, in nine minutes on one card; without one it says so and runs small. TORCH: what pip installs in
+# place of the torch that is here, such as TORCH=torch, or TORCH="torch --index-url ..." for another CUDA. PARTS: these alone.
+gpu: .venv/user
+	$(if $(TORCH),$(BIN)/pip install --quiet --disable-pip-version-check --force-reinstall $(TORCH))
+	$(BIN)/python -m benchmarks.gpu $(PARTS)
 
 # Loss against bytes of every method (docs/measured.md): a day of one core. What reports hold already is not played again.
 # TEXT: tinyshakespeare, input.txt of karpathy/char-rnn.

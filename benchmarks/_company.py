@@ -1,4 +1,4 @@
-"""Machines that take part in one run, each a process in a network namespace on a line of its own (`sim.namespaces`).
+"""Machines that take part in one run, each a process in a network namespace on a line of its own (`rig.namespaces`).
 
 company = Company(lines, folder, text_of_a_run_file)
 company.found(4)                  # the maker, and three that join it

@@ -25,7 +25,6 @@ from torch import Tensor
 from weft.clock import Clock, SystemClock
 from weft.codec.config import CodecConfig, TopKConfig
 from weft.events import Emit, Event
-from weft.executor import Compute, Threads
 from weft.ids import PeerId, RunId, Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket
@@ -49,6 +48,7 @@ from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.acts import MAX_TOKENS
 from weft.sync.records.charter import Charter, Settings
 from weft.sync.records.messages import Manifest
+from weft.tasks import Compute, Threads
 
 RUN = RunId("be" * 32)
 SEQ_LEN = 8

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from weft.clock import SystemClock
-from weft.executor import Threads
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.model.config import named
@@ -34,6 +33,7 @@ from weft.pipeline.split.layer import ByHeads, BySegments
 from weft.pipeline.split.ring_attention import select
 from weft.pipeline.split.team import Team
 from weft.pipeline.split.tensor_parallel import cut_layer
+from weft.tasks import Threads
 from weft.wire import digest
 
 RUN = RunId("5b" * 32)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from weft.clock import SystemClock
 from weft.codec.config import Fp32Config
-from weft.executor import Threads
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.model.config import ModelConfig
@@ -40,6 +39,7 @@ from weft.pipeline.routing import Router
 from weft.pipeline.sender import Origin, Sender
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import CurrentStep, Worker
+from weft.tasks import Threads
 from weft.wire import Buffer
 
 RUN = RunId("5c" * 32)

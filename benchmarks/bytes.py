@@ -61,7 +61,7 @@ def expected(num_members: int, num: int, encoding: Encoding, round_s: float) -> 
         owned = cost.part_size(num, num_members, index)
         total += cost.contribute_traffic(num, owned, num_members, encoding)
         total += cost.result_traffic(num, owned, num_members, encoding)
-    # Rounded down per round in cost.py, which has longer rounds in mind.
+    # Rounded down per round in the closed form, which has longer rounds in mind.
     control = (
         cost.control_traffic(num_members, ROUNDS * round_s).sent_nbytes - cost.control_traffic(num_members).sent_nbytes
     )
@@ -82,7 +82,16 @@ def main() -> None:
         f"{ROUNDS} rounds each, after one that opens the streams. The first {2 * len(CODECS)} rows average {NUM:,} "
         "numbers; the others one block per part, so that the messages themselves are compared.",
         table(
-            ("members", "numbers", "codec", "sent a round", "received a round", "cost.py", "measured / cost.py"), rows
+            (
+                "members",
+                "numbers",
+                "codec",
+                "sent a round",
+                "received a round",
+                "closed form",
+                "measured / closed form",
+            ),
+            rows,
         ),
         f"Largest difference with payload: {worst:.2f} %. Aim: 3 %.",
     ]

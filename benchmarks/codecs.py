@@ -37,7 +37,7 @@ from torch import Tensor
 from benchmarks import report
 from benchmarks._against_copy import error, speeds
 from benchmarks._power_sgd import RANK, best_error, low_rank_rows, matrices, one_process
-from benchmarks.step import BareLoop, WeftLoop, _run, own_model
+from benchmarks.step import BareLoop, WeftLoop, own_model, run_of
 from weft.codec import rank
 from weft.codec.build import build
 from weft.codec.codec import Codec
@@ -116,7 +116,7 @@ def trained() -> Trained:
     config = named("nano", 257, 128)
     spans = layout(config)
     with tempfile.TemporaryDirectory() as folder:
-        run, batches = _run(config, 8, 128, Path(folder))
+        run, batches = run_of(config, 8, 128, Path(folder))
         ready = [batches.at(np.arange(step * 8, (step + 1) * 8)) for step in range(sum(STEPS))]
         muon = msgspec.structs.replace(run, train=msgspec.structs.replace(run.train, optimizer=MuonConfig()))
         ours = WeftLoop(muon, torch.device("cpu"), batches, initial_vector(config, 0))

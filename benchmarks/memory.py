@@ -183,9 +183,9 @@ def _sections(name: str, seen: dict[str, Any]) -> list[str]:
         f"## {name}",
         f"{seen['num']:,} parameters, batch {BATCH} of {SEQ_LEN} tokens in fp32, {ROUNDS} rounds of a step. Before it "
         f"began the process held {_mb(seen['base'])} MB, which are subtracted below.",
-        table(("component", "cost.py, MB"), [(part, _mb(nbytes)) for part, nbytes in asdict(said).items()]),
+        table(("component", "closed form, MB"), [(part, _mb(nbytes)) for part, nbytes in asdict(said).items()]),
         table(
-            ("at most", "cost.py, MB", "measured, MB", "difference"),
+            ("at most", "closed form, MB", "measured, MB", "difference"),
             [(when, _mb(a), _mb(b), f"{100 * (b / a - 1):+.1f} %") for when, a, b in points],
         ),
         "Highest in each state, MB: " + "; ".join(f"{state} {_mb(nbytes)}" for state, nbytes in peaks.items()) + ".",

@@ -85,7 +85,17 @@ def _cell(value: object) -> str:
 
 
 def write(name: str, title: str, command: str, sections: Sequence[str], packages: Sequence[str] = ()) -> Path:
-    """Write `reports/name.md` and print it.
+    """Write `reports/name.md` and print it. The arguments are those of `whole`."""
+    text = whole(title, command, sections, packages)
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.md"
+    path.write_text(text, encoding="utf-8")
+    print(text)
+    return path
+
+
+def whole(title: str, command: str, sections: Sequence[str], packages: Sequence[str] = ()) -> str:
+    """Return a report.
 
     Args:
         command: what a reader types to repeat it.
@@ -97,9 +107,4 @@ def write(name: str, title: str, command: str, sections: Sequence[str], packages
         f"`{command}`",
         f"{date.today().isoformat()}, commit {commit()}. {machine()}; {versions(*packages)}.",
     ]
-    text = "\n\n".join([*head, *sections]) + "\n"
-    FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"{name}.md"
-    path.write_text(text, encoding="utf-8")
-    print(text)
-    return path
+    return "\n\n".join([*head, *sections]) + "\n"

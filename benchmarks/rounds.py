@@ -29,9 +29,9 @@ WHERE = {
     "signing": (("weft/keys.py", "sign"),),
     "checking signatures": (("weft/keys.py", "verify"),),
     "records to bytes and back": (("weft/wire.py", "encode"), ("weft/wire.py", "decode")),
-    "promises to disk": (("weft/peer/promises.py", "write"),),
-    "the round machine": (("weft/sync/round.py", "step"),),
-    "TLS and sockets": (("weft/net/tls_stream.py", "_read"), ("weft/net/tls_stream.py", "_write")),
+    "promises to disk": (("weft/store/journal.py", "write"),),
+    "the round machine": (("weft/sync/round/round.py", "step"),),
+    "TLS and sockets": (("weft/net/transport/tls_stream.py", "_read"), ("weft/net/transport/tls_stream.py", "_write")),
     "waiting": (("~", "<method 'poll' of 'select.epoll' objects>"),),
 }
 

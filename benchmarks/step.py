@@ -19,8 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -31,7 +33,7 @@ from weft import wire
 from weft.clock import SystemClock
 from weft.data.batch import Batch, Batches
 from weft.data.store import DataIndex, ShardInfo, ShardStore
-from weft.events import Event, StepDone
+from weft.events import Event, FellBack, MicroBatchChanged, StepDone
 from weft.model.config import ModelConfig, named
 from weft.model.flat import layout
 from weft.model.initial import initial_vector
@@ -40,7 +42,7 @@ from weft.run.config import RunConfig, TrainConfig
 from weft.run.machine import PeerConfig
 from weft.run.outline import TicketAdmission
 from weft.sync.method.choices import AdamWConfig
-from weft.sync.method.presets import DiLoCoConfig, spell_out
+from weft.sync.method.presets import DiLoCoConfig, MethodConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig
 from weft.training.trainer import Trainer
 
@@ -152,9 +154,22 @@ def own_model(config: ModelConfig, vector: Tensor) -> Transformer:
 
 
 class BareLoop:
-    def __init__(self, model: PlainModel | Transformer, device: torch.device, batches: list[Batch]) -> None:
+    """
+    Args:
+        ways: precision and compiling; the precision "auto" is bf16 on a GPU, else fp32.
+    """
+
+    def __init__(
+        self,
+        model: PlainModel | Transformer,
+        device: torch.device,
+        batches: list[Batch],
+        ways: PeerConfig = PeerConfig(),  # noqa: B008
+    ) -> None:
         config = AdamWConfig()
         self._model = model.to(device)
+        self._loss = torch.compile(model.loss) if ways.is_compiled else model.loss
+        self._is_half = ways.precision == "bf16" or (ways.precision == "auto" and device.type == "cuda")
         matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
         gains = [parameter for parameter in model.parameters() if parameter.dim() < 2]
         self._optimizer = torch.optim.AdamW(
@@ -171,8 +186,8 @@ class BareLoop:
         losses = []
         for _ in range(num_steps):
             tokens, targets = (part.to(self._device) for part in next(self._batches))
-            with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
-                loss = self._model.loss(tokens, targets)
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_half):
+                loss = self._loss(tokens, targets)
             self._optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(self._model.parameters(), CLIP)
@@ -182,43 +197,65 @@ class BareLoop:
 
 
 class WeftLoop:
-    def __init__(self, run: RunConfig, device: torch.device, batches: Batches, vector: Tensor) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        device: torch.device,
+        batches: Batches,
+        vector: Tensor,
+        ways: PeerConfig = PeerConfig(),  # noqa: B008
+    ) -> None:
         self._losses: list[float] = []
-        peer = PeerConfig(device=str(device))
-        self._trainer = Trainer(run, peer, batches, self._note, SystemClock())
-        self._trainer.start(vector)
+        self.fallbacks: list[str] = []  # what it did otherwise than it was told to, and why
+        peer = msgspec.structs.replace(ways, device=str(device))
+        self.trainer = Trainer(run, peer, batches, self._note, SystemClock())
+        self.trainer.start(vector)
         self._size, self._next = run.train.batch_size, 0
 
     def __call__(self, num_steps: int) -> list[float]:
         start, self._next = self._next, self._next + num_steps * self._size
         self._losses.clear()
-        self._trainer.train(np.arange(start, self._next), 0, 1)
+        self.trainer.train(np.arange(start, self._next), 0, 1)
         return list(self._losses)
 
     def _note(self, event: Event) -> None:
         if isinstance(event, StepDone):
             self._losses.append(event.loss)
+        elif isinstance(event, FellBack):
+            self.fallbacks.append(f"{event.used} for {event.wanted}: {event.reason}")
+        elif isinstance(event, MicroBatchChanged):
+            self.fallbacks.append(f"{event.after} samples at a time, not {event.before}: {event.reason}")
 
     def local(self) -> Tensor:
         """Return a copy of the local parameters."""
-        return self._trainer.local().clone()
+        return self.trainer.local().clone()
 
 
 # --- the comparison ---
 
 
-def compare(size: str, batch_size: int, seq_len: int, num_turns: int, turn_steps: int, folder: Path) -> list[object]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = named(size, 257, seq_len)
-    run, batches = _run(config, batch_size, seq_len, folder)
-    vector = initial_vector(config, 0)
-    num_steps = (num_turns + 1) * turn_steps
-    ready = [batches.at(np.arange(step * batch_size, (step + 1) * batch_size)) for step in range(num_steps)]
-    loops: dict[str, Callable[[int], list[float]]] = {
-        "weft": WeftLoop(run, device, batches, vector),
-        "plain": BareLoop(plain_model(config, vector), device, ready),
-        "own model": BareLoop(own_model(config, vector), device, ready),
-    }
+@dataclass(frozen=True)
+class Turns:
+    """What loops that took turns came to, by name: a number for each turn, and the last loss."""
+
+    speeds: dict[str, list[float]]  # tokens/s
+    costs: dict[str, list[float]]  # seconds of the processor
+    losses: dict[str, float]
+
+    def require_same(self) -> None:
+        """
+        Raises:
+            ValueError: the loops do not compute the same.
+        """
+        spread = max(self.losses.values()) - min(self.losses.values())
+        if spread > 0.02 * self.losses["plain"]:
+            raise ValueError(f"the loops do not compute the same: losses {self.losses}")
+
+
+def take_turns(
+    loops: dict[str, Callable[[int], list[float]]], num_turns: int, turn_steps: int, tokens_per_step: int
+) -> Turns:
+    """Let loops make so many steps, one after the other, and again, in an order that turns round."""
     losses = {name: loop(turn_steps)[-1] for name, loop in loops.items()}  # warm up
     speeds: dict[str, list[float]] = {name: [] for name in loops}
     costs: dict[str, list[float]] = {name: [] for name in loops}
@@ -228,26 +265,51 @@ def compare(size: str, batch_size: int, seq_len: int, num_turns: int, turn_steps
         for name in order:
             began, began_cpu = time.perf_counter(), time.process_time()
             losses[name] = loops[name](turn_steps)[-1]
-            speeds[name].append(turn_steps * run.tokens_per_step / (time.perf_counter() - began))
+            speeds[name].append(turn_steps * tokens_per_step / (time.perf_counter() - began))
             costs[name].append(time.process_time() - began_cpu)
-    spread = max(losses.values()) - min(losses.values())
-    if spread > 0.02 * losses["plain"]:
-        raise SystemExit(f"the loops do not compute the same: losses {losses}")
+    return Turns(speeds, costs, losses)
+
+
+def compare(size: str, batch_size: int, seq_len: int, num_turns: int, turn_steps: int, folder: Path) -> list[object]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = named(size, 257, seq_len)
+    run, batches = run_of(config, batch_size, seq_len, folder)
+    vector = initial_vector(config, 0)
+    ready = ready_made(batches, batch_size, (num_turns + 1) * turn_steps)
+    loops: dict[str, Callable[[int], list[float]]] = {
+        "weft": WeftLoop(run, device, batches, vector),
+        "plain": BareLoop(plain_model(config, vector), device, ready),
+        "own model": BareLoop(own_model(config, vector), device, ready),
+    }
+    turns = take_turns(loops, num_turns, turn_steps, run.tokens_per_step)
+    turns.require_same()
+    speeds, costs, losses = turns.speeds, turns.costs, turns.losses
     return [
         f"{size}, {batch_size} x {seq_len}",
         layout(config).num_parameters,
         *(statistics.median(speeds[name]) for name in loops),
-        *(_ratio(speeds["weft"], speeds[name]) for name in ("plain", "own model")),
-        *(_ratio(costs[name], costs["weft"]) for name in ("plain", "own model")),
+        *(ratio(speeds["weft"], speeds[name]) for name in ("plain", "own model")),
+        *(ratio(costs[name], costs["weft"]) for name in ("plain", "own model")),
         f"{losses['weft']:.4f} / {losses['plain']:.4f}",
     ]
 
 
-def _ratio(ours: list[float], theirs: list[float]) -> float:
+def ready_made(batches: Batches, batch_size: int, num_steps: int) -> list[Batch]:
+    return [batches.at(np.arange(step * batch_size, (step + 1) * batch_size)) for step in range(num_steps)]
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
 
 
-def _run(config: ModelConfig, batch_size: int, seq_len: int, folder: Path) -> tuple[RunConfig, Batches]:
+def run_of(
+    config: ModelConfig,
+    batch_size: int,
+    seq_len: int,
+    folder: Path,
+    method: MethodConfig = DiLoCoConfig(),  # noqa: B008
+) -> tuple[RunConfig, Batches]:
+    """Return a run of a model on some hundred KB of text, whose shards lie in `folder`, and its batches."""
     text = Path(np.__file__).parent.joinpath("__init__.pyi").read_bytes()  # some hundred KB of text
     tokens = np.frombuffer(text, dtype=np.uint8).astype("<u2")
     store = ShardStore(folder)
@@ -273,7 +335,7 @@ def _run(config: ModelConfig, batch_size: int, seq_len: int, folder: Path) -> tu
         data=index,
         is_private=False,
         train=train,
-        method=spell_out(DiLoCoConfig(), 4),
+        method=spell_out(method, 4),
         admission=TicketAdmission(),
         orphan_after_s=None,
         is_strict=False,

@@ -74,15 +74,15 @@ SETTINGS = PeerConfig(device="cpu", micro_batch=BATCH, checkpoint_every_s=0.0)  
 
 FIGURES = FOLDER / "thousand.json"  # of each size, the last that was measured
 LETTER_BLOBS = {"Handing": "certificates (blobs)", "Records": "records (blobs)"}  # by who serves them
-HANDED_ON = tuple(LETTER_BLOBS.values())  # once to each ward, in each round
+HANDED_ON = tuple(LETTER_BLOBS.values())  # once to each leaf, in each round
 WHY = """
-The mean falls, for electors send ten times what wards do and stay as many. A ward sends more in larger groups because
-more of what was decided goes from ward to ward: each ward is sent one certificate and its group's record in a round,
-and an elector sends them to two of its wards, however many it has. So the wards of a group of five send three of five
-certificates, those of a group of sixty 58 of sixty. Certificates are as long in all sizes. What a ward sends of them
-has a bound, one in the mean and two at most, and is near it at 1,000 peers. A record has some 33 bytes for each ward,
+The mean falls, for electors send ten times what leaves do and stay as many. A leaf sends more in larger groups because
+more of what was decided goes from leaf to leaf: each leaf is sent one certificate and its group's record in a round,
+and an elector sends them to two of its leaves, however many it has. So the leaves of a group of five send three of five
+certificates, those of a group of sixty 58 of sixty. Certificates are as long in all sizes. What a leaf sends of them
+has a bound, one in the mean and two at most, and is near it at 1,000 peers. A record has some 33 bytes for each leaf,
 and grows until a group has its 64. Rounds take longer with more peers, so that bytes per second grow less than those
-of a round; an elector's grow by its announcement, which holds the record, and by a word to each ward (`HandOn`).
+of a round; an elector's grow by its announcement, which holds the record, and by a word to each leaf (`HandOn`).
 """.strip().replace("\n", " ")
 
 MEMBERSHIP = {
@@ -156,7 +156,7 @@ class Figures:
     virtual_s: float = 0.0
     round_s: float = 0.0
     counted: float = 0.0  # peers, of all, in the rounds measured
-    most_wards: int = 0
+    most_leaves: int = 0
     most_mib: float = 0.0
     sent: dict[str, dict[str, float]] = field(default_factory=dict)  # role -> class -> bytes per peer and second
     letters: dict[str, dict[str, float]] = field(default_factory=dict)  # role -> kind of voting -> the same
@@ -227,10 +227,10 @@ async def _play(world: Crowd, figures: Figures) -> None:
     head = members[0].peer.head
     assert head is not None
     electors = [member for member in members if member.id in head.members]
-    wards = [member for member in members if member.id not in head.members]
+    leaves = [member for member in members if member.id not in head.members]
     inside = [member.peer._in_rounds for member in electors]
-    figures.most_wards = max(len(each.groups.aggregator.leaves) for each in inside if each is not None)
-    for role, of_role in {"elector": electors, "ward": wards, "mean of all": members}.items():
+    figures.most_leaves = max(len(each.groups.aggregator.leaves) for each in inside if each is not None)
+    for role, of_role in {"elector": electors, "leaf": leaves, "mean of all": members}.items():
         spent = Counter[str]()
         for member in of_role:
             spent.update({kind: num - before[member][kind] for kind, num in _sent(member).items()})
@@ -320,7 +320,7 @@ def _report(played: list[Figures]) -> None:
 def _runs(played: list[Figures]) -> str:
     header = (
         "peers",
-        "most wards of one",
+        "most leaves of one",
         "counted in a round",
         "s per round",
         "virtual s",
@@ -334,7 +334,7 @@ def _runs(played: list[Figures]) -> str:
     rows = [
         (
             each.num,
-            each.most_wards,
+            each.most_leaves,
             f"{100 * each.counted:.1f} %",
             f"{each.round_s:.2f}",
             f"{each.virtual_s:.0f}",
@@ -392,31 +392,31 @@ def _growth(played: list[Figures]) -> list[str]:
 def _handed_on(played: list[Figures]) -> str:
     rows = []
     for each in played:
-        num_wards, sent = each.num - ELECTORS, each.letters
-        by_all = {kind: ELECTORS * sent["elector"][kind] + num_wards * sent["ward"][kind] for kind in HANDED_ON}
+        num_leaves, sent = each.num - ELECTORS, each.letters
+        by_all = {kind: ELECTORS * sent["elector"][kind] + num_leaves * sent["leaf"][kind] for kind in HANDED_ON}
         rows.append(
             (
                 each.num,
-                f"{num_wards / ELECTORS:.1f}",
-                *(f"{each.round_s * by_all[kind] / num_wards:.0f}" for kind in HANDED_ON),
-                *(f"{100 * num_wards * sent['ward'][kind] / by_all[kind]:.0f} %" for kind in HANDED_ON),
-                f"{each.round_s * sum(sent['ward'].values()):.0f}",
+                f"{num_leaves / ELECTORS:.1f}",
+                *(f"{each.round_s * by_all[kind] / num_leaves:.0f}" for kind in HANDED_ON),
+                *(f"{100 * num_leaves * sent['leaf'][kind] / by_all[kind]:.0f} %" for kind in HANDED_ON),
+                f"{each.round_s * sum(sent['leaf'].values()):.0f}",
             )
         )
     header = (
         "peers",
-        "wards of an elector, mean",
+        "leaves of an elector, mean",
         "bytes of a certificate",
         "of a record",
-        "certificates that wards sent, not electors",
-        "records that wards sent",
-        "bytes of voting that a ward sends in a round",
+        "certificates that leaves sent, not electors",
+        "records that leaves sent",
+        "bytes of voting that a leaf sends in a round",
     )
     return table(header, rows)
 
 
 def _letters(played: list[Figures]) -> str:
-    roles = ("elector", "ward")
+    roles = ("elector", "leaf")
     kinds = sorted({kind for each in played for role in roles for kind in each.letters[role]})
     weight = {kind: max(each.letters[role].get(kind, 0.0) for each in played for role in roles) for kind in kinds}
     rows = [

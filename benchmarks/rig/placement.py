@@ -1,7 +1,7 @@
 """A fluid model of placement: peers come and go, stages have the sum of their peers' rates, a pipeline the weakest's.
 
-No micro-batch is played, so a day of hundreds of peers takes seconds. The decisions are those of `pipeline.place`, or
-others beside them.
+No micro-batch is played, so a day of hundreds of peers takes seconds. The decisions are those of `pipeline.placement`,
+or others beside them.
 """
 
 import heapq

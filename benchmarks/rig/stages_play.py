@@ -47,7 +47,7 @@ class Outcome:
 
 
 def play(trace: Trace, joins: Joins, rule: Rule, shape: Shape, *, every_s: float, move_s: float) -> Outcome:
-    """Play a trace; see `placement.played`, whose arguments these are."""
+    """Play a trace; see `benchmarks.rig.placement.played`, whose arguments these are."""
     assert trace.num_stages == shape.num_stages
     clock = VirtualClock()
 

@@ -45,6 +45,26 @@ class SystemClock:
         return time.time()
 
 
+class Wish:
+    """That a process should end, as signals tell it. `timeout` and terminals send one twice within a moment."""
+
+    ONE_S = 2.0  # what comes so soon after the first is the first
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._told_at: float | None = None
+
+    def is_again(self) -> bool:
+        """Take a signal; return whether it is a second wish."""
+        if self._told_at is None:
+            self._told_at = self._clock.now()
+        return self._clock.now() - self._told_at >= self.ONE_S
+
+    @property
+    def is_told(self) -> bool:
+        return self._told_at is not None
+
+
 class SkewedClock:
     """Another clock whose wall shows another time, as on a machine that is set wrongly.
 

@@ -51,7 +51,8 @@ def load_tree(path: Path) -> dict[str, Any]:
     try:
         return reading.toml_of(path.read_bytes())
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file. Relative paths start from {_here()}.") from None
+        whence = "" if path.is_absolute() else f" Relative paths start from {Path.cwd()}."
+        raise ConfigError(f"{path}: no such file.{whence}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}. A TOML file is needed.") from error
     except ValueError as error:
@@ -101,6 +102,15 @@ def replace_field(tree: dict[str, Any], dotted: str, value: Any) -> None:
         if not isinstance(tree, dict):
             raise ConfigError(f"--set {dotted}: {section} is a value, not a section that holds {field}.")
     tree[field] = value
+
+
+def leaves(tree: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value of nested tables with its dotted name."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, _join(place, name))
+        else:
+            yield _join(place, name), value
 
 
 # --- finding the fault ---
@@ -304,13 +314,6 @@ def _unbounded(kind: inspect.Type, place: str) -> Iterator[str]:
 
 def _first(faults: Iterator[str | None]) -> str | None:
     return next((fault for fault in faults if fault is not None), None)
-
-
-def _here() -> str:
-    try:
-        return str(Path.cwd())
-    except OSError:
-        return "the folder where weft was started, which is gone"
 
 
 def _join(place: str, name: str) -> str:

@@ -261,7 +261,7 @@ class RoundCommitted(Event, frozen=True, kw_only=True):
 
 
 class RoundProven(Event, frozen=True, kw_only=True):
-    """An observer has checked that a majority signed what was decided (`peer.proving`)."""
+    """An observer has checked that a majority signed what was decided (`observe.light_client`)."""
 
     branch: BranchId
     round: Round
@@ -307,7 +307,7 @@ class Sponsored(Event, frozen=True, kw_only=True):
 
 
 class CountedThrough(Event, frozen=True, kw_only=True):
-    """A round counted this peer's contribution with its sponsor's. Comes before the round's `RoundCommitted`."""
+    """A round counted this peer's contribution with its aggregator's. Comes before the round's `RoundCommitted`."""
 
     round: Round
     tokens: Tokens
@@ -542,24 +542,38 @@ class Sink(Protocol):
 
 
 class EventLog:
-    """Stamps events and hands them to every sink. A sink that fails is dropped, and the others are told once."""
+    """Stamps events and hands them to every sink. One that fails is asked again with the next event.
+
+    The others are told when it fails, and all are told when it goes on and how many events it lacks.
+    """
 
     def __init__(self, clock: Clock, peer: PeerId, sinks: Sequence[Sink]) -> None:
         self._clock = clock
         self._peer = peer
         self._sinks = list(sinks)
+        self._num_lost = [0] * len(self._sinks)
 
     def emit(self, event: Event) -> None:
+        for text in self._hand_out(event):
+            self._hand_out(Notice(text=text))
+
+    def _hand_out(self, event: Event) -> list[str]:
+        """Return what is to be said of the sinks."""
         entry = Entry(v=VERSION, at=self._clock.wall(), peer=self._peer, event=event)
-        failed: list[tuple[Sink, Exception]] = []
-        for sink in self._sinks:
+        told: list[str] = []
+        for number, sink in enumerate(self._sinks):
+            name, num_lost = type(sink).__name__, self._num_lost[number]
             try:
                 sink.write(entry)
             except (OSError, ValueError) as error:  # a full disk or an odd file name must not stop a run
-                failed.append((sink, error))
-        self._sinks = [sink for sink in self._sinks if all(sink is not broken for broken, _ in failed)]
-        for sink, reason in failed:
-            self.emit(Notice(text=f"{type(sink).__name__} stopped: {reason}"))
+                self._num_lost[number] += 1
+                if not num_lost:
+                    told.append(f"{name} stopped: {error}")
+            else:
+                self._num_lost[number] = 0
+                if num_lost:
+                    told.append(f"{name} goes on; {num_lost} event{'s are' if num_lost > 1 else ' is'} not in it")
+        return told
 
     def close(self) -> None:
         for sink in self._sinks:

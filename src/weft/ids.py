@@ -4,6 +4,8 @@ A digest, a peer and a run are lower-case hexadecimal strings: they sort like th
 log, and need no escaping in any format. The other names keep units apart in signatures.
 """
 
+import re
+from collections.abc import Callable
 from typing import NewType
 
 PeerId = NewType("PeerId", str)  # hex of the 32-byte Ed25519 public key
@@ -19,3 +21,22 @@ Tokens = NewType("Tokens", int)
 def short(name: str) -> str:
     """Return the first 8 characters: enough to tell peers and digests apart when a person reads them."""
     return name[:8]
+
+
+def name_of(peer: PeerId, name: str, *, is_shared: bool = False) -> str:
+    """Return what a person calls a peer: its name, with a part of its key where others have that name, too."""
+    if not name:
+        return short(peer)
+    return f"{name} ({short(peer)})" if is_shared else name
+
+
+_PART = re.compile(r"(?<![\w(])[0-9a-f]{8}(?!\w)")  # in brackets it stands behind a name
+
+
+def with_names(text: str, name: Callable[[str], str | None]) -> str:
+    """Return a text in which each part of a key, as `short` has it, is the peer's name.
+
+    Args:
+        name: what the peer of this part is called; None: it is no peer's, or nobody knows.
+    """
+    return _PART.sub(lambda found: name(found[0]) or found[0], text)

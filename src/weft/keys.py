@@ -5,16 +5,20 @@ its owner can read, and is locked while a process uses it: two peers with one ke
 contradicts itself.
 
 A home holds numbered identities, so several peers on one machine each take the first one that is free.
+
+Almost any 32 bytes are a key, so one flipped bit makes another peer. Beside a key lies whose it is (peer-0.pub),
+written when it is first used, and a key that says otherwise is refused.
 """
 
 import base64
 import errno
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -22,7 +26,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from filelock import FileLock, Timeout
 
 from weft.errors import DiskFull, KeyFileError, KeyLocked, WeftError
-from weft.ids import PeerId
+from weft.ids import PeerId, short
 from weft.rng import fresh_secret
 from weft.wire import Record, decode, encode
 
@@ -56,7 +60,8 @@ class Identity:
 
     def close(self) -> None:
         if self._lock is not None:
-            self._lock.release()
+            with suppress(OSError):  # the end of the process lets go of it
+                self._lock.release()
 
     def __enter__(self) -> "Identity":
         return self
@@ -112,10 +117,29 @@ def open_identity(path: Path, *, create: bool = False) -> Identity:
     try:
         if create and not path.exists():
             _write_private(path, _to_pem(Ed25519PrivateKey.generate()))
-        return Identity(_read_private(path), lock)
+        found = Identity(_read_private(path), lock)
+        _keep_whose(path, found.peer)
+        return found
     except BaseException:
         lock.release()
         raise
+
+
+def take_lock(path: Path, wait_s: float = 0.0) -> FileLock | None:
+    """Return the lock at `path`, taken; None: another process has it, also after `wait_s`.
+
+    Raises:
+        KeyFileError: its folder cannot be used.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = FileLock(path, mode=0o600)
+        lock.acquire(timeout=wait_s)
+    except Timeout:
+        return None
+    except OSError as error:
+        raise KeyFileError(f"cannot use {path.parent}: {error}. Choose another home with --home.") from error
+    return lock
 
 
 def open_free_identity(keys_dir: Path) -> Identity:
@@ -233,7 +257,32 @@ def _read_private(path: Path) -> Ed25519PrivateKey:
     content = _read(path)
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise KeyFileError(f"identity {path} can be read by other users. Run: chmod 600 {path}")
-    return _parse(content, path)
+    key = _parse(content, path)
+    found, kept = Identity(key).peer, _kept_whose(path)
+    if kept not in (None, found):
+        raise KeyFileError(
+            f"identity {path} is damaged, or another was put in its place: it is the key of {short(found)}, and "
+            f"{_beside(path).name} beside it says {short(kept)}. Bring the right one back (`weft keys restore`), or "
+            f"remove {_beside(path)} to be {short(found)}, who is another peer to everybody."
+        )
+    return key
+
+
+def _beside(path: Path) -> Path:
+    return path.with_suffix(".pub")
+
+
+def _kept_whose(path: Path) -> PeerId | None:
+    try:
+        text = _beside(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return PeerId(text) if re.fullmatch(r"[0-9a-f]{64}", text) else None  # a file of another program
+
+
+def _keep_whose(path: Path, peer: PeerId) -> None:
+    with suppress(OSError), _beside(path).open("x", encoding="ascii") as file:  # it is checked where it can be written
+        file.write(f"{peer}\n")
 
 
 def _read(path: Path, what: Literal["identity", "backup"] = "identity") -> bytes:
@@ -252,9 +301,11 @@ def _parse(pem: bytes, path: Path) -> Ed25519PrivateKey:
         raise KeyFileError(f"{path} is an encrypted backup of an identity. Restore it with: weft keys restore {path}")
     try:
         key = serialization.load_pem_private_key(pem, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: encrypted by another program
+    # TypeError: encrypted by another program. InternalError: what one flipped bit can come to.
+    except (ValueError, TypeError, UnsupportedAlgorithm, InternalError) as error:
+        reason = str(error).partition("\n")[0]
         raise KeyFileError(
-            f"cannot read {path}: it holds no private key in PEM form that weft can use ({error})."
+            f"cannot read {path}: it holds no private key in PEM form that weft can use ({reason})."
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyFileError(f"{path} holds another kind of key; weft uses Ed25519. Make one with: weft keys new")

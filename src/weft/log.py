@@ -1,9 +1,11 @@
-"""Reads the log files of events: whole, or while they grow. What writes them is `events.JsonlSink`.
+"""Log files of events: one JSON line each, rotated, and whole again after a crash.
 
-A log file of events: one JSON line each, rotated, and whole again after a crash.
+They are written by `JsonlSink`, and read whole or while they grow.
 """
 
 import math
+import os
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -70,7 +72,7 @@ def read_lines(lines: Iterable[bytes], where: str) -> Iterator[Entry]:
         if not line.endswith(b"\n"):
             break
         try:
-            stored = msgspec.json.decode(line, type=_StoredEntry)
+            stored = msgspec.json.decode(line.removeprefix(BOM_UTF8), type=_StoredEntry)  # an editor may put it there
             kind = kinds.get(msgspec.convert(stored.event["type"], str))
             if stored.v != VERSION or kind is None:
                 continue
@@ -104,7 +106,8 @@ class JsonlSink:
     """Appends one JSON line per event; at `max_nbytes` the file is renamed to `.1` and begun anew.
 
     Each line is written at once, so what was said before a crash can be read after it. A last line that a crash
-    cut short is removed when the file is opened again. A number that is not finite is written as null.
+    cut short is removed when the file is opened again, and one that a full disk cut short at once. A number that is not
+    finite is written as null.
     """
 
     def __init__(self, path: Path, *, max_nbytes: int = 64 << 20, num_kept: int = 3) -> None:
@@ -117,9 +120,13 @@ class JsonlSink:
 
     def write(self, entry: Entry) -> None:
         line = msgspec.json.encode(entry) + b"\n"
-        if self._file.tell() + len(line) > self._max_nbytes:
+        if self._file.closed:  # it could not be begun anew before
+            self._file = self._path.open("ab", buffering=0)
+        if self._file.seek(0, os.SEEK_END) + len(line) > self._max_nbytes:
             self._rotate()
+        before = self._file.seek(0, os.SEEK_END)
         if self._file.write(line) != len(line):
+            self._file.truncate(before)
             raise OSError(f"no room for another line in {self._path}")
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
     with Meter("tokenizing", "B", emit, clock, total) as meter:
         meter.add(num)
 
-Of what takes less than `EVERY_S` nothing is told; of the rest so often, and once when it is over.
+Work that takes less than `EVERY_S` is not told; longer work is told that often, and once when it is over.
 """
 
 from collections import deque

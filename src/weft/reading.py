@@ -21,6 +21,7 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
+GZIP, ZSTD, XZ = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00"  # how what they pack begins
 _TAR_MAGIC = slice(257, 262)
 _SIGNATURES = {
     b"PAR1": "a Parquet file",
@@ -29,9 +30,9 @@ _SIGNATURES = {
     b"PK\x03\x04": "a zip archive: unpack it first",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it first",
     b"Rar!\x1a\x07": "a RAR archive: unpack it first",
-    b"\x1f\x8b": "compressed with gzip",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd",
-    b"\xfd7zXZ\x00": "compressed with xz",
+    GZIP: "compressed with gzip",
+    ZSTD: "compressed with zstd",
+    XZ: "compressed with xz",
     b"%PDF-": "a PDF document: convert it to text first",
     b"SQLite format 3\x00": "an SQLite database",
     b"\x89PNG": "an image",

@@ -1,15 +1,23 @@
-"""The background tasks of one owner: started together, ended together.
+"""What runs beside what: background tasks of one owner, and heavy work on threads beside the event loop.
 
-A task that ends with an error of its own making tells its owner, or where that did not ask to be told, the event
-loop's exception handler; a remote's fault (`PeerError`) ends the task and nothing else.
+`Tasks` are started together and ended together. One that ends with an error of its own making tells its owner, or
+where that did not ask to be told, the event loop's exception handler; a remote's fault (`PeerError`) ends the task and
+nothing else.
+
+`Compute` is where heavy work runs: on threads, or inline where time is virtual. Training has one thread of its own, so
+training steps never overlap; encoding, merging and hashing have another, so a member serves a round in the middle of
+its training steps.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from weft.errors import PeerError
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -67,3 +75,56 @@ class Tasks:
         else:
             handler = {"message": "a background task of a transport failed", "exception": error, "task": task}
             task.get_loop().call_exception_handler(handler)
+
+
+class Compute(Protocol):
+    async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
+        """Run `work` in the training thread and return what it returns.
+
+        Args:
+            num_tokens: what it would take to train on so many: for clocks that are virtual.
+        """
+        ...
+
+    async def serve(self, work: Callable[[], T]) -> T:
+        """Run `work` beside training and return what it returns."""
+        ...
+
+    async def aclose(self) -> None:
+        """Begin nothing more, and wait for what runs."""
+        ...
+
+
+class Threads:
+    def __init__(self) -> None:
+        self._training = ThreadPoolExecutor(1, thread_name_prefix="train")
+        self._serving = ThreadPoolExecutor(1, thread_name_prefix="serve")
+
+    async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:  # noqa: ARG002  # time passes by itself
+        return await asyncio.get_running_loop().run_in_executor(self._training, work)
+
+    async def serve(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._serving, work)
+
+    async def aclose(self) -> None:
+        pools = (self._training, self._serving)
+        await asyncio.gather(*(asyncio.to_thread(pool.shutdown, cancel_futures=True) for pool in pools))
+
+
+class Inline:
+    """For a virtual clock. `train_s` is the virtual time that one call of training takes; serving takes none."""
+
+    def __init__(self, train_s: float = 0.0) -> None:
+        self._train_s = train_s
+        self._training = asyncio.Lock()  # as on one thread: what comes later waits
+
+    async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:  # noqa: ARG002
+        async with self._training:
+            await asyncio.sleep(self._train_s)
+            return work()
+
+    async def serve(self, work: Callable[[], T]) -> T:
+        return work()
+
+    async def aclose(self) -> None:
+        pass

@@ -1,9 +1,9 @@
 """Canonical bytes: how a record becomes bytes, what its digest is, and how it is signed.
 
-A record is a frozen msgspec struct. Its canonical bytes are MessagePack, a map from field name to value, with
-fields and the keys of mappings sorted by name and every number in its shortest form, so equal records have
-equal bytes on every machine. `decode` refuses bytes that
-are not the canonical form of what they decode to: no two byte strings mean the same record.
+A record is a frozen msgspec struct. Its canonical bytes are MessagePack, a map from field name to value, with fields
+and the keys of mappings sorted by name and every number in its shortest form, so equal records have equal bytes on
+every machine. `decode` refuses bytes that are not the canonical form of what they decode to: no two byte strings mean
+the same record.
 
 Only bytes that come from this file are hashed or signed.
 """

@@ -22,6 +22,7 @@ from weft.data.tokenizer import ByteTokenizer
 from weft.events import EventLog, LinkDown, RoundMissed
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens
 from weft.log import JsonlSink, read_jsonl
+from weft.model.came_with import CameWith, Ids
 from weft.model.config import ModelConfig
 from weft.model.initial import initial_vector
 from weft.net import ticket
@@ -195,6 +196,11 @@ def checkpoint_file() -> dict[str, str]:
     }
 
 
+def came_with() -> dict[str, str]:
+    made = CameWith(files={"LICENSE": b"warp"}, ids=Ids(eos_token_id=(2, 3)))
+    return {"bytes": wire.encode(made).hex(), "its digest": wire.digest_of(made)}
+
+
 VECTORS: dict[str, Callable[[], dict[str, str]]] = {
     "record": record,
     "digest": digest,
@@ -206,6 +212,7 @@ VECTORS: dict[str, Callable[[], dict[str, str]]] = {
     "run-config": run_config,
     "loop-config": loop_config,
     "state": state,
+    "came-with": came_with,
     "checkpoint": checkpoint_file,
     **vectors.VECTORS,
 }

@@ -17,8 +17,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "weft"
 
 # The ground floor in order: each may import those before it.
 GROUND = (
-    *("lazy", "errors", "ids", "clock", "rng", "wire", "keys", "config"),
-    *("extension", "events", "progress", "log", "executor", "tasks"),
+    *("lazy", "errors", "ids", "clock", "rng", "wire", "keys", "reading", "config"),
+    *("extension", "events", "progress", "log", "tasks"),
 )
 # The rooms above it, floor by floor: each may import every lower floor, and nothing on its own but files of its own
 # folder. What is listed under a longer name ("net.node", "sync.round") stands apart from the rest of its room.

@@ -226,14 +226,14 @@ def test_the_reduced_search_notices_when_mail_that_it_drops_does_something(monke
         explored(ReducedSearch(first_base(3), Bounds(num_attempts=3, num_kills=0)))
 
 
-def test_half_an_electorate_without_the_keeper_is_no_quorum() -> None:
+def test_half_an_electorate_without_the_tie_breaker_is_no_quorum() -> None:
     base = first_base(4)
     a, b, c, d = base.electorate
     assert rules.is_quorum(base, {a, b})
     assert not rules.is_quorum(base, {c, d})
     assert rules.is_quorum(base, {b, c, d})
     assert rules.is_quorum(base, {c, d}, left={a, b})
-    assert not rules.is_quorum(base, {c}, left={a, b}), "the keeper has left, so half is not enough"
+    assert not rules.is_quorum(base, {c}, left={a, b}), "the tie-breaker has left, so half is not enough"
 
 
 def test_the_newest_vote_is_the_one_of_the_latest_attempt() -> None:

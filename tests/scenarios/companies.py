@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from weft.clock import VirtualClock
 from weft.events import Evaluated, Event, RoundCommitted
-from weft.executor import Inline
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.launch.guard import DayCount
@@ -25,6 +24,7 @@ from weft.stages.launch import gather_at_end, kit_of
 from weft.stages.peer import StagesPeer
 from weft.stages.step.member import Membership
 from weft.store.home import Home
+from weft.tasks import Inline
 
 SECRET = bytes(16)
 
@@ -130,7 +130,7 @@ class House:
             day=DayCount(folder.moved, settings.caps, self.clock),
         )
         try:
-            data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)
+            data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index, self.sealed.came_with)
             machine.company = company = StagesPeer(kit_of(s, run, data))
             if machine.gathers:
                 company.ending.plan(machine.gather)

@@ -173,7 +173,7 @@ class Ledger:
         bytes: the steps of the later one.
 
         Args:
-            payload: as the manifest names it; None: it was brought through a sponsor.
+            payload: as the manifest names it; None: it was brought through an aggregator.
         """
         offers = [book.offers[place] for book in self.books if book.life.member.id == peer and place in book.offers]
         return [offer.steps for offer in offers if payload in (None, offer.payload)][-1]

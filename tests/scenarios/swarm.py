@@ -35,7 +35,6 @@ from weft.codec.config import Fp32Config
 from weft.data.assign import _BEYOND
 from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import Event, Notice, RoundCommitted
-from weft.executor import Compute, Inline
 from weft.ids import Digest, PeerId
 from weft.keys import verify
 from weft.net.blobs.blobs import inline
@@ -56,6 +55,7 @@ from weft.sync.method.presets import FedAvgConfig, MethodConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.ancestry import History, Stretch
 from weft.sync.records.messages import GroupRecord, Manifest, RoundNote
+from weft.tasks import Compute, Inline
 from weft.training.learner import Work
 from weft.training.steps import Mean, Stepper
 from weft.training.trainer import Trainer

@@ -427,7 +427,7 @@ def test_what_waits_outlives_all_who_keep_it(make_swarm: MakeSwarm) -> None:
         await swarm.round(a, 2)
         for member in (c, d):
             swarm.cut([member], [a, b])
-        swarm.cut([c], [d])  # one of them may be the keeper, with whom two of four are a majority
+        swarm.cut([c], [d])  # one of them may be the tie-breaker, with whom two of four are a majority
         swarm.kill(b)
         await asyncio.sleep(20)  # nothing is decided without a majority
         letter = seal(STEWARD, Act(run=swarm.run_config.run, serial=1, deed=Amend(reason="", every=3)))

@@ -76,12 +76,14 @@ def test_a_minority_trains_on_for_four_rounds_steps_and_its_later_leases_are_cov
     swarm.check()
 
 
-def test_of_two_the_one_without_the_keeper_trains_on_and_its_branch_counts_that_first(make_swarm: MakeSwarm) -> None:
+def test_of_two_the_one_without_the_tie_breaker_trains_on_and_its_branch_counts_that_first(
+    make_swarm: MakeSwarm,
+) -> None:
     swarm = make_swarm(num_rounds=24, num_peers=2)
 
     async def scenario() -> None:
         a, b = await swarm.start("ab")
-        while True:  # until b is not the keeper
+        while True:  # until b is not the tie-breaker
             event = await swarm.when(b, RoundCommitted)
             bases = [each.peer.rounds.chain.base for each in (a, b)]  # type: ignore[union-attr]
             if bases[0] == bases[1] and bases[0].keeper == a.id and event.round >= 2:
@@ -168,8 +170,8 @@ def test_who_is_stopped_ahead_of_its_leases_comes_back_as_far_ahead_and_goes_no_
 
 
 @pytest.mark.slow
-def test_wards_train_on_like_their_electors(make_swarm: MakeSwarm) -> None:
-    """Of three electors one is cut off with its wards."""
+def test_leaves_train_on_like_their_electors(make_swarm: MakeSwarm) -> None:
+    """Of three electors one is cut off with its leaves."""
     swarm = make_swarm(num_rounds=20, num_peers=9, electors=3)
 
     async def scenario() -> None:
@@ -177,10 +179,10 @@ def test_wards_train_on_like_their_electors(make_swarm: MakeSwarm) -> None:
         await swarm.round(members[0], 4)
         ids = members[0].peer.head.members  # type: ignore[union-attr]
         electors = [member for member in members if member.id in ids]
-        _, (sponsor,) = halves(electors, 2)
-        wards = [member for member in members if member.peer._in_rounds.groups.leaf.aggregator == sponsor.id]
-        assert wards
-        go = [sponsor, *wards]
+        _, (aggregator,) = halves(electors, 2)
+        leaves = [member for member in members if member.peer._in_rounds.groups.leaf.aggregator == aggregator.id]
+        assert leaves
+        go = [aggregator, *leaves]
         stay = [member for member in members if member not in go]
         swarm.cut(stay, go)
         await asyncio.sleep(ORPHAN_AFTER_S / 2)

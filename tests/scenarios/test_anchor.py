@@ -16,7 +16,6 @@ from weft.anchor.anchor import Anchor, AnchorContext
 from weft.anchor.disk import Anchored
 from weft.codec.config import Fp32Config
 from weft.events import BranchOpened, Event, MemberSuspected, PeerStopped, RoundCommitted, StateJoined
-from weft.executor import Inline
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.blobs.blobs import inline
@@ -34,6 +33,7 @@ from weft.store.home import Home
 from weft.store.index import CHUNK_NBYTES
 from weft.sync.method.presets import DiLoCoConfig
 from weft.sync.records.messages import Manifest
+from weft.tasks import Inline
 from weft.wire import digest_of
 
 Make = Callable[..., Swarm]

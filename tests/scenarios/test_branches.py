@@ -14,7 +14,6 @@ from scenarios.swarm import LEASE_TOKENS, SEQ_LEN, Life, Member, Swarm
 from weft.codec.build import build
 from weft.codec.config import Fp32Config
 from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, Notice, RoundCommitted
-from weft.executor import Inline
 from weft.ids import BranchId, Digest, PeerId, Round
 from weft.peer.loop.contribution import MOST_ROUNDS
 from weft.peer.state.carry import FORGOTTEN
@@ -23,6 +22,7 @@ from weft.sync.merge.method import Scope
 from weft.sync.merge.reduce import encode_parts, named, parts_of
 from weft.sync.method.presets import DdpConfig
 from weft.sync.records.messages import Counted, Manifest, Propose, Ready
+from weft.tasks import Inline
 from weft.wire import digest, digest_of
 
 MakeSwarm = Callable[..., Swarm]
@@ -122,7 +122,7 @@ def check_once(swarm: Swarm, recorder: Recorder, left: BranchId, into: BranchId,
 
 
 def halves(members: Sequence[Member], num: int) -> tuple[list[Member], list[Member]]:
-    """Return the members in two parts, the first with the keeper."""
+    """Return the members in two parts, the first with the tie-breaker."""
     keeper = members[0].peer.rounds.chain.base.keeper  # type: ignore[union-attr]
     ordered = sorted(members, key=lambda member: (member.id != keeper, member.name))
     return ordered[:num], ordered[num:]

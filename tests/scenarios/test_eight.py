@@ -73,7 +73,7 @@ def test_sides_that_heal_before_a_branch_opens_lose_nothing(eight: Eight, num: i
     assert {machine.end for machine in played.machines} == {"complete"}
     assert theatre.heard(BranchOpened) == []
     lost = {event.alive for _, event in theatre.heard(MajorityLost)}
-    assert lost == {8 - num}  # of two halves, the one with the keeper goes on
+    assert lost == {8 - num}  # of two halves, the one with the tie-breaker goes on
     assert sum(each.trained - each.counted for each in played.machines) == sum(
         each.carried or 0 for each in played.machines
     )

@@ -24,13 +24,13 @@ from weft.events import (
     RoundMissed,
     StateJoined,
 )
-from weft.executor import Inline
 from weft.ids import Attempt, PeerId, Round
 from weft.net.membership.full_mesh import GONE_S
 from weft.run.machine import PeerConfig
 from weft.sync.merge.reduce import EncodedPart, named
 from weft.sync.records.messages import Accept, Certificate, Collect, Holding, Merged, Propose, Ready
 from weft.sync.round.rules import leader
+from weft.tasks import Inline
 from weft.wire import digest_of
 
 MakeSwarm = Callable[..., Swarm]

@@ -19,7 +19,6 @@ from weft.codec.config import Fp32Config
 from weft.data.corpus import CorpusConfig, TextSource
 from weft.errors import PeerError, TooLarge
 from weft.events import CheckpointSaved, Event, Notice, RoundCommitted, StageEmpty, StageHeld
-from weft.executor import Inline
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
@@ -37,7 +36,7 @@ from weft.stages.reader import StageReader
 from weft.store.home import Home
 from weft.sync.method.presets import DdpConfig
 from weft.sync.method.schedule import ConstantConfig
-from weft.tasks import Tasks
+from weft.tasks import Inline, Tasks
 from weft.wire import digest_of
 
 T = TypeVar("T")
@@ -209,6 +208,7 @@ async def visit(house: House, machines: list[Machine], into: Path) -> Gathered:
         }
         means = Means(
             tokenizer=house.sealed.tokenizer.to_bytes(),
+            came_with=house.sealed.came_with,
             scratch=into.parent / "scratch",
             compute=compute,
             clock=house.clock,
@@ -339,7 +339,7 @@ def test_who_alone_holds_a_stage_hands_it_over_before_it_goes(play: Callable[...
     assert {outcome.reason for each in left for outcome in each.outcomes.values()} == {"complete"}
 
 
-def test_a_keeper_fetches_one_section_in_an_interval(play: Callable[..., object]) -> None:
+def test_a_backup_fetches_one_section_in_an_interval(play: Callable[..., object]) -> None:
     async def script(house: House) -> list[Machine]:
         machines = [house.start("a", wait_for=3), house.start("b"), house.start("c")]
         await asyncio.sleep(12.5)

@@ -30,13 +30,13 @@ def start_of(make_swarm: MakeSwarm, num_rounds: int = 8, **options: object) -> S
 
 
 def parted(members: Sequence[Member]) -> tuple[list[Member], list[Member]]:
-    """Return the electors and the wards, as they are at the moment."""
+    """Return the electors and the leaves, as they are at the moment."""
     head = max((member.peer.head for member in members if member.peer.head), key=lambda head: head.round)
     electors = [member for member in members if member.id in head.members]
     return electors, [member for member in members if member not in electors]
 
 
-def sponsor_of(member: Member) -> PeerId | None:
+def aggregator_of(member: Member) -> PeerId | None:
     return member.peer._in_rounds.groups.leaf.aggregator
 
 
@@ -51,12 +51,12 @@ def test_nine_peers_train_through_an_electorate_of_three(make_swarm: MakeSwarm) 
         members = await swarm.start(NAMES)
         one_replica(await swarm.done(*members))
         assert all(len(manifest.members) == 3 for manifest in manifests(swarm))
-        _, wards = parted(members)
-        assert len(wards) == 6
-        for ward in wards:
-            assert ward.life.seen(Sponsored)
-            assert len(ward.life.seen(CountedThrough)) >= 4
-            told = [event for _, event in ward.life.events if isinstance(event, CountedThrough | RoundCommitted)]
+        _, leaves = parted(members)
+        assert len(leaves) == 6
+        for leaf in leaves:
+            assert leaf.life.seen(Sponsored)
+            assert len(leaf.life.seen(CountedThrough)) >= 4
+            told = [event for _, event in leaf.life.events if isinstance(event, CountedThrough | RoundCommitted)]
             for event, after in itertools.pairwise(told):
                 if isinstance(event, CountedThrough):  # the view relies on the order
                     assert isinstance(after, RoundCommitted)
@@ -105,7 +105,7 @@ def test_two_levels_make_the_outer_step_that_one_would(make_swarm: MakeSwarm, mo
 
 
 def strike(swarm: Swarm, is_moment: Any) -> list[Member]:
-    """Kill the first sponsor with wards at a message of its that `is_moment`; return who that was, once it has been."""
+    """Kill the first aggregator with leaves at a message of its that `is_moment`; return who that was, once it was."""
     struck: list[Member] = []
 
     def before(life: Life, to: PeerId, message: Any) -> bool:
@@ -134,7 +134,7 @@ def has_group(message: Any) -> bool:
         ),
     ],
 )
-def test_a_sponsor_dies_and_what_it_was_brought_is_counted_once(make_swarm: MakeSwarm, when: str) -> None:
+def test_an_aggregator_dies_and_what_it_was_brought_is_counted_once(make_swarm: MakeSwarm, when: str) -> None:
     swarm = start_of(make_swarm, num_rounds=12)
     announced: set[PeerId] = set()
 
@@ -157,7 +157,7 @@ def test_a_sponsor_dies_and_what_it_was_brought_is_counted_once(make_swarm: Make
         left = [member for member in members if member not in struck]
         last = manifests(swarm)[-2]
         assert sum(claim.num_counted for claim in claims_in(last).values()) + len(last.contributions) == NUM - 1
-        assert len(last.members) == 3  # a ward has taken the place
+        assert len(last.members) == 3  # a leaf has taken the place
         assert all(member.life.seen(CountedThrough) for member in left if member.id not in last.members)
 
     async def ended(members: list[Member]) -> Any:
@@ -170,7 +170,7 @@ def test_a_sponsor_dies_and_what_it_was_brought_is_counted_once(make_swarm: Make
 
 
 @pytest.mark.full
-def test_wards_die_freeze_and_say_goodbye_and_nobody_waits_long(make_swarm: MakeSwarm) -> None:
+def test_leaves_die_freeze_and_say_goodbye_and_nobody_waits_long(make_swarm: MakeSwarm) -> None:
     swarm = start_of(make_swarm, num_rounds=16)
 
     async def scenario() -> None:
@@ -191,7 +191,7 @@ def test_wards_die_freeze_and_say_goodbye_and_nobody_waits_long(make_swarm: Make
 
 
 @pytest.mark.full
-def test_a_sponsor_sends_what_was_decided_to_two_wards_and_the_others_have_it_from_those(
+def test_an_aggregator_sends_what_was_decided_to_two_leaves_and_the_others_have_it_from_those(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: dict[tuple[int, PeerId], Counter[PeerId]] = {}  # by round and holder: who fetched a result
@@ -210,34 +210,34 @@ def test_a_sponsor_sends_what_was_decided_to_two_wards_and_the_others_have_it_fr
     async def scenario() -> None:
         members = await swarm.start(names)
         await swarm.round(members[0], 6)
-        electors, wards = parted(members)
+        electors, leaves = parted(members)
         in_order = {place: set(of) for place, of in taken.items() if 3 <= place[0] <= 5}
         assert all(len(of) <= 2 for of in in_order.values())
-        assert sum(map(len, in_order.values())) == 3 * len(wards)
+        assert sum(map(len, in_order.values())) == 3 * len(leaves)
         giving = {holder for _, holder in in_order} - {member.id for member in electors}
         assert giving  # a group of more than two
-        killed = [member for member in wards if member.id in giving][:1]
+        killed = [member for member in leaves if member.id in giving][:1]
         swarm.kill(killed[0])
         one_replica(await swarm.done(*(member for member in members if member not in killed)))
         last = manifests(swarm)[-2]
-        assert sum(claim.num_counted for claim in claims_in(last).values()) == len(wards) - 1
+        assert sum(claim.num_counted for claim in claims_in(last).values()) == len(leaves) - 1
 
     swarm.run(scenario)
     swarm.check()
 
 
-def test_a_full_sponsor_sends_wards_on(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_aggregator_sends_leaves_on(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.peer.group.groups.MAX_GROUP", 3)
     swarm = start_of(make_swarm)
 
     async def scenario() -> None:
         members = await swarm.start(NAMES)
         one_replica(await swarm.done(*members))
-        electors, wards = parted(members)
+        electors, leaves = parted(members)
         last = manifests(swarm)[-2]
         assert {claim.num_counted for claim in claims_in(last).values()} == {2}
         assert len(claims_in(last)) == 3
-        assert len(wards) == 6
+        assert len(leaves) == 6
         assert len(electors) == 3
 
     swarm.run(scenario)
@@ -263,17 +263,17 @@ def test_who_joins_a_full_electorate_trains_along_within_some_rounds(make_swarm:
 
 
 @pytest.mark.full
-def test_a_sponsor_that_is_paused_lets_its_wards_go_and_they_lose_nothing(make_swarm: MakeSwarm) -> None:
+def test_an_aggregator_that_is_paused_lets_its_leaves_go_and_they_lose_nothing(make_swarm: MakeSwarm) -> None:
     swarm = start_of(make_swarm, num_rounds=14)
 
     async def scenario() -> None:
         members = await swarm.start(NAMES)
         await swarm.round(members[0], 3)
-        _, wards = parted(members)
-        paused = next(member for member in members if member.id == sponsor_of(wards[0]))
+        _, leaves = parted(members)
+        paused = next(member for member in members if member.id == aggregator_of(leaves[0]))
         paused.peer.pausing.want("asked to")
         await swarm.round(members[0], 8)
-        assert all(sponsor_of(ward) not in (None, paused.id) for ward in wards)
+        assert all(aggregator_of(leaf) not in (None, paused.id) for leaf in leaves)
         paused.peer.pausing.want_no_more("asked to")
         one_replica(await swarm.done(*members))
         last = manifests(swarm)[-2]
@@ -285,15 +285,15 @@ def test_a_sponsor_that_is_paused_lets_its_wards_go_and_they_lose_nothing(make_s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num", [1, NUM])
-def test_a_sponsor_cut_off_with_wards_and_what_they_learnt_come_back(make_swarm: MakeSwarm, num: int) -> None:
+def test_an_aggregator_cut_off_with_leaves_and_what_they_learnt_come_back(make_swarm: MakeSwarm, num: int) -> None:
     swarm = start_of(make_swarm, num_rounds=30, is_strict=True)
 
     async def scenario() -> None:
         members = await swarm.start(NAMES)
         await swarm.round(members[0], 3)
-        electors, wards = parted(members)
-        sponsor = next(member for member in electors if any(sponsor_of(ward) == member.id for ward in wards))
-        away = [sponsor, *[ward for ward in wards if sponsor_of(ward) == sponsor.id][:num]]
+        electors, leaves = parted(members)
+        aggregator = next(member for member in electors if any(aggregator_of(leaf) == member.id for leaf in leaves))
+        away = [aggregator, *[leaf for leaf in leaves if aggregator_of(leaf) == aggregator.id][:num]]
         others = [member for member in members if member not in away]
         swarm.cut(away, others)
         await asyncio.sleep(30)
@@ -305,7 +305,7 @@ def test_a_sponsor_cut_off_with_wards_and_what_they_learnt_come_back(make_swarm:
 
 
 @pytest.mark.slow
-def test_slower_wards_are_leased_less(make_swarm: MakeSwarm) -> None:
+def test_slower_leaves_are_leased_less(make_swarm: MakeSwarm) -> None:
     swarm = start_of(make_swarm, num_rounds=14, has_even_leases=False, method=FedAvgConfig(every=8, codec=Fp32Config()))
 
     async def scenario() -> None:
@@ -323,18 +323,18 @@ def test_slower_wards_are_leased_less(make_swarm: MakeSwarm) -> None:
 
 
 @pytest.mark.full
-def test_a_ward_that_brings_nothing_is_not_waited_for_again_and_forgotten(make_swarm: MakeSwarm) -> None:
+def test_a_leaf_that_brings_nothing_is_not_waited_for_again_and_forgotten(make_swarm: MakeSwarm) -> None:
     swarm = start_of(make_swarm, num_rounds=14)
 
     async def scenario() -> None:
         members = await swarm.start(NAMES)
         await swarm.round(members[0], 5)
-        electors, (ward, *_) = parted(members)
-        other = next(member for member in electors if member.id != sponsor_of(ward))
-        sponsor = other.peer._in_rounds.groups.aggregator
-        assert sponsor._take(ward.id)  # it asked, and did not hear the answer
+        electors, (leaf, *_) = parted(members)
+        other = next(member for member in electors if member.id != aggregator_of(leaf))
+        aggregator = other.peer._in_rounds.groups.aggregator
+        assert aggregator._take(leaf.id)  # it asked, and did not hear the answer
         await swarm.round(members[0], 9)
-        assert ward.id not in sponsor.leaves
+        assert leaf.id not in aggregator.leaves
         at = members[0].life.times(RoundCommitted)
         one_replica(await swarm.done(*members))
         rules.no_long_wait(members[0].life.times(RoundCommitted)[len(at) :], 2.5)

@@ -13,7 +13,6 @@ import pytest
 from scenarios.swarm import LEASE_TOKENS, Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import BranchOpened, Notice, RoundCommitted, StateJoined, Working
-from weft.executor import Inline
 from weft.ids import PeerId
 from weft.net.multi_source import SILENT_S, Blob
 from weft.peer.join import state_transfer
@@ -21,6 +20,7 @@ from weft.run.config import ShapedModel
 from weft.store.index import CHUNK_NBYTES
 from weft.sync.method.presets import DiLoCoConfig
 from weft.sync.records.messages import Accept, Collect, Holding, Merged, Propose, Ready
+from weft.tasks import Inline
 
 T = TypeVar("T")
 
@@ -344,7 +344,9 @@ def test_a_newcomer_may_come_in_every_phase_of_a_round(make_swarm: MakeSwarm, ph
     swarm.check()
 
 
-def test_who_comes_while_the_keeper_of_two_is_dead_goes_over_to_the_branch_of_the_other(make_swarm: MakeSwarm) -> None:
+def test_who_comes_while_the_tie_breaker_of_two_is_dead_goes_over_to_the_branch_of_the_other(
+    make_swarm: MakeSwarm,
+) -> None:
     """The newcomer never hears the dead one: it does not stand by it, and the other does not wait for the newcomer."""
     swarm = make_swarm(method=DiLoCoConfig(every=2), num_rounds=30)
     over_at: list[float] = []

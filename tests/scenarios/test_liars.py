@@ -187,11 +187,11 @@ def test_one_refusal_moves_nobody_to_another_attempt(make_swarm: MakeSwarm, prom
 
 @pytest.mark.full
 def test_who_claims_to_be_far_ahead_is_followed_some_attempts_at_once(make_swarm: MakeSwarm) -> None:
-    """A pair's keeper is a majority by itself: without a bound the other would write to its disk for ever."""
+    """A pair's tie-breaker is a majority by itself: without a bound the other would write to its disk for ever."""
     swarm = make_swarm(num_rounds=40, num_peers=2)
 
     def led(member: Member) -> Base | None:
-        """Return the round of `member` in which it is not the keeper, and would lead the attempt that it is led to.
+        """Return the round of `member` in which it is no tie-breaker, and would lead the attempt that it is led to.
 
         Where the other does, the pair waits for as long as late attempts may take: of two, one that lies can stop both.
         """

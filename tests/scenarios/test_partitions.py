@@ -30,7 +30,7 @@ def keeper_first(a: Member, b: Member) -> tuple[Member, Member]:
 
 
 @pytest.mark.parametrize("is_founder_killed", [True, False])
-def test_of_two_the_one_without_the_keeper_opens_a_branch_and_the_other_joins_it(
+def test_of_two_the_one_without_the_tie_breaker_opens_a_branch_and_the_other_joins_it(
     make_swarm: MakeSwarm, is_founder_killed: bool
 ) -> None:
     swarm = make_swarm(num_rounds=30, num_peers=2, train={"tokens": 24 * 64})
@@ -39,7 +39,7 @@ def test_of_two_the_one_without_the_keeper_opens_a_branch_and_the_other_joins_it
         a, b = await swarm.start("ab")
         victim = a if is_founder_killed else b
         stays = b if is_founder_killed else a
-        while True:  # until the victim is the keeper
+        while True:  # until the victim is the tie-breaker
             event = await swarm.when(stays, RoundCommitted)
             if stays.peer.rounds.chain.base.keeper == victim.id and event.round >= 2:  # type: ignore[union-attr]
                 break
@@ -60,7 +60,7 @@ def test_of_two_the_one_without_the_keeper_opens_a_branch_and_the_other_joins_it
     swarm.run(scenario)
 
 
-def test_of_two_the_keeper_goes_on_as_the_majority(make_swarm: MakeSwarm) -> None:
+def test_of_two_the_tie_breaker_goes_on_as_the_majority(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=8, num_peers=2)
 
     async def scenario() -> None:

@@ -28,7 +28,7 @@ TINY = ShapedModel(num_layers=1, num_heads=2, width=32, ffn_width=48)  # 17,024 
 SMALL = ShapedModel(num_layers=2, num_heads=4, width=96, ffn_width=256)  # some 250,000
 SEQ_LEN, BATCH = 16, 2
 SKIPPED = 3  # rounds: the first open streams and have measured no deadlines
-SETTLED = 7  # rounds: before, wards look for sponsors and bring what they were leased meanwhile
+SETTLED = 7  # rounds: before, leaves look for aggregators and bring what they were leased meanwhile
 NEAR = 0.05
 
 

@@ -255,13 +255,38 @@ def test_who_joined_and_comes_back_to_nobody_meets_the_others_while_it_waits(mak
     swarm.run(scenario)
 
 
+@pytest.mark.full
+def test_a_newcomer_is_nobody_to_go_on_with_before_the_other_members_have_had_their_time(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=40, num_peers=3)
+
+    async def scenario() -> None:
+        members = await swarm.start("abc")
+        await swarm.round(members[0], 3)
+        await stop(*members)
+        at = swarm.clock.now()
+        swarm.launch(members[0])
+        await asyncio.sleep(1)
+        newcomer = swarm.member("d")
+        swarm.launch(newcomer)
+        alone = await swarm.when(members[0], RoundCommitted)
+        assert set(alone.contributors) <= {members[0].id, newcomer.id}
+        assert ORPHAN_AFTER_S < swarm.clock.now() - at < ORPHAN_AFTER_S + 20
+        told = [event.text for event in members[0].life.seen(Notice) if "no other member answers" in event.text]
+        assert len(told) == 1
+        for member in members[1:]:
+            swarm.launch(member)
+        one_replica(await swarm.done(*members, newcomer))
+
+    swarm.run(scenario)
+
+
 def test_who_joined_a_strict_run_and_comes_back_to_nobody_waits(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=20, num_peers=2, is_strict=True)
 
     async def scenario() -> None:
         a, b = await swarm.start("ab")
         await swarm.round(a, 3)
-        while a.peer.head is None or a.peer.head.leader != a.id:  # of two, the keeper alone is the majority
+        while a.peer.head is None or a.peer.head.leader != a.id:  # of two, the tie-breaker alone is the majority
             await swarm.when(a, RoundCommitted)
         await swarm.round(b, a.peer.head.round)
         await a.peer._autosave.save()

@@ -20,7 +20,7 @@ from weft.sync.method.presets import DdpConfig
 
 NUM_ALL = 200
 NUM_GROUPS = 40
-QUICK = (57, 165)  # they once found a fault
+QUICK = (57, 95, 165)  # they once found a fault
 NUM_FAULTS = 6
 LIMIT_S = 1500.0  # from the last fault to the end of a run of 40 rounds of a second each, waits and branches included
 # Without an outer step anywhere: a minute until a branch opens, and again in that, or two minutes of a round whose

@@ -145,7 +145,7 @@ def test_a_strict_run_is_not_split_by_who_left_and_comes_back_alone(make_swarm: 
 
 
 def test_who_heard_of_a_round_whose_results_are_gone_goes_on_without_it(make_swarm: MakeSwarm) -> None:
-    """Of two, the keeper commits and dies before the other has fetched what it decided."""
+    """Of two, the tie-breaker commits and dies before the other has fetched what it decided."""
     swarm = make_swarm(num_rounds=40, num_peers=2)
 
     async def scenario() -> None:

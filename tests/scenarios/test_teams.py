@@ -7,17 +7,13 @@ from pathlib import Path
 import pytest
 
 from scenarios.companies import House, Machine, losses
-from scenarios.swarm import write_corpus
-from scenarios.test_companies import BATCH, DDP, crew, done, play, rounds, sealed
-from weft.data.corpus import CorpusConfig, TextSource
+from scenarios.test_companies import BATCH, crew, done, play, rounds, sealed
 from weft.errors import ConfigError
 from weft.events import MicroBatchFailed, RoundCommitted, TeamFormed
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.split.cut import SplitConfig
 from weft.pipeline.split.leader import LedPassed
-from weft.run.config import RunFile, ShapedModel, TrainConfig
-from weft.run.genesis import seal
-from weft.store.home import Home
+from weft.run.config import RunFile, TrainConfig
 from weft.sync.method.presets import DiLoCoConfig
 from weft.sync.method.schedule import ConstantConfig
 
@@ -119,15 +115,7 @@ def test_a_member_of_a_team_that_is_paused_leaves_its_device_and_goes_on(tmp_pat
     assert losses(alive)[-1] == pytest.approx(calm_at(tmp_path / "calm", 60), rel=0.02)
 
 
-def test_a_run_without_stages_has_no_teams(tmp_path: Path) -> None:
-    whole = RunFile(
-        name="whole",
-        peers=1,
-        model=ShapedModel(num_layers=1, num_heads=2, width=16, ffn_width=32),
-        data=CorpusConfig(source=TextSource(paths=(str(write_corpus(tmp_path)),))),
-        pipeline=PipelineConfig(split=HEADS),
-        train=TrainConfig(seq_len=16, batch_size=2, tokens=1000, schedule=ConstantConfig(lr=1e-2)),
-        method=DDP,
-    )
-    with pytest.raises(ConfigError, match="Set stages"):
-        seal(whole, tmp_path, Home(tmp_path / "home"), lambda _event: None)
+def test_a_run_without_stages_has_no_teams() -> None:
+    train = TrainConfig(seq_len=16, batch_size=2, tokens=1000, schedule=ConstantConfig(lr=1e-2))
+    with pytest.raises(ConfigError, match="pipeline: it has no effect in a run without stages"):
+        RunFile(name="whole", peers=1, train=train, pipeline=PipelineConfig(split=HEADS))

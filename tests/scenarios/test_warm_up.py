@@ -11,12 +11,12 @@ from scenarios.swarm import BATCH, SEQ_LEN, Life, Member, Swarm
 from scenarios.test_acts import BOTH, act
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import RoundCommitted, StepDone, WarmedUp
-from weft.executor import Inline
 from weft.ids import PeerId
 from weft.model.transformer import Transformer
 from weft.net.messages import Heartbeat
 from weft.peer.messages import Joining
 from weft.sync.records.acts import Amend
+from weft.tasks import Inline
 
 COMPILE_S = 30.0  # for each shape
 NUM_ROUNDS = 50

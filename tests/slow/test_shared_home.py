@@ -42,7 +42,20 @@ def test_four_joins_that_share_a_home_hold_four_identities(tmp_path: Path) -> No
             time.sleep(0.2)
         (tmp_path / "ticket.txt").write_text(ticket)
         started += [
-            weft(tmp_path, f"{n}", "--home", "shared", "join", "@ticket.txt", "--yes", "--report", f"{n}.json", *LOCAL)
+            weft(
+                tmp_path,
+                f"{n}",
+                "--home",
+                "shared",
+                "join",
+                "@ticket.txt",
+                "--yes",
+                "--key",
+                f"{n}.pem",
+                "--report",
+                f"{n}.json",
+                *LOCAL,
+            )
             for n in range(1, 5)
         ]
         for process in started:

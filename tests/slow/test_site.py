@@ -19,7 +19,7 @@ from weft.ranks.strips import strips
 pytestmark = pytest.mark.slow
 
 LIMITED = "OMP_NUM_THREADS"
-KEPT = 7  # vectors of `cost.Memory`: parameters, gradient, two moments, outer parameters, momentum, what was merged
+KEPT = 7  # vectors of `Memory`: parameters, gradient, two moments, outer parameters, momentum, what was merged
 
 
 @pytest.fixture(autouse=True)

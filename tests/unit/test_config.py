@@ -231,7 +231,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     [
         (b"[method\nseed = 1", "not valid TOML"),
         (b"seed = 1\nseed = 2", "not valid TOML"),
-        (b"title = '\xff'", "cannot be read"),
+        (b"title = '\xff'", "byte 10 is not UTF-8 text"),
         (b"[method]\nseed = 'x'", 'method.seed is "x"'),
         (b"[method]\nseed = 1979-05-27", 'method.seed is "1979-05-27"'),
     ],
@@ -289,3 +289,30 @@ def test_an_argument_replaces_a_field_and_makes_the_sections_it_needs() -> None:
 def test_an_argument_below_a_plain_value_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--set title\.x: title is a value"):
         replace_field({"title": "t"}, "title.x", 1)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_is_no_part_of_a_file(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes('title = "ü"'.encode(encoding))
+    assert load_tree(tmp_path / "run.toml") == {"title": "ü"}
+
+
+@pytest.mark.parametrize(
+    ("whole", "words"),
+    [
+        ("a = " + "[" * 3000 + "]" * 3000, "nested deeper than 100"),
+        ("a = " + "[" * 101 + "]" * 101, "nested deeper than 100"),
+        ("[" + ".".join("a" * 5000) + "]", "nested deeper than 100"),
+        ("<!DOCTYPE html><html>", "is an HTML page"),
+        ("version https://git-lfs.github.com/spec/v1", "is a Git LFS pointer"),
+    ],
+)
+def test_a_file_that_no_person_wrote_is_refused(whole: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(whole)
+    with pytest.raises(ConfigError, match=words):
+        load_tree(tmp_path / "run.toml")
+
+
+def test_a_name_that_leads_too_deep_is_refused() -> None:
+    with pytest.raises(ConfigError, match="names 4999 sections"):
+        replace_field({}, ".".join("a" * 5000), 1)

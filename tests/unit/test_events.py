@@ -128,8 +128,29 @@ def test_an_event_reaches_every_sink_with_its_origin() -> None:
     assert memory.entries == [Entry(v=1, at=VirtualClock.EPOCH + 2.0, peer=PEER, event=Notice(text="hello"))]
 
 
+class FullAfter:
+    """A file that takes so many bytes, as on a disk that is full."""
+
+    def __init__(self, file: Any, num_bytes: int) -> None:
+        self._file = file
+        self._left = num_bytes
+
+    def write(self, data: bytes) -> int:
+        taken: int = self._file.write(data[: self._left])
+        self._left -= taken
+        return taken
+
+    def truncate(self, num_bytes: int) -> int:
+        self._left += self._file.tell() - num_bytes
+        left: int = self._file.truncate(num_bytes)
+        return left
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("surrogates not allowed")])
-def test_a_sink_that_fails_is_dropped_and_the_others_are_told_once(error: Exception) -> None:
+def test_a_sink_that_fails_is_asked_again_and_the_others_are_told_once(error: Exception) -> None:
     broken, memory = BrokenSink(error, num_good=1), MemorySink()
     log = EventLog(VirtualClock(), PEER, [broken, memory])
     for text in ("a", "b", "c"):
@@ -138,7 +159,60 @@ def test_a_sink_that_fails_is_dropped_and_the_others_are_told_once(error: Except
     assert [text for text in said if not text.startswith("BrokenSink")] == ["a", "b", "c"]
     (told,) = [text for text in said if text.startswith("BrokenSink")]
     assert str(error) in told
-    assert broken.num_tried == 2
+    assert broken.num_tried == 4  # with that it has stopped
+
+
+def test_a_file_on_a_disk_that_was_full_for_a_moment_goes_on_and_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, memory = JsonlSink(tmp_path / "events.jsonl"), MemorySink()
+    log = EventLog(VirtualClock(), PEER, [sink, memory])
+    log.emit(Notice(text="before"))
+    with monkeypatch.context() as full:
+        whole = sink._file
+        full.setattr(sink, "_file", FullAfter(whole, num_bytes=7))
+        log.emit(Notice(text="lost"))
+        log.emit(Notice(text="lost, too"))
+    log.emit(Notice(text="after"))
+    log.close()
+    kept = [entry.event.text for entry in read_jsonl(tmp_path / "events.jsonl") if isinstance(entry.event, Notice)]
+    assert kept == ["before", "after", "JsonlSink goes on; 3 events are not in it"]
+    said = [entry.event.text for entry in memory.entries if isinstance(entry.event, Notice)]
+    assert [text for text in said if text.startswith("JsonlSink")] == [
+        f"JsonlSink stopped: no room for another line in {tmp_path / 'events.jsonl'}",
+        "JsonlSink goes on; 3 events are not in it",
+    ]
+
+
+def test_a_file_that_could_not_be_begun_anew_is_when_it_can(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "events.jsonl"
+    log = EventLog(VirtualClock(), PEER, [JsonlSink(path, max_nbytes=400)])
+    log.emit(Notice(text="first"))
+    path.rename(tmp_path / "away.jsonl")
+    path.parent.rmdir()  # so that it can be neither renamed nor opened
+    for number in range(8):
+        log.emit(Notice(text=f"lost {number}"))
+    path.parent.mkdir()
+    log.emit(Notice(text="last"))
+    log.close()
+    assert next(entry.event for entry in read_jsonl(path)) == Notice(text="last")
+
+
+def test_a_sink_that_fails_every_other_time_does_not_talk_without_end() -> None:
+    class Fickle(MemorySink):
+        num = 0
+
+        def write(self, entry: Entry) -> None:
+            self.num += 1
+            if self.num % 2:
+                raise OSError("now")
+            super().write(entry)
+
+    fickle, memory = Fickle(), MemorySink()
+    log = EventLog(VirtualClock(), PEER, [fickle, memory])
+    for _ in range(3):
+        log.emit(Notice(text="x"))
+    assert len(memory.entries) <= 6
 
 
 def test_when_every_sink_fails_the_run_goes_on() -> None:
@@ -230,25 +304,12 @@ def test_a_log_opened_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert texts(path) == ["c"]
 
 
-def test_a_disk_that_takes_half_a_line_stops_the_log_and_not_the_run(tmp_path: Path) -> None:
-    sink, memory = JsonlSink(tmp_path / "events.jsonl"), MemorySink()
-
-    class HalfFull:
-        def tell(self) -> int:
-            return 0
-
-        def write(self, line: bytes) -> int:
-            return len(line) // 2
-
-        def close(self) -> None:
-            pass
-
+def test_a_byte_order_mark_that_an_editor_left_is_skipped(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "events.jsonl")
+    sink.write(entry("hello"))
     sink.close()
-    sink._file = HalfFull()  # type: ignore[assignment]
-    log = EventLog(VirtualClock(), PEER, [sink, memory])
-    log.emit(Notice(text="x"))
-    said = [found.event.text for found in memory.entries if isinstance(found.event, Notice)]
-    assert said[-1].startswith("JsonlSink stopped: no room")
+    (tmp_path / "events.jsonl").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "events.jsonl").read_bytes())
+    assert [found.event for found in read_jsonl(tmp_path / "events.jsonl")] == [Notice(text="hello")]
 
 
 def test_a_loss_that_is_not_finite_is_read_back_as_nan(tmp_path: Path) -> None:

@@ -328,3 +328,33 @@ def test_generated_identities_differ() -> None:
 def test_the_private_key_is_not_in_a_printed_identity() -> None:
     identity = keys.Identity.from_seed(SEED)
     assert SEED.hex() not in repr(identity) + repr(vars(identity))
+
+
+def test_a_damaged_key_is_refused_wherever_its_bit_flipped(tmp_path: Path) -> None:
+    path = tmp_path / "peer-0.pem"
+    keys.open_identity(path, create=True).close()
+    whole = path.read_bytes()
+    peer = keys.read_peer(path)
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes((whole[at] ^ 1,)) + whole[at + 1 :])
+        try:
+            assert keys.read_peer(path) == peer  # what is around the key may say anything
+        except KeyFileError as error:
+            assert str(path) in str(error)  # noqa: PT017
+    at = whole.index(b"\n") + 40
+    path.write_bytes(whole[:at] + (b"B" if whole[at : at + 1] == b"A" else b"A") + whole[at + 1 :])
+    with pytest.raises(KeyFileError, match=r"is damaged, or another was put in its place.*weft keys restore"):
+        keys.open_identity(path)
+    path.with_suffix(".pub").unlink()
+    other = keys.open_identity(path)
+    other.close()
+    assert other.peer != peer
+    assert path.with_suffix(".pub").read_text() == f"{other.peer}\n"
+
+
+@pytest.mark.parametrize("kept", [b"", b"ssh-ed25519 AAAA somebody\n", b"\xff\xfe"])
+def test_what_another_program_keeps_beside_a_key_is_left_alone(kept: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "id"
+    path.with_suffix(".pub").write_bytes(kept)
+    keys.open_identity(path, create=True).close()
+    assert path.with_suffix(".pub").read_bytes() == kept

@@ -26,14 +26,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec import UNSET
+
 from weft.anchor.disk import Anchored
 from weft.clock import Clock
 from weft.data.store import DataIndex
 from weft.data.tokenizer import MAX_BLOB_NBYTES as MAX_TOKENIZER_NBYTES
 from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, Refused
 from weft.events import DataReady, Emit, Notice, PeerStopped
-from weft.executor import Compute
 from weft.ids import BranchId, Digest, PeerId, Round
+from weft.model.came_with import MAX_BLOB_NBYTES
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
 from weft.net.multi_source import Blob, pull, small_from
@@ -45,7 +47,7 @@ from weft.run.outline import Outline, data_ready
 from weft.store.home import Home
 from weft.store.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.messages import Certificate, Manifest
-from weft.tasks import Tasks
+from weft.tasks import Compute, Tasks
 from weft.wire import Buffer, digest_of
 
 LOOK_S = 1.0
@@ -96,6 +98,10 @@ class Anchor:
     def head(self) -> Manifest | None:
         """Return the newest manifest whose state can be had from here."""
         return None if self._kept.chain is None else self._kept.chain.head
+
+    def standing(self, peer: PeerId) -> int | None:
+        """Return what another is to whoever looks for the run; see `Membership.standing`."""
+        return self._membership.standing(peer)
 
     def stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
@@ -276,7 +282,7 @@ class Anchor:
         await self._compute.serve(lambda: self._kept.put(data))
 
     async def _fetch_files(self) -> None:
-        """Fetch what is missing of the run's shards, tokenizer and first weights."""
+        """Fetch what is missing of the run's shards, tokenizer, what came with its model, and first weights."""
         index, home, peers = self._outline.data, self._home, self._ranking.furthest_first()
         ready = None if index is None else await self._fetch_data(index, home, peers)
         if not self._outline.is_seeded and home.blobs.open(self._outline.initial) is None:
@@ -292,6 +298,10 @@ class Anchor:
         if home.blobs.open(index.tokenizer) is None:
             tokenizer = await small_from(self._node, peers, index.tokenizer, MAX_TOKENIZER_NBYTES)
             await self._compute.serve(lambda: home.blobs.put(tokenizer))
+        came_with = self._outline.came_with
+        if came_with is not UNSET and home.blobs.open(came_with) is None:
+            files = await small_from(self._node, peers, came_with, MAX_BLOB_NBYTES)
+            await self._compute.serve(lambda: home.blobs.put(files))
         missing = await self._compute.serve(lambda: home.shards.missing(index))
 
         async def keep(shard: Blob, data: Buffer) -> None:

@@ -1,4 +1,4 @@
-"""What came of each point of a bench, one line of CSV each: written once, as a whole, and never changed.
+r"""What came of each point of a bench, one line of CSV each: written once, as a whole, and never changed.
 
 A process that is killed leaves whole lines: the next one drops what a crash of the machine may have cut, and goes on.
 A point that neither completed nor diverged is played again, and has another line then: the later one counts. A line

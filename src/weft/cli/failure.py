@@ -5,6 +5,7 @@ Ctrl-C                           nothing more; 130, as shells have it
 nobody reads the answer          nothing more; 141, as shells have it
 wrong usage                      what is wrong, and which help to read; 2
 no room on a disk, from anywhere 41, as DiskFull
+a file the system refuses        11, as DataError: which file, and why
 out of memory, from anywhere     42, as OutOfMemory
 anything else                    where the traceback was written; 1
 """
@@ -19,12 +20,13 @@ import typer
 
 from weft.cli.streams import Unwritten
 from weft.cli.terminal import terminal_width, wrapped
-from weft.errors import DiskFull, OutOfMemory, WeftError
+from weft.errors import DataError, DiskFull, OutOfMemory, WeftError
 from weft.wire import printable
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _UNEXPECTED = 1
 _WRONG_USAGE = 2
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOLCK)
 
 
 def explain(error: BaseException, home: Path) -> int:
@@ -39,9 +41,16 @@ def explain(error: BaseException, home: Path) -> int:
         if error.has_reader:
             say(str(error))
         return error.code
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        say(f"no room left on the disk: {error}. Free some, then start again; what was saved before is intact.")
+    refused = _refused_file(error)
+    if refused is not None and refused.errno in (errno.ENOSPC, errno.EDQUOT):
+        say(f"no room left on the disk: {refused}. Free some, then start again; what was saved before is intact.")
         return DiskFull.exit_code
+    if refused is not None:
+        say(
+            f"the system does not let weft use {refused.filename or 'a file'}: {refused.strerror}. See to the disk and "
+            f"to whom the folder belongs, or choose another home with --home; what was saved before is intact."
+        )
+        return DataError.exit_code
     if _is_out_of_memory(error):
         say(
             f"out of memory: {str(error).splitlines()[0] if str(error) else 'none was left'}. Close other programs, or "
@@ -84,6 +93,15 @@ def _known(error: BaseException) -> WeftError | None:
         return error
     if isinstance(error, BaseExceptionGroup):
         return next((found for inner in error.exceptions if (found := _known(inner)) is not None), None)
+    return None
+
+
+def _refused_file(error: BaseException) -> OSError | None:
+    """Return the error of a file or a disk that `error` is, or the first one a group of tasks holds."""
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_DISKS):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for inner in error.exceptions if (found := _refused_file(inner)) is not None), None)
     return None
 
 

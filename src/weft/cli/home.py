@@ -6,8 +6,11 @@
     "last"                                  the newest checkpoint of this home
     four or more digits of a run's name     the newest checkpoint of that run in this home
 
-Of a run with stages each peer keeps sections, which are no model: they are chosen by none of these, and an error says
-how a model is made of them (`weft gather`). It reads no checkpoint.
+The newest is the one that was trained last on this machine. A run that was only joined again, or has just begun, comes
+after those, whenever it was saved.
+
+In a run with stages each peer keeps sections, which are no model: none of these chooses them, and an error says how
+a model is made of them (`weft gather`). Of checkpoints it reads only when they were trained.
 """
 
 import re
@@ -26,6 +29,7 @@ from weft.library.home import default_home
 from weft.wire import printable
 
 CHECKPOINT_FILE = "checkpoint.json"
+TRAINED_AT_MS = "trained_at_ms"  # a counter in it
 _SECTIONS = f"stage-*/checkpoint/{CHECKPOINT_FILE}"  # in a peer's folder of a run with stages
 _MIN_PREFIX = 4  # fewer digits would hit a run by accident
 _MAX_LISTED = 8
@@ -54,7 +58,7 @@ def find_checkpoint(given: str, home: Path) -> Path:
     which = _named(given, home)
     found = None if which is None else _newest(which.parent.glob(f"{which.name}/*/checkpoint/{CHECKPOINT_FILE}"))
     sections = None if which is None else _newest(which.parent.glob(f"{which.name}/*/{_SECTIONS}"))
-    if sections is not None and (found is None or _age(sections) > _age(found)):
+    if sections is not None and (found is None or trained_at(sections) > trained_at(found)):
         found = _newest(sections.parents[2].glob(f"*/checkpoint/{CHECKPOINT_FILE}"))
         if found is None:
             _require_no_sections(sections)
@@ -118,7 +122,20 @@ def _require_no_sections(folder: Path | None) -> None:
 
 def _newest(*found: Iterable[Path]) -> Path | None:
     files = [path for group in found for path in group]
-    return max(files, key=_age).parent if files else None
+    return max(files, key=lambda path: trained_at(path.parent)).parent if files else None
+
+
+def trained_at(checkpoint: Path) -> tuple[float, float]:
+    """Return when what is in this folder was trained here (0.0: it was not) and when it was saved: wall seconds."""
+    path = checkpoint / CHECKPOINT_FILE
+    saved_at = _age(path)
+    with suppress(OSError, msgspec.DecodeError):
+        contents = msgspec.json.decode(path.read_bytes(), type=_Saved).contents
+        if contents.head is None or not contents.head.round:
+            return 0.0, saved_at
+        at_ms = contents.counters.get(TRAINED_AT_MS)
+        return (saved_at if at_ms is None else at_ms / 1000), saved_at
+    return 0.0, saved_at
 
 
 def _age(path: Path) -> float:
@@ -126,12 +143,13 @@ def _age(path: Path) -> float:
 
 
 def _listing(home: Path) -> str:
-    found = sorted((home / "runs").glob(f"*/*/checkpoint/{CHECKPOINT_FILE}"), key=_age, reverse=True)
-    names = [called(run) for run in dict.fromkeys(path.parents[2] for path in found)]
+    checkpoints = (path.parent for path in (home / "runs").glob(f"*/*/checkpoint/{CHECKPOINT_FILE}"))
+    found = sorted(checkpoints, key=trained_at, reverse=True)
+    names = [called(run) for run in dict.fromkeys(path.parents[1] for path in found)]
     if not names:
         return f"There is none in {home}; another home is named with --home."
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return f'The home {home} holds runs {", ".join(names[:_MAX_LISTED])}{more}; "last" is the newest.'
+    return f'The home {home} holds runs {", ".join(names[:_MAX_LISTED])}{more}; "last" is the one trained last.'
 
 
 def called(run: Path) -> str:
@@ -147,6 +165,21 @@ class _Named(msgspec.Struct):
     """As much of a RunConfig as a listing shows; it is not checked."""
 
     name: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class _Head(msgspec.Struct):
+    round: int
+
+
+class _Contents(msgspec.Struct):
+    head: _Head | None
+    counters: dict[str, int]
+
+
+class _Saved(msgspec.Struct):
+    """As much of a checkpoint as tells when it was trained; it is not checked."""
+
+    contents: _Contents
 
 
 class Place:

@@ -21,6 +21,7 @@ from weft.cli.model import eval, export, generate, inspect, tokenizer
 from weft.cli.plan import bench, methods, plan, simulate
 from weft.cli.run import act, anchor, gather, join, keys, pause, ticket, train
 from weft.cli.watch import report, status, watch
+from weft.errors import ConfigError
 from weft.library.home import default_home
 
 _USAGE: type[BaseException] = typer.BadParameter.__mro__[1]  # UsageError, which lies elsewhere in every typer
@@ -41,6 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; what went wrong is said on standard error."""
     place = Place()
     try:
+        _require_folder()
         code = make_app(place)(args=list(arguments), prog_name="weft", standalone_mode=False)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
@@ -49,6 +51,20 @@ def run(arguments: Sequence[str]) -> int:
     except BaseException as error:
         return explain(error, place.home)
     return code if isinstance(code, int) else 0  # of typer.Exit
+
+
+def _require_folder() -> None:
+    """Refuse to run in a folder that is removed: relative paths lead nowhere there, and torch cannot be loaded.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    try:
+        Path.cwd()
+    except OSError:
+        raise ConfigError(
+            "the folder in which weft was started is gone. Change to another (`cd`), and try again."
+        ) from None
 
 
 def make_app(place: Place) -> typer.Typer:

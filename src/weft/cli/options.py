@@ -291,15 +291,32 @@ def _value(match: re.Match[str], units: Mapping[str, float]) -> float:
 
 
 if TYPE_CHECKING:
+    from weft.data.corpus import JsonlSource, ParquetSource, TextSource
     from weft.data.documents import Document
+
+
+def own_source(paths: Sequence[str]) -> "TextSource | JsonlSource | ParquetSource":
+    """Return how what --data names is read: as text, JSON lines or tables, by the files' names.
+
+    Raises:
+        DataError: nothing there, or a mixture.
+    """
+    from glob import has_magic
+
+    from weft.data.corpus import source_of
+
+    for path in paths:
+        if not Path(path).exists() and not has_magic(path):
+            raise DataError(f"--data {path}: no such file or folder in {Path.cwd()}.")
+    return source_of(paths, Path.cwd())
 
 
 def own_nbytes(paths: Sequence[str]) -> int | None:
     """Return about how much text --data names; None where that cannot be told."""
-    from weft.data.corpus import TextSource, text_nbytes
+    from weft.data.corpus import text_nbytes
 
     try:
-        return text_nbytes(TextSource(paths=tuple(paths)), Path.cwd())
+        return text_nbytes(own_source(paths), Path.cwd())
     except DataError:
         return None  # whoever reads it says why
 
@@ -308,13 +325,8 @@ def own_documents(paths: Sequence[str]) -> "Iterator[Document]":
     """Yield the documents that --data names.
 
     Raises:
-        DataError: nothing there, unreadable, or not UTF-8.
+        DataError: nothing there, unreadable, or malformed.
     """
-    from glob import has_magic
+    from weft.data.corpus import documents
 
-    from weft.data.corpus import TextSource, documents
-
-    for path in paths:
-        if not Path(path).exists() and not has_magic(path):
-            raise DataError(f"--data {path}: no such file or folder in {Path.cwd()}.")
-    return documents(TextSource(paths=tuple(paths)), Path.cwd())
+    return documents(own_source(paths), Path.cwd())

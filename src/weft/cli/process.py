@@ -1,6 +1,7 @@
 """How signals end a peer in the foreground, and the event loop that verbs with a network run on.
 
 SIGINT or SIGTERM    the peer says goodbye, saves, and the command exits 0
+within two seconds   the same signal, told twice: `timeout` and terminals do so
 the same again       the process ends at once
 too slow             after `_PATIENCE_S` the process ends by itself, and says so
 the parent is gone   as SIGTERM: no peer of a demo outlives the demo
@@ -21,6 +22,7 @@ import psutil
 import typer
 
 from weft.cli.screen.screen import Screen
+from weft.clock import Clock, SystemClock, Wish
 
 _PATIENCE_S = 22.0  # to say goodbye and save: the promise is 25 s, and a process takes a moment to end
 _EARLY_PATIENCE_S = 3.0  # before it takes part there is nobody to say goodbye to
@@ -28,12 +30,13 @@ NOTHING_TO_SAVE = "stopped before it took part: there is nothing to save"
 
 
 class Stopper:
-    """Turns the first signal into a goodbye and the second into an end."""
+    """Turns the first signal into a goodbye and a second wish into an end."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, clock: Clock | None = None) -> None:
         self._screen = screen
         self._stop_peer: Callable[[str], None] | None = None
-        self._num_signals = 0
+        self._wish = Wish(clock or SystemClock())
+        self._is_over = False
         self._is_asking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[object] | None = None
@@ -51,8 +54,9 @@ class Stopper:
         self._stop_peer = stop
 
     def remove(self) -> None:
-        """Put back what signals did before, once the peer has ended."""
-        for number, handler in self._before.items():
+        """Put back what signals did before, once the peer has ended; a process that was told to end takes them yet."""
+        self._is_over = True
+        for number, handler in self._before.items() if not self._wish.is_told else ():
             signal.signal(number, handler)
         if self._timer is not None:
             self._timer.cancel()
@@ -66,12 +70,13 @@ class Stopper:
             self._is_asking = False
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._num_signals += 1
-        name = signal.Signals(number).name
+        name, is_first = signal.Signals(number).name, not self._wish.is_told
         if self._is_asking:
             self._end(0, "not joined")
-        if self._num_signals > 1:
-            self._end(128 + number, f"{name} again: ended at once, without saving")
+        if self._wish.is_again():
+            self._end(128 + number, f"{name} again: ended at once{'' if self._is_over else ', without saving'}")
+        if not is_first:
+            return
         if (
             self._stop_peer is None
         ):  # a thread may be packing data or reading weights; both are written whole or not at all

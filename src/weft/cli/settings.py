@@ -13,7 +13,8 @@ import typer
 
 from weft import reading
 from weft.cli.options import nbytes, rate_bps
-from weft.config import from_tree, load_tree, replace_field
+from weft.cli.terminal import tell
+from weft.config import from_tree, leaves, load_tree, replace_field
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,9 +41,10 @@ class Here:
     name: Annotated[
         str, typer.Option(help="How others see this peer. Default: the machine's name and a part of its key.")
     ] = ""
-    key: Annotated[Path | None, typer.Option(help="Key file (made if missing). Default: a free one of the home.")] = (
-        None
-    )
+    key: Annotated[
+        Path | None,
+        typer.Option(help="Key file (made if missing): so a home has a second peer in a run. Default: a free one."),
+    ] = None
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: all of this machine.")] = None
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.", min=0, max=65535)] = (
         None
@@ -154,19 +156,21 @@ _ALLOWED = {
 }
 
 
-def machine_settings(file: Path | None, options: dict[str, Any]) -> "PeerConfig":
-    """Return this machine's settings.
+def machine_settings(file: Path | None, options: dict[str, Any], *, trains: bool = True) -> "PeerConfig":
+    """Return this machine's settings. What stands in the file and has no effect here is named in one line.
 
     Args:
         file: TOML, or None.
         options: dotted field to value; None leaves the field as it is.
+        trains: whether the process trains.
 
     Raises:
-        ConfigError: names the option or the file's field.
+        ConfigError: names the option or the file's field; an option has no effect.
     """
-    from weft.run.machine import PeerConfig
+    from weft.run.machine import PeerConfig, without_effect
 
     tree = {} if file is None else load_tree(file)
+    in_file = {name for name, _ in leaves(tree)}
     if file is not None:
         from_tree(tree, PeerConfig, where=str(file))
     for dotted, value in options.items():
@@ -174,7 +178,16 @@ def machine_settings(file: Path | None, options: dict[str, Any]) -> "PeerConfig"
             check_option(dotted, value)
             replace_field(tree, dotted, value)
     settings: PeerConfig = from_tree(tree, PeerConfig, where="command line")
+    for field, reason in without_effect(settings, trains=trains).items():
+        for dotted in (each for each, value in options.items() if value is not None and _is_in(each, field)):
+            raise ConfigError(f"{_ALLOWED[dotted][0]} has no effect: {reason}. Leave it out.")
+        if idle := sorted(each for each in in_file if _is_in(each, field)):
+            tell(f"{file}: without effect here, since {reason}: {', '.join(idle)}")
     return settings
+
+
+def _is_in(dotted: str, field: str) -> bool:
+    return dotted == field or dotted.startswith(f"{field}.")
 
 
 def check_option(dotted: str, value: Any) -> None:

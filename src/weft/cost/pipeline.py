@@ -78,7 +78,7 @@ class Flops:
 
 
 def section_flops(shape: Shape, seq_len: int) -> Flops:
-    """Return what a section computes of a token; of all sections together, `cost.flops_per_token`.
+    """Return what a section computes of a token; of all sections together, `training.flops_per_token`.
 
     2 per element of each matrix in each of the three, and of attention scores and values, which have no weights,
     4 x q_width x seq_len a layer forward and twice as many back.
@@ -127,10 +127,10 @@ def tokens_nbytes(micro: MicroBatch) -> int:
 def kept_nbytes(shape: Shape, micro: MicroBatch, *, is_half: bool = False) -> int:
     """Return the bytes of tensors that a micro-batch keeps, from its forward pass until its weights' gradients.
 
-    Of each token what `cost.layer_nbytes` says of each layer; tokens, or the activations that came in; those that go
-    out, or the final norm's input and output, log-probabilities, and what to predict. Of each position of a sample the
-    sines and cosines, once. After its gradient has gone back a micro-batch keeps the inputs and the outputs' gradients
-    of matrices in their place, which are fewer: without SwiGLU's parts, and as many numbers of logits.
+    Of each token what `training.layer_nbytes` says of each layer; tokens, or the activations that came in; those that
+    go out, or the final norm's input and output, log-probabilities, and what to predict. Of each position of a sample
+    the sines and cosines, once. After its gradient has gone back a micro-batch keeps the inputs and the outputs'
+    gradients of matrices in their place, which are fewer: without SwiGLU's parts, and as many numbers of logits.
     """
     decoder = shape.decoder
     came = 8 if shape.is_first else 4 * decoder.width
@@ -166,8 +166,8 @@ def working_nbytes(shape: Shape, micro: MicroBatch, *, is_half: bool = False) ->
     """Return the bytes beside all that while one backward pass is made.
 
     Two vectors of activations, decoded or before they are encoded, and the most that a step of the pass makes: logits'
-    gradients twice in the last section, SwiGLU's elsewhere, as `cost.activation_nbytes` counts them; then the gradient
-    of the largest matrix, before it is added. In half precision copies of the section's matrices too.
+    gradients twice in the last section, SwiGLU's elsewhere, as `training.activation_nbytes` counts them; then the
+    gradient of the largest matrix, before it is added. In half precision copies of the section's matrices too.
     """
     decoder = shape.decoder
     largest = decoder.width * max(2 * decoder.ffn_width, decoder.q_width + 2 * decoder.kv_width)

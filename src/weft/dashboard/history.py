@@ -6,7 +6,9 @@
 
 Rows are never changed, so a page that has some of them needs only the others, and goes back in time by leaving the
 last ones out. Peers are told by their number, in the order in which they were first heard of; a row of `peers` with a
-key that was there before tells its name anew. A row of `states` says whose word it is.
+key that was there before tells its name anew. A row of `states` says whose word it is. Who takes no part has no number
+(`dashboard.view.taking_part`): its news are nobody's, what else it tells waits until it begins, and rows of `watching`
+say how many such there are.
 
 Of a run with stages, rows of `rounds`, `train` and `bytes` are of one stage, which stands for the run
 (`dashboard.stages`); what the others committed is in `beside`. Where a row is of a stage, that is its last column.
@@ -23,7 +25,7 @@ from weft.dashboard.figures import AWAY
 from weft.dashboard.stages import StageNow, stage_of
 from weft.dashboard.view import About, Line, View, update
 from weft.dashboard.words import ROUTINE, SEVERITIES, advice_of, described, notable, severity_of
-from weft.ids import PeerId
+from weft.ids import PeerId, with_names
 from weft.wire import printable
 
 
@@ -60,6 +62,7 @@ class Now:
     num_events: tuple[int, ...]  # by severity
     peers: tuple[PeerNow, ...]
     stages: tuple[StageNow, ...] = ()
+    num_watching: int = 0
 
 
 Row = list[Any]
@@ -67,9 +70,10 @@ Tree = dict[str, Any]
 
 LISTS = (
     *("peers", "states", "links", "rounds", "turns", "train", "heldout", "bytes"),
-    *("proofs", "samples", "methods", "events", "advice", "stages", "moves", "beside"),
+    *("proofs", "samples", "methods", "events", "advice", "stages", "moves", "beside", "watching"),
 )
 MAX_ROWS = 400_000  # of all lists together: a page holds them all
+MAX_WAITING = 64  # peers that take no part, and events of each
 STAGES_S = 30.0  # between two rows of stages that say the same
 _UNTOLD = (events.StepDone, events.MemberProgress, events.Working)  # too many to list, and each is in another list
 
@@ -87,6 +91,8 @@ class History:
         self._committed: set[tuple[int | None, str, int]] = set()
         self._shown: set[int] = set()  # rounds that are the run's
         self._num_rounds = 0
+        self._num_watching = 0
+        self._waiting: dict[PeerId, list[Row]] = {}  # of events, of who takes no part
         self._stages_row: tuple[float, object] = (-math.inf, None)  # the last: when, and the members in it
         self._evaluated: set[int] = set()
         self._loss: float | None = None
@@ -134,6 +140,7 @@ class History:
             num_events=tuple(self._num_events),
             peers=tuple(map(self._peer_now, self._numbers)),
             stages=view.cut.now,
+            num_watching=view.num_watching,
         )
 
     def _peer_now(self, peer: PeerId) -> PeerNow:
@@ -166,25 +173,44 @@ class History:
             self._add("proofs", [at, event.round, event.num_signed, event.num_electors, *_column(event)])
             return
         before, self.view = self.view, update(self.view, entry)
-        own = self._number(entry.peer)
+        own = self._number(entry.peer) if entry.peer in self.view.peers else None
         for peer in self._touched(entry):
             self._tell(before, peer, entry)
-        self._list(before, own, entry)
+        if own is not None and self._waiting:
+            for row in self._waiting.pop(entry.peer, ()):
+                self._add("events", [row[0], own, *row[1:]])
+        if before.visits or self.view.visits:
+            self._visits(before, at)
+        if own is not None:
+            self._list(before, own, entry)
         if not isinstance(event, _UNTOLD):
             severity = severity_of(event)
             self._num_events[severity] += 1
             words = self._routine(event) if severity == ROUTINE else self._words(entry)
-            self._add("events", [at, own, severity, type(event).__name__, words])
+            if own is None and severity == ROUTINE:
+                self._wait(entry.peer, [at, severity, type(event).__name__, words])
+            else:
+                self._add("events", [at, own, severity, type(event).__name__, words])
         if (advice := advice_of(entry, self.name)) is not None:
             about, text, what_to_do = advice
             number = None if about is None else self._number(about)
-            self._add("advice", [at, number, printable(text), printable(what_to_do)])
+            self._add("advice", [at, number, self._named(text), self._named(what_to_do)])
+
+    def _wait(self, peer: PeerId, row: Row) -> None:
+        """Keep an event of who may begin to take part."""
+        if peer in self._waiting or len(self._waiting) < MAX_WAITING:
+            own = self._waiting.setdefault(peer, [])
+            own.append(row)
+            del own[:-MAX_WAITING]
 
     def _words(self, entry: events.Entry) -> str:
-        return notable(entry, self.name) or self._routine(entry.event)
+        return self._named(notable(entry, self.name) or described(entry.event, self.name))
 
     def _routine(self, event: events.Event) -> str:
-        return printable(described(event, self.name))
+        return self._named(described(event, self.name))
+
+    def _named(self, text: str) -> str:
+        return printable(with_names(text, self.view.name_of_part))
 
     def _add(self, name: str, row: Row) -> None:
         self._rows.append((name, row))
@@ -237,10 +263,20 @@ class History:
                 | events.ActEnacted(kind="amend", round=round)
             ):
                 self._add("methods", [at, round, self._words(entry)])
-            case events.LinkUp(remote=remote, transport=transport):
+            case events.LinkUp(remote=remote, transport=transport) if remote in self.view.peers:
                 self._add("links", [at, own, self._number(remote), printable(transport)])
-            case events.LinkDown(remote=remote):
+            case events.LinkDown(remote=remote) if remote in self.view.peers:
                 self._add("links", [at, own, self._number(remote), ""])
+
+    def _visits(self, before: View, at: float) -> None:
+        """Add the links of who begins to take part, and how many do not."""
+        peers, visits = self.view.peers, self.view.visits
+        for (own, other), transport in before.visits.items():
+            if (own, other) not in visits and own in peers and other in peers:
+                self._add("links", [at, self._number(own), self._number(other), transport])
+        if (num := self.view.num_watching) != self._num_watching:
+            self._num_watching = num
+            self._add("watching", [at, num])
 
     def _see(self, own: int, at: float, seen: events.StagesSeen) -> None:
         when, members = self._stages_row

@@ -231,6 +231,9 @@ class _Collector:
         for name, count in zip(SEVERITIES, now.num_events, strict=True):
             events.add_metric([name], count)
         yield events
+        yield GaugeMetricFamily(
+            "weft_watching", "Linked to peers and taking no part: who watches, or asks to join.", value=now.num_watching
+        )
         labels = ["peer", "name"]
         up = GaugeMetricFamily("weft_peer_up", "1 while a peer takes part, by what is known.", labels=labels)
         speed = GaugeMetricFamily("weft_peer_tokens_per_second", "Training speed.", labels=labels)

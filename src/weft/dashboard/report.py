@@ -22,6 +22,7 @@ from weft.dashboard.chart import Curve, chart
 from weft.dashboard.history import PeerNow
 from weft.dashboard.run import Run
 from weft.dashboard.words import WARNING, in_words
+from weft.ids import PeerId
 from weft.run.amend import MODEL, TOKENIZER, run_file_of
 from weft.run.config import RunConfig
 
@@ -46,7 +47,7 @@ def told_of(run: Run) -> list[Section]:
         *_curves([run], [tree]),
         Section("Peers", table=_peers(now.peers)),
         *_stages(run, tree),
-        Section("Faults survived", *_faults(tree, now.peers)),
+        Section("Faults survived", *_faults(run, tree)),
         Section("Environment", table=_environment(now.peers)),
         *_configuration(run),
     ]
@@ -162,7 +163,7 @@ def _stages(run: Run, tree: dict[str, Any]) -> list[Section]:
     head = ("stage", "layers", "parameters", "rounds", "peers that counted", "usual samples/s", "usually waiting")
     table = []
     for number, stage in enumerate(stages):
-        names = sorted({peers[peer].name or peers[peer].key[:8] for row in rows[number] for peer in row[6]})
+        names = sorted({_called(run, peers[peer]) for row in rows[number] for peer in row[6]})
         seen = [(row[3][number], row[4][number]) for row in tree["stages"] if number < len(row[3])]
         rates = [rate for rate, _ in seen if rate > 0]
         table.append(
@@ -178,7 +179,7 @@ def _stages(run: Run, tree: dict[str, Any]) -> list[Section]:
         )
     began = min(row[0] for row in tree["events"]) if tree["events"] else 0.0
     moves = [
-        f"{figures.duration(at - began)} {peers[peer].name or peers[peer].key[:8]} "
+        f"{figures.duration(at - began)} {_called(run, peers[peer])} "
         f"{'takes' if is_held else 'leaves'} stage {stage + 1}: {reason}."
         for at, peer, stage, is_held, reason in tree["moves"]
     ]
@@ -190,13 +191,19 @@ def _stages(run: Run, tree: dict[str, Any]) -> list[Section]:
     return [Section("Stages", (what, *filter(None, [more]), *moves[-MAX_FAULTS:]), (head, *table))]
 
 
-def _faults(tree: dict[str, Any], peers: Sequence[PeerNow]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _called(run: Run, peer: PeerNow) -> str:
+    return run.history.name(PeerId(peer.key))
+
+
+def _faults(run: Run, tree: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    peers = run.history.now.peers
     faults = [row for row in tree["events"] if row[2] >= WARNING]
     if not faults:
         return ("None was told.",), ()
     counts = ", ".join(f"{count} x {kind}" for kind, count in Counter(row[3] for row in faults).most_common())
     began = tree["events"][0][0]
-    rows = [(figures.duration(row[0] - began), peers[row[1]].name, row[4]) for row in faults[:MAX_FAULTS]]
+    told_by = ["" if row[1] is None else _called(run, peers[row[1]]) for row in faults[:MAX_FAULTS]]
+    rows = [(figures.duration(row[0] - began), who, row[4]) for row, who in zip(faults, told_by, strict=False)]
     more = f"The first {MAX_FAULTS} of {len(faults)}." if len(faults) > MAX_FAULTS else ""
     return tuple(text for text in (f"{counts}.", more) if text), (("after", "told by", "what"), *rows)
 

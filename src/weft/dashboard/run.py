@@ -21,7 +21,7 @@ from weft.dashboard.view import About
 from weft.dashboard.words import in_words
 from weft.errors import ConfigError, WeftError
 from weft.events import Entry
-from weft.ids import Digest, RunId
+from weft.ids import Digest, PeerId, RunId
 from weft.observe.redact import public_entry
 from weft.sync.records.charter import Settings
 
@@ -98,7 +98,7 @@ class Run:
 
     def _rounds(self) -> list[Record]:
         tree = self.history.whole()
-        names = [peer.name or peer.key[:8] for peer in self.history.now.peers]
+        names = [self.history.name(PeerId(peer.key)) for peer in self.history.now.peers]
         losses = {row[1]: row[2] for row in tree["train"]}
         heldout = {row[1]: row[2] for row in tree["heldout"]}
         moved = {row[1]: row[2:] for row in tree["bytes"]}

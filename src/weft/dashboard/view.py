@@ -8,11 +8,14 @@ believed before what others say of it. Of a run with stages, rounds, tokens and 
 stands for the run, and peers those of all (`dashboard.stages`). Loss is the mean over inner steps since the last
 commit; bytes are those of the peers that are heard, beside what a ring all-reduce of bf16 gradients would have moved
 for the same steps.
+
+Who takes part is said by one rule, `taking_part`, and is in `View.peers`: every count, row and line is made of these.
+Others that are linked (who watches, measures a ticket, or still asks whether to join) are a number, `num_watching`.
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,14 +24,20 @@ from weft.dashboard import figures
 from weft.dashboard.figures import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
 from weft.dashboard.stages import Lead, Stages, holding, led, stage_of, state_at_commit, told
 from weft.dashboard.words import notable
-from weft.ids import PeerId, short
+from weft.ids import PeerId, name_of, with_names
 from weft.wire import printable
 
+MAX_VISITS = 1024  # links of others that are kept: events may be of strangers
 MAX_NOTABLE = 6  # as many lines as one takes in at a glance
 _SAME_NEWS_S = 20.0  # what several peers say in the same words within so long is one piece of news
 _MAX_POINTS = 4096  # of the curve; then every second one is dropped
 _RECENT_COMMITS = 16  # what the time left is judged by
 _TOTAL = re.compile(r"[1-9][0-9]{0,18}")  # of tokens: whoever tells of an act may tell anything
+# What a process tells before it takes part, and one that never does.
+_TOLD_BY_ANYBODY = (
+    *(events.TransportUp, events.LinkUp, events.LinkDown, events.ConnectionDropped, events.AdmissionRefused),
+    *(events.Notice, events.Working, events.FellBack, events.RoundProven),
+)
 _ENDED = frozenset(("stopped", "finished", "left"))  # by a peer's own word: that others miss it is no news
 
 
@@ -105,7 +114,10 @@ class View:
     run: About = field(default_factory=About)
     wait_for: int = 1  # peers with which the run begins, this one included
     now: float = 0.0  # wall seconds of the newest entry
-    peers: Mapping[PeerId, Line] = field(default_factory=dict)
+    peers: Mapping[PeerId, Line] = field(default_factory=dict)  # who takes part, or did
+    num_called: Mapping[str, int] = field(default_factory=dict)  # how many of them have a name
+    visits: Mapping[tuple[PeerId, PeerId], str] = field(default_factory=dict)  # transports of links, by who tells of
+    # them and with whom they are, while not both take part
     round: int | None = None
     committed_tokens: int = 0
     commits: tuple[tuple[float, int], ...] = ()  # the newest: when, committed tokens
@@ -122,7 +134,14 @@ class View:
     lead: Lead = field(default_factory=Lead)
 
     def name(self, peer: PeerId) -> str:
-        return self.line(peer).name or short(peer)
+        """Return what a person calls a peer."""
+        name = self.line(peer).name
+        return name_of(peer, name, is_shared=self.num_called.get(name, 0) > 1)
+
+    def name_of_part(self, part: str) -> str | None:
+        """Return what a person calls the peer whose key begins so; None: nobody has told its name."""
+        peers = (peer for peer, line in self.peers.items() if line.name and peer.startswith(part))
+        return next(map(self.name, peers), None)
 
     def line(self, peer: PeerId) -> Line:
         return self.peers.get(peer) or Line()
@@ -138,6 +157,14 @@ class View:
 
         there = ((peer, line) for peer, line in self.peers.items() if line.name or line.state or line.link)
         return {peer: replace(line, state=state(line)) for peer, line in there}
+
+    @property
+    def num_watching(self) -> int:
+        """How many are linked to peers that are here, and take no part."""
+        return len({other for own, other in self.visits if other not in self.peers and self.is_here(own)})
+
+    def is_here(self, peer: PeerId) -> bool:
+        return peer in self.peers and self.peers[peer].state not in AWAY
 
     @property
     def is_complete(self) -> bool:
@@ -174,14 +201,36 @@ class View:
         return max(0.0, left - max(0.0, self.now - last_at))
 
 
+def taking_part(entry: events.Entry) -> tuple[PeerId, ...]:
+    """Return who takes part in the run, by an entry: whoever begins it says so, and members hear its heartbeat.
+
+    A link says nothing of that: who watches has one, too, and who still asks whether to join.
+    """
+    own = () if isinstance(entry.event, _TOLD_BY_ANYBODY) else (entry.peer,)
+    match entry.event:
+        case events.MemberJoined(member=member) | events.MemberProgress(member=member):
+            return (*own, member)
+        case events.MemberSuspected(member=member) | events.MemberRecovered(member=member):
+            return (*own, member)
+        case events.MemberGone(member=member) | events.MemberLeft(member=member):
+            return (*own, member)
+        case events.RoundCommitted(contributors=contributors, left_out=left_out):
+            return (*own, *contributors, *left_out)
+        case events.StagesSeen(members=members, names=names):
+            return (*own, *(peer for stage in members for peer in stage), *names)
+    return own
+
+
 def update(view: View, entry: events.Entry) -> View:
     """Return the view after one more entry."""
-    now = max(view.now, entry.at)
+    view = replace(view, now=max(view.now, entry.at))
     if isinstance(entry.event, events.RoundProven):  # who checked it is no peer of the run
-        return replace(view, now=now)
+        return view
+    if missing := [peer for peer in taking_part(entry) if peer not in view.peers]:
+        view = _let_in(view, missing)
     news = news_of(view, entry)
-    view = replace(view, now=now, stages=told(view.stages, entry))
-    if not view.line(entry.peer).is_heard:  # its own word counts from now on
+    view = replace(view, stages=told(view.stages, entry))
+    if entry.peer in view.peers and not view.line(entry.peer).is_heard:  # its own word counts from now on
         view = _line(view, entry.peer, is_heard=True, state="", tokens_per_s=0.0)
     view = _fold(view, entry)
     return view if news is None else replace(view, notables=(*view.notables, news)[-MAX_NOTABLE:])
@@ -192,6 +241,7 @@ def news_of(view: View, entry: events.Entry) -> Told | None:
     text = notable(entry, view.name)
     if text is None:
         return None
+    text = with_names(text, view.name_of_part)
     known = (each for each in view.notables if each.text == text and each.by != entry.peer)
     return None if any(entry.at - each.at < _SAME_NEWS_S for each in known) else Told(entry.peer, entry.at, text)
 
@@ -238,12 +288,9 @@ def _fold(view: View, entry: events.Entry) -> View:
             return view  # it holds other stages still
         case events.PeerStopped():
             return _line(view, own, state="finished" if event.reason == "complete" else "stopped", tokens_per_s=0.0)
-        case events.LinkUp():
-            return _line(view, event.remote, link=event.transport)
-        case events.LinkDown():
-            known = view.line(event.remote)
-            return _line(view, event.remote, link="down" if known.name or known.state else "")  # else it only visits
-        case events.Working():
+        case events.LinkUp() | events.LinkDown():
+            return _link(view, own, event.remote, event.transport if isinstance(event, events.LinkUp) else None)
+        case events.Working() if own in view.peers:
             return _line(view, own, work="" if event.is_over else figures.work_in_short(event))
         case _:
             return _hear(view, entry)
@@ -276,15 +323,46 @@ def _hear(view: View, entry: events.Entry) -> View:
     return view
 
 
-def _with_name(news: Told, peer: PeerId, name: str) -> Told:
-    """Return what was told of a peer before its name was known, with its name."""
-    return replace(news, text=news.text.replace(short(peer), printable(name))) if name else news
+def _let_in(view: View, more: Sequence[PeerId]) -> View:
+    """Return the view with peers that begin to take part, and the links that they had before."""
+    peers = {**view.peers, **dict.fromkeys(more, Line())}
+    visits = dict(view.visits)
+    for own, other in view.visits:
+        if own in peers and other in peers:
+            peers[other] = replace(peers[other], link=visits.pop((own, other)))
+    return replace(view, peers=peers, visits=visits)
+
+
+def _link(view: View, own: PeerId, other: PeerId, transport: str | None) -> View:
+    """Return the view after a link with `other` went up, or (None) down."""
+    if own in view.peers and other in view.peers:
+        known = view.line(other)
+        down = "down" if known.name or known.state else ""
+        return _line(view, other, link=down if transport is None else transport)
+    visits = {ends: over for ends, over in view.visits.items() if ends != (own, other)}
+    if transport is not None and len(visits) < MAX_VISITS:
+        visits[own, other] = printable(transport)
+    return replace(view, visits=visits)
+
+
+def _renamed(view: View, peer: PeerId, before: str) -> View:
+    """Return the view after a peer's name became another, also in what was told of it."""
+    name, num_called = view.line(peer).name, dict(view.num_called)
+    for each, change in ((before, -1), (name, 1)):
+        if each:
+            num_called[each] = num_called.get(each, 0) + change
+    view = replace(view, num_called=num_called)
+    called = lambda part: view.name(peer) if name and peer.startswith(part) else None  # noqa: E731
+    notables = tuple(replace(news, text=with_names(news.text, called)) for news in view.notables)
+    return replace(view, notables=notables)
 
 
 def _line(view: View, peer: PeerId, **changes: object) -> View:
     changes = {name: printable(value) if isinstance(value, str) else value for name, value in changes.items()}
-    line = replace(view.line(peer), **changes)  # type: ignore[arg-type]  # checked by the fields' names
-    return replace(view, peers={**view.peers, peer: line})
+    was = view.line(peer)
+    line = replace(was, **changes)  # type: ignore[arg-type]  # checked by the fields' names
+    view = replace(view, peers={**view.peers, peer: line})
+    return view if line.name == was.name else _renamed(view, peer, was.name)
 
 
 def _call(view: View, peer: PeerId, name: str) -> View:
@@ -311,13 +389,15 @@ def _is_elsewhere(view: View, peer: PeerId, stage: int | None) -> bool:
 
 
 def _start(view: View, own: PeerId, event: events.PeerStarted) -> View:
-    said = tuple(_with_name(news, own, event.name) for news in view.notables)
+    if view.line(own).state:  # links of an earlier process ended with it
+        visits = {ends: over for ends, over in view.visits.items() if ends[0] != own}
+        view = replace(view, visits=visits)
     if stage_of(event) is None:  # else both are of the stage
         run = replace(view.run, num_parameters=event.num_parameters, id=view.run.id or event.run)
         view = replace(view, run=run)
     named = {"name": event.name, "device": event.device, "software": event.software}
     told_before = {name: text for name, text in named.items() if text}
-    return _line(replace(view, notables=said), own, state="starting", work="", is_ready=False, **told_before)
+    return _line(view, own, state="starting", work="", is_ready=False, **told_before)
 
 
 def _seen(view: View, own: PeerId, event: events.StagesSeen) -> View:

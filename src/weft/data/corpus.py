@@ -12,7 +12,7 @@ These settings stay on the machine that makes the run. What its peers receive ar
 (`weft.data.store`), so no received record names a path.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from math import ceil
 from pathlib import Path
@@ -115,6 +115,29 @@ def documents(source: TextualSource, base: Path) -> Iterator[Document]:
         case DatasetSource():
             stream = readers.dataset_documents(source.name, source.subset, source.split, source.column, source.revision)
             return islice(stream, source.max_documents)
+
+
+def source_of(paths: Sequence[str], base: Path) -> TextSource | JsonlSource | ParquetSource:
+    """Return how files are read of which nobody says it: JSON lines and tables where all are such by their names.
+
+    Args:
+        paths: as of the sources.
+        base: the folder that relative paths start from.
+
+    Raises:
+        DataError: as `documents`, or text, JSON lines and tables are mixed.
+    """
+    found = files.find(paths, base)
+    of_lines = [file for file in found if files.has_ending(file.path.name, readers.LINES)]
+    of_tables = [file for file in found if files.has_ending(file.path.name, tables.TABLES)]
+    if len(of_lines) == len(found):
+        return JsonlSource(paths=tuple(paths))
+    if len(of_tables) == len(found):
+        return ParquetSource(paths=tuple(paths))
+    # Among text .json is text: settings of a program, beside its source.
+    for file in (*of_tables, *(each for each in of_lines if not files.has_ending(each.path.name, (".json",)))):
+        raise DataError(f"{file.path} stands among text. Name text, JSON lines and tables apart: one kind at a time.")
+    return TextSource(paths=tuple(paths))
 
 
 def text_nbytes(source: SourceConfig, base: Path) -> int | None:

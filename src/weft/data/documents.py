@@ -17,7 +17,7 @@ from weft import reading
 from weft.data.files import Found, find, opened, refuse_what_is_else, stdlib_files
 from weft.errors import DataError
 
-_LINES = (".jsonl", ".ndjson", ".json")
+LINES = (".jsonl", ".ndjson", ".json")
 _MAX_SHARE_OF_ZEROS = 0.25  # of bytes: UTF-16 of Latin letters has a half
 
 
@@ -70,7 +70,7 @@ def jsonl_documents(paths: Sequence[str], base: Path, field: str) -> Iterator[Do
     Args:
         field: its name; "message.content" where there is no such field is `content` of the object `message`.
     """
-    for file in find(paths, base, _LINES):
+    for file in find(paths, base, LINES):
         with opened(file.path) as stream:
             head = stream.peek(reading.HEAD_NBYTES)
             refuse_what_is_else(file.path, head)

@@ -110,6 +110,12 @@ def refuse_what_is_else(path: Path, head: bytes, *, is_page_text: bool = False) 
         raise DataError(f"{path} is {kind}.")
 
 
+def has_ending(name: str, endings: tuple[str, ...]) -> bool:
+    """Return whether a file's name ends so, in letters of any case, before .gz and the like; empty takes all."""
+    path = Path(name)
+    return (path.stem if is_packed(path) else name).lower().endswith(endings or ("",))
+
+
 def is_packed(path: Path) -> bool:
     """Return whether the name says that the file is compressed."""
     return path.suffix.lower() in _PACKED_ENDINGS
@@ -122,13 +128,13 @@ def unreadable(path: Path, error: Exception) -> DataError:
 def _unpacked(file: io.BufferedReader) -> AbstractContextManager[io.BufferedReader]:
     head = file.peek(10)
     stream: Any
-    if head.startswith(b"\x1f\x8b"):
+    if head.startswith(reading.GZIP):
         stream = gzip.GzipFile(fileobj=file)
     elif head.startswith(b"BZh") and head[4:10] == b"1AY&SY":
         stream = bz2.BZ2File(file)
-    elif head.startswith(b"\xfd7zXZ\x00"):
+    elif head.startswith(reading.XZ):
         stream = lzma.LZMAFile(file)  # noqa: SIM115 (closed with its reader)
-    elif head.startswith(b"\x28\xb5\x2f\xfd"):
+    elif head.startswith(reading.ZSTD):
         import pyarrow as pa  # 0.2 s that only this needs
 
         stream = pa.CompressedInputStream(pa.PythonFile(file), "zstd")
@@ -164,8 +170,7 @@ def _below(root: Path, endings: tuple[str, ...], is_left_out: Callable[[str], bo
         folders[:] = [name for name in folders if not is_left_out(name)]
         for name in names:
             path = Path(folder, name)
-            bare = path.with_suffix("").name if is_packed(path) else name
-            if is_left_out(name) or not bare.lower().endswith(endings or ("",)):
+            if is_left_out(name) or not has_ending(name, endings):
                 continue
             if path.is_file():
                 found.append(Found(path.relative_to(root).as_posix(), path))

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from weft import reading
 from weft.data.documents import Document
 from weft.data.files import find, refuse_what_is_else, unreadable
 from weft.errors import DataError
 
-_TABLES = (".parquet", ".arrow", ".feather", ".ipc")
+TABLES = (".parquet", ".arrow", ".feather", ".ipc")
 _ROWS_AT_ONCE = 256  # rows that are in memory together
 _STREAM_MAGIC = b"\xff\xff\xff\xff"  # of Arrow's format without an index, which the library `datasets` writes
-_HEAD_NBYTES = 512
 
 
 def table_documents(paths: Sequence[str], base: Path, column: str) -> Iterator[Document]:
@@ -23,7 +23,7 @@ def table_documents(paths: Sequence[str], base: Path, column: str) -> Iterator[D
     # Imported here: 0.2 s that only this source needs.
     import pyarrow as pa
 
-    for file in find(paths, base, _TABLES):
+    for file in find(paths, base, TABLES):
         number = 0
         try:
             for array in _arrays(file.path, column):
@@ -40,7 +40,7 @@ def _arrays(path: Path, column: str) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with path.open("rb") as file:
-        head = file.read(_HEAD_NBYTES)
+        head = file.read(reading.HEAD_NBYTES)
     if head.startswith(b"PAR1"):
         with pq.ParquetFile(path) as table:
             top, rest = _place(table.schema_arrow, column, path)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -13,9 +13,10 @@ from weft.data.corpus import CorpusConfig
 from weft.data.store import DataIndex
 from weft.data.tokenizer import Tokenizer
 from weft.errors import ConfigError
-from weft.events import Emit, Event
-from weft.ids import PeerId
-from weft.launch.fetch import fetch_files, fetch_initial
+from weft.events import Emit, Event, Notice
+from weft.ids import PeerId, RunId
+from weft.launch.fetch import fetch_files, fetch_initial, read_came_with
+from weft.launch.kept import Wish, meant
 from weft.launch.peer import Invitation, Participant, Prepared, context_of, whole
 from weft.launch.session import Options, Session
 from weft.launch.terms import Terms, terms
@@ -28,6 +29,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, held_of
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
+from weft.sync.records.acts import Amend
 from weft.training.device import check_fits, choose
 from weft.training.learner import Learner
 from weft.training.section_memory import fitting
@@ -69,6 +71,7 @@ class Corpus:
         own_data: what to train on in a private run, and the folder its paths start from.
         trainers: who makes the inner steps.
         stages: None: a run with stages is refused.
+        wish: what to do where the home holds a run of that name which differs.
     """
 
     described: tuple[RunFile, Path] | None = None
@@ -76,20 +79,32 @@ class Corpus:
     own_data: tuple[CorpusConfig, Path] | None = None
     trainers: Trainers = ONE
     stages: Stages | None = None
+    wish: Wish = "ask"
+    amends: dict[RunId, Amend] = field(default_factory=dict, init=False)  # of a run that is gone on with
 
     def seal(self, options: Options, emit: Emit) -> tuple[Genesis, Data | None]:
         assert self.described is not None
+        if self.own_data is not None:
+            raise ConfigError(
+                "data=[...] is for joining a private run. Who makes a run names its files in the run file."
+            )
         run_file, base = self.described
         settings = options.settings
         limit_cores(settings.caps.cores)
         sealed = seal(run_file, base, options.home, emit, max_parameters=settings.max_parameters)
         self.trainers.check_fits(held_of(sealed.config), settings)
-        return sealed.config, Data(sealed.tokenizer, sealed.store, sealed.index)
+        run, amends, said = meant(sealed.config, options.home, settings.max_parameters, self.wish)
+        if said:
+            emit(Notice(text=said))
+        if amends is not None:
+            self.amends[run.run] = amends
+        return run, Data(sealed.tokenizer, sealed.store, sealed.index, sealed.came_with)
 
     async def agree(self, s: Session, invitation: Invitation) -> bool:
         settings, charter = s.options.settings, invitation.charter
         limit_cores(settings.caps.cores)
         run = on_corpus(invitation.run)
+        self._require_fitting_data(run)
         now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
         pace = await invitation.heartbeats.pace()
@@ -121,7 +136,9 @@ class Corpus:
         def make_learner(emit: Emit) -> Learner:
             return trainers.learner(run, s.options.settings, held.batches(run, "train"), emit, s.clock)
 
-        return await whole(s, run, context_of(s, held, outer, make_learner, memory=trainers.memory(s.folder)))
+        return await whole(
+            s, run, context_of(s, held, outer, make_learner, memory=trainers.memory(s.folder)), self.amends.get(run.run)
+        )
 
     def _outer(self, s: Session, run: RunConfig) -> Tensor | None:
         vector = initial(run, s.options.home)
@@ -130,15 +147,14 @@ class Corpus:
     async def _fetched(self, s: Session, run: RunConfig, members: Sequence[PeerId]) -> Data:
         home = s.options.home
         tokenizer = await fetch_files(s.node, members, run, home, s.clock, s.emit)
+        came_with = read_came_with(run, home)
         if run.is_private:
-            return Data(tokenizer, home.private, await self._own(s, run, tokenizer))
-        return Data(tokenizer, home.shards, run.data)
+            return Data(tokenizer, home.private, await self._own(s, run, tokenizer), came_with)
+        return Data(tokenizer, home.shards, run.data, came_with)
 
     async def _own(self, s: Session, run: RunConfig, tokenizer: Tokenizer) -> DataIndex:
-        if self.own_data is None:
-            raise ConfigError(
-                "this run is private: every peer trains on its own files. Name yours with --data, in Python data=[...]."
-            )
+        self._require_fitting_data(run)
+        assert self.own_data is not None
         corpus, base = self.own_data
         loop = asyncio.get_running_loop()
 
@@ -146,3 +162,18 @@ class Corpus:
             loop.call_soon_threadsafe(s.emit, event)
 
         return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, s.options.home, emit)
+
+    def _require_fitting_data(self, run: RunConfig) -> None:
+        """
+        Raises:
+            ConfigError: files of one's own are named where none are trained on, or the other way round.
+        """
+        if run.is_private and self.own_data is None:
+            raise ConfigError(
+                "this run is private: every peer trains on its own files. Name yours with --data, in Python data=[...]."
+            )
+        if self.own_data is not None and not run.is_private:
+            raise ConfigError(
+                "this run is not private: everybody trains on the run's own text, fetched from members, and none of "
+                "your files are read. Leave out --data, in Python data=[...]."
+            )

@@ -12,12 +12,15 @@ Failure:
 import asyncio
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from weft.clock import Clock
 from weft.data.store import DataIndex
 from weft.data.tokenizer import Tokenizer, check_vocabulary, from_bytes
-from weft.errors import GenesisMismatch, PeerError
+from weft.errors import ConfigError, GenesisMismatch, PeerError, WireError
 from weft.events import Emit
 from weft.ids import Digest, PeerId
+from weft.model.came_with import MAX_BLOB_NBYTES, decode
 from weft.net.multi_source import Blob, everybody, pull, small_from
 from weft.net.node import Node
 from weft.progress import Meter
@@ -51,11 +54,12 @@ async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_paramet
 async def fetch_files(
     node: Node, peers: Sequence[PeerId], run: RunConfig, home: Home, clock: Clock, emit: Emit
 ) -> Tokenizer:
-    """Fetch what is missing of the run's shards and tokenizer; return the tokenizer.
+    """Fetch what is missing of the run's shards, tokenizer and what came with its model; return the tokenizer.
 
     Raises:
         PeerError: nobody delivered one of them.
         TokenizerMismatch: the tokenizer is not the model's.
+        ConfigError: what came with the model is nothing that an export may hand on.
         DiskFull: no room.
     """
     blob = home.blobs.read(run.data.tokenizer, MAX_TOKENIZER_NBYTES)
@@ -64,8 +68,27 @@ async def fetch_files(
         home.blobs.put(blob)
     tokenizer = from_bytes(blob)
     check_vocabulary(tokenizer, run.model.vocab_size)
+    await _fetch_came_with(node, peers, run, home)
     emit(data_ready(run.data, await _fetch_shards(node, peers, run.data, home, clock, emit)))
     return tokenizer
+
+
+async def _fetch_came_with(node: Node, peers: Sequence[PeerId], run: RunConfig, home: Home) -> None:
+    if run.came_with is UNSET:
+        return
+    blob = home.blobs.read(run.came_with, MAX_BLOB_NBYTES)
+    if blob is None:
+        blob = await small_from(node, everybody(node, peers), run.came_with, MAX_BLOB_NBYTES)
+    try:
+        decode(blob)
+    except WireError as error:
+        raise ConfigError(f"this run cannot be joined: {error}. Tell its maker.") from None
+    home.blobs.put(blob)
+
+
+def read_came_with(run: RunConfig, home: Home) -> bytes:
+    """Return the blob of what came with the run's model; empty where nothing did, or it is not here."""
+    return b"" if run.came_with is UNSET else home.blobs.read(run.came_with, MAX_BLOB_NBYTES) or b""
 
 
 async def _fetch_shards(

@@ -5,7 +5,8 @@
     hours               outside of them the peer is paused
     until               the time has come: the peer leaves
 
-How much is moved per second, VRAM and cores need nobody who looks: `net.throttle`, torch and the system hold them.
+How much is moved per second, VRAM and cores need nobody who looks: `net.transport.rate_limit`, torch and the system
+hold them.
 """
 
 import asyncio

@@ -26,9 +26,10 @@ from torch import Tensor
 from weft.errors import CheckpointError, TicketMismatch, Unreachable
 from weft.events import Emit, Event, Notice, Working
 from weft.ids import PeerId, RunId, short
+from weft.keys import Identity
 from weft.launch.fetch import fetch_run
 from weft.launch.guard import Guarded
-from weft.launch.session import Options, Session, open_for, session
+from weft.launch.session import Options, Session, present, session
 from weft.launch.terms import HeartbeatWatch
 from weft.net.admission import new_secret
 from weft.net.membership.gossip import ClaimReader
@@ -43,7 +44,7 @@ from weft.run.config import Genesis
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
 from weft.store.tickets import read_secret
-from weft.sync.records.acts import Succeed
+from weft.sync.records.acts import Amend, Succeed
 from weft.sync.records.charter import Charter
 from weft.training.learner import Learner
 
@@ -70,7 +71,7 @@ class Prepared(Generic[P_co]):
 
     peer: P_co
     live: Callable[[int | None], Awaitable[Outcome]]  # to the end: begin the run with so many peers, or (None) join it
-    is_anchor: Callable[[PeerId], bool] = lambda _peer: False
+    standing: Callable[[PeerId], int | None] = lambda _peer: 1  # as `Peer.standing`
 
 
 @dataclass(frozen=True)
@@ -126,13 +127,14 @@ async def found(work: Workload[P], options: Options, *, wait_for: int = 1, on_st
 
     genesis, data = await asyncio.to_thread(work.seal, options, emit)
     run = genesis.run
-    async with session(options, run, open_for(options, run, is_maker=True)) as s:
-        for event in pending:
-            s.emit(event)
-        require_unended(s.folder, run)
-        s.admit(genesis, read_secret(s.folder) or new_secret())
-        await s.start()
-        return await _live(s, await work.prepare(s, genesis, (), data), wait_for, on_started)
+    with present(options, run, is_maker=True) as identity:
+        async with session(options, run, identity) as s:
+            for event in pending:
+                s.emit(event)
+            require_unended(s.folder, run)
+            s.admit(genesis, read_secret(s.folder) or new_secret())
+            await s.start()
+            return await _live(s, await work.prepare(s, genesis, (), data), wait_for, on_started)
 
 
 async def join(work: Workload[P], ticket_text: str, options: Options, *, on_started: OnStarted[P]) -> Outcome | None:
@@ -148,8 +150,15 @@ async def join(work: Workload[P], ticket_text: str, options: Options, *, on_star
         WeftError: as `Peer.join`, and what this machine cannot do.
     """
     ticket = read(ticket_text)
+    with present(options, ticket.run, is_maker=False) as identity:
+        return await _joined(work, ticket, options, identity, on_started)
+
+
+async def _joined(
+    work: Workload[P], ticket: Ticket, options: Options, identity: Identity, on_started: OnStarted[P]
+) -> Outcome | None:
     run = ticket.run
-    async with session(options, run, open_for(options, run, is_maker=False), ticket.admission()) as s:
+    async with session(options, run, identity, ticket.admission()) as s:
         require_unended(s.folder, run)
         await s.start()
         async with HeartbeatWatch(s.node, s.clock) as heartbeats:
@@ -166,7 +175,7 @@ async def join(work: Workload[P], ticket_text: str, options: Options, *, on_star
 
 
 async def _live(s: Session, prepared: Prepared[P], wait_for: int | None, on_started: OnStarted[P]) -> Outcome:
-    with s.ticket(prepared.is_anchor) as ticket:
+    with s.ticket(prepared.standing) as ticket:
         async with s.guarded(prepared.peer):
             on_started(prepared.peer, ticket, s.emit)
             return await prepared.live(wait_for)
@@ -190,7 +199,7 @@ async def _members(s: Session, ticket: Ticket) -> list[PeerId]:
 # --- a peer of a whole model ---
 
 
-async def whole(s: Session, run: Genesis, context: Context) -> Prepared[Peer]:
+async def whole(s: Session, run: Genesis, context: Context, amends: Amend | None = None) -> Prepared[Peer]:
     """Return a peer that goes on from what this machine has kept of the run."""
     snapshot = await _snapshot(s, run, context.memory)
     peer = Peer(run, context)
@@ -198,9 +207,9 @@ async def whole(s: Session, run: Genesis, context: Context) -> Prepared[Peer]:
     async def live(wait_for: int | None) -> Outcome:
         if wait_for is None:
             return await peer.join(snapshot=snapshot)
-        return await peer.found(wait_for=wait_for, snapshot=snapshot)
+        return await peer.found(wait_for=wait_for, snapshot=snapshot, amends=amends)
 
-    return Prepared(peer, live, peer.knows_anchor)
+    return Prepared(peer, live, peer.standing)
 
 
 def context_of(

@@ -13,15 +13,15 @@ import platform
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.clock import Clock, SystemClock
-from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable
-from weft.events import ConnectionDropped, Emit, EventLog, Sink
-from weft.executor import Compute, Threads
-from weft.ids import PeerId, RunId, short
-from weft.keys import Identity, open_free_identity, open_identity, read_peer
+from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable, WeftError
+from weft.events import ConnectionDropped, Emit, EventLog, Notice, Sink
+from weft.ids import PeerId, RunId, name_of, short, with_names
+from weft.keys import Identity, open_free_identity, open_identity, read_peer, take_lock
 from weft.launch.control import Control
 from weft.launch.guard import DayCount, Guard, Guarded, valve
 from weft.log import JsonlSink
@@ -41,14 +41,23 @@ from weft.observe.telemetry import Bulletins, Relaying
 from weft.run.machine import PeerConfig
 from weft.run.outline import Outline, admission_of, public
 from weft.store.home import Home, PeerFolder
-from weft.store.tickets import drop_ticket, keep_addresses, keep_secret, keep_ticket, read_addresses
-from weft.tasks import Tasks
+from weft.store.tickets import (
+    drop_ticket,
+    keep_addresses,
+    keep_name,
+    keep_secret,
+    keep_ticket,
+    read_addresses,
+    read_name,
+)
+from weft.tasks import Compute, Tasks, Threads
 
 if TYPE_CHECKING:
     from weft.run.config import Genesis  # which loads torch
 
 RENEW_S = 3.0  # a ticket that names somebody else is kept so soon at the latest
 NOBODY = ByKeys(allowed=())
+OPENS_S = 10.0  # that a process takes at most to open its identity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +113,8 @@ class Session:
         if not contacts and not met:
             raise Unreachable(
                 f"this ticket leads to nobody but this peer itself ({short(node.peer)}): this home holds the key of "
-                "the machine that made it. If that machine runs, start this one with a key of its own: --key "
-                "other.pem. If it was this one, go on with `weft train` and its run file."
+                "the machine that made it. If that machine runs, start this one with another key: --key other.pem. "
+                "If it was this one, go on with `weft train` and its run file."
             )
         try:
             first = await node.connect_any(list(dict.fromkeys([*near, *(contact.peer for contact in contacts), *met])))
@@ -124,17 +133,18 @@ class Session:
         node.serve_blobs(public(run, node.run, self.options.home), is_patient=True)
 
     @contextmanager
-    def ticket(self, is_anchor: Callable[[PeerId], bool] = lambda _peer: False) -> Iterator[str]:
+    def ticket(self, standing: Callable[[PeerId], int | None] = lambda _peer: 1) -> Iterator[str]:
         """Keep a fresh ticket on disk as members come, so that `weft ticket` on any member prints one.
 
         Args:
-            is_anchor: returns who stays for others to find: a ticket that names one lasts longer.
+            standing: what each that is linked is to whoever looks for the run, as `Membership.standing` has it: who
+                stays for others to find comes before those that come and go, and no watcher has a member's place.
         """
         node, admission = self.node, self.node.passport.admission
         secret = secret_of(admission)
 
         def renew() -> str:
-            text = issue(node.run, best_first(node.contacts(), node.peer, is_anchor), secret)
+            text = issue(node.run, best_first(node.contacts(), node.peer, standing), secret)
             if kept != [text] and keep_ticket(self.folder, text):
                 kept[:] = [text]
             return text
@@ -192,7 +202,7 @@ async def session(
         log = stack.enter_context(
             closing(EventLog(clock, identity.peer, [JsonlSink(folder.log), bulletins, *options.sinks]))
         )
-        name = settings.name or f"{platform.node()[:40] or 'peer'}-{identity.peer[:4]}"
+        name = _own_name(settings.name, folder, identity.peer, log.emit)
         passport = Passport(identity=identity, run=run, name=name, admission=admission)
         via = identity if VIA in settings.transports else None
 
@@ -227,11 +237,32 @@ async def session(
                     day=day,
                     lan=lan,
                 )
+            except WeftError as error:
+                if len(error.args) == 1:
+                    error.args = (with_names(str(error), partial(_name_of_part, node)),)
+                raise
             finally:
                 keep()
                 if lan is not None:
                     await lan.aclose()
                 await node.aclose()
+
+
+def _own_name(given: str, folder: PeerFolder, peer: PeerId, emit: Emit) -> str:
+    """Return what others call this peer: by the name given, else by the one given before, else by its machine."""
+    if given:
+        keep_name(folder, given)
+        return given
+    if kept := read_name(folder):
+        emit(Notice(text=f"this peer is called {kept}, as before: --name gives another name"))
+        return kept
+    return f"{platform.node()[:40] or 'peer'}-{peer[:4]}"
+
+
+def _name_of_part(node: Node, part: str) -> str | None:
+    """Return what a person calls the peer whose key begins so, and that part; None: its name is not known here."""
+    found = (node.contact(peer) for peer in (node.peer, *node.known_addresses()) if peer.startswith(part))
+    return next((name_of(each.peer, each.name, is_shared=True) for each in found if each.name), None)
 
 
 def make_transports(identity: Identity, settings: PeerConfig, on_drop: OnDrop = ignore_drop) -> list[Transport]:
@@ -245,12 +276,47 @@ def make_transports(identity: Identity, settings: PeerConfig, on_drop: OnDrop = 
     ]
 
 
+@contextmanager
+def present(options: Options, run: RunId, *, is_maker: bool) -> Iterator[Identity]:
+    """Yield the identity that takes part in `run` from this home, and let others of this home know that one does.
+
+    Raises:
+        KeyLocked: a peer of this home takes part already, and no key was given: nobody wishes for a second one
+            unasked, which takes memory and device once more. Or as `open_for`.
+    """
+    with ExitStack() as stack:
+        opening = take_lock(options.home.keys / "opening.lock", OPENS_S)  # who begins at one moment sees the other
+        try:
+            if options.key is None:
+                _require_none_here(options.home, run)
+            identity = stack.enter_context(open_for(options, run, is_maker=is_maker))
+            lock = take_lock(options.home.folder(run, identity.peer).lock)
+        finally:
+            if opening is not None:
+                opening.release()
+        if lock is not None:  # else another process has a copy of the key
+            stack.callback(lock.release)
+        yield identity
+
+
+def _require_none_here(home: Home, run: RunId) -> None:
+    for path in sorted((home.root / "runs" / run).glob("*/lock")):
+        lock = take_lock(path)
+        if lock is None:
+            raise KeyLocked(
+                f"run {short(run)} is being trained from {home.root} already, by peer "
+                f"{short(PeerId(path.parent.name))}. A second peer takes the memory once more and shares the device. "
+                "Where you want one, name a key of its own: --key second.pem (made if missing)."
+            )
+        lock.release()
+
+
 def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:
     """Return the identity asked for; else one of this home that keeps a checkpoint of `run`; else any that is free.
 
     Raises:
-        KeyLocked: the maker's home has checkpoints of the run, and all of them are in use: to begin the same run again
-            beside it, under another identity, is nobody's wish.
+        KeyLocked: the maker's home has checkpoints of the run, and all their identities are in use: to begin the same
+            run again, under another identity, is nobody's wish.
     """
     if options.key is not None:
         return open_identity(options.key, create=True)
@@ -260,9 +326,8 @@ def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:
             return open_identity(path)
     if kept and is_maker:
         raise KeyLocked(
-            f"this run is being trained from {options.home.root} already (run {short(run)}). Take part in it with "
-            f"another identity: weft ticket {short(run)} | weft join - --yes. Or name one with --key to begin anew "
-            "beside it."
+            f"{kept[0]}, which has trained run {short(run)} already, is in use by another process. Once that has ended "
+            "the run goes on where it stands. With another identity (--key) it would begin anew."
         )
     return open_free_identity(options.home.keys)
 

@@ -34,7 +34,7 @@ from weft.launch.loop import Loop
 from weft.library import given
 from weft.library.learner import Lending, LoopLearner
 from weft.library.tensors import Tensors, require_same
-from weft.library.thread import LEAVES_S, PeerThread, RoundTimes, at_exit, hand_in
+from weft.library.thread import PeerThread, RoundTimes, at_exit, hand_in
 from weft.peer.peer import Outcome, Peer
 from weft.run.config import SyncConfig
 from weft.sync.records.messages import Manifest
@@ -169,7 +169,7 @@ class Sync:
         self._lending.leave()
         self._thread.leave("stopped" if error is None else type(error).__name__)
         if self._thread.ident is not None:
-            self._thread.join(LEAVES_S)
+            self._thread.see_off()
 
     def __enter__(self) -> Self:
         self.start()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic
 
+from weft.clock import Clock, SystemClock, Wish
 from weft.events import Emit, Entry, Notice, RoundCommitted
 from weft.launch.peer import P, Workload, found, join
 from weft.launch.session import Options
@@ -106,6 +107,22 @@ class PeerThread(threading.Thread, Generic[P]):
             self.peer.stop(self._reason)
         elif self._task is not None:
             self._task.cancel()
+
+    def see_off(self, limit_s: float = LEAVES_S, clock: Clock | None = None) -> None:
+        """Wait for goodbye and checkpoint where the caller broke off: what takes longer is not waited for.
+
+        Raises:
+            KeyboardInterrupt: a second wish. An interrupt is often told twice within a moment.
+        """
+        clock = clock or SystemClock()
+        began, wish = clock.now(), Wish(clock)
+        wish.is_again()  # the first is what broke the caller off
+        while self.is_alive() and (left_s := began + limit_s - clock.now()) > 0:
+            try:
+                self.join(left_s)
+            except KeyboardInterrupt:
+                if wish.is_again():
+                    raise
 
     def raise_failure(self) -> None:
         """Raise what has ended the peer, where something has."""

@@ -16,13 +16,14 @@ from types import NoneType
 from typing import Any
 
 from weft.config import from_tree
-from weft.data.corpus import CorpusConfig, TextSource
+from weft.data.corpus import CorpusConfig, source_of
 from weft.errors import ConfigError
 from weft.events import Entry
 from weft.launch.corpus import Corpus
+from weft.launch.kept import Wish
 from weft.launch.peer import Participant
 from weft.library.given import Machine, config_of, require_kind, require_members, require_one_process, show_ticket
-from weft.library.thread import LEAVES_S, PeerThread
+from weft.library.thread import PeerThread
 from weft.peer.peer import Outcome
 from weft.run.config import RunFile
 
@@ -37,6 +38,7 @@ def train(
     ticket: str | None = None,
     data: Sequence[str | Path] = (),
     wait_for: int = 1,
+    wish: Wish = "ask",
     machine: Machine | None = None,
     callbacks: Sequence[Callable[[Entry], object]] = (),
     on_ticket: Callable[[str], object] = show_ticket,
@@ -50,6 +52,8 @@ def train(
             (`weft join -` shows it first).
         data: files and folders to train on, where the run that is joined is private: each peer has its own.
         wait_for: begin once so many peers are here, this one included.
+        wish: where the home holds a run of that name which differs: "go on" with it, by what config says now; begin
+            "new" beside it; or "ask", which raises ConfigError and says what differs.
         machine: home, identity, network, caps; None: as `weft train` has them.
         callbacks: each is given every event of this peer, in order.
         on_ticket: told how others join, from another thread. Printed to standard error by default.
@@ -69,8 +73,8 @@ def train(
     handed = _Handed()
     options = (machine or Machine()).options()
     options = replace(options, sinks=(*options.sinks, handed))
-    own = (CorpusConfig(source=TextSource(paths=tuple(map(str, data)))), Path.cwd()) if data else None
-    work = Corpus(described=None if config is None else _described(config), own_data=own)
+    own = (CorpusConfig(source=source_of([str(path) for path in data], Path.cwd())), Path.cwd()) if data else None
+    work = Corpus(described=None if config is None else _described(config), own_data=own, wish=wish)
     thread = PeerThread[Participant](options, ticket, wait_for, on_ticket, handed.end)
     thread.begin(work)
     try:
@@ -79,7 +83,7 @@ def train(
                 callback(entry)
     except BaseException as error:
         thread.leave(type(error).__name__)
-        thread.join(LEAVES_S)
+        thread.see_off()
         raise
     thread.join()
     thread.raise_failure()

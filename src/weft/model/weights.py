@@ -2,7 +2,7 @@
 
     folder/ config.json  model.safetensors                                  or
             config.json  model.safetensors.index.json  model-00001-of-00002.safetensors ...
-            tokenizer.json  tokenizer_config.json  generation_config.json
+            tokenizer.json  tokenizer_config.json  generation_config.json  and what else came with the model
 
 Tensors are copied one at a time between file and flat vector, so neither way needs the model twice in memory. A folder
 is written beside its place and renamed into it: it is there whole or not at all. One that is there and empty is filled,
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from weft import reading
 from weft.errors import ConfigError, DiskFull
+from weft.model.came_with import GENERATION_CONFIG, TOKENIZER_CONFIG, CameWith
 from weft.model.config import ModelConfig, num_parameters
 from weft.model.families import HfTensor, config_from_hf, config_to_hf, hf_tensors
 
@@ -167,6 +168,7 @@ def write_folder(
     tokenizer_json: bytes | None = None,
     *,
     stop_id: int | None = None,
+    came_with: CameWith | None = None,
     dtype: FileDtype = "float32",
     on_written: Callable[[int], None] = lambda _nbytes: None,
 ) -> None:
@@ -177,6 +179,7 @@ def write_folder(
         vector: the flat parameters, on any device.
         tokenizer_json: bytes of a `tokenizers` file, passed through.
         stop_id: the token that ends a text.
+        came_with: written as it came, in the place of weft's own words; None: nothing came.
         dtype: of the tensors in the files.
         on_written: told how many bytes of tensors were written since it was told last.
 
@@ -198,8 +201,11 @@ def write_folder(
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
         with suppress(OSError):  # a disk that knows no modes
             partial.chmod(0o755)
-        _write_json(partial / _CONFIG, config_to_hf(config, dtype=dtype, stop_id=stop_id))
-        _write_tokenizer(partial, config, tokenizer_json, stop_id)
+        came = came_with or CameWith()
+        tree = config_to_hf(config, dtype=dtype, stop_id=stop_id) | came.ids.below(config.vocab_size)
+        _write_json(partial / _CONFIG, tree)
+        came.write(partial)
+        _write_tokenizer(partial, tree, tokenizer_json, stop_id, came)
         _write_weights(partial, hf_tensors(config), vector.detach(), dtype, on_written)
         if path.exists():  # empty, and perhaps a link, or where somebody stands: it is filled, not replaced
             for file in sorted(partial.iterdir(), key=lambda file: file.name == _CONFIG):
@@ -217,17 +223,25 @@ def write_folder(
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_tokenizer(folder: Path, config: ModelConfig, tokenizer_json: bytes | None, stop_id: int | None) -> None:
-    if stop_id is not None:
-        _write_json(folder / "generation_config.json", {"eos_token_id": stop_id})
+def _write_tokenizer(
+    folder: Path, config: dict[str, Any], tokenizer_json: bytes | None, stop_id: int | None, came_with: CameWith
+) -> None:
+    ids = {
+        name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(name) is not None
+    }
+    if ids and GENERATION_CONFIG not in came_with.files:
+        _write_json(folder / GENERATION_CONFIG, ids)
     if tokenizer_json is None:
         return
     (folder / _TOKENIZER).write_bytes(tokenizer_json)
-    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_seq_len}
+    if TOKENIZER_CONFIG in came_with.files:
+        return
+    length = config["max_position_embeddings"]
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length}
     for token in reading.json_of(tokenizer_json).get("added_tokens") or []:
         if token["id"] == stop_id:
             settings["eos_token"] = token["content"]
-    _write_json(folder / "tokenizer_config.json", settings)
+    _write_json(folder / TOKENIZER_CONFIG, settings)
 
 
 def _write_weights(

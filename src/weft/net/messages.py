@@ -27,7 +27,7 @@ A stream between two peers that cannot reach each other, through one that reache
       TLS of the two ends ◄─────────────────────────────────────►  copies and cannot read
     Which of its peers could be such a relay, the dialler asks each over its control connection (WhoReaches).
 
-Every bound is here, with its reason. This file knows no behaviour.
+Every bound is here, with its reason.
 """
 
 from typing import Annotated, Literal

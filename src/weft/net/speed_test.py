@@ -1,8 +1,8 @@
 """What a member tells who asks about the way to it: its clock, where it sees the asker, how fast bytes pass.
 
     gauge = SpeedTest(node, clock)          # a member: answers
-    answer = await sight(node, peer)    # who asks: the peer's clock and what it sees
-    speed = await measure(node, peer)   # bytes both ways, a few seconds
+    answer = await sight(node, peer)        # who asks: the peer's clock and what it sees
+    speed = await measure(node, peer)       # bytes both ways, a few seconds
 
 A measurement moves at most `LARGE_NBYTES` each way, of zeros, as blobs do; a member takes part in one at a time, and in
 one for each peer within `PAUSE_S`. The time is for people: nothing else depends on another's clock.

@@ -96,16 +96,21 @@ def issue(run: RunId, contacts: Iterable[Contact], secret: bytes | None) -> str:
     return _PREFIX + spell(framed + _checksum(framed, VERSION))
 
 
-def best_first(contacts: Iterable[Contact], me: PeerId, is_anchor: Callable[[PeerId], bool]) -> list[Contact]:
-    """Return members in the order in which a ticket made here names them, for it names one.
+def best_first(contacts: Iterable[Contact], me: PeerId, standing: Callable[[PeerId], int | None]) -> list[Contact]:
+    """Return members in the order in which a ticket made here names them.
 
     Who can be reached from outside comes before others, then an anchor, which stays, and then this peer itself.
+
+    Args:
+        standing: of another, as `Membership.standing` has it; who takes no part is left out.
     """
 
-    def rank(member: Contact) -> tuple[bool, bool, bool]:
-        return (not is_from_outside(member.addresses), not is_anchor(member.peer), member.peer != me)
-
-    return sorted(contacts, key=rank)
+    ranked: list[tuple[bool, int, bool, int, Contact]] = []
+    for number, member in enumerate(contacts):
+        is_me = member.peer == me
+        if (rank := 1 if is_me else standing(member.peer)) is not None:
+            ranked.append((not is_from_outside(member.addresses), rank, not is_me, number, member))
+    return [member for *_, member in sorted(ranked)]
 
 
 def why_long(text: str) -> str | None:

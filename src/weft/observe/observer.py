@@ -11,7 +11,7 @@ signed; what it tells of others is its word. Each entry names the peer that said
 for itself (`light_client`), and says whose word differs. Of a run with stages it checks what each stage decided, at
 those who compute it, as peers tell.
 
-An event that is told here can have happened: numbers in bounds, names that are names. Whether it did nobody here knows,
+An event that is told here can have happened: numbers in bounds, names that are names. Nobody here knows whether it did,
 but views may count, divide and draw without asking again.
 
 Failure:

@@ -2,8 +2,9 @@
 
     events ──► window of two seconds ──public──► Bulletin ──► those of the last minutes, for who asks
 
-Inner steps of a window are one: the mean loss of all their tokens. Of each member that it hears of a window has the
-newest word. What has no room waits: of members for the next piece, of all else it is counted and dropped.
+Inner steps of a window are one: the mean loss of all their tokens. A window has the newest word of each
+member that is heard. What is of members and has no room waits for the next piece; all else without room is counted and
+dropped.
 
 Pieces are written and signed once somebody asks for them; while nobody does, this is a list that forgets its oldest.
 What a bulletin says of others is its signer's word. Who watches is told this peer's own bulletins, and those of others

@@ -6,7 +6,7 @@
     state/     what all members have alike, and what this one alone has trained
     round/     the round machine of `weft.sync.round` on a node
     join/      how a peer comes in, and how it helps others to
-    group/     contributing through an elector where there are more peers than votes
+    group/     contributing through a member where there are more peers than votes
     loop/      contributions, evaluation, pauses, the end
 
 It does not know from which file or ticket it was started (`weft.launch`), nor who shows what it tells.

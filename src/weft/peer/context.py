@@ -13,7 +13,6 @@ from weft.data.corpus import Split
 from weft.data.store import DataIndex, ShardStore
 from weft.data.tokenizer import Tokenizer
 from weft.events import Emit
-from weft.executor import Compute
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.keys import Identity
 from weft.net.membership.gossip import ClaimReader
@@ -25,6 +24,7 @@ from weft.store.home import PeerFolder
 from weft.store.journal import Journal
 from weft.store.pool import Pool
 from weft.sync.records.acts import Succeed
+from weft.tasks import Compute
 from weft.training.learner import Learner
 
 
@@ -60,6 +60,7 @@ class Data:
     tokenizer: Tokenizer
     store: ShardStore  # where it lies: the run's, or this machine's own in a private run
     index: DataIndex
+    came_with: bytes = b""  # the blob of what came with the model; empty: nothing did
 
     def batches(self, run: RunConfig, split: Split) -> Batches:
         """Return the windows of `run` as it began.

@@ -22,6 +22,7 @@ Failure:
   and the majority is lost until those return that hold what was decided.
 - the opener's word comes when the round was decided after all: it is not followed.
 - the majority comes back first: the wait is over.
+- who has left the round comes back before it is decided, and its last word was missed: it says it again.
 - the opener vanishes after consent: its followers find no majority there either, and open the next branch.
 - who claims to be further shows nothing, or does not answer: another is asked that tells of the same branch.
 """
@@ -49,6 +50,7 @@ ORPHAN_AFTER_S = 60.0
 ORPHAN_AFTER_PAIR_S = 15.0  # of two peers, one is all that is left to wait for
 CHECK_S = 0.5
 CONSENT_S = 5.0
+LEFT_AGAIN_S = 5.0  # between two times that who has left a round says so
 UNREACHED_S = 30.0  # a member that this process never reached: a first link may take so long, through relays
 
 
@@ -70,6 +72,7 @@ class Split:
         self._looked = self._clock.now(), self._clock.wall()  # a machine that sleeps may stop one of them
         self._consented: Manifest | None = None
         self._missed_at: dict[PeerId, float] = {}  # members without a link, since when
+        self._left_at = self._clock.now()  # when it last saw to what it has left
         node.serve(BranchProposal, self._consider)
         node.on_note(BranchBegin, self._begin)
         node.on_note(StandingNote, self._take_standing)
@@ -84,6 +87,9 @@ class Split:
             self._rounds.keep_up()
             self._rounds.quorum.look(now, has_slept=self._has_slept(now))
             self._rounds.acts.tell_again(now)
+            if now - self._left_at >= LEFT_AGAIN_S:
+                self._left_at = now
+                self._rounds.take_leave_again()
             if self._rounds.quorum.sees_majority():
                 self.lost.clear()
             else:

@@ -176,35 +176,35 @@ class SponsorAnswer(Record, frozen=True, kw_only=True, tag="SponsorAnswer"):
 
 
 class OfferNote(Record, frozen=True, kw_only=True, tag="OfferNote"):
-    """A note of a ward to its sponsor: a signed Offer."""
+    """A note of a leaf to its aggregator: a signed Offer."""
 
     signed: Signed
 
 
 class WardPass(Record, frozen=True, kw_only=True, tag="WardPass"):
-    """A note of a ward that is paused: it brings nothing to this round."""
+    """A note of a leaf that is paused: it brings nothing to this round."""
 
     branch: BranchId
     round: Round
 
 
 class HandOn(Record, frozen=True, kw_only=True, tag="HandOn"):
-    """A note of a sponsor to its wards: a round is decided. The certificate, the record and the results are blobs."""
+    """A note of an aggregator to its leaves: a round is decided. Certificate, record and results are blobs."""
 
     round: Annotated[Round, Meta(ge=0, le=MAX_COUNT)]
     certificate: HexDigest
-    source: HexPeer  # from whom to fetch them first: the sponsor, or another ward that it has told as well
+    source: HexPeer  # from whom to fetch them first: the aggregator, or another leaf that it has told as well
 
 
 class Hurry(Record, frozen=True, kw_only=True, tag="Hurry"):
-    """A note of a sponsor to those of its wards that have not offered: half of the time left for it is over."""
+    """A note of an aggregator to those of its leaves that have not offered: half of the time left for it is over."""
 
     branch: BranchId
     round: Round
 
 
 class Release(Record, frozen=True, kw_only=True, tag="Release"):
-    """A note of a sponsor to its wards: ask another elector."""
+    """A note of an aggregator to its leaves: ask another elector."""
 
     branch: BranchId
 

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from weft import __version__
-from weft.errors import PeerError, Removed
+from weft.errors import ActVoid, PeerError, Removed
 from weft.events import Emit, Event, Notice, PeerStarted, PeerStopped
 from weft.ids import Digest, PeerId, Tokens
 from weft.net.membership.full_mesh import Gone, Left, New, Recovered, Suspected
@@ -51,8 +51,10 @@ from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
 from weft.run.config import Genesis
 from weft.store.journal import Votes
+from weft.sync.records.acts import Act, Amend
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in, own_work
 from weft.tasks import Tasks
+from weft.wire import seal
 
 __all__ = ["Context", "Outcome", "Peer"]
 
@@ -92,6 +94,7 @@ class Peer:
         self._evaluator = make_evaluator(context, self._trainer, self.replica, self._should_break_off)
         self._autosave = Autosave(context, self.replica, self._carry, self._trainer)
         self._in_rounds: InRounds | None = None
+        self._amends: Amend | None = None  # what waits to be decided, however much is trained
         self._tasks = Tasks(self.fail)
 
     @property
@@ -125,16 +128,22 @@ class Peer:
     def record(self, name: Digest) -> GroupRecord | None:
         return self._records.known(name)
 
-    def knows_anchor(self, peer: PeerId) -> bool:
-        beat = self._membership.heartbeat_of(peer)
-        return beat is not None and beat.is_anchor
+    def standing(self, peer: PeerId) -> int | None:
+        """Return what another is to whoever looks for the run; see `Membership.standing`."""
+        return self._membership.standing(peer)
 
     # --- life ---
 
-    async def found(self, *, wait_for: int = 1, snapshot: Snapshot | None = None) -> Outcome:
+    async def found(
+        self, *, wait_for: int = 1, snapshot: Snapshot | None = None, amends: Amend | None = None
+    ) -> Outcome:
         """Begin the run once `wait_for` peers (this one included) are here, or go on where `snapshot` stands.
 
+        Args:
+            amends: decided in the next round, by this peer as the run's only member.
+
         Raises:
+            ActVoid: it may not amend the run so.
             Exception: something broke that this peer cannot go on with: a `WeftError`, or what is no fault of anybody's
                 but weft's, the system's or torch's. It has said goodbye where it could.
         """
@@ -146,6 +155,7 @@ class Peer:
             self._entrance.begin(opening)
             return opening
 
+        self._amends = amends
         return await self._live(begin, snapshot)
 
     async def join(self, *, snapshot: Snapshot | None = None) -> Outcome:
@@ -203,6 +213,8 @@ class Peer:
         speed = lambda: self._training.tokens_per_s  # noqa: E731
         sentinel = Sentinel(self.peer, self.context.emit, self.run.method, rounds.merger)
         rounds.recall()
+        if self._amends is not None:
+            self._hand_in(rounds, self._amends)
         groups = Groups(self.context, rounds, self._records, self._evaluator, speed, self._tasks)
         offering = Offering(self.context, self.replica, self._carry, self._entrance.legacies, groups)
         split = Split(self.run, self.context, rounds)
@@ -231,6 +243,12 @@ class Peer:
                 await self._take_turn(mine)
             while not rounds.decided.empty() and not self.is_finishing:
                 await self._settle(mine, rounds.decided.get_nowait())
+
+    def _hand_in(self, rounds: RoundDriver, amends: Amend) -> None:
+        base = rounds.chain.base
+        act = Act(run=base.run, serial=int(base.round), deed=amends)
+        if (why_not := rounds.acts.take(seal(self.context.identity, act))) is not None:
+            raise ActVoid(f"the run is not amended: {why_not}.")
 
     @property
     def is_finishing(self) -> bool:
@@ -335,6 +353,7 @@ class Peer:
         if manifest.contributions:
             self._report.tell_commit(decided, began)
             self._report.tell_mixing(decided)
+            self._amends = None if manifest.acts else self._amends
             if (reason := self._report.tell_acts(manifest)) is not None:
                 self.fail(Removed(reason))
             if manifest.leader == self.peer and not self.is_complete and not self.pausing.is_away:
@@ -396,7 +415,7 @@ class Peer:
     def is_complete(self) -> bool:
         """Whether all is trained, or another run goes on. The last round is a mean, also where an act ends the run."""
         head = self.replica.head
-        if head is None or head.is_gossip:
+        if head is None or head.is_gossip or self._amends is not None:
             return False
         return head.committed_tokens >= self.replica.charter.settings.tokens or self.replica.charter.has_ended
 

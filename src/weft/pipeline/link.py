@@ -58,7 +58,7 @@ class StageLink:
         self._node.serve(kind, handler)
 
     def on_note(self, kind: type[Q], handler: Callable[[PeerId, Q], Awaitable[None]]) -> None:
-        """Heed notes of `kind`; see `Node.on_note`."""
+        """Take notes of `kind`; see `Node.on_note`."""
         self._notes[kind] = handler
         self._node.on_note(kind, handler)
 

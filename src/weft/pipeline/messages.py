@@ -11,7 +11,7 @@ sender                           member of the next stage
   ◄────────────────────── GivenUp          instead of all this: a note that it cannot be computed here
 
 Whoever begins a micro-batch sends it to the first stage so, too, tokens alone, and gets nothing but a loss back. What
-is asked twice is answered twice, alike. Every bound is here, with its reason. This file knows no behaviour.
+is asked twice is answered twice, alike. Every bound is here, with its reason.
 """
 
 from typing import Annotated, Literal

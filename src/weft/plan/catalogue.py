@@ -1,6 +1,6 @@
 """The methods that a run file can name, side by side: their choices, what they send, and when to pick one.
 
-Bytes follow from the codecs and `cost.py`: of one peer among `PEERS`, of a model of the size `MODEL`, both ways alike.
+Bytes follow from the codecs and `weft.cost`: of one peer among `PEERS`, of a model of size `MODEL`, both ways alike.
 """
 
 from collections.abc import Iterator

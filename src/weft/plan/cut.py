@@ -3,8 +3,8 @@
     found = planned(question, PipelineConfig(micro_batch=1), num_stages=4)
     best = best_stages(question, PipelineConfig(micro_batch=1))    # how many stages suit the machines, and why
 
-Machines go to stages as newcomers do (`pipeline.place`), the fastest first: each to the weakest stage of those that it
-has the memory for. A stage is as fast as its members' rates added up. Steps are those of `plan.pipeline`; rounds are
+Machines go to stages as newcomers do (`pipeline.placement`), the fastest first: each to the weakest stage of those that
+it has the memory for. A stage is as fast as its members' rates added up. Steps are those of `plan.pipeline`; rounds are
 made by each stage among its own members, on their lines, when a step is over, and the slowest one's is waited for.
 
 What encoding and decoding of activations takes is in the seconds of a micro-batch; so is what messages, digests and

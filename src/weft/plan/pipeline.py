@@ -8,7 +8,7 @@
 
 and the step is as long as that stage makes it of which these are the most. A stage works on one thing while others are
 under way, so of transfers only those of the first and the last micro-batch are waited for, unless a line is busy for
-longer than its machine, or fewer micro-batches may be under way than would hide them (`pipeline.origin`).
+longer than its machine, or fewer micro-batches may be under way than would hide them (`sender.Origin`).
 
 Where weights' gradients take no time of their own, members are alike, one in each of S stages, and lines are infinite,
 M micro-batches take M + S - 1 times one: the bubble of 1F1B and GPipe, (S - 1) / (M + S - 1).

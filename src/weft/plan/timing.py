@@ -216,7 +216,7 @@ class Way:
             + self._tail_s(member, self._load.merged_nbytes[1])
             for k, (member, _) in enumerate(entries)
         ]
-        # Half of an even number is a majority with the keeper in it, which every other half has.
+        # Half of an even number is a majority with the tie-breaker in it, which every other half has.
         needs = {self.num // 2 + 1, (self.num + 1) // 2}
         decided = sum(self._decided_s(entries, held, need) for need in needs) / len(needs)
         told = [decided] + [

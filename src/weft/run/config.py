@@ -138,6 +138,8 @@ class RunFile(Config, frozen=True, kw_only=True):
             choices.check_staged(method)
             if self.stewards or self.is_private:
                 raise ConfigError("stages: such a run has no stewards and no private data. Leave them out.")
+        elif self.pipeline != PipelineConfig():
+            raise ConfigError("pipeline: it has no effect in a run without stages. Leave it out, or set stages to 2.")
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
     data: DataIndex
     is_private: bool
     train: TrainConfig
+    came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of what an export hands on; unset: nothing came
 
     def __post_init__(self) -> None:
         super().__post_init__()

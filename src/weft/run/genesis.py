@@ -34,6 +34,7 @@ from weft.data.tokenizer import Tokenizer, check_vocabulary
 from weft.errors import ConfigError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
 from weft.events import Emit, Notice
 from weft.ids import Digest, short
+from weft.model.came_with import read, tokenizer_folder
 from weft.model.config import ModelConfig, check_size, named
 from weft.model.flat import cut
 from weft.model.sections import num_section_parameters, pieces, sections, whole
@@ -66,6 +67,7 @@ class Sealed:
     tokenizer: Tokenizer
     store: ShardStore  # where this machine's training and held-out shards lie
     index: DataIndex  # those shards; `config.data` unless the run is private
+    came_with: bytes = b""  # the blob of what came with the model; empty: nothing did
 
 
 def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameters: int | None = None) -> Sealed:
@@ -91,6 +93,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     store = home.private if run_file.is_private else home.shards
     index = _pack(store, run_file, tokenizer, base, emit)
     initials = tuple(_put_initials(run_file, model, base, home))
+    came_with = _came_with(run_file, tokenizer, model, base, emit)
     resolved = {
         "model": model,
         "initial": initials[0],
@@ -98,10 +101,9 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         "data": _without_shards(index) if run_file.is_private else index,
         "method": spell_out(run_file.method, run_file.peers),
         "stewards": tuple(sorted(set(run_file.stewards))),
+        **({"came_with": home.blobs.put(came_with)} if came_with else {}),
     }
     config = RunConfig(**alike(RunConfig, run_file) | resolved)
-    if run_file.pipeline.split is not None and run_file.stages == 1:
-        raise ConfigError("pipeline.split: only members of a stage compute together. Set stages, or leave split out.")
     if run_file.stages > 1:
         if isinstance(run_file.model, FolderModel) and isinstance(run_file.pipeline.activations, SubspaceConfig):
             raise ConfigError(
@@ -117,7 +119,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     emit(data_ready(index, fetched_nbytes=0))
     if (words := missed(config.train.schedule, config.train.tokens)) is not None:
         emit(Notice(text=f"train.tokens is {config.train.tokens:,}: {words}; change train.schedule, too"))
-    return Sealed(config, tokenizer, store, index)
+    return Sealed(config, tokenizer, store, index, came_with)
 
 
 class _Kind(msgspec.Struct):
@@ -267,6 +269,14 @@ def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
             return config
         case _:
             assert_never(run_file.model)
+
+
+def _came_with(run_file: RunFile, tokenizer: Tokenizer, model: ModelConfig, base: Path, emit: Emit) -> bytes:
+    folder = base / run_file.model.path if isinstance(run_file.model, FolderModel) else None
+    own = base / run_file.tokenizer.path if isinstance(run_file.tokenizer, JsonConfig) else None
+    settings = tokenizer_folder(own, folder, tokenizer.to_json()) if own or folder else None
+    found = read(folder, settings, model.vocab_size, lambda text: emit(Notice(text=text)))
+    return b"" if found.is_empty else wire.encode(found)
 
 
 def of_shape(shaped: ShapedModel, vocab_size: int, seq_len: int) -> ModelConfig:

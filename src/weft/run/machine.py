@@ -152,3 +152,25 @@ class PeerConfig(Config, frozen=True, kw_only=True):
     def num_threads(self) -> int:
         """Threads of torch on the CPU, as many as the cores it may use at most; 0: its own choice."""
         return min(self.threads or self.caps.cores, self.caps.cores) if self.caps.cores else self.threads
+
+
+_OF_TRAINING = (
+    *("device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute"),
+    *("caps.vram_nbytes", "caps.hours", "is_blocking"),
+)
+
+
+def without_effect(settings: PeerConfig, *, trains: bool = True) -> dict[str, str]:
+    """Return the fields and sections that change nothing beside the others, dotted, each with the reason.
+
+    Args:
+        trains: whether the process trains at all; an anchor does not.
+    """
+    found = {name: f"{name} is not among the transports" for name in ("tls", "iroh") if name not in settings.transports}
+    if not settings.tls.proxy:
+        found |= dict.fromkeys(("tls.proxy_user", "tls.proxy_password"), "no proxy is named")
+    if settings.device in ("cpu", "mps"):
+        found["caps.vram_nbytes"] = f"device is {settings.device}, which has no memory of its own"
+    if not trains:
+        found |= dict.fromkeys(_OF_TRAINING, "this peer does not train")
+    return found

@@ -64,6 +64,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     admission: AdmissionConfig
     stewards: tuple[HexPeer, ...] = ()
     predecessor: HexRun | None = None
+    came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def total_tokens(self) -> int:
@@ -137,7 +138,7 @@ def data_ready(index: DataIndex, fetched_nbytes: int) -> DataReady:
 
 
 def public(outline: Named, run: RunId, home: Home) -> Lookup:
-    """Return what peers of the run may request: its RunConfig, tokenizer, initial vector and shards.
+    """Return what peers of the run may request: its RunConfig and all blobs and shards that it names.
 
     A digest that the RunConfig does not name is answered with None, whatever lies in `home`; so are files that are
     missing or found corrupt.
@@ -145,6 +146,8 @@ def public(outline: Named, run: RunId, home: Home) -> Lookup:
     blobs, index = {Digest(run)}, outline.data
     if index is not None:
         blobs.add(index.tokenizer)
+    if (came_with := getattr(outline, "came_with", msgspec.UNSET)) is not msgspec.UNSET:
+        blobs.add(came_with)
     if not outline.is_seeded:
         blobs |= {outline.initial, *getattr(outline, "initials", ())}
     shards = set() if index is None else {info.digest for info in (*index.train, *index.heldout)}

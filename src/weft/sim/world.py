@@ -19,7 +19,6 @@ from weft import rng
 from weft.clock import Clock, VirtualClock
 from weft.errors import CheckpointError, Unreachable
 from weft.events import VERSION, Emit, Entry, Event, RoundCommitted, StepDone
-from weft.executor import Compute, Inline
 from weft.ids import Digest, Tokens
 from weft.keys import Identity
 from weft.launch.guard import DayCount
@@ -47,6 +46,7 @@ from weft.stages.peer import StagesPeer
 from weft.stages.step.pipeline import Kit
 from weft.store.home import Home
 from weft.sync.records.messages import Manifest
+from weft.tasks import Compute, Inline
 from weft.training.learner import Learner
 from weft.training.trainer import Trainer
 
@@ -371,7 +371,7 @@ class World:
         )
         await node.start()
         try:
-            data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)
+            data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index, self.sealed.came_with)
             if isinstance(run, StagedConfig):
                 staged = self._staged(life, run, s, data)
                 life.take_part(staged)

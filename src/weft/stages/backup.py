@@ -193,6 +193,7 @@ class Backup:
         snapshot = Snapshot(
             config=reader.run,
             tokenizer=kit.data.tokenizer.to_bytes(),
+            came_with=kit.data.came_with,
             head=offered.head,
             charter=offered.charter,
             replicated=vectors,

@@ -56,6 +56,7 @@ async def gather_at_end(peer: StagesPeer) -> Gathered | None:
     await _ended(peer, readers, members)
     means = Means(
         tokenizer=kit.data.tokenizer.to_bytes(),
+        came_with=kit.data.came_with,
         scratch=kit.folder.scratch,
         compute=kit.compute,
         clock=kit.clock,

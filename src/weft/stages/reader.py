@@ -2,7 +2,7 @@
 
     heads     what each member holds
     pin       some of them, the furthest first, keep one state for a while; what most of them offer is believed
-    pin_at    the same, of a beat that is still to come
+    pin_at    the same, after a round of the first stage that is still to come
     beat      how many rounds of the first stage are in a state: stages count their own rounds, and may skip some
     pull      the vectors of it that are wanted, from all who offer that state at once
 
@@ -23,7 +23,6 @@ import torch
 from weft.clock import Clock
 from weft.errors import PeerError, WireError
 from weft.events import Emit
-from weft.executor import Compute
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
 from weft.net.node import Node
@@ -34,6 +33,7 @@ from weft.run.staged import StagedConfig, channel_of
 from weft.stages.messages import BeatAnswer, BeatRequest, PinAt, PinnedAnswer
 from weft.sync.merge.method import OUTER, Method
 from weft.sync.records.messages import Manifest
+from weft.tasks import Compute
 from weft.wire import digest_of
 
 
@@ -73,7 +73,7 @@ class StageReader:
         return await self._offered(order, digest_of(heads[order[0]]))
 
     async def pin_at(self, members: Sequence[PeerId], beat: int, deadline_s: float) -> Offered | None:
-        """Have some members keep the state after a beat that is still to come; None: it went by, or did not come."""
+        """Have some keep the state after a coming round of the first stage; None: it went by, or did not come."""
         asked = sorted(members)[:MAX_DONORS]
         answers = await asyncio.gather(*(self._pinned(peer, beat, deadline_s) for peer in asked))
         found = [(peer, manifest) for peer, manifest in zip(asked, answers, strict=True) if manifest is not None]

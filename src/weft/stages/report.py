@@ -13,9 +13,9 @@ import msgspec
 
 from weft.clock import Clock
 from weft.events import Emit, Event, RoundCommitted, StagesSeen, StepDone
-from weft.executor import Compute
 from weft.net.node import Node
 from weft.stages.table import StageTable
+from weft.tasks import Compute
 
 T = TypeVar("T")
 

@@ -12,8 +12,10 @@
               measured.json     how long rounds took
               awaiting.bin      acts and ballots that no manifest holds yet
               lies.bin          what proves that members lie, until they are struck out
+              lock              held by the process in which the peer takes part
               secret, ticket    what the run's tickets hold, and a fresh one; for their owner's eyes only
               addresses         where other peers were last reached
+              name              what --name called this peer last
               anchored/         what an anchor keeps in the place of a checkpoint
               moved             bytes moved today, where that is capped
               wish, answer      what a person on this machine asks a running peer, and what it says
@@ -150,9 +152,11 @@ class PeerFolder:
     measured = _Inside("measured.json")
     awaiting = _Inside("awaiting.bin")
     lies = _Inside("lies.bin")
+    lock = _Inside("lock")
     secret = _Inside("secret")
     ticket = _Inside("ticket")
     addresses = _Inside("addresses")
+    name = _Inside("name")
     anchored = _Inside("anchored")
     moved = _Inside("moved")
     wish = _Inside("wish")

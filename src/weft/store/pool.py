@@ -8,8 +8,8 @@ The first touch of new memory costs more than encrypting what is put there (meas
 needs as much as the round before it. There is no call to give a block back: it returns when the last tensor, array or
 view of it is gone.
 
-Where there is little memory beside what is trained, blocks lie in files without a name: the system keeps of them in
-memory what there is room for.
+Where there is little memory beside what is trained, blocks lie in files without a name: the system keeps in
+memory as much of them as there is room for.
 """
 
 import os

@@ -1,8 +1,9 @@
-"""What a peer keeps of its run between starts besides state and log: the tickets' secret, a ticket, addresses.
+"""What a peer keeps of its run between starts beside state and log: a secret, a ticket, addresses, a name.
 
     secret       what this run's tickets hold
     ticket       a fresh one, which `weft ticket` prints
     addresses    where others were last reached: a convenience, since tickets hold addresses too
+    name         what --name called this peer last
 
 Secret and ticket are for their owner's eyes only. Each file is replaced whole or stays as it was, so a full disk takes
 nothing away.
@@ -17,6 +18,7 @@ from weft.data.store import PRIVATE, write_atomically
 from weft.errors import ConfigError, DataError, DiskFull
 from weft.ids import PeerId
 from weft.net.admission import SECRET_NBYTES, Admission, ByTicket
+from weft.net.messages import Name
 from weft.store.home import PeerFolder
 
 
@@ -89,3 +91,18 @@ def keep_addresses(folder: PeerFolder, known: Mapping[PeerId, tuple[str, ...]]) 
     """Keep addresses in place of those before, which stay where these cannot be written."""
     with suppress(DiskFull, DataError):
         write_atomically(folder.addresses, [msgspec.json.encode(known)])
+
+
+def read_name(folder: PeerFolder) -> str:
+    """Return what this peer was called last; empty: nobody gave it a name, or none that can be one is kept."""
+    try:
+        return msgspec.convert(folder.name.read_text(encoding="utf-8"), Name)
+    except (OSError, ValueError):  # among them what msgspec raises
+        return ""
+
+
+def keep_name(folder: PeerFolder, name: str) -> None:
+    """Keep a name in place of the one before, which stays where this one cannot be written."""
+    if name != read_name(folder):
+        with suppress(DiskFull, DataError):
+            write_atomically(folder.name, [name.encode()])

@@ -1,4 +1,4 @@
-"""What a member holds of a method: `cost.peer_memory`, given what the choices say.
+"""What a member holds of a method: `cost.training.peer_memory`, given what the choices say.
 
 A round of a fragment merges less than is counted here, but its member copies what was trained while it was decided:
 both come to about the same (benchmarks/reports/memory.md).
@@ -43,7 +43,7 @@ def peer_memory(
         optimizer: of inner steps; None: it is somebody else's, who holds its moments.
         shapes: of the tensors that lie in the vector of `num` parameters, in order.
         num_rounds: that it lives for.
-        activations: `cost.activation_nbytes`.
+        activations: `cost.training.activation_nbytes`.
     """
     mean = choices.of_mean()
     num_sent = build_basis(mean.basis, shapes).num_sent(num)

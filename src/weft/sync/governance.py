@@ -176,6 +176,10 @@ def _follow(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
         raise Void("an act has one signature")
     signed, act = warrant.letters[0], read_act(warrant.letters[0])
     charter = before.charter
+    if is_alone(charter, body, signed.signer) and isinstance(act.deed, acts.Amend):
+        if act.run != body.run or act.serial != body.round:
+            raise Void(f"who holds a run alone amends it in one round: this is round {body.round} of {short(body.run)}")
+        return _do(before, body, act.deed)
     if not charter.stewards:
         raise Void("this run has no stewards: nobody can act on it but a majority of its members (weft act vote-out)")
     if signed.signer not in charter.stewards:
@@ -190,6 +194,14 @@ def _follow(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
     serials = [*charter.serials]
     serials[charter.stewards.index(signed.signer)] = act.serial
     return _do(replaced(before, charter=replace(charter, serials=tuple(serials))), body, act.deed)
+
+
+def is_alone(charter: Charter, body: Body, peer: PeerId) -> bool:
+    """Return whether `peer` is all members of a run that names no stewards and has not split: it may amend the run.
+
+    Its act counts no acts of its own: it names the round that decides it, in place of a serial.
+    """
+    return not charter.stewards and not charter.forks and body.electorate == (peer,)
 
 
 def accused(warrant: acts.Warrant) -> PeerId | None:

@@ -1,9 +1,15 @@
 """What tests of the command line share: an answer, and a run as small as can be."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
+from weft.ids import BranchId, PeerId
+from weft.peer.chain import genesis, open_branch
+from weft.peer.state.checkpoint import load, save
+from weft.run.amend import first_charter
 from weft.run.config import RunConfig
 
 TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(400))
@@ -43,3 +49,12 @@ Weft = Callable[..., Answer]
 class Kept:
     run: RunConfig
     folder: Path
+
+
+def as_trained(folder: Path, round: int, at_ms: int | None) -> None:
+    """Save a checkpoint again as one of that round; None: by a weft that did not say when it was trained."""
+    snapshot, peer = load(folder), PeerId("ab" * 32)
+    run = snapshot.config.run
+    opening = open_branch(genesis(run, peer, first_charter(snapshot.config)), [peer], peer, BranchId(run))
+    head, counters = msgspec.structs.replace(opening, round=round), {} if at_ms is None else {"trained_at_ms": at_ms}
+    save(folder, replace(snapshot, head=head, replicated=dict(snapshot.replicated), counters=counters))

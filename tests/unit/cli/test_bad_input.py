@@ -324,3 +324,20 @@ def test_weights_that_are_not_finite_are_43(weft: Weft, kept: Kept, tmp_path: Pa
     write_folder(tmp_path / "model", kept.run.model, broken, ByteTokenizer().to_json())
     refused(weft, 43, "NaN", "generate", tmp_path / "model", "x")
     refused(weft, 43, "NaN", "eval", tmp_path / "model", "--data", tmp_path / "text.txt")
+
+
+@pytest.mark.parametrize("option", [("--top-k", 3), ("--top-p", 0.5), ("--seed", 1)])
+def test_an_option_of_sampling_is_refused_where_nothing_is_sampled(weft: Weft, option: tuple[str, object]) -> None:
+    refused(weft, 2, f"{option[0]}: without effect at --temperature 0", "generate", "last", "--temperature", 0, *option)
+
+
+def test_a_section_of_a_run_file_that_would_do_nothing_is_refused(weft: Weft, run_path: Path) -> None:
+    refused(
+        weft,
+        2,
+        "pipeline: it has no effect in a run without stages",
+        "train",
+        run_path,
+        "--set",
+        "pipeline.micro_batch=2",
+    )

@@ -1,6 +1,7 @@
 """The command line as a whole: verbs, version, and what becomes of errors."""
 
 import errno
+import os
 import re
 import subprocess
 import sys
@@ -103,6 +104,19 @@ def test_an_error_among_tasks_is_found(tmp_path: Path) -> None:
 def test_a_full_disk_is_41_wherever_it_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(OSError(errno.ENOSPC, "No space left on device"), tmp_path) == 41
     assert "disk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENAMETOOLONG])
+def test_a_file_that_the_system_refuses_is_11_and_named(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = OSError(number, os.strerror(number), str(tmp_path / "there"))
+    for each in (error, BaseExceptionGroup("tasks", [ValueError("x"), error])):
+        assert explain(each, tmp_path) == 11
+        said = capsys.readouterr().err
+        assert str(tmp_path / "there") in said
+        assert os.strerror(number) in said
+    assert list(tmp_path.iterdir()) == []  # it is no fault of weft's, of which a traceback would tell
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_share_of_rounds_is_of_those_that_count_this_peer() -> None:
     assert watched.stops == ["it has contributed 2 rounds"]
 
 
-def test_a_round_counts_a_peer_without_a_vote_that_its_sponsor_brought() -> None:
+def test_a_round_counts_a_peer_without_a_vote_that_its_aggregator_brought() -> None:
     watched, through = Watched(Until(rounds=2)), CountedThrough(round=Round(1), tokens=Tokens(5))
     watched.see(STARTED, through, committed(OTHER), committed(OTHER))
     assert watched.stops == []

@@ -126,13 +126,13 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def fill_disk(monkeypatch: pytest.MonkeyPatch, is_full: Callable[[], bool]) -> None:
-    """Let the system find no room for what a process has written, as long as `is_full`."""
+def fill_disk(monkeypatch: pytest.MonkeyPatch, is_full: Callable[[], bool], number: int = errno.ENOSPC) -> None:
+    """Let the system refuse what a process has written, for want of room or for `number`, as long as `is_full`."""
     flush, write = os.fsync, Path.write_bytes
 
     def refuse_if_full() -> None:
         if is_full():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(number, os.strerror(number))
 
     def fsync(handle: int) -> None:
         refuse_if_full()
@@ -174,6 +174,20 @@ def test_a_disk_that_fills_up_is_41_and_takes_no_checkpoint_away(
     assert answer.code == 0, answer.err
     report = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report)
     assert (report.reason, report.committed_tokens) == ("complete", 320)
+
+
+def test_a_folder_that_cannot_be_written_is_like_a_full_disk_and_40_at_the_end(
+    weft: Weft, run_path: Path, machine: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = ("train", run_path, *FIVE_ROUNDS, "--machine", machine, *LOCAL)
+    with monkeypatch.context() as disk:
+        third = "runs/*/*/checkpoint/private-3.safetensors"
+        is_locked = lambda: any(home.glob(third)) and not any(home.glob(third.replace("3", "2")))  # noqa: E731
+        fill_disk(disk, is_locked, errno.EACCES)
+        ended(weft, 40, "the earlier one after round 2 is intact", *train)
+    assert [event.round for event in said(home, RoundCommitted)] == [1, 2, 3, 4, 5]
+    assert len(said(home, CheckpointFailed)) == 4
+    assert weft(*train).code == 0
 
 
 def test_a_disk_that_is_full_from_the_start_is_41_and_no_run_begins(

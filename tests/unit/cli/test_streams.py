@@ -10,6 +10,8 @@ import pytest
 import weft as package
 from unit.cli.small import RUN, TEXT
 
+pytestmark = pytest.mark.full  # each starts weft once or twice
+
 WEFT = f"{sys.executable} -m weft"
 
 
@@ -64,6 +66,12 @@ def test_a_ticket_may_come_in_what_powershell_writes(as_written: str, tmp_path: 
     assert done.returncode == 15
     assert "cut short: 3 of 10 letters" in done.stderr
     assert "cut short: 3 of 10 letters" in shell("printf '\\xef\\xbb\\xbfweft1abc\\n' | $W inspect -", tmp_path).stderr
+
+
+def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    done = shell("mkdir gone; cd gone; rmdir ../gone; $W keys list", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("weft: the folder in which weft was started is gone")
 
 
 @pytest.mark.full

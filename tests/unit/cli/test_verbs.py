@@ -1,6 +1,7 @@
 """Verbs that need no network: what they print on a small checkpoint, on keys, tickets and tokenizers."""
 
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from unit.cli.small import Kept, Weft
+from unit.cli.small import Kept, Weft, as_trained
 from unit.cli.test_bad_input import a_ticket
 from weft.cli import settings
 from weft.cli.demo.ngram_baseline import nats_per_byte
@@ -216,7 +217,6 @@ def test_a_checkpoint_is_found_by_folder_run_digits_and_last(kept: Kept, home: P
 
 def test_last_is_the_newest(kept: Kept, home: Path) -> None:
     import os
-    import shutil
 
     other = home / "runs" / ("cd" * 32) / ("ef" * 32) / "checkpoint"
     shutil.copytree(kept.folder, other)
@@ -224,6 +224,21 @@ def test_last_is_the_newest(kept: Kept, home: Path) -> None:
         os.utime(folder / "checkpoint.json", (at, at))
     assert find_checkpoint("last", home) == kept.folder
     assert find_checkpoint("cdcd", home) == other
+
+
+@pytest.mark.parametrize("state", ["begun", "joined", "saved before it was told"])
+def test_last_is_the_run_that_was_trained_last(weft: Weft, kept: Kept, home: Path, state: str) -> None:
+    import os
+
+    trained = home / "runs" / ("cd" * 32) / ("ef" * 32) / "checkpoint"
+    shutil.copytree(kept.folder, trained)
+    as_trained(trained, 1, 3_000_000)
+    as_trained(kept.folder, *{"begun": (0, 5_000_000), "joined": (1, 0)}.get(state, (1, None)))
+    os.utime(trained / "checkpoint.json", (1000, 1000))
+    os.utime(kept.folder / "checkpoint.json", (4000, 4000))  # saved later than the other was trained
+    assert find_checkpoint("last", home) == (kept.folder if state == "saved before it was told" else trained)
+    assert find_checkpoint(kept.run.run[:8], home) == kept.folder
+    assert "reading run small" in weft("export", "last", home / "out").err
 
 
 def test_digits_that_fit_two_runs_are_not_guessed_at(kept: Kept, home: Path) -> None:

@@ -116,7 +116,7 @@ def test_what_each_brought_is_as_the_round_says_and_where_it_does_not_by_its_own
     assert shares(said(A, offered), said(A, through), said(B, through)) == [50, 0]
 
 
-def test_who_is_counted_through_a_sponsor_is_counted() -> None:
+def test_who_is_counted_through_an_aggregator_is_counted() -> None:
     through = CountedThrough(round=Round(1), tokens=Tokens(5))
     assert rows("turns", said(C, through), said(C, commit(1, 100, A)))[0][-1] is True
     assert rows("turns", said(C, commit(1, 100, A)))[0][-1] is False
@@ -177,7 +177,7 @@ def test_a_peer_that_ended_by_itself_is_not_gone() -> None:
     ],
 )
 def test_events_have_a_severity_and_words(event: Event, severity: int, words: str) -> None:
-    ((_, number, found, kind, text),) = rows("events", said(A, event))
+    ((_, number, found, kind, text),) = rows("events", said(A, step(1.0)), said(A, event))
     assert (number, found, kind) == (0, severity, type(event).__name__)
     assert words in text
 
@@ -197,7 +197,8 @@ def test_what_is_wrong_comes_with_what_to_do() -> None:
 def test_links_and_changes_of_the_method_are_kept() -> None:
     tuned = MethodTuned(round=Round(6), every=100, codec="e3m0", waited_s=1.0, worked_s=2.0, reason="slow")
     up, down = LinkUp(remote=B, transport="tls", address=""), LinkDown(remote=B, reason="reset")
-    found = history(said(A, up, 1.0), said(A, down, 2.0), said(A, tuned, 3.0)).whole()
+    here = [said(A, step(1.0)), said(A, progress(B, "training"))]
+    found = history(*here, said(A, up, 1.0), said(A, down, 2.0), said(A, tuned, 3.0)).whole()
     assert found["links"] == [[1.0, 0, 1, "tls"], [2.0, 0, 1, ""]]
     assert found["methods"] == [[3.0, 6, "from round 6 on every 100 training steps, in e3m0: slow"]]
 
@@ -220,9 +221,9 @@ def test_pieces_add_up_to_the_whole() -> None:
 def test_a_history_is_no_longer_than_a_page_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_ROWS >= 300_000
     monkeypatch.setattr("weft.dashboard.history.MAX_ROWS", 5)
-    found = history(*(said(A, Notice(text=str(number))) for number in range(10)))
-    assert found.cursor == 5
-    assert found.num_left_out == 6
+    found = history(*(said(A, RoundMissed(round=Round(1), carried_tokens=Tokens(5), reason="")) for _ in range(10)))
+    assert found.cursor >= 5
+    assert found.num_left_out == 7
 
 
 def test_work_that_takes_long_is_a_state_until_it_is_over() -> None:
@@ -232,6 +233,32 @@ def test_work_that_takes_long_is_a_state_until_it_is_over() -> None:
     tree = history.whole()
     assert [row[2] for row in tree["states"]][-4:] == ["training", "evaluating 40 %", "evaluating 80 %", "training"]
     assert all(row[2] != "Working" for row in tree["events"])
+
+
+def test_who_takes_no_part_is_in_no_row_but_that_of_how_many() -> None:
+    up, down = LinkUp(remote=C, transport="tls", address=""), LinkDown(remote=C, reason="closed")
+    entries = [
+        said(A, started("anna")),
+        said(A, up, 2.0),
+        said(C, Notice(text="nothing heard"), 3.0),
+        said(A, down, 4.0),
+    ]
+    found = history(*entries)
+    tree = found.whole()
+    assert {row[0] for row in tree["peers"]} == {A}
+    assert tree["links"] == []
+    assert tree["watching"] == [[2.0, 1], [4.0, 0]]
+    assert [row[1] for row in tree["events"]] == [0, 0, None, 0]
+    assert [peer.key for peer in found.now.peers] == [A]
+
+
+def test_links_and_events_of_who_joins_are_its_own_once_it_begins() -> None:
+    up = LinkUp(remote=A, transport="tls", address="")
+    entries = [said(A, started("anna")), said(B, up, 2.0), said(B, started("bert"), 5.0)]
+    tree = history(*entries).whole()
+    assert tree["links"] == [[5.0, 1, 0, "tls"]]
+    assert [row[:2] + row[3:4] for row in tree["events"]][1:] == [[2.0, 1, "LinkUp"], [5.0, 1, "PeerStarted"]]
+    assert tree["watching"] == []
 
 
 def test_who_checks_signatures_is_no_peer_of_the_run() -> None:

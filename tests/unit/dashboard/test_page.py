@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from unit.dashboard.test_history import A, B, commit, said, started, step
+from unit.dashboard.test_history import A, B, C, commit, said, started, step
 from weft.dashboard.page import COOKIE, Feed, make_app
 from weft.events import ConnectionDropped, LinkUp, Notice
 
@@ -110,6 +110,8 @@ def test_the_public_feed_has_no_address() -> None:
     feed = Feed(is_public=True)
     link = LinkUp(remote=B, transport="tls", address="tls://10.1.2.3:4", tried=("10.9.9.9:1 reset",))
     dropped = ConnectionDropped(address="10.7.7.7:2", remote=None, reason="no hello")
+    feed.take(said(B, started("bert")))
+    feed.take(said(A, started("anna")))
     for event in (link, dropped, Notice(text="dial 10.1.2.3:4 or /home/anna/key.pem")):
         feed.take(said(A, event))
     told = browser(feed).get("/api/history")
@@ -117,6 +119,13 @@ def test_the_public_feed_has_no_address() -> None:
     assert told.json()["links"]
     for private in ("10.1.2.3", "10.9.9.9", "10.7.7.7", "/home/anna"):
         assert private not in told.text
+
+
+def test_who_takes_no_part_is_a_figure_and_no_peer(feed: Feed) -> None:
+    feed.take(said(A, LinkUp(remote=C, transport="tls", address="")))
+    told = browser(feed).get("/metrics").text
+    assert "weft_watching 1.0" in told
+    assert C[:16] not in told
 
 
 def test_metrics_are_those_of_the_history(feed: Feed) -> None:

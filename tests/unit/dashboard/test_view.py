@@ -14,7 +14,7 @@ from weft.cli.screen.draw import curve, draw, progress, scale, traffic
 from weft.cli.screen.screen import PlainScreen, plain_line
 from weft.cost import training as cost
 from weft.dashboard import figures
-from weft.dashboard.view import MAX_NOTABLE, About, Line, View, update
+from weft.dashboard.view import MAX_NOTABLE, MAX_VISITS, About, Line, View, update
 from weft.dashboard.words import notable
 from weft.events import (
     ActEnacted,
@@ -53,7 +53,7 @@ from weft.events import (
 )
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
 
-A, B, C = (PeerId(letter * 64) for letter in "abc")
+A, B, C, D = (PeerId(letter * 64) for letter in "abcd")
 RUN = About(name="r", total_tokens=1000, tokens_per_step=10)
 NUM = 1_000_000
 
@@ -168,14 +168,66 @@ def test_a_lost_majority_is_the_state_of_who_lost_it() -> None:
 
 def test_a_link_that_broke_is_down() -> None:
     up, down = LinkUp(remote=B, transport="iroh", address="iroh://x"), LinkDown(remote=B, reason="reset")
-    assert fold(entry(up)).lines[B].link == "iroh"
+    assert fold(progressed(B), entry(up)).lines[B].link == "iroh"
     assert fold(progressed(B), entry(up), entry(down)).lines[B].link == "down"
 
 
-def test_who_came_for_an_errand_is_no_longer_shown() -> None:
-    up, down = LinkUp(remote=B, transport="tls", address=""), LinkDown(remote=B, reason="closed")
-    assert set(fold(started(), entry(up)).lines) == {A, B}
-    assert set(fold(started(), entry(up), entry(down)).lines) == {A}
+def linked(remote: PeerId, own: PeerId = A) -> Entry:
+    return entry(LinkUp(remote=remote, transport="tls", address=""), own)
+
+
+def unlinked(remote: PeerId, own: PeerId = A) -> Entry:
+    return entry(LinkDown(remote=remote, reason="closed"), own)
+
+
+def test_who_takes_no_part_is_no_line_and_no_peer_but_watches() -> None:
+    view = fold(started(), progressed(B), linked(B), linked(C), linked(D))
+    assert set(view.lines) == {A, B}
+    assert "2 peers" in progress(view)
+    assert view.num_watching == 2
+    assert "watching: 2" in drawn(view)
+    assert fold(unlinked(C), unlinked(D), view=view).num_watching == 0
+    assert "watching" not in "".join(drawn(fold(started(), step(3.0))))
+
+
+def test_a_killed_machine_is_not_hidden_behind_who_watches() -> None:
+    view = fold(started(), progressed(B), linked(B), linked(C), entry(MemberGone(member=B, silent_s=8.0)))
+    assert "1 peer " in progress(view)
+
+
+def test_who_watches_through_several_members_is_one_and_leaves_with_the_last_link() -> None:
+    view = fold(started(), started(B, "bert"), linked(C), linked(C, B))
+    assert view.num_watching == 1
+    assert fold(unlinked(C), view=view).num_watching == 1
+    assert fold(unlinked(C), unlinked(C, B), view=view).num_watching == 0
+
+
+def test_links_of_who_is_gone_or_began_anew_keep_nobody_watching() -> None:
+    view = fold(started(), started(B, "bert"), linked(C, B))
+    assert fold(entry(MemberGone(member=B, silent_s=8.0)), view=view).num_watching == 0
+    assert fold(started(B, "bert"), view=view).num_watching == 0
+
+
+def test_who_watches_tells_nothing_that_makes_it_a_peer() -> None:
+    view = fold(started(), entry(Notice(text="2 s of anna are not shown"), C), linked(A, C), linked(C))
+    assert set(view.peers) == {A}
+    assert view.notables[-1].text == "2 s of anna are not shown"
+    assert view.num_watching == 1
+
+
+def test_who_begins_to_take_part_has_the_links_that_it_had() -> None:
+    asked = fold(linked(B, A), linked(A, B), started())  # as a newcomer tells it: links first
+    assert set(asked.lines) == {A}
+    assert asked.num_watching == 1
+    assert {peer: line.link for peer, line in fold(started(B, "bert"), view=asked).lines.items()} == {
+        A: "tls",
+        B: "tls",
+    }
+
+
+def test_links_of_strangers_are_bounded() -> None:
+    view = fold(started(), *(linked(PeerId(f"{number:064x}")) for number in range(MAX_VISITS + 5)))
+    assert view.num_watching == MAX_VISITS
 
 
 def test_a_commit_that_all_report_counts_once_and_its_bytes_for_each() -> None:
@@ -202,13 +254,13 @@ def test_bytes_are_held_against_a_ring_for_the_same_steps() -> None:
 
 
 def test_a_ring_would_go_through_those_without_a_vote_too() -> None:
-    # 100 tokens of two peers and three wards with 10 tokens per step: two steps each.
+    # 100 tokens of two peers and three leaves with 10 tokens per step: two steps each.
     view = fold(started(), commit(1, 100, num_through=3))
     ring = cost.ring_ddp_traffic(NUM, 5, 2)
     assert view.ring_nbytes == ring.sent_nbytes + ring.received_nbytes
 
 
-def test_who_is_counted_with_its_sponsor_is_not_left_out() -> None:
+def test_who_is_counted_with_its_aggregator_is_not_left_out() -> None:
     view = fold(started(C, "carl"), entry(CountedThrough(round=Round(1), tokens=Tokens(5)), C), commit(1, 100, C))
     assert view.lines[C].state == "training"
     assert fold(commit(2, 200, C), view=view).lines[C].state == "left out"
@@ -368,6 +420,21 @@ def test_what_a_peer_did_before_it_said_its_name_is_told_with_it() -> None:
     assert [news.text for news in fold(ready, started()).notables] == ["anna fetched 1 kB of data"]
 
 
+def test_a_key_in_a_text_is_the_peer_s_name_where_it_is_known() -> None:
+    told = entry(Notice(text="bbbbbbbb is gone, cccccccc waits, bert (bbbbbbbb) too, blob 12345678"))
+    view = fold(started(), progressed(B), told)
+    assert view.notables[-1].text == "bert is gone, cccccccc waits, bert (bbbbbbbb) too, blob 12345678"
+    named = fold(entry(MemberJoined(member=C, name="cleo")), view=view)
+    assert named.notables[0].text == "bert is gone, cleo waits, bert (bbbbbbbb) too, blob 12345678"
+
+
+def test_who_shares_a_name_is_told_with_a_part_of_the_key() -> None:
+    view = fold(started(), progressed(B), started(C, "bert"))
+    assert [view.name(peer) for peer in (A, B, C, D)] == ["anna", "bert (bbbbbbbb)", "bert (cccccccc)", "dddddddd"]
+    assert view.name(B) in "".join(drawn(view))
+    assert fold(started(C, "cleo"), view=view).name(B) == "bert"
+
+
 def test_routine_is_not_notable() -> None:
     assert [notable(each, str) for each in (step(1.0), commit(1, 1), progressed(B), evaluated(1, 1.0))] == [None] * 4
 
@@ -483,8 +550,9 @@ def test_the_plain_screen_says_that_it_waits(capsys: pytest.CaptureFixture[str])
 
 
 def test_who_is_about_to_join_is_shown_as_joining() -> None:
-    view = fold(started(), entry(LinkUp(remote=B, transport="tls", address="tls://x:1")))
-    assert view.lines[B].state == "joining"
+    view = fold(started(), entry(MemberJoined(member=B, name="bert")), linked(B))
+    assert view.lines[B].state == "joined"
+    assert fold(started(), commit(1, 100), linked(B)).lines[B].state == "joining"  # a manifest names it
     assert fold(progressed(B), entry(LinkUp(remote=B, transport="tls", address=""))).lines[B].state == "training"
 
 

@@ -294,3 +294,28 @@ def test_an_unreadable_standard_library_file_is_left_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(files.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "python311.zip")})
     with pytest.raises(DataError, match=r"no standard library source in .*python311\.zip"):
         list(documents.stdlib_documents())
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["a.txt"], TextSource),
+        (["a.jsonl", "b.ndjson.gz", "C.JSON"], JsonlSource),
+        (["a.parquet", "b.ARROW"], ParquetSource),
+        (["a.md", "package.json"], TextSource),
+        (["LICENSE", "a.py"], TextSource),
+    ],
+)
+def test_files_are_read_as_their_names_say(names: list[str], kind: type, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    assert corpus.source_of(["."], tmp_path) == kind(paths=(".",))
+    assert corpus.source_of(names, tmp_path) == kind(paths=tuple(names))
+
+
+@pytest.mark.parametrize("names", [["a.txt", "b.jsonl"], ["a.jsonl", "b.parquet"], ["a.txt", "b.parquet", "c.json"]])
+def test_a_mixture_is_refused(names: list[str], tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError, match="Name text, JSON lines and tables apart"):
+        corpus.source_of(["."], tmp_path)

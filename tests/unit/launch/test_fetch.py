@@ -12,18 +12,19 @@ from unit.peer import tiny
 from weft.clock import SystemClock
 from weft.data.store import DataIndex, ShardInfo
 from weft.data.tokenizer import ByteTokenizer
-from weft.errors import PeerError
+from weft.errors import ConfigError, PeerError
 from weft.events import DataReady, Event
 from weft.ids import Digest, PeerId, RunId
 from weft.keys import Identity
-from weft.launch.fetch import fetch_files
+from weft.launch.fetch import fetch_files, read_came_with
+from weft.model.came_with import CameWith
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.run.outline import data_ready
 from weft.store.home import Home
-from weft.wire import Buffer, digest
+from weft.wire import Buffer, digest, encode
 
 NUM_SHARDS = 24
 SHARDS = {digest(data): data for data in (np.full(50_000, n, dtype="<u2").tobytes() for n in range(NUM_SHARDS))}
@@ -46,6 +47,7 @@ class Members:
         self.served: dict[PeerId, list[Digest]] = {}
         self.on_served: Callable[[int], None] = lambda num: None
         self.holders: list[PeerId] = []
+        self.blobs = {INDEX.tokenizer: ByteTokenizer().to_bytes()}
         self.newcomer: Node = None  # type: ignore[assignment]
 
     @asynccontextmanager
@@ -69,8 +71,8 @@ class Members:
 
     def _shelf(self, peer: PeerId, names: set[Digest]) -> "Callable[[PeerId, Digest], Buffer | None]":
         def lookup(_peer: PeerId, wanted: Digest) -> Buffer | None:
-            if wanted == INDEX.tokenizer:
-                return ByteTokenizer().to_bytes()
+            if wanted in self.blobs:
+                return self.blobs[wanted]
             if wanted not in names:
                 return None
             self.served.setdefault(peer, []).append(wanted)
@@ -144,3 +146,22 @@ async def test_what_has_come_stays_where_nobody_delivers_the_rest(members: Membe
         with pytest.raises(PeerError, match="nobody is left"):
             await fetch(members, tmp_path)
     assert {info.digest for info in Home(tmp_path).shards.missing(INDEX)} == set(SHARDS) - some
+
+
+async def test_what_came_with_the_model_comes_too(members: Members, tmp_path: Path) -> None:
+    blob = encode(CameWith(files={"LICENSE": b"warp"}))
+    run = msgspec.structs.replace(tiny.run_config(), data=INDEX, came_with=digest(blob))
+    members.blobs[digest(blob)] = blob
+    async with members.meet([set(SHARDS)]):
+        await fetch_files(members.newcomer, members.holders, run, Home(tmp_path), SystemClock(), lambda event: None)
+    assert read_came_with(run, Home(tmp_path)) == blob
+
+
+async def test_a_run_with_which_code_came_is_refused(members: Members, tmp_path: Path) -> None:
+    blob = encode(CameWith(files={"LICENSE": b"warp"})).replace(b"LICENSE", b"code.py")
+    run = msgspec.structs.replace(tiny.run_config(), data=INDEX, came_with=digest(blob))
+    members.blobs[digest(blob)] = blob
+    async with members.meet([set(SHARDS)]):
+        with pytest.raises(ConfigError, match=r"cannot be joined.*'code.py' is none of the files.*Tell its maker"):
+            await fetch_files(members.newcomer, members.holders, run, Home(tmp_path), SystemClock(), lambda event: None)
+    assert Home(tmp_path).blobs.open(digest(blob)) is None

@@ -378,3 +378,17 @@ async def test_who_joins_an_amended_run_is_shown_what_it_costs_now(
         assert b.peer.run == a.peer.run, "the genesis is the same"
         assert b.peer.replica.config.method.every == 7
     assert [run.method.every for run in asked] == [7]
+
+
+@pytest.mark.parametrize("verb", ["found", "join"])
+async def test_a_second_peer_of_a_home_in_one_run_is_made_by_its_key_only(tmp_path: Path, verb: str) -> None:
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)  # which has no checkpoint yet
+        await a.started.wait()
+        again = crew.found("a") if verb == "found" else crew.join("a", a.ticket)
+        with pytest.raises(KeyLocked, match="--key"):
+            await again.task
+        assert [path.name for path in (tmp_path / "a" / "keys").glob("*.pem")] == ["peer-0.pem"]
+        b = crew.join("a", a.ticket, key=tmp_path / "second.pem")
+        await crew.done(a, b)

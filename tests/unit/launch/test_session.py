@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 
 from weft.clock import VirtualClock
+from weft.errors import Refused
+from weft.events import Entry, Notice
+from weft.ids import Digest, PeerId, RunId, short
 from weft.keys import Identity
 from weft.launch import control
 from weft.launch.guard import DayCount
-from weft.launch.session import Session
-from weft.run.machine import CapsConfig
-from weft.store.home import PeerFolder
+from weft.launch.session import Options, Session, session
+from weft.net.messages import Contact
+from weft.net.ticket import read
+from weft.run.machine import CapsConfig, PeerConfig
+from weft.store.home import Home, PeerFolder
 
 
 class Peer:
@@ -70,3 +75,77 @@ def test_a_peer_whose_caps_or_wishes_are_watched_no_more_fails(
         assert peer.stops == ["it has ended"]
 
     clock.run(main())
+
+
+RUN = RunId("e" * 64)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def write(self, entry: Entry) -> None:
+        if isinstance(entry.event, Notice):
+            self.notices.append(entry.event.text)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_name_holds_at_the_next_start_until_another_is_given(tmp_path: Path) -> None:
+    def named(name: str) -> tuple[str, list[str]]:
+        told = Told()
+        options = Options(home=Home(tmp_path), key=None, settings=PeerConfig(name=name), sinks=(told,))
+
+        async def main() -> str:
+            async with session(options, RUN, Identity.from_seed(bytes(32))) as s:
+                return s.node.passport.name
+
+        return asyncio.run(main()), told.notices
+
+    assert named("anna") == ("anna", [])
+    name, notices = named("")
+    assert name == "anna"
+    assert "called anna" in notices[0]
+    assert named("bert") == ("bert", [])
+    assert named("")[0] == "bert"
+
+
+def test_an_error_names_who_is_known_by_name(tmp_path: Path) -> None:
+    peer = PeerId("ab" * 32)
+    options = Options(home=Home(tmp_path), key=None, settings=PeerConfig())
+
+    async def main() -> None:
+        async with session(options, RUN, Identity.from_seed(bytes(32))) as s:
+            s.node.remember(peer, ["tls://127.0.0.1:1"], "bert")
+            raise Refused(f"{short(peer)} refuses this peer, blob {short(Digest('cd' * 32))} or not")
+
+    with pytest.raises(Refused, match=r"^bert \(abababab\) refuses this peer, blob cdcdcdcd or not$"):
+        asyncio.run(main())
+
+
+def test_a_ticket_names_who_watches_behind_who_takes_part(tmp_path: Path) -> None:
+    identity = Identity.from_seed(bytes(32))
+    standing = {PeerId("aa" * 32): 2, PeerId("bb" * 32): 1, PeerId("cc" * 32): 0, identity.peer: 1}
+    contacts = [Contact(peer=peer, name="", addresses=("tls://127.0.0.1:1",)) for peer in standing]
+    node: Any = SimpleNamespace(
+        peer=identity.peer,
+        run=RUN,
+        passport=SimpleNamespace(admission=None),
+        contacts=lambda: contacts,
+        on_contacts_settled=lambda _renew: None,
+    )
+    absent: Any = None
+    s = Session(
+        options=absent,
+        identity=identity,
+        folder=PeerFolder(tmp_path),
+        node=node,
+        emit=lambda event: None,
+        clock=absent,
+        compute=absent,
+        day=absent,
+    )
+    with s.ticket(lambda peer: standing[peer]) as text:
+        order = [contact.peer for contact in read(text).contacts]
+    assert order == [identity.peer, "cc" * 32, "bb" * 32, "aa" * 32]

@@ -26,7 +26,7 @@ ANNA, BERT, CARL = (PeerId(letter * 64) for letter in "abc")
 
 
 class Node:
-    """As much of a node as is asked: links, and who heeds heartbeats."""
+    """As much of a node as is asked: links, and who takes heartbeats."""
 
     def __init__(self, *peers: PeerId) -> None:
         self.peers = peers

@@ -124,10 +124,12 @@ def test_two_train_together_by_a_ticket(run_file: Path, tmp_path: Path, is_priva
     assert has_ticket.wait(ENDS_S)
     own = tmp_path / "own.txt"
     own.write_text(TEXT)
-    if is_private:
-        with pytest.raises(ConfigError, match=r"private.*data="):
-            weft.train(ticket=tickets[0], machine=machine(tmp_path, "b"))
     data = [own] if is_private else []
+    odd, why = ([], r"is private.*data=") if is_private else ([own], r"is not private.*Leave out.*data=")
+    with pytest.raises(ConfigError, match=why):
+        weft.train(ticket=tickets[0], data=odd, machine=machine(tmp_path, "b"))
+    with pytest.raises(ConfigError, match=r"names its files in the run file"):
+        weft.train(run_file, data=[own], machine=machine(tmp_path, "c"))
     found["b"] = weft.train(ticket=tickets[0], data=data, machine=machine(tmp_path, "b"))
     thread.join(ENDS_S)
     assert not thread.is_alive()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from unit.model.folder_forms import SHAPE
 from weft.inference.sample import Sampling, generate
 from weft.model.config import ModelConfig
 from weft.model.flat import assemble, layout
@@ -25,18 +26,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import transformers
 
-SHAPE = {
-    "vocab_size": 67,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,

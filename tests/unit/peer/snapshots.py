@@ -22,6 +22,7 @@ from weft.data.store import DataIndex, ShardInfo
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import WeftError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
+from weft.model.came_with import CameWith
 from weft.model.config import named, num_parameters
 from weft.peer.state.checkpoint import Snapshot, load, save
 from weft.run.amend import first_charter
@@ -30,7 +31,7 @@ from weft.run.outline import TicketAdmission
 from weft.sync.method.presets import DiLoCoConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.messages import Counted, Manifest, PartResult
-from weft.wire import digest_of
+from weft.wire import digest_of, encode
 
 PEER = PeerId("cd" * 32)
 DIGEST = Digest("ab" * 32)
@@ -95,6 +96,7 @@ def snapshot(number: int) -> Snapshot:
     return Snapshot(
         config=CONFIG,
         tokenizer=ByteTokenizer().to_bytes(),
+        came_with=encode(CameWith(files={"LICENSE": b"warp"})),
         head=manifest(number) if number else None,
         replicated={"outer": numbers(4 * number), "momentum": numbers(4 * number + 1)},
         private={"local": numbers(4 * number + 2), "moment1": numbers(4 * number + 3), "empty": torch.zeros(0)},

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from unit.peer import tiny
 from unit.peer.state.test_carry import carry_of
+from unit.peer.state.test_carry_feedback import Walker
 from unit.peer.test_equivalences import assert_same
-from unit.peer.test_feedback import Walker
 from unit.peer.test_streaming import samples
 from weft.codec.config import Fp32Config
 from weft.data.assign import Lease

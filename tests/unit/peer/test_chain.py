@@ -130,6 +130,6 @@ def test_a_certificate_names_only_the_farewells_that_it_needs(known: Chain) -> N
         return proofs.certify(replace(state, farewells={third.peer: goodbye}), committed)
 
     assert proof((other,)).farewells == ()
-    (needed,) = proof(()).farewells  # one vote of three, or of the two that are left: the keeper's
+    (needed,) = proof(()).farewells  # one vote of three, or of the two that are left: the tie-breaker's
     assert needed.signer == third.peer
     assert all(known.proven(proof(voters)) for voters in ((), (other,)))

@@ -28,28 +28,28 @@ def forked_at(round: int, left: BranchId = MAIN) -> Charter:
     return msgspec.structs.replace(charter(4), forks=(fork,))
 
 
-def heeds(mine: Manifest, in_sight: int, other: Manifest, num_signers: int, after: Charter | None = None) -> bool:
+def goes_over(mine: Manifest, in_sight: int, other: Manifest, num_signers: int, after: Charter | None = None) -> bool:
     return is_followed(mine, after or charter(4), in_sight, Proof(other, num_signers))
 
 
 @pytest.mark.parametrize("in_sight", [2, 3, 7])
 @pytest.mark.parametrize("branch", [MAIN, OTHER])
 def test_what_one_has_signed_moves_nobody_who_has_another_in_sight(in_sight: int, branch: BranchId) -> None:
-    assert not heeds(at(MAIN, 1000), in_sight, at(branch, 10**18, 10**6), 1)
+    assert not goes_over(at(MAIN, 1000), in_sight, at(branch, 10**18, 10**6), 1)
 
 
 @pytest.mark.parametrize(("in_sight", "num_signers"), [(5, 3), (2, 2), (3, 9), (1, 1)])
 def test_of_branches_that_as_many_stand_on_the_one_that_counts_more_goes_on(in_sight: int, num_signers: int) -> None:
-    assert heeds(at(MAIN, 1000), in_sight, at(OTHER, 1001), num_signers)
-    assert not heeds(at(MAIN, 1000), in_sight, at(OTHER, 999), num_signers)
+    assert goes_over(at(MAIN, 1000), in_sight, at(OTHER, 1001), num_signers)
+    assert not goes_over(at(MAIN, 1000), in_sight, at(OTHER, 999), num_signers)
 
 
 def test_one_alone_goes_over_to_two_whatever_it_counts() -> None:
-    assert heeds(at(OTHER, 5000, 90), 1, at(MAIN, 1000, 20), 2, forked_at(12))
+    assert goes_over(at(OTHER, 5000, 90), 1, at(MAIN, 1000, 20), 2, forked_at(12))
 
 
 def test_one_alone_does_not_go_back_to_what_its_branch_began_from() -> None:
-    assert not heeds(at(OTHER, 5000, 90), 1, at(MAIN, 1000, 11), 2, forked_at(12))
+    assert not goes_over(at(OTHER, 5000, 90), 1, at(MAIN, 1000, 11), 2, forked_at(12))
 
 
 def test_who_comes_goes_where_two_are_and_else_where_most_is_counted() -> None:

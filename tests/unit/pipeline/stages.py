@@ -12,7 +12,6 @@ from weft.clock import VirtualClock
 from weft.codec.config import Fp32Config
 from weft.errors import DeadlineExceeded
 from weft.events import Event
-from weft.executor import Inline
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.model.config import ModelConfig
@@ -34,6 +33,7 @@ from weft.pipeline.routing import Router
 from weft.pipeline.sender import Returned, Sender
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Bounds, CurrentStep, Worker
+from weft.tasks import Inline
 
 R = TypeVar("R", bound=msgspec.Struct)
 RUN = RunId("cd" * 32)

@@ -7,8 +7,8 @@ import msgspec
 from unit.dashboard.test_history import A, commit, step
 from weft.clock import VirtualClock
 from weft.events import Event, Notice, RoundCommitted, StepDone
-from weft.executor import Inline
 from weft.stages.report import StageReports
+from weft.tasks import Inline
 
 
 class Meter:

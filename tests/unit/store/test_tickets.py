@@ -11,7 +11,7 @@ from weft.errors import ConfigError, DiskFull
 from weft.net.admission import Anyone, ByTicket
 from weft.store.home import PeerFolder
 from weft.store.journal import Votes
-from weft.store.tickets import keep_secret, keep_ticket, read_secret
+from weft.store.tickets import keep_name, keep_secret, keep_ticket, read_name, read_secret
 from weft.sync.round.rules import Durable
 
 SECRET = bytes(range(16))
@@ -78,3 +78,13 @@ def test_what_is_private_is_so_before_it_has_its_name(folder: PeerFolder, monkey
     promises.write(Durable(base=first_base(3)))
     promises.close()
     assert modes == {"secret": 0o600, "ticket": 0o600, "durable.bin": 0o600}
+
+
+@pytest.mark.parametrize("damaged", ["", "x" * 65, "a\nb", "\x1b[2J"])
+def test_a_name_is_kept_until_another_is_given_and_a_damaged_one_is_none(folder: PeerFolder, damaged: str) -> None:
+    assert read_name(folder) == ""
+    keep_name(folder, "anna")
+    keep_name(folder, "grün")
+    assert read_name(folder) == "grün"
+    folder.name.write_bytes(damaged.encode())
+    assert read_name(folder) == ""

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from charters import charter
 from weft.codec.config import Bf16Config, Fp32Config
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId
+from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.keys import Identity
 from weft.sync.governance import Void, enact, in_effect, objection
 from weft.sync.method.choices import Choices, NesterovConfig, SgdConfig
 from weft.sync.method.presets import DdpConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig, WsdConfig
 from weft.sync.records.acts import MAX_ACTS, Act, Amend, AnyDeed, Ballot, Ban, Pardon, Remove, Succeed, Warrant
+from weft.sync.records.ancestry import Fork
 from weft.sync.records.charter import MAX_BANNED, Body, Charter, Expelled, Struck
 from weft.sync.records.messages import Accept, AnyRoundMessage, Promise, RoundNote
 from weft.wire import Signed, decode, digest_of, encode, seal
@@ -69,6 +70,31 @@ def after(*warrants: Warrant, before: Charter = FIRST) -> Charter:
 )
 def test_what_is_void_says_why(made: Warrant, reason: str) -> None:
     assert reason in why_not(made)
+
+
+def test_who_is_all_members_of_a_run_without_stewards_amends_it_in_the_round_it_names() -> None:
+    alone = Body(RUN, Round(7), NAMES[:1], 40)
+
+    def why_not(made: Warrant, before: Charter = NOBODYS, body: Body = alone) -> str:
+        return objection(before, body, (made,)) or ""
+
+    amend = Amend(reason="", tokens=5000)
+    mine = warrant(amend, who=MEMBERS[0], serial=BODY.round)
+    assert enact(NOBODYS, alone, (mine,)).charter.settings.tokens == 5000
+    assert "no stewards" in why_not(mine, body=BODY)  # with others it may not
+    assert "no stewards" in why_not(warrant(amend, who=MEMBERS[1], serial=BODY.round))
+    assert "in one round" in why_not(warrant(amend, who=MEMBERS[0], serial=BODY.round + 1))  # nor twice
+    assert "no stewards" in why_not(warrant(remove(), who=MEMBERS[0], serial=BODY.round))  # nor anything else
+    fork = Fork(
+        branch=BranchId("ab" * 32),
+        round=Round(3),
+        manifest=Digest("cd" * 32),
+        members=NAMES,
+        committed_tokens=Tokens(0),
+    )
+    forked = msgspec.structs.replace(NOBODYS, forks=(fork,))
+    assert "no stewards" in why_not(mine, before=forked)  # nor where others were left behind
+    assert "no steward" in why_not(mine, before=FIRST)  # nor where there are stewards
 
 
 def test_a_run_without_stewards_has_no_acts_but_its_members() -> None:

@@ -31,14 +31,13 @@ from weft.cli.run.summary import INDENT, beside, measured, try_next
 from weft.cli.screen.draw import ring
 from weft.cli.screen.screen import Screen, make_screen
 from weft.cli.terminal import tell, terminal_width, wrapped
-from weft.clock import SystemClock
+from weft.clock import SystemClock, Wish
 from weft.config import dump, from_tree, load_tree
 from weft.dashboard import figures
 from weft.dashboard.view import About, View
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError, DeadlineExceeded
 from weft.ids import RunId, short
-from weft.model.weights import write_folder
 from weft.run.config import RunFile
 from weft.run.genesis import resolve
 from weft.store.home import Home
@@ -164,6 +163,7 @@ class _Follower:
         self._swarm = swarm
         self._screen = screen
         self._clock = SystemClock()
+        self._wish = Wish(self._clock)
 
     def watch_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -198,10 +198,12 @@ class _Follower:
         return bool(news)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self.is_stopped:
+        if self._wish.is_again():
             self._screen.close()
             self._swarm.kill()
             os._exit(_INTERRUPTED)
+        if self.is_stopped:
+            return
         self.is_stopped = True
         tell("stopping: the peers say goodbye and save")
         self._swarm.stop()
@@ -283,6 +285,5 @@ def read_report(path: Path) -> Report:
 def export(trained: Trained, target: Path) -> Path:
     """Write the model as a Hugging Face folder, in place of one that an earlier demo wrote."""
     if not target.exists():
-        tokenizer = trained.tokenizer
-        write_folder(target, trained.config, trained.vector, tokenizer.to_json(), stop_id=tokenizer.end_of_text)
+        trained.export(target)
     return target

@@ -59,8 +59,9 @@ class Swarm:
         first, *others = self.names
         founder = self._spawn(first, "train", str(run_file), "--wait-for", str(len(self.names)))
         ticket = self._first_line(founder)
-        for name in others:
-            process = self._spawn(name, "join", "-", "--yes")
+        for number, name in enumerate(others, 1):
+            key = self.home / "keys" / f"peer-{number}.pem"  # several of one home: each says which it is
+            process = self._spawn(name, "join", "-", "--yes", "--key", str(key))
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it ended: `check` says why
                 process.stdin.write(ticket + "\n")

@@ -137,12 +137,16 @@ def _given(trained: "Trained", paths: Sequence[str]) -> Text:
     nbytes = 0
     with Meter("tokenizing", "B", WorkLine(), SystemClock(), own_nbytes(paths)) as meter:
         for document in own_documents(paths):
+            if not document.text:
+                continue
             if parts and end is not None:
                 parts.append(np.array([end], dtype=np.uint32))
             parts.append(trained.tokenizer.encode(document.text))
             nbytes += (read := len(document.text.encode("utf-8", errors="replace")))
             meter.add(read)
     seq_len = min(trained.config.max_seq_len, _MAX_WINDOW) if trained.run is None else trained.run.train.seq_len
+    if not parts:
+        raise DataError(f"--data {', '.join(paths)}: no document has any text.")
     ids = np.concatenate(parts)
     seq_len = min(seq_len, max(1, len(ids) - 1))
     return Text(", ".join(paths), _enough(ids, seq_len), nbytes, seq_len)

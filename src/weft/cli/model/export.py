@@ -23,22 +23,13 @@ def export(
     folder: Annotated[Path, typer.Argument(help="The new folder.", show_default=False)],
     dtype: Annotated[Dtype, typer.Option(help="Of the tensors.")] = Dtype.float32,
 ) -> None:
-    """Write config.json, safetensors and tokenizer.json."""
-    from weft.cli.model.trained import open_trained
-    from weft.model.weights import write_folder
+    """Write config.json, safetensors, tokenizer.json and what else came with the model, such as its chat template."""
+    from weft.cli.model.trained import open_trained, say_which
 
     trained = open_trained(checkpoint, home_of(context))
-    tokenizer = trained.tokenizer
     nbytes = trained.vector.numel() * (4 if dtype is Dtype.float32 else 2)
     with Meter("writing", "B", WorkLine(), SystemClock(), nbytes) as meter:
-        write_folder(
-            folder,
-            trained.config,
-            trained.vector,
-            tokenizer.to_json(),
-            stop_id=tokenizer.end_of_text,
-            dtype=dtype.value,
-            on_written=meter.add,
-        )
+        trained.export(folder, dtype.value, meter.add)
+    say_which(trained, checkpoint)
     typer.echo(str(folder))
     typer.echo(f'load it with: transformers.AutoModelForCausalLM.from_pretrained("{folder}")', err=True)

@@ -36,6 +36,9 @@ def generate(
 
     fields = {"max_new_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check(fields)  # said before anything is loaded
+    idle = [name for name, is_given in (("--top-k", top_k), ("--top-p", top_p != 1), ("--seed", seed)) if is_given]
+    if temperature == 0 and idle:
+        raise ConfigError(f"{', '.join(idle)}: without effect at --temperature 0, which takes the likeliest token.")
     trained = open_trained(checkpoint, home_of(context))
     say_which(trained, checkpoint)
     end = trained.tokenizer.end_of_text

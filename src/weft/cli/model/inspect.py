@@ -15,6 +15,7 @@ from weft.dashboard import figures
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
+    from weft.model.came_with import CameWith
     from weft.model.config import ModelConfig
 
 _START_NBYTES = 4096  # as much as tells files apart
@@ -97,12 +98,15 @@ def _run_file(path: Path) -> Iterator[str]:
 
 
 def _checkpoint(given: str, home: Path) -> Iterator[str]:
+    from weft.cli.model.trained import beside, kept_beside
     from weft.model.weights import read_config
 
     folder = find_checkpoint(given, home)
     if not (folder / CHECKPOINT_FILE).exists():
         yield "Hugging Face folder"
-        yield f"model       {_described(read_config(folder))}"
+        config = read_config(folder)
+        yield f"model       {_described(config)}"
+        yield from _beside(beside(folder, config.vocab_size))
         return
     from weft.peer.state.checkpoint import load, read_contents
     from weft.run.config import RunConfig
@@ -125,6 +129,7 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
             first, last = run.section.layers[0] + 1, run.section.layers[-1] + 1
             yield f"section     {run.section.number + 1} of {run.stages}: layers {first} to {last} are here"
         yield f"tokenizer   {run.data.vocab_size} ids  {contents.tokenizer}"
+        yield from _beside(kept_beside(folder))
     else:
         yield f"trains      {figures.amount(run.num_parameters)} numbers in {len(run.tensors)} tensors"
     outer = snapshot.replicated[OUTER]
@@ -134,6 +139,11 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
     yield f"vectors     {', '.join(f'{name} ({figures.amount(vector.numel())})' for name, vector in sizes.items())}"
     for name, value in sorted(snapshot.counters.items()):
         yield f"counter     {name} = {value}"
+
+
+def _beside(came_with: "CameWith") -> Iterator[str]:
+    if came_with.files:
+        yield f"beside      {', '.join(sorted(came_with.files))}: an export has them again"
 
 
 def _described(config: "ModelConfig") -> str:

@@ -3,13 +3,14 @@
 It comes from a checkpoint of a run or from a Hugging Face folder. It imports torch: verbs import it when they run.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import typer
 from torch import Tensor
 
-from weft.cli.home import CHECKPOINT_FILE, find_checkpoint
+from weft.cli.home import CHECKPOINT_FILE, find_checkpoint, trained_at
 from weft.cli.settings import check_option
 from weft.clock import SystemClock
 from weft.config import from_tree
@@ -17,11 +18,12 @@ from weft.dashboard import figures
 from weft.data.tokenizer import JsonTokenizer, Tokenizer, check_vocabulary, from_bytes
 from weft.errors import CheckpointError, TokenizerMismatch, WireError
 from weft.ids import short
+from weft.model.came_with import CameWith, decode, read
 from weft.model.config import ModelConfig, check_size, num_parameters
 from weft.model.flat import assemble
 from weft.model.transformer import Transformer
-from weft.model.weights import read_config, read_folder
-from weft.peer.state.checkpoint import load_model, read_contents
+from weft.model.weights import FileDtype, read_config, read_folder, write_folder
+from weft.peer.state.checkpoint import load_came_with, load_model, read_contents
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
@@ -36,6 +38,7 @@ class Trained:
     tokenizer: Tokenizer
     run: RunConfig | None  # None: the model was made elsewhere
     round: int | None = None  # None: no checkpoint of weft
+    came_with: CameWith = field(default_factory=CameWith)  # chat template, licence and the like, for an export
 
     def on(self, device: str) -> Transformer:
         """Return the model on `device` ("auto", "cpu", "cuda:1", ...).
@@ -46,6 +49,21 @@ class Trained:
         check_option("device", device)
         settings: PeerConfig = from_tree({"device": device}, PeerConfig, where="--device")
         return assemble(self.config, self.vector.to(choose(settings).torch))
+
+    def export(
+        self, folder: Path, dtype: FileDtype = "float32", on_written: Callable[[int], None] = lambda _nbytes: None
+    ) -> None:
+        """Write the model as a Hugging Face folder; arguments and errors are those of `write_folder`."""
+        write_folder(
+            folder,
+            self.config,
+            self.vector,
+            self.tokenizer.to_json(),
+            stop_id=self.tokenizer.end_of_text,
+            came_with=self.came_with,
+            dtype=dtype,
+            on_written=on_written,
+        )
 
 
 def open_trained(given: str, home: Path) -> Trained:
@@ -59,12 +77,12 @@ def open_trained(given: str, home: Path) -> Trained:
     if not (folder / CHECKPOINT_FILE).exists():
         check_size(num_parameters(read_config(folder)), PeerConfig().max_parameters)
         config, vector = read_folder(folder)
-        tokenizer = JsonTokenizer.from_file(folder)
+        own = JsonTokenizer.from_file(folder)
         try:
-            check_vocabulary(tokenizer, config.vocab_size)
+            check_vocabulary(own, config.vocab_size)
         except TokenizerMismatch as error:
             raise TokenizerMismatch(f"{folder}: {error}") from None
-        return Trained(folder, config, vector, tokenizer, None)
+        return Trained(folder, config, vector, own, None, came_with=beside(folder, config.vocab_size))
     run, blob, vector = load_model(folder)
     if isinstance(run, StagedConfig) and run.stage is not None:
         raise CheckpointError(
@@ -73,11 +91,30 @@ def open_trained(given: str, home: Path) -> Trained:
         )
     head = read_contents(folder).head
     try:
-        return Trained(folder, run.model, vector, from_bytes(blob), run, 0 if head is None else head.round)
+        tokenizer = from_bytes(blob)
     except WireError as error:
         raise CheckpointError(
             f"{folder}: its tokenizer cannot be used: {error}. Use another peer's checkpoint."
         ) from None
+    round = 0 if head is None else head.round
+    return Trained(folder, run.model, vector, tokenizer, run, round, came_with=kept_beside(folder))
+
+
+def beside(folder: Path, vocab_size: int) -> CameWith:
+    """Return what else a Hugging Face folder holds that an export hands on; what stays behind is said."""
+    return read(folder, folder, vocab_size, lambda text: typer.echo(text, err=True))
+
+
+def kept_beside(folder: Path) -> CameWith:
+    """Return what came with the model of a checkpoint.
+
+    Raises:
+        CheckpointError: altered, or nothing that an export may hand on.
+    """
+    try:
+        return decode(load_came_with(folder))
+    except WireError as error:
+        raise CheckpointError(f"{folder}: {error}. Use another peer's checkpoint.") from None
 
 
 def say_which(trained: Trained, given: str) -> None:
@@ -85,8 +122,9 @@ def say_which(trained: Trained, given: str) -> None:
     if trained.run is None or trained.round is None:
         return
     if Path(given) != trained.folder:
-        age_s = SystemClock().wall() - (trained.folder / CHECKPOINT_FILE).stat().st_mtime
-        ago = f"saved {figures.duration(max(0.0, age_s))} ago"
+        at, saved_at = trained_at(trained.folder)
+        age_s = SystemClock().wall() - (at or saved_at)
+        ago = f"{'trained' if at else 'saved'} {figures.duration(max(0.0, age_s))} ago"
         run = f"{trained.run.name} ({short(trained.run.run)})"
         typer.echo(f"reading run {run}, round {trained.round}, {ago}\n  {trained.folder}", err=True)
     if trained.round == 0:

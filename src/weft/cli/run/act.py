@@ -15,7 +15,7 @@ from weft.cli import settings
 from weft.cli.home import home_of
 from weft.cli.options import NOT_SEEN, spread, ticket_or_none, ticket_text
 from weft.cli.process import run_loop
-from weft.cli.run.ticket import kept_ticket, read_kept
+from weft.cli.run.ticket import ticket_here
 from weft.clock import SystemClock
 from weft.config import dump
 from weft.errors import ActVoid, ConfigError, KeyFileError, Refused
@@ -258,7 +258,7 @@ def _ticket(context: typer.Context, where: Where) -> "Ticket":
 
     is_elsewhere = where.ticket is not None or where.run is None  # what is typed comes before the environment
     text = ticket_or_none(where.ticket) if is_elsewhere else None
-    return read(text or read_kept(kept_ticket(where.run, home_of(context))))
+    return read(text or ticket_here(where.run, home_of(context)))
 
 
 def _member_here(context: typer.Context, ticket: "Ticket") -> "Identity":

@@ -35,7 +35,7 @@ def anchor(
     text = ticket_of(ticket)
     read(text)
     stays = until(stay.until, SystemClock().wall(), contributes=False)
-    chosen = settings.machine_settings(here.machine, here.fields())
+    chosen = settings.machine_settings(here.machine, here.fields(), trains=False)
     from weft.launch.session import Options
     from weft.store.home import Home
 

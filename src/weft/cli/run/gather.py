@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
-from weft.cli.home import command_for, find_sections, home_of
+from weft.cli.home import called, command_for, find_sections, home_of
 from weft.cli.options import NOT_SEEN, spread, ticket_of
 from weft.cli.process import run_loop
 from weft.cli.terminal import WorkLine
@@ -44,7 +44,7 @@ def gather(
     text = ticket_of(run)
     if text.lstrip().startswith("weft"):
         name = read(text).run  # a bad ticket is refused before anything heavy is loaded
-        chosen = settings.machine_settings(here.machine, here.fields())
+        chosen = settings.machine_settings(here.machine, here.fields(), trains=False)
         from weft.stages.gather.visit import visit
 
         options = Options(home=home, key=here.key, settings=chosen, sinks=(told,), aside=told.take)
@@ -52,7 +52,9 @@ def gather(
     else:
         from weft.stages.gather.visit import from_here
 
-        name = RunId(find_sections(text, home.root).name)
+        folder = find_sections(text, home.root)
+        name = RunId(folder.name)
+        typer.echo(f"putting run {called(folder)} together", err=True)
         found = run_loop(from_here(name, home, into, told.take))
     told.close()
     typer.echo(_told_of(found))

@@ -8,7 +8,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import NOT_SEEN, spread, ticket_of, until
+from weft.cli.options import NOT_SEEN, own_source, spread, ticket_of, until
 from weft.cli.run.torchrun import served
 from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
@@ -54,13 +54,13 @@ def join(
         raise ConfigError("there is no terminal to ask whether to join. Add --yes, or join from a terminal.")
     stays = until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
-    from weft.data.corpus import CorpusConfig, TextSource
+    from weft.data.corpus import CorpusConfig
     from weft.launch.corpus import Corpus
     from weft.launch.session import Options
     from weft.stages.launch import prepare
     from weft.store.home import Home
 
-    own = (CorpusConfig(source=TextSource(paths=tuple(data))), Path.cwd()) if data else None
+    own = (CorpusConfig(source=own_source(data)), Path.cwd()) if data else None
 
     def make(ask: "Ask", trainers: "Trainers") -> Corpus:
         def agree(terms: "Terms") -> bool:

@@ -22,15 +22,24 @@ def ticket(
     """Print a ticket that lets another machine join. It is a secret: show it to whom you invite."""
     from weft.net.ticket import why_long
 
-    home = home_of(context)
-    file = kept_ticket(run, home)
-    text = read_kept(file)
+    text = ticket_here(run, home_of(context))
     typer.echo(text)
     with suppress(TicketError):  # whoever reads it says what is wrong with it
         if (why := why_long(text)) is not None:
             typer.echo(why, err=True)
+
+
+def ticket_here(run: str | None, home: Path) -> str:
+    """Return the newest ticket that a member on this machine keeps; say of which run it is where there are several.
+
+    Raises:
+        TicketError: there is none.
+    """
+    file = kept_ticket(run, home)
+    text = read_kept(file)
     if len({each.parents[1] for each in find_tickets(run, home)}) > 1:
-        typer.echo(f"this is the ticket of run {called(file.parents[1])}", err=True)
+        typer.echo(f"this is run {called(file.parents[1])}", err=True)
+    return text
 
 
 def kept_ticket(run: str | None, home: Path) -> Path:

@@ -1,7 +1,7 @@
 """`weft train`: make the run a file describes, or go on with it, and print a ticket for others."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,10 @@ from weft.cli.home import home_of
 from weft.cli.options import spread, until
 from weft.cli.run.torchrun import served
 from weft.clock import SystemClock
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.launch.kept import Wish
 
 EXAMPLE = """A run file may be as short as this, saved as first.toml:
 
@@ -31,6 +35,13 @@ def train(
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change the file: --set train.tokens=1e6.")
     ] = None,
+    go_on: Annotated[
+        bool,
+        typer.Option("--go-on", help="Where the file was changed: go on with the run kept here, by what it says now."),
+    ] = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="Begin anew, though a run of this name that differs is kept here.")
+    ] = False,
     wait_for: Annotated[int, typer.Option(help="Begin once so many peers are here, this one included.", min=1)] = 1,
     *,
     here: settings.Here,
@@ -43,6 +54,9 @@ def train(
     chosen = settings.machine_settings(here.machine, here.fields() | hardware.fields())
     if served(chosen):
         return
+    if go_on and new:
+        raise ConfigError("--go-on, --new: they exclude each other. Give one.")
+    wish: Wish = "go on" if go_on else "new" if new else "ask"
     described = (settings.run_file(run_file, changes or ()), run_file.absolute().parent)
     stays = until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
@@ -53,7 +67,7 @@ def train(
 
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen)
     run(
-        lambda _ask, trainers: Corpus(described=described, trainers=trainers, stages=prepare),
+        lambda _ask, trainers: Corpus(described=described, trainers=trainers, stages=prepare, wish=wish),
         options,
         Manner(
             is_quiet=stay.quiet,

@@ -36,9 +36,10 @@ _GOOD = {
 def draw(view: View, width: int = 80, height: int = 40) -> RenderableType:
     """Return the whole view for a terminal of so many columns and rows."""
     status = Text(progress(view, width), style="bold", no_wrap=True, overflow="crop")
-    parts: list[RenderableType] = [_peers(view, width), status]
+    watching = [Text(f"watching: {view.num_watching}", style="dim")] if view.num_watching else []
+    parts: list[RenderableType] = [_peers(view, width), *watching, status]
     losses = [loss for _, loss in view.losses.points if math.isfinite(loss)]
-    num_rows = 2 + len(view.lines)
+    num_rows = 2 + len(view.lines) + len(watching)
     if view.cut.num:
         held = [Text(f"this peer holds {view.held}")] if view.held else []
         stages = _stages(view.cut)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.options import NOT_SEEN, ticket_or_none, ticket_text
-from weft.cli.run.ticket import kept_ticket, read_kept
+from weft.cli.run.ticket import ticket_here
 from weft.cli.settings import check_transports, machine_settings
 from weft.clock import SystemClock
 from weft.dashboard.logs import find_logs, in_order, is_there, older
@@ -54,7 +54,7 @@ def find(given: str | None, home: Path) -> "tuple[Path, ...] | Ticket":
     from weft.net.ticket import read
 
     if given is None:
-        return read(ticket_or_none(None) or read_kept(kept_ticket(None, home)))
+        return read(ticket_or_none(None) or ticket_here(None, home))
     if given == "-" or given.startswith("@") or (given.lstrip().startswith("weft") and not is_there(Path(given))):
         return read(ticket_text(given))
     return find_logs(Path(given))

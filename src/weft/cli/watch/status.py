@@ -106,6 +106,7 @@ def as_tree(view: View) -> dict[str, Any]:
             }
             for peer, line in sorted(view.lines.items())
         ],
+        "watching": view.num_watching,
         "news": [{"at": told.at, "by": told.by, "text": told.text} for told in view.notables],
     }
     if stages.num:

@@ -36,7 +36,7 @@ export class Events {
     if (this.seen === 0) this.matches = [];
     const fits = this._filter();
     for (; this.seen < events.length; this.seen++) if (fits(events[this.seen])) this.matches.push(events[this.seen]);
-    if (this.numNamed !== this.history.peers.length) this._namePeers();
+    if (this.numNamed !== this.history.numCalls) this._namePeers();
     this._show();
   }
 
@@ -114,7 +114,7 @@ export class Events {
     const options = names.map(([name, peer]) => make("option", { value: peer }, name));
     box.replaceChildren(make("option", { value: "" }, "every peer"), ...options);
     box.value = kept;
-    this.numNamed = names.length;
+    this.numNamed = this.history.numCalls;
   }
 }
 

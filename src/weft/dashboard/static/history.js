@@ -23,6 +23,7 @@ export const LISTS = [
   "stages",
   "moves",
   "beside",
+  "watching",
 ];
 
 // Columns that are there where a run has stages: of which one a row is.
@@ -74,6 +75,7 @@ export class History {
     this.start = Infinity;
     this.end = -Infinity;
     this.peers = []; // {key, name, device, software}
+    this.numCalls = 0; // grows when a peer comes or tells its name
     this.rows = Object.fromEntries(LISTS.map((name) => [name, []]));
     this.statesOf = []; // by peer, the rows of `states`
     this.turnsOf = [];
@@ -81,6 +83,7 @@ export class History {
     this.roundOf = new Map(); // by number, the row of `rounds`
     this.throughOf = new Map(); // by number, who counted in a round through somebody else
     this._numberOf = new Map();
+    this._numCalled = new Map(); // by name, how many peers are called so
     this._namedIn = new Map(); // by number of a round, who it names
   }
 
@@ -104,7 +107,10 @@ export class History {
 
   name(peer) {
     const known = this.peers[peer];
-    return known ? known.name || known.key.slice(0, 8) : "somebody";
+    if (!known) return "somebody";
+    const part = known.key.slice(0, 8);
+    if (!known.name) return part;
+    return this._numCalled.get(known.name) > 1 ? `${known.name} (${part})` : known.name;
   }
 
   /** Take up a peer; a key that was there before tells its name anew. */
@@ -114,7 +120,11 @@ export class History {
       this.peers.push({});
       for (const lists of [this.statesOf, this.turnsOf, this.missesOf]) lists.push([]);
     }
-    Object.assign(this.peers[this._numberOf.get(key)], { key, name: bounded(name, 200), device, software });
+    this.numCalls += 1;
+    const known = this.peers[this._numberOf.get(key)];
+    if (known.name) this._numCalled.set(known.name, this._numCalled.get(known.name) - 1);
+    Object.assign(known, { key, name: bounded(name, 200), device, software });
+    if (known.name) this._numCalled.set(known.name, (this._numCalled.get(known.name) ?? 0) + 1);
   }
 
   _extend(name, more) {

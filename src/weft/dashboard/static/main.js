@@ -111,6 +111,8 @@ function drawHeader(history, moment, source, isPlaying) {
   tell(find("alive"), whole(here));
   const finished = peers.reduce((num, _, peer) => num + (moment.state(peer)?.[2] === "finished" ? 1 : 0), 0);
   tell(find("known"), `of ${whole(peers.length)} known${finished ? `, ${whole(finished)} finished` : ""}`);
+  const watching = moment.last("watching")?.[1] ?? 0;
+  tell(find("watching"), watching ? `watching: ${whole(watching)}` : "");
   tell(find("left"), leftWords(moment));
   tell(find("pace"), moment.pace ? `${short(moment.pace)} tokens/s` : "");
 }

@@ -142,8 +142,7 @@ export class Peers {
   // --- visitors ---
 
   _tellMe() {
-    const { peers } = this.history;
-    if (this.numNamed !== peers.length) this._nameAll();
+    if (this.numNamed !== this.history.numCalls) this._nameAll();
     find("me-line").hidden = false;
     const share = this.me === null ? 0 : this.moment.share(this.me);
     tell(find("me-share"), this.me === null ? "" : `You trained ${percent(share)} of this`);
@@ -162,7 +161,7 @@ export class Peers {
     const options = names.map(([name, peer]) => make("option", { value: peer }, name));
     find("me").replaceChildren(make("option", { value: "" }, "nobody yet"), ...options);
     find("me").value = this.me ?? "";
-    this.numNamed = names.length;
+    this.numNamed = this.history.numCalls;
   }
 
   _be(value) {

@@ -4,7 +4,7 @@ The transport has verified both keys before. What can be wrong is told apart, be
 another version (`WireError`: update), another run (`GenesisMismatch`: ask for a ticket of the right one), no
 admission (`Refused`: ask a member). A refusal is a frame of its own, so the joiner's user reads the reason.
 
-Of admission by ticket the secret never travels: what travels is BLAKE3, keyed with it, over the run and both keys in
+In admission by ticket the secret never travels: what travels is BLAKE3, keyed with it, over the run and both keys in
 order. The transport has verified those keys, so a proof overheard by one peer is worth nothing in another's hands, nor
 when shown to another peer.
 """

@@ -40,7 +40,7 @@ from weft.tasks import Tasks
 from weft.wire import encode
 
 VIA = "via"  # the transport through another peer
-# Of an elector of the largest run: 63 wards, 31 electors, 8 of the overlay, as many that others keep or twice that, 16
+# Of an elector of the largest run: 63 leaves, 31 electors, 8 of the overlay, as many that others keep or twice that, 16
 # idle ones (net/membership/membership.py). What is left is for newcomers, who ask one elector after another for a
 # place.
 MAX_LINKS = 192

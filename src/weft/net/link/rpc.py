@@ -16,7 +16,7 @@ One writer task sends, so a caller that gives up never cuts a frame in half, and
 leave in one `send`. The queue is bounded in bytes: whoever wants to add to a full one waits, or is told.
 
 What passed between two peers is counted, control frames and blobs alike, as their bytes come, without the transport's
-own overhead. Any byte received is proof of life, also one of a frame that is not whole yet, judged by this machine's
+own overhead. Any byte received is proof of life, also a byte of a frame that is not whole yet, judged by this machine's
 clock.
 """
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import parse_qsl, urlsplit
 
-from weft.ids import PeerId, short
+from weft.ids import PeerId, name_of, short
 from weft.net.messages import Contact
 from weft.net.transport.address import direct_places, host_of, hosts_of, is_loopback, is_private
 from weft.wire import printable
@@ -69,7 +69,8 @@ def failed(contact: Contact, address: str, said: str) -> Trial:
 
 
 def called(name: str, peer: PeerId) -> str:
-    return f"{printable(name)} ({short(peer)})" if name else short(peer)
+    """Return a peer's name, and the part of its key by which a person tells it from another of that name."""
+    return name_of(peer, printable(name), is_shared=True)
 
 
 def way(transport: str) -> str:

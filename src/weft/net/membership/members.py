@@ -19,11 +19,10 @@ Presences expire when they are not renewed: time is measured by the receiver sin
 
 Signatures have been checked before a claim comes here.
 
-Those present stand in buckets as well, in which members are compared: to go through a
-thousand with each claim that comes, each second while a swarm grows, would cost it the square of its size. A bucket
-holds the peers whose keys begin alike. Its sum covers them with their incarnations; equal sums are taken for equal
-buckets. Whoever makes keys whose sums cancel hides those keys, and nobody else's. So what two members know differently
-is found with few bytes (anti-entropy):
+Those present stand in buckets as well, by which two members compare what they know: going through a thousand peers with
+each claim would cost a swarm that grows the square of its size. A bucket holds the peers whose keys begin alike. Its
+sum covers them with their incarnations; equal sums are taken for equal buckets. Whoever makes keys whose sums cancel
+hides those keys, and nobody else's. So what two members know differently is found with few bytes (anti-entropy):
 
     one side                      the other
       sums of its buckets ─────────►

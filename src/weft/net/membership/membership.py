@@ -6,7 +6,7 @@
     await membership.say_goodbye("done")  # before node.aclose()
 
 Up to 32 peers, everybody is linked to everybody and heartbeats to all: proof of life in, decisions from
-`membership.step`. Above, a peer keeps few links and `gossip` says who is alive; which of both, `swim.watches_all`
+`full_mesh.step`. Above, a peer keeps few links and `gossip` says who is alive; which of both, `swim.watches_all`
 decides. Whoever still wants heartbeats gets them.
 
 Who sends heartbeats is a member of this view, from the first on: a newcomer that still reads the terms, downloads or
@@ -129,6 +129,14 @@ class Membership:
 
     def heartbeat_of(self, peer: PeerId) -> Heartbeat | None:
         return self._heartbeats.get(peer)
+
+    def standing(self, peer: PeerId) -> int | None:
+        """Return what another is to whoever looks for the run: 0 an anchor, which stays, 1 a peer.
+
+        None: it sends no heartbeat. It watches, or has not begun.
+        """
+        beat = self._heartbeats.get(peer)
+        return None if beat is None else int(not beat.is_anchor)
 
     async def say_goodbye(self, reason: str) -> None:
         """Leave; see the function of this name."""

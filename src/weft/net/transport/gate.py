@@ -5,7 +5,7 @@ deadline, so their number is bounded, over all and per source address. When a ne
 one in the way is turned out: an honest peer needs milliseconds, so the oldest is the least likely to be one. The
 victim for the bound over all comes from the address that holds most, so one crowd cannot push out everybody else.
 
-`Gate` is the bookkeeping, pure. `Handshakes` runs the handshakes under it. Neither knows sockets.
+`Gate` is the bookkeeping, pure. `Handshakes` runs the handshakes under it.
 """
 
 import asyncio

@@ -12,8 +12,8 @@ An elector collects what its leaves offer, where it has any, and brings the mean
     the mean    announced as this peer's contribution, with the record of whom it counts
     commit      told to the leaves, once its results can be had from here (`GroupBroadcast`)
 
-Whose aggregator this peer is, is soft: a list in memory, that leaves ask to be put on, and that an offer puts its leaf
-on, too. Leaves are held to what was leased to them, as electors are.
+Which leaves this peer serves is soft: a list in memory. A leaf asks to be put on it, and an offer puts its leaf on it,
+too. Leaves are held to what was leased to them, as electors are.
 
 What was decided goes through the group, and no peer sends it more than twice:
 

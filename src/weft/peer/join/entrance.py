@@ -113,7 +113,7 @@ class Entrance:
     async def resume(self, head: Manifest, promised: Durable | None) -> Manifest:
         """Return where to go on from, back from a checkpoint: what others have reached, or `head`.
 
-        Where nobody answers, it waits for the other members as long as a minority of the run waits.
+        Where no other member answers, it waits for them as long as a minority of the run waits.
 
         Who has said its last word in the round after `head` is no member of it any more. If the others have gone on
         from elsewhere, such a peer follows them even where `head` counts more: on its own it would split the run.
@@ -121,7 +121,7 @@ class Entrance:
         known = [peer for peer in self._node.known_addresses() if peer != self._node.peer]
         with suppress(WeftError):
             await self._node.connect_any(known)
-        heads = await self._states(self._patience_s(head))
+        heads = await self._states(head)
         if not heads:
             return head if self._has_company(head) else await self._alone(head, promised)
         base = next_base(head, self._replica.charter)
@@ -143,25 +143,25 @@ class Entrance:
         """Return how long to wait for anybody; a strict run waits with its head, as any member that is left alone."""
         if head.members == (self._node.peer,) or self._replica.run.is_strict:
             return 0.0
-        wait_s = patience_s(self._replica.run, head.members)
-        if not self._node.peers:
-            text = f"nobody answers: waiting {wait_s:.0f} s for the other members, then going on alone as a branch. "
-            text += "Who lost the way here finds it with a fresh ticket of this peer (weft ticket)"
-            self._context.emit(Notice(text=text))
-        return wait_s
+        return patience_s(self._replica.run, head.members)
 
-    async def _states(self, wait_s: float) -> Heads:
-        """Return what linked peers hold; where all are starting just now, wait for them a little.
+    async def _states(self, head: Manifest) -> Heads:
+        """Return what linked peers hold; where nobody has a state yet, wait for other members of `head`.
 
-        Args:
-            wait_s: for anybody to be linked.
+        Where members have come back with theirs, all are starting just now: for them it waits a little. Whoever else is
+        linked (a newcomer, somebody who looks on) is nobody to go on with.
         """
-        began = self._context.clock.now()
+        began, wait_s, is_told = self._context.clock.now(), self._patience_s(head), False
         while True:
-            heads = await self._heads()
+            heads, has_company = await self._heads(), self._has_company(head)
             waited_s = self._context.clock.now() - began
-            if heads or (waited_s > JOINING_EXPIRES_S if self._node.peers else waited_s >= wait_s):
+            if heads or waited_s >= (JOINING_EXPIRES_S if has_company else wait_s):
                 return heads
+            if not (is_told or has_company) and (waited_s >= JOINING_EXPIRES_S or not self._node.peers):
+                is_told = True
+                text = f"no other member answers: waiting {wait_s:.0f} s for them, then going on alone as a branch. "
+                text += "Who lost the way here finds it with a fresh ticket of this peer (weft ticket)"
+                self._context.emit(Notice(text=text))
             await asyncio.sleep(JOINING_S)
 
     async def _alone(self, head: Manifest, promised: Durable | None) -> Manifest:

@@ -6,7 +6,7 @@
     decided = await rounds.decided.get()    # each commit, in order, whoever contributed
 
 Decisions are the machine's; this file carries them out in the order given. What must survive a crash is on disk before
-anything that depends on it is sent. What is merged and fetched is `parts`' part.
+anything that depends on it is sent. What is fetched and merged is the part of `payloads` and `merge`.
 
 Failure:
 - a contributor that cannot deliver, or delivers what is no payload: the owner says so and the leader plans without it.
@@ -277,6 +277,13 @@ class RoundDriver:
     def leave(self) -> None:
         """Say the final word of this round's member."""
         self._member.feed(machine.Leave())
+
+    def take_leave_again(self) -> None:
+        """Say the final word once more, where it was this round's: who missed or forgot it waits without end."""
+        last = self._votes.last
+        if self.quorum.has_left and last is not None:
+            goodbye = messages.Goodbye(promised=last.promised, accepted=last.accepted)
+            self._member.say(self.chain.base.electorate, goodbye)
 
     def follow(self, certificate: messages.Certificate) -> bool:
         """Take over a decision that was made elsewhere; return whether it follows on the head and can be made here."""

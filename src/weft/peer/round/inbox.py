@@ -48,7 +48,7 @@ machine ignores such a letter, as it may; here it waits until the plan is there.
     the first time in a round   at once: who was cut off alone has gone on by itself, and must be followed
     again                       after as many timers of the present attempt as the other members have turns, nearly
 
-Else a member that leaps to attempt after attempt that it leads, and falls silent, would stop the round for ever; with
+Else a member that skips to attempt after attempt that it leads, and falls silent, would stop the round for ever; with
 this the others' turns come, whoever of a minority does so. What is not heard now is said again, and this peer's own
 timers bring it on meanwhile.
 

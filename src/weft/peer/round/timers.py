@@ -3,7 +3,7 @@
     grace      from when a quorum is ready to the last announcement of a round
     progress   a grace, and from when a quorum is ready to the commit; doubled with each attempt that this peer was in
 
-Attempts that others leap over make nobody wait longer.
+Attempts that others skip make nobody wait longer.
 """
 
 import asyncio

@@ -4,13 +4,13 @@ from contextlib import suppress
 
 import torch
 
-from weft.errors import DiskFull
+from weft.errors import CheckpointError, DiskFull
 from weft.events import CheckpointFailed, CheckpointSaved, Notice
 from weft.ids import BranchId, Round, Tokens
 from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
-from weft.peer.state.checkpoint import Contents, Snapshot, save
+from weft.peer.state.checkpoint import NAME, Contents, Snapshot, save
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
 from weft.run.amend import first_charter
@@ -20,6 +20,7 @@ from weft.sync.records.messages import Base, Certificate, Manifest, counted_of, 
 from weft.training.learner import Learner
 from weft.wire import Buffer, digest_of
 
+TRAINED_AT_MS = "trained_at_ms"  # a counter: when this peer has last trained; none was made before there was one, or 0
 NUM_KEPT = 2  # rounds up to a checkpoint that stay in the journal, for others
 
 
@@ -35,6 +36,7 @@ class Autosave:
         self._journal = context.journal
         self._replayed: list[Certificate] = []  # the newest
         self._told: list[str] = []  # what is to be said of it, from the event loop
+        self._trained_at_ms, self._num_steps = 0, 0
 
     async def save_if_due(self) -> None:
         """Write a checkpoint where it is time, where the journal is full, and on another branch than the one before was
@@ -45,7 +47,8 @@ class Autosave:
         is_time = self._context.clock.now() - self._saved_at >= every_s
         is_elsewhere = head is not None and head.branch != self._branch
         if is_time or is_elsewhere or await self._context.compute.serve(self._is_journal_full):
-            with suppress(DiskFull):  # an event: the one before stays, and there may be room when the next is due
+            # An event: the one before stays, and there may be room, or the folder writable, when the next is due.
+            with suppress(DiskFull, CheckpointError):
                 await self.save()
 
     async def save(self) -> None:
@@ -58,7 +61,7 @@ class Autosave:
         path = self._context.folder.checkpoint
         try:
             saved = await self._context.compute.serve(self._save)
-        except DiskFull as error:
+        except (DiskFull, CheckpointError) as error:
             self._context.emit(CheckpointFailed(path=str(path), reason=str(error)))
             raise
         else:
@@ -85,6 +88,8 @@ class Autosave:
             return
         self._replica.load(snapshot.head, charter, snapshot.replicated)
         vectors, counters = dict(snapshot.private), dict(snapshot.counters)
+        self._trained_at_ms = counters.pop(TRAINED_AT_MS) if TRAINED_AT_MS in counters else self._saved_at_ms()
+        self._num_steps = counters.get("num_steps", 0)
         self._carry.load(vectors, counters)
         state = {name: torch.tensor([number], dtype=torch.int64) for name, number in counters.items()}
         self._trainer.load_private_state({**vectors, **state})
@@ -151,6 +156,11 @@ class Autosave:
             return False
         return self._context.node.peer in base.electorate or not self._carry.tokens
 
+    def _saved_at_ms(self) -> int:
+        with suppress(OSError):
+            return int(1000 * (self._context.folder.checkpoint / NAME).stat().st_mtime)
+        return 0
+
     def _is_journal_full(self) -> bool:
         state_nbytes = sum(vector.nbytes for vector in self._replica.vectors().values())
         return self._journal.nbytes > max(FULL_NBYTES, 2 * state_nbytes)
@@ -161,9 +171,13 @@ class Autosave:
         data, private = self._context.data, self._trainer.private_state()
         vectors = {name: vector for name, vector in private.items() if vector.is_floating_point()}
         counters = {name: int(vector.item()) for name, vector in private.items() if not vector.is_floating_point()}
+        if (num_steps := counters.get("num_steps", 0)) != self._num_steps:
+            self._num_steps, self._trained_at_ms = num_steps, int(1000 * self._context.clock.wall())
+        counters[TRAINED_AT_MS] = self._trained_at_ms
         snapshot = Snapshot(
             config=self._run,
             tokenizer=b"" if data is None else data.tokenizer.to_bytes(),
+            came_with=b"" if data is None else data.came_with,
             head=self._replica.head,
             charter=self._replica.charter,
             replicated=self._replica.vectors(),

@@ -8,7 +8,8 @@ when that is decided. Whose payload was announced in time and had not arrived wh
 bytes in the next, so that they go on travelling; where nobody had begun to fetch it, this peer was not slow, and trains
 on.
 
-Where no majority is left, a peer trains on ahead of its leases (`ahead`). A mark is set where the leased work ends:
+Where no majority is left, a peer trains on ahead of its leases (`contribution.Ahead`). A mark is set where the
+leased work ends:
 
     outer ──── due, offered ────► mark ──── ahead, kept ────► local
 

@@ -5,6 +5,7 @@
                 private-7.safetensors        what only this peer has: carry, inner optimizer
                 run-1f0c...bin               the RunConfig's canonical bytes
                 tokenizer-93aa...bin         the tokenizer's blob, so that the folder can be used alone
+                came-with-5d02...bin     chat template, licence and the like, where some came with the model
 
 `save` writes new files beside the old ones, then replaces checkpoint.json in one step, then removes what it no longer
 names. A crash at any point leaves the old checkpoint or the new one. Who reads while another process saves may find a
@@ -33,6 +34,7 @@ from weft.codec.bounds import Empty
 from weft.data.store import READ_ONLY, write_atomically
 from weft.errors import CheckpointError, DataError, DiskFull
 from weft.ids import Digest, short
+from weft.model.came_with import MAX_BLOB_NBYTES
 from weft.net.messages import HexDigest, HexRun
 from weft.run.config import Genesis, RunConfig
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, read_run
@@ -49,7 +51,9 @@ R = TypeVar("R")
 FORMAT = 1  # raised when equal files would mean another state
 NAME = CHECKPOINT_FILE
 MAX_CONTENTS_NBYTES = 256 << 20  # digests of 3 TB of vectors
-_OURS = re.compile(r"\.part-.*|(replicated|private)-[0-9]{1,18}\.safetensors|(run|tokenizer)-[0-9a-f]{16}\.bin")
+_OURS = re.compile(
+    r"\.part-.*|(replicated|private)-[0-9]{1,18}\.safetensors|(run|tokenizer|came-with)-[0-9a-f]{16}\.bin"
+)
 _ADVICE = "Use another peer's checkpoint, or remove this one and join the run again."
 _READS = 3  # of a checkpoint that another process replaces meanwhile
 
@@ -67,6 +71,7 @@ class Contents(wire.Record, frozen=True, kw_only=True):
     replicated: StateIndex
     private: StateIndex
     counters: dict[VectorName, int]
+    came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET  # unset: nothing came with the model
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +87,7 @@ class Snapshot:
 
     config: Genesis
     tokenizer: bytes  # its blob; empty where the run has none
+    came_with: bytes = b""  # the blob of what came with the model; empty: nothing did
     head: Manifest | None
     charter: Charter | None = None  # None: what the run began with
     replicated: dict[str, Tensor]  # "outer" and the outer optimizer's, flat fp32, on the CPU or spread
@@ -102,9 +108,10 @@ def save(folder: Path, snapshot: Snapshot) -> Contents:
         CheckpointError: the folder cannot be written; the previous checkpoint is intact.
     """
     serial = _last_serial(folder) + 1
-    run, tokenizer = wire.encode(snapshot.config), snapshot.tokenizer
+    run, tokenizer, came_with = wire.encode(snapshot.config), snapshot.tokenizer, snapshot.came_with
     try:
-        for kind, data in (("run", run), ("tokenizer", tokenizer)):
+        blobs = {"run": run, "tokenizer": tokenizer} | ({"came-with": came_with} if came_with else {})
+        for kind, data in blobs.items():
             path = folder / _blob_name(kind, wire.digest(data))
             if not _holds(path, data):
                 write_atomically(path, [data], mode=READ_ONLY)
@@ -118,6 +125,7 @@ def save(folder: Path, snapshot: Snapshot) -> Contents:
             replicated=write_vectors(folder / _vectors_name("replicated", serial), snapshot.replicated),
             private=write_vectors(folder / _vectors_name("private", serial), snapshot.private),
             counters=dict(snapshot.counters),
+            came_with=wire.digest(came_with) if came_with else msgspec.UNSET,
         )
         text = msgspec.json.encode(_File(contents=contents, digest=wire.digest_of(contents)), order="sorted")
         write_atomically(folder / NAME, [msgspec.json.format(text, indent=1), b"\n"])
@@ -149,6 +157,7 @@ def load(folder: Path, *, max_parameters: int | None = None, empty: Empty = boun
         return Snapshot(
             config=config,
             tokenizer=tokenizer,
+            came_with=_read_came_with(folder, contents),
             head=contents.head,
             charter=contents.charter,
             replicated=vectors("replicated", contents.replicated),
@@ -168,6 +177,11 @@ def load_model(folder: Path, *, max_parameters: int | None = None) -> tuple[RunC
         return on_corpus(config), tokenizer, dict(read_vectors(path, contents.replicated, only=OUTER))[OUTER]
 
     return _again_if_replaced(folder, read)
+
+
+def load_came_with(folder: Path) -> bytes:
+    """Return the blob of what came with the model of the checkpoint; empty: nothing did. Raises as `load`."""
+    return _again_if_replaced(folder, lambda contents: _read_came_with(folder, contents))
 
 
 def read_contents(folder: Path) -> Contents:
@@ -258,6 +272,8 @@ def _clean(folder: Path) -> None:
                 _blob_name("run", Digest(contents.run)),
                 _blob_name("tokenizer", contents.tokenizer),
             }
+            if contents.came_with is not msgspec.UNSET:
+                keep.add(_blob_name("came-with", contents.came_with))
         for path in folder.iterdir():
             if _OURS.fullmatch(path.name) and path.name not in keep:
                 path.unlink(missing_ok=True)
@@ -306,6 +322,12 @@ def _read_blobs(folder: Path, contents: Contents, max_parameters: int | None) ->
             f"{found.get(OUTER, 0):,}. {_ADVICE}"
         )
     return config, tokenizer
+
+
+def _read_came_with(folder: Path, contents: Contents) -> bytes:
+    if contents.came_with is msgspec.UNSET:
+        return b""
+    return _read_blob(folder / _blob_name("came-with", contents.came_with), contents.came_with, MAX_BLOB_NBYTES)
 
 
 def _read_blob(path: Path, digest: Digest, max_nbytes: int) -> bytes:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from weft.clock import Clock
 from weft.errors import NetError, PeerError, Refused
 from weft.events import StateJoined
-from weft.executor import Compute
 from weft.ids import Digest, PeerId, RunId, short
 from weft.net.blobs.blobs import first_of
 from weft.net.membership.membership import Membership
@@ -29,6 +28,7 @@ from weft.peer.messages import StateOffer, StateRequest
 from weft.store.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
+from weft.tasks import Compute
 from weft.wire import Buffer, decode, digest_of
 
 MAX_DONORS = 4  # each copies its state for whoever asks, whose line is seldom faster than those of four

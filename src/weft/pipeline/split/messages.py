@@ -16,7 +16,7 @@ who leads                        member
   SumRequest ───────────────────►          what is your part, of these?
   ◄───────────────────── SumAnswer         bytes of this digest
 
-Every bound is here, with its reason. This file knows no behaviour.
+Every bound is here, with its reason.
 """
 
 from typing import Annotated

@@ -4,7 +4,7 @@
     step j       at those of the member j before it, which the one before has passed on
     back         the same way; the gradients dk, dv of a block travel one step behind it, and then home
 
-Of each query are kept the greatest score so far, the sum of exponentials below it, and the values so weighted:
+Each query keeps its greatest score so far, the sum of exponentials below it, and the values so weighted:
 
     m' = max(m, max s)     l' = l e^(m - m') + sum e^(s - m')     o' = o e^(m - m') + e^(s - m') v     at the end o / l
 

@@ -1,4 +1,4 @@
-"""Out of stages comes a model again: their sections, fetched one after the other, as one checkpoint of the whole run.
+"""One model out of all stages: their sections, fetched one after the other, as one checkpoint of the whole run.
 
     gathered = await Gather(run, means, readers, here, members).gather(into)
 
@@ -33,7 +33,6 @@ import torch
 from weft.clock import Clock
 from weft.errors import CheckpointError, DiskFull, NetError, PeerError, Refused
 from weft.events import CheckpointSaved, Emit, Notice
-from weft.executor import Compute
 from weft.ids import Digest, PeerId, Round
 from weft.model.flat import layout
 from weft.peer.state.checkpoint import Snapshot, load_model, read_contents, save
@@ -46,6 +45,7 @@ from weft.store.pool import Pool
 from weft.sync.merge.method import OUTER
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
+from weft.tasks import Compute
 from weft.wire import Buffer, digest_of
 
 AGREE_S = 60.0  # for all stages to come to one round
@@ -79,6 +79,7 @@ class Means:
     """What a gatherer works with."""
 
     tokenizer: bytes  # its blob
+    came_with: bytes  # the blob of what came with the model; empty: nothing did
     scratch: Path  # a folder for what is put together
     compute: Compute
     clock: Clock
@@ -211,6 +212,7 @@ class Gather:
         snapshot = Snapshot(
             config=self._run,
             tokenizer=self._means.tokenizer,
+            came_with=self._means.came_with,
             head=first.head,
             charter=first.charter,
             replicated={OUTER: whole.vector},

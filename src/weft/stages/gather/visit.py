@@ -21,9 +21,8 @@ from weft.clock import Clock, SystemClock
 from weft.data.tokenizer import MAX_BLOB_NBYTES
 from weft.errors import CheckpointError, ConfigError
 from weft.events import Emit
-from weft.executor import Inline
 from weft.ids import Digest, PeerId, RunId, short
-from weft.launch.fetch import fetch_files, fetch_run
+from weft.launch.fetch import fetch_files, fetch_run, read_came_with
 from weft.launch.session import Options, Session, open_for, session
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
@@ -35,7 +34,7 @@ from weft.stages.messages import StageNews
 from weft.stages.reader import StageReader
 from weft.stages.table import StageTable
 from weft.store.home import Home, PeerFolder
-from weft.tasks import Tasks
+from weft.tasks import Inline, Tasks
 
 NEWS_S = 2.0
 MEET_S = 15.0  # until members of all stages are linked: each tells what it holds every two seconds
@@ -106,7 +105,14 @@ async def visit(ticket_text: str, options: Options, into: Path | None) -> Gather
                 stage: StageReader(s.node, run.of_stage(stage), 0, s.compute, s.clock)
                 for stage in range(run.num_pieces)
             }
-            means = Means(tokenizer=tokenizer, scratch=s.folder.scratch, compute=s.compute, clock=s.clock, emit=s.emit)
+            means = Means(
+                tokenizer=tokenizer,
+                came_with=read_came_with(run, options.home),
+                scratch=s.folder.scratch,
+                compute=s.compute,
+                clock=s.clock,
+                emit=s.emit,
+            )
 
             def here(stage: int) -> list[Found]:
                 return found_in(folders, run, stage)
@@ -139,7 +145,14 @@ async def from_here(name: RunId, home: Home, into: Path | None, emit: Emit) -> G
             "peers hold them. While they run, fetch them with: weft gather -"
         )
     newest = max(folders, key=lambda each: _newest_round(each, run))
-    means = Means(tokenizer=tokenizer, scratch=newest.scratch, compute=Inline(), clock=SystemClock(), emit=emit)
+    means = Means(
+        tokenizer=tokenizer,
+        came_with=read_came_with(run, home),
+        scratch=newest.scratch,
+        compute=Inline(),
+        clock=SystemClock(),
+        emit=emit,
+    )
     return await Gather(run, means, {}, found.__getitem__).gather(into or newest.checkpoint)
 
 

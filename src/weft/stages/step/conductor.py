@@ -33,7 +33,6 @@ from torch import Tensor
 
 from weft.clock import Clock
 from weft.data.batch import Batch, Batches
-from weft.executor import Compute
 from weft.ids import Digest, PeerId, Round
 from weft.net.channel import Channel
 from weft.peer.companion import Parameters, Unmeasured
@@ -47,6 +46,7 @@ from weft.stages.step.pipeline import Pipeline
 from weft.stages.step.teams import Teams
 from weft.stages.step.tied_conductor import TiedConductor
 from weft.sync.records.messages import Manifest
+from weft.tasks import Compute
 from weft.training.section import SectionTrainer
 from weft.wire import digest_of
 

@@ -6,7 +6,7 @@ TiedMember    of a matrix that both end sections have: a run of its own, held as
     member = await tied.held(stage)       before the stage is; begins it, unless it is held already
     await tied.let_go(stage)              once the stage has ended
 
-Of the rounds of a tied matrix nothing is told but notices: they are part of the end stages' (`tied_conductor`).
+Nothing but notices is told of the rounds of a tied matrix: they are part of the end stages' (`tied_conductor`).
 """
 
 import asyncio

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from weft.clock import Clock
 from weft.events import Emit
-from weft.executor import Compute
 from weft.keys import Identity
 from weft.net.node import Node
 from weft.peer.context import Data
@@ -25,6 +24,7 @@ from weft.stages.report import StageReports
 from weft.stages.step.barrier import Barrier
 from weft.stages.table import StageTable, leaders
 from weft.store.home import Home, PeerFolder
+from weft.tasks import Compute
 from weft.training.section import SectionTrainer
 from weft.training.section_memory import relative_costs
 from weft.training.tied import TiedTrainer

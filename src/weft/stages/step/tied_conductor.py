@@ -21,7 +21,6 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.executor import Compute
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
 from weft.peer.companion import Parameters, Unmeasured
@@ -31,6 +30,7 @@ from weft.pipeline.worker import Sum
 from weft.stages.messages import BeatAnswer, BeatRequest
 from weft.stages.step.barrier import ASK_S, Barrier, Reports, Snapshots
 from weft.sync.records.messages import Manifest
+from weft.tasks import Compute
 from weft.training.tied import TiedTrainer
 from weft.wire import digest_of
 

@@ -1,6 +1,6 @@
 """What a run file, a genesis and a charter say of a method: presets, the choices behind them, the outer step.
 
-They are settings alone: `method` and `outer` compute by them. It needs no torch: an anchor reads charters.
+They are settings alone: `weft.sync.merge` computes by them. It needs no torch: an anchor reads charters.
 """
 
 from typing import Annotated, Literal

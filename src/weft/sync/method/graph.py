@@ -11,9 +11,9 @@
 
     Metropolis: w_ij = 1 / (1 + max(degree_i, degree_j));  w_ii = 1 - sum_j w_ij
 
-Rows and columns of W sum to one, so mixing keeps the mean over all. How fast it brings all to the mean tells the
-spectral gap, 1 - |lambda_2|: the distance to the mean shrinks by |lambda_2| per round; of graphs that change from round
-to round it is that of the mean round. 0 means that some never hear of the others.
+Rows and columns of W sum to one, so mixing keeps the mean over all. The spectral gap, 1 - |lambda_2|, tells how
+fast it brings all to the mean: the distance to the mean shrinks by |lambda_2| per round; of graphs that change from
+round to round it is that of the mean round. 0 means that some never hear of the others.
 
 Where somebody is not counted in a round, weights to and from it are left out. That keeps the mean where w_ij = w_ji;
 `exponential` and `one_peer` move it then.

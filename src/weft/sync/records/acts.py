@@ -5,7 +5,7 @@
     evidence    two notes of a round that contradict each other: whoever has both strikes their signer's key out
 
 A manifest carries them as warrants, in the order in which they take effect: for the round after it, on all members
-alike. What they come to is `charter`'s part.
+alike. What they come to is the part of `weft.sync.governance`.
 
 An act cannot be replayed: it names its run and counts the acts of its steward. A ballot counts how often its key was
 removed by members before. Neither names a branch: where a run has split, it holds for both sides.

@@ -2,7 +2,7 @@
 
 The charter is a function of the genesis and of all manifests since. A manifest names the digest of the charter that
 holds after it, so whoever takes over a state can check the charter that comes with it. How warrants change it is
-`enact`'s part.
+the part of `weft.sync.governance`.
 """
 
 from dataclasses import dataclass

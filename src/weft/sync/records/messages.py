@@ -359,7 +359,7 @@ def counted(contribution: Contribution) -> Counted:
 
 
 def claims_in(counting: Manifest | Collect) -> dict[PeerId, GroupClaim]:
-    """Return the groups that a manifest or a plan counts, by their sponsors."""
+    """Return the groups that a manifest or a plan counts, by their aggregators."""
     return {each.peer: each.group for each in counting.contributions if each.group is not None}
 
 

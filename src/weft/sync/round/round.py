@@ -39,7 +39,7 @@ from weft.sync.round.shares import contribution, lease, shares, uplinks, without
 from weft.wire import digest_of
 
 # Who was cut off alone has gone on by itself, and the others must be able to follow it: by one attempt in two minutes
-# (see peer.timers) that is three months. Who leaps on purpose never comes near MAX_COUNT within a round.
+# (peer/round/timers.py) that is three months. Who skips attempts on purpose never comes near MAX_COUNT within a round.
 MAX_ATTEMPTS_AHEAD = 1 << 16
 
 

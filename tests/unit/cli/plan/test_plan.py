@@ -166,7 +166,7 @@ def test_a_model_too_large_to_time_here_is_refused(weft: Weft, run_path: Path, m
     assert "--tokens-per-s" in answer.err
 
 
-def test_who_finds_no_room_in_the_electorate_is_planned_as_a_ward(weft: Weft, run_path: Path) -> None:
+def test_who_finds_no_room_in_the_electorate_is_planned_as_a_leaf(weft: Weft, run_path: Path) -> None:
     asked = ("plan", run_path, "--tokens-per-s", 1000, "--set", "electors=16", "--peers")
     answer = weft(*asked, 200)
     assert answer.code == 0

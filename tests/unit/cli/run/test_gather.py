@@ -11,9 +11,10 @@ import torch
 from benchmarks.rig.flat import join
 from torch import Tensor
 
-from unit.cli.small import RUN, TEXT, Kept, Weft
+from unit.cli.small import RUN, TEXT, Kept, Weft, as_trained
 from unit.peer.snapshots import manifest
 from weft.config import from_tree
+from weft.data.tokenizer import ByteTokenizer
 from weft.peer.state.checkpoint import Snapshot, load_model, save
 from weft.run.config import RunFile
 from weft.run.genesis import initial, seal
@@ -23,8 +24,9 @@ from weft.wire import digest_of
 
 Keep = Callable[..., list[Tensor]]
 CUT = RUN.replace("num_layers = 1", "num_layers = 3\nis_tied = false").replace(
-    "peers = 1", 'peers = 1\nstages = 3\nmethod = {type = "ddp"}'
+    "peers = 1", 'peers = 1\nstages = 3\nmethod = {type = "ddp"}\ntokenizer = {type = "json", path = "tok"}'
 )
+SETTINGS = b'{"eos_token":   "<|endoftext|>"}'
 PEERS = ("ab" * 32, "cd" * 32)
 
 
@@ -32,6 +34,9 @@ PEERS = ("ab" * 32, "cd" * 32)
 def staged(tmp_path: Path, home: Path) -> tuple[StagedConfig, Keep]:
     """A run with stages, and what keeps sections of it in the home: (stage, round, number of the peer)."""
     (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok" / "tokenizer.json").write_bytes(ByteTokenizer().to_json())
+    (tmp_path / "tok" / "tokenizer_config.json").write_bytes(SETTINGS)
     run_file: RunFile = from_tree(tomllib.loads(CUT), RunFile, where="run.toml")
     place = Home(home)
     sealed = seal(run_file, tmp_path, place, lambda _event: None)
@@ -77,6 +82,7 @@ def test_sections_of_one_home_become_a_model_that_all_verbs_take(
     assert "nats per token" in weft("eval", "last", "--windows", "4").out
     assert weft("export", run.run[:8], tmp_path / "exported").code == 0
     assert (tmp_path / "exported" / "model.safetensors").exists()
+    assert (tmp_path / "exported" / "tokenizer_config.json").read_bytes() == SETTINGS
     inspected = weft("inspect", "last").out
     assert f"run         small  {run.run}" in inspected
     assert "round       7" in inspected
@@ -120,8 +126,9 @@ def test_a_model_without_stages_is_found_beside_older_sections(
 ) -> None:
     _, keep = staged
     keep((0, 7, 0))
-    for folder in home.glob("runs/*/*/stage-*/checkpoint"):
-        os.utime(folder, (1e9, 1e9))
+    for file in home.glob("runs/*/*/stage-*/checkpoint/checkpoint.json"):
+        os.utime(file, (1e9, 1e9))
+    as_trained(kept.folder, 1, None)
     assert kept.run.run in weft("inspect", "last").out
 
 

@@ -1,6 +1,9 @@
 """`weft status`: of a run that trains in this process, and of logs."""
 
+import asyncio
 import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,10 @@ from unit.cli.test_bad_input import refused
 from unit.peer.crew import Member
 from weft.events import VERSION, Entry, Evaluated, Event, LinkUp, Notice, PeerStarted, RoundCommitted, StepDone
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
+from weft.keys import Identity
+from weft.launch.visit import visit
+from weft.net.ticket import read
+from weft.run.machine import PeerConfig
 
 TLS = ("--transports", "tls")
 A, B = PeerId("a1" * 32), PeerId("b2" * 32)
@@ -83,6 +90,28 @@ def test_a_running_run_tells_how_it_stands(weft: Weft, run: Member) -> None:
     shown = weft("status", run.ticket, *TLS)
     assert "founder" in shown.out
     assert run.ticket not in shown.out + shown.err + answer.out + answer.err
+
+
+@pytest.mark.full
+def test_who_watches_is_no_peer_and_is_told_to_others_who_do(weft: Weft, run: Member) -> None:
+    watches, is_over = threading.Event(), threading.Event()
+
+    async def look() -> None:
+        async with visit(read(run.ticket), Identity.generate(), PeerConfig(transports=("tls",))):
+            watches.set()
+            await asyncio.to_thread(is_over.wait, 60)
+
+    thread = threading.Thread(target=lambda: asyncio.run(look()))
+    thread.start()
+    try:
+        assert watches.wait(60)
+        time.sleep(2.5)  # a bulletin is of two seconds
+        told = json.loads(weft("status", run.ticket, "--json", *TLS).out)
+    finally:
+        is_over.set()
+        thread.join(60)
+    assert [peer["peer"] for peer in told["peers"]] == [run.id]
+    assert told["watching"] == 1
 
 
 def test_logs_of_several_peers_are_one_run(weft: Weft, runs: Path) -> None:

@@ -12,7 +12,6 @@ import torch
 
 from charters import charter
 from weft.clock import VirtualClock
-from weft.executor import Inline
 from weft.ids import BranchId, PeerId, Round, RunId
 from weft.peer import chain as module
 from weft.peer.chain import Chain, genesis, open_branch
@@ -20,6 +19,7 @@ from weft.peer.join.state_transfer import PIN_S, StateServer
 from weft.peer.messages import ChainRequest, StateRequest
 from weft.store.pool import Pool
 from weft.sync.records.messages import Certificate, Manifest
+from weft.tasks import Inline
 from weft.wire import digest_of
 
 RUN, A, B = RunId("cc" * 32), PeerId("aa" * 32), PeerId("bb" * 32)

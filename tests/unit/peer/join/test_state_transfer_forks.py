@@ -10,10 +10,10 @@ import torch
 from unit.peer.join.test_state_transfer import Node, Slow
 from weft.clock import VirtualClock
 from weft.errors import CheckpointError
-from weft.executor import Inline
 from weft.ids import Digest, PeerId
 from weft.peer.join.state_transfer import MAX_PINS, PIN_S, StateServer
 from weft.peer.messages import ForkRequest
+from weft.tasks import Inline
 
 ASKER = PeerId("aa" * 32)
 NAMES = [Digest(f"{number:064x}") for number in range(4)]

@@ -10,11 +10,11 @@ from charters import charter
 from unit.hands import Hands
 from unit.peer.test_chain import MEMBERS, RUN
 from weft.events import Evaluated, Event, Working
-from weft.executor import Threads
 from weft.ids import BranchId
 from weft.peer.chain import genesis, open_branch
 from weft.peer.loop.evaluate import Evaluator
 from weft.progress import EVERY_S
+from weft.tasks import Threads
 
 ME = MEMBERS[0].peer
 NUM_WINDOWS, BATCH = 8, 2

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from weft.clock import SystemClock
-from weft.executor import Inline
 from weft.peer.loop.lifecycle import Pause
+from weft.tasks import Inline
 
 ENDS_S = 10
 

@@ -1,4 +1,4 @@
-"""What members and sponsors are believed, played over manifests of rounds in which some are late, leave and come."""
+"""What members and aggregators are believed, played over manifests of rounds in which some are late, leave and come."""
 
 from collections.abc import Collection, Mapping, Set
 
@@ -26,30 +26,30 @@ ABSURD = Tokens(10**18)
 OPENING = open_branch(genesis(RUN, A, CHARTER), MEMBERS, A, BranchId(RUN))
 
 
-def group(base: Base, sponsor: PeerId, num_wards: int = 1) -> GroupRecord:
-    wards = [PeerId(f"{100 + number:064x}") for number in range(num_wards)]
-    stakes = [Stake(peer=peer, tokens=Tokens(LEASE), samples=QUOTA) for peer in (sponsor, *wards)]
-    return record_of(base, sponsor, stakes, [Digest("00" * 32)] * len(stakes))
+def group(base: Base, aggregator: PeerId, num_leaves: int = 1) -> GroupRecord:
+    leaves = [PeerId(f"{100 + number:064x}") for number in range(num_leaves)]
+    stakes = [Stake(peer=peer, tokens=Tokens(LEASE), samples=QUOTA) for peer in (aggregator, *leaves)]
+    return record_of(base, aggregator, stakes, [Digest("00" * 32)] * len(stakes))
 
 
 def after(
     head: Manifest,
     tokens: Mapping[PeerId, int],
     members: Collection[PeerId] = MEMBERS,
-    sponsors: Set[PeerId] = frozenset(),
+    aggregators: Set[PeerId] = frozenset(),
 ) -> Manifest:
-    """Return the manifest after `head` that counts so many tokens, and leases to `members` and two to `sponsors`."""
+    """Return the manifest after `head` that counts so many tokens, and leases to `members` and two to `aggregators`."""
     base = next_base(head, CHARTER)
     brought = [
         Contribution(
             peer=peer,
             tokens=Tokens(num),
             parts=(),
-            group=claim_of(group(base, peer), CHARTER) if peer in sponsors else None,
+            group=claim_of(group(base, peer), CHARTER) if peer in aggregators else None,
         )
         for peer, num in sorted(tokens.items())
     ]
-    leased = lease(base, CHARTER, brought, {peer: QUOTA * (1 + (peer in sponsors)) for peer in members})
+    leased = lease(base, CHARTER, brought, {peer: QUOTA * (1 + (peer in aggregators)) for peer in members})
     return msgspec.structs.replace(
         head,
         round=base.round,
@@ -97,7 +97,7 @@ def test_a_member_brings_what_was_leased_to_it_since_it_was_counted_and_no_more(
 
 
 def test_where_all_was_brought_a_group_brings_its_lease_alone() -> None:
-    first = after(OPENING, all_brought(OPENING), sponsors={B})
+    first = after(OPENING, all_brought(OPENING), aggregators={B})
     assert believed(claims_from(OPENING), OPENING, B) == LEASE
     assert believed(claims_from(OPENING, first), first, B) == 2 * LEASE
 
@@ -106,22 +106,22 @@ def test_what_was_leased_to_who_has_left_another_group_may_bring_once() -> None:
     left = after(OPENING, dict.fromkeys((A, B, C), LEASE), members=(A, B, C))
     claims = claims_from(OPENING, left)
     assert believed(claims, left, A) == 2 * LEASE
-    brought = after(left, {A: 2 * LEASE, B: LEASE, C: LEASE}, members=(A, B, C), sponsors={A})
+    brought = after(left, {A: 2 * LEASE, B: LEASE, C: LEASE}, members=(A, B, C), aggregators={A})
     claims.follow(brought, CHARTER)
     assert believed(claims, brought, B) == LEASE
 
 
 def test_a_group_may_bring_twice_its_lease_of_what_has_not_come() -> None:
-    late = after(OPENING, dict.fromkeys((A, B, C), LEASE))  # D may have died, and its wards have gone to A
+    late = after(OPENING, dict.fromkeys((A, B, C), LEASE))  # D may have died, and its leaves have gone to A
     assert believed(claims_from(OPENING, late), late, A) == 3 * LEASE
     later = after(late, dict.fromkeys((A, B, C), LEASE))
     assert believed(claims_from(OPENING, late, later), later, A) == 3 * LEASE
 
 
-def test_who_was_just_started_believes_what_a_ward_brings_of_a_group_whose_sponsor_died() -> None:
-    first = after(OPENING, all_brought(OPENING), sponsors={A, B})
-    missed = after(first, {B: 2 * LEASE, C: LEASE, D: LEASE}, sponsors={B})  # A has died
-    back = after(missed, {A: LEASE, B: 2 * LEASE, C: LEASE, D: LEASE}, sponsors={B})  # its ward has gone to B
+def test_who_was_just_started_believes_what_a_leaf_brings_of_a_group_whose_aggregator_died() -> None:
+    first = after(OPENING, all_brought(OPENING), aggregators={A, B})
+    missed = after(first, {B: 2 * LEASE, C: LEASE, D: LEASE}, aggregators={B})  # A has died
+    back = after(missed, {A: LEASE, B: 2 * LEASE, C: LEASE, D: LEASE}, aggregators={B})  # its leaf has gone to B
     wanted = 3 * LEASE
     assert claims_from(OPENING, first, missed, back).allowance(next_base(back, CHARTER), B) >= wanted
     assert believed(claims_from(back), back, B) >= wanted
@@ -138,8 +138,8 @@ def histories(draw: st.DrawFn) -> list[Manifest]:
         for peer in draw(st.sets(st.sampled_from(head.members), min_size=1)):
             tokens[peer] = min(draw(st.integers(1, 4)) * LEASE, left - sum(tokens.values()))
         members = set(MEMBERS) - draw(st.sets(st.sampled_from(MEMBERS), max_size=1))
-        sponsors = draw(st.sets(st.sampled_from(MEMBERS)))
-        chain.append(after(head, {peer: num for peer, num in tokens.items() if num}, members, sponsors))
+        aggregators = draw(st.sets(st.sampled_from(MEMBERS)))
+        chain.append(after(head, {peer: num for peer, num in tokens.items() if num}, members, aggregators))
     return chain
 
 

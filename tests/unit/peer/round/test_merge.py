@@ -8,7 +8,6 @@ import torch
 
 from charters import charter
 from weft.codec.config import Fp32Config
-from weft.executor import Inline
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.round.merge import RoundMerger, plan_behind
@@ -18,6 +17,7 @@ from weft.sync.merge.method import Scope
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.records.messages import Collect, Contribution, PartResult, counted
 from weft.sync.round.machine import Noticed, ResultHeld
+from weft.tasks import Inline
 from weft.wire import digest
 
 NUM = 100

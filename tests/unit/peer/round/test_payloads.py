@@ -10,7 +10,6 @@ import torch
 from charters import charter
 from weft.clock import VirtualClock
 from weft.errors import PayloadError, PeerError
-from weft.executor import Inline
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
@@ -19,6 +18,7 @@ from weft.store.journal import Journal
 from weft.sync.merge.method import Scope
 from weft.sync.merge.reduce import named
 from weft.sync.records.messages import Certificate, Contribution, PartResult
+from weft.tasks import Inline
 from weft.wire import digest
 
 NUM = 5000

@@ -26,7 +26,14 @@ from weft.peer.state.checkpoint import Snapshot, load, load_model, read_contents
 from weft.store.chunks import raw, state_index
 from weft.store.index import CHUNK_NBYTES
 
-FILES = ["checkpoint.json", "private-1.safetensors", "replicated-1.safetensors", "run-*.bin", "tokenizer-*.bin"]
+FILES = [
+    "checkpoint.json",
+    "private-1.safetensors",
+    "replicated-1.safetensors",
+    "run-*.bin",
+    "tokenizer-*.bin",
+    "came-with-*.bin",
+]
 DEADLINE_S = 120.0  # of a process that saves; it takes a few seconds
 
 
@@ -58,6 +65,7 @@ def bits(state: Snapshot) -> dict[str, bytes]:
 def assert_same(found: Snapshot, wanted: Snapshot) -> None:
     assert bits(found) == bits(wanted)
     assert (found.config, found.tokenizer, found.head) == (wanted.config, wanted.tokenizer, wanted.head)
+    assert found.came_with == wanted.came_with
     assert found.counters == wanted.counters
     assert set(found.replicated) == set(wanted.replicated)
 
@@ -106,7 +114,7 @@ def test_the_next_save_replaces_the_files_of_the_one_before(tmp_path: Path) -> N
         save(tmp_path, snapshot(number))
         names = [f"checkpoint.json notes.txt private-{number}.safetensors replicated-{number}.safetensors"]
         assert [" ".join(sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".bin"))] == names
-        assert len(list(tmp_path.glob("*.bin"))) == 2
+        assert len(list(tmp_path.glob("*.bin"))) == 3
     assert_same(load(tmp_path), snapshot(3))
 
 
@@ -298,6 +306,7 @@ def test_where_no_file_may_grow_large_enough_the_earlier_checkpoint_stays(tmp_pa
     assert_same(load(tmp_path), snapshot(1))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert [name.partition("-")[0] for name in names] == [
+        "came",
         "checkpoint.json",
         "private",
         "replicated",

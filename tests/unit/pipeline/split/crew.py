@@ -1,4 +1,4 @@
-"""Teams of a few nodes on a memory network and a virtual clock, that do a layer of `layer.case`."""
+"""Teams of a few nodes on a memory network and a virtual clock, that do a layer of `unit.pipeline.split.layer`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from unit.pipeline.split.layer import Case
 from weft.clock import VirtualClock
-from weft.executor import Compute, Inline
 from weft.ids import Digest, RunId
 from weft.keys import Identity
 from weft.net.admission import Anyone
@@ -23,6 +22,7 @@ from weft.pipeline.split.layer import ByHeads, BySegments
 from weft.pipeline.split.ring_attention import put, select
 from weft.pipeline.split.team import Team
 from weft.pipeline.split.tensor_parallel import add_gradients, cut_layer
+from weft.tasks import Compute, Inline
 
 RUN = RunId("cd" * 32)
 TEAM = Digest("5e" * 32)

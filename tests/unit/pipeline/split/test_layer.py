@@ -7,12 +7,12 @@ from unit.pipeline.split.crew import TEAM, Crew, Found, by_heads, by_segments, l
 from unit.pipeline.split.layer import FAMILIES, Case, case
 from unit.pipeline.split.reference import contiguous, distance
 from weft.clock import SystemClock
-from weft.executor import Threads
 from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.pipeline.link import StageLink
 from weft.pipeline.split.cut import zigzag
 from weft.pipeline.split.exchange import Exchange, Exchanges
+from weft.tasks import Threads
 
 CLOSE = 1e-5
 SPEEDS = [(1.0, 1.0), (3.0, 1.0), (1.0, 2.0, 1.0), (1.0, 1.0, 1.0, 1.0)]

@@ -1,6 +1,6 @@
 """Nothing that a codec leaves is lost: what was decoded and what is kept sum up to all that was put in.
 
-Over a thousand rounds, and through a peer's carry: unit/peer/test_feedback.py.
+Over a thousand rounds, and through a peer's carry: unit/peer/state/test_carry_feedback.py.
 """
 
 import pytest

@@ -41,22 +41,22 @@ from weft.wire import decode, digest, digest_of, encode
 BASE = msgspec.structs.replace(first_base(4), keeper=None)
 QUOTA = BASE.charter.settings.quota
 ORDER = [leader(BASE, Attempt(attempt)) for attempt in range(4)]
-SPONSOR = ORDER[1]
-WARDS = [PeerId(f"{number:064x}") for number in range(1, 4)]
+AGGREGATOR = ORDER[1]
+LEAVES = [PeerId(f"{number:064x}") for number in range(1, 4)]
 CODEC = build(Fp32Config())
 
 
-def stakes(tokens: int = 4, samples: int = QUOTA, wards: list[PeerId] = WARDS) -> list[Stake]:
-    return [Stake(peer=peer, tokens=Tokens(tokens), samples=samples) for peer in (*wards, SPONSOR)]
+def stakes(tokens: int = 4, samples: int = QUOTA, leaves: list[PeerId] = LEAVES) -> list[Stake]:
+    return [Stake(peer=peer, tokens=Tokens(tokens), samples=samples) for peer in (*leaves, AGGREGATOR)]
 
 
 def group(**changes: Any) -> GroupRecord:
-    record = record_of(BASE, SPONSOR, changes.pop("stakes", stakes()), [digest(b"payload")] * 4)
+    record = record_of(BASE, AGGREGATOR, changes.pop("stakes", stakes()), [digest(b"payload")] * 4)
     return msgspec.structs.replace(record, **changes)
 
 
 def planned(record: GroupRecord | None) -> State:
-    """Return the first leader's state once all have announced, the sponsor with its group."""
+    """Return the first leader's state once all have announced, the aggregator with its group."""
     state = round.begin(ORDER[0], BASE)
     for number, peer in enumerate(BASE.electorate):
         parts = bare(BASE, number, 0).parts
@@ -65,7 +65,7 @@ def planned(record: GroupRecord | None) -> State:
         else:
             ready = (
                 Ready(tokens=Tokens(16), parts=parts, group=record)
-                if peer == SPONSOR
+                if peer == AGGREGATOR
                 else Ready(tokens=Tokens(4), parts=parts)
             )
             state = round.step(state, Received(sender=peer, message=ready))[0]
@@ -80,19 +80,19 @@ def manifest_of(state: State) -> Manifest:
 
 def test_a_group_is_counted_as_one_and_leased_for_all_its_peers() -> None:
     manifest = manifest_of(planned(group()))
-    (counted,) = [each for each in manifest.contributions if each.peer == SPONSOR]
+    (counted,) = [each for each in manifest.contributions if each.peer == AGGREGATOR]
     assert counted.group == claim_of(group(), BASE.charter)
     assert counted.tokens == 16
     assert counted_through(manifest) == 3
     leased = {lease.peer: lease.num_windows for lease in manifest.leases}
-    assert leased == {peer: 4 * QUOTA if peer == SPONSOR else QUOTA for peer in BASE.electorate}
+    assert leased == {peer: 4 * QUOTA if peer == AGGREGATOR else QUOTA for peer in BASE.electorate}
     assert is_successor(BASE, manifest)
 
 
 def test_a_lease_for_more_peers_than_were_claimed_is_no_successor() -> None:
     manifest = manifest_of(planned(group()))
     wanted = {lease.peer: lease.num_windows for lease in manifest.leases}
-    leased, cursor = leases(BASE.cursor, {**wanted, SPONSOR: 5 * QUOTA})
+    leased, cursor = leases(BASE.cursor, {**wanted, AGGREGATOR: 5 * QUOTA})
     assert not is_successor(BASE, msgspec.structs.replace(manifest, leases=leased, cursor=cursor))
     leased, cursor = leases(BASE.cursor, {**wanted, ORDER[2]: 2 * QUOTA})
     assert not is_successor(BASE, msgspec.structs.replace(manifest, leases=leased, cursor=cursor))
@@ -105,38 +105,38 @@ def test_a_lease_for_more_peers_than_were_claimed_is_no_successor() -> None:
         {"round": Round(BASE.round + 1)},
         {"branch": BranchId("ee" * 32)},
         {"run": "ee" * 32},
-        {"stakes": tuple(stakes()[:-1])},  # without the sponsor
+        {"stakes": tuple(stakes()[:-1])},  # without the aggregator
         {"stakes": tuple(stakes() + stakes()[:1])},  # one twice
-        {"stakes": tuple(stakes(wards=[ORDER[2]]))},  # an elector, which is counted by itself
+        {"stakes": tuple(stakes(leaves=[ORDER[2]]))},  # an elector, which is counted by itself
         {"stakes": tuple(stakes(samples=QUOTA + 1))},
     ],
 )
 def test_a_record_that_cannot_be_is_not_heard(changes: dict[str, Any]) -> None:
     record = group(**changes)
-    assert is_true(BASE, SPONSOR, group())
-    assert not is_true(BASE, SPONSOR, record)
-    assert SPONSOR not in planned(record).ready
+    assert is_true(BASE, AGGREGATOR, group())
+    assert not is_true(BASE, AGGREGATOR, record)
+    assert AGGREGATOR not in planned(record).ready
 
 
 def test_who_is_banned_is_counted_through_nobody() -> None:
-    base = msgspec.structs.replace(BASE, charter=msgspec.structs.replace(BASE.charter, banned=(WARDS[0],)))
-    assert not is_true(base, SPONSOR, group())
+    base = msgspec.structs.replace(BASE, charter=msgspec.structs.replace(BASE.charter, banned=(LEAVES[0],)))
+    assert not is_true(base, AGGREGATOR, group())
 
 
 def test_an_electorate_takes_no_more_than_the_run_says() -> None:
     base = msgspec.structs.replace(BASE, charter=msgspec.structs.replace(BASE.charter, electors=5))
     state = planned(None)
     state = msgspec.structs.replace(
-        state, durable=msgspec.structs.replace(state.durable, base=base), joiners=frozenset(WARDS)
+        state, durable=msgspec.structs.replace(state.durable, base=base), joiners=frozenset(LEAVES)
     )
     manifest = manifest_of(state)
     assert len(manifest.members) == 5
     assert is_successor(base, manifest)
-    members = tuple(sorted((*BASE.electorate, *WARDS[:2])))
+    members = tuple(sorted((*BASE.electorate, *LEAVES[:2])))
     quotas = dict.fromkeys(members, QUOTA)
     leased, cursor = leases(BASE.cursor, quotas)
     six = msgspec.structs.replace(
-        manifest, members=members, joined=tuple(WARDS[:2]), uplinks=(16,) * 6, leases=leased, cursor=cursor
+        manifest, members=members, joined=tuple(LEAVES[:2]), uplinks=(16,) * 6, leases=leased, cursor=cursor
     )
     assert not is_successor(base, six)
     assert is_successor(BASE, msgspec.structs.replace(six, charter=digest_of(BASE.charter)))
@@ -145,7 +145,7 @@ def test_an_electorate_takes_no_more_than_the_run_says() -> None:
 def test_what_was_leased_to_a_group_is_not_leased_again() -> None:
     manifest = manifest_of(planned(group()))
     base = next_base(manifest, BASE.charter)
-    assert {lease.peer for lease in base.uncounted} == set(BASE.electorate) - {SPONSOR}
+    assert {lease.peer for lease in base.uncounted} == set(BASE.electorate) - {AGGREGATOR}
 
 
 # --- shares and slices ---
@@ -162,11 +162,11 @@ def test_a_lease_is_cut_into_whole_disjoint_slices(asked: list[int], own: int, i
     members = [
         Stake(peer=PeerId(f"{number:064x}"), tokens=Tokens(0), samples=samples) for number, samples in enumerate(asked)
     ]
-    sponsor = Stake(peer=SPONSOR, tokens=Tokens(0), samples=own)
-    record = record_of(BASE, SPONSOR, [*members, sponsor], [])
-    num = shares(rules, [SPONSOR], {}, {SPONSOR: claim_of(record, rules)})[SPONSOR]
+    aggregator = Stake(peer=AGGREGATOR, tokens=Tokens(0), samples=own)
+    record = record_of(BASE, AGGREGATOR, [*members, aggregator], [])
+    num = shares(rules, [AGGREGATOR], {}, {AGGREGATOR: claim_of(record, rules)})[AGGREGATOR]
     found = slices(num, record, rules)
-    assert next(iter(found)) == SPONSOR
+    assert next(iter(found)) == AGGREGATOR
     end = 0
     for here in found.values():
         assert here.start == end
@@ -184,28 +184,28 @@ def test_slices_are_what_was_asked_for() -> None:
     rules = charter(10, batch_size=4)
     record = record_of(
         BASE,
-        SPONSOR,
+        AGGREGATOR,
         [
-            Stake(peer=WARDS[0], tokens=Tokens(0), samples=8),
-            Stake(peer=SPONSOR, tokens=Tokens(0), samples=40),
-            Stake(peer=WARDS[1], tokens=Tokens(9), samples=0),
-            Stake(peer=WARDS[2], tokens=Tokens(0), samples=4),
+            Stake(peer=LEAVES[0], tokens=Tokens(0), samples=8),
+            Stake(peer=AGGREGATOR, tokens=Tokens(0), samples=40),
+            Stake(peer=LEAVES[1], tokens=Tokens(9), samples=0),
+            Stake(peer=LEAVES[2], tokens=Tokens(0), samples=4),
         ],
         [],
     )
-    assert slices(52, record, rules) == {SPONSOR: range(40), WARDS[0]: range(40, 48), WARDS[2]: range(48, 52)}
-    assert slices(44, record, rules) == {SPONSOR: range(40), WARDS[0]: range(40, 44)}
-    assert tokens_of(record, WARDS[1]) == 9
+    assert slices(52, record, rules) == {AGGREGATOR: range(40), LEAVES[0]: range(40, 48), LEAVES[2]: range(48, 52)}
+    assert slices(44, record, rules) == {AGGREGATOR: range(40), LEAVES[0]: range(40, 44)}
+    assert tokens_of(record, LEAVES[1]) == 9
     assert tokens_of(record, ORDER[0]) == 0
 
 
 def test_a_group_may_be_leased_no_more_than_its_peers_may_train() -> None:
     rules = charter(10, batch_size=4)
     greedy = claim_of(group(stakes=tuple(stakes(samples=10**6))), BASE.charter)
-    assert shares(rules, [SPONSOR], {}, {SPONSOR: greedy}) == {SPONSOR: 160}
+    assert shares(rules, [AGGREGATOR], {}, {AGGREGATOR: greedy}) == {AGGREGATOR: 160}
     opening = open_branch(BASE, BASE.electorate, ORDER[0], BASE.branch)
     quotas = dict.fromkeys(BASE.electorate, 40)
-    leased, cursor = leases(0, {**quotas, SPONSOR: 80})
+    leased, cursor = leases(0, {**quotas, AGGREGATOR: 80})
     base = msgspec.structs.replace(BASE, charter=rules)
     assert not are_fair(base, rules, msgspec.structs.replace(opening, leases=leased, cursor=cursor))
 
@@ -222,15 +222,15 @@ def test_groups_are_about_even_and_each_peer_has_an_order_of_its_own() -> None:
 # --- when ---
 
 
-def test_a_sponsor_waits_for_the_living_until_the_grace_is_over() -> None:
-    everybody = {*WARDS, SPONSOR}
-    assert not may_close(everybody, {SPONSOR}, set(), is_grace_over=False)
-    assert not may_close(everybody, {SPONSOR, *WARDS[:2]}, set(), is_grace_over=False)
-    assert may_close(everybody, {SPONSOR, *WARDS[:2]}, {WARDS[2]}, is_grace_over=False)
+def test_an_aggregator_waits_for_the_living_until_the_grace_is_over() -> None:
+    everybody = {*LEAVES, AGGREGATOR}
+    assert not may_close(everybody, {AGGREGATOR}, set(), is_grace_over=False)
+    assert not may_close(everybody, {AGGREGATOR, *LEAVES[:2]}, set(), is_grace_over=False)
+    assert may_close(everybody, {AGGREGATOR, *LEAVES[:2]}, {LEAVES[2]}, is_grace_over=False)
     assert may_close(everybody, everybody, set(), is_grace_over=False)
-    assert may_close(everybody, {SPONSOR}, set(), is_grace_over=True)
-    assert not is_grace_due(everybody, {SPONSOR, WARDS[0]})
-    assert is_grace_due(everybody, {SPONSOR, *WARDS[:2]})
+    assert may_close(everybody, {AGGREGATOR}, set(), is_grace_over=True)
+    assert not is_grace_due(everybody, {AGGREGATOR, LEAVES[0]})
+    assert is_grace_due(everybody, {AGGREGATOR, *LEAVES[:2]})
 
 
 # --- means ---
@@ -297,16 +297,16 @@ def test_what_is_no_payload_leaves_the_mean_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("num", range(MAX_GROUP))
-def test_nobody_hands_results_on_to_more_than_two_and_everybody_is_near_the_sponsor(num: int) -> None:
-    wards = [PeerId(f"{number:064x}") for number in range(num)]
-    found = parents(SPONSOR, wards)
-    assert list(found) == wards
+def test_nobody_hands_results_on_to_more_than_two_and_everybody_is_near_the_aggregator(num: int) -> None:
+    leaves = [PeerId(f"{number:064x}") for number in range(num)]
+    found = parents(AGGREGATOR, leaves)
+    assert list(found) == leaves
     assert max(Counter(found.values()).values(), default=0) <= NUM_HANDED
 
     def distance(peer: PeerId) -> int:
-        return 0 if peer == SPONSOR else 1 + distance(found[peer])
+        return 0 if peer == AGGREGATOR else 1 + distance(found[peer])
 
-    assert all(distance(ward) <= 6 for ward in wards)
+    assert all(distance(leaf) <= 6 for leaf in leaves)
 
 
 @pytest.mark.parametrize("changes", [{"peers": bytes(32)}, {"peers": bytes(100)}, {"tokens": (4,)}, {"samples": ()}])
