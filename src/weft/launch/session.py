@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from weft.clock import Clock, SystemClock
 from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable, WeftError
 from weft.events import ConnectionDropped, Emit, EventLog, Notice, Sink
-from weft.ids import PeerId, RunId, name_of, short, with_names
+from weft.ids import PeerId, RunId, is_named, name_of, short, with_names
 from weft.keys import Identity, open_free_identity, open_identity, read_peer, take_lock
 from weft.launch.control import Control
 from weft.launch.guard import DayCount, Guard, Guarded, valve
@@ -98,14 +98,14 @@ class Session:
             await self.lan.start()
 
     async def meet(self, ticket: Ticket) -> list[PeerId]:
-        """Link to a member and return who let this in: one of this local network where those are looked for, the one
-        on the ticket, which may be stale, or one met before.
+        """Link to a member and return who let this in: one of this local network where those are looked for, one that
+        the ticket names, which may be stale, or one met before.
 
         Raises:
             Unreachable, Refused: nobody answered, or let this peer in; TicketMismatch: they train another run.
         """
         node = self.node
-        contacts = [contact for contact in ticket.contacts if contact.peer != node.peer]
+        contacts = [contact for contact in ticket.contacts if not is_named(node.peer, contact.peer)]
         for contact in contacts:
             node.remember(contact.peer, contact.addresses, contact.name)
         near = () if self.lan is None else await self.lan.listen()

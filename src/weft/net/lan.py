@@ -4,8 +4,8 @@
       beacon: I ask, I am K, I listen at... ─────►  239.255.87.70, UDP port 8770, not beyond a router
       ◄──────────────────────────────────── beacon: I am L, I listen at... of those that are in the run and ask, too
 
-    packet      8 letters, the nonce (12 bytes), and sealed with ChaCha20-Poly1305: asks or tells (1 byte), the key
-                (32 bytes), its addresses (`transport.compact`)
+    packet      8 letters, the nonce (12 bytes), and sealed with ChaCha20-Poly1305: asks or tells (1 byte), the member
+                with its whole key (`transport.compact`)
 
 What seals it is made from what a ticket holds, the run and its secret, which never travel. So the beacon tells who has
 no ticket that this machine runs weft and how long its packet is: neither the run, nor the key, nor where it listens.
@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from weft.clock import Clock
 from weft.errors import NetError
 from weft.events import Emit, Notice
-from weft.ids import PeerId, RunId, short
+from weft.ids import PeerId, RunId, is_start, short
 from weft.net.admission import secret_of
 from weft.net.messages import Contact
 from weft.net.node import Node
@@ -48,7 +48,7 @@ ANSWER_EVERY_S = 1.0  # at most so often
 LISTEN_S = 1.0  # who is there answers in milliseconds
 _MAGIC = b"weftlan1"
 _NONCE_NBYTES, _TAG_NBYTES, _KEY_NBYTES = 12, 16, 32
-_ROOM_NBYTES = MAX_NBYTES - len(_MAGIC) - _NONCE_NBYTES - _TAG_NBYTES - 1 - _KEY_NBYTES
+_ROOM_NBYTES = MAX_NBYTES - len(_MAGIC) - _NONCE_NBYTES - _TAG_NBYTES - 1
 _TELLS, _ASKS = b"\x00", b"\x01"
 
 
@@ -59,8 +59,7 @@ def beacon_key(run: RunId, secret: bytes | None) -> bytes:
 
 def seal_beacon(key: bytes, nonce: bytes, member: Contact, *, asks: bool) -> bytes:
     """Return a packet that says where `member` listens."""
-    words = (_ASKS if asks else _TELLS) + bytes.fromhex(member.peer)
-    words += pack(member.peer, member.addresses, _ROOM_NBYTES)
+    words = (_ASKS if asks else _TELLS) + pack([member], _ROOM_NBYTES)
     return _MAGIC + nonce + ChaCha20Poly1305(key).encrypt(nonce, words, _MAGIC)
 
 
@@ -71,13 +70,10 @@ def open_beacon(key: bytes, packet: bytes) -> tuple[Contact, bool] | None:
     sealed = packet[len(_MAGIC) :]
     try:
         words = ChaCha20Poly1305(key).decrypt(sealed[:_NONCE_NBYTES], sealed[_NONCE_NBYTES:], _MAGIC)
-        peer = PeerId(words[1 : 1 + _KEY_NBYTES].hex())
-        addresses = unpack(peer, words[1 + _KEY_NBYTES :])
+        (member,) = unpack(words[1:])
     except (InvalidTag, ValueError):  # of another run, or of nobody's making
         return None
-    if len(peer) < 2 * _KEY_NBYTES:
-        return None
-    return Contact(peer=peer, name="", addresses=addresses), words[:1] == _ASKS
+    return None if is_start(member.peer) else (member, words[:1] == _ASKS)
 
 
 class Lan:

@@ -185,7 +185,11 @@ class Node:
         return frozenset(self.passport.banned_by)
 
     def remember(self, peer: PeerId, addresses: Iterable[str], name: str = "") -> None:
-        """Note where `peer` may be dialled; what others announce later does not displace it."""
+        """Note where `peer` may be dialled; what others announce later does not displace it.
+
+        Args:
+            peer: its key, or the first digits of it, as a ticket has them.
+        """
         self._book.keep(peer, addresses, name)
 
     def hear(self, contact: Contact) -> None:
@@ -249,6 +253,9 @@ class Node:
     async def connect_any(self, peers: Iterable[PeerId]) -> PeerId:
         """Return the first of `peers` to which a link comes up: how a newcomer uses its ticket.
 
+        Args:
+            peers: their keys, or the first digits of them; the key that is returned is whole.
+
         Raises:
             Refused, GenesisMismatch, WireError: nobody let this peer in, and the first who answered said why.
             Unreachable: nobody answered; the message says what was tried, what that means and what to do.
@@ -256,9 +263,9 @@ class Node:
         verdict: errors.WeftError | None = None
         trials: list[Trial] = []
         others: list[str] = []
-        for peer in peers:
+        for peer in dict.fromkeys(self._book.whole(each) for each in peers):
             try:
-                await self.connect(peer)
+                link = await self._dialer.connect(peer)
             except (errors.Refused, errors.GenesisMismatch, errors.WireError) as error:
                 verdict = verdict or error
             except errors.Unreachable as error:
@@ -267,7 +274,7 @@ class Node:
             except (errors.NetError, errors.PeerError) as error:
                 others.append(str(error))
             else:
-                return peer
+                return link.peer
         raise verdict or errors.Unreachable(nobody(trials, others))
 
     def keep(self, peer: PeerId) -> None:

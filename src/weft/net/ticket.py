@@ -1,11 +1,11 @@
 """The string that lets a machine join: which run, whom to ask, and the secret that admits.
 
-    weft2 <base32 of: length | secret | run, 32 bytes | key of whom to ask, 32 | where it is | 4 bytes checksum>
+    weft2 <base32 of: length | secret | run, 32 bytes | members and where they listen | 4 bytes checksum>
 
-It names one member, whose key pins it: the dial refuses any other. What else there is to know comes from whoever
-answers. In `MAX_LETTERS` letters, which chat programs, shells and a person reading aloud carry whole, there is room for
-about three addresses (`transport.compact`); where one must be longer, so is the ticket. Length and checksum tell a
-ticket that was cut short from one that was mistyped. White space inside is ignored.
+It names up to three members (`transport.compact`), each by its key or the first 15 bytes of it: the dial refuses any
+other. What else there is to know comes from whoever answers. In `MAX_LETTERS` letters, which chat programs, shells and
+a person reading aloud carry whole, there is room for about three addresses; where one must be longer, so is the
+ticket. Length and checksum tell a ticket that was cut short from one that was mistyped. White space inside is ignored.
 
     weft1 <base32 of: 2 bytes length | canonical TicketBody | 64 bytes signature | 4 bytes checksum>
 
@@ -39,7 +39,7 @@ MAX_CONTACTS = 8  # on a ticket of format 1
 _PREFIX = f"weft{VERSION}"
 _CHECKSUM_NBYTES = 4
 _SIGNATURE_NBYTES = 64
-_KEY_NBYTES = 32
+_RUN_NBYTES = 32
 _MAX_SECRET_NBYTES = 64
 _LONG = 0x80  # in the first byte of a length: it has two bytes
 _Raw32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -62,7 +62,7 @@ class TicketBody(Record, frozen=True, kw_only=True, array_like=True):
 
 class Ticket(Record, frozen=True, kw_only=True):
     run: RunId
-    contacts: tuple[Contact, ...]  # at least one, best first
+    contacts: tuple[Contact, ...]  # at least one, best first; keys may be the first digits only (`ids.is_start`)
     secret: bytes | None = None  # None: the run admits by key, or anyone
     issuer: PeerId | None = None  # who signed a ticket of format 1
 
@@ -79,18 +79,17 @@ def issue(run: RunId, contacts: Iterable[Contact], secret: bytes | None) -> str:
     """Return a fresh ticket in its string form.
 
     Args:
-        contacts: members to ask, best first; the first that has an address is named.
+        contacts: members to ask, best first; of those that have an address as many are named as there is room for.
 
     Raises:
         TicketError: none of `contacts` has an address.
     """
-    member = next((contact for contact in contacts if contact.addresses), None)
-    if member is None:
+    members = [contact for contact in contacts if contact.addresses]
+    if not members:
         raise TicketError("no ticket can be made: no member has an address that others could dial")
     secret = secret or b""
-    content = bytes([len(secret)]) + secret + bytes.fromhex(run) + bytes.fromhex(member.peer)
-    room = MAX_NBYTES - 1 - len(content) - _CHECKSUM_NBYTES
-    content += pack(member.peer, member.addresses, room)
+    content = bytes([len(secret)]) + secret + bytes.fromhex(run)
+    content += pack(members, MAX_NBYTES - 1 - len(content) - _CHECKSUM_NBYTES)
     size = len(content)
     framed = (bytes([size]) if size < _LONG else (_LONG << 8 | size).to_bytes(2, "big")) + content
     return _PREFIX + spell(framed + _checksum(framed, VERSION))
@@ -188,23 +187,16 @@ def _size(framed: bytes, version: int) -> tuple[int, int]:
 
 def _read_short(content: bytes) -> Ticket:
     num = content[0] if content else 0
-    secret, run, key, places = (
-        content[1 : 1 + num],
-        content[1 + num : 1 + num + _KEY_NBYTES],
-        content[1 + num + _KEY_NBYTES : 1 + num + 2 * _KEY_NBYTES],
-        content[1 + num + 2 * _KEY_NBYTES :],
-    )
-    peer = PeerId(key.hex())
+    secret, run, members = content[1 : 1 + num], content[1 + num :][:_RUN_NBYTES], content[1 + num + _RUN_NBYTES :]
     try:
-        if len(key) < _KEY_NBYTES or (num and not SECRET_NBYTES <= num <= _MAX_SECRET_NBYTES):
+        if len(run) < _RUN_NBYTES or (num and not SECRET_NBYTES <= num <= _MAX_SECRET_NBYTES):
             raise ValueError("what it holds is too short")
-        addresses = unpack(peer, places)
-        if not addresses:
-            raise ValueError("it names no address")
+        contacts = unpack(members)
+        if not contacts:
+            raise ValueError("it names no member")
     except ValueError as error:
         raise TicketError(f"this ticket is forged or made by a broken weft: {error}") from None
-    contact = Contact(peer=peer, name="", addresses=addresses)
-    return Ticket(run=RunId(run.hex()), contacts=(contact,), secret=secret or None)
+    return Ticket(run=RunId(run.hex()), contacts=contacts, secret=secret or None)
 
 
 def _checksum(data: bytes, version: int) -> bytes:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tickets import signed_ticket
 from weft.errors import TicketError, TicketMismatch
-from weft.ids import PeerId, RunId
+from weft.ids import PeerId, RunId, is_named, start_of
 from weft.keys import Identity
 from weft.net import ticket
 from weft.net.admission import Anyone, ByTicket
@@ -31,10 +31,13 @@ def held(*addresses: str) -> tuple[int, list[str]]:
     return len(text), list(ticket.read(text).contacts[0].addresses)
 
 
-def test_ticket_says_whom_to_ask_first_and_no_more():
+def test_ticket_says_whom_to_ask_each_by_the_first_digits_of_its_key():
     read = ticket.read(TEXT)
     assert (read.run, read.issuer, read.secret) == (RUN, None, SECRET)
-    assert read.contacts == (Contact(peer=ISSUER.peer, name="", addresses=CONTACTS[0].addresses),)
+    assert read.contacts == (
+        Contact(peer=start_of(ISSUER.peer), name="", addresses=("tls://203.0.113.7:4433",)),
+        Contact(peer=start_of(MEMBER.peer), name="", addresses=CONTACTS[1].addresses),
+    )
     assert read.admission() == ByTicket(secret=SECRET)
 
 
@@ -114,6 +117,71 @@ def test_addresses_of_other_transports_are_spelled_out():
         assert held(address)[1] == [address]
 
 
+def some(letter: str, *addresses: str) -> Contact:
+    return Contact(peer=PeerId(letter * 64), name=letter, addresses=addresses)
+
+
+def named(*members: Contact) -> list[tuple[str, tuple[str, ...]]]:
+    text = ticket.issue(RUN, members, SECRET)
+    assert len(text) <= 200
+    return [(each.peer, each.addresses) for each in ticket.read(text).contacts]
+
+
+def test_three_members_of_one_home_or_three_servers_fit():
+    for net in ("192.168.1", "203.0.113"):
+        members = [
+            some(letter, f"tls://{net}.{n}:{4000 + n}", f"tls://127.0.0.1:{4000 + n}") for n, letter in enumerate("abc")
+        ]
+        assert named(*members, some("d", "tls://192.168.1.9:1")) == [
+            (letter * 30, (f"tls://{net}.{n}:{4000 + n}",)) for n, letter in enumerate("abc")
+        ]
+
+
+def test_the_first_member_is_reached_from_its_home_too_and_others_by_what_fits():
+    a = some("a", "tls://[2001:db8::1]:4433", "tls://192.168.1.5:4433")
+    b = some("b", "tls://[2001:db8::2]:4433", "tls://192.168.1.6:4433")
+    assert named(a, b) == [("a" * 30, a.addresses), ("b" * 30, b.addresses[1:])]
+
+
+def test_room_that_is_left_is_shared_out_in_turns():
+    def at(letter: str) -> Contact:
+        return some(letter, *(f"tls://10.0.{net}.{ord(letter)}:4433" for net in range(9)))
+
+    (_, first), (_, second) = named(at("a"), at("b"))
+    assert (len(first), len(second)) == (4, 3)
+
+
+def test_a_member_that_iroh_reaches_from_farther_is_named_by_its_whole_key():
+    udp = Contact(peer=PEER, name="", addresses=("tls://192.168.1.5:3", iroh("203.0.113.7:2", "192.168.1.5:2")))
+    assert named(some("a", "tls://203.0.113.8:1"), udp)[1] == (PEER, (iroh("203.0.113.7:2"),))
+    both = Contact(peer=PEER, name="", addresses=("tls://203.0.113.7:1", iroh("203.0.113.7:2")))
+    assert named(some("a", "tls://203.0.113.8:1"), both)[1] == (start_of(PEER), both.addresses[:1])
+
+
+ADDRESSES = st.lists(
+    st.one_of(
+        st.ip_addresses(v=4).map(lambda ip: f"tls://{ip}:4433"),
+        st.ip_addresses(v=6).map(lambda ip: f"tls://[{ip}]:4433"),
+        st.ip_addresses().map(lambda ip: iroh(f"[{ip}]:7" if ip.version == 6 else f"{ip}:7")),
+        st.from_regex(r"tls://[a-z]{1,23}\.example:[1-9][0-9]{0,3}", fullmatch=True),
+    ),
+    min_size=1,
+    max_size=16,
+)
+
+
+@given(st.lists(ADDRESSES, min_size=1, max_size=5))
+def test_a_ticket_of_members_is_short_and_names_only_what_there_is(each_at):
+    members = [Contact(peer=PEER, name="", addresses=tuple(addresses)) for addresses in each_at]
+    found = named(*members)
+    assert 1 <= len(found) <= 3
+    rest = iter(members)
+    for key, addresses in found:  # in their order, though one whose every address is long may be left out
+        assert is_named(PEER, PeerId(key))
+        assert addresses
+        assert any({each for each in addresses if each.startswith("tls")} <= set(member.addresses) for member in rest)
+
+
 @given(
     st.lists(
         st.one_of(
@@ -140,8 +208,11 @@ def test_it_names_who_is_reached_from_outside_then_an_anchor_then_who_makes_it()
     def member(letter: str, address: str) -> Contact:
         return Contact(peer=PeerId(letter * 64), name=letter, addresses=(address,))
 
+    def standing(peer: PeerId) -> int | None:
+        return {anchor.peer: 0, watcher.peer: None}.get(peer, 1)
+
     def named(*members: Contact) -> str:
-        return "".join(each.name for each in ticket.best_first(members, me.peer, lambda peer: peer == PeerId("b" * 64)))
+        return "".join(each.name for each in ticket.best_first(members, me.peer, standing))
 
     me, anchor, other = (
         member("a", "tls://10.0.0.1:1"),
@@ -149,11 +220,13 @@ def test_it_names_who_is_reached_from_outside_then_an_anchor_then_who_makes_it()
         member("c", "tls://10.0.0.3:1"),
     )
     outside = member("d", "tls://203.0.113.7:1")
+    watcher = member("w", "tls://203.0.113.9:1")
     by_relay = member("e", f"iroh://{'e' * 64}?addr=10.0.0.5:1&relay={RELAY}")
     assert named(other, me) == "ac"
     assert named(other, me, anchor) == "bac"
     assert named(other, me, anchor, outside) == "dbac"
     assert named(me, by_relay) == "ea"
+    assert named(watcher, me) == "a"
 
 
 # --- what is refused ---
@@ -200,6 +273,13 @@ def test_ticket_of_another_format_is_refused_with_its_reason(text, reason):
         ticket.read(text)
 
 
+A, CUT, WHOLE = b"\x07" * 15, 0x40, 0xC0  # a key, and what begins a member that is named by the first bytes or all
+
+
+def entry(kind: int, rest: bytes, key: bytes = A) -> bytes:
+    return bytes([CUT | kind]) + key + rest
+
+
 def framed(content: bytes) -> str:
     size = len(content)
     data = (bytes([size]) if size < 0x80 else (0x8000 | size).to_bytes(2, "big")) + content
@@ -210,18 +290,30 @@ def framed(content: bytes) -> str:
     "content",
     [
         b"",
-        b"\x08" + bytes(8 + 64) + b"\x08\x7f\0\0\1\0\1",  # a short secret
-        b"\0" + bytes(60),
-        b"\0" + bytes(64),  # no address
-        b"\0" + bytes(64) + b"\x08\x7f\0\0\1\0\0",  # port 0
-        b"\0" + bytes(64) + b"\x00\x7f\0\0\1",  # no port
-        b"\0" + bytes(64) + b"\x28\x7f\0\0\1",  # ports as before, with none before
-        b"\0" + bytes(64) + b"\x08\x7f\0\0",
-        b"\0" + bytes(64) + b"\x0f\x7f\0\0\1\0\1",  # an unknown kind
-        b"\0" + bytes(64) + b"\x0a\x03a/b\0\1",
-        b"\0" + bytes(64) + b"\x05\0\3abc",
-        b"\0" + bytes(64) + b"\x05\0\x06a://\n!",
-        b"\0" + bytes(64) + b"\x08\x7f\0\0\1\0\1" * 6 + b"\x28\x7f\0\0\1" * 11,  # more than a peer has
+        b"\x08" + bytes(8 + 32) + entry(0x08, b"\x7f\0\0\1\0\1"),  # a short secret
+        b"\0" + bytes(31),
+        b"\0" + bytes(32),  # nobody
+        b"\0" + bytes(32) + b"\x08\x7f\0\0\1\0\1",  # an address of nobody
+        b"\0" + bytes(32) + b"\x88\x7f\0\0\1\0\1",
+        b"\0" + bytes(32) + bytes([WHOLE | 8]) + bytes(31),
+        *(
+            b"\0" + bytes(32) + entries
+            for entries in (
+                entry(8, b"\x7f\0\0\1\0\0"),  # port 0
+                entry(0, b"\x7f\0\0\1"),  # no port
+                entry(0x28, b"\x7f\0\0\1"),  # ports as before, with none before
+                entry(8, b"\x7f\0\0\1\0\1") + b"\x88\x7f\0\0\1\0\1",  # a whole key where no member begins
+                entry(8, b"\x7f\0\0"),
+                entry(0x0F, b"\x7f\0\0\1\0\1"),  # an unknown kind
+                entry(0x0A, b"\x03a/b\0\1"),
+                entry(5, b"\0\3abc"),
+                entry(5, b"\0\x06a://\n!"),
+                entry(0x10, b"\x7f\0\0\1\0\1"),  # iroh, which dials by the whole key alone
+                entry(3, b"\x09a.example"),
+                entry(8, b"\x7f\0\0\1\0\1") + b"\x28\x7f\0\0\1" * 16,  # more than a peer has
+                entry(8, b"\x7f\0\0\1\0\1") * 9,  # more members than any weft names
+            )
+        ),
     ],
 )
 def test_what_no_weft_would_issue_is_refused(content):
@@ -229,13 +321,14 @@ def test_what_no_weft_would_issue_is_refused(content):
         ticket.read(framed(content))
 
 
-@given(st.binary(max_size=60))
-def test_any_addresses_are_read_or_refused(entries):
+@given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=40)), max_size=4))
+def test_any_members_are_read_or_refused(entries):
+    content = b"".join(bytes([head]) + rest for head, rest in entries)
     try:
-        read = ticket.read(framed(b"\0" + bytes(range(64)) + entries))
+        read = ticket.read(framed(b"\0" + bytes(range(32)) + content))
     except TicketError:
         return
-    assert read.contacts[0].addresses
+    assert all(each.addresses and len(each.peer) in (30, 64) for each in read.contacts)
 
 
 def test_ticket_signed_by_another_key_is_refused():

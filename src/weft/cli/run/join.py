@@ -83,6 +83,8 @@ def join(
 
 def describe(terms: "Terms") -> str:
     """Return what joining means, line by line."""
+    from weft.net.link.trial import listed
+
     run = terms.run
     ticket = terms.ticket
     where = "your own files, which stay here" if run.is_private else "the run's, fetched from members"
@@ -90,7 +92,7 @@ def describe(terms: "Terms") -> str:
     return "\n".join(
         (
             f"run       {run.name}  {ticket.run[:16]}",
-            f"through   {ticket.contacts[0].peer[:16]}, whom the ticket names",
+            f"through   {listed([each.peer[:16] for each in ticket.contacts])}, whom the ticket names",
             f"model     {figures.amount(run.num_parameters)} parameters",
             f"data      {where}",
             *_stewards(len(run.stewards)),

@@ -1,28 +1,35 @@
-"""Addresses of one peer in few bytes: what a ticket holds of them, and a beacon (`net.lan`).
+"""Members and where they listen, in few bytes: what a ticket holds of them, and a beacon (`net.lan`).
 
-An entry is a place, with the ports that listen there, or what else leads to the peer:
+An entry is a place, with the ports that listen there, or what else leads to the member:
 
     first byte   kind, plus 8 where tls listens there, 16 where iroh does, 32 where their ports are those of the entry
-                 of this kind before
+                 of this kind before, 64 where a member begins, 128 where its key is whole
+    with 64      the member's key: its first 15 bytes, or with 128 all 32
     0 and 1      4 bytes of IPv4, 16 of IPv6
     2            a host's name, its length in a byte before it
     3 and 4      an iroh relay without its https:// or http://, its length in a byte before it
     5            an address as it is spelled, its length in two bytes before it
     ports        2 bytes each, tls before iroh; none with 32
 
-What fits into the room there is, is named: places that mean something everywhere first, then a relay, which somebody
-named because nothing else leads there, then those of one home. A peer's addresses come whole from whoever answers.
+The first bytes of a key are enough over tls: whoever answers proves a whole key, which has to begin so
+(`ids.is_named`). iroh dials by the whole key. So it is there for a member that iroh reaches from farther than tls does,
+and where nobody else is named.
+
+What fits into the room there is, is named. Of each member, places that mean something everywhere come first, then a
+relay, which somebody named because nothing else leads there, then those of one home. The first member has a place of
+both sorts, each further one the first place that fits, and what room is left is shared out in turns. All addresses
+come from whoever answers.
 """
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from weft.ids import PeerId
-from weft.net.messages import MAX_ADDRESS_CHARS, MAX_ADDRESSES
+from weft.ids import START_NBYTES, PeerId, start_of
+from weft.net.messages import MAX_ADDRESS_CHARS, MAX_ADDRESSES, Contact
 from weft.net.transport.address import (
     fault_of,
     hosts_of,
@@ -35,7 +42,10 @@ from weft.net.transport.address import (
 
 _IPV4, _IPV6, _NAME, _HTTPS, _HTTP, _SPELLED = range(6)
 _KINDS = 8
-_TLS, _IROH, _SAME_PORTS = 8, 16, 32
+_TLS, _IROH, _SAME_PORTS, _BEGINS, _WHOLE = 8, 16, 32, 64, 128
+_KEY_NBYTES = 32
+MAX_NAMED = 3  # members: with more there is no room for where they listen
+_MAX_READ = 8  # of another weft, which may name more
 _SCHEMES = {_HTTPS: "https://", _HTTP: "http://"}
 _TRANSPORTS: tuple[tuple[Literal["tls", "iroh"], int], ...] = (("tls", _TLS), ("iroh", _IROH))
 
@@ -65,53 +75,87 @@ class _Known:
         self.places.append(_Place(host, {transport: port}))
 
 
-def pack(peer: PeerId, addresses: Iterable[str], room: int) -> bytes:
-    """Return entries for as many of `addresses` as `room` bytes hold, the most useful first.
+def pack(members: Sequence[Contact], room: int) -> bytes:
+    """Return entries for as many of the first `MAX_NAMED` members as `room` bytes hold.
 
-    The first place and a relay are there whatever they take.
+    The first place of the first member, and its relay, are there whatever they take.
+
+    Args:
+        members: whole keys, the most useful first; each has an address.
     """
-    known = _read_all(peer, addresses)
-    packed, last = b"", dict[int, dict[str, int]]()
-    ranked = _ranked(known)
-    musts = [each for each in ranked if not _is_relay(each)][:1] + [each for each in ranked if _is_relay(each)]
-    for each in ranked:
-        entry, ports = _pack_one(each, last)
-        if each not in musts and len(packed) + len(entry) > room:
-            continue
-        packed += entry
-        last |= ports
-    return packed
+    leads = [_lead(member, is_alone=len(members) == 1) for member in members[:MAX_NAMED]]
+    for named in _musts(leads[0].ranked):
+        leads[0].chosen.append(named)
+    at_home = (named for named in leads[0].ranked if isinstance(named, _Place) and is_private(named.host))
+    for named in at_home:
+        if leads[0].takes(named, leads, room):
+            break
+    for lead in leads[1:]:
+        for named in lead.ranked:
+            if lead.takes(named, leads, room):
+                break
+    for turn in range(MAX_ADDRESSES):
+        for lead in leads:
+            if lead.chosen and turn < len(lead.ranked):
+                lead.takes(lead.ranked[turn], leads, room)
+    return _pack_all(leads)
 
 
-def unpack(peer: PeerId, data: bytes) -> tuple[str, ...]:
-    """Return the addresses of `peer` that the entries in `data` name.
+def unpack(data: bytes) -> tuple[Contact, ...]:
+    """Return the members that the entries in `data` name: each by its key, or the first digits of it.
 
     Raises:
-        ValueError: they end too early, name what no address has, or are too many.
+        ValueError: they end too early, name what no member has, or are too many.
     """
     reader = _Reader(data)
-    direct: list[str] = []
-    found: list[str] = []
-    relay = ""
+    found: list[_Found] = []
     while reader.left:
-        kind = (head := reader.number(1)) % _KINDS
-        if kind in _SCHEMES:
-            relay = _SCHEMES[kind] + reader.text(1)
-        elif kind == _SPELLED:
-            found.append(reader.text(2))
-            if re.match(r"[a-z]+://.", found[-1]) is None:
-                raise ValueError(f"{found[-1]!a} is no address")
-        else:
-            host, ports = reader.host(kind), reader.ports(head)
-            found += [join_address("tls", host, ports["tls"])] if "tls" in ports else []
-            direct += [join_address("", host, ports["iroh"])[3:]] if "iroh" in ports else []
-    if direct or relay:
-        query = "&".join(f"addr={each}" for each in direct)
-        asked = f"relay={quote(relay, safe=':/')}" if relay else ""
-        found.append(f"iroh://{peer}?" + "&".join(filter(None, (query, asked))))
-    if len(found) > MAX_ADDRESSES or max(map(len, found), default=0) > MAX_ADDRESS_CHARS:
-        raise ValueError("more or longer addresses than a peer has")
-    return tuple(found)
+        head = reader.number(1)
+        if head & _BEGINS:
+            found.append(_Found(reader.key(_KEY_NBYTES if head & _WHOLE else START_NBYTES), bool(head & _WHOLE)))
+        elif not found or head & _WHOLE:
+            raise ValueError("an address of nobody")
+        _read_entry(reader, head, found[-1])
+    if len(found) > _MAX_READ:
+        raise ValueError(f"{len(found)} members")
+    return tuple(each.contact() for each in found)
+
+
+@dataclass
+class _Found:
+    """A member as it is read."""
+
+    peer: PeerId
+    is_whole: bool
+    others: list[str] = field(default_factory=list)  # its addresses of other transports than iroh
+    direct: list[str] = field(default_factory=list)  # host:port of iroh
+    relay: str = ""
+
+    def contact(self) -> Contact:
+        addresses = list(self.others)
+        if self.direct or self.relay:
+            if not self.is_whole:
+                raise ValueError("iroh without the whole key")
+            query = [f"addr={each}" for each in self.direct]
+            query += [f"relay={quote(self.relay, safe=':/')}"] if self.relay else []
+            addresses.append(f"iroh://{self.peer}?" + "&".join(query))
+        if len(addresses) > MAX_ADDRESSES or max(map(len, addresses), default=0) > MAX_ADDRESS_CHARS:
+            raise ValueError("more or longer addresses than a peer has")
+        return Contact(peer=self.peer, name="", addresses=tuple(addresses))
+
+
+def _read_entry(reader: "_Reader", head: int, member: _Found) -> None:
+    kind = head % _KINDS
+    if kind in _SCHEMES:
+        member.relay = _SCHEMES[kind] + reader.text(1)
+    elif kind == _SPELLED:
+        member.others.append(reader.text(2))
+        if re.match(r"[a-z]+://.", member.others[-1]) is None:
+            raise ValueError(f"{member.others[-1]!a} is no address")
+    else:
+        host, ports = reader.host(kind), reader.ports(head)
+        member.others += [join_address("tls", host, ports["tls"])] if "tls" in ports else []
+        member.direct += [join_address("", host, ports["iroh"])[3:]] if "iroh" in ports else []
 
 
 def relay_of(addresses: Iterable[str]) -> str:
@@ -173,6 +217,61 @@ def _options(address: str) -> Iterator[tuple[str, str]]:
 _Named = _Place | tuple[int, str]  # a place, or the kind and the words of what is none
 
 
+@dataclass
+class _Lead:
+    """A member as it is packed."""
+
+    peer: PeerId
+    is_whole: bool
+    ranked: list[_Named]  # what leads to it, the most useful first
+    chosen: list[_Named] = field(default_factory=list)
+
+    def takes(self, named: _Named, leads: "Sequence[_Lead]", room: int) -> bool:
+        """Choose `named` where all that is chosen fits into `room` bytes then; return whether it is chosen."""
+        if named not in self.chosen:
+            self.chosen.append(named)
+            if len(_pack_all(leads)) > room:
+                self.chosen.remove(named)
+        return named in self.chosen
+
+
+def _lead(member: Contact, *, is_alone: bool) -> _Lead:
+    known = _read_all(member.peer, member.addresses)
+    ranked, by_start = _ranked(known), _ranked(_without_iroh(known))
+    is_whole = is_alone or _reach(ranked) > _reach(by_start)
+    return _Lead(member.peer, is_whole, ranked if is_whole else by_start)
+
+
+def _without_iroh(known: _Known) -> _Known:
+    places = [_Place(place.host, {"tls": place.ports["tls"]}) for place in known.places if "tls" in place.ports]
+    return _Known(places, "", [each for each in known.spelled if not each.startswith("iroh:")])
+
+
+def _reach(ranked: Sequence[_Named]) -> int:
+    """Return from how far it leads there: 3 from everywhere, 2 from one home, 1 from one machine, 0 from nowhere."""
+    hosts = [named.host for named in ranked if isinstance(named, _Place)]
+    if any(map(_is_relay, ranked)) or not all(map(is_private, hosts)):
+        return 3
+    return 2 if not all(map(is_loopback, hosts)) else int(bool(ranked))
+
+
+def _musts(ranked: Sequence[_Named]) -> list[_Named]:
+    return [each for each in ranked if not _is_relay(each)][:1] + [each for each in ranked if _is_relay(each)]
+
+
+def _pack_all(leads: Sequence[_Lead]) -> bytes:
+    packed, last = b"", dict[int, dict[str, int]]()
+    for lead in leads:
+        key = bytes.fromhex(lead.peer if lead.is_whole else start_of(lead.peer))
+        begins = _BEGINS | (_WHOLE if lead.is_whole else 0)
+        for named in (each for each in lead.ranked if each in lead.chosen):
+            entry, ports = _pack_one(named, last)
+            packed += bytes([entry[0] | begins]) + key + entry[1:]
+            last |= ports
+            begins, key = 0, b""
+    return packed
+
+
 def _ranked(known: _Known) -> list[_Named]:
     away = [place for place in known.places if not is_private(place.host)]
     home = [place for place in known.places if is_private(place.host) and not is_loopback(place.host)]
@@ -218,6 +317,9 @@ class _Reader:
 
     def number(self, nbytes: int) -> int:
         return int.from_bytes(self._take(nbytes), "big")
+
+    def key(self, nbytes: int) -> PeerId:
+        return PeerId(self._take(nbytes).hex())
 
     def text(self, length_nbytes: int) -> str:
         words = self._take(self.number(length_nbytes)).decode("ascii")
