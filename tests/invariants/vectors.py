@@ -147,6 +147,14 @@ def short_ticket() -> Vector:
     return {
         "at home and outside": issue(RUN, [Contact(peer=A.peer, name="a", addresses=everywhere)], SECRET),
         "by a name, no secret": issue(RUN, [Contact(peer=A.peer, name="a", addresses=named)], None),
+        "three members": issue(
+            RUN,
+            [
+                Contact(peer=peer, name="", addresses=(f"tls://192.0.2.{number}:{4433 + number // 3}",))
+                for number, peer in enumerate((A.peer, B.peer, C), 1)
+            ],
+            SECRET,
+        ),
     }
 
 

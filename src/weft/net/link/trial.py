@@ -145,6 +145,10 @@ OPEN_ONE = (
 )
 OWN_RELAY = "a relay server of one's own, named on both sides ([iroh] relays), may be another way"
 DOCTOR = "`weft doctor -` tries every way by itself and examines this machine"
+_TAKEN_OVER = (
+    "something answers there that is not the member of this ticket",
+    f"{FRESH}: addresses change hands. Or a proxy or portal stands in between",
+)
 
 
 def verdict(trials: Sequence[Trial]) -> tuple[str, str]:
@@ -155,7 +159,7 @@ def verdict(trials: Sequence[Trial]) -> tuple[str, str]:
         )
     outside = [trial for trial in trials if any(not is_private(host) for host in trial.hosts)]
     if not outside:
-        return _at_home(trials)
+        return _TAKEN_OVER if any(trial.outcome == "no peer" for trial in trials) else _at_home(trials)
     if all(trial.has_no_route for trial in outside):
         return (
             "this machine has no route to any of these addresses: it is offline, or has none of that family (IPv6)",
@@ -169,10 +173,7 @@ def verdict(trials: Sequence[Trial]) -> tuple[str, str]:
             f"port 443 only, some a proxy only (proxy in [tls]). {_relay(trials)}. If all have left, {FRESH}",
         )
     if any(trial.outcome == "no peer" for trial in outside):
-        return (
-            "something answers there that is not the member of this ticket",
-            f"{FRESH}: addresses change hands. Or a proxy or portal stands in between",
-        )
+        return _TAKEN_OVER
     return (
         "the machines are there, and no member listens at these ports: it has ended, or listens elsewhere now",
         f"{FRESH}: {STALE}",
