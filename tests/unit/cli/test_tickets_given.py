@@ -8,7 +8,7 @@ import pytest
 
 from unit.cli.small import Weft
 from unit.cli.test_bad_input import LOCAL, a_ticket, refused
-from weft.ids import RunId
+from weft.ids import RunId, start_of
 from weft.keys import Identity
 from weft.net.messages import Contact
 from weft.net.ticket import issue
@@ -88,3 +88,13 @@ def test_weft_ticket_says_why_a_ticket_is_long(weft: Weft, home: Path) -> None:
     assert answer.out == f"{text}\n"
     assert relay in answer.err
     assert "not at most 200" in answer.err
+
+
+def test_a_key_that_the_ticket_cuts_is_shown_as_cut(weft: Weft) -> None:
+    members = [
+        Contact(peer=Identity.from_seed(bytes([n]) * 32).peer, name="", addresses=(f"tls://127.0.0.1:{n}",))
+        for n in (1, 2)
+    ]
+    out = weft("inspect", issue(RunId("ab" * 32), members, None)).out
+    for each in members:
+        assert f"member   {start_of(each.peer)}...\n         {each.addresses[0]}\n" in out

@@ -143,6 +143,12 @@ def test_the_first_member_is_reached_from_its_home_too_and_others_by_what_fits()
     assert named(a, b) == [("a" * 30, a.addresses), ("b" * 30, b.addresses[1:])]
 
 
+def test_a_ticket_made_of_a_ticket_names_the_same():
+    read = ticket.read(TEXT)
+    assert ticket.read(ticket.issue(RUN, read.contacts, SECRET)) == read
+    assert ticket.read(ticket.issue(RUN, read.contacts[:1], SECRET)).contacts == read.contacts[:1]
+
+
 def test_room_that_is_left_is_shared_out_in_turns():
     def at(letter: str) -> Contact:
         return some(letter, *(f"tls://10.0.{net}.{ord(letter)}:4433" for net in range(9)))

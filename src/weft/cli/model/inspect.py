@@ -13,6 +13,7 @@ from weft.cli.settings import run_file
 from weft.config import dump
 from weft.dashboard import figures
 from weft.errors import ConfigError
+from weft.ids import is_start
 
 if TYPE_CHECKING:
     from weft.model.came_with import CameWith
@@ -54,7 +55,8 @@ def _ticket(text: str) -> Iterator[str]:
         yield f"issuer   {found.issuer}"
     yield f"secret   {'none: admission is by key, or open' if found.secret is None else 'inside, not shown'}"
     for contact in found.contacts:
-        yield f"member   {contact.peer}  {contact.name}".rstrip()
+        cut = "..." if is_start(contact.peer) else ""
+        yield f"member   {contact.peer}{cut}  {contact.name}".rstrip()
         for address in contact.addresses:
             yield f"         {address}"
 

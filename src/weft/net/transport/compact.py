@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from weft.ids import START_NBYTES, PeerId, start_of
+from weft.ids import START_NBYTES, PeerId, is_start, start_of
 from weft.net.messages import MAX_ADDRESS_CHARS, MAX_ADDRESSES, Contact
 from weft.net.transport.address import (
     fault_of,
@@ -81,7 +81,7 @@ def pack(members: Sequence[Contact], room: int) -> bytes:
     The first place of the first member, and its relay, are there whatever they take.
 
     Args:
-        members: whole keys, the most useful first; each has an address.
+        members: the most useful first; each has an address.
     """
     leads = [_lead(member, is_alone=len(members) == 1) for member in members[:MAX_NAMED]]
     for named in _musts(leads[0].ranked):
@@ -238,7 +238,7 @@ class _Lead:
 def _lead(member: Contact, *, is_alone: bool) -> _Lead:
     known = _read_all(member.peer, member.addresses)
     ranked, by_start = _ranked(known), _ranked(_without_iroh(known))
-    is_whole = is_alone or _reach(ranked) > _reach(by_start)
+    is_whole = not is_start(member.peer) and (is_alone or _reach(ranked) > _reach(by_start))
     return _Lead(member.peer, is_whole, ranked if is_whole else by_start)
 
 
