@@ -32,7 +32,7 @@ from weft.peer.peer import Outcome
 _OTHERS = (
     "others join with this ticket, which is a secret: `weft join -` asks for it, so that no list of processes shows it"
 )
-_LASTING = "it leads to this machine; once an anchor is here (weft anchor), `weft ticket` prints one that leads there"
+_LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"
 
 TO_SCREEN = "json:-"  # lines for a program where the picture would be
 
