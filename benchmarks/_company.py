@@ -64,6 +64,7 @@ class Company:
         self._lines = lines
         self._program = program
         self._folder = folder
+        self.ticket = ""  # in the environment: others see a command line
         self.machines: list[Machine] = []
         (folder / "run.toml").write_text(run)
 
@@ -86,14 +87,15 @@ class Company:
             self.join(number)
 
     def join(self, number: int) -> Machine:
-        return self._start(number, ["join", self.ticket, "--yes"])
+        return self._start(number, ["join", "--yes"])
 
     def _start(self, number: int, words: Sequence[str]) -> Machine:
         home = self._folder / f"home{number}"
         where = ["--transports", "tls", "--host", self._lines.address(number), "--device", "cpu", "--threads", "1"]
         command = [sys.executable, *self._program, "--home", str(home), *words, *where, "--quiet"]
         with home.with_suffix(".out").open("wb") as out, home.with_suffix(".err").open("wb") as err:
-            env = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(SOURCE.parent)])}
+            path = os.pathsep.join([str(SOURCE), str(SOURCE.parent)])
+            env = os.environ | {"PYTHONPATH": path, "WEFT_TICKET": self.ticket}
             process = self._lines.start(number, command, self._folder, stdout=out, stderr=err, env=env)
         machine = Machine(number, home, process)
         self.machines.append(machine)

@@ -55,12 +55,12 @@ def run(recipe: str, num_peers: int, folder: Path, machine: Sequence[str] = MACH
     began, cpu_s = time.monotonic(), _cpu_s()
     shells = [_Shell(folder / f"home{number}", machine, num_ranks) for number in range(1, num_peers + 1)]
     train = ["train", recipe, *(["--wait-for", str(num_peers)] if num_peers > 1 else [])]
-    join = ["join", "TICKET", "--yes"]
+    join = ["join", "@ticket.txt", "--yes"]
     try:
         shells[0].type(train)
-        ticket = shells[0].ticket() if num_peers > 1 else ""
+        (folder / "ticket.txt").write_text(shells[0].ticket() if num_peers > 1 else "")
         for shell in shells[1:]:
-            shell.type([ticket if word == "TICKET" else word for word in join])
+            shell.type(join)
         deadline = time.monotonic() + TRAIN_S
         for shell in shells:
             shell.wait(deadline)

@@ -64,7 +64,7 @@ E = TypeVar("E", bound=Event)
 class Peer:
     """One process, and the most memory that it was seen with."""
 
-    def __init__(self, folder: Path, name: str, words: list[str], limit: int) -> None:
+    def __init__(self, folder: Path, name: str, words: list[str], limit: int, given: str = "") -> None:
         self.home, self.peak, self.mapped = folder / name, 0, 0
         self._said = self.home.with_suffix(".out")
         where = ["--machine", "machine.toml", "--quiet"]
@@ -72,7 +72,11 @@ class Peer:
         env = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
         with self._said.open("wb") as out:
             self.process = subprocess.Popen(
-                ["prlimit", f"--as={limit}", *command], cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT
+                ["prlimit", f"--as={limit}", *command],
+                cwd=folder,
+                env=env | {"WEFT_TICKET": given},
+                stdout=out,
+                stderr=subprocess.STDOUT,
             )
 
     @property
@@ -172,12 +176,12 @@ def _train(folder: Path, limit: int) -> tuple[list[Peer], float]:
     try:
         first = Peer(folder, "peer0", ["train", "run.toml", "--wait-for", str(STAGES)], limit)
         peers.append(first)
-        while not first.said.partition("\n")[0].startswith("weft1") and first.process.poll() is None:
+        while not first.said.partition("\n")[0].startswith("weft2") and first.process.poll() is None:
             if time.monotonic() - began > TICKET_S:
                 raise RuntimeError(f"no ticket came: {first.said}")
             time.sleep(LOOK_S)
         ticket = first.said.partition("\n")[0]
-        peers += [Peer(folder, f"peer{number}", ["join", ticket, "--yes"], limit) for number in range(1, STAGES)]
+        peers += [Peer(folder, f"peer{number}", ["join", "--yes"], limit, ticket) for number in range(1, STAGES)]
         while any(peer.process.poll() is None for peer in peers):
             if time.monotonic() - began > END_S:
                 raise RuntimeError("it took too long: " + " | ".join(peer.said[-500:] for peer in peers))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.watching            # 24 stretches, twenty minutes
 
-Real processes, `weft train`, `weft join` and `weft watch TICKET`, each in a network namespace on a line of its own;
+Real processes, `weft train`, `weft join` and `weft watch -`, each in a network namespace on a line of its own;
 needs root. Four members train; a watcher comes and goes, and stretches are compared with the ones beside them, so that
 what changes slowly changes both.
 """
@@ -63,10 +63,10 @@ def used(members: Sequence[Machine]) -> Used:
 
 
 class Watcher:
-    """`weft watch TICKET` on a machine of its own."""
+    """`weft watch -` on a machine of its own."""
 
     def __init__(self, lines: Lines, folder: Path, ticket: str) -> None:
-        command = [sys.executable, "-P", "-m", "weft", "--home", str(folder / "watcher"), "watch", ticket]
+        command = [sys.executable, "-P", "-m", "weft", "--home", str(folder / "watcher"), "watch"]
         command += ["--port", "0", "--transports", "tls"]
         with (folder / "watcher.err").open("ab") as said:
             self._process = lines.start(
@@ -75,7 +75,7 @@ class Watcher:
                 folder,
                 stdout=subprocess.DEVNULL,
                 stderr=said,
-                env=os.environ | {"PYTHONPATH": str(SOURCE)},
+                env=os.environ | {"PYTHONPATH": str(SOURCE), "WEFT_TICKET": ticket},
             )
         until(lambda: (folder / "watcher.err").read_text().count("linked"), "a link to the members")
 

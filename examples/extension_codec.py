@@ -1,7 +1,7 @@
 """A codec from outside of weft: 12 bits a value, which are bf16 with four bits less.
 
-    python examples/extension_codec.py                      # the loop of plain_loop.py, sent in 12 bits
-    python examples/extension_codec.py --ticket weft1...    # every member runs the same file
+    python examples/extension_codec.py                         # the loop of plain_loop.py, sent in 12 bits
+    WEFT_TICKET=weft2... python examples/extension_codec.py    # every member runs the same file
 
 What a codec owes to the others is in src/weft/codec/codec.py: every finite vector has one encoding, of a length known
 beforehand; decoding refuses all else; and every machine computes the same bits, for which integers are a safe way.

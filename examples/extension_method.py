@@ -1,7 +1,7 @@
 """A method from outside of weft: members' mean delta is a gradient, and one Yogi of all steps along it.
 
-    python examples/extension_method.py                      # the loop of plain_loop.py, by this method
-    python examples/extension_method.py --ticket weft1...    # every member runs the same file
+    python examples/extension_method.py                         # the loop of plain_loop.py, by this method
+    WEFT_TICKET=weft2... python examples/extension_method.py    # every member runs the same file
 
 A method is five choices; this one brings the last, how what was merged is applied, and takes the others as they are.
 All members make this step and must arrive at the same bits: one rounded operation on each number at a time (+ - * / and

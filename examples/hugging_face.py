@@ -1,13 +1,14 @@
 """A Hugging Face Trainer as a peer: one callback, and a `with` around `train`.
 
-    python examples/hugging_face.py                      # prints a ticket
-    python examples/hugging_face.py --ticket weft1...    # elsewhere
+    python examples/hugging_face.py                         # prints a ticket
+    WEFT_TICKET=weft2... python examples/hugging_face.py    # elsewhere
 
 It needs `pip install transformers accelerate`. A small BERT learns whether a made-up text holds the word 7; each
 process makes texts of its own.
 """
 
 import argparse
+import os
 import tempfile
 
 import torch
@@ -62,7 +63,7 @@ class Texts(Dataset):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ticket", help="of a run to join")
+    parser.add_argument("--ticket", default=os.environ.get("WEFT_TICKET") or None, help="of a run to join")
     parser.add_argument("--home", help="folder of identity and checkpoints")
     parser.add_argument("--machine", help="TOML file with this machine's settings")
     parser.add_argument("--wait-for", type=int, default=1, help="peers with which to begin")

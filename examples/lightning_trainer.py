@@ -1,7 +1,7 @@
 """A Lightning Trainer as a peer: one callback, and a `with` around `fit`.
 
-    python examples/lightning_trainer.py                      # prints a ticket
-    python examples/lightning_trainer.py --ticket weft1...    # elsewhere
+    python examples/lightning_trainer.py                         # prints a ticket
+    WEFT_TICKET=weft2... python examples/lightning_trainer.py    # elsewhere
 
 It needs `pip install lightning`. A perceptron learns whether two made-up points lie on one side of a plane; each
 process makes points of its own.
@@ -9,6 +9,7 @@ process makes points of its own.
 
 import argparse
 import logging
+import os
 from collections.abc import Iterator
 
 import lightning
@@ -65,7 +66,7 @@ class Sides(lightning.LightningModule):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ticket", help="of a run to join")
+    parser.add_argument("--ticket", default=os.environ.get("WEFT_TICKET") or None, help="of a run to join")
     parser.add_argument("--home", help="folder of identity and checkpoints")
     parser.add_argument("--machine", help="TOML file with this machine's settings")
     parser.add_argument("--wait-for", type=int, default=1, help="peers with which to begin")

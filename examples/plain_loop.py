@@ -1,12 +1,13 @@
 """A loop over a small convolutional network, and the lines (marked +) that make it a peer.
 
-    python examples/plain_loop.py                      # prints a ticket
-    python examples/plain_loop.py --ticket weft1...    # elsewhere, as often as you like
+    python examples/plain_loop.py                         # prints a ticket
+    WEFT_TICKET=weft2... python examples/plain_loop.py    # elsewhere, as often as you like
 
 The pictures are made up: a bar that lies or stands, in noise. Each process makes other ones.
 """
 
 import argparse
+import os
 from collections.abc import Iterator
 
 import torch
@@ -49,7 +50,7 @@ def pictures(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def main(method: MethodConfig = METHOD) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ticket", help="of a run to join")
+    parser.add_argument("--ticket", default=os.environ.get("WEFT_TICKET") or None, help="of a run to join")
     parser.add_argument("--home", help="folder of identity and checkpoints")
     parser.add_argument("--machine", help="TOML file with this machine's settings")
     parser.add_argument("--wait-for", type=int, default=1, help="peers with which to begin")

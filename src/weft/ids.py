@@ -18,6 +18,24 @@ Step = NewType("Step", int)  # inner optimizer steps of one peer, from 0
 Tokens = NewType("Tokens", int)
 
 
+START_NBYTES = 15  # of a key, on a ticket: nobody makes another key that begins so, which takes 2^120 tries
+
+
+def start_of(peer: PeerId) -> PeerId:
+    """Return the first digits of a key, by which a ticket names a peer."""
+    return PeerId(peer[: 2 * START_NBYTES])
+
+
+def is_start(name: PeerId) -> bool:
+    """Return whether a peer is named by the first digits of its key, and no more of it is known."""
+    return len(name) == 2 * START_NBYTES
+
+
+def is_named(peer: PeerId, name: PeerId) -> bool:
+    """Return whether `name` is the key `peer`, or its first digits as `start_of` has them."""
+    return peer == name or (is_start(name) and peer.startswith(name))
+
+
 def short(name: str) -> str:
     """Return the first 8 characters: enough to tell peers and digests apart when a person reads them."""
     return name[:8]

@@ -17,7 +17,7 @@ import pytest
 
 from weft.clock import SystemClock
 from weft.errors import DialError, PeerError, PortInUse
-from weft.ids import PeerId, RunId, short
+from weft.ids import PeerId, RunId, is_start, short, start_of
 from weft.keys import Identity
 from weft.net.admission import Anyone
 from weft.net.blobs.relay import RelayConfig, relay_address
@@ -240,6 +240,21 @@ async def test_another_key_at_the_address_is_refused(pair: Pair) -> None:
     near, _ = await pair.connect()  # the listener lives on, and saw no stream before this one
     assert near.peer == pair.far_peer
     assert pair.accepted.empty()
+
+
+async def test_the_first_digits_of_a_key_lead_to_it_or_nowhere_and_to_no_other(pair: Pair) -> None:
+    start = start_of(pair.far_peer)
+    for wrong in (start_of(Identity.generate().peer), PeerId(start[:-1]), PeerId(start + "0"), PeerId("")):
+        with pytest.raises(DialError):
+            await pair.hasty.dial(wrong, pair.address, "control")
+    if pair.kind in ("iroh", "via"):  # which dial by the whole key
+        with pytest.raises(DialError):
+            await pair.hasty.dial(start, pair.address, "control")
+        return
+    near = await pair.near.dial(start, pair.address, "control")
+    far, _ = await pair.accepted.get()
+    assert is_start(start)
+    assert (near.peer, far.peer) == (pair.far_peer, pair.near_peer)
 
 
 async def test_a_dead_address_is_an_error(pair: Pair) -> None:

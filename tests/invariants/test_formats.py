@@ -20,7 +20,7 @@ from weft.clock import VirtualClock
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.data.tokenizer import ByteTokenizer
 from weft.events import EventLog, LinkDown, RoundMissed
-from weft.ids import Attempt, Digest, PeerId, Round, Tokens
+from weft.ids import Attempt, Digest, PeerId, Round, Tokens, start_of
 from weft.log import JsonlSink, read_jsonl
 from weft.model.came_with import CameWith, Ids
 from weft.model.config import ModelConfig
@@ -277,6 +277,16 @@ def test_a_checkpoint_is_laid_out_as_the_page_says(tmp_path: Path) -> None:
 def test_the_ticket_on_the_page_is_read() -> None:
     found = ticket.read(vectors.ticket()["ticket"])
     assert (found.run, found.issuer, found.secret) == (vectors.RUN, vectors.A.peer, vectors.SECRET)
+    found = ticket.read(vectors.short_ticket()["at home and outside"])
+    assert (found.run, found.contacts[0].peer, found.secret) == (vectors.RUN, vectors.A.peer, vectors.SECRET)
+    assert "tls://192.168.1.7:4433" in found.contacts[0].addresses
+    three = ticket.read(vectors.short_ticket()["three members"]).contacts
+    assert [each.peer for each in three] == [start_of(peer) for peer in (vectors.A.peer, vectors.B.peer, vectors.C)]
+    assert [each.addresses for each in three] == [
+        ("tls://192.0.2.1:4433",),
+        ("tls://192.0.2.2:4433",),
+        ("tls://192.0.2.3:4434",),
+    ]
 
 
 def test_the_certificate_on_the_page_proves_its_manifest() -> None:

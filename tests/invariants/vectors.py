@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
+from tickets import body_of, signed_ticket
 from weft import wire
 from weft.codec.blocks import Blocks
 from weft.codec.build import build
@@ -36,9 +37,10 @@ from weft.data.tokenizer import ByteTokenizer, CharTokenizer
 from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket
+from weft.net.lan import beacon_key, seal_beacon
 from weft.net.link.handshake import prove
 from weft.net.messages import BlobHeader, BlobRequest, Call, Contact, Hello, RangeRequest
-from weft.net.ticket import TicketBody, issue
+from weft.net.ticket import issue
 from weft.net.transport.frame import encode_frame
 from weft.net.transport.tls_certificate import make_certificate
 from weft.net.transport.tls_handshake import Challenge, ClientProof, Welcome, preamble
@@ -138,14 +140,42 @@ def admission() -> Vector:
     return {"secret": SECRET.hex(), "proof of B to A": proof.hex(), "hello": wire.encode(hello).hex()}
 
 
+def short_ticket() -> Vector:
+    home = f"iroh://{A.peer}?addr=198.51.100.7:4434&addr=192.168.1.7:4434&relay=https://relay.example"
+    everywhere = ("tls://198.51.100.7:4433", "tls://192.168.1.7:4433", "tls://127.0.0.1:4433", home)
+    named = ("tls://a.example:443", f"iroh://{A.peer}?addr=[2001:db8::7]:4434")
+    return {
+        "at home and outside": issue(RUN, [Contact(peer=A.peer, name="a", addresses=everywhere)], SECRET),
+        "by a name, no secret": issue(RUN, [Contact(peer=A.peer, name="a", addresses=named)], None),
+        "three members": issue(
+            RUN,
+            [
+                Contact(peer=peer, name="", addresses=(f"tls://192.0.2.{number}:{4433 + number // 3}",))
+                for number, peer in enumerate((A.peer, B.peer, C), 1)
+            ],
+            SECRET,
+        ),
+    }
+
+
 def ticket() -> Vector:
-    contact = Contact(peer=A.peer, name="a", addresses=("tls://192.0.2.1:4433",))
-    text = issue(A, RUN, [contact], SECRET)
-    body = msgspec.convert(
-        (bytes.fromhex(RUN), bytes.fromhex(A.peer), SECRET, ((bytes.fromhex(A.peer), "a", contact.addresses),)),
-        TicketBody,
-    )
-    return {"body": wire.encode(body).hex(), "signature": wire.seal(A, body).signature.hex(), "ticket": text}
+    contacts = [Contact(peer=A.peer, name="a", addresses=("tls://192.0.2.1:4433",))]
+    body = body_of(A, RUN, contacts, SECRET)
+    return {
+        "body": wire.encode(body).hex(),
+        "signature": wire.seal(A, body).signature.hex(),
+        "ticket": signed_ticket(A, RUN, contacts, SECRET),
+    }
+
+
+def beacon() -> Vector:
+    member = Contact(peer=A.peer, name="a", addresses=("tls://192.168.1.7:4433",))
+    key = beacon_key(RUN, SECRET)
+    return {
+        "key": key.hex(),
+        "asks": seal_beacon(key, NONCE[:12], member, asks=True).hex(),
+        "tells": seal_beacon(key, NONCE[:12], member, asks=False).hex(),
+    }
 
 
 # --- data ---
@@ -414,7 +444,9 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "blob": blob_request,
     "tls": tls_handshake,
     "admission": admission,
+    "short-ticket": short_ticket,
     "ticket": ticket,
+    "beacon": beacon,
     "tokenizer": tokenizer,
     "shard": shard,
     "data-index": data_index,

@@ -7,8 +7,9 @@ import pytest
 from scenarios.swarm import Swarm
 from scenarios.test_anchor import settings
 from scenarios.test_faults import MakeSwarm, one_replica
+from tickets import signed_ticket
 from weft.events import RoundCommitted, StateJoined
-from weft.net.ticket import issue, read
+from weft.net.ticket import read
 from weft.peer.state.checkpoint import load
 from weft.sim.world import SECRET, Member
 
@@ -27,7 +28,7 @@ def test_a_run_outlives_its_maker_and_the_end_of_all_its_members(make_swarm: Mak
         a, b, c = await swarm.start("abc", settings=settings(1.0))
         await swarm.round(a, 2)
         node = a.peer.context.node
-        ticket = issue(a.identity, node.run, node.contacts(), SECRET)
+        ticket = signed_ticket(a.identity, node.run, node.contacts(), SECRET)
         swarm.known_to = lambda member: [each for each in named_on(ticket, swarm) if each is not member]  # type: ignore[method-assign]
         a.peer.stop("leaves for good")
         await a.life.task

@@ -48,6 +48,7 @@ class Shell:
         self.folder = folder
         self.home = home or folder / "home"
         self.said = folder / "said"
+        self.enter: tuple[str, ...] = ()  # what runs a command in a network of its own
         self.process: subprocess.Popen[str] | None = None
 
     def run(self, *arguments: str, given: str = "", ranks: int = 0) -> None:
@@ -58,7 +59,7 @@ class Shell:
         """
         self.end()
         before = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else ["-P"]
-        command = [sys.executable, *before, "-m", "weft", "--home", str(self.home), *arguments]
+        command = [*self.enter, sys.executable, *before, "-m", "weft", "--home", str(self.home), *arguments]
         with self.said.open("a") as said:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said
@@ -72,7 +73,7 @@ class Shell:
         assert self.process is not None
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
-        assert line.startswith("weft1"), self.said.read_text()
+        assert line.startswith("weft2"), self.said.read_text()
         return line
 
     def send(self, number: signal.Signals) -> int:

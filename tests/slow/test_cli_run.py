@@ -34,7 +34,7 @@ def test_two_shells_train_part_meet_again_and_survive_a_kill(
     anna, bert = shells("anna"), shells("bert")
     anna.run("train", str(run_file), "--wait-for", "2", "--name", "anna", *LOCAL)
     ticket = anna.ticket()
-    anna_is = read(ticket).issuer
+    anna_is = read(ticket).contacts[0].peer
 
     # Another directory, another home: nothing is shared but the ticket.
     bert.run("join", "-", "--yes", "--name", "bert", *LOCAL, given=ticket + "\n")

@@ -34,12 +34,12 @@ def test_loops_outlive_a_kill_and_count_who_comes_later(tmp_path: Path) -> None:
     a = Process(tmp_path, "a", "plain_loop.py", *USUAL, "--wait-for", "3")
     with ending(a):
         ticket = a.ticket()
-        b = Process(tmp_path, "b", "plain_loop.py", *USUAL, "--seed", "1", "--ticket", ticket)
-        c = Process(tmp_path, "c", "plain_loop.py", *USUAL, "--seed", "2", "--ticket", ticket)
+        b = Process(tmp_path, "b", "plain_loop.py", *USUAL, "--seed", "1", ticket=ticket)
+        c = Process(tmp_path, "c", "plain_loop.py", *USUAL, "--seed", "2", ticket=ticket)
         with ending(b, c):
             killed = first(c, RoundCommitted).peer
             c.kill()
-            late = Process(tmp_path, "late", "plain_loop.py", *USUAL, "--seed", "3", "--ticket", ticket)
+            late = Process(tmp_path, "late", "plain_loop.py", *USUAL, "--seed", "3", ticket=ticket)
             with ending(late):
                 said = [each.done() for each in (a, b, late)]
                 newcomer = first_said(late)

@@ -14,7 +14,7 @@ from weft.errors import Unreachable
 HOUSE = Path(__file__).parents[2]
 CANNOT = 3  # the exit code of the benchmark where no networks can be made
 
-# What `weft doctor TICKET` says of the ways, and of where members see this machine.
+# What `weft doctor -` says of the ways, and of where members see this machine.
 WAY = ("ok", "there is a way into the run")
 NO_UDP = ("note", "UDP does not get through, and TCP does")
 NO_TCP = ("note", "TCP does not get through and iroh (UDP) does")

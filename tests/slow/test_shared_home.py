@@ -40,6 +40,7 @@ def test_four_joins_that_share_a_home_hold_four_identities(tmp_path: Path) -> No
             assert started[0].poll() is None, (tmp_path / "maker.err").read_text()
             assert time.monotonic() < ends_at
             time.sleep(0.2)
+        (tmp_path / "ticket.txt").write_text(ticket)
         started += [
             weft(
                 tmp_path,
@@ -47,7 +48,7 @@ def test_four_joins_that_share_a_home_hold_four_identities(tmp_path: Path) -> No
                 "--home",
                 "shared",
                 "join",
-                ticket,
+                "@ticket.txt",
                 "--yes",
                 "--key",
                 f"{n}.pem",

@@ -46,12 +46,12 @@ def test_six_processes_train_what_one_does_though_one_is_killed_one_stands_still
         first.run("train", str(RECIPE), "--wait-for", "6", *changed(), *LOCAL)
         ticket = first.ticket()
         for shell in others:
-            shell.run("join", "--yes", ticket, *LOCAL)
+            shell.run("join", "-", "--yes", *LOCAL, given=ticket)
         wait(lambda: all(rounds(shell) >= 10 for shell in (first, *others)), START_S + COMMIT_S)
         by_stage = {number: [each for each in others if stage_of(each) == number] for number in range(3)}
         by_stage[2][0].send(signal.SIGKILL)
         wait(lambda: rounds(first) >= 20, COMMIT_S)
-        late.run("join", "--yes", ticket, *LOCAL)
+        late.run("join", "-", "--yes", *LOCAL, given=ticket)
         frozen = by_stage[1][0]
         wait(lambda: rounds(late) >= 10, COMMIT_S)
         assert stage_of(late) in (1, 2), (
@@ -103,7 +103,7 @@ def train(shells: list[Shell], changes: list[str]) -> float:
     first.run("train", str(RECIPE), "--wait-for", str(len(shells)), *changes, *LOCAL)
     ticket = first.ticket()
     for shell in others:
-        shell.run("join", "--yes", ticket, *LOCAL)
+        shell.run("join", "-", "--yes", *LOCAL, given=ticket)
     for shell in shells:
         assert shell.process.wait(END_S) == 0, shell.said.read_text()
     return seen(first, Evaluated)[-1].loss

@@ -100,6 +100,10 @@ class Anchor:
         """Return the newest manifest whose state can be had from here."""
         return None if self._kept.chain is None else self._kept.chain.head
 
+    def standing(self, peer: PeerId) -> int | None:
+        """Return what another is to whoever looks for the run; see `Membership.standing`."""
+        return self._membership.standing(peer)
+
     def stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
         self._stopping.set()

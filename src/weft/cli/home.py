@@ -153,7 +153,7 @@ def _require_no_sections(folder: Path | None) -> None:
         raise CheckpointError(
             f"run {called(run)} has stages, and here are sections of its model only, in {folder.parents[1]}. Put them "
             f"together with `weft gather {short(run.name)}`; those that other peers hold, while they run, with `weft "
-            "gather TICKET`."
+            "gather -`."
         )
 
 

@@ -12,6 +12,7 @@ def train(context: typer.Context, stay: Stay) -> None: ...        # weft train -
 """
 
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
     from weft.data.corpus import JsonlSource, ParquetSource, TextSource
     from weft.data.documents import Document
+
+TICKET_VARIABLE = "WEFT_TICKET"
+NOT_SEEN = f'"-" reads it from standard input, @FILE from a file; left out, from {TICKET_VARIABLE}.'
+"""How a ticket comes to a command: whoever may list a machine's processes sees what is typed."""
 
 _WHILE = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)(?:m|min))?(?:(\d+)s)?", re.IGNORECASE)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)\s*(rounds?|tokens?)", re.IGNORECASE)
@@ -135,15 +140,56 @@ class Contributed:
 
 
 def ticket_text(given: str) -> str:
-    """Return the ticket that a command is given; "-" reads it from standard input."""
+    """Return the ticket that a command is given: "-" reads it from standard input, "@FILE" from a file.
+
+    Raises:
+        TicketError: nothing is there.
+    """
     from weft.net.ticket import MAX_CHARS
 
+    if given.startswith("@"):
+        return _ticket_in(Path(given[1:]).expanduser(), 4 * MAX_CHARS)
     if given != "-":
         return given
+    if sys.stdin.isatty():
+        print("Paste the ticket here, then press Enter:", file=sys.stderr, flush=True)  # noqa: T201
     line = line_of_input(MAX_CHARS + 1)
     if not line.strip():
         raise TicketError("standard input is empty or closed; a ticket was to come from there.")
     return line
+
+
+def ticket_or_none(given: str | None) -> str | None:
+    """Return the ticket that a command is given, or else the one in the environment; None: neither."""
+    return ticket_text(os.environ.get(TICKET_VARIABLE) or "") or None if given is None else ticket_text(given)
+
+
+def ticket_of(given: str | None) -> str:
+    """Return the ticket that a command is given, or else the one in the environment.
+
+    Raises:
+        TicketError: there is none; says where it may come from.
+    """
+    found = ticket_or_none(given)
+    if found is None:
+        raise TicketError(
+            f'there is no ticket. Give "-" and paste it when asked, or @FILE where it is in a file, or set '
+            f"{TICKET_VARIABLE} to it."
+        )
+    return found
+
+
+def _ticket_in(path: Path, max_nbytes: int) -> str:
+    try:
+        with path.open("rb") as file:
+            text = reading.text_of(file.read(max_nbytes)).strip()
+    except OSError as error:
+        raise TicketError(f"cannot read the ticket in {path}: {error.strerror or error}.") from error
+    except UnicodeDecodeError:
+        text = "?"
+    if not text:
+        raise TicketError(f"{path} is empty; a ticket was to be in it.")
+    return text
 
 
 def line_of_input(max_chars: int) -> str:

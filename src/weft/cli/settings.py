@@ -50,6 +50,15 @@ class Here:
         None
     )
     transports: Transports = None
+    lan: Annotated[
+        bool,
+        typer.Option(
+            "--lan",
+            help="Find members in the local network that say --lan, too: this sends a small packet, sealed with what "
+            "the ticket holds, to all its machines (UDP 239.255.87.70:8770) at the start, once a minute and in answer. "
+            "They see that weft runs here; who has a ticket of the run sees where it listens.",
+        ),
+    ] = False
     up: Annotated[str | None, typer.Option(help="Upload at most so fast: 20mbit.", metavar="RATE")] = None
     down: Annotated[str | None, typer.Option(help="Download at most so fast: 100mbit.", metavar="RATE")] = None
     per_day: Annotated[
@@ -68,6 +77,7 @@ class Here:
             "tls.host": self.host,
             "tls.port": self.port,
             "transports": check_transports(self.transports),
+            "has_lan": self.lan or None,
             "caps.upload_bps": rate_bps("--up", self.up),
             "caps.download_bps": rate_bps("--down", self.down),
             "caps.day_nbytes": nbytes("--per-day", self.per_day),
@@ -135,6 +145,7 @@ _ALLOWED = {
     "threads": ("--threads", "a whole number from 0 to 1024; 0 is torch's own choice"),
     "transports": ("--transports", "some of tls, iroh and via, at least one of the first two"),
     "is_blocking": ("--blocking", "no value"),
+    "has_lan": ("--lan", "no value"),
     "caps.upload_bps": ("--up", "at least 1mbit: rounds give up on less"),
     "caps.download_bps": ("--down", "at least 1mbit: what is slower never catches up"),
     "caps.day_nbytes": ("--per-day", "at least 10MB"),

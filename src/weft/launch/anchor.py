@@ -58,7 +58,7 @@ async def anchor(
         )
         keeping = Anchor(outline, context)
         name = s.node.passport.name
-        with s.ticket() as fresh:
+        with s.ticket(keeping.standing) as fresh:
             async with s.guarded(keeping):
                 on_started(keeping, outline, fresh)
                 s.emit(PeerStarted(run=ticket.run, name=name, software=software, device="none", num_parameters=0))

@@ -140,9 +140,7 @@ class Corpus:
             keep_run_file(s.folder, dump(msgspec.structs.replace(self.files[run.run], run=run.run)))
         if isinstance(run, StagedConfig):
             if self.stages is None:
-                raise ConfigError(
-                    "this run has stages, which this program cannot hold. Take part with: weft join TICKET"
-                )
+                raise ConfigError("this run has stages, which this program cannot hold. Take part with: weft join -")
             return self.stages(s, run, data or await self._fetched(s, run, members))
         if members:
             await fetch_initial(s.node, members, run, s.options.home)

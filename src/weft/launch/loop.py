@@ -120,7 +120,7 @@ def _sealed(
 
 def _of_loops(run: Genesis) -> LoopConfig:
     if not isinstance(run, LoopConfig):
-        raise ConfigError(f"run {run.name!r} trains a transformer of weft's: join it with `weft join TICKET`.")
+        raise ConfigError(f"run {run.name!r} trains a transformer of weft's: join it with `weft join -`.")
     return run
 
 

@@ -77,7 +77,7 @@ class Prepared(Generic[P_co]):
 
     peer: P_co
     live: Callable[[int | None], Awaitable[Outcome]]  # to the end: begin the run with so many peers, or (None) join it
-    standing: Callable[[PeerId], int] = lambda _peer: 1  # as `Peer.standing`
+    standing: Callable[[PeerId], int | None] = lambda _peer: 1  # as `Peer.standing`
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,9 @@ async def _snapshot(s: Session, run: Genesis, memory: Pool) -> Snapshot | None:
 
 def where(run: RunId, successor: Succeed) -> str:
     """Return, for a person, where `run` goes on."""
-    how = f"weft join {successor.ticket}" if successor.ticket else "ask its members for a ticket: weft ticket"
+    how = "ask its members for a ticket: weft ticket"
+    if successor.ticket:
+        how = f"`weft join -` asks for its ticket, which is {successor.ticket}"
     return f"run {short(run)} goes on as run {short(successor.run)}. Take part in that one: {how}"
 
 

@@ -8,6 +8,7 @@ async with session(options, run, identity, ticket.admission()) as s:
         async with s.guarded(peer): ...
 """
 
+import asyncio
 import platform
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager, suppress
@@ -19,17 +20,18 @@ from typing import TYPE_CHECKING
 from weft.clock import Clock, SystemClock
 from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable, WeftError
 from weft.events import ConnectionDropped, Emit, EventLog, Notice, Sink
-from weft.ids import PeerId, RunId, name_of, short, with_names
+from weft.ids import PeerId, RunId, is_named, name_of, short, with_names
 from weft.keys import Identity, open_free_identity, open_identity, read_peer, take_lock
 from weft.launch.control import Control
 from weft.launch.guard import DayCount, Guard, Guarded, valve
 from weft.log import JsonlSink
-from weft.net.admission import Admission, ByKeys, ByTicket
+from weft.net.admission import Admission, ByKeys, secret_of
+from weft.net.lan import Lan
 from weft.net.link.handshake import Passport
 from weft.net.link.links import VIA
 from weft.net.node import Node
 from weft.net.speed_test import SpeedTest
-from weft.net.ticket import Ticket, issue
+from weft.net.ticket import Ticket, best_first, issue
 from weft.net.transport import tcp
 from weft.net.transport.base import OnDrop, Transport, ignore_drop
 from weft.net.transport.budget import Budget, budget_of
@@ -56,6 +58,7 @@ from weft.tasks import Compute, Tasks, Threads
 if TYPE_CHECKING:
     from weft.run.config import Genesis  # which loads torch
 
+RENEW_S = 3.0  # a ticket that names somebody else is kept so soon at the latest
 NOBODY = ByKeys(allowed=())
 OPENS_S = 10.0  # that a process takes at most to open its identity
 
@@ -86,6 +89,7 @@ class Session:
     clock: Clock
     compute: Compute
     day: DayCount
+    lan: Lan | None = None  # where members of the local network are looked for
 
     async def start(self) -> None:
         """Open the network."""
@@ -93,17 +97,21 @@ class Session:
         if "tls" in self.options.settings.transports and tls.host:  # nothing takes the place of what was asked for
             tcp.listen(tls.host, 0).close()
         await self.node.start()
+        if self.lan is not None:
+            await self.lan.start()
 
     async def meet(self, ticket: Ticket) -> list[PeerId]:
-        """Link to members: of those on the ticket, which may be stale, and those met before; return who let this in.
+        """Link to a member and return who let this in: one of this local network where those are looked for, one that
+        the ticket names, which may be stale, or one met before.
 
         Raises:
             Unreachable, Refused: nobody answered, or let this peer in; TicketMismatch: they train another run.
         """
         node = self.node
-        contacts = [contact for contact in ticket.contacts if contact.peer != node.peer]
+        contacts = [contact for contact in ticket.contacts if not is_named(node.peer, contact.peer)]
         for contact in contacts:
             node.remember(contact.peer, contact.addresses, contact.name)
+        near = () if self.lan is None else await self.lan.listen()
         met = [peer for peer in node.known_addresses() if peer != node.peer]
         if not contacts and not met:
             raise Unreachable(
@@ -112,7 +120,7 @@ class Session:
                 "If it was this one, go on with `weft train` and its run file."
             )
         try:
-            first = await node.connect_any(list(dict.fromkeys([*(contact.peer for contact in contacts), *met])))
+            first = await node.connect_any(list(dict.fromkeys([*near, *(contact.peer for contact in contacts), *met])))
         except GenesisMismatch as error:
             raise TicketMismatch(
                 f"this ticket is for run {short(ticket.run)}, which is not trained where it leads: {error}."
@@ -128,26 +136,34 @@ class Session:
         node.serve_blobs(public(run, node.run, self.options.home), is_patient=True)
 
     @contextmanager
-    def ticket(self, standing: Callable[[PeerId], int] = lambda _peer: 1) -> Iterator[str]:
+    def ticket(self, standing: Callable[[PeerId], int | None] = lambda _peer: 1) -> Iterator[str]:
         """Keep a fresh ticket on disk as members come, so that `weft ticket` on any member prints one.
 
         Args:
-            standing: orders those that are linked, low first: who stays for others to find before those that come and
-                go, and last who takes no part, so that no watcher has a member's place.
+            standing: what each that is linked is to whoever looks for the run, as `Membership.standing` has it: who
+                stays for others to find comes before those that come and go, and no watcher has a member's place.
         """
         node, admission = self.node, self.node.passport.admission
-        secret = admission.secret if isinstance(admission, ByTicket) else None
+        secret = secret_of(admission)
 
         def renew() -> str:
-            contacts = sorted(node.contacts(), key=lambda each: (each.peer != node.peer, standing(each.peer)))
-            text = issue(self.identity, node.run, contacts, secret)
-            keep_ticket(self.folder, text)
+            text = issue(node.run, best_first(node.contacts(), node.peer, standing), secret)
+            if kept != [text] and keep_ticket(self.folder, text):
+                kept[:] = [text]
             return text
 
+        async def watch() -> None:  # who is an anchor is heard later than where it is, and whoever is named may leave
+            while True:
+                await asyncio.sleep(RENEW_S)
+                renew()
+
+        kept: list[str] = []
         node.on_contacts_settled(renew)
+        watching = asyncio.ensure_future(watch())
         try:
             yield renew()
         finally:
+            watching.cancel()
             drop_ticket(self.folder)
 
     @asynccontextmanager
@@ -201,6 +217,7 @@ async def session(
         if (passed := valve(settings.caps, clock, day.ration)) is not None:
             transports = [Throttled(each, passed) for each in transports]
         node = Node(passport, transports, clock, log.emit, relay=settings.relay, via=via, budget=budget)
+        lan = Lan(node, clock, log.emit) if settings.has_lan else None
         SpeedTest(node, clock)
         Relaying(bulletins, node, clock)
         PaceTeller(pace, node)
@@ -223,6 +240,7 @@ async def session(
                     clock=clock,
                     compute=compute,
                     day=day,
+                    lan=lan,
                 )
             except WeftError as error:
                 if len(error.args) == 1:
@@ -230,6 +248,8 @@ async def session(
                 raise
             finally:
                 keep()
+                if lan is not None:
+                    await lan.aclose()
                 await node.aclose()
 
 

@@ -1,6 +1,6 @@
 """`weft.Sync`: a training loop of somebody's own as a peer of a run.
 
-    with weft.Sync(model, weft.SyncConfig(samples=1_000_000, batch_size=32)) as sync:    # or ticket="weft1..."
+    with weft.Sync(model, weft.SyncConfig(samples=1_000_000, batch_size=32)) as sync:    # or ticket="weft2..."
         for batch in loader:
             loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
             if not sync.step(len(batch), loss):

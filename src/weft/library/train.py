@@ -59,7 +59,7 @@ def train(
         config: what `weft train` takes: a run file, its path, or its tables. Paths in it start from its folder, or from
             the folder that this process works in.
         ticket: of the run to join instead. Whoever gives one agrees to what the run costs this machine
-            (`weft join TICKET` shows it first).
+            (`weft join -` shows it first).
         data: files and folders to train on, where the run that is joined is private: each peer has its own.
         wait_for: begin once so many peers are here, this one included.
         wish: where the home holds a run of that name which differs: "go on" with it, by what config says now; begin

@@ -5,6 +5,7 @@
     blobs/        bytes by digest
     membership/   who is alive
     node          the front: links, typed calls and notes, blobs
+    lan           how members in one local network find each other, where they ask for it
     ticket        the string that lets a machine join; `admission` decides who may
 
 It does not know rounds, models or data.

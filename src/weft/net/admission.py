@@ -38,3 +38,8 @@ Admission = ByTicket | ByKeys | Anyone
 
 def new_secret() -> bytes:
     return fresh_secret(SECRET_NBYTES)
+
+
+def secret_of(admission: Admission) -> bytes | None:
+    """Return what this run's tickets hold; None where it admits by key, or anyone."""
+    return admission.secret if isinstance(admission, ByTicket) else None

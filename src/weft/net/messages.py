@@ -73,7 +73,10 @@ Proof = Annotated[bytes, Meta(max_length=32)]
 
 
 class Contact(Record, frozen=True, kw_only=True):
-    """Where a peer may be reached. Unsigned: a wrong address leads to another key, which the dial refuses."""
+    """Where a peer may be reached. Unsigned: a wrong address leads to another key, which the dial refuses.
+
+    On the wire `peer` is whole; one that a ticket named may be the first digits of it (`ids.is_start`).
+    """
 
     peer: HexPeer
     name: Name

@@ -189,8 +189,16 @@ class Node:
         return frozenset(self.passport.banned_by)
 
     def remember(self, peer: PeerId, addresses: Iterable[str], name: str = "") -> None:
-        """Note where `peer` may be dialled; what others announce later does not displace it."""
+        """Note where `peer` may be dialled; what others announce later does not displace it.
+
+        Args:
+            peer: its key, or the first digits of it, as a ticket has them.
+        """
         self._book.keep(peer, addresses, name)
+
+    def hear(self, contact: Contact) -> None:
+        """Take what somebody says of where a peer may be reached; what it says itself comes before."""
+        self._book.hear([contact])
 
     def is_hearsay(self, peer: PeerId) -> bool:
         """Return whether of `peer` only is known what others say: it never spoke for itself, and nobody named it."""
@@ -249,6 +257,9 @@ class Node:
     async def connect_any(self, peers: Iterable[PeerId]) -> PeerId:
         """Return the first of `peers` to which a link comes up: how a newcomer uses its ticket.
 
+        Args:
+            peers: their keys, or the first digits of them; the key that is returned is whole.
+
         Raises:
             Refused, GenesisMismatch, WireError: nobody let this peer in, and the first who answered said why.
             Unreachable: nobody answered; the message says what was tried, what that means and what to do.
@@ -256,9 +267,9 @@ class Node:
         verdict: errors.WeftError | None = None
         trials: list[Trial] = []
         others: list[str] = []
-        for peer in peers:
+        for peer in dict.fromkeys(self._book.whole(each) for each in peers):
             try:
-                await self.connect(peer)
+                link = await self._dialer.connect(peer)
             except (errors.Refused, errors.GenesisMismatch, errors.WireError) as error:
                 verdict = verdict or error
             except errors.Unreachable as error:
@@ -267,7 +278,7 @@ class Node:
             except (errors.NetError, errors.PeerError) as error:
                 others.append(str(error))
             else:
-                return peer
+                return link.peer
         raise verdict or errors.Unreachable(nobody(trials, others))
 
     def keep(self, peer: PeerId) -> None:

@@ -7,6 +7,8 @@ from a peer that runs on this machine.
 import asyncio
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from weft.clock import Clock
 from weft.errors import DialError, GenesisMismatch, PeerError, Refused, WeftError
 from weft.keys import Identity
@@ -38,6 +40,7 @@ async def probe(
     except (DialError, PeerError) as error:
         return failed(contact, address, str(error))
     opened_s = clock.now() - began
+    contact = replace(contact, peer=stream.peer)  # a ticket may name it by the first digits alone
     outcome, said = await _greet(stream, passport)
     greeted_s = clock.now() - began - opened_s if outcome == "admitted" else None
     return Trial(contact=contact, address=address, outcome=outcome, said=said, opened_s=opened_s, greeted_s=greeted_s)

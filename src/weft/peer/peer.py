@@ -135,13 +135,9 @@ class Peer:
     def record(self, name: Digest) -> GroupRecord | None:
         return self._records.known(name)
 
-    def standing(self, peer: PeerId) -> int:
-        """Return what another is to whoever looks for the run: 0 an anchor, which stays, 1 a peer, 2 nobody known.
-
-        The last sends no heartbeat: it watches, or has not begun.
-        """
-        beat = self._membership.heartbeat_of(peer)
-        return 2 if beat is None else int(not beat.is_anchor)
+    def standing(self, peer: PeerId) -> int | None:
+        """Return what another is to whoever looks for the run; see `Membership.standing`."""
+        return self._membership.standing(peer)
 
     # --- life ---
 

@@ -131,6 +131,8 @@ class PeerConfig(Config, frozen=True, kw_only=True):
     tls: TlsConfig = TlsConfig()
     iroh: IrohConfig = IrohConfig()
     relay: RelayConfig = RelayConfig()
+    has_lan: bool = False
+    """Look for members in the local network, and be found there by those that look, too (`weft.net.lan`)."""
     checkpoint_every_s: Annotated[float, msgspec.Meta(ge=0, description="seconds; 0: at the end only")] = 60.0
     is_blocking: bool = False
     """Where its line is slower than the run it joins, ask members to wait until it is in."""

@@ -44,7 +44,7 @@ def read_secret(folder: PeerFolder) -> bytes | None:
     if len(secret) < SECRET_NBYTES:
         raise ConfigError(
             f"{path} is damaged: it does not hold the secret of this run's tickets. Join with a ticket of another "
-            "member, which brings the secret back: weft join TICKET. Where there is no other member, remove the file "
+            "member, which brings the secret back: weft join -. Where there is no other member, remove the file "
             "and start again: a new secret is made, and tickets from before let nobody in any more."
         )
     return secret
@@ -66,10 +66,13 @@ def keep_secret(folder: PeerFolder, admission: Admission) -> None:
     write_atomically(path, [text.encode()], mode=PRIVATE)
 
 
-def keep_ticket(folder: PeerFolder, text: str) -> None:
-    """Keep a ticket in place of the one before, which stays where this one cannot be written: it is as good."""
-    with suppress(DiskFull, DataError):
+def keep_ticket(folder: PeerFolder, text: str) -> bool:
+    """Keep a ticket in place of the one before, which stays where this one cannot be written; return whether it was."""
+    try:
         write_atomically(folder.ticket, [text.encode()], mode=PRIVATE)
+    except (DiskFull, DataError):
+        return False
+    return True
 
 
 def drop_ticket(folder: PeerFolder) -> None:

@@ -11,7 +11,7 @@ import pytest
 from weft.clock import VirtualClock
 from weft.errors import Refused
 from weft.events import Entry, Notice
-from weft.ids import Digest, PeerId, RunId, short
+from weft.ids import Digest, PeerId, RunId, short, start_of
 from weft.keys import Identity
 from weft.launch import control
 from weft.launch.guard import DayCount
@@ -124,9 +124,9 @@ def test_an_error_names_who_is_known_by_name(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
-def test_a_ticket_names_who_watches_behind_who_takes_part(tmp_path: Path) -> None:
+def test_a_ticket_names_an_anchor_first_and_nobody_who_watches(tmp_path: Path) -> None:
     identity = Identity.from_seed(bytes(32))
-    standing = {PeerId("aa" * 32): 2, PeerId("bb" * 32): 1, PeerId("cc" * 32): 0, identity.peer: 1}
+    standing = {PeerId("aa" * 32): None, PeerId("bb" * 32): 1, PeerId("cc" * 32): 0, identity.peer: None}
     contacts = [Contact(peer=peer, name="", addresses=("tls://127.0.0.1:1",)) for peer in standing]
     node: Any = SimpleNamespace(
         peer=identity.peer,
@@ -146,6 +146,9 @@ def test_a_ticket_names_who_watches_behind_who_takes_part(tmp_path: Path) -> Non
         compute=absent,
         day=absent,
     )
-    with s.ticket(lambda peer: standing[peer]) as text:
-        order = [contact.peer for contact in read(text).contacts]
-    assert order == [identity.peer, "cc" * 32, "bb" * 32, "aa" * 32]
+
+    async def main() -> list[PeerId]:
+        with s.ticket(lambda peer: standing[peer]) as text:
+            return [contact.peer for contact in read(text).contacts]
+
+    assert asyncio.run(main()) == ["c" * 30, start_of(identity.peer), "b" * 30]

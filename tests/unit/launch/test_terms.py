@@ -31,7 +31,6 @@ HERE = PeerConfig(device="cpu", threads=1)
 A_DAY = 1e9  # bytes, of a run whose terms could not say
 TICKET = Ticket(
     run=RunId("f" * 64),
-    issuer=PeerId("a" * 64),
     contacts=tuple(
         Contact(peer=PeerId(letter * 64), name=letter, addresses=("tls://127.0.0.1:1",)) for letter in "abc"
     ),

@@ -22,13 +22,13 @@ SETTINGS = 'transports = ["tls"]\ndevice = "cpu"\n[tls]\nhost = "127.0.0.1"\n'
 class Process:
     """One process of an example, and what it says."""
 
-    def __init__(self, folder: Path, name: str, example: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, name: str, example: str, *arguments: str, ticket: str = "") -> None:
         self.home = folder / name
         (folder / "machine.toml").write_text(SETTINGS)
         command = [sys.executable, str(EXAMPLES / example), "--home", str(self.home)]
         command += ["--machine", str(folder / "machine.toml"), *arguments]
         # Several processes on few cores: threads that wait for each other take all of them.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "WEFT_TICKET": ticket}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment
         )
@@ -37,7 +37,7 @@ class Process:
         """Return the ticket that it prints, once it does."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            if found := re.search(r"ticket='(weft1[^']+)'", line):
+            if found := re.search(r"ticket='(weft2[^']+)'", line):
                 return found[1]
         raise AssertionError("it ended without a ticket")
 

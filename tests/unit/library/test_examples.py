@@ -56,7 +56,7 @@ def two_learn(folder: Path, example: str, num_samples: int) -> None:
     usual = ("--samples", str(num_samples))
     a = Process(folder, "a", example, *usual, "--wait-for", "2")
     with ending(a):
-        b = Process(folder, "b", example, *usual, "--seed", "1", "--ticket", a.ticket())
+        b = Process(folder, "b", example, *usual, "--seed", "1", ticket=a.ticket())
         with ending(b):
             said = [a.done(), b.done()]
     assert replica(said[0]) == replica(said[1])

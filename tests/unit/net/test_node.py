@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import pytest
 
+from tickets import signed_ticket
 from weft.errors import (
     CallFailed,
     DeadlineExceeded,
@@ -16,7 +17,7 @@ from weft.errors import (
     WireError,
 )
 from weft.events import AdmissionRefused, ConnectionDropped, FellBack, LinkDown, LinkUp
-from weft.ids import Digest, PeerId, RunId
+from weft.ids import Digest, PeerId, RunId, start_of
 from weft.net import ticket
 from weft.net.admission import ByKeys, ByTicket
 from weft.net.link.handshake import Passport, prove
@@ -409,13 +410,13 @@ def test_who_moved_is_found_at_its_new_address_by_those_it_has_not_told(world):
     world.run(scenario)
 
 
-def test_ticket_of_a_linked_member_leads_a_newcomer_to_any_of_its_contacts(world):
+def test_a_ticket_of_format_1_leads_a_newcomer_to_any_of_its_contacts(world):
     async def scenario():
         a, b = world.node(0, ByTicket(secret=SECRET)), world.node(1, ByTicket(secret=SECRET))
         await a.start()
         await b.start()
         await a.connect(b.peer)
-        held = ticket.read(ticket.issue(world.identities[0], a.run, a.contacts(), SECRET))
+        held = ticket.read(signed_ticket(world.identities[0], a.run, a.contacts(), SECRET))
         assert [contact.peer for contact in held.contacts] == [a.peer, b.peer]
         world.network.kill(a.peer)
         newcomer = world.node(2, held.admission())
@@ -428,13 +429,49 @@ def test_ticket_of_a_linked_member_leads_a_newcomer_to_any_of_its_contacts(world
     world.run(scenario)
 
 
+def test_the_first_digits_of_keys_lead_to_whoever_is_left(world):
+    async def scenario():
+        nodes = [world.node(number, ByTicket(secret=SECRET)) for number in range(3)]
+        for node in nodes:
+            await node.start()
+        newcomer = world.node(3, ByTicket(secret=SECRET))
+        newcomer._book._entries.clear()
+        await newcomer.start()
+        starts = [start_of(node.peer) for node in nodes]
+        for start, node in zip(starts, nodes, strict=True):
+            newcomer.remember(start, [f"memory://{node.peer}"])
+        assert newcomer.known_addresses() == {}  # which are of whole keys, and kept on disk
+        world.network.kill(nodes[0].peer)
+        world.network.kill(nodes[1].peer)
+        assert await newcomer.connect_any(starts) == nodes[2].peer
+        assert set(newcomer.known_addresses()) == {nodes[2].peer}
+        assert await newcomer.connect_any([starts[2]]) == nodes[2].peer  # known by its whole key now: no second link
+        assert len(world.seen(3, LinkUp)) == 1
+
+    world.run(scenario)
+
+
+def test_a_key_that_begins_otherwise_is_refused_with_the_reason(world):
+    async def scenario():
+        a, newcomer = world.node(0, ByTicket(secret=SECRET)), world.node(1, ByTicket(secret=SECRET))
+        await a.start()
+        await newcomer.start()
+        wrong = start_of(world.ids[5])
+        newcomer.remember(wrong, [f"memory://{a.peer}"])
+        with pytest.raises(Unreachable, match=rf"Tried {wrong[:8]}: .*is {a.peer[:8]}, not {wrong[:8]}"):
+            await newcomer.connect_any([wrong])
+        assert a.peers == ()
+
+    world.run(scenario)
+
+
 def test_newcomer_that_nobody_lets_in_learns_why(world):
     async def scenario():
         a, b, c = world.node(0, ByTicket(secret=SECRET)), world.node(1, run=RunId("cd" * 32)), world.node(2)
         await a.start()
         await c.start()
         with pytest.raises(
-            Unreachable, match=r"^nobody answered\. Tried .*nothing listens.*nothing listens.*`weft doctor TICKET`"
+            Unreachable, match=r"^nobody answered\. Tried .*nothing listens.*nothing listens.*`weft doctor -`"
         ):
             await c.connect_any(world.ids[4:6])
         with pytest.raises(Unreachable, match=r"no address.*Ask a member for a fresh ticket"):

@@ -36,7 +36,7 @@ async def offered(tmp_path: Path, tree: Any) -> None:
     node.serve_blobs(lookup)
     crew = Crew(tmp_path)
     async with node, crew.deadline():
-        victim = crew.join("victim", issue(identity, RunId(digest(data)), node.contacts(), None))
+        victim = crew.join("victim", issue(RunId(digest(data)), node.contacts(), None))
         async with asyncio.timeout(60):
             await victim.task
 

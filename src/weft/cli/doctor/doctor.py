@@ -13,7 +13,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import ticket_text
+from weft.cli.options import NOT_SEEN, ticket_or_none
 from weft.cli.terminal import wrapped
 from weft.config import load_tree
 from weft.errors import TooLarge, WeftError
@@ -34,7 +34,7 @@ def doctor(
         str | None,
         typer.Argument(
             metavar="[TICKET|RUN.TOML]",
-            help='A ticket, whose ways and run are to be tried ("-" reads it), or a run file.',
+            help=f"A run file, or a ticket, whose ways and run are to be tried; {NOT_SEEN}",
             show_default=False,
         ),
     ] = None,
@@ -64,7 +64,7 @@ class Examination:
     """Of this machine, and of a run.
 
     Args:
-        given: a ticket, "-" for one on standard input, or the path of a run file.
+        given: a ticket, "-" or @FILE where one is, the path of a run file, or None: what the environment says.
 
     Raises:
         WeftError: what is given is none of these.
@@ -76,7 +76,8 @@ class Examination:
         self.failure: type[WeftError] | None = None  # why a run cannot be joined from here
         self._home, self._peer, self._port = home, peer, port
         self._run_path = Path(given) if given is not None and given.endswith(".toml") else None
-        self._ticket = None if given is None or self._run_path is not None else read(ticket_text(given))
+        text = ticket_or_none(given) if self._run_path is None else None
+        self._ticket = None if text is None else read(text)
         if self._run_path is not None:
             load_tree(self._run_path)  # what is no TOML is refused before anything is measured
 

@@ -1,4 +1,4 @@
-"""What `weft doctor TICKET` finds: which address of the ticket leads where, how fast, and what to do where none does.
+"""What `weft doctor -` finds: which address of the ticket leads where, how fast, and what to do where none does.
 
 `judge_ways` and the others are pure: from what was tried to what a person reads. `examine_ticket` tries it.
 """

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.home import CHECKPOINT_FILE, find_checkpoint, home_of
-from weft.cli.options import ticket_text
+from weft.cli.options import NOT_SEEN, ticket_of
 from weft.cli.settings import run_file
 from weft.config import dump
 from weft.dashboard import figures
 from weft.errors import ConfigError
+from weft.ids import is_start
 
 if TYPE_CHECKING:
     from weft.model.came_with import CameWith
@@ -24,11 +25,11 @@ _START_NBYTES = 4096  # as much as tells files apart
 def inspect(
     context: typer.Context,
     thing: Annotated[
-        str, typer.Argument(help='Checkpoint, ticket, key or run file; "-" reads a ticket.', show_default=False)
-    ],
+        str | None, typer.Argument(help=f"Checkpoint, key or run file, or a ticket; {NOT_SEEN}", show_default=False)
+    ] = None,
 ) -> None:
     """Say what something is."""
-    thing = ticket_text(thing)
+    thing = ticket_of(thing)
     path = Path(thing)
     if _looks_like_ticket(thing):
         lines = _ticket(thing)
@@ -50,10 +51,12 @@ def _ticket(text: str) -> Iterator[str]:
     found = read(text)
     yield "ticket"
     yield f"run      {found.run}"
-    yield f"issuer   {found.issuer}"
+    if found.issuer is not None:
+        yield f"issuer   {found.issuer}"
     yield f"secret   {'none: admission is by key, or open' if found.secret is None else 'inside, not shown'}"
     for contact in found.contacts:
-        yield f"member   {contact.peer}  {contact.name}".rstrip()
+        cut = "..." if is_start(contact.peer) else ""
+        yield f"member   {contact.peer}{cut}  {contact.name}".rstrip()
         for address in contact.addresses:
             yield f"         {address}"
 
@@ -76,7 +79,7 @@ def _file(path: Path) -> Iterator[str]:
         yield "private key  in the file, not shown"
     elif path.name == "checkpoint.json":
         yield from _checkpoint(str(path.absolute().parent), path)
-    elif start.lstrip().startswith(b"weft1"):
+    elif re.match(rb"\s*weft\d", start):
         yield from _ticket(path.read_text(encoding="ascii", errors="replace"))
     elif path.suffix == ".toml":
         yield from _run_file(path)

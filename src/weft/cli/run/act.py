@@ -13,7 +13,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import spread, ticket_text
+from weft.cli.options import NOT_SEEN, spread, ticket_or_none, ticket_text
 from weft.cli.process import run_loop
 from weft.cli.run.ticket import ticket_here
 from weft.clock import SystemClock
@@ -35,6 +35,7 @@ _Peer = Annotated[str, typer.Argument(help="Public key, or the first digits of a
 _Reason = Annotated[str, typer.Option(help="Why: everybody can read it.")]
 _VoterKey = Annotated[Path | None, typer.Option(help="Key file of a member. Default: the one that trains here.")]
 _WaitS = Annotated[float, typer.Option(help="Seconds to wait for the decision.", min=0)]
+_SUCCESSOR = 'Ticket of the run that goes on ("-" reads it, @FILE too), or its name.'
 _WAIT_S = 120.0  # a round of a slow run takes minutes; the act is decided without whoever handed it in
 
 
@@ -43,8 +44,7 @@ class Where:
     """Which run, and the way there."""
 
     ticket: Annotated[
-        str | None,
-        typer.Option(help='Ticket of the run; "-" reads it from standard input. Default: that of a member here.'),
+        str | None, typer.Option(help=f"Ticket of the run; {NOT_SEEN} Default: that of a member here.")
     ] = None
     run: Annotated[
         str | None, typer.Option(help="Name of the run or its first digits, where members of several are here.")
@@ -128,7 +128,7 @@ def amend(
 @spread
 def succeed(
     context: typer.Context,
-    successor: Annotated[str, typer.Argument(help="Ticket of the run that goes on, or its name.", show_default=False)],
+    successor: Annotated[str, typer.Argument(help=_SUCCESSOR, show_default=False)],
     at_once: Annotated[
         bool, typer.Option("--at-once", help="End this run with its next round; else when it is complete.")
     ] = False,
@@ -143,6 +143,7 @@ def succeed(
     from weft.net.ticket import read
     from weft.sync.records.acts import MAX_TICKET_CHARS, Succeed
 
+    successor = ticket_text(successor)
     is_name = _is_key(successor)
     if is_name:
         settings.refuse_idle(
@@ -261,10 +262,11 @@ def _visit(ticket: "Ticket", identity: "Identity", transports: str | None, work:
 def _ticket(context: typer.Context, where: Where) -> "Ticket":
     from weft.net.ticket import read
 
-    if where.ticket is None:
-        return read(ticket_here(where.run, home_of(context)))
-    settings.refuse_idle(context, "the ticket says which run it is", "run")
-    return read(ticket_text(where.ticket))
+    if where.ticket is not None:
+        settings.refuse_idle(context, "the ticket says which run it is", "run")
+    is_elsewhere = where.ticket is not None or where.run is None  # what is typed comes before the environment
+    text = ticket_or_none(where.ticket) if is_elsewhere else None
+    return read(text or ticket_here(where.run, home_of(context)))
 
 
 def _member_here(context: typer.Context, ticket: "Ticket") -> "Identity":

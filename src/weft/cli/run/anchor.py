@@ -9,7 +9,7 @@ import typer
 import weft
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import spread, ticket_text, until
+from weft.cli.options import NOT_SEEN, spread, ticket_of, until
 from weft.cli.process import Stopper, run_loop, stop_with_parent
 from weft.cli.screen.screen import make_screen
 from weft.cli.signals import NOTHING_TO_SAVE
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @spread
 def anchor(
     context: typer.Context,
-    ticket: Annotated[str, typer.Argument(help='The ticket; "-" reads it from standard input.', show_default=False)],
+    ticket: Annotated[str | None, typer.Argument(help=f"The ticket; {NOT_SEEN}", show_default=False)] = None,
     *,
     here: settings.Here,
     stay: settings.Keep,
@@ -33,7 +33,7 @@ def anchor(
     """Keep a run's newest state and its members' addresses for whoever comes; trains nothing and votes for nothing."""
     from weft.net.ticket import read
 
-    text = ticket_text(ticket)
+    text = ticket_of(ticket)
     read(text)
     stays = until(stay.until, SystemClock().wall(), contributes=False)
     chosen = settings.machine_settings(here.machine, here.fields(), use="anchor")

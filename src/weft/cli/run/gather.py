@@ -7,7 +7,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import called, command_for, find_sections, home_of
-from weft.cli.options import spread, ticket_text
+from weft.cli.options import NOT_SEEN, spread, ticket_of
 from weft.cli.process import run_loop
 from weft.cli.terminal import WorkLine
 from weft.dashboard import figures
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def gather(
     context: typer.Context,
     run: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help='Ticket ("-" reads it); or a run whose sections lie here: its name, its digits, or "last".',
+            help=f'A ticket; {NOT_SEEN} Or a run whose sections lie here: its name, its digits, or "last".',
             show_default=False,
         ),
-    ],
+    ] = None,
     into: Annotated[
         Path | None, typer.Option(help="Folder for the checkpoint. Default: the run's, in the home.")
     ] = None,
@@ -42,7 +42,7 @@ def gather(
 
     home = Home(home_of(context))
     told = _Told()
-    text = ticket_text(run)
+    text = ticket_of(run)
     if text.lstrip().startswith("weft"):
         name = read(text).run  # a bad ticket is refused before anything heavy is loaded
         chosen = settings.machine_settings(here.machine, here.fields(), use="visit")

@@ -8,7 +8,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import own_source, spread, ticket_text, until
+from weft.cli.options import NOT_SEEN, own_source, spread, ticket_of, until
 from weft.cli.run.torchrun import served
 from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @spread
 def join(
     context: typer.Context,
-    ticket: Annotated[str, typer.Argument(help='The ticket; "-" reads it from standard input.', show_default=False)],
+    ticket: Annotated[str | None, typer.Argument(help=f"The ticket; {NOT_SEEN}", show_default=False)] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     data: Annotated[
         list[str] | None, typer.Option(help="Own text files, folders or globs, for a private run; again for more.")
@@ -48,7 +48,7 @@ def join(
     )
     if served(chosen):
         return
-    text = ticket_text(ticket)
+    text = ticket_of(ticket)
     read(text)  # a bad ticket is refused before anything heavy is loaded
     is_asked = sys.stdin.isatty()
     stays = until(stay.until, SystemClock().wall())
@@ -87,15 +87,16 @@ def join(
 
 def describe(terms: "Terms") -> str:
     """Return what joining means, line by line."""
+    from weft.net.link.trial import listed
+
     run = terms.run
     ticket = terms.ticket
-    issuer = next((contact.name for contact in ticket.contacts if contact.peer == ticket.issuer), "")
     where = "your own files, which stay here" if run.is_private else "the run's, fetched from members"
     memory = figures.nbytes(terms.process_nbytes + terms.memory_nbytes)
     return "\n".join(
         (
             f"run       {run.name}  {ticket.run[:16]}",
-            f"issued by {issuer}  {ticket.issuer[:16]}",
+            f"through   {listed([each.peer[:16] for each in ticket.contacts])}, whom the ticket names",
             f"model     {_model(terms)}",
             f"data      {where}",
             *_stewards(len(run.stewards)),

@@ -26,9 +26,13 @@ from weft.errors import ConfigError
 from weft.events import Emit
 from weft.launch.peer import Participant, Workload, found, join
 from weft.launch.session import Options
+from weft.net.ticket import why_long
 from weft.peer.context import Trainers
 from weft.peer.peer import Outcome
 
+_OTHERS = (
+    "others join with this ticket, which is a secret: `weft join -` asks for it, so that no list of processes shows it"
+)
 _LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"
 
 TO_SCREEN = "json:-"  # lines for a program where the picture would be
@@ -86,7 +90,8 @@ def run(
         if ticket is None:
             print(fresh, flush=True)  # noqa: T201  # the one line that was asked for
             if not is_for_program:
-                print(f"others join with: weft join TICKET\n{_LASTING}", file=sys.stderr, flush=True)  # noqa: T201
+                said = [_OTHERS, _LASTING, *filter(None, (why_long(fresh),))]
+                print("\n".join(said), file=sys.stderr, flush=True)  # noqa: T201
         screen.start(about_of(peer.run), manner.wait_for)
 
     async def main(who: Trainers) -> Outcome | None:

@@ -106,7 +106,7 @@ def gather_next(command: str, run: str) -> str:
     Args:
         run: the first digits of its name.
     """
-    ticket, here = f"{command} gather TICKET", f"{command} gather {run}"
+    ticket, here = f"{command} gather -", f"{command} gather {run}"
     width = max(len(ticket), len(here))
     return "\n".join(
         (

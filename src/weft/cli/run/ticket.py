@@ -4,6 +4,7 @@ A member that was killed leaves its ticket behind, which leads nowhere: a ticket
 the identity it belongs to. An identity outside the home (--key) cannot be looked at, and is taken to be alive.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,13 @@ def ticket(
     ] = None,
 ) -> None:
     """Print a ticket that lets another machine join. It is a secret: show it to whom you invite."""
-    typer.echo(ticket_here(run, home_of(context)))
+    from weft.net.ticket import why_long
+
+    text = ticket_here(run, home_of(context))
+    typer.echo(text)
+    with suppress(TicketError):  # whoever reads it says what is wrong with it
+        if (why := why_long(text)) is not None:
+            typer.echo(why, err=True)
 
 
 def ticket_here(run: str | None, home: Path) -> str:

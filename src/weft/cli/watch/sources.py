@@ -1,6 +1,6 @@
 """Where events of a run come from: its members, over the network, or logs on this machine.
 
-a ticket, or "-" for one on standard input    what its members tell (`observe.observer`)
+a ticket, "-" or @FILE where one is           what its members tell (`observe.observer`)
 nothing                                       the same, of the run that a member here takes part in
 a log file, a peer's folder, a run's folder   what peers of this machine have logged
 "last", a run's name, or its first digits     what its members tell, where one is here, else what peers here have logged
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.home import called, find_run, home_of, listing
-from weft.cli.options import ticket_text
+from weft.cli.options import NOT_SEEN, ticket_or_none, ticket_text
 from weft.cli.run.ticket import is_kept, read_kept, ticket_here
 from weft.cli.settings import check_transports, machine_settings, refuse_idle
 from weft.clock import SystemClock
@@ -42,8 +42,8 @@ LOGS = ("*/log.jsonl", "*/stage-*/log.jsonl")  # in a run's folder
 Given = Annotated[
     str | None,
     typer.Argument(
-        help='Ticket ("-" reads it), log file or folder of a run; or a run of this home: "last", its name, its digits. '
-        "Default: the run of a member here.",
+        help='Log file or folder of a run; a run of this home: "last", its name, its digits; '
+        f"or a ticket; {NOT_SEEN} Default: the run of a member here.",
         show_default=False,
     ),
 ]
@@ -61,11 +61,16 @@ def find(given: str | None, context: typer.Context) -> "tuple[Path, ...] | Ticke
     home = home_of(context)
     if given is None:
         try:
-            return read(ticket_here(None, home))
+            return read(ticket_or_none(None) or ticket_here(None, home))
         except TicketError as error:
             raise TicketError(f"{error} What peers here have logged is told of `last`, or of a run's name.") from None
     unused = "logs are read from this machine's disk", "transports"
-    if given != "-" and not is_there(Path(given)) and (run := find_run(given, home, having=LOGS)) is not None:
+    if (
+        given != "-"
+        and not given.startswith("@")
+        and not is_there(Path(given))
+        and (run := find_run(given, home, having=LOGS)) is not None
+    ):
         kept = next((each for each in sorted(run.glob("*/ticket")) if is_kept(each, home)), None)
         how = "as peers here have logged it; none of them runs" if kept is None else "as its members tell"
         typer.echo(f"this is run {called(run)}, {how}", err=True)
@@ -73,7 +78,7 @@ def find(given: str | None, context: typer.Context) -> "tuple[Path, ...] | Ticke
             return read(read_kept(kept))
         refuse_idle(context, *unused)
         return find_logs(run)
-    if given == "-" or (given.lstrip().startswith("weft") and not is_there(Path(given))):
+    if given == "-" or given.startswith("@") or (given.lstrip().startswith("weft") and not is_there(Path(given))):
         return read(ticket_text(given))
     refuse_idle(context, *unused)
     return find_logs(logs_of(given, home))

@@ -35,7 +35,7 @@ import msgspec
 from weft.clock import Clock
 from weft.config import Config
 from weft.errors import CallFailed, DialError, NetError, PeerError, Refused, WireError
-from weft.ids import PeerId, short
+from weft.ids import PeerId, is_start, short
 from weft.keys import Identity
 from weft.net.blobs.bulk import Bulk, BulkStreams
 from weft.net.link.links import VIA, Links
@@ -396,6 +396,8 @@ class ViaTransport:
     async def dial(self, peer: PeerId, address: str, lane: Lane) -> InnerStream:
         if self._accept is None:
             raise DialError(f"cannot dial {address}: this transport is not running")
+        if is_start(peer):
+            raise DialError(f"{address[:200]}: others are asked for a whole key, and {short(peer)} is the start of one")
         try:
             relay = relay_of(address)
             bulk = await self._open_stream(relay)

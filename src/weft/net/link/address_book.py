@@ -5,13 +5,16 @@ useful ones first. What a linked peer says of itself is `announce`d, what others
 nothing but older hearsay, and who reads the book passes on only what was announced. So news travels one hop from
 its source and then rests, whatever two peers say about a third.
 
+A ticket names a peer by the first digits of its key. Where such a one listens is kept apart until it has answered, and
+its whole key is known.
+
 A full book forgets the oldest contact to which no link stands, those known by hearsay only before the others.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from weft.ids import PeerId
+from weft.ids import PeerId, is_named, is_start
 from weft.net.messages import MAX_ADDRESSES, MAX_TOLD_CONTACTS, Contact
 
 OnContact = Callable[[Contact], None]
@@ -46,6 +49,7 @@ class AddressBook:
         self._rank = {scheme: rank for rank, scheme in enumerate(schemes)}
         self._is_linked = is_linked
         self._entries: dict[PeerId, _Entry] = {}
+        self._starts: dict[PeerId, _Entry] = {}  # by the first digits of a key: no peers, yet
         self._directory: Directory = lambda _peer: None
         self._on_news: list[OnContact] = []
         self._on_announced: list[OnContact] = []
@@ -71,9 +75,13 @@ class AddressBook:
         """Ask `directory`, too, about a peer: what it says is as good as what the peer announces."""
         self._directory = directory
 
+    def whole(self, name: PeerId) -> PeerId:
+        """Return the peer that `name` is: of those known the one whose key begins so, or else `name` itself."""
+        return next((peer for peer in self._entries if is_named(peer, name)), name) if is_start(name) else name
+
     def keep(self, peer: PeerId, addresses: Iterable[str], name: str = "") -> None:
         """Remember addresses that no announcement will displace."""
-        if (entry := self._entry(peer, is_refreshed=True)) is not None:
+        if (entry := self._entry(self.whole(peer), is_refreshed=True)) is not None:
             entry.name = name or entry.name
             entry.kept = tuple(dict.fromkeys((*addresses, *entry.kept)))[:MAX_ADDRESSES]
 
@@ -102,14 +110,14 @@ class AddressBook:
 
     def routes(self, peer: PeerId) -> tuple[str, ...]:
         """Return the addresses to dial: the best transport's first, within it those that have worked."""
-        entry = self._entries.get(peer, _Entry())
+        entry = self._known(peer) or _Entry()
         listed = self._directory(peer)
         known = dict.fromkeys((*entry.kept, *entry.announced, *(listed.addresses if listed else ()), *entry.heard))
         usable = [address for address in known if _scheme(address) in self._rank]
         return tuple(sorted(usable, key=lambda address: self._rank[_scheme(address)]))
 
     def contact(self, peer: PeerId) -> Contact:
-        entry = self._entries.get(peer)
+        entry = self._known(peer)
         if entry is None:
             return self._directory(peer) or Contact(peer=peer, name="", addresses=())
         addresses = tuple(dict.fromkeys((*entry.announced, *entry.kept, *entry.heard)))[:MAX_ADDRESSES]
@@ -122,10 +130,15 @@ class AddressBook:
         """Return whether `peer` never spoke for itself here, and no address of it was given or has worked."""
         return self._entries.get(peer, _Entry()).is_hearsay
 
+    def _known(self, peer: PeerId) -> _Entry | None:
+        return self._entries.get(peer) or self._starts.get(peer)
+
     def _entry(self, peer: PeerId, is_refreshed: bool = False) -> _Entry | None:
         """Return what is known of `peer`, in a full book at the cost of another; None for this peer itself."""
         if peer == self._me:
             return None
+        if is_start(peer):
+            return self._starts.setdefault(peer, _Entry())
         entry = self._entries.get(peer)
         if entry is None:
             if len(self._entries) >= MAX_CONTACTS:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from weft.errors import DialError, GenesisMismatch, PeerError, Unreachable, WeftError
-from weft.ids import PeerId, short
+from weft.ids import PeerId, is_start, short
 from weft.net import messages
 from weft.net.link.address_book import AddressBook
 from weft.net.link.handshake import Passport, greet, handshake_reader
@@ -141,6 +141,9 @@ class Dialer:
     async def connect(self, peer: PeerId) -> Link:
         """Return the link to `peer`, dialling if there is none.
 
+        Args:
+            peer: its key, or the first digits of it, as a ticket has them.
+
         Raises:
             Unreachable: no address led there; the message says what each did.
             Refused, GenesisMismatch, WireError, PeerError: see `handshake.greet`.
@@ -250,7 +253,7 @@ class Dialer:
 
     async def _relayed(self, peer: PeerId) -> tuple[str, ...]:
         """Return the addresses through those that say they reach `peer`, in an order that spreads pairs over them."""
-        if VIA not in self._transports:
+        if VIA not in self._transports or is_start(peer):
             return ()
         direct = [link for link in self._links.direct() if link.peer != peer]
         answers = await asyncio.gather(*(self._reaches(link, peer) for link in direct))

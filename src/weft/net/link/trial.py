@@ -9,7 +9,7 @@ Where no address led to a member: who was tried, by which ways, what that means,
     nobody answered. Tried attic (ed4928c6): TLS over TCP to 192.168.1.2:7077, no answer within 8 s; iroh over UDP ...
     All these addresses are private: ... Let one member be reachable from outside ...
 
-`weft doctor TICKET` and a join that failed both say it. Names and reasons come from others: nothing of them steers a
+`weft doctor -` and a join that failed both say it. Names and reasons come from others: nothing of them steers a
 terminal, and a key is shown by its first letters.
 """
 
@@ -144,7 +144,11 @@ OPEN_ONE = (
     "a public address; then take a ticket of that one"
 )
 OWN_RELAY = "a relay server of one's own, named on both sides ([iroh] relays), may be another way"
-DOCTOR = "`weft doctor TICKET` tries every way by itself and examines this machine"
+DOCTOR = "`weft doctor -` tries every way by itself and examines this machine"
+_TAKEN_OVER = (
+    "something answers there that is not the member of this ticket",
+    f"{FRESH}: addresses change hands. Or a proxy or portal stands in between",
+)
 
 
 def verdict(trials: Sequence[Trial]) -> tuple[str, str]:
@@ -155,7 +159,7 @@ def verdict(trials: Sequence[Trial]) -> tuple[str, str]:
         )
     outside = [trial for trial in trials if any(not is_private(host) for host in trial.hosts)]
     if not outside:
-        return _at_home(trials)
+        return _TAKEN_OVER if any(trial.outcome == "no peer" for trial in trials) else _at_home(trials)
     if all(trial.has_no_route for trial in outside):
         return (
             "this machine has no route to any of these addresses: it is offline, or has none of that family (IPv6)",
@@ -169,10 +173,7 @@ def verdict(trials: Sequence[Trial]) -> tuple[str, str]:
             f"port 443 only, some a proxy only (proxy in [tls]). {_relay(trials)}. If all have left, {FRESH}",
         )
     if any(trial.outcome == "no peer" for trial in outside):
-        return (
-            "something answers there that is not the member of this ticket",
-            f"{FRESH}: addresses change hands. Or a proxy or portal stands in between",
-        )
+        return _TAKEN_OVER
     return (
         "the machines are there, and no member listens at these ports: it has ended, or listens elsewhere now",
         f"{FRESH}: {STALE}",

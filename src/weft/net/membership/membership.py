@@ -134,6 +134,14 @@ class Membership:
     def heartbeat_of(self, peer: PeerId) -> Heartbeat | None:
         return self._heartbeats.get(peer)
 
+    def standing(self, peer: PeerId) -> int | None:
+        """Return what another is to whoever looks for the run: 0 an anchor, which stays, 1 a peer.
+
+        None: it sends no heartbeat. It watches, or has not begun.
+        """
+        beat = self._heartbeats.get(peer)
+        return None if beat is None else int(not beat.is_anchor)
+
     async def say_goodbye(self, reason: str) -> None:
         """Leave; see the function of this name."""
         self._is_leaving = True

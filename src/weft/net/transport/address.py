@@ -109,14 +109,26 @@ def reachable_hosts(listening_on: str) -> list[str]:
     """Return the hosts at which others may reach a socket bound to `listening_on`, best first.
 
     A socket on one address has that one; a socket on all of them ("0.0.0.0", or "::" for both families) has those of
-    every interface that is up, the public ones first and 127.0.0.1 last.
+    every interface that is up, the public ones first and 127.0.0.1 last. Of the others, the one that leads away from
+    here comes before those of virtual networks: a ticket has room for a few.
     """
     bound = ipaddress.ip_address(listening_on)
     if not bound.is_unspecified:
         return [listening_on]
     found = [ip for ip in _interface_addresses() if bound.version == 6 or ip.version == 4]
-    found.sort(key=lambda ip: (not ip.is_global, ip.version, int(ip)))
+    leads_away = _leading_away()
+    found.sort(key=lambda ip: (not ip.is_global, ip.version, ip not in leads_away, int(ip)))
     return [str(ip) for ip in found[: MAX_ADDRESSES - 1]] + ["127.0.0.1"]
+
+
+def _leading_away() -> set[IpAddress]:
+    """Return the addresses that this machine has towards the rest of the world. Nothing is sent."""
+    found: set[IpAddress] = set()
+    for family, anywhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((anywhere, 9))
+            found.add(ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]))
+    return found
 
 
 def _interface_addresses() -> list[IpAddress]:

@@ -76,6 +76,10 @@ class Transport(Protocol):
     async def dial(self, peer: PeerId, address: str, lane: Lane) -> Stream:
         """Open a stream to `peer` at `address`.
 
+        Args:
+            peer: a key, or the first digits of one (`ids.is_named`), where the transport learns the whole key from who
+                answers; the stream says it.
+
         Raises:
             DialError: nothing answers there, or another key does.
         """

@@ -30,7 +30,7 @@ import numpy as np
 
 from weft import rng
 from weft.errors import DialError, PeerError
-from weft.ids import PeerId, short
+from weft.ids import PeerId, is_named, short
 from weft.net.transport.base import Accept, Lane
 from weft.tasks import Tasks
 from weft.wire import Buffer
@@ -406,7 +406,7 @@ class MemoryTransport:
         listener = self._network.listening.get(target)
         if listener is None:
             raise DialError(f"nothing listens at {address}")
-        if target != peer:
+        if not is_named(target, peer):
             raise DialError(f"{address} is {short(target)}, not {short(peer)}")
         there, back = Pipe(outward), Pipe(homeward)
         listener._take(MemoryStream(self.peer, back, there, listener, source=self.peer), lane)

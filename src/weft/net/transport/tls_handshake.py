@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from weft import keys
 from weft.errors import PeerError, WireError
-from weft.ids import Digest, PeerId, short
+from weft.ids import Digest, PeerId, is_named, short
 from weft.net.transport.base import Lane, Stream
 from weft.net.transport.frame import FrameReader, write_frame
 from weft.net.transport.tls_certificate import certified_peer
@@ -89,15 +89,18 @@ class SecureStream(Stream, Protocol):
 async def introduce(stream: SecureStream, peer: PeerId, signer: Signer, lane: Lane) -> None:
     """Do the client's half: go on only if `peer` answers, and prove `signer`'s key to it. What fails is aborted.
 
+    Args:
+        peer: whom to reach: a key, or the first digits of one (`ids.is_named`).
+
     Raises:
         PeerError: somebody else answers, breaks the protocol or hangs up.
     """
     try:
         certificate = await stream.handshake()
         found = certified_peer(certificate)
-        if found != peer:
+        if not is_named(found, peer):
             raise PeerError(f"{short(found)} answers there, not {short(peer)}; nothing was sent")
-        stream.peer = peer
+        stream.peer = found
         challenge = await _receive(stream, Challenge)
         if len(challenge.nonce) != NONCE_NBYTES:
             raise PeerError(f"its challenge has {len(challenge.nonce)} bytes instead of {NONCE_NBYTES}")

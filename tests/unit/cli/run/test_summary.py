@@ -113,7 +113,7 @@ def test_of_a_section_nothing_is_suggested_that_takes_a_whole_model(kept: Kept) 
     assert text.count("of stage 2 of 2, layer") == 2
     assert "stage 2 of 2, layers 4-5 alone" in text
     assert f"weft --home h gather {ended.run.run[:8]}" in text
-    assert "weft --home h gather TICKET" in text
+    assert "weft --home h gather -" in text
     for verb in ("generate", "eval", "export"):
         assert f"weft --home h {verb}" not in text
     assert "after the same round all have the same one" not in text
@@ -139,7 +139,7 @@ def test_who_held_no_part_of_the_model_reads_no_figures_and_only_what_is_there(k
         "bytes        3 MB sent, 1 MB received",
     ]
     write_text(tmp_path / "stage-1" / "checkpoint" / CHECKPOINT_FILE)
-    assert "weft gather TICKET" in summary(nothing, View(), "weft")
+    assert "weft gather -" in summary(nothing, View(), "weft")
     write_text(tmp_path / "checkpoint" / CHECKPOINT_FILE)
     assert f"weft generate {nothing.run.run[:8]}" in summary(nothing, View(), "weft")
 

@@ -1,5 +1,6 @@
 """Addresses: written, read, and found on this machine."""
 
+import ipaddress
 import socket
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from weft.errors import ConfigError
 from weft.net.messages import MAX_ADDRESSES
+from weft.net.transport import address
 from weft.net.transport.address import fault_of, join_address, network_of, reachable_hosts, split_address
 from weft.net.transport.iroh import IrohConfig
 from weft.net.transport.tls import TlsConfig
@@ -61,6 +63,14 @@ def test_public_addresses_come_first_and_loopback_last(machine: Callable[..., No
     machine(lo=["127.0.0.1", "::1"], lan=["192.168.1.5", "fe80::1%lan"], wan=["8.8.8.8", "2a00::5"], down=["10.0.0.1"])
     assert reachable_hosts("::") == ["8.8.8.8", "2a00::5", "192.168.1.5", "127.0.0.1"]
     assert reachable_hosts("0.0.0.0") == ["8.8.8.8", "192.168.1.5", "127.0.0.1"]
+
+
+def test_the_network_that_leads_away_comes_before_virtual_ones(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(docker=["172.17.0.1"], lan=["192.168.1.5"])
+    monkeypatch.setattr(address, "_leading_away", lambda: {ipaddress.ip_address("192.168.1.5")})
+    assert reachable_hosts("0.0.0.0") == ["192.168.1.5", "172.17.0.1", "127.0.0.1"]
 
 
 def test_a_socket_on_one_address_has_that_one(machine: Callable[..., None]) -> None:
