@@ -198,12 +198,12 @@ def kept_run(run: RunId, options: Options) -> tuple[RunConfig, Data]:
     home = options.home
     bytes_of_run = home.blobs.read(Digest(run), MAX_RUN_NBYTES)
     if bytes_of_run is None:
-        raise ConfigError(f"the config of run {short(run)} is not in {home.root}. Join it: weft join TICKET")
+        raise ConfigError(f"the config of run {short(run)} is not in {home.root}. Join it: weft join -")
     config = on_corpus(read_run(bytes_of_run, options.settings.max_parameters))
     if config.is_private:
         raise ConfigError(
             f"run {short(run)} is private: which files it trains on here is in its run file, or was named with --data. "
-            "Go on with `weft train` and that file, or with `weft join TICKET --data FILES`."
+            "Go on with `weft train` and that file, or with `weft join - --data FILES`."
         )
     key = options.key
     has_state = bool(who_keep(run, home)) if key is None else home.folder(run, read_peer(key)).has_checkpoint
@@ -217,7 +217,7 @@ def kept_run(run: RunId, options: Options) -> tuple[RunConfig, Data]:
     if blob is None or (missing := home.shards.missing(config.data)):
         num_shards = len({info.digest for info in (*config.data.train, *config.data.heldout)})
         what = "its tokenizer is" if blob is None else f"{len(missing)} of the {num_shards} pieces of its data are"
-        raise DataError(f"run {short(run)}: {what} not here. Members have them: weft join TICKET fetches them.")
+        raise DataError(f"run {short(run)}: {what} not here. Members have them: weft join - fetches them.")
     return config, Data(from_bytes(blob), home.shards, config.data, read_came_with(config, home))
 
 
@@ -360,7 +360,7 @@ def _not_mine(found: Kept, options: Options) -> str:
         text += f"{options.key} is the key of another. To go on with it, leave out --key"
     return (
         f"{text} (in Python the key of weft.Machine). Nothing was begun. Where a second peer is to train along, let it "
-        'join: `weft join TICKET --key FILE`. To begin the run anew, add --new (in Python wish="new").'
+        'join: `weft join - --key FILE`. To begin the run anew, add --new (in Python wish="new").'
     )
 
 

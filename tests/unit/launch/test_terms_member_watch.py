@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tickets import signed_ticket
 from unit.peer.crew import Crew
 from weft.clock import VirtualClock
 from weft.events import RoundCommitted
@@ -17,7 +18,7 @@ from weft.launch.peer import join
 from weft.launch.session import Options
 from weft.launch.terms import CALLED_S, HEARD_S, NOBODY, Heard, MemberWatch, Terms
 from weft.net.messages import Contact, Heartbeat
-from weft.net.ticket import issue, read
+from weft.net.ticket import read
 from weft.observe.pace import PaceAnswer, PaceRequest, Rounds
 from weft.run.machine import PeerConfig
 from weft.stages.messages import Held, StageNews
@@ -144,7 +145,7 @@ async def test_whom_only_a_ticket_names_is_in_nobodys_figures(tmp_path: Path) ->
         await a.until(RoundCommitted, lambda event: event.round >= 5)
         place, ticket = a.peer.context, read(a.ticket)
         declined = Contact(peer=CARL, name="carl", addresses=("tls://127.0.0.1:1",))
-        text = issue(place.identity, ticket.run, (*ticket.contacts, declined), ticket.secret)
+        text = signed_ticket(place.identity, ticket.run, (*ticket.contacts, declined), ticket.secret)
         settings = PeerConfig(name="b", device="cpu", threads=1, transports=("tls",), tls=place.settings.tls)
         options = Options(home=Home(tmp_path / "b"), key=None, settings=settings)
         for _ in range(2):  # the second time as one that comes again

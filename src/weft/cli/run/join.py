@@ -81,7 +81,7 @@ def join(
     if watch.has_terms and not (yes or is_asked):
         raise ConfigError(
             "these are the terms, and there is no terminal to ask whether to join. Nothing was joined. To join: "
-            "weft join TICKET --yes"
+            "weft join - --yes"
         )
 
 
@@ -140,7 +140,7 @@ def _network(terms: "Terms") -> tuple[str, str]:
     return (
         f"{of_round}, {_teams(terms)}by the sizes of model and method",
         f"          (what that is in a day is not known: {terms.why_no_day}{alone}. It is told ten minutes after "
-        "joining; weft doctor TICKET plans it by what it times here)",
+        "joining; weft doctor - plans it by what it times here)",
     )
 
 
