@@ -18,7 +18,7 @@ CANNOT = 3  # the exit code of the benchmark where no networks can be made
 WAY = ("ok", "there is a way into the run")
 NO_UDP = ("note", "UDP does not get through, and TCP does")
 NO_TCP = ("note", "TCP does not get through and iroh (UDP) does")
-ITS_OWN = ("ok", "which is its own: no translation between")
+ITS_OWN = ("ok", "which is its own: no router translates it")
 TRANSLATED = ("note", "which is not its own: a router translates its addresses (NAT)")
 
 pytestmark = pytest.mark.slow

@@ -51,8 +51,8 @@ def find_checkpoint(given: str, home: Path) -> Path:
         if found is None:
             _require_no_sections(_newest(path.glob(_SECTIONS), path.glob(f"*/{_SECTIONS}")))
             raise CheckpointError(
-                f"{path} holds no checkpoint: there is no {CHECKPOINT_FILE} in it. It is half-written, or another "
-                f"folder was meant. {_listing(home)}"
+                f"{path} holds no checkpoint: there is no {CHECKPOINT_FILE} in it. It is half-written, or the wrong "
+                f"folder. {_listing(home)}"
             )
         return found
     which = _named(given, home)
@@ -78,8 +78,8 @@ def find_sections(given: str, home: Path) -> Path:
     found = None if which is None else _newest(which.parent.glob(f"{which.name}/*/{_SECTIONS}"))
     if found is None:
         raise CheckpointError(
-            f"{given[:200]!r} names no ticket, and no run of which there are sections in {home}. Runs with stages have "
-            "them: give a ticket of one, the digits of its name, or last."
+            f"{given[:200]!r} is no ticket, and no run with sections in {home}. Only runs with stages have sections: "
+            "give a ticket of one, the first digits of its name, or last."
         )
     return found.parents[2]
 
@@ -100,7 +100,7 @@ def _named(given: str, home: Path) -> Path | None:
         names = sorted(path.name for path in (home / "runs").glob(f"{given}*"))
         if len(names) > 1:
             raise CheckpointError(
-                f"{given} begins the names of {len(names)} runs: {', '.join(names[:3])}. Give more digits."
+                f"{len(names)} runs have names that begin with {given}: {', '.join(names[:3])}. Give more digits."
             )
         return home / "runs" / f"{given}*"
     return None
@@ -147,7 +147,7 @@ def _listing(home: Path) -> str:
     found = sorted(checkpoints, key=trained_at, reverse=True)
     names = [called(run) for run in dict.fromkeys(path.parents[1] for path in found)]
     if not names:
-        return f"There is none in {home}; another home is named with --home."
+        return f"There is none in {home}; name another home with --home."
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
     return f'The home {home} holds runs {", ".join(names[:_MAX_LISTED])}{more}; "last" is the one trained last.'
 

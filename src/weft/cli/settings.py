@@ -27,7 +27,7 @@ Log = Annotated[
     list[str] | None,
     typer.Option(
         "--log",
-        help="Log elsewhere, too: tensorboard:FOLDER, wandb:PROJECT, json:FILE; json:- is standard error.",
+        help="Also log to: tensorboard:FOLDER, wandb:PROJECT, json:FILE; json:- is standard error.",
         metavar="WHERE",
     ),
 ]
@@ -43,17 +43,19 @@ class Here:
     ] = ""
     key: Annotated[
         Path | None,
-        typer.Option(help="Key file (made if missing): so a home has a second peer in a run. Default: a free one."),
+        typer.Option(
+            help="Key file (made if missing): it lets a home have a second peer in a run. Default: a free one."
+        ),
     ] = None
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: all of this machine.")] = None
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.", min=0, max=65535)] = (
         None
     )
     transports: Transports = None
-    up: Annotated[str | None, typer.Option(help="Upload at most so fast: 20mbit.", metavar="RATE")] = None
-    down: Annotated[str | None, typer.Option(help="Download at most so fast: 100mbit.", metavar="RATE")] = None
+    up: Annotated[str | None, typer.Option(help="Upload at most this fast: 20mbit.", metavar="RATE")] = None
+    down: Annotated[str | None, typer.Option(help="Download at most this fast: 100mbit.", metavar="RATE")] = None
     per_day: Annotated[
-        str | None, typer.Option(help="Move at most so much from midnight to midnight.", metavar="BYTES")
+        str | None, typer.Option(help="Send and receive at most this much in a day.", metavar="BYTES")
     ] = None
     machine: Machine = None
 
@@ -82,9 +84,9 @@ class Hardware:
     threads: Annotated[
         int | None, typer.Option(help="Threads of torch on the CPU; 0: its own choice.", min=0, max=1024)
     ] = None
-    memory: Annotated[str | None, typer.Option(help="Take at most so much main memory: 8GB.", metavar="BYTES")] = None
-    vram: Annotated[str | None, typer.Option(help="Take at most so much of the GPU's memory.", metavar="BYTES")] = None
-    cores: Annotated[int | None, typer.Option(help="Run on at most so many CPUs.", min=1, max=1024)] = None
+    memory: Annotated[str | None, typer.Option(help="Use at most this much main memory: 8GB.", metavar="BYTES")] = None
+    vram: Annotated[str | None, typer.Option(help="Use at most this much of the GPU's memory.", metavar="BYTES")] = None
+    cores: Annotated[int | None, typer.Option(help="Run on at most this many CPUs.", min=1, max=1024)] = None
     hours: Annotated[
         list[str] | None,
         typer.Option(help="Train at these local times only: 22:00-07:00; again for more.", metavar="RANGE"),
@@ -135,8 +137,8 @@ _ALLOWED = {
     "threads": ("--threads", "a whole number from 0 to 1024; 0 is torch's own choice"),
     "transports": ("--transports", "some of tls, iroh and via, at least one of the first two"),
     "is_blocking": ("--blocking", "no value"),
-    "caps.upload_bps": ("--up", "at least 1mbit: rounds give up on less"),
-    "caps.download_bps": ("--down", "at least 1mbit: what is slower never catches up"),
+    "caps.upload_bps": ("--up", "at least 1mbit: rounds do not wait for slower peers"),
+    "caps.download_bps": ("--down", "at least 1mbit: a slower peer never catches up"),
     "caps.day_nbytes": ("--per-day", "at least 10MB"),
     "caps.memory_nbytes": ("--memory", "at least 1 byte"),
     "caps.vram_nbytes": ("--vram", "at least 1 byte"),
@@ -171,7 +173,7 @@ def machine_settings(file: Path | None, options: dict[str, Any], *, trains: bool
         for dotted in (each for each, value in options.items() if value is not None and _is_in(each, field)):
             raise ConfigError(f"{_ALLOWED[dotted][0]} has no effect: {reason}. Leave it out.")
         if idle := sorted(each for each in in_file if _is_in(each, field)):
-            tell(f"{file}: without effect here, since {reason}: {', '.join(idle)}")
+            tell(f"{file}: these have no effect here, since {reason}: {', '.join(idle)}")
     return settings
 
 

@@ -259,7 +259,7 @@ def _too_slow(e: events.JoinTooSlow, _own: PeerId) -> str:
 _OTHER = _Row(NOTE)
 _ROWS: dict[type[Event], _Row] = {
     events.PeerStarted: _Row(NOTE, plain="{name} starts on {device}, {software}"),
-    events.PeerStopped: _Row(NOTE, plain="stops: {reason}"),
+    events.PeerStopped: _Row(NOTE, plain="ended: {reason}"),
     events.Paused: _Row(NOTE, "{me:peer} is paused: {reason}"),
     events.Resumed: _Row(NOTE, "{me:peer} trains again after {paused_s:time}"),
     events.Notice: _Row(NOTE, "{text}"),

@@ -26,10 +26,10 @@ _MARKS = {"ok": ("ok   ", "green"), "note": ("note ", "yellow"), "block": ("BLOC
 def doctor(
     context: typer.Context,
     ticket: Annotated[
-        str | None, typer.Argument(help='A ticket whose ways are to be tried; "-" reads it.', show_default=False)
+        str | None, typer.Argument(help='A ticket whose addresses weft tries; "-" reads it.', show_default=False)
     ] = None,
     machine: settings.Machine = None,
-    port: Annotated[int, typer.Option(help="The port you mean to listen on; 0: any.", min=0, max=65535)] = 0,
+    port: Annotated[int, typer.Option(help="The port you want to listen on; 0: any.", min=0, max=65535)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs: docs/doctor.md.")] = False,
 ) -> None:
     """Examine this machine, and the ways that a ticket names; exits 0 if nothing blocks."""

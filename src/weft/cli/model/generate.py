@@ -21,12 +21,12 @@ _MAX_CHARACTER_TOKENS = 4  # bytes of the longest character: after so many the m
 def generate(
     context: typer.Context,
     checkpoint: Annotated[str, typer.Argument(help='Folder, digits of a run, or "last".', show_default=False)],
-    prompt: Annotated[str, typer.Argument(help="What the text begins with.")] = "",
+    prompt: Annotated[str, typer.Argument(help="The beginning of the text.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens, at most.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that reach this mass.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal text.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens whose probabilities add up to this.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
     """Let a trained model write on from a prompt."""
@@ -38,7 +38,7 @@ def generate(
     _check(fields)  # said before anything is loaded
     idle = [name for name, is_given in (("--top-k", top_k), ("--top-p", top_p != 1), ("--seed", seed)) if is_given]
     if temperature == 0 and idle:
-        raise ConfigError(f"{', '.join(idle)}: without effect at --temperature 0, which takes the likeliest token.")
+        raise ConfigError(f"{', '.join(idle)}: no effect at --temperature 0, which always takes the likeliest token.")
     trained = open_trained(checkpoint, home_of(context))
     say_which(trained, checkpoint)
     end = trained.tokenizer.end_of_text

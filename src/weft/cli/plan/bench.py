@@ -51,7 +51,7 @@ def methods(
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change the run file.")
     ] = None,
     is_report: Annotated[
-        bool, typer.Option("--report", help="Play nothing: write report and plots of what is there.")
+        bool, typer.Option("--report", help="Play nothing; only write the report and plots of what is there.")
     ] = False,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw nothing.")] = False,
 ) -> None:
@@ -102,8 +102,9 @@ def _check_played(lines: "Sequence[BenchLine]") -> None:
         is_fault = any(line.outcome.startswith("broken") for line in failed)
         raise PointFailed(
             f"{len(failed)} of {len(lines)} points were not played to their end; the first is of row {first.row}, "
-            f"{first.grid}, seed {first.seed}: {first.outcome}. The same command plays them again. A reason that stays "
-            f"lies in the plan: its machines, their lines and when they come{BROKEN if is_fault else ''}."
+            f"{first.grid}, seed {first.seed}: {first.outcome}. The same command plays them again. If the reason stays "
+            "the same, look for it in the plan: its machines, their lines and when they "
+            f"join{BROKEN if is_fault else ''}."
         )
 
 
@@ -163,8 +164,8 @@ def _lines(tasks: "Sequence[Task]", jobs: int) -> "Iterator[BenchLine]":
             yield from side_by_side(lambda task: pool.submit(measure, task), tasks, jobs)
         except BrokenProcessPool:
             raise PointFailed(
-                f"one of {jobs} processes that played points was killed, as systems do where memory is short; a point "
-                "takes 1 to 3 GB. The same command goes on; give it fewer --jobs."
+                f"one of {jobs} processes that played points was killed, probably because memory ran out; a point "
+                "takes 1 to 3 GB. Run the same command again, with fewer --jobs: it goes on."
             ) from None
 
 

@@ -18,9 +18,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="One of them: all th
         found = [row for row in rows if row[0] == name]
         if not found:
             names = ", ".join(each.name for each in CATALOGUE)
-            raise ConfigError(
-                f"there is no method {name!r}. There are {names}; and custom, which spells its choices out."
-            )
+            raise ConfigError(f"there is no method {name!r}. There are {names}; and custom, which names each choice.")
         width = max(map(len, heading))
         for title, cell in zip(heading, found[0], strict=True):
             typer.echo(f"{title:<{width}}  {cell}")

@@ -20,7 +20,7 @@ def plan(
         str | None, typer.Option(help="What each trains on: a name, or here to time this machine.", show_default=False)
     ] = None,
     tokens_per_s: Annotated[
-        float | None, typer.Option(help="How fast each trains, where that is known.", min=1e-6, show_default=False)
+        float | None, typer.Option(help="How fast each trains, if you know it.", min=1e-6, show_default=False)
     ] = None,
     efficiency: Annotated[
         float | None, typer.Option(help="Share of the device's rate that training uses.", min=0.001, max=1.0)
@@ -62,7 +62,7 @@ def plan(
     tree = load_tree(path)
     if "kind" in tree and any(each is not None for each in (peers, device, tokens_per_s, up, down, delay)):
         raise ConfigError(
-            f"{path}: it is a scenario, whose kinds say what machines and lines there are; --peers, --device, "
+            f"{path}is a scenario, and its kinds say which machines and lines there are; --peers, --device, "
             "--tokens-per-s, --up, --down and --delay belong to a run file."
         )
     if "kind" not in tree and device is None and tokens_per_s is None:

@@ -77,7 +77,7 @@ def report(played: "Played") -> Iterator[str]:
     for fault in played.unplayed:
         when = f"{fault.at_s:g} s" if fault.at_s is not None else f"round {fault.at_round}"
         who = ", ".join(fault.named())
-        yield f"not played: {type(fault).__name__.lower()} of {who} at {when}, which never came or was not over"
+        yield f"not played: {type(fault).__name__.lower()} of {who} at {when}, which never began or never ended"
 
 
 def _same(machines: Sequence["Machine"]) -> str:

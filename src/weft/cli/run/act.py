@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _Peer = Annotated[str, typer.Argument(help="Public key, or the first digits of a member's.", show_default=False)]
-_Reason = Annotated[str, typer.Option(help="Why: everybody can read it.")]
+_Reason = Annotated[str, typer.Option(help="The reason; everybody can read it.")]
 _VoterKey = Annotated[Path | None, typer.Option(help="Key file of a member. Default: the one that trains here.")]
 _WaitS = Annotated[float, typer.Option(help="Seconds to wait for the decision.", min=0)]
 _WAIT_S = 120.0  # a round of a slow run takes minutes; the act is decided without whoever handed it in
@@ -46,7 +46,7 @@ class Where:
         str | None,
         typer.Option(help='Ticket of the run; "-" reads it from standard input. Default: that of a member here.'),
     ] = None
-    run: Annotated[str | None, typer.Option(help="First digits of the run, where members of several are here.")] = None
+    run: Annotated[str | None, typer.Option(help="First digits of the run, if members of several run here.")] = None
     transports: settings.Transports = None
 
 
@@ -54,7 +54,7 @@ class Where:
 class Act:
     """Who acts, and why."""
 
-    key: Annotated[Path, typer.Option(help="Key file of one who may change the run.", show_default=False)]
+    key: Annotated[Path, typer.Option(help="Key file of somebody who may change the run.", show_default=False)]
     reason: _Reason = ""
     wait_s: _WaitS = _WAIT_S
 
@@ -126,12 +126,12 @@ def amend(
 @spread
 def succeed(
     context: typer.Context,
-    successor: Annotated[str, typer.Argument(help="Ticket of the run that goes on, or its name.", show_default=False)],
+    successor: Annotated[str, typer.Argument(help="Ticket or name of the run that follows.", show_default=False)],
     at_once: Annotated[
-        bool, typer.Option("--at-once", help="End this run with its next round; else when it is complete.")
+        bool, typer.Option("--at-once", help="End this run with its next round, not when it is complete.")
     ] = False,
     without_ticket: Annotated[
-        bool, typer.Option("--without-ticket", help="Tell members the run's name only: they ask for a ticket.")
+        bool, typer.Option("--without-ticket", help="Tell members only the run's name: they must ask for a ticket.")
     ] = False,
     *,
     act: Act,
@@ -155,7 +155,7 @@ def vote_out(
     peer: _Peer,
     key: _VoterKey = None,
     connect_with: Annotated[
-        Path | None, typer.Option(help="Key file to connect with, where a run admits by key: one that trains nowhere.")
+        Path | None, typer.Option(help="Key file to connect with, if the run admits by key: one that trains nowhere.")
     ] = None,
     reason: _Reason = "",
     wait_s: _WaitS = 5.0,
@@ -179,8 +179,8 @@ def vote_out(
         if found.secret is not None or connect_with is not None:
             raise
         raise Refused(
-            f"{error}. Where a run admits by key, a vote needs a key to come with: add --connect-with and the file of "
-            "one that is listed, or that may change the run, and that no process trains with."
+            f"{error}. If the run admits by key, a vote needs a second key to connect with: add --connect-with and the "
+            "file of a key that the run lists, or that may change the run, and that no process trains with."
         ) from error
 
 
@@ -231,7 +231,7 @@ def _hand_in(
         case "waits":
             typer.echo(
                 f"waits: {what}. Members keep it and decide it with one of the next rounds (a vote: once more than "
-                "half of them have cast it); nothing more is to be done. weft act show says what holds by then."
+                "half of them have cast it); you need do nothing more. `weft act show` says how it ended."
             )
         case "refused":
             raise ActVoid(f"{what} has no effect: {answer.reason}.")

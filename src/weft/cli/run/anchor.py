@@ -57,7 +57,7 @@ def _run(text: str, options: "Options", stay: settings.Keep) -> None:
         screen.start(
             About(name=outline.name, total_tokens=outline.total_tokens, tokens_per_step=outline.tokens_per_step)
         )
-        typer.echo(f"anchor of {outline.name}; others join with what `weft ticket` prints here", err=True)
+        typer.echo(f"anchor of {outline.name}; others join with the ticket that `weft ticket` prints here", err=True)
 
     async def main() -> str:
         stopper.install(asyncio.get_running_loop())

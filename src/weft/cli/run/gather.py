@@ -24,7 +24,7 @@ def gather(
     run: Annotated[
         str,
         typer.Argument(
-            help='Ticket ("-" reads it); or digits of a run, or "last": of sections that lie here.', show_default=False
+            help='Ticket ("-" reads it); or digits of a run, or "last", for sections that are here.', show_default=False
         ),
     ],
     into: Annotated[

@@ -31,7 +31,7 @@ def join(
         list[str] | None, typer.Option(help="Own text files, folders or globs, for a private run; again for more.")
     ] = None,
     blocking: Annotated[
-        bool, typer.Option("--blocking", help="Should this line be slower than the run, ask members to wait.")
+        bool, typer.Option("--blocking", help="If this line is slower than the run, ask members to wait.")
     ] = False,
     *,
     here: settings.Here,
@@ -51,7 +51,7 @@ def join(
     text = ticket_text(ticket)
     read(text)  # a bad ticket is refused before anything heavy is loaded
     if not yes and not sys.stdin.isatty():
-        raise ConfigError("there is no terminal to ask whether to join. Add --yes, or join from a terminal.")
+        raise ConfigError("weft has no terminal to ask you whether to join. Add --yes, or join from a terminal.")
     stays = until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
     from weft.data.corpus import CorpusConfig
@@ -102,7 +102,7 @@ def describe(terms: "Terms") -> str:
             f"network   {figures.nbytes(terms.round_nbytes)} a round among {_peers(terms)} with this one, "
             f"{'' if terms.tokens_per_s else 'up to '}about {figures.nbytes(terms.day_nbytes)} a day",
             f"          (in rounds of {_seconds(terms.round_s)}: {run.method.every} training steps at {_pace(terms)}; "
-            f"{_teams(terms)}far more would be told)",
+            f"{_teams(terms)}you will be told if it moves far more)",
         )
     )
 
@@ -130,7 +130,7 @@ def _teams(terms: "Terms") -> str:
     from weft.run.staged import StagedConfig
 
     split = terms.run.pipeline.split if isinstance(terms.run, StagedConfig) else None
-    return "" if split is None else f"what a team of {split.members} passes in each layer comes on top; "
+    return "" if split is None else f"a team of {split.members} also exchanges data in each layer, not counted here; "
 
 
 def _peers(terms: "Terms") -> str:

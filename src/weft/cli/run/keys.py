@@ -30,7 +30,7 @@ def make_app() -> typer.Typer:
 
 def new(
     context: typer.Context,
-    path: Annotated[Path | None, typer.Argument(help="Where; by default the next number in the home.")] = None,
+    path: Annotated[Path | None, typer.Argument(help="File to write. Default: the next number in the home.")] = None,
 ) -> None:
     """Make an identity and print its public key."""
     from weft.keys import open_identity
@@ -87,7 +87,7 @@ def backup(
 def restore(
     context: typer.Context,
     backup: Annotated[Path, typer.Argument(help="The backup.", show_default=False)],
-    target: Annotated[Path | None, typer.Argument(help="Where; by default the next number in the home.")] = None,
+    target: Annotated[Path | None, typer.Argument(help="File to write. Default: the next number in the home.")] = None,
     passphrase_file: _Passphrase = None,
     plain: Annotated[bool, typer.Option("--plain", help="Take only a backup that is not encrypted.")] = False,
 ) -> None:

@@ -28,7 +28,7 @@ from weft.launch.session import Options
 from weft.peer.context import Trainers
 from weft.peer.peer import Outcome
 
-_LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"
+_LASTING = "the ticket leads to this machine; once others have joined, `weft ticket` prints one that leads to them, too"
 
 TO_SCREEN = "json:-"  # lines for a program where the picture would be
 

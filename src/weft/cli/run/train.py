@@ -37,12 +37,12 @@ def train(
     ] = None,
     go_on: Annotated[
         bool,
-        typer.Option("--go-on", help="Where the file was changed: go on with the run kept here, by what it says now."),
+        typer.Option("--go-on", help="If you changed the file: go on with the run kept here, with the new settings."),
     ] = False,
     new: Annotated[
-        bool, typer.Option("--new", help="Begin anew, though a run of this name that differs is kept here.")
+        bool, typer.Option("--new", help="Start a new run, although a different one of this name is kept here.")
     ] = False,
-    wait_for: Annotated[int, typer.Option(help="Begin once so many peers are here, this one included.", min=1)] = 1,
+    wait_for: Annotated[int, typer.Option(help="Start once this many peers are here, this one included.", min=1)] = 1,
     *,
     here: settings.Here,
     hardware: settings.Hardware,

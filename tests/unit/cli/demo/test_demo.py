@@ -171,7 +171,7 @@ def test_minutes_say_what_was_measured_and_what_follows(
     wished = Wishes(2, 0.5, None, is_fresh=False, is_quiet=True)
     run_file = prepare(tmp_path / "demo", wished)
     said = " ".join(capsys.readouterr().err.split())
-    assert f"together they get about {run_file.train.tokens:,} tokens in 0.5 minutes" in said
+    assert f"together they train on about {run_file.train.tokens:,} tokens in 0.5 minutes" in said
     assert "tokens/s by each of 2 peers (cpu, threads: " in said
 
 

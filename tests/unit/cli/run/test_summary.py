@@ -61,7 +61,7 @@ def test_of_others_it_tells_the_round_and_leaves_their_digests_to_them(kept: Kep
     text = summary(outcome_of(kept), replace(View(), peers=lines), "weft").splitlines()
     start = text.index(f"replica      {'d' * 64}")
     assert [line.strip() for line in text[start + 1 : start + 4]] == [
-        "of this peer; after the same round all have the same one",
+        "of this peer; all peers have the same one after the same round",
         "anna: joined",
         "bert: left, last heard of at round 11",
     ]
@@ -134,7 +134,7 @@ def write_text(path: Path) -> None:
 def test_who_held_no_part_of_the_model_reads_no_figures_and_only_what_is_there(kept: Kept, tmp_path: Path) -> None:
     nothing = replace(cut(kept, tmp_path / "checkpoint"), replica=Digest(""), loss=None, reason="asked to by SIGINT")
     assert summary(nothing, View(), "weft").splitlines()[1:] == [
-        "run small: asked to by SIGINT; this peer trained nothing now",
+        "run small: asked to by SIGINT; this peer trained nothing this time",
         "bytes        3 MB sent, 1 MB received",
     ]
     write_text(tmp_path / "stage-1" / "checkpoint" / CHECKPOINT_FILE)
