@@ -114,9 +114,9 @@ def _require_no_sections(folder: Path | None) -> None:
     if folder is not None:
         run = folder.parents[2]
         raise CheckpointError(
-            f"run {called(run)} has stages, and here are sections of its model only, in {folder.parents[1]}. Put them "
-            f"together with `weft gather {short(run.name)}`; those that other peers hold, while they run, with `weft "
-            "gather TICKET`."
+            f"run {called(run)} has stages, and {folder.parents[1]} holds only sections of its model. Put them "
+            f"together with `weft gather {short(run.name)}`. If other peers hold the rest, use `weft gather TICKET` "
+            "while they run."
         )
 
 

@@ -185,8 +185,8 @@ def _stages(run: Run, tree: dict[str, Any]) -> list[Section]:
     ]
     more = f"The last {MAX_FAULTS} of {len(moves)} moves." if len(moves) > MAX_FAULTS else ""
     what = (
-        "Each stage has rounds of its own, which go together. Rounds, tokens and curves of this report are those of "
-        "one stage: of the first, where its peers are among those heard."
+        "Each stage has its own rounds, which go together. This report shows the rounds, tokens and curves of one "
+        "stage: the first, if its peers are among those heard."
     )
     return [Section("Stages", (what, *filter(None, [more]), *moves[-MAX_FAULTS:]), (head, *table))]
 
@@ -219,7 +219,8 @@ def _configuration(run: Run) -> list[Section]:
     if shared is None:
         return [Section("Configuration", ("It is not on this machine; members of the run have it.",))]
     digest = (
-        f"All that its peers share, whose digest names the run: {run.digest}. Data and tokenizer are named by theirs."
+        f"Everything that its peers share. Its digest names the run: {run.digest}. Digests also name data and "
+        "tokenizer."
     )
     sections = [Section("Configuration", (in_words(shared.method), digest), code=dump(shared))]
     if isinstance(shared, RunConfig):
@@ -228,10 +229,10 @@ def _configuration(run: Run) -> list[Section]:
             Section(
                 "To repeat it",
                 (
-                    "Save this as again.toml, and start: weft train again.toml. It names the default corpus: where the "
+                    "Save this as again.toml, and start: weft train again.toml. It names the default corpus: if the "
                     "run read other text, name that under [data.source], and its heldout_fraction under [data]. The "
-                    "same text, cut the same way, gives the same run, by its digest. "
-                    f"{MODEL} and {TOKENIZER}, where they are named, are those that weft export writes.",
+                    f"same text, cut the same way, gives the same run, by its digest. {MODEL} and {TOKENIZER}, where "
+                    "they are named, are those that weft export writes.",
                 ),
                 code=dump(run_file_of(shared, num_peers)),
             )

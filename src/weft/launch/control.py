@@ -63,13 +63,13 @@ class Control:
             case "pause":
                 pausing.want(ASKED)
                 await pausing.settled()
-                return "paused: the device is free; it stays a member that votes and follows"
+                return "paused: the device is free; the peer stays a member, votes and follows"
             case "resume":
                 pausing.want_no_more(ASKED)
                 await pausing.settled()
                 if pausing.reasons:
                     return f"still paused: {', '.join(pausing.reasons)}"
-                return "warming up, then training again" if pausing.is_away else "training again"
+                return "warming up, then it trains again" if pausing.is_away else "training again"
 
 
 def put_wish(folder: PeerFolder, wish: Wish) -> None:

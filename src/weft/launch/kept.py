@@ -168,24 +168,24 @@ def _question(found: Kept, fields: list[str], amend: Amend | None, wish: Wish) -
     more = f"; and {len(fields) - MAX_SHOWN} more" if len(fields) > MAX_SHOWN else ""
     run: RunId = found.run.run
     text = (
-        f"this home holds run {short(run)} ({printable(found.run.name)}) at round {found.round}, and this is another "
-        f"one by the same name: {'; '.join(fields[:MAX_SHOWN])}{more}. Nothing was begun. "
+        f"this home holds run {short(run)} ({printable(found.run.name)}) at round {found.round}, and this is a "
+        f"different run with the same name: {'; '.join(fields[:MAX_SHOWN])}{more}. Nothing was started. "
     )
     if wish == "go on":
-        text += f"It cannot go on so: {_why_not(found)}. "
+        text += f"It cannot go on with this change: {_why_not(found)}. "
     elif amend is not None:
         text += (
-            'To go on with that one, by these settings from its next round on, add --go-on (in Python wish="go on"). '
+            'To go on with that run, with these settings from its next round on, add --go-on (in Python wish="go on"). '
         )
     if amend is None:
         text += (
-            f"To go on from what it has learnt, in another run: `weft export {short(run)} FOLDER`; then write "
+            f"To start another run from what it has learnt: `weft export {short(run)} FOLDER`; then write "
             f'model = {{type = "folder", path = "FOLDER"}}, tokenizer = {{type = "json", path = "FOLDER"}} and '
             f'predecessor = "{run}" into the run file. That keeps the parameters, not the optimizer\'s '
             "memory, and counts rounds and tokens from 0. "
         )
     return (
-        text + "To go on with it as it was, undo the change. To begin anew beside it, add --new, or give another name."
+        text + "To go on with it as it was, undo the change. For a new run beside it, add --new or give another name."
     )
 
 
@@ -193,7 +193,7 @@ def _why_not(found: Kept) -> str:
     if found.charter.stewards:
         return "it has stewards, who amend it with `weft act amend` while it runs"
     if len(found.members) != 1:
-        return f"{len(found.members)} members hold it, and no one of them may change it alone"
+        return f"{len(found.members)} members hold it, and none of them may change it alone"
     if found.charter.forks:
         return "it has split into branches, and others may hold another one"
-    return "only train.tokens, seq_len, batch_size and schedule, method.every, codecs and the rates of method.apply can"
+    return "only train.tokens, seq_len, batch_size, schedule, method.every, codecs and rates of method.apply can change"

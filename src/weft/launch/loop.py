@@ -61,7 +61,7 @@ class Loop:
         check_fits_loop(sealed, options.settings)
         kept = _kept(sealed, home, limit)
         if kept is not None:
-            emit(Notice(text=f"going on with run {short(kept.run)}, which this machine has made before"))
+            emit(Notice(text=f"going on with run {short(kept.run)}, which this machine made before"))
             return kept, None
         home.blobs.put(raw(self.vector))
         home.blobs.put(wire.encode(sealed))
@@ -88,7 +88,7 @@ class Loop:
             await fetch_initial(s.node, members, run, home)
         vector = await asyncio.to_thread(initial, run, home)
         if vector is None:
-            raise ConfigError("the run's initial weights could not be had. Ask a member for a fresh ticket.")
+            raise ConfigError("the run's initial weights could not be fetched. Ask a member for a fresh ticket.")
         context = context_of(s, None, vector, lambda emit: self.make_learner(run, emit, s.clock))
         return await whole(s, run, context)
 

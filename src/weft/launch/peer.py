@@ -192,7 +192,7 @@ async def _members(s: Session, ticket: Ticket) -> list[PeerId]:
     except Unreachable as error:
         if not s.folder.has_checkpoint:
             raise
-        s.emit(Notice(text=f"going on with what this machine has kept of the run: {error}"))
+        s.emit(Notice(text=f"going on with what this machine kept of the run: {error}"))
         return []
 
 
@@ -256,7 +256,7 @@ async def _snapshot(s: Session, run: Genesis, memory: Pool) -> Snapshot | None:
 def where(run: RunId, successor: Succeed) -> str:
     """Return, for a person, where `run` goes on."""
     how = f"weft join {successor.ticket}" if successor.ticket else "ask its members for a ticket: weft ticket"
-    return f"run {short(run)} goes on as run {short(successor.run)}. Take part in that one: {how}"
+    return f"run {short(run)} goes on as run {short(successor.run)}. Join that one: {how}"
 
 
 def require_unended(folder: PeerFolder, run: RunId) -> None:

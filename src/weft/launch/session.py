@@ -104,9 +104,9 @@ class Session:
         met = [peer for peer in node.known_addresses() if peer != node.peer]
         if not contacts and not met:
             raise Unreachable(
-                f"this ticket leads to nobody but this peer itself ({short(node.peer)}): this home holds the key of "
-                "the machine that made it. If that machine runs, start this one with another key: --key other.pem. "
-                "If it was this one, go on with `weft train` and its run file."
+                f"this ticket leads only to this peer itself ({short(node.peer)}): this home holds the key of the "
+                "machine that made it. If that machine runs, start this one with another key: --key other.pem. If it "
+                "was this one, go on with `weft train` and its run file."
             )
         try:
             first = await node.connect_any(list(dict.fromkeys([*(contact.peer for contact in contacts), *met])))
@@ -234,7 +234,7 @@ def _own_name(given: str, folder: PeerFolder, peer: PeerId, emit: Emit) -> str:
         keep_name(folder, given)
         return given
     if kept := read_name(folder):
-        emit(Notice(text=f"this peer is called {kept}, as before: --name gives another name"))
+        emit(Notice(text=f"this peer is called {kept}, as before; --name gives it another name"))
         return kept
     return f"{platform.node()[:40] or 'peer'}-{peer[:4]}"
 
@@ -285,8 +285,8 @@ def _require_none_here(home: Home, run: RunId) -> None:
         if lock is None:
             raise KeyLocked(
                 f"run {short(run)} is being trained from {home.root} already, by peer "
-                f"{short(PeerId(path.parent.name))}. A second peer takes the memory once more and shares the device. "
-                "Where you want one, name a key of its own: --key second.pem (made if missing)."
+                f"{short(PeerId(path.parent.name))}. A second peer needs as much memory again and shares the device. "
+                "If you want one, give it a key of its own: --key second.pem (made if missing)."
             )
         lock.release()
 
@@ -306,8 +306,8 @@ def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:
             return open_identity(path)
     if kept and is_maker:
         raise KeyLocked(
-            f"{kept[0]}, which has trained run {short(run)} already, is in use by another process. Once that has ended "
-            "the run goes on where it stands. With another identity (--key) it would begin anew."
+            f"{kept[0]}, which has trained run {short(run)} already, is in use by another process. Start again once "
+            "that has ended: the run goes on where it stood. With another identity (--key) it would start over."
         )
     return open_free_identity(options.home.keys)
 

@@ -112,8 +112,8 @@ def require_one_process() -> None:
     rank, num = distributed.get_rank(), distributed.get_world_size()
     raise ConfigError(
         f"this process is rank {rank} of {num} of torch.distributed, as with DistributedDataParallel or FSDP. "
-        "weft.Sync would write what members agree on into this rank's model alone, and the ranks would part. Start one "
-        "process per GPU without torch.distributed, each with a weft.Sync of its own: each is a member."
+        "weft.Sync would write what members agree on into this rank's model only, and the ranks would differ. Start "
+        "one process per GPU without torch.distributed, each with a weft.Sync of its own: each is a member."
     )
 
 

@@ -134,10 +134,10 @@ def _unframe(letters: str) -> bytes:
         raise TicketError(f"this ticket is cut short: {len(letters)} of {wanted} letters after weft1. Copy it all.")
     if len(framed) > total:
         raise TicketError(
-            f"this ticket is followed by {len(framed) - total} bytes that are not its own: copy only the ticket"
+            f"{len(framed) - total} bytes that do not belong to this ticket follow it: copy only the ticket"
         )
     if _checksum(framed[:-_CHECKSUM_NBYTES]) != framed[-_CHECKSUM_NBYTES:]:
-        raise TicketError("this ticket is mistyped or cut short: its checksum does not hold. Copy it again.")
+        raise TicketError("this ticket is mistyped or cut short: its checksum does not match. Copy it again.")
     return framed[2:-_CHECKSUM_NBYTES]
 
 

@@ -412,13 +412,13 @@ def best_stages(question: Question, pipeline: PipelineConfig) -> Best:
     elif fastest.tokens_per_s >= cut.tokens_per_s:
         some = f" on the {fastest.num_peers} machines that hold them" if fastest.objection else " fit all machines and"
         why = (
-            f"whole models{some} train {fastest.tokens_per_s:,.0f} tokens/s with {fastest.name}, the fastest cut, into "
-            f"{num} stages, {cut.tokens_per_s:,.0f}: {_held_up(cut)}"
+            f"whole models{some} train {fastest.tokens_per_s:,.0f} tokens/s with {fastest.name}. The fastest cut, into "
+            f"{num} stages, trains {cut.tokens_per_s:,.0f}: {_held_up(cut)}"
         )
         best = 1
     else:
         why = (
-            f"{num} stages train {cut.tokens_per_s:,.0f} tokens/s, whole models {fastest.tokens_per_s:,.0f} at most, "
+            f"{num} stages train {cut.tokens_per_s:,.0f} tokens/s, whole models at most {fastest.tokens_per_s:,.0f}, "
             f"with {fastest.name}; {_faster(num, cut, cuts)}"
         )
     return Best(num_stages=best, why=why, whole=whole, cuts=cuts)

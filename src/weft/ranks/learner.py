@@ -226,6 +226,6 @@ def check(run: RunConfig, settings: PeerConfig) -> None:
     for what, is_so in reasons.items():
         if is_so:
             raise ConfigError(
-                f"{what}: a site of several processes does not train so. Start one process instead, or choose what "
+                f"{what}: a site of several processes cannot train this way. Start one process instead, or choose what "
                 "docs/sites.md names."
             )

@@ -142,9 +142,7 @@ class PeerConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if set(self.transports) == {"via"}:
-            raise ConfigError(
-                "transports is via alone, which leads through links of tls or iroh: name one of them, too."
-            )
+            raise ConfigError("transports names only via, which needs links of tls or iroh: add one of them.")
 
     @property
     def num_threads(self) -> int:

@@ -71,15 +71,7 @@ def test_a_ticket_of_this_very_key_says_so(weft: Weft, tmp_path: Path) -> None:
     ticket = issue(copied, RunId("ab" * 32), [own], b"s" * 16)
     copied.close()
     said = refused(
-        weft,
-        22,
-        "leads to nobody but this peer itself",
-        "join",
-        ticket,
-        "--yes",
-        "--key",
-        tmp_path / "copied.pem",
-        *LOCAL,
+        weft, 22, "leads only to this peer itself", "join", ticket, "--yes", "--key", tmp_path / "copied.pem", *LOCAL
     )
     assert "--key other.pem" in said
 
@@ -328,7 +320,7 @@ def test_weights_that_are_not_finite_are_43(weft: Weft, kept: Kept, tmp_path: Pa
 
 @pytest.mark.parametrize("option", [("--top-k", 3), ("--top-p", 0.5), ("--seed", 1)])
 def test_an_option_of_sampling_is_refused_where_nothing_is_sampled(weft: Weft, option: tuple[str, object]) -> None:
-    refused(weft, 2, f"{option[0]}: without effect at --temperature 0", "generate", "last", "--temperature", 0, *option)
+    refused(weft, 2, f"{option[0]}: no effect at --temperature 0", "generate", "last", "--temperature", 0, *option)
 
 
 def test_a_section_of_a_run_file_that_would_do_nothing_is_refused(weft: Weft, run_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_tensors_that_lie_between_one_another_and_share_nothing_are_taken() -> N
 
 
 def test_a_tensor_that_has_numbers_more_than_once_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tensor 'wide' has some numbers more than once"):
+    with pytest.raises(ConfigError, match="tensor 'wide' holds some numbers more than once"):
         Tensors({"wide": torch.zeros(1).expand(4)})
 
 

@@ -595,7 +595,7 @@ def test_joiner_of_another_version_gets_a_wire_error(world, monkeypatch):
     async def scenario():
         a, b = await world.started(2)
         monkeypatch.setattr("weft.net.messages.PROTOCOL", 2)
-        with pytest.raises(WireError, match="speaks another version of weft: protocol 2 meets protocol 1"):
+        with pytest.raises(WireError, match="speaks another version of weft: one side has protocol 2, the other 1"):
             await b.connect(a.peer)
 
     world.run(scenario)

@@ -59,7 +59,7 @@ def test_ticket_never_shows_its_secret():
         ("weft2" + TEXT[5:], "format 2 .* Upgrade"),
         ("weft0" + TEXT[5:], "format 0 .* fresh one"),
         ("weft9-entirely_different", "format 9"),
-        (TEXT[:40] + ("a" if TEXT[40] != "a" else "b") + TEXT[41:], "checksum does not hold"),
+        (TEXT[:40] + ("a" if TEXT[40] != "a" else "b") + TEXT[41:], "checksum does not match"),
         (TEXT[:40] + "!" + TEXT[41:], "character '!'"),
         (TEXT + "aaaaaaaa", "not its own"),
         ("weft1" + "a" * 20_000, "at most 16384"),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weft.bench.point import Task
 
 LOG, REPORT = "points.csv", "report.md"
-BROKEN = '; one that begins with "broken" is a fault of weft itself, please report it'
+BROKEN = '; one that begins with "broken" is a fault in weft itself; please report it'
 
 
 def make_app() -> typer.Typer:

@@ -148,7 +148,7 @@ class Dialer:
         if (link := self._links.get(peer)) is not None:
             return link
         if self._links.is_barred(peer):
-            raise PeerError(f"{short(peer)} broke the protocol again and again; it is not dialled for a minute")
+            raise PeerError(f"{short(peer)} broke the protocol repeatedly; this peer does not dial it for a minute")
         return await asyncio.shield(self._dials.get(peer) or self._begin(peer))
 
     def _begin(self, peer: PeerId, worse: Link | None = None) -> "asyncio.Task[Link]":

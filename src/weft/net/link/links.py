@@ -304,7 +304,7 @@ class Listener:
         if (rejected := judge(self._passport, peer, heard)) is not None:
             return rejected
         if self._links.is_barred(peer):
-            return Rejected(code="busy", reason="you broke the protocol again and again; come back in a minute")
+            return Rejected(code="busy", reason="you broke the protocol repeatedly; come back in a minute")
         if self._links.is_full_for(peer):
             return Rejected(code="busy", reason="this peer has as many links as it can serve; ask another member")
         return heard

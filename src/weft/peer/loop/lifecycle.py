@@ -145,7 +145,7 @@ class Shutdown:
         return beat.branch == head.branch and beat.round < head.round
 
     def _tell(self, what: str, error: Exception) -> None:
-        self._emit(Notice(text=f"this peer ends, and cannot {what}: {type(error).__name__}: {error}"))
+        self._emit(Notice(text=f"this peer ends, but cannot {what}: {type(error).__name__}: {error}"))
 
 
 class Pause:

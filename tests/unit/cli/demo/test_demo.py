@@ -218,7 +218,7 @@ def test_a_demo_is_finished_once_every_peer_says_complete(tmp_path: Path) -> Non
     swarm = swarm_in(tmp_path, "peer 1", "peer 2")
     swarm.report("peer 1").write_bytes(msgspec.json.encode(REPORT))
     assert finished_run(swarm) is None
-    stopped = msgspec.structs.replace(REPORT, reason="asked to by SIGTERM")
+    stopped = msgspec.structs.replace(REPORT, reason="stopped by SIGTERM")
     swarm.report("peer 2").write_bytes(msgspec.json.encode(stopped))
     assert finished_run(swarm) is None
     swarm.report("peer 2").write_bytes(msgspec.json.encode(REPORT))

@@ -42,11 +42,15 @@ IROH = f"iroh://{PEER}?addr=198.51.100.7:5&addr=[2001:db8::1]:6"
         ([], Unreachable, "no address"),
         ([tried("tls://192.168.1.5:1", "silent"), tried("tls://10.0.0.1:1", "no way")], Unreachable, "are private"),
         ([tried("tls://100.64.0.9:1", "silent"), tried("tls://[fd00::1]:1", "silent")], Unreachable, "are private"),
-        ([tried("tls://192.168.1.5:1", "silent"), tried(OPEN, "silent")], Unreachable, "swallows what is sent"),
-        ([tried("tls://peer.example.org:1", "silent")], Unreachable, "swallows what is sent"),
+        ([tried("tls://192.168.1.5:1", "silent"), tried(OPEN, "silent")], Unreachable, "drops what is sent"),
+        ([tried("tls://peer.example.org:1", "silent")], Unreachable, "drops what is sent"),
         ([tried(OPEN, "no peer"), tried(IROH, "silent")], Unreachable, "is not the member"),
         ([tried(OPEN, "no way")], Unreachable, "no member listens at these ports"),
-        ([tried(OPEN, "refused"), tried(IROH, "silent")], Refused, "let this machine not in: words of the other side"),
+        (
+            [tried(OPEN, "refused"), tried(IROH, "silent")],
+            Refused,
+            "do not admit this machine: words of the other side",
+        ),
         ([tried(OPEN, "other run")], GenesisMismatch, "train another run"),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_scenario_is_planned_kind_by_kind(weft: Weft, run_path: Path, tmp_path
     assert "join later" in answer.out
     refused = weft("plan", path, "--peers", 3)
     assert refused.code == 2
-    assert "it is a scenario" in refused.err
+    assert "is a scenario" in refused.err
 
 
 @pytest.mark.full

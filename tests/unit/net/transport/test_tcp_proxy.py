@@ -115,8 +115,8 @@ async def test_a_peer_dials_through_its_proxy(proxy: FakeProxy) -> None:
         (b"HTTP/1.1 502\r\n\r\n", "answered 502: it did not reach the address"),
         (b"HTTP/1.1 418 \x1b[31mteapot\r\n\r\n", r"answered 418 .*teapot"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", "is no HTTP proxy: it answers 'SSH-2.0-OpenSSH'"),
-        (b"HTTP/1.1 200 OK\r\n\r\nand more", "says more than that it is connected"),
-        (b"HTTP/1.1 200 OK\r\n" + b"x" * MAX_ANSWER_NBYTES, "it has no end"),
+        (b"HTTP/1.1 200 OK\r\n\r\nand more", "sent more than its answer"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x" * MAX_ANSWER_NBYTES, "its answer does not end"),
     ],
 )
 async def test_what_a_proxy_answers_is_said(proxy: FakeProxy, answer: bytes, said: str) -> None:
