@@ -310,9 +310,7 @@ def test_two_notes_that_contradict_each_other_strike_a_key_out_without_anybodys_
     assert (enacted.removed, enacted.struck) == ((LIAR.peer,), LIAR.peer)
     assert enacted.charter.banned == (LIAR.peer,)
     assert enacted.charter.struck == (Struck(peer=LIAR.peer, round=Round(7)),)
-    assert (
-        why_not(lie(), before=enacted.charter) == f"{LIAR.peer[:8]} was struck out already since it signed these notes"
-    )
+    assert why_not(lie(), before=enacted.charter) == f"{LIAR.peer[:8]} was banned already for these notes"
 
 
 def test_who_is_pardoned_is_struck_out_only_for_another_lie() -> None:
@@ -324,7 +322,7 @@ def test_who_is_pardoned_is_struck_out_only_for_another_lie() -> None:
 
 
 def test_one_key_is_struck_out_at_a_time() -> None:
-    assert why_not(lie(), lie(who=ACCUSER)) == "one key at a time is struck out"
+    assert why_not(lie(), lie(who=ACCUSER)) == "one round bans one key that lied"
     assert in_effect(FIRST, BODY, (lie(), lie(who=ACCUSER), warrant(remove())), MAX_ACTS) == (lie(), warrant(remove()))
 
 

@@ -65,7 +65,7 @@ export class Curves {
     const what = `Training loss is ${now[2].toFixed(3)} nats per token after ${short(now[1])} tokens, ${
       now[2] <= first ? "down" : "up"
     } from ${first.toFixed(3)}.`;
-    if (!held || !heldout.length) return `${what} Nothing was held out yet.`;
+    if (!held || !heldout.length) return `${what} No held-out loss is known yet.`;
     const perByte =
       held[3] === null || held[3] === undefined ? "" : ` (${(held[3] / Math.LN2).toFixed(3)} bits per byte)`;
     return `${what} Held-out loss is ${held[2].toFixed(3)}${perByte}.`;
@@ -100,7 +100,7 @@ export class Curves {
     });
     const num = count(usage, this.moment.at);
     const recent = usage.slice(Math.max(0, num - NUM_RECENT), num).map(([, share]) => share);
-    const words = "of its time the median peer spent in training steps";
+    const words = "of the median peer's time went into training steps";
     tell(find("usage-figure"), recent.length ? percent(median(recent)) : "");
     tell(
       find("usage-words"),
@@ -127,14 +127,14 @@ function times(row) {
 function trafficFigure(row) {
   const ratio = times(row);
   if (ratio === null) return "";
-  return ratio >= 1 ? `${tidyTimes(ratio)}×` : `1/${tidyTimes(1 / ratio)}`;
+  return `${tidyTimes(Math.max(ratio, 1 / ratio))}×`;
 }
 
 function trafficWords(row) {
   const ratio = times(row);
-  if (ratio === null) return row ? `${nbytes(row[2])} sent and received so far.` : "No bytes are counted yet.";
-  const what = `${nbytes(row[2])} sent and received, where ring DDP would have moved ${nbytes(row[3])}.`;
-  return ratio >= 1 ? `fewer bytes than ring DDP: ${what}` : `of the thrift of ring DDP: ${what}`;
+  if (ratio === null) return row ? `${nbytes(row[2])} sent and received so far.` : "No bytes counted yet.";
+  const what = `${nbytes(row[2])} sent and received; ring DDP would have moved ${nbytes(row[3])}.`;
+  return `${ratio >= 1 ? "fewer" : "more"} bytes than ring DDP: ${what}`;
 }
 
 function tidyTimes(ratio) {
