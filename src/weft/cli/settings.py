@@ -39,7 +39,7 @@ class Here:
     """Who this peer is and how others reach it."""
 
     name: Annotated[
-        str, typer.Option(help="How others see this peer. Default: the machine's name and a part of its key.")
+        str, typer.Option(help="Name that others see. Default: the machine's name and a part of its key.")
     ] = ""
     key: Annotated[
         Path | None,
@@ -89,7 +89,7 @@ class Hardware:
     cores: Annotated[int | None, typer.Option(help="Run on at most this many CPUs.", min=1, max=1024)] = None
     hours: Annotated[
         list[str] | None,
-        typer.Option(help="Train at these local times only: 22:00-07:00; again for more.", metavar="RANGE"),
+        typer.Option(help="Train only at these local times: 22:00-07:00; may be repeated.", metavar="RANGE"),
     ] = None
 
     def fields(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Stay:
         ),
     ] = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False
-    parent: Annotated[int, typer.Option(hidden=True, help="Stop when this process is gone.")] = 0
+    parent: Annotated[int, typer.Option(hidden=True, help="Stop when the process with this id has ended.")] = 0
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ import typer
 
 
 def demo(
-    folder: Annotated[Path, typer.Argument(help="Where everything is kept.")] = Path("weft-demo"),
-    peers: Annotated[int | None, typer.Option(help="Processes. Default: 4.", min=1, max=16)] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder that keeps everything.")] = Path("weft-demo"),
+    peers: Annotated[
+        int | None, typer.Option(help="Number of peers, one process each. Default: 4.", min=1, max=16)
+    ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(

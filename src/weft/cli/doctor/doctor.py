@@ -32,7 +32,7 @@ def doctor(
     port: Annotated[int, typer.Option(help="The port you want to listen on; 0: any.", min=0, max=65535)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs: docs/doctor.md.")] = False,
 ) -> None:
-    """Examine this machine, and the ways that a ticket names; exits 0 if nothing blocks."""
+    """Check this machine, and the addresses on a ticket; exits 0 if nothing blocks."""
     from weft.cli.doctor.findings import examine
 
     failure = None

@@ -32,9 +32,9 @@ def eval(
     checkpoint: Annotated[str, typer.Argument(help='Folder, digits of a run, or "last".', show_default=False)],
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Text files, folders or globs; again for more. Default: the run's held-out text."),
+        typer.Option(help="Text files, folders or globs; may be repeated. Default: the run's held-out text."),
     ] = None,
-    windows: Annotated[int, typer.Option(help="Samples, spread evenly over the text; 0: all.", min=0)] = 0,
+    windows: Annotated[int, typer.Option(help="Number of samples, spread evenly over the text; 0: all.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
     """Print the loss on held-out text, in nats per token and per byte."""

@@ -22,14 +22,14 @@ def generate(
     context: typer.Context,
     checkpoint: Annotated[str, typer.Argument(help='Folder, digits of a run, or "last".', show_default=False)],
     prompt: Annotated[str, typer.Argument(help="The beginning of the text.")] = "",
-    max_tokens: Annotated[int, typer.Option(help="Tokens, at most.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
+    max_tokens: Annotated[int, typer.Option(help="Write at most this many tokens.")] = 256,
+    temperature: Annotated[float, typer.Option(help="Randomness; 0 always takes the likeliest token.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens whose probabilities add up to this.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
-    """Let a trained model write on from a prompt."""
+    """Let a trained model continue a prompt."""
     from weft.cli.model.trained import open_trained, say_which
     from weft.inference.sample import Sampling
     from weft.inference.sample import generate as generate_tokens

@@ -27,7 +27,7 @@ def inspect(
         str, typer.Argument(help='Checkpoint, ticket, key or run file; "-" reads a ticket.', show_default=False)
     ],
 ) -> None:
-    """Say what something is."""
+    """Say what a file, a folder or a ticket is."""
     thing = ticket_text(thing)
     path = Path(thing)
     if _looks_like_ticket(thing):

@@ -43,9 +43,11 @@ def methods(
         Path | None,
         typer.Option(help="Folder of points.csv, report and plots. Default: bench-NAME, of the plan.", metavar="DIR"),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Points played at a time, each by one core.", min=1, max=256)] = 1,
+    jobs: Annotated[
+        int, typer.Option(help="Number of points to play at the same time, one core each.", min=1, max=256)
+    ] = 1,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="ROW", help="Play this row; again for more.", show_default=False)
+        list[str] | None, typer.Option(metavar="ROW", help="Play only this row; may be repeated.", show_default=False)
     ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change the run file.")
@@ -55,7 +57,7 @@ def methods(
     ] = False,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw nothing.")] = False,
 ) -> None:
-    """Train with every method of a plan, at every point of its grid; go on where it was interrupted."""
+    """Train with every method of a plan, at every point of its grid; the same command goes on after an interruption."""
     from weft.bench import plot as bench_plot
     from weft.bench.log import BenchLog, held
     from weft.bench.plan import Bench

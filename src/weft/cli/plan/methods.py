@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 
-def methods(name: Annotated[str | None, typer.Argument(help="One of them: all that is known of it.")] = None) -> None:
+def methods(name: Annotated[str | None, typer.Argument(help="Show everything about this method.")] = None) -> None:
     """Print what each method sends, what it tolerates, and when to pick it."""
     from weft.errors import ConfigError
     from weft.plan.catalogue import CATALOGUE, MODEL, PEERS, RING_BITS, table

@@ -73,7 +73,7 @@ def make_app() -> typer.Typer:
 
 @spread
 def show(context: typer.Context, where: Where) -> None:
-    """Print what holds of a run now: who may change it, members, banned keys, settings as amended, a successor."""
+    """Print the state of a run: who may change it, members, banned keys, settings as amended, a successor."""
     from weft.keys import Identity
     from weft.launch.visit import ask_charter
 
@@ -84,7 +84,7 @@ def show(context: typer.Context, where: Where) -> None:
 
 @spread
 def remove(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
-    """Remove a member. It may come back as a newcomer."""
+    """Remove a member. It may join again."""
     from weft.sync.records.acts import Remove
 
     _act(context, act, where, lambda answer, reason: Remove(peer=_key_of(peer, answer.members), reason=reason))
@@ -100,7 +100,7 @@ def ban(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
 
 @spread
 def pardon(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
-    """Refuse a banned key no more."""
+    """Lift the ban of a key."""
     from weft.sync.records.acts import Pardon
 
     _act(context, act, where, lambda answer, reason: Pardon(peer=_key_of(peer, answer.charter.banned), reason=reason))
@@ -137,7 +137,7 @@ def succeed(
     act: Act,
     where: Where,
 ) -> None:
-    """Say which run goes on where this one ends."""
+    """Name the run that continues this one."""
     from weft.net.ticket import read
     from weft.sync.records.acts import MAX_TICKET_CHARS, Succeed
 
@@ -162,7 +162,7 @@ def vote_out(
     *,
     where: Where,
 ) -> None:
-    """Vote, as a member, for the removal of another; more than half of the members must."""
+    """Vote, as a member, to remove another; it takes more than half of the members."""
     from weft.keys import Identity, load_identity
     from weft.launch.visit import ballot_of
 

@@ -29,7 +29,7 @@ def anchor(
     here: settings.Here,
     stay: settings.Keep,
 ) -> None:
-    """Keep a run's newest state and its members' addresses for whoever comes; trains nothing and votes for nothing."""
+    """Keep a run's newest state and its members' addresses for machines that join; it does not train or vote."""
     from weft.net.ticket import read
 
     text = ticket_text(ticket)

@@ -50,7 +50,7 @@ def show(key: _Key) -> None:
 
 
 def list_all(context: typer.Context) -> None:
-    """Print public key, file and use of every identity in the home."""
+    """Print the public key of every identity in the home, its file, and whether it is in use."""
     from weft.keys import open_identity, read_peer
 
     folder = home_of(context) / "keys"
@@ -70,7 +70,7 @@ def list_all(context: typer.Context) -> None:
 
 def backup(
     key: _Key,
-    target: Annotated[Path, typer.Argument(help="Where the backup goes.", show_default=False)],
+    target: Annotated[Path, typer.Argument(help="File for the backup.", show_default=False)],
     passphrase_file: _Passphrase = None,
     plain: Annotated[bool, typer.Option("--plain", help="Do not encrypt.")] = False,
 ) -> None:

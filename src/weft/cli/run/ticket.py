@@ -18,7 +18,7 @@ def ticket(
     context: typer.Context,
     run: Annotated[str | None, typer.Argument(help="First digits of the run; default: the last one here.")] = None,
 ) -> None:
-    """Print a ticket that lets another machine join. It is a secret: show it to whom you invite."""
+    """Print a ticket that lets another machine join. It is a secret: show it only to people you invite."""
     typer.echo(ticket_here(run, home_of(context)))
 
 

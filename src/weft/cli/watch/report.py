@@ -23,7 +23,7 @@ def report(
     ],
     out: Out = None,
 ) -> None:
-    """Write what a run came to: curves, peers and what each gave, bytes, faults, configuration."""
+    """Write a report of a run: curves, what each peer contributed, bytes, faults, configuration."""
     from weft.dashboard.report import told_of
     from weft.dashboard.run import Run
 
@@ -35,7 +35,7 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Log files or folders of runs, two or more.", show_default=False)],
     out: Out = None,
 ) -> None:
-    """Write several runs side by side, their curves over each other."""
+    """Compare several runs side by side, with their curves in one chart."""
     from weft.dashboard.report import compared
     from weft.dashboard.run import Run
 

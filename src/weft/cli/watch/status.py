@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 def status(
     context: typer.Context,
     run: Given = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing it until it is stopped.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing it until you stop it.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="For programs: one object; with --follow each event, a line.")
+        bool, typer.Option("--json", help="Print JSON: one object; with --follow one line for each event.")
     ] = False,
     transports: settings.Transports = None,
 ) -> None:
-    """Say how a run stands: its members, its loss, its bytes, what went wrong. Whoever asks trains nothing."""
+    """Show how a run is doing: its members, its loss, its bytes, what went wrong. This trains nothing."""
     source = find(run, home_of(context))
     screen = make_screen(is_quiet=False) if follow and not as_json else Screen()
 
