@@ -78,8 +78,8 @@ def find_sections(given: str, home: Path) -> Path:
     found = None if which is None else _newest(which.parent.glob(f"{which.name}/*/{_SECTIONS}"))
     if found is None:
         raise CheckpointError(
-            f"{given[:200]!r} is no ticket, and no run with sections in {home}. Only runs with stages have sections: "
-            "give a ticket of one, the first digits of its name, or last."
+            f"{given[:200]!r} is not a ticket, and not a run with sections in {home}. Only runs with stages have "
+            "sections: give a ticket of one, the first digits of its name, or last."
         )
     return found.parents[2]
 

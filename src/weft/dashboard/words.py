@@ -173,10 +173,11 @@ def _majority_advice(e: events.MajorityLost) -> Remedy:
 
 
 def _branch_left(e: events.BranchLeft, _own: PeerId) -> str:
-    what = "{me:peer} goes over to another branch; the {tokens:,} tokens that only its own had counted"
+    what = "{tokens:,} tokens that only its own branch had counted"
     if e.kept == e.tokens:
-        return f"{what} are brought there"
-    return f"{what} are lost{', but for {kept:,} that are brought there' if e.kept else ''}: {{reason}}"
+        return f"{{me:peer}} switches to another branch and brings {what}"
+    kept = ", except {kept:,} that it brings" if e.kept else ""
+    return f"{{me:peer}} switches to another branch and loses {what}{kept}: {{reason}}"
 
 
 def _act_enacted(e: events.ActEnacted, _own: PeerId) -> str:

@@ -124,7 +124,7 @@ class CharTokenizer(Tokenizer):
             alphabet: distinct characters in ascending order.
 
         Raises:
-            DataError: empty, not ascending, or holds a surrogate, which is no character.
+            DataError: empty, not ascending, or holds a surrogate, which is not a character.
         """
         codes = _codes(alphabet)
         if not alphabet or (np.diff(codes.astype(np.int64)) <= 0).any():
@@ -349,7 +349,7 @@ def _encoded(text: str, encoding: str) -> bytes:
         return text.encode(encoding)
     except UnicodeEncodeError as error:
         raise DataError(
-            f"text holds half a surrogate pair at character {error.start + 1}, which is no character"
+            f"text holds half a surrogate pair at character {error.start + 1}, which is not a character"
         ) from None
 
 

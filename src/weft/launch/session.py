@@ -112,7 +112,7 @@ class Session:
             first = await node.connect_any(list(dict.fromkeys([*(contact.peer for contact in contacts), *met])))
         except GenesisMismatch as error:
             raise TicketMismatch(
-                f"this ticket is for run {short(ticket.run)}, which is not trained where it leads: {error}."
+                f"this ticket is for run {short(ticket.run)}, and the members it leads to do not train that: {error}."
             ) from error
         return [first, *(peer for peer in node.peers if peer != first)]
 

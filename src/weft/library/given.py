@@ -44,7 +44,7 @@ class Machine:
             require_kind(given_path, (str, Path, NoneType), f"machine: {name}", "a path, or None")
             if str(given_path).startswith("~"):  # would be a folder of that name: only a shell, or Python, knows whose
                 raise ConfigError(
-                    f"machine: {name}: {given_path} is no path yet; give Path({str(given_path)!r}).expanduser()."
+                    f"machine: {name}: {given_path} is not a path yet; give Path({str(given_path)!r}).expanduser()."
                 )
         given = PeerConfig() if self.settings is None else self.settings
         settings = config_of(given, PeerConfig, "machine: settings")

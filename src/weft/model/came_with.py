@@ -188,7 +188,7 @@ def _fault(name: str, data: bytes) -> str | None:
     if name.endswith(".json"):
         leads = _leads(data)
         if leads is None:
-            return "is no JSON object"
+            return "is not a JSON object"
         if leads:
             return f"names code or files from elsewhere: {', '.join(leads)[:200]}"
     if name.endswith(".jinja"):

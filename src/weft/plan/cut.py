@@ -403,7 +403,7 @@ def best_stages(question: Question, pipeline: PipelineConfig) -> Best:
     if not cuts and fastest is None:
         raise ConfigError(f"no machine has the memory for the whole model, and stages do not help. {refusal}")
     if not cuts:
-        why = f"whole models: it cannot be cut for these machines ({refusal})" if refusal else "whole models: one peer"
+        why = f"whole models: no cut fits these machines ({refusal})" if refusal else "whole models: one peer"
         return Best(num_stages=1, why=why, whole=whole, cuts=cuts)
     num, cut = max(cuts.items(), key=lambda found: (found[1].tokens_per_s, -found[0]))
     best = num
@@ -437,7 +437,7 @@ def _held_up(cut: Cut) -> str:
 def _faster(num: int, cut: Cut, cuts: dict[int, Cut]) -> str:
     others = [(found.tokens_per_s, number) for number, found in cuts.items() if number != num]
     if not others:
-        return "no other number can be"
+        return "no other number is possible"
     tokens_per_s, other = max(others)
     return f"{other} would train {tokens_per_s / cut.tokens_per_s:.0%} as fast"
 

@@ -107,8 +107,8 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     if run_file.stages > 1:
         if isinstance(run_file.model, FolderModel) and isinstance(run_file.pipeline.activations, SubspaceConfig):
             raise ConfigError(
-                "pipeline.activations: subspace: weights of a folder lie in no subspace, and would be lost. Choose "
-                "another type, or a model that is made of the seed."
+                "pipeline.activations: subspace: it would lose weights from a folder, which lie in no subspace. "
+                "Choose another type, or a model that weft makes from the seed."
             )
         config = staged(config, initials, run_file.pipeline)
     data = wire.encode(config)

@@ -183,7 +183,7 @@ def _follow(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
     if not charter.stewards:
         raise Void("this run has no stewards: only a majority of its members can act on it (weft act vote-out)")
     if signed.signer not in charter.stewards:
-        raise Void(f"{short(signed.signer)} is no steward of this run")
+        raise Void(f"{short(signed.signer)} is not a steward of this run")
     if act.run != body.run:
         raise Void(f"the act is for run {short(act.run)}, this is run {short(body.run)}")
     if (wanted := charter.serial_of(signed.signer) + 1) != act.serial:
@@ -298,7 +298,7 @@ def _do(enacted: Enacted, body: Body, deed: acts.AnyDeed) -> Enacted:
 
 def _without(enacted: Enacted, body: Body, peer: PeerId) -> Enacted:
     if peer not in body.electorate or peer in enacted.removed:
-        raise Void(f"{short(peer)} is no member")
+        raise Void(f"{short(peer)} is not a member")
     removed = tuple(sorted((*enacted.removed, peer)))
     if len(removed) == len(body.electorate):
         raise Void(f"without {short(peer)} the run would have no member left")

@@ -230,7 +230,7 @@ class Trainer(Stepper):
         counters = {name: int(value) for name, value in state.items() if not value.is_floating_point()}
         if "num_steps" not in counters:
             raise CheckpointError(
-                "the saved state does not say how many steps were made. Resume from another checkpoint, or join anew."
+                "the saved state does not say how many steps were made. Resume from another checkpoint, or join again."
             )
         if self._optimizer is not None:
             self._optimizer.load(state, counters["num_steps"])

@@ -65,7 +65,7 @@ def test_who_is_turned_away_reads_why_and_the_run_goes_on_without_harm(
 ) -> None:
     with founder(tmp_path / "a") as member:
         other, wrong = (forged(member.ticket, run=RunId("ab" * 32)), forged(member.ticket, secret=b"another secret!!"))
-        said = refused(weft, 16, "run abababab, which is not trained where it leads", "join", other, *JOIN)
+        said = refused(weft, 16, "run abababab, and the members it leads to do not train that", "join", other, *JOIN)
         assert "weft ticket" in said
         said = refused(weft, 24, "the ticket's secret is not this run's", "join", wrong, *JOIN)
         assert "weft ticket" in said

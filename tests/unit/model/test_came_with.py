@@ -69,8 +69,8 @@ def test_of_a_model_without_a_folder_only_the_tokenizers_files_are_taken(folder:
     ("name", "data", "why"),
     [
         ("README.md", b"x" * (MAX_FILE_NBYTES + 1), r"README.md is left out: it has more than 1,048,576 bytes"),
-        ("generation_config.json", b"[1]", r"generation_config.json is left out: it is no JSON object"),
-        ("generation_config.json", b"[" * 100_000, r"generation_config.json is left out: it is no JSON object"),
+        ("generation_config.json", b"[1]", r"generation_config.json is left out: it is not a JSON object"),
+        ("generation_config.json", b"[" * 100_000, r"generation_config.json is left out: it is not a JSON object"),
         ("LICENSE", b"version https://git-lfs.github.com/spec/v1\n", r"LICENSE is left out: it is a Git LFS pointer"),
         ("chat_template.jinja", b"\xff\xff", r"chat_template.jinja is left out: it is not UTF-8 text"),
     ],

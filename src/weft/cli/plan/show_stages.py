@@ -124,7 +124,7 @@ def _limit(step: StepTime) -> str:
         case "lines":
             return f"stage {step.bottleneck + 1} is the slowest, by its lines"
         case "under way":
-            return "more micro-batches would hide the latency, and no more may be under way"
+            return "only more micro-batches would hide the latency, and no more are allowed"
 
 
 def _bytes(found: Cut) -> str:

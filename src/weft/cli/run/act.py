@@ -231,7 +231,7 @@ def _hand_in(
         case "waits":
             typer.echo(
                 f"waits: {what}. Members keep it and decide it with one of the next rounds (a vote: once more than "
-                "half of them have cast it); you need do nothing more. `weft act show` says how it ended."
+                "half of them have cast it); you can stop waiting. `weft act show` shows the result."
             )
         case "refused":
             raise ActVoid(f"{what} has no effect: {answer.reason}.")

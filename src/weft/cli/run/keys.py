@@ -111,7 +111,7 @@ def _passphrase(file: Path | None, *, is_new: bool) -> bytes:
     if file is None:
         if not sys.stdin.isatty():
             raise ConfigError(
-                "there is no terminal to ask for a passphrase. Write it into a file and add --passphrase-file FILE"
+                "weft has no terminal to ask you for a passphrase. Write it into a file and add --passphrase-file FILE"
                 + (", or add --plain to keep the identity unencrypted." if is_new else ".")
             )
         answer: str = typer.prompt("passphrase", hide_input=True, confirmation_prompt=is_new)

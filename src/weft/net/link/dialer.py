@@ -316,7 +316,7 @@ class Dialer:
             async with asyncio.timeout(ARRIVAL_S):
                 return await self._links.arrival(peer)
         except TimeoutError:
-            raise DialError(f"{short(peer)} says that a link stands, but none came within {ARRIVAL_S:g} s") from None
+            raise DialError(f"{short(peer)} says that it is linked, but no link came within {ARRIVAL_S:g} s") from None
 
     async def _open(self, peer: PeerId, address: str, lane: Lane) -> Stream:
         try:

@@ -294,7 +294,7 @@ class Listener:
         if (transport, stream) not in self._strangers:  # turned out meanwhile
             return
         if self._is_duplicate(stream.peer, verdict):
-            await turn_away(stream, Rejected(code="duplicate", reason="a link to you stands"))
+            await turn_away(stream, Rejected(code="duplicate", reason="you are linked already"))
             return
         self._admit(transport, stream, reader, verdict)
 

@@ -124,7 +124,7 @@ def _why_closed(said: str) -> Outcome:
     """Return what kind of failure a dial's words tell of."""
     if "did not answer" in said or "no answer" in said or "timed out" in said:
         return "silent"
-    if "answers there" in said or "no weft peer" in said:
+    if "answers there" in said or "not a weft peer" in said:
         return "no peer"
     return "no way"
 

@@ -226,7 +226,7 @@ class Proxy:
         line = head.partition(b"\r\n")[0].decode("latin-1")
         match = re.fullmatch(r"HTTP/1\.[01] (\d{3})(?: (.*))?", line)
         if match is None:
-            raise ConnectionError(f"{self.address} is no HTTP proxy: it answers {printable(line[:_MAX_SHOWN])!r}")
+            raise ConnectionError(f"{self.address} is not an HTTP proxy: it answers {printable(line[:_MAX_SHOWN])!r}")
         code = int(match[1])
         if 200 <= code < 300:
             if not head.endswith(b"\r\n\r\n"):  # nobody speaks before this peer does

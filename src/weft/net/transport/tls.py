@@ -73,7 +73,7 @@ class TlsConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for number, place in enumerate(self.advertise):
-            fault = fault_of(place) or ("it stands there twice" if place in self.advertise[:number] else None)
+            fault = fault_of(place) or ("it is there twice" if place in self.advertise[:number] else None)
             if fault is not None:
                 raise ConfigError(f'tls.advertise: {place[:200]!r}: {fault}. Allowed: "host:port", as others reach it.')
 
@@ -128,9 +128,8 @@ class TlsTransport:
             raise DialError(f"{address} did not answer within {self._config.handshake_timeout_s:g} s") from None
         except ssl.SSLError as error:
             raise DialError(
-                f"{address} is no weft peer, or one that does not speak version "
-                f"{tls_handshake.PROTOCOL_VERSION} of the transport as "
-                f"this software does: {error}"
+                f"{address} is not a weft peer, or does not speak version {tls_handshake.PROTOCOL_VERSION} of the "
+                f"transport as this software does: {error}"
             ) from None
         except (OSError, ValueError) as error:
             raise DialError(f"{address}: {error}") from None

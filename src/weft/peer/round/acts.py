@@ -290,9 +290,9 @@ class PendingActs:
         if ballot.run != base.run:
             raise Void(f"the ballot is for run {short(ballot.run)}, this is run {short(base.run)}")
         if voter not in base.electorate:
-            raise Void(f"{short(voter)} is no member: only members vote")
+            raise Void(f"{short(voter)} is not a member: only members vote")
         if ballot.peer not in base.electorate:
-            raise Void(f"{short(ballot.peer)} is no member")
+            raise Void(f"{short(ballot.peer)} is not a member")
         if (next_serial := base.charter.times_expelled(ballot.peer) + 1) != ballot.serial:
             raise Void(f"it is for removal {ballot.serial} of {short(ballot.peer)}; the next is {next_serial}")
         if sum(by == voter for _, by in self._ballots) >= MAX_BALLOTS:
@@ -322,7 +322,7 @@ class PendingActs:
             ballot = governance.read_ballot(self._ballots[peer, voter])
             is_member = peer in base.electorate and voter in base.electorate
             if not is_member or ballot.serial != base.charter.times_expelled(peer) + 1:
-                self._drop(self._ballots.pop((peer, voter)), "voter or key is no member any more")
+                self._drop(self._ballots.pop((peer, voter)), "voter or key is no longer a member")
         self._save()
 
     def _drop(self, letter: Signed, reason: str) -> None:
@@ -398,7 +398,7 @@ def why_removed(event: ActEnacted) -> str:
         )
     who = f"{len(event.by)} members" if event.kind == "vote out" else f"steward {short(event.by[0])}"
     reason = event.reason.rstrip(".") or "no reason was given"
-    what_now = "Its key may not come back." if event.kind == "ban" else "It may come back as a newcomer: weft join."
+    what_now = "Its key may not come back." if event.kind == "ban" else "It may join again: weft join."
     return f"{who} removed this peer from the run after round {event.round} ({event.kind}): {reason}. {what_now}"
 
 

@@ -102,7 +102,7 @@ def _why(base: messages.Base, peer: PeerId, state: State | None, statuses: Mappi
     if state is not None and peer in state.unusable:
         return "its payload could not be fetched or was not valid"
     if peer in base.newcomers:
-        return "nobody waits for a newcomer in its first round"
+        return "it is new, and nobody waits for a new member in its first round"
     if peer in base.resting:
         return RESTING
     if state is not None and peer in state.ready:

@@ -193,7 +193,7 @@ def read_contents(folder: Path) -> Contents:
     path = folder / NAME
     try:
         if path.stat().st_size > MAX_CONTENTS_NBYTES:
-            raise CheckpointError(f"{path} is larger than {MAX_CONTENTS_NBYTES} bytes: it is no checkpoint of weft.")
+            raise CheckpointError(f"{path} is larger than {MAX_CONTENTS_NBYTES} bytes: it is not a checkpoint of weft.")
         text = path.read_bytes()
     except FileNotFoundError:
         raise _missing(folder) from None

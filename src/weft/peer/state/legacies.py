@@ -205,7 +205,7 @@ class Legacies:
                 index = await self._client.index(offer.index, [peer])
                 if index.shape == {FORK: num}:
                     return await self._pull_fork(index, peer)
-        raise PeerError("nobody that is linked has kept the parameters of the last common round")
+        raise PeerError("no linked peer has kept the parameters of the last common round")
 
     async def _pull_fork(self, index: StateIndex, peer: PeerId) -> Float32[Tensor, " num"]:
         vector = torch.empty(index.shape[FORK])

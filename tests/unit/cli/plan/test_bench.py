@@ -143,7 +143,7 @@ def test_points_are_played_several_at_a_time_to_the_same_losses(weft: Weft, tmp_
     [
         (PLAN.replace("run.toml", "none.toml"), "none.toml: no such file"),
         (PLAN.replace('"ddp" }', '"ddpp" }'), 'row ddp: method.type is "ddpp". Did you mean "ddp"?'),
-        (PLAN + OTHER, "row broken: 4 training steps are no whole rounds of 3"),
+        (PLAN + OTHER, "row broken: 4 training steps are not a whole number of rounds of 3"),
         (PLAN.replace("[[row]]", "[[raw]]"), 'has no field "raw"'),
     ],
 )

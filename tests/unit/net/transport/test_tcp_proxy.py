@@ -114,7 +114,7 @@ async def test_a_peer_dials_through_its_proxy(proxy: FakeProxy) -> None:
         (b"HTTP/1.0 403 Forbidden\r\nX: y\r\n\r\n", "answered 403 Forbidden.*listen on port 443"),
         (b"HTTP/1.1 502\r\n\r\n", "answered 502: it did not reach the address"),
         (b"HTTP/1.1 418 \x1b[31mteapot\r\n\r\n", r"answered 418 .*teapot"),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "is no HTTP proxy: it answers 'SSH-2.0-OpenSSH'"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "is not an HTTP proxy: it answers 'SSH-2.0-OpenSSH'"),
         (b"HTTP/1.1 200 OK\r\n\r\nand more", "sent more than its answer"),
         (b"HTTP/1.1 200 OK\r\n" + b"x" * MAX_ANSWER_NBYTES, "its answer does not end"),
     ],
