@@ -161,7 +161,7 @@ def test_a_full_disk_leaves_the_sections_where_they_are(
 
     maker, other = play(script)  # type: ignore[misc]
     assert maker.gathered is None
-    assert [each for each in maker.seen(Notice) if "not put together" in each.text]  # type: ignore[attr-defined]
+    assert [each for each in maker.seen(Notice) if "could not put the whole model together" in each.text]  # type: ignore[attr-defined]
     assert not (maker.company.kit.folder.checkpoint).exists()
     assert maker.company.kit.folder.stages == [0, 2]
     assert other.outcomes[1].reason == "complete"

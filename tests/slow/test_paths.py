@@ -79,7 +79,7 @@ def test_peers_find_the_way_that_is_left_and_the_doctor_says_it(
 @pytest.mark.parametrize(
     ("network", "reason", "fix"),
     [
-        ("nobody open: a and the third behind cone NATs", "its router lets nobody in", "let one member be reachable"),
+        ("nobody open: a and the third behind cone NATs", "its router lets nobody in", "make one member reachable"),
         ("a reaches nothing but an HTTP proxy, which it is not told of", "drops what is sent", "proxy in [tls]"),
     ],
 )

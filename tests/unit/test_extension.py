@@ -140,7 +140,7 @@ def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_has_no_file_cannot_be_named() -> None:
-    with pytest.raises(ConfigError, match="of no file"):
+    with pytest.raises(ConfigError, match="comes from no file"):
         weft.extend("test.builtin", dict)
 
 

@@ -239,7 +239,7 @@ def _too_slow(e: events.JoinTooSlow, _own: PeerId) -> str:
     if e.is_in:
         return (
             "this machine had caught up, and falls behind again: it receives {received_bps:rate}, and the run adds "
-            "{added_bps:rate} of results. At this pace its work does not count, and members wait for one key only "
+            "{added_bps:rate} of results. At this pace it does not help the run, and members wait for one key only "
             "once a day. Ctrl-C leaves with a goodbye and keeps what it has fetched. A faster line would help, or a "
             "run with more training steps a round"
         )

@@ -21,7 +21,7 @@ from weft.launch.guard import Guarded
 from weft.store.home import PeerFolder
 
 LOOK_S = 0.5
-ASKED = "asked to"  # the reason of a pause that a person asked for
+ASKED = "on request"  # the reason of a pause that a person asked for
 MAX_NBYTES = 4096
 
 Word = Literal["pause", "resume"]

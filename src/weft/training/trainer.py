@@ -99,7 +99,9 @@ class Trainer(Stepper):
             limit_memory(self.device, peer.caps.vram_nbytes)
         micro_batch, wanted = self._fitting(), peer.micro_batch or run.train.batch_size
         if micro_batch < min(wanted, run.train.batch_size):
-            self._emit(MicroBatchChanged(before=wanted, after=micro_batch, reason="so many surely fit in free memory"))
+            self._emit(
+                MicroBatchChanged(before=wanted, after=micro_batch, reason="this many are sure to fit in free memory")
+            )
         is_shared = self._sends_gradient and self.device.is_cpu
         self._take_device(vector if is_shared else vector.to(self.device.torch, copy=True), micro_batch)
         self.set_center(vector)

@@ -82,7 +82,7 @@ def test_joining_without_a_person_to_ask_is_2(weft: Weft, monkeypatch: pytest.Mo
 
 
 def test_asking_for_a_ticket_where_no_member_is_is_15(weft: Weft) -> None:
-    refused(weft, 15, "keeps a ticket", "ticket")
+    refused(weft, 15, "has a ticket", "ticket")
 
 
 # --- run files ---

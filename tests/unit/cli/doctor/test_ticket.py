@@ -93,9 +93,9 @@ def sighting(source, ahead_s=0.0):
 
 def test_it_says_where_members_see_this_machine():
     own = ["192.168.1.2", "127.0.0.1"]
-    assert "no translation" in judge_place([sighting("192.168.1.2"), sighting("192.168.1.2")], own).text
+    assert "no router translates it" in judge_place([sighting("192.168.1.2"), sighting("192.168.1.2")], own).text
     assert "a router translates" in judge_place([sighting("203.0.113.9")], own).text
-    assert "several exits" in judge_place([sighting("203.0.113.9"), sighting("203.0.113.10")], own).text
+    assert "several public addresses" in judge_place([sighting("203.0.113.9"), sighting("203.0.113.10")], own).text
     assert "no member says" in judge_place([sighting("")], own).text
 
 
@@ -129,7 +129,7 @@ async def test_a_member_on_this_machine_is_tried_and_measured(member: Node, weft
     assert "there is a way into the run" in answer.out
     assert "Mbit/s over tls" in answer.out
     assert "round trip" in answer.out
-    assert "no translation between" in answer.out
+    assert "no router translates it" in answer.out
     stranger = issue(Identity.generate(), RUN, member.contacts(), bytes(16))
     answer = await asyncio.to_thread(weft, "doctor", stranger, "--machine", machine)
     assert answer.code == Refused.exit_code

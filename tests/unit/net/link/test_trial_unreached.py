@@ -25,7 +25,7 @@ def trial(address, said, peer=PEERS[0], name="attic"):
         ([("tls://192.168.1.5:1", NO_ROUTE)], "are private", "[tls] advertise"),
         ([("tls://192.168.1.5:1", CLOSED), ("tls://10.0.0.1:1", SILENT)], "do not listen", "fresh ticket"),
         ([("tls://192.168.1.5:1", SILENT), ("tls://127.0.0.1:1", CLOSED)], "lets nobody in", "reachable from outside"),
-        ([("tls://127.0.0.1:1", CLOSED), ("tls://[::1]:1", CLOSED)], "this very machine", "--host 127.0.0.1"),
+        ([("tls://127.0.0.1:1", CLOSED), ("tls://[::1]:1", CLOSED)], "lead only to this machine", "--host 127.0.0.1"),
         ([("tls://127.0.0.1:1", CLOSED), ("tls://8.8.8.8:1", SILENT)], "drops what is sent", "[iroh] relays"),
         ([("tls://8.8.8.8:1", SILENT), ("tls://[2a00::1]:1", NO_ROUTE)], "drops what is sent", "Forward a port"),
         ([("tls://8.8.8.8:1", NO_ROUTE), ("tls://192.168.1.5:1", SILENT)], "no route", "a proxy"),

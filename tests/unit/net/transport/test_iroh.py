@@ -42,7 +42,7 @@ def test_nothing_of_iroh_is_loaded_or_opened_before_start() -> None:
 
 async def test_a_machine_without_iroh_is_told_to_use_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "iroh", None)
-    with pytest.raises(NetError, match=r"does not run on this machine.*tls alone.*transports = \['tls'\]"):
+    with pytest.raises(NetError, match=r"does not run on this machine.*with tls only.*transports = \['tls'\]"):
         await IrohTransport(Identity.generate(), IrohConfig()).start(nobody)
 
 

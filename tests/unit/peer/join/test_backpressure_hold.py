@@ -83,7 +83,7 @@ def test_a_key_is_waited_for_once_a_day() -> None:
     blocks = HoldRule(10.0)
     blocks.ask(A, 10.0, 0.0)
     blocks.end(A, "it is gone", 2.0)
-    assert "within a day" in blocks.ask(A, 10.0, DAY_S - 1)
+    assert "in the last day" in blocks.ask(A, 10.0, DAY_S - 1)
     assert blocks.ask(A, 10.0, DAY_S + 1) == ""
 
 

@@ -97,7 +97,7 @@ def test_a_custom_mix_is_taken_as_it_is() -> None:
         ({"type": "ddp", "codec": {"type": "int5"}}, "int5"),
         ({"type": "diloco", "codec": {"type": "top_k"}}, "set feedback = 0.95"),
         ({"type": "sparseloco", "reply_feedback": None}, "reply_feedback"),
-        ({**WHOLE, "codec": {"type": "int8"}, "reply_feedback": 1.0}, "nobody finds the same"),
+        ({**WHOLE, "codec": {"type": "int8"}, "reply_feedback": 1.0}, "reply_feedback needs one owner"),
         ({**WHOLE, "codec": {"type": "int8"}, "reply_codec": {"type": "sign"}}, "none keeps that for later"),
         ({**WHOLE, "tune": 0.05}, "tune"),
         ({**DELTA, "wait": "ready", "fragments": 4}, "fragments: 4 follow the round's number"),
