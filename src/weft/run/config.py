@@ -101,7 +101,7 @@ class RunFile(Config, frozen=True, kw_only=True):
     name: _Name
     seed: _Seed = 0
     peers: Annotated[
-        int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many are expected: chooses defaults")
+        int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many peers are expected; defaults depend on it")
     ] = 4
     model: SizedModel | FolderModel | ShapedModel = SizedModel()
     data: CorpusConfig = CorpusConfig()
@@ -110,7 +110,10 @@ class RunFile(Config, frozen=True, kw_only=True):
     train: TrainConfig
     method: MethodConfig = DiLoCoConfig()
     stages: Annotated[
-        int, msgspec.Meta(ge=1, le=MAX_STAGES, description="sections that the model is cut into; 1: each holds it all")
+        int,
+        msgspec.Meta(
+            ge=1, le=MAX_STAGES, description="sections that the model is cut into; 1: each peer holds the whole model"
+        ),
     ] = 1
     pipeline: PipelineConfig = PipelineConfig()
     admission: AdmissionConfig = TicketAdmission()

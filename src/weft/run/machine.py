@@ -119,7 +119,9 @@ class PeerConfig(Config, frozen=True, kw_only=True):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of matrix products in the inner loop; auto: bf16 on a GPU that has it, else fp32."""
     micro_batch: Annotated[int, msgspec.Meta(ge=0, description="samples at a time; 0: as many as fit")] = 0
-    threads: Annotated[int, msgspec.Meta(ge=0, le=1024, description="of torch on the CPU; 0: its own choice")] = 0
+    threads: Annotated[
+        int, msgspec.Meta(ge=0, le=1024, description="threads of torch on the CPU; 0: its own choice")
+    ] = 0
     is_compiled: bool = False
     has_recompute: bool = False
     max_parameters: Annotated[int, msgspec.Meta(ge=1, description="larger models are refused")] = 20_000_000_000

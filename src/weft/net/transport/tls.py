@@ -57,12 +57,12 @@ class TlsConfig(Config, frozen=True, kw_only=True):
         str,
         msgspec.Meta(
             pattern=r"^(http://(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5})?\Z",
-            description='HTTP proxy for all that is dialled, "http://host:port"; "": none',
+            description='HTTP proxy for all outgoing connections, "http://host:port"; "": none',
         ),
     ] = ""
-    proxy_user: Annotated[str, msgspec.Meta(pattern=r"^[^:\x00-\x1f]*\Z", description="whom the proxy asks for")] = ""
+    proxy_user: Annotated[str, msgspec.Meta(pattern=r"^[^:\x00-\x1f]*\Z", description="user name for the proxy")] = ""
     proxy_password: Annotated[
-        str, msgspec.Meta(pattern=r"^[^\x00-\x1f]*\Z", description="its password, in clear to the proxy")
+        str, msgspec.Meta(pattern=r"^[^\x00-\x1f]*\Z", description="password for the proxy, sent to it unencrypted")
     ] = ""
     handshake_timeout_s: HandshakeS = 10.0
     max_half_open: MaxHalfOpen = 64

@@ -163,26 +163,26 @@ MergeRule = Annotated[
     Rule, msgspec.Meta(description="the mean over all contributors, or over those that sent an element")
 ]
 Decay = Annotated[
-    float, msgspec.Meta(ge=0, le=1, description="what of a payload's error is added to the next; left out: nothing")
+    float, msgspec.Meta(ge=0, le=1, description="share of a payload's error that is added to the next; left out: none")
 ]
 Error = Annotated[
     Literal["apart", "local"],
-    msgspec.Meta(description="what a codec leaves is kept beside the parameters, or stays in the local ones"),
+    msgspec.Meta(description="what a codec leaves out is kept beside the parameters, or in the local ones"),
 ]
 ReplyDecay = Annotated[
-    float, msgspec.Meta(ge=0, le=1, description="the same of a merged part, by its owner; left out: nothing")
+    float, msgspec.Meta(ge=0, le=1, description="the same for a merged part, at its owner; left out: none")
 ]
 
 
 class SampleConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sample"):
     """In each round, members drawn at random; the others follow. McMahan et al., 1602.05629, algorithm 1."""
 
-    share: Annotated[float, msgspec.Meta(gt=0, le=1, description="of the members, rounded up: one at least")]
+    share: Annotated[float, msgspec.Meta(gt=0, le=1, description="share of the members, rounded up; at least one")]
 
 
 Wait = Annotated[
     Literal["all", "ready"],
-    msgspec.Meta(description="a round waits for all members, until its deadline; or for one, and others train on"),
+    msgspec.Meta(description="a round waits for all members, until its deadline; or for one, and others keep training"),
 ]
 
 
@@ -212,7 +212,7 @@ Tune = Annotated[
     ),
 ]
 Fragments = Annotated[
-    int, msgspec.Meta(ge=1, le=1024, description="pieces of the model, of which each round synchronises the next one")
+    int, msgspec.Meta(ge=1, le=1024, description="pieces of the model; each round synchronises the next one")
 ]
 Overlap = Annotated[
     int, msgspec.Meta(ge=0, le=100_000, description="training steps made while a round is decided: tau")
