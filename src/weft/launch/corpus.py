@@ -131,7 +131,7 @@ class Corpus:
             raise ConfigError(
                 "the run's initial weights could not be fetched. Ask a member for a fresh ticket."
                 if data is None
-                else "the run's initial weights are not on this machine; start the same command again."
+                else "the run's initial weights are not on this machine; start the run again from its file."
             )
         held = data or await self._fetched(s, run, members)
 

@@ -68,7 +68,7 @@ def plan(
     tree = load_tree(path)
     if "kind" in tree and any(each is not None for each in (peers, device, tokens_per_s, up, down, delay)):
         raise ConfigError(
-            f"{path}is a scenario, and its kinds say which machines and lines there are; --peers, --device, "
+            f"{path} is a scenario, and its kinds say which machines and lines there are; --peers, --device, "
             "--tokens-per-s, --up, --down and --delay belong to a run file."
         )
     if "kind" not in tree and device is None and tokens_per_s is None:
