@@ -69,7 +69,7 @@ class Control:
                 await pausing.settled()
                 if pausing.reasons:
                     return f"still paused: {', '.join(pausing.reasons)}"
-                return "warming up, then it trains again" if pausing.is_away else "training again"
+                return "warming up, then training again" if pausing.is_away else "training again"
 
 
 def put_wish(folder: PeerFolder, wish: Wish) -> None:

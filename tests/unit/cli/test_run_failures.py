@@ -162,7 +162,7 @@ def test_a_disk_that_fills_up_is_41_and_takes_no_checkpoint_away(
     assert commits == [1, 2, 3, 4, 5]
     assert [event.round for event in said(home, CheckpointSaved)] == [0, 1, 2]  # 0: before anybody hears of it
     assert len(said(home, CheckpointFailed)) == 4  # after three commits, and at the end
-    assert sum("is not kept" in event.text for event in said(home, Notice)) == 2  # each process, once
+    assert sum("are not kept" in event.text for event in said(home, Notice)) == 2  # each process, once
 
     kept = load(the(home, "runs/*/*/checkpoint"))  # every chunk checked
     assert kept.head is not None

@@ -241,7 +241,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint_whatever_the_model_i
     assert began[0].equal(a.vector())
     assert b.outcome.committed_tokens == 240
     assert b.num_steps == 60 - 2 * EVERY
-    assert any("has made before" in event.text for event in b.events(Notice))
+    assert any("made before" in event.text for event in b.events(Notice))
 
 
 def test_what_was_made_when_a_loop_broke_is_there_when_it_is_started_again(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_ticket_never_shows_its_secret():
         ("weft9-entirely_different", "format 9"),
         (TEXT[:40] + ("a" if TEXT[40] != "a" else "b") + TEXT[41:], "checksum does not match"),
         (TEXT[:40] + "!" + TEXT[41:], "character '!'"),
-        (TEXT + "aaaaaaaa", "not its own"),
+        (TEXT + "aaaaaaaa", "do not belong to this ticket"),
         ("weft1" + "a" * 20_000, "at most 16384"),
     ],
 )

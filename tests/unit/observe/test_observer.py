@@ -337,7 +337,7 @@ def test_who_hands_on_what_another_has_not_signed_is_not_heard_for_a_while() -> 
     for lie in (seal(identity(1), bulletin(0)), altered(seal(identity(5), bulletin(0, line(1.0, missed()))))):
         watched = Watched(p1=broadcast(1, bulletin(0, sees(5)), (5, lie)))
         watched.look()
-        assert [text for text in watched.texts if f"what {identity(5).peer[:8]} has not signed" in text]
+        assert [text for text in watched.texts if f"what {identity(5).peer[:8]} did not sign" in text]
         watched.node.asked.clear()
         watched.look()
         assert watched.node.asked == []

@@ -57,12 +57,12 @@ def after(*warrants: Warrant, before: Charter = FIRST) -> Charter:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (warrant(remove(), who=MEMBERS[0]), "no steward"),
+        (warrant(remove(), who=MEMBERS[0]), "not a steward"),
         (warrant(remove(), serial=2), "whose next act is 1"),
         (warrant(remove(), run=RunId("ab" * 32)), "is for run"),
         (Warrant(letters=warrant(remove()).letters * 2), "one signature"),
         (Warrant(letters=(seal(ONE, remove()),)), "expected a signed Act"),
-        (warrant(Remove(peer=PeerId("ab" * 32), reason="")), "no member"),
+        (warrant(Remove(peer=PeerId("ab" * 32), reason="")), "not a member"),
         (warrant(Pardon(peer=NAMES[0], reason="")), "not banned"),
         (warrant(Succeed(run=RUN, is_at_once=True, reason="")), "cannot succeed itself"),
     ],
@@ -83,7 +83,7 @@ def test_who_is_all_members_of_a_run_without_stewards_amends_it_in_the_round_it_
     assert enact(NOBODYS, alone, (mine,)).charter.settings.tokens == 5000
     assert "no stewards" in why_not(mine, body=BODY)  # with others it may not
     assert "no stewards" in why_not(warrant(amend, who=MEMBERS[1], serial=BODY.round))
-    assert "in one round" in why_not(warrant(amend, who=MEMBERS[0], serial=BODY.round + 1))  # nor twice
+    assert "for one round" in why_not(warrant(amend, who=MEMBERS[0], serial=BODY.round + 1))  # nor twice
     assert "no stewards" in why_not(warrant(remove(), who=MEMBERS[0], serial=BODY.round))  # nor anything else
     fork = Fork(
         branch=BranchId("ab" * 32),
@@ -94,7 +94,7 @@ def test_who_is_all_members_of_a_run_without_stewards_amends_it_in_the_round_it_
     )
     forked = msgspec.structs.replace(NOBODYS, forks=(fork,))
     assert "no stewards" in why_not(mine, before=forked)  # nor where others were left behind
-    assert "no steward" in why_not(mine, before=FIRST)  # nor where there are stewards
+    assert "not a steward" in why_not(mine, before=FIRST)  # nor where there are stewards
 
 
 def test_a_run_without_stewards_has_no_acts_but_its_members() -> None:
@@ -279,7 +279,7 @@ def test_a_schedule_keeps_its_own_rules() -> None:
 
 
 def test_void_is_what_enact_raises() -> None:
-    with pytest.raises(Void, match="no steward"):
+    with pytest.raises(Void, match="not a steward"):
         enact(FIRST, BODY, (warrant(remove(), who=MEMBERS[0]),))
 
 
@@ -336,7 +336,7 @@ def test_one_key_is_struck_out_at_a_time() -> None:
         ((accept(1, "a"), accept(1, "b", who=ACCUSER)), "two notes of one member"),
         ((accept(1, "a"),), "two notes of one member"),
         ((accept(1, "a"), accept(1, "b"), accept(1, "c")), "two notes of one member"),
-        ((accept(1, "a", who=ONE), accept(1, "b", who=ONE)), "no member"),
+        ((accept(1, "a", who=ONE), accept(1, "b", who=ONE)), "not a member"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

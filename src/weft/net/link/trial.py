@@ -182,7 +182,7 @@ def verdict(trials: Sequence[Trial]) -> tuple[str, str]:
 def one(name: str, peer: PeerId, trials: Sequence[Trial]) -> str:
     """Return what became of one member."""
     if not trials:
-        return f"this peer knows no address of {called(name, peer)} that its transports can dial"
+        return f"{called(name, peer)} has no address that this peer's transports can dial"
     return f"{called(name, peer)} was not reached: {told(list(trials))}"
 
 

@@ -80,7 +80,7 @@ def test_where_some_way_leads_in_it_says_what_is_missing(trials, level, said):
 def test_each_address_has_its_line():
     assert (
         describe(tried(OPEN, "admitted")).text
-        == "attic (cdcdcdcd): TLS over TCP to 198.51.100.7:4433, opened in 21 ms, let in 0 ms later"
+        == "attic (cdcdcdcd): TLS over TCP to 198.51.100.7:4433, connected in 21 ms, admitted 0 ms later"
     )
     line = describe(tried(IROH, "no peer", "another answers there\x1b[0m")).text
     assert line.startswith("attic (cdcdcdcd): iroh over UDP to 198.51.100.7:5 and [2001:db8::1]:6, another answers")

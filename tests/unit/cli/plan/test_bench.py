@@ -67,7 +67,7 @@ def test_a_plan_whose_points_fail_ends_with_a_code_of_its_own(
         said = " ".join(answer.err.split())
         assert "1 of 1 points were not played to their end; the first is of row ddp, {}, seed 0: failed: it n" in said
         assert "The same command plays them again" in said
-        assert "fault of weft" not in said
+        assert "fault in weft" not in said
     assert "0 of 3 runs were played, 1 failed" in (out / "report.md").read_text()
     assert weft(*arguments, "--report").code == 0
 

@@ -146,6 +146,6 @@ def test_one_section_is_no_model_but_can_be_inspected(
 
 
 def test_what_names_no_run_with_stages_is_refused(weft: Weft, kept: Kept) -> None:
-    assert "no run with sections in" in " ".join(weft("gather", "last").err.split())
-    assert "no run with sections in" in " ".join(weft("gather", kept.run.run[:8]).err.split())
+    assert "not a run with sections in" in " ".join(weft("gather", "last").err.split())
+    assert "not a run with sections in" in " ".join(weft("gather", kept.run.run[:8]).err.split())
     assert digest_of(kept.run) == kept.run.run

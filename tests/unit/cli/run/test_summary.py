@@ -110,7 +110,7 @@ def test_of_a_section_nothing_is_suggested_that_takes_a_whole_model(kept: Kept) 
     lines = {ANNA: Line(name="anna", state="finished")}
     text = summary(ended, replace(View(), peers=lines), "weft --home h")
     assert text.count("of stage 2 of 2, layer") == 2
-    assert "stage 2 of 2, layers 4-5 alone" in text
+    assert "stage 2 of 2, layers 4-5 only" in text
     assert f"weft --home h gather {ended.run.run[:8]}" in text
     assert "weft --home h gather TICKET" in text
     for verb in ("generate", "eval", "export"):

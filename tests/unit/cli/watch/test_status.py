@@ -134,7 +134,7 @@ def test_what_is_no_run_is_refused_with_what_there_is_to_give(weft: Weft, tmp_pa
     refused(weft, 2, "no log of events", "status", tmp_path)
     refused(weft, 2, "is not a ticket, a log file", "status", "nothing")
     (tmp_path / "log.jsonl").write_text("no event\n")
-    refused(weft, 2, "line 1 is no event", "status", tmp_path)
+    refused(weft, 2, "line 1 is not an event", "status", tmp_path)
     refused(weft, 15, "no member has a ticket", "status")
 
 

@@ -131,7 +131,7 @@ async def test_what_a_proxy_answers_is_said(proxy: FakeProxy, answer: bytes, sai
 
 async def test_a_proxy_that_is_not_there_is_named() -> None:
     dialling = TlsTransport(Identity.generate(), TlsConfig(proxy="http://127.0.0.1:1"))
-    with pytest.raises(DialError, match=r"the proxy http://127\.0\.0\.1:1 is not reached"):
+    with pytest.raises(DialError, match=r"cannot reach the proxy http://127\.0\.0\.1:1"):
         await dialling.dial(Identity.generate().peer, "tls://203.0.113.7:4433", "control")
     await dialling.aclose()
 

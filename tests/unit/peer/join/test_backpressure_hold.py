@@ -90,7 +90,7 @@ def test_a_key_is_waited_for_once_a_day() -> None:
 def test_who_would_need_far_longer_than_is_allowed_is_declined() -> None:
     """Not who needs a little longer: beside rounds it is sent a quarter of what it is sent without."""
     blocks = HoldRule(LONGEST_S)
-    assert "600 s at most" in blocks.ask(A, SHARE * LONGEST_S + 1, 0.0)
+    assert "at most 600 s" in blocks.ask(A, SHARE * LONGEST_S + 1, 0.0)
     assert blocks.ask(A, SHARE * LONGEST_S, 0.0) == ""
 
 

@@ -101,7 +101,7 @@ def test_a_custom_mix_is_taken_as_it_is() -> None:
         ({**WHOLE, "codec": {"type": "int8"}, "reply_codec": {"type": "sign"}}, "none keeps that for later"),
         ({**WHOLE, "tune": 0.05}, "tune"),
         ({**DELTA, "wait": "ready", "fragments": 4}, "fragments: 4 follow the round's number"),
-        ({**DELTA, "error": "local", "feedback": 1.0, "mix": 0.5}, "mix: 0.5 is a share"),
+        ({**DELTA, "error": "local", "feedback": 1.0, "mix": 0.5}, "mix: 0.5 replaces a share"),
     ],
 )
 def test_a_mix_that_cannot_work_is_refused(tree: dict[str, object], message: str) -> None:
