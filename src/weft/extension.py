@@ -79,9 +79,9 @@ def learn(name: str, make: Callable[..., Any]) -> Known:
     try:
         text = Path(inspect.getsourcefile(make) or "").read_text(encoding="utf-8")  # line ends are one on all systems
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: the file of {make!r} is not UTF-8, as every member reads it: {error}.") from None
+        raise ConfigError(f"{name}: the file of {make!r} is not UTF-8, as members need it: {error}.") from None
     except (OSError, TypeError) as error:
-        raise ConfigError(f"{name}: {make!r} is of no file whose text others could have: {error}.") from None
+        raise ConfigError(f"{name}: {make!r} comes from no file, so others cannot have its text: {error}.") from None
     known = Known(name, digest(text.encode()), make)
     _KNOWN[name, known.source] = known
     return known
@@ -137,5 +137,5 @@ def _described(config: ExtensionConfig) -> str:
 def _instead(config: ExtensionConfig) -> str:
     others = [source for name, source in _KNOWN if name == config.name]
     if others:
-        return f"here its text is {short(Digest(others[-1]))}: install the version that the run's maker has."
-    return "this process knows none of that name. Install it from where you trust it, and call weft.extend before."
+        return f"its text here is {short(Digest(others[-1]))}: install the version that the run's maker has."
+    return "this process has none of that name. Install it from a source that you trust, and call weft.extend first."

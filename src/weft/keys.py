@@ -212,7 +212,7 @@ def restore(backup: Path, target: Path, passphrase: bytes | None) -> PeerId:
     if is_encrypted and not passphrase:
         raise KeyFileError(f"backup {backup} is encrypted. Give the passphrase it was made with.")
     if not is_encrypted and passphrase is not None:
-        raise KeyFileError(f"backup {backup} is not encrypted, so no passphrase belongs to it. Leave it out.")
+        raise KeyFileError(f"backup {backup} is not encrypted, so it needs no passphrase. Leave the passphrase out.")
     key = _parse(_decrypt(backup, content, passphrase) if passphrase else content, backup)
     _write_private(target, _to_pem(key))
     return Identity(key).peer
@@ -261,9 +261,9 @@ def _read_private(path: Path) -> Ed25519PrivateKey:
     found, kept = Identity(key).peer, _kept_whose(path)
     if kept not in (None, found):
         raise KeyFileError(
-            f"identity {path} is damaged, or another was put in its place: it is the key of {short(found)}, and "
-            f"{_beside(path).name} beside it says {short(kept)}. Bring the right one back (`weft keys restore`), or "
-            f"remove {_beside(path)} to be {short(found)}, who is another peer to everybody."
+            f"identity {path} is damaged, or was replaced by another: it is the key of {short(found)}, and "
+            f"{_beside(path).name} beside it says {short(kept)}. Restore the right one (`weft keys restore`), or "
+            f"remove {_beside(path)} to become {short(found)}, which is another peer to everybody."
         )
     return key
 

@@ -79,7 +79,7 @@ def read_lines(lines: Iterable[bytes], where: str) -> Iterator[Entry]:
             event = msgspec.convert(_nan_for_null(stored.event, kind), kind)
         except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{where}: line {number} is no event of weft ({error}). Remove the line to read the rest."
+                f"{where}: line {number} is not an event of weft ({error}). Remove the line to read the rest."
             ) from error
         yield Entry(v=stored.v, at=stored.at, peer=stored.peer, event=event)
 

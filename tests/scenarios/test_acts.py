@@ -313,7 +313,7 @@ def forged(run: RunId, deed: AnyDeed) -> dict[str, Signed]:
     act = Act(run=run, serial=1, deed=deed)
     mine = seal(STRANGER, act)
     return {
-        "no steward of this run": mine,
+        "not a steward of this run": mine,
         "does not hold": Signed(kind=mine.kind, body=mine.body, signer=STEWARD.peer, signature=mine.signature),
         "whose next act is 1": seal(STEWARD, Act(run=run, serial=2, deed=deed)),
         "is for run": seal(STEWARD, Act(run=RunId("ab" * 32), serial=1, deed=deed)),

@@ -55,7 +55,9 @@ def play(swarm: Swarm, number: int, *, settings: PeerConfig = SETTINGS) -> bool:
         firsts = [member.life.committed[0].round for member in members]
         # Who had it on disk goes on from the newest; the others hear of it. Who comes last may find one more decided.
         assert newest <= min(firsts) <= newest + 1 <= max(firsts), "a round was lost"
-        assert any("kept on this disk" in event.text for member in members for event in member.life.seen(Notice))
+        assert any(
+            "loaded the checkpoint of round" in event.text for member in members for event in member.life.seen(Notice)
+        )
         for round, name in decided.items():
             known = [manifest for place, manifest in swarm.chains.items() if place[1] == round]
             assert {digest_of(manifest) for manifest in known} <= {name}

@@ -74,7 +74,7 @@ def test_members_wait_for_who_asks_until_it_is_in_and_then_go_on(make_swarm: Mak
         newcomer = join(swarm)
         await swarm.when(newcomer, JoinTooSlow, lambda told: told.is_blocking)
         ended = await swarm.when(members[0], RunUnblocked)
-        assert ended.reason == "it is in"
+        assert ended.reason == "it has caught up"
         assert (
             ended.blocked_s < 1.1 * 8 * (14.5e6 + 4 * 1.9e6) / 1e6
         )  # what the state and four results take on its line
@@ -105,7 +105,7 @@ def test_who_is_in_and_falls_behind_again_is_told_once_more_and_may_leave(make_s
         newcomer = join(swarm)
         assert not (await swarm.when(newcomer, JoinTooSlow)).is_in
         ended = await swarm.when(a, RunUnblocked)
-        assert ended.reason == "it is in"
+        assert ended.reason == "it has caught up"
         told = await swarm.when(newcomer, JoinTooSlow)
         assert (told.is_in, told.is_blocking) == (True, False)
         assert told.received_bps < 1.05e6
@@ -205,7 +205,7 @@ def test_one_newcomer_is_waited_for_at_a_time(make_swarm: MakeSwarm) -> None:
         assert "another newcomer" in told.text
         assert first.life.seen(Notice, swarm.clock.now()) == []
         ended = await swarm.when(members[0], RunUnblocked)
-        assert (ended.by, ended.reason) == (first.id, "it is in")
+        assert (ended.by, ended.reason) == (first.id, "it has caught up")
         freed_at = swarm.clock.now()
         lay(first, up=20, down=20)
         await swarm.round(members[0], members[0].life.committed[-1].round + 5)

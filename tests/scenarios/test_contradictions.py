@@ -17,7 +17,7 @@ def struck_out(theatre: Theatre, played: Played, name: str) -> str:
     (liar,) = names(played, name)
     honest = [machine for machine in played.machines if machine.name != name]
     assert [machine.end for machine in honest] == len(honest) * ["complete"]
-    assert "struck this key out" in liar.end
+    assert "banned this key" in liar.end
     proven = theatre.heard(LieProven, *honest)
     assert {event.member for _, event in proven} == {liar.peer}
     assert len(proven) == len(honest)  # each was told, whoever found it out

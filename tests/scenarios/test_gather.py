@@ -146,7 +146,7 @@ def test_who_began_the_run_ends_with_the_model_that_the_sections_make(
     assert maker.gathered.fetched_nbytes == sum(
         nbytes for stage, nbytes in section_nbytes.items() if stage not in maker.outcomes
     )
-    assert not [each for each in maker.seen(Notice) if "not of one round" in each.text]  # type: ignore[attr-defined]
+    assert not [each for each in maker.seen(Notice) if "of different rounds" in each.text]  # type: ignore[attr-defined]
 
 
 def test_a_full_disk_leaves_the_sections_where_they_are(
@@ -161,7 +161,7 @@ def test_a_full_disk_leaves_the_sections_where_they_are(
 
     maker, other = play(script)  # type: ignore[misc]
     assert maker.gathered is None
-    assert [each for each in maker.seen(Notice) if "not put together" in each.text]  # type: ignore[attr-defined]
+    assert [each for each in maker.seen(Notice) if "could not put the whole model together" in each.text]  # type: ignore[attr-defined]
     assert not (maker.company.kit.folder.checkpoint).exists()
     assert maker.company.kit.folder.stages == [0, 2]
     assert other.outcomes[1].reason == "complete"
@@ -245,7 +245,7 @@ def test_a_visitor_takes_away_one_moment_of_a_run_that_goes_on(play: Callable[..
     of_stage = {next(iter(machine.outcomes)): number for number, machine in enumerate(machines)}
     parts = [states[of_stage[stage]][each_round[of_stage[stage]][gathered.rounds[stage]]] for stage in range(STAGES)]
     assert torch.equal(vector, join(run.model, parts))
-    assert not [each for each in machines[0].seen(Notice) if "not of one round" in each.text]  # type: ignore[attr-defined]
+    assert not [each for each in machines[0].seen(Notice) if "of different rounds" in each.text]  # type: ignore[attr-defined]
 
 
 def test_a_stage_that_nobody_holds_is_named(
@@ -316,7 +316,7 @@ def test_who_has_no_room_for_an_empty_stage_says_so_and_keeps_its_own(
 
     left = play(script, num_rounds=2000, every_s=3.0)
     told = [each.text for machine in left for each in machine.seen(Notice)]  # type: ignore[attr-defined]
-    assert [text for text in told if "stage 2 is not taken up here: section 1 does not fit" in text]
+    assert [text for text in told if "this peer cannot take stage 2: section 1 does not fit" in text]
     assert all(len(machine.held) == 1 for machine in left)  # type: ignore[attr-defined]
 
 

@@ -167,10 +167,10 @@ def test_a_peer_that_starts_outside_its_hours_joins_paused_and_leaves_politely(m
         late.peer.pausing.want("outside its hours, until 22:00")
         await swarm.round(late, 6)
         assert late.life.trained_tokens == 0
-        late.peer.stop("asked to by SIGINT")
+        late.peer.stop("stopped by SIGINT")
         await swarm.done(late)
         await swarm.done(a, b)
-        assert late.life.outcome.reason == "asked to by SIGINT"
+        assert late.life.outcome.reason == "stopped by SIGINT"
 
     run(swarm, scenario)
 

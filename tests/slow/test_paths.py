@@ -16,9 +16,9 @@ CANNOT = 3  # the exit code of the benchmark where no networks can be made
 
 # What `weft doctor -` says of the ways, and of where members see this machine.
 WAY = ("ok", "there is a way into the run")
-NO_UDP = ("note", "UDP does not get through, and TCP does")
-NO_TCP = ("note", "TCP does not get through and iroh (UDP) does")
-ITS_OWN = ("ok", "which is its own: no translation between")
+NO_UDP = ("note", "UDP does not get through, but TCP does")
+NO_TCP = ("note", "TCP does not get through, but iroh (UDP) does")
+ITS_OWN = ("ok", "which is its own: no router translates it")
 TRANSLATED = ("note", "which is not its own: a router translates its addresses (NAT)")
 
 pytestmark = pytest.mark.slow
@@ -79,8 +79,8 @@ def test_peers_find_the_way_that_is_left_and_the_doctor_says_it(
 @pytest.mark.parametrize(
     ("network", "reason", "fix"),
     [
-        ("nobody open: a and the third behind cone NATs", "its router lets nobody in", "let one member be reachable"),
-        ("a reaches nothing but an HTTP proxy, which it is not told of", "swallows what is sent", "proxy in [tls]"),
+        ("nobody open: a and the third behind cone NATs", "its router lets nobody in", "make one member reachable"),
+        ("a reaches nothing but an HTTP proxy, which it is not told of", "drops what is sent", "proxy in [tls]"),
     ],
 )
 def test_where_there_is_no_way_join_and_the_doctor_say_so_in_the_same_words(

@@ -113,7 +113,7 @@ def test_a_peer_leaves_when_it_was_to_and_trains_at_its_hours_only(
     events = [entry.event for entry in alone.entries()]
     assert any(isinstance(event, Notice) and event.text.startswith("this peer leaves on") for event in events)
     (stopped,) = [event for event in events if isinstance(event, PeerStopped)]
-    assert "as long as it was to stay" in stopped.reason
+    assert "the time at which it was to leave" in stopped.reason
 
     alone.run("train", str(run_file), *LOCAL, "--until", "5rounds")
     alone.ticket()

@@ -367,7 +367,7 @@ def test_kinds_and_versions_of_a_later_weft_are_left_out(tmp_path: Path) -> None
 def test_a_line_that_is_no_event_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(msgspec.json.encode(entry("fine")) + b"\n" + line + b"\n")
-    with pytest.raises(ConfigError, match=r"events\.jsonl: line 2 is no event"):
+    with pytest.raises(ConfigError, match=r"events\.jsonl: line 2 is not an event"):
         read_jsonl(path)
 
 

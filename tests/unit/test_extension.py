@@ -65,9 +65,9 @@ def test_the_text_of_its_file_is_what_names_it() -> None:
 def test_another_text_under_the_same_name_is_refused_and_so_is_what_nobody_knows() -> None:
     config = ExtensionConfig(name="test.sized", source="ab" * 32)
     sized()
-    with pytest.raises(ConfigError, match="here its text is"):
+    with pytest.raises(ConfigError, match="its text here is"):
         make(config)
-    with pytest.raises(ConfigError, match="this process knows none of that name"):
+    with pytest.raises(ConfigError, match="this process has none of that name"):
         make(msgspec.structs.replace(config, name="test.unheard"))
 
 
@@ -140,7 +140,7 @@ def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_has_no_file_cannot_be_named() -> None:
-    with pytest.raises(ConfigError, match="of no file"):
+    with pytest.raises(ConfigError, match="comes from no file"):
         weft.extend("test.builtin", dict)
 
 
@@ -228,10 +228,10 @@ def test_a_codec_that_takes_no_notice_of_where_to_decode_to_has_it_copied_there(
 def test_what_is_neither_codec_nor_outer_step_is_refused_as_such() -> None:
     known = weft.extend("test.remembers", Remembers)
     with pytest.raises(
-        ConfigError, match=r"test\.remembers: Remembers is no codec: it needs encode, decode and nbytes"
+        ConfigError, match=r"test\.remembers: Remembers is not a codec: it needs encode, decode and nbytes"
     ):
         build(known.codec())
-    with pytest.raises(ConfigError, match=r"test\.plain: Plain is no outer step: it needs init and apply"):
+    with pytest.raises(ConfigError, match=r"test\.plain: Plain is not an outer step: it needs init and apply"):
         optimizers.build(weft.extend("test.plain", Plain).outer())
 
 

@@ -343,7 +343,7 @@ def test_a_damaged_key_is_refused_wherever_its_bit_flipped(tmp_path: Path) -> No
             assert str(path) in str(error)  # noqa: PT017
     at = whole.index(b"\n") + 40
     path.write_bytes(whole[:at] + (b"B" if whole[at : at + 1] == b"A" else b"A") + whole[at + 1 :])
-    with pytest.raises(KeyFileError, match=r"is damaged, or another was put in its place.*weft keys restore"):
+    with pytest.raises(KeyFileError, match=r"is damaged, or was replaced by another.*weft keys restore"):
         keys.open_identity(path)
     path.with_suffix(".pub").unlink()
     other = keys.open_identity(path)

@@ -78,7 +78,7 @@ class BenchLog:
             before = self.lines.get(line.digest)
             if before is not None and before.is_final:
                 raise ConfigError(
-                    f"{path}: lines {numbers[line.digest]} and {number} are of one point, {line.digest} of row "
+                    f"{path}: lines {numbers[line.digest]} and {number} are both of point {line.digest} of row "
                     f"{line.row}, which is played once. Delete one of them."
                 )
             self.lines[line.digest], numbers[line.digest] = line, number

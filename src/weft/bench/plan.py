@@ -145,7 +145,7 @@ def points_of(bench: Bench, tree: Mapping[str, Any], where: str) -> tuple[Point,
     base: RunFile = from_tree(dict(tree), RunFile, where=where)
     if isinstance(base.model, FolderModel) or base.is_private:
         raise ConfigError(
-            f"{where}: a bench compares runs whose weights follow from the seed and whose data all share."
+            f"{where}: a bench compares only runs that make their weights from the seed and share their data."
         )
     found: list[Point] = []
     for row in bench.row:
@@ -209,7 +209,9 @@ def _lengths(bench: Bench, base: RunFile) -> tuple[int, ...]:
     together = num_first(bench.num_peers, base.stages) * base.train.batch_size * base.train.seq_len
     for tokens in bench.tokens or ():
         if tokens % together:
-            raise ConfigError(f"tokens: {tokens} are no whole training steps; one of all peers takes {together}.")
+            raise ConfigError(
+                f"tokens: {tokens} are no whole number of training steps; one of all peers takes {together}."
+            )
     return tuple(tokens // together for tokens in bench.tokens or ())
 
 
@@ -238,8 +240,8 @@ def _run_file(row: BenchRow, values: Values, shared: Mapping[str, Any], steps: i
     every = spell_out(run_file.method, run_file.peers).every
     if steps % every:
         raise ConfigError(
-            f"{where}: {steps} training steps are no whole rounds of {every}, so it would train longer than others; "
-            f"choose method.every so that it divides {steps}."
+            f"{where}: {steps} training steps are not a whole number of rounds of {every}, so it would train longer "
+            f"than others; choose method.every so that it divides {steps}."
         )
     return run_file
 

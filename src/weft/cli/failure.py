@@ -54,8 +54,8 @@ def explain(error: BaseException, home: Path) -> int:
         return DiskFull.exit_code
     if refused is not None:
         say(
-            f"the system does not let weft use {refused.filename or 'a file'}: {refused.strerror}. See to the disk and "
-            f"to whom the folder belongs, or choose another home with --home; what was saved before is intact."
+            f"the system does not let weft use {refused.filename or 'a file'}: {refused.strerror}. Check the disk and "
+            "who owns the folder, or choose another home with --home; what was saved before is intact."
         )
         return DataError.exit_code
     if _is_out_of_memory(error):
@@ -66,7 +66,7 @@ def explain(error: BaseException, home: Path) -> int:
         return OutOfMemory.exit_code
     kept = _keep(error, home)
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    say(f"this is a fault of weft itself, not of what you typed: {what}. The traceback is in {kept}; please report it.")
+    say(f"this is a fault in weft itself, not in what you typed: {what}. The traceback is in {kept}; please report it.")
     return _UNEXPECTED
 
 
@@ -79,7 +79,7 @@ def explain_usage(error: BaseException) -> int:
     context = getattr(error, "ctx", None)
     verb = "weft" if context is None else context.command_path
     message = message.replace("Value error, ", "").rstrip(".")
-    say(f"{message}. `{verb} --help` shows what may be given.")
+    say(f"{message}. `{verb} --help` shows what is allowed.")
     return _WRONG_USAGE
 
 

@@ -40,7 +40,7 @@ NOT_SEEN = f'"-" reads it from standard input, @FILE from a file; left out, from
 _WHILE = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)(?:m|min))?(?:(\d+)s)?", re.IGNORECASE)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)\s*(rounds?|tokens?)", re.IGNORECASE)
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
-_MOMENTS = "Allowed: a time (07:00), a while (2h, 90min), a date (2026-12-01, or with T07:00 behind it)"
+_MOMENTS = "Allowed: a time (07:00), a duration (2h, 90min), a date (2026-12-01 or 2026-12-01T07:00)"
 _SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -71,14 +71,14 @@ def until(text: str | None, now: float, timezone: tzinfo | None = None, *, contr
             raise ConfigError(f"--until {text[:40]}: an anchor contributes no rounds or tokens. {_MOMENTS}.")
         number = int(float(count[1]) * _SIZES[count[2].lower()])
         if number < 1:
-            raise ConfigError(f"--until {text[:40]}: that is nothing to contribute.")
+            raise ConfigError(f"--until {text[:40]}: it must be more than 0.")
         return Until(rounds=number) if count[3].lower().startswith("round") else Until(tokens=number)
     at = _moment(given, here)
     if at is None:
         share = ", or what to contribute (20rounds, 5Mtokens)" if contributes else ""
         raise ConfigError(f"--until {text[:40]}: {_MOMENTS}{share}.")
     if at <= here:
-        raise ConfigError(f"--until {text[:40]}: that time has passed; it is {here:%Y-%m-%d %H:%M}.")
+        raise ConfigError(f"--until {text[:40]}: that time has passed; it is now {here:%Y-%m-%d %H:%M}.")
     return Until(wall=at.timestamp())
 
 
@@ -155,7 +155,7 @@ def ticket_text(given: str) -> str:
         print("Paste the ticket here, then press Enter:", file=sys.stderr, flush=True)  # noqa: T201
     line = line_of_input(MAX_CHARS + 1)
     if not line.strip():
-        raise TicketError("standard input is empty or closed; a ticket was to come from there.")
+        raise TicketError("standard input is empty or closed; weft expected a ticket from there.")
     return line
 
 

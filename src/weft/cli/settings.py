@@ -27,7 +27,7 @@ Log = Annotated[
     list[str] | None,
     typer.Option(
         "--log",
-        help="Log elsewhere, too: tensorboard:FOLDER, wandb:PROJECT, json:FILE; json:- is standard error.",
+        help="Also log to: tensorboard:FOLDER, wandb:PROJECT, json:FILE; json:- is standard error.",
         metavar="WHERE",
     ),
 ]
@@ -39,11 +39,13 @@ class Here:
     """Who this peer is and how others reach it."""
 
     name: Annotated[
-        str, typer.Option(help="How others see this peer. Default: the machine's name and a part of its key.")
+        str, typer.Option(help="Name that others see. Default: the machine's name and a part of its key.")
     ] = ""
     key: Annotated[
         Path | None,
-        typer.Option(help="Key file (made if missing): so a home has a second peer in a run. Default: a free one."),
+        typer.Option(
+            help="Key file (made if missing): it lets a home have a second peer in a run. Default: a free one."
+        ),
     ] = None
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: all of this machine.")] = None
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.", min=0, max=65535)] = (
@@ -62,7 +64,7 @@ class Here:
     up: Annotated[str | None, typer.Option(help="Upload at most so fast: 20mbit.", metavar="RATE")] = None
     down: Annotated[str | None, typer.Option(help="Download at most so fast: 100mbit.", metavar="RATE")] = None
     per_day: Annotated[
-        str | None, typer.Option(help="Move at most so much from midnight to midnight.", metavar="BYTES")
+        str | None, typer.Option(help="Send and receive at most this much in a day.", metavar="BYTES")
     ] = None
     machine: Machine = None
 
@@ -92,12 +94,12 @@ class Hardware:
     threads: Annotated[
         int | None, typer.Option(help="Threads of torch on the CPU; 0: its own choice.", min=0, max=1024)
     ] = None
-    memory: Annotated[str | None, typer.Option(help="Take at most so much main memory: 8GB.", metavar="BYTES")] = None
-    vram: Annotated[str | None, typer.Option(help="Take at most so much of the GPU's memory.", metavar="BYTES")] = None
-    cores: Annotated[int | None, typer.Option(help="Run on at most so many CPUs.", min=1, max=1024)] = None
+    memory: Annotated[str | None, typer.Option(help="Use at most this much main memory: 8GB.", metavar="BYTES")] = None
+    vram: Annotated[str | None, typer.Option(help="Use at most this much of the GPU's memory.", metavar="BYTES")] = None
+    cores: Annotated[int | None, typer.Option(help="Run on at most this many CPUs.", min=1, max=1024)] = None
     hours: Annotated[
         list[str] | None,
-        typer.Option(help="Train at these local times only: 22:00-07:00; again for more.", metavar="RANGE"),
+        typer.Option(help="Train only at these local times: 22:00-07:00; may be repeated.", metavar="RANGE"),
     ] = None
 
     def fields(self) -> dict[str, Any]:
@@ -123,7 +125,7 @@ class Stay:
         ),
     ] = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False
-    parent: Annotated[int, typer.Option(hidden=True, help="Stop when this process is gone.")] = 0
+    parent: Annotated[int, typer.Option(hidden=True, help="Stop when the process with this id has ended.")] = 0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class Unwritten(Exception):
     """Standard output does not take a command's answer; `code` is what the process ends with."""
 
     def __init__(self, error: OSError) -> None:
-        super().__init__(f"standard output takes no more: {error.strerror}. The answer is cut short.")
+        super().__init__(f"cannot write to standard output: {error.strerror}. The answer is cut short.")
         self.has_reader = error.errno != errno.EPIPE
         self.code = 1 if self.has_reader else _PIPE_CLOSED
 

@@ -27,7 +27,7 @@ class _Blocks(Config, frozen=True, kw_only=True, tag_field="type"):
     def __post_init__(self) -> None:
         if self.block & (self.block - 1):
             name = type(self).__struct_config__.tag
-            raise ConfigError(f"codec {name}: block: {self.block} is no power of two from 32 to {MAX_BLOCK}.")
+            raise ConfigError(f"codec {name}: block: {self.block} is not a power of two from 32 to {MAX_BLOCK}.")
 
 
 class Fp8Config(_Blocks, frozen=True, kw_only=True, tag="fp8"):

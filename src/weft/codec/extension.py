@@ -29,7 +29,7 @@ class Extension:
 
     def __init__(self, name: str, made: Any) -> None:
         if not isinstance(made, Codec):
-            raise ConfigError(f"{name}: {type(made).__name__} is no codec: it needs encode, decode and nbytes.")
+            raise ConfigError(f"{name}: {type(made).__name__} is not a codec: it needs encode, decode and nbytes.")
         self._name = name
         self._made: Codec = made
 

@@ -28,7 +28,8 @@ def find_logs(path: Path) -> tuple[Path, ...]:
     """
     if not is_there(path):
         raise ConfigError(
-            f"{str(path)[:200]!r} is no ticket, no log file (log.jsonl) and no folder of a run: runs/RUN in the home."
+            f"{str(path)[:200]!r} is not a ticket, a log file (log.jsonl) or the folder of a run (runs/RUN in the "
+            "home)."
         )
     if not path.is_dir():
         return (path,)

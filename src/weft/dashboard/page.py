@@ -233,18 +233,18 @@ class _Collector:
             )
         if now.heldout is not None:
             yield GaugeMetricFamily("weft_heldout_loss_nats_per_token", "Loss on held-out text.", value=now.heldout)
-        events = CounterMetricFamily("weft_events", "Events by how much they concern a person.", labels=["severity"])
+        events = CounterMetricFamily("weft_events", "Events by severity.", labels=["severity"])
         for name, count in zip(SEVERITIES, now.num_events, strict=True):
             events.add_metric([name], count)
         yield events
         yield GaugeMetricFamily(
-            "weft_watching", "Linked to peers and taking no part: who watches, or asks to join.", value=now.num_watching
+            "weft_watching", "Linked to peers, but taking no part: they watch, or ask to join.", value=now.num_watching
         )
         labels = ["peer", "name"]
-        up = GaugeMetricFamily("weft_peer_up", "1 while a peer takes part, by what is known.", labels=labels)
+        up = GaugeMetricFamily("weft_peer_up", "1 while a peer takes part, as far as is known.", labels=labels)
         speed = GaugeMetricFamily("weft_peer_tokens_per_second", "Training speed.", labels=labels)
         at_round = GaugeMetricFamily("weft_peer_round", "The last round that a peer has applied.", labels=labels)
-        counted = CounterMetricFamily("weft_peer_tokens", "Tokens that rounds counted of a peer.", labels=labels)
+        counted = CounterMetricFamily("weft_peer_tokens", "Tokens of a peer that rounds counted.", labels=labels)
         missed = CounterMetricFamily("weft_peer_missed_rounds", "Rounds without its contribution.", labels=labels)
         moved = CounterMetricFamily("weft_peer_bytes", "Sent and received by a peer.", labels=[*labels, "direction"])
         for peer in now.peers:
@@ -266,7 +266,7 @@ class _Collector:
 def _of_stages(now: Now) -> Iterator[Metric]:
     labels = ["stage"]
     members = GaugeMetricFamily("weft_stage_peers", "Peers that compute a stage.", labels=labels)
-    speed = GaugeMetricFamily("weft_stage_samples_per_second", "What they would compute, never waiting.", labels=labels)
+    speed = GaugeMetricFamily("weft_stage_samples_per_second", "Their rate, if they never waited.", labels=labels)
     waiting = GaugeMetricFamily("weft_stage_waiting_micro_batches", "Micro-batches that wait there.", labels=labels)
     for number, stage in enumerate(now.stages, 1):
         members.add_metric([str(number)], len(stage.members))

@@ -244,8 +244,8 @@ def _stages(run: Run, tree: dict[str, Any]) -> list[Section]:
     ]
     more = f"The last {MAX_FAULTS} of {len(moves)} moves." if len(moves) > MAX_FAULTS else ""
     what = (
-        "Each stage has rounds of its own, which go together. Rounds, tokens and curves of this report are those of "
-        "one stage: of the first, where its peers are among those heard."
+        "Each stage has its own rounds, which go together. This report shows the rounds, tokens and curves of one "
+        "stage: the first, if its peers are among those heard."
     )
     return [Section("Stages", (what, *filter(None, [more]), *moves[-MAX_FAULTS:]), (head, *table))]
 
@@ -278,7 +278,8 @@ def _configuration(run: Run) -> list[Section]:
     if shared is None:
         return [Section("Configuration", ("It is not on this machine; members of the run have it.",))]
     digest = (
-        f"All that its peers share, whose digest names the run: {run.digest}. Data and tokenizer are named by theirs."
+        f"Everything that its peers share. Its digest names the run: {run.digest}. Digests also name data and "
+        "tokenizer."
     )
     sections = [Section("Configuration", (in_words(shared.method), digest), code=dump(shared))]
     if isinstance(shared, RunConfig):

@@ -116,9 +116,9 @@ def _strays(e: events.MemberStrays, _own: PeerId) -> str:
     if e.is_back:
         return "the {what} of {member:peer} is like the others' again"
     if e.what == "loss":
-        return "the loss of {member:peer} is {value:.2f} where that of the others is {usual:.2f}: other data or rates?"
+        return "the loss of {member:peer} is {value:.2f}, and the others' is {usual:.2f}: other data or rates?"
     times = f"{e.value / e.usual:.3g} times" if e.value > e.usual else f"1/{e.usual / e.value:.3g}"
-    return f"an update of {{member:peer}} is {times} as long as one of the others: other data or rates?"
+    return f"an update of {{member:peer}} is {times} as large as the others': other data or rates?"
 
 
 def _strays_advice(e: events.MemberStrays) -> Remedy | None:
@@ -126,8 +126,8 @@ def _strays_advice(e: events.MemberStrays) -> Remedy | None:
         return None
     return (
         "member",
-        "The {what} of {member:peer} is far from that of the others.",
-        "Ask its owner which data and settings it has. Who may change the run can remove it: weft act remove.",
+        "The {what} of {member:peer} is far from the others'.",
+        "Ask its owner about its data and settings. Whoever may change the run can remove it: weft act remove.",
     )
 
 
@@ -155,7 +155,7 @@ def _attempts_advice(e: events.AttemptStarted) -> Remedy | None:
     return (
         None,
         f"Round {{round}} is at try {e.attempt + 1}: {{reason}}.",
-        "Leaders cannot be reached or are too slow. Look at the links of those who led.",
+        "The peers that lead it cannot be reached or are too slow. Check their links.",
     )
 
 
@@ -170,20 +170,21 @@ def _majority_advice(e: events.MajorityLost) -> Remedy:
     return (
         "me",
         f"{{me:peer}} reaches {{alive}} of {{electorate}} members: {then}.",
-        "Look whether the others' machines run and whether the network between them is up. No work is lost.",
+        "Check that the others' machines run and that the network between them is up. No work is lost.",
     )
 
 
 def _branch_left(e: events.BranchLeft, _own: PeerId) -> str:
-    what = "{me:peer} goes over to another branch; the {tokens:,} tokens that only its own had counted"
+    what = "{tokens:,} tokens that only its own branch had counted"
     if e.kept == e.tokens:
-        return f"{what} are brought there"
-    return f"{what} are lost{', but for {kept:,} that are brought there' if e.kept else ''}: {{reason}}"
+        return f"{{me:peer}} switches to another branch and brings {what}"
+    kept = ", except {kept:,} that it brings" if e.kept else ""
+    return f"{{me:peer}} switches to another branch and loses {what}{kept}: {{reason}}"
 
 
 def _act_enacted(e: events.ActEnacted, _own: PeerId) -> str:
     if e.kind == "strike out":
-        return "the key of {subject:peer} is struck out: {reason}"
+        return "members banned the key of {subject:peer}, which lied: {reason}"
     who = "{by[0]:peer}" if len(e.by) == 1 else f"{len(e.by)} members"
     return (
         f"{who}: {{kind}} {'{subject:peer}' if e.subject else '{changes:settings}'}{' ({reason})' if e.reason else ''}"
@@ -203,7 +204,7 @@ def _team_formed(e: events.TeamFormed, own: PeerId) -> str | None:
         case ():
             return None
         case (_,):
-            return "{me:peer} computes {stage:stage} alone: too few are there for another team of {size}"
+            return "{me:peer} computes {stage:stage} alone: there are too few peers for another team of {size}"
         case (first, *_) if first == own:
             return "{me:peer} computes {stage:stage} together with {members:others}"
     return "{me:peer} helps {members[0]:peer} to compute {stage:stage}"
@@ -217,41 +218,45 @@ def _stages_seen(e: events.StagesSeen) -> str:
 
 def _stage_empty(e: events.StageEmpty, _own: PeerId) -> str:
     if e.restored_by is None:
-        return "nobody holds {stage:stage}, and nobody here has a state of it: micro-batches wait"
-    return "nobody holds {stage:stage}: micro-batches wait; {restored_by:peer} has its newest state, of round {round}"
+        return "no peer holds {stage:stage}, and none here has its state: training waits"
+    return "no peer holds {stage:stage}: training waits; {restored_by:peer} has its newest state, of round {round}"
 
 
 def _stage_empty_advice(e: events.StageEmpty) -> Remedy:
     if e.restored_by is None:
         return (
             None,
-            "Nobody holds {stage:stage}, and nobody here has a state of it.",
-            "Start a peer again that held it, with the same command, within seconds: else its section begins anew.",
+            "No peer holds {stage:stage}, and none here has its state.",
+            "Restart a peer that held it, with the same command, within seconds. Otherwise its layers start over.",
         )
     return (
         "restored_by",
-        "Nobody holds {stage:stage}: nothing is trained.",
-        "{restored_by:peer} takes it up by itself, with the state of round {round}; more peers make this rarer.",
+        "No peer holds {stage:stage}: training waits.",
+        "{restored_by:peer} takes it over by itself, with the state of round {round}. With more peers this happens "
+        "less often.",
     )
 
 
 def _too_slow(e: events.JoinTooSlow, _own: PeerId) -> str:
     if e.is_in:
         return (
-            "this machine was in, and falls behind again: it receives {received_bps:rate}, and the run adds "
-            "{added_bps:rate} of results. At this pace it is of no use to the run, and members wait for one key once a "
-            "day. Ctrl-C leaves with a goodbye, and what has come is kept. A faster line would help, or a run of more "
-            "training steps a round"
+            "this machine had caught up, and falls behind again: it receives {received_bps:rate}, and the run adds "
+            "{added_bps:rate} of results. At this pace it does not help the run, and members wait for one key only "
+            "once a day. Ctrl-C leaves with a goodbye and keeps what it has fetched. A faster line would help, or a "
+            "run with more training steps a round"
         )
     what = (
         "this machine receives {received_bps:rate}, and the run adds {added_bps:rate} of results, which it must "
         "receive too: at this pace it never catches up"
     )
     if e.is_blocking:
-        return f"{what}. Members are asked to wait until it is in, about {{needs_s:time}} at this pace; Ctrl-C gives up"
+        return (
+            f"{what}. Members are asked to wait until it has caught up, about {{needs_s:time}} at this pace; "
+            "Ctrl-C gives up"
+        )
     return (
-        f"{what}. Ctrl-C gives up, and what has come is kept. Joining again with `weft join --blocking` asks members "
-        "to wait until it is in, about {needs_s:time} at this pace; afterwards, too, it must receive {added_bps:rate}. "
+        f"{what}. Ctrl-C gives up and keeps what it has fetched. `weft join --blocking` asks members to wait until "
+        "it has caught up, about {needs_s:time} at this pace; after that it must still receive {added_bps:rate}. "
         "A faster line would help, or a run with more training steps a round"
     )
 
@@ -261,15 +266,15 @@ def _too_slow(e: events.JoinTooSlow, _own: PeerId) -> str:
 _OTHER = _Row(NOTE)
 _ROWS: dict[type[Event], _Row] = {
     events.PeerStarted: _Row(NOTE, plain="{name} starts on {device}, {software}"),
-    events.PeerStopped: _Row(NOTE, plain="stops: {reason}"),
+    events.PeerStopped: _Row(NOTE, plain="ended: {reason}"),
     events.Paused: _Row(NOTE, "{me:peer} is paused: {reason}"),
     events.Resumed: _Row(NOTE, "{me:peer} trains again after {paused_s:time}"),
     events.Notice: _Row(NOTE, "{text}"),
     events.Working: _Row(ROUTINE),
-    events.FellBack: _Row(WARNING, "{me:peer}: {used} instead of {wanted}: {reason}"),
+    events.FellBack: _Row(WARNING, "{me:peer} uses {used} instead of {wanted}: {reason}"),
     events.TransportUp: _Row(ROUTINE, plain="can be reached over {transport}"),
-    events.LinkUp: _Row(ROUTINE, plain="a link to {remote:peer} over {transport}"),
-    events.LinkDown: _Row(ROUTINE, plain="no link to {remote:peer}: {reason}"),
+    events.LinkUp: _Row(ROUTINE, plain="connected to {remote:peer} over {transport}"),
+    events.LinkDown: _Row(ROUTINE, plain="no longer connected to {remote:peer}: {reason}"),
     events.ConnectionDropped: _Row(WARNING, _dropped),
     events.AdmissionRefused: _Row(WARNING, "{remote:key} was not admitted: {reason}"),
     events.MemberJoined: _Row(NOTE, lambda e, _: "{name} joined" if e.name else "{member:key} joined"),
@@ -307,12 +312,13 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.NotLearning: _Row(
         ERROR,
-        "after {committed_tokens:,} tokens the members' loss is {loss:.2f}, no lower than the {first_loss:.2f} with "
-        "which the run began: rates may be too high, or rounds count what was computed long before",
+        "after {committed_tokens:,} tokens the members' loss is {loss:.2f}, no lower than the {first_loss:.2f} at the "
+        "start: learning rates may be too high, or rounds count outdated work",
         advice=(
             None,
-            "Rounds are decided, and the loss is no lower than when the run began.",
-            "Lower a learning rate, of train or method: who may change the run can, without a restart: weft act amend.",
+            "Rounds go on, but the loss is no lower than at the start of the run.",
+            "Lower a learning rate, in train or method. Whoever may change the run can do so while it runs: weft act "
+            "amend.",
         ),
     ),
     events.Sampled: _Row(ROUTINE, plain="a sample of what the model writes after round {round}"),
@@ -324,36 +330,38 @@ _ROWS: dict[type[Event], _Row] = {
     events.PayloadOffered: _Row(ROUTINE, plain="offers {tokens:,} tokens to round {round}, in {nbytes:bytes}"),
     events.RoundCommitted: _Row(ROUTINE, plain=_committed),
     events.RoundProven: _Row(ROUTINE),
-    events.RoundMissed: _Row(WARNING, "{me:peer} missed round {round} and carries its work on: {reason}"),
-    events.MethodTuned: _Row(NOTE, "from round {round} on every {every} training steps, in {codec}: {reason}"),
+    events.RoundMissed: _Row(WARNING, "{me:peer} missed round {round} and keeps its work for the next: {reason}"),
+    events.MethodTuned: _Row(NOTE, "from round {round} on, rounds have {every} training steps, in {codec}: {reason}"),
     events.GraphChosen: _Row(
-        NOTE, "exchanges with neighbours: {graph} of {num_members}, spectral gap {spectral_gap:.4f}"
+        NOTE, "peers exchange with neighbours: {graph} of {num_members}, spectral gap {spectral_gap:.4f}"
     ),
-    events.Sponsored: _Row(NOTE, "{me:peer} contributes through {sponsor:peer}: there is no room among those who vote"),
+    events.Sponsored: _Row(NOTE, "{me:peer} contributes through {sponsor:peer}: there is no room for another vote"),
     events.CountedThrough: _Row(
         ROUTINE, plain="{tokens:,} tokens of it are counted in round {round}, through a peer that votes"
     ),
     events.MajorityLost: _Row(ERROR, _majority_lost, advice=_majority_advice),
     events.TrainsOn: _Row(
-        NOTE, "{me:peer} trains on meanwhile, for at most {steps} training steps, which later rounds count"
+        NOTE, "{me:peer} keeps training meanwhile, for at most {steps} training steps; later rounds count them"
     ),
-    events.BranchOpened: _Row(WARNING, lambda e, _: f"{len(e.members)} peers go on in a branch: {{reason}}"),
+    events.BranchOpened: _Row(WARNING, lambda e, _: f"{len(e.members)} peers go on as a branch: {{reason}}"),
     events.BranchLeft: _Row(NOTE, _branch_left),
     events.LegacyCounted: _Row(
-        NOTE, "the {tokens:,} tokens of a branch that was given up are counted as {weight:,}, brought by {by:peer}"
+        NOTE, "{by:peer} brought {tokens:,} tokens of a branch that was given up; they count as {weight:,}"
     ),
-    events.LegacyDropped: _Row(WARNING, "of a branch that was given up, {tokens:,} tokens are not counted: {reason}"),
+    events.LegacyDropped: _Row(WARNING, "{tokens:,} tokens of a branch that was given up do not count: {reason}"),
     events.ActWaits: _Row(
         NOTE,
-        lambda e, _: f"{{kind}}{' {subject:peer}' if e.subject else ''}: handed in by {{by:peer}}, waits for a round",
+        lambda e, _: (
+            f"{{kind}}{' {subject:peer}' if e.subject else ''}: {{by:peer}} asked for it, it waits for a round"
+        ),
     ),
     events.LieProven: _Row(
         ERROR,
-        "{member:peer} lied in round {round}: {what}. Its key is about to be struck out",
+        "{member:peer} lied in round {round}: {what}. Members ban its key",
         advice=(
             "member",
-            "{member:peer} signed two words that contradict each other.",
-            "Its key is struck out by itself. If it is yours: a copy of it runs twice, or the key was stolen.",
+            "{member:peer} signed two messages that contradict each other.",
+            "Members ban its key by themselves. If it is yours, two peers run with it, or it was stolen.",
         ),
     ),
     events.ActRefused: _Row(WARNING, "{kind} of {by:peer} has no effect: {reason}"),
@@ -364,7 +372,7 @@ _ROWS: dict[type[Event], _Row] = {
         advice=(
             "member",
             "What {member:peer} sent was refused: {reason}.",
-            "Its owner should look at its log; another version of weft, or a broken memory, does this.",
+            "Its owner should look at its log. Another version of weft, or faulty memory, causes this.",
         ),
     ),
     events.StageHeld: _Row(NOTE, lambda e, _: f"{{me:peer}} takes {ordinal([e.stage], e.num_stages)}: {{reason}}"),
@@ -373,14 +381,12 @@ _ROWS: dict[type[Event], _Row] = {
     events.StagesSeen: _Row(ROUTINE, plain=_stages_seen),
     events.StageEmpty: _Row(WARNING, _stage_empty, advice=_stage_empty_advice),
     events.MicroBatchFailed: _Row(
-        NOTE,
-        plain="a micro-batch that {member:peer} sent is given up in {stage:stage}, and goes to another member: "
-        "{reason}",
+        NOTE, plain="{stage:stage} gave up a micro-batch that {member:peer} sent, and another member gets it: {reason}"
     ),
     events.HeldDropped: _Row(
         WARNING,
-        "{me:peer} had no room in {stage:stage} for what came of {num} micro-batches that came a second time: it "
-        "counts nowhere",
+        "{me:peer} had no room in {stage:stage} for the results of {num} micro-batches that came a second time: they "
+        "count nowhere",
     ),
     events.StateJoined: _Row(
         NOTE,
@@ -400,10 +406,10 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.RunBlocked: _Row(
         NOTE,
-        "the line of {by:peer} is slower than this run: {me:peer} announces nothing until it is in, about "
-        "{needs_s:time} by its own account, {longest_s:time} at most",
+        "the line of {by:peer} is slower than this run: {me:peer} waits until it has caught up, about {needs_s:time} "
+        "as it estimates, {longest_s:time} at most",
     ),
-    events.RunUnblocked: _Row(NOTE, "{me:peer} waits for {by:peer} no more, after {blocked_s:time}: {reason}"),
+    events.RunUnblocked: _Row(NOTE, "{me:peer} no longer waits for {by:peer}, after {blocked_s:time}: {reason}"),
     events.DataReady: _Row(
         NOTE,
         lambda e, _: "{me:peer} fetched {fetched_nbytes:bytes} of data" if e.fetched_nbytes else None,
@@ -416,7 +422,7 @@ _ROWS: dict[type[Event], _Row] = {
         advice=(
             "me",
             "{me:peer} cannot save its state: {reason}.",
-            "Make room on its disk. It trains on, and saves when it can.",
+            "Make room on its disk. It keeps training, and saves when it can.",
         ),
     ),
 }

@@ -136,7 +136,7 @@ def source_of(paths: Sequence[str], base: Path) -> TextSource | JsonlSource | Pa
         return ParquetSource(paths=tuple(paths))
     # Among text .json is text: settings of a program, beside its source.
     for file in (*of_tables, *(each for each in of_lines if not files.has_ending(each.path.name, (".json",)))):
-        raise DataError(f"{file.path} stands among text. Name text, JSON lines and tables apart: one kind at a time.")
+        raise DataError(f"{file.path} is among text files. Name one kind at a time: text, JSON lines or tables.")
     return TextSource(paths=tuple(paths))
 
 

@@ -143,7 +143,7 @@ def _array(stream: io.BufferedReader, path: Path) -> Iterator[_Value]:
     try:
         values = reading.json_of(stream.read())
     except ValueError as error:
-        raise DataError(f"{path}: begins as a JSON array and is none: {error}.") from None
+        raise DataError(f"{path}: starts like a JSON array, but is not one: {error}.") from None
     yield from ((number, f"{path}, item {number}", value) for number, value in enumerate(values, start=1))
 
 
@@ -167,7 +167,7 @@ def _text_in(value: Any, field: str, place: str) -> str:
         if value is None and rest != field:
             return ""
         if not isinstance(value, Mapping):
-            what = "not a JSON object" if rest == field else f"field {field!r} leads through what is no object"
+            what = "not a JSON object" if rest == field else f"field {field!r} leads through what is not an object"
             raise DataError(f"{place}: {what}: it is {_kind(value)}.")
         name, _, inner = (rest, "", "") if rest in value else rest.partition(".")
         if name not in value:
@@ -185,7 +185,7 @@ def _text_in(value: Any, field: str, place: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise DataError(f"{place}: field {field!r} holds half a surrogate pair, which is no letter.") from None
+        raise DataError(f"{place}: field {field!r} holds half a surrogate pair, which is not a letter.") from None
     return value
 
 

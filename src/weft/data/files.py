@@ -175,7 +175,7 @@ def _below(root: Path, endings: tuple[str, ...], is_left_out: Callable[[str], bo
             if path.is_file():
                 found.append(Found(path.relative_to(root).as_posix(), path))
             elif path.is_symlink():
-                raise DataError(f"{path} is a link to {os.readlink(path)}, which is not there. Mend it or remove it.")
+                raise DataError(f"{path} is a link to {os.readlink(path)}, which is not there. Fix it or remove it.")
     yield from sorted(found)
 
 

@@ -67,7 +67,7 @@ def make_tokenizer(config: TokenizerConfig, data: CorpusConfig, base: Path) -> T
             return ByteTokenizer()
         case CharactersConfig():
             if isinstance(data.source, BinSource):
-                raise DataError("a bin source holds tokens, not text: name the tokenizer.json that made them.")
+                raise DataError("a bin source holds tokens, not text: name the tokenizer.json that produced them.")
             return CharTokenizer.of(document.text for document in corpus.documents(data.source, base))
         case JsonConfig(path=path):
             return JsonTokenizer.from_file(base / Path(path))

@@ -207,8 +207,8 @@ class ShardStore:
         with suppress(OSError):
             path.unlink()
         return DataError(
-            f"shard {path} does not hold the bytes of its name: the disk or somebody changed it. It is removed; start "
-            f"again, and it is fetched from members (or packed again by the run's maker)."
+            f"shard {path} does not hold the bytes that its name says: the disk or somebody changed it. weft has "
+            "removed it; start again, and weft fetches it from members (or the run's maker packs it again)."
         )
 
 
@@ -247,7 +247,8 @@ def write_atomically(
                 f"no room on the disk of {path.parent} for {path.name}. Free some, then start again."
             ) from error
         raise DataError(
-            f"cannot write {path}: {error.strerror or error}. Choose another place; --home names the one for all else."
+            f"cannot write {path}: {error.strerror or error}. Choose another place; --home sets the place for "
+            "everything else."
         ) from error
     finally:
         if temporary is not None:
@@ -276,6 +277,6 @@ def _check_ids(tokens: Tokens, index: DataIndex, where: str) -> None:
     largest = int(tokens.max())
     if largest >= index.vocab_size:
         raise DataError(
-            f"{where} holds token id {largest}, but the run's vocabulary has {index.vocab_size}: whoever made the run "
-            f"packed it with another tokenizer. The run cannot be trained; tell its maker."
+            f"{where} holds token id {largest}, but the run's vocabulary has {index.vocab_size}: the run's maker "
+            "packed it with another tokenizer. The run cannot be trained; tell its maker."
         )

@@ -55,7 +55,7 @@ def _arrays(path: Path, column: str) -> Iterator[Any]:
             yield from _of_batches(reader, reader.schema, column, path)
     else:
         refuse_what_is_else(path, head)
-        raise DataError(f"{path} is no Parquet, Arrow or Feather file.")
+        raise DataError(f"{path} is not a Parquet, Arrow or Feather file.")
 
 
 def _of_batches(batches: Any, schema: Any, column: str, path: Path) -> Iterator[Any]:

@@ -124,7 +124,7 @@ class CharTokenizer(Tokenizer):
             alphabet: distinct characters in ascending order.
 
         Raises:
-            DataError: empty, not ascending, or holds a surrogate, which is no character.
+            DataError: empty, not ascending, or holds a surrogate, which is not a character.
         """
         codes = _codes(alphabet)
         if not alphabet or (np.diff(codes.astype(np.int64)) <= 0).any():
@@ -238,9 +238,8 @@ class JsonTokenizer(Tokenizer):
         except Exception as error:  # the library raises Exception itself
             _encoded(text, "utf-8")  # names the place, where the library does not
             raise DataError(
-                f"the tokenizer has no piece for some of this text, and no token for what is unknown to it: "
-                f"{_one_line(error)}. Choose a tokenizer that knows every text: bytes, or byte-level BPE "
-                f"(`weft tokenizer train`)."
+                f"the tokenizer has no piece for some of this text, and no token for unknown text: {_one_line(error)}. "
+                "Choose a tokenizer that knows every text: bytes, or byte-level BPE (`weft tokenizer train`)."
             ) from None
 
     def _refuse_dropped(self, text: str) -> None:
@@ -254,8 +253,8 @@ class JsonTokenizer(Tokenizer):
             if not self._letters.issuperset(pieces):
                 raise DataError(
                     f"character {letter!r} (U+{ord(letter):04X}), number {text.index(letter) + 1} of this text, has no "
-                    f"piece in the tokenizer, which would drop it. Leave it out of the text, or take a tokenizer that "
-                    f"knows every text: bytes, or byte-level BPE (`weft tokenizer train`)."
+                    "piece in the tokenizer, so the tokenizer would drop it. Leave it out of the text, or choose a "
+                    "tokenizer that knows every text: bytes, or byte-level BPE (`weft tokenizer train`)."
                 )
         self._are_known |= new
 
@@ -350,7 +349,7 @@ def _encoded(text: str, encoding: str) -> bytes:
         return text.encode(encoding)
     except UnicodeEncodeError as error:
         raise DataError(
-            f"text holds half a surrogate pair at character {error.start + 1}, which is no character"
+            f"text holds half a surrogate pair at character {error.start + 1}, which is not a character"
         ) from None
 
 

@@ -21,7 +21,7 @@ from weft.launch.guard import Guarded
 from weft.store.home import PeerFolder
 
 LOOK_S = 0.5
-ASKED = "asked to"  # the reason of a pause that a person asked for
+ASKED = "on request"  # the reason of a pause that a person asked for
 MAX_NBYTES = 4096
 
 Word = Literal["pause", "resume"]
@@ -63,7 +63,7 @@ class Control:
             case "pause":
                 pausing.want(ASKED)
                 await pausing.settled()
-                return "paused: the device is free; it stays a member that votes and follows"
+                return "paused: the device is free; the peer stays a member, votes and follows"
             case "resume":
                 pausing.want_no_more(ASKED)
                 await pausing.settled()

@@ -100,7 +100,7 @@ class Corpus:
         assert self.described is not None
         if self.own_data is not None:
             raise ConfigError(
-                "data=[...] is for joining a private run. Who makes a run names its files in the run file."
+                "data=[...] is for joining a private run. Whoever makes a run names its files in the run file."
             )
         run_file, base = self.described
         settings = options.settings
@@ -147,9 +147,9 @@ class Corpus:
         outer = await asyncio.to_thread(self._outer, s, run)
         if outer is None:
             raise ConfigError(
-                "the run's initial weights could not be had. Ask a member for a fresh ticket."
+                "the run's initial weights could not be fetched. Ask a member for a fresh ticket."
                 if data is None
-                else "the run's initial weights are not on this machine; start it anew."
+                else "the run's initial weights are not on this machine; start the run again from its file."
             )
         held = data or await self._fetched(s, run, members)
 
@@ -201,6 +201,6 @@ class Corpus:
             )
         if self.own_data is not None and not run.is_private:
             raise ConfigError(
-                "this run is not private: everybody trains on the run's own text, fetched from members, and none of "
-                "your files are read. Leave out --data, in Python data=[...]."
+                "this run is not private: everybody trains on the run's own text, fetched from members, and weft "
+                "reads none of your files. Leave out --data, in Python data=[...]."
             )

@@ -175,7 +175,7 @@ class Guard:
         if cap is None:
             return
         if self._day.ration.is_spent:
-            self._guarded.stop(f"{_gigabytes(moved.nbytes)} moved today, the cap is {_gigabytes(cap)}")
+            self._guarded.stop(f"{_gigabytes(moved.nbytes)} moved today, and the cap is {_gigabytes(cap)}")
         elif is_near(moved, cap) and not self._is_near_told:
             self._is_near_told = True
             text = f"{_gigabytes(moved.nbytes)} of the day's {_gigabytes(cap)} are moved; at the cap this peer leaves"
@@ -184,12 +184,12 @@ class Guard:
     def _look_at_memory(self) -> None:
         cap = self._caps.memory_nbytes
         if cap is not None and (taken := self._memory()) > cap:
-            self._guarded.stop(f"it has taken {_gigabytes(taken)} of memory, the cap is {_gigabytes(cap)}")
+            self._guarded.stop(f"it uses {_gigabytes(taken)} of memory, and the cap is {_gigabytes(cap)}")
 
     def _look_at_the_clock(self) -> None:
         now, hours, pausing = self._day.local(), self._caps.hours, self._guarded.pausing
         if self._until is not None and now >= self._day.local(self._until):
-            self._guarded.stop(f"it is {clock_face(minute_of(now))}, as long as it was to stay")
+            self._guarded.stop(f"it is {clock_face(minute_of(now))}, the time at which it was to leave")
         if pausing is None or not hours:
             return
         if is_open(hours, minute_of(now)):

@@ -295,10 +295,10 @@ def _question(found: Kept, fields: list[str], amend: Amend | None, wish: Wish) -
         "was begun. "
     )
     if wish == "go on":
-        text += f"It cannot go on so: {_why_not(found)}. "
+        text += f"It cannot go on with this change: {_why_not(found)}. "
     elif amend is not None:
         text += (
-            'To go on with that one, by these settings from its next round on, add --go-on (in Python wish="go on"). '
+            'To go on with that run, with these settings from its next round on, add --go-on (in Python wish="go on"). '
         )
     if amend is None:
         text += _from_what_it_has_learnt(found.run)
@@ -333,7 +333,7 @@ def _why_not(found: Kept) -> str:
     if found.charter.stewards:
         return "it has stewards, who amend it with `weft act amend` while it runs"
     if len(found.members) != 1:
-        return f"{len(found.members)} members hold it, and no one of them may change it alone"
+        return f"{len(found.members)} members hold it, and none of them may change it alone"
     if found.charter.forks:
         return "it has split into branches, and others may hold another one"
     if isinstance(found.run, LoopConfig):

@@ -100,7 +100,7 @@ class Loop:
             await fetch_initial(s.node, members, run, home)
         vector = await asyncio.to_thread(initial, run, home)
         if vector is None:
-            raise ConfigError("the run's initial weights could not be had. Ask a member for a fresh ticket.")
+            raise ConfigError("the run's initial weights could not be fetched. Ask a member for a fresh ticket.")
         context = context_of(s, None, vector, lambda emit: self.make_learner(run, emit, s.clock))
         return await whole(s, run, context, self.amends.get(run.run))
 

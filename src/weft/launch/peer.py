@@ -198,7 +198,7 @@ async def _members(s: Session, ticket: Ticket) -> list[PeerId]:
     except Unreachable as error:
         if not s.folder.has_checkpoint:
             raise
-        s.emit(Notice(text=f"going on with what this machine has kept of the run: {error}"))
+        s.emit(Notice(text=f"going on with what this machine kept of the run: {error}"))
         return []
 
 

@@ -115,15 +115,15 @@ class Session:
         met = [peer for peer in node.known_addresses() if peer != node.peer]
         if not contacts and not met:
             raise Unreachable(
-                f"this ticket leads to nobody but this peer itself ({short(node.peer)}): this home holds the key of "
-                "the machine that made it. If that machine runs, start this one with another key: --key other.pem. "
-                "If it was this one, go on with `weft train` and its run file."
+                f"this ticket leads only to this peer itself ({short(node.peer)}): this home holds the key of the "
+                "machine that made it. If that machine runs, start this one with another key: --key other.pem. If it "
+                "was this one, go on with `weft train` and its run file."
             )
         try:
             first = await node.connect_any(list(dict.fromkeys([*near, *(contact.peer for contact in contacts), *met])))
         except GenesisMismatch as error:
             raise TicketMismatch(
-                f"this ticket is for run {short(ticket.run)}, which is not trained where it leads: {error}."
+                f"this ticket is for run {short(ticket.run)}, and the members it leads to do not train that: {error}."
             ) from error
         return [first, *(peer for peer in node.peers if peer != first)]
 
@@ -259,7 +259,7 @@ def _own_name(given: str, folder: PeerFolder, peer: PeerId, emit: Emit) -> str:
         keep_name(folder, given)
         return given
     if kept := read_name(folder):
-        emit(Notice(text=f"this peer is called {kept}, as before: --name gives another name"))
+        emit(Notice(text=f"this peer is called {kept}, as before; --name gives it another name"))
         return kept
     return f"{platform.node()[:40] or 'peer'}-{peer[:4]}"
 
@@ -350,8 +350,8 @@ def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:
             return open_identity(path)
     if kept and is_maker:
         raise KeyLocked(
-            f"{kept[0]}, which has trained run {short(run)} already, is in use by another process. Once that has ended "
-            "the run goes on where it stands. With another identity (--key) it would begin anew."
+            f"{kept[0]}, which has trained run {short(run)} already, is in use by another process. Start again once "
+            "that has ended: the run goes on where it stood. With another identity (--key) it would start over."
         )
     return open_free_identity(options.home.keys)
 

@@ -40,8 +40,8 @@ ASK_AGAIN_S = 1.0
 BEGINS_S = 10.0  # a member that has just started takes no part in a round yet
 
 _NOBODY = (
-    "no member that was reached takes part in a round: the run has not begun, or they are only joining it. Try again "
-    "in a moment"
+    "no member that answered takes part in a round: the run has not begun, or they are still joining it. Try again in "
+    "a moment"
 )
 
 

@@ -45,7 +45,7 @@ class Machine:
             require_kind(given_path, (str, Path, NoneType), f"machine: {name}", "a path, or None")
             if str(given_path).startswith("~"):  # would be a folder of that name: only a shell, or Python, knows whose
                 raise ConfigError(
-                    f"machine: {name}: {given_path} is no path yet; give Path({str(given_path)!r}).expanduser()."
+                    f"machine: {name}: {given_path} is not a path yet; give Path({str(given_path)!r}).expanduser()."
                 )
         given = PeerConfig() if self.settings is None else self.settings
         settings = config_of(given, PeerConfig, "machine: settings")
@@ -132,8 +132,8 @@ def require_one_process() -> None:
     rank, num = distributed.get_rank(), distributed.get_world_size()
     raise ConfigError(
         f"this process is rank {rank} of {num} of torch.distributed, as with DistributedDataParallel or FSDP. "
-        "weft.Sync would write what members agree on into this rank's model alone, and the ranks would part. Start one "
-        "process per GPU without torch.distributed, each with a weft.Sync of its own: each is a member."
+        "weft.Sync would write what members agree on into this rank's model only, and the ranks would differ. Start "
+        "one process per GPU without torch.distributed, each with a weft.Sync of its own: each is a member."
     )
 
 

@@ -110,7 +110,7 @@ class Sync:
         if self._thread.is_alive():
             raise RuntimeError("weft.Sync has started already: go on with step(), or end it with finish()")
         if self._thread.ident is not None or self._lending.has_left:
-            raise RuntimeError("weft.Sync has ended: make another to go on, from where the others are by then")
+            raise RuntimeError("weft.Sync has ended: make another to go on from where the others are then")
         try:
             at_exit(partial(_close, ref(self)))
             self._thread.begin(self._work())
@@ -143,7 +143,7 @@ class Sync:
         samples = most if num_samples is None else given.whole(num_samples)
         if not 0 < samples <= most:
             raise ConfigError(
-                f"step: num_samples is {num_samples}, and the run's batch_size, the most of one step, {most}. Make "
+                f"step: num_samples is {num_samples}, and one step may have at most the run's batch_size, {most}. Make "
                 "smaller steps, or a run with a larger batch_size."
             )
         if self._lending.is_last:  # the parameters are about to be read: often enough, and no longer in between

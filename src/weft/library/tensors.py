@@ -92,7 +92,7 @@ def _require_values(name: str, tensor: Any) -> None:
     elif tensor.is_meta:
         what = "has no values yet. Load the model before weft.Sync."
     elif tensor.layout != torch.strided:
-        what = f"is laid out as {tensor.layout}: members keep dense tensors alike. Make it dense."
+        what = f"is laid out as {tensor.layout}: members can share only dense tensors. Make it dense."
     elif tensor.dim() > MAX_DIMS:
         what = f"has {tensor.dim()} dimensions. Allowed: {MAX_DIMS} at most."
     if what is not None:
@@ -120,7 +120,7 @@ def _require_apart(trained: Named, frozen: Named) -> None:
     """Refuse a trained tensor whose memory is in part another's, or its own once more."""
     for name, tensor in trained.items():
         if _span(tensor) < tensor.numel():
-            raise ConfigError(f"tensor {name!r} has some numbers more than once, as expand makes them. Give its clone.")
+            raise ConfigError(f"tensor {name!r} holds some numbers more than once, as after expand. Give its clone.")
     for cluster in _clusters({**trained, **frozen}):
         begin = min(map(_begin, cluster.values()))
         end = max(map(_end, cluster.values()))
@@ -239,9 +239,9 @@ class Tensors:
         for name, tensor in self._trained_now():
             if id(tensor) not in self._known:
                 raise ConfigError(
-                    f"parameter {name!r} is trained, and was not in the model, or was frozen, when weft.Sync was made, "
-                    "which is when it is settled what members share. Unfreeze, add and load with assign=True before "
-                    "that; what is trained from here on is another run."
+                    f"parameter {name!r} is trained now, but was not in the model, or was frozen, when weft.Sync was "
+                    "made. Members share only what was trained then. Unfreeze, add and load with assign=True before "
+                    "that; with these tensors it is another run."
                 )
         for config, tensor in zip(self.configs, self._tensors, strict=True):
             if config != (now := _config(config.name, tensor)):

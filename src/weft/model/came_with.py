@@ -104,7 +104,7 @@ def read(model: Path | None, tokenizer: Path | None, vocab_size: int, on_left_ou
         if data is None:
             continue
         if sum(map(len, files.values())) + len(data) > MAX_FILES_NBYTES or len(files) == MAX_FILES:
-            on_left_out(f"{path} stays behind: exports hand on {MAX_FILES_NBYTES >> 20} MiB of such files at most")
+            on_left_out(f"{path} is left out: exports include at most {MAX_FILES_NBYTES >> 20} MiB of such files")
         else:
             files[path.name] = data
     return CameWith(files=files, ids=Ids() if model is None else _ids(model / "config.json", vocab_size, on_left_out))
@@ -147,17 +147,17 @@ def _read(path: Path, on_left_out: Callable[[str], None]) -> bytes | None:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_NBYTES + 1)
     except OSError as error:
-        on_left_out(f"{path} stays behind: it cannot be read: {error.strerror or error}")
+        on_left_out(f"{path} is left out: it cannot be read: {error.strerror or error}")
         return None
     kind = reading.what_else(data[: reading.HEAD_NBYTES], is_page_text=path.name == _README)
     if kind is None and path.suffix == ".json" and len(data) <= MAX_FILE_NBYTES:
         data, keys = _without_leads(data)
         if keys:
-            on_left_out(f"{path}: {', '.join(keys)} stays behind: exports name neither code nor files of elsewhere")
+            on_left_out(f"{path}: {', '.join(keys)} is left out: exports name no code and no files from elsewhere")
     fault = f"is {kind}" if kind is not None else _fault(path.name, data)
     if fault is None:
         return data
-    on_left_out(f"{path} stays behind: it {fault}")
+    on_left_out(f"{path} is left out: it {fault}")
     return None
 
 
@@ -182,15 +182,15 @@ def _leads(data: bytes) -> list[str] | None:
 def _fault(name: str, data: bytes) -> str | None:
     """Return why no export may have such a file; None: it may."""
     if name not in (*_OF_TOKENIZER, GENERATION_CONFIG, _README) and not _LICENCE.fullmatch(name):
-        return "is none of the files that an export hands on"
+        return "is not one of the files that an export includes"
     if len(data) > MAX_FILE_NBYTES:
         return f"has more than {MAX_FILE_NBYTES:,} bytes"
     if name.endswith(".json"):
         leads = _leads(data)
         if leads is None:
-            return "is no JSON object"
+            return "is not a JSON object"
         if leads:
-            return f"names code or files of elsewhere: {', '.join(leads)[:200]}"
+            return f"names code or files from elsewhere: {', '.join(leads)[:200]}"
     if name.endswith(".jinja"):
         try:
             data.decode()
@@ -205,11 +205,11 @@ def _ids(file: Path, vocab_size: int, on_left_out: Callable[[str], None]) -> Ids
         named = {name: tree[name] for name in Ids.__struct_fields__ if tree.get(name) is not None}
         found = msgspec.convert(named, Ids)
     except (OSError, ValueError, AttributeError) as error:  # a ValidationError is a ValueError
-        on_left_out(f"{file}: ids of control tokens stay behind: {error}")
+        on_left_out(f"{file}: ids of control tokens are left out: {error}")
         return Ids()
     kept = found.below(vocab_size)
     if beyond := [name for name in named if name not in kept]:
-        on_left_out(f"{file}: {', '.join(beyond)} stays behind: the model has {vocab_size} tokens")
+        on_left_out(f"{file}: {', '.join(beyond)} is left out: the model has {vocab_size} tokens")
     return msgspec.convert(kept, Ids)
 
 

@@ -90,7 +90,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     # What follows is left out of the bytes of a config that has none of it, so that those stay what they were.
     yarn: YarnScaling | UnsetType = UNSET
     window: (
-        Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQ_LEN, description="tokens that one sees, itself the last")]
+        Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQ_LEN, description="tokens that each token sees, itself included")]
         | UnsetType
     ) = UNSET
     """Itself the last of them, in the layers from `first_windowed` on; unset: all that came before."""

@@ -222,8 +222,9 @@ def _window_fields(hf: _HfConfig, size: Mapping[str, int], where: str) -> dict[s
         first = kinds.index("sliding_attention") if "sliding_attention" in kinds else num_layers
         if kinds != ["full_attention"] * first + ["sliding_attention"] * (num_layers - first):
             raise ConfigError(
-                f"{where}: layer_types: Found windows in other layers. weft computes them in all or in the last. "
-                f"If {window} tokens suffice, set max_position_embeddings to {window} in a copy of that file."
+                f"{where}: layer_types: Found windows in other layers. weft can compute them only in all layers or in "
+                f"the last ones. If {window} tokens suffice, set max_position_embeddings to {window} in a copy of that "
+                "file."
             )
     if first == num_layers:
         return {}

@@ -190,8 +190,8 @@ def attach(model: SectionModule, vector: Float[Tensor, " num"]) -> None:
     expected = layout_of(model).num_parameters
     if vector.numel() != expected:
         raise ConfigError(
-            f"the model has {expected:,} parameters, the vector {vector.numel():,} numbers. "
-            "They belong to other configs."
+            f"the model has {expected:,} parameters, the vector {vector.numel():,} numbers. They belong to different "
+            "configs."
         )
     for span, parameter in _pairs(model):
         view = nn.Parameter(vector[span.offset : span.stop].view(span.shape), requires_grad=parameter.requires_grad)

@@ -189,8 +189,8 @@ def write_folder(
     """
     if vector.numel() != num_parameters(config):
         raise ConfigError(
-            f"{path}: the model has {num_parameters(config):,} parameters, the vector {vector.numel():,} numbers. "
-            "They belong to other configs."
+            f"{path}: the model has {num_parameters(config):,} parameters, the vector {vector.numel():,} numbers. They "
+            "belong to different configs."
         )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path}: exists; weft overwrites no export. Remove it or choose another place.")

@@ -65,7 +65,7 @@ class Channel(Node):
         """Note that a peer takes part, to which a link stands."""
         if peer == self.peer or since in (self._here.get(peer), self._dropped.get(peer)) or not self._is_open:
             return
-        self.parted(peer, "it takes part anew")
+        self.parted(peer, "it has started again")
         self._dropped.pop(peer, None)
         self._here[peer] = since
         self._tell(peer, True, "")
@@ -105,7 +105,7 @@ class Channel(Node):
         self._callbacks.append(callback)
 
     def drop(self, peer: PeerId, reason: str) -> None:
-        """Take a peer for gone until it takes part anew, or its link does; the link stays."""
+        """Take a peer for gone until it has started again, or its link does; the link stays."""
         since = self._here.get(peer)
         if since is not None:
             self.parted(peer, reason)

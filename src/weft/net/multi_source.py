@@ -234,7 +234,7 @@ class _Pull:
         if number is not None:
             blob = self._queue.blobs[number]
             reasons = "; ".join(self._given_up.values()) or "nobody is connected"
-            raise PeerError(f"nobody is left who delivers blob {short(blob.digest)}: {reasons}")
+            raise PeerError(f"nobody is left to deliver blob {short(blob.digest)}: {reasons}")
 
     async def _fetch(self, holder: PeerId, number: int) -> Buffer:
         blob = self._queue.blobs[number]

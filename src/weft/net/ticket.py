@@ -169,7 +169,7 @@ def _unframe(letters: str, version: int) -> bytes:
         )
     if len(framed) > total:
         raise TicketError(
-            f"this ticket is followed by {len(framed) - total} bytes that are not its own: copy only the ticket"
+            f"{len(framed) - total} bytes that do not belong to this ticket follow it: copy only the ticket"
         )
     if _checksum(framed[:-_CHECKSUM_NBYTES], version) != framed[-_CHECKSUM_NBYTES:]:
         raise TicketError("this ticket is mistyped or cut short: its checksum does not hold. Copy it again.")

@@ -104,7 +104,7 @@ class LightClient:
     def _compare(self, peer: PeerId, round: Round, said: Digest, proven: Digest) -> None:
         if said != proven and peer not in self._liars:
             self._liars.add(peer)
-            text = f"{short(peer)} says that round {round} came to what no majority signed: it lies, or its machine is"
+            text = f"{short(peer)} tells a result of round {round} that no majority signed: it lies, or its machine is"
             self._tell(Notice(text=f"{text} broken"))
 
     def _take(self, peer: PeerId, chain: Chain, certificates: Sequence[Certificate]) -> bool:
@@ -113,7 +113,7 @@ class LightClient:
         for certificate in certificates:
             num_electors, signers = len(chain.base.electorate), chain.proof(certificate)
             if signers is None:
-                text = f"{short(peer)} tells of round {certificate.manifest.round} what no majority signed"
+                text = f"{short(peer)} tells a result of round {certificate.manifest.round} that no majority signed"
                 self._tell(Notice(text=text))
                 self._deaf_until[peer] = self._clock.now() + DEAF_S
                 break

@@ -199,7 +199,7 @@ class Observer:
         except WireError as error:
             self._of(peer).not_before = self._clock.now() + DEAF_S
             whose = "it" if of == peer else short(of)
-            self._tell(f"{short(peer)} told what {whose} has not signed, and is not heard for a minute: {error}")
+            self._tell(f"{short(peer)} passed on what {whose} did not sign; this view ignores it for a minute: {error}")
             return False
         except (PeerError, NetError, Refused):
             pass  # it is asked again
@@ -227,10 +227,10 @@ class Observer:
                 self._on_entry(entry)
         if num_lost := bulletin.num_dropped + len(bulletin.lines) - len(entries):
             self._tell(
-                f"{num_lost} events of {short(peer)} are not shown: it had no room for them, or weft is older here"
+                f"{num_lost} events of {short(peer)} are not shown: it had no room for them, or this weft is older"
             )
         if num_missed:
-            self._tell(f"{num_missed * WINDOW_S:g} s of {short(peer)} are not shown: it keeps them no more")
+            self._tell(f"{num_missed * WINDOW_S:g} s of {short(peer)} are not shown: it no longer keeps them")
 
     def _meet(self, seen: events.StagesSeen) -> None:
         """Take up who can be asked what each stage decided."""
@@ -241,7 +241,7 @@ class Observer:
                 side.met(peer, 0)
 
     def _failed(self, error: Exception) -> None:
-        self._tell(f"a mistake of weft's own, part of this view stands still: {error!r}")
+        self._tell(f"a fault in weft itself stopped part of this view: {error!r}")
 
     def _tell(self, text: str) -> None:
         self._say(events.Notice(text=text))

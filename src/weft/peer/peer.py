@@ -257,7 +257,7 @@ class Peer:
         base = rounds.chain.base
         act = Act(run=base.run, serial=int(base.round), deed=amends)
         if (why_not := rounds.acts.take(seal(self.context.identity, act))) is not None:
-            raise ActVoid(f"the run is not amended: {why_not}.")
+            raise ActVoid(f"this run cannot be amended: {why_not}.")
 
     @property
     def is_finishing(self) -> bool:
@@ -374,7 +374,7 @@ class Peer:
 
     async def _enter_anew(self, rounds: RoundDriver, manifest: Manifest, reason: str, is_counted: bool) -> None:
         """Fetch the state of another member, because the results of a round can no longer be had."""
-        text = f"round {manifest.round} cannot be replayed, fetching a member's state instead: {reason}"
+        text = f"round {manifest.round} cannot be replayed; this peer fetches a member's state instead: {reason}"
         self.context.emit(Notice(text=text))
         if is_counted:
             settle = lambda: self._carry.settle(lambda: None, is_counted=True)  # noqa: E731  # it is in there
@@ -390,7 +390,7 @@ class Peer:
             await asyncio.sleep(LAG_S)
             electorate = frozenset(rounds.chain.base.electorate) - {self.peer}
             if 2 * len(self.context.node.banned_by & electorate) > len(electorate):  # decided while it was away
-                self.fail(Removed("most members refuse this key: it was banned while it was away, for good."))
+                self.fail(Removed("most members refuse this key: it was banned for good while it was away."))
             rounds.reroute(self._membership.relayed())
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
             head = rounds.chain.head

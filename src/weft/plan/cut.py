@@ -403,7 +403,7 @@ def best_stages(question: Question, pipeline: PipelineConfig) -> Best:
     if not cuts and fastest is None:
         raise ConfigError(f"no machine has the memory for the whole model, and stages do not help. {refusal}")
     if not cuts:
-        why = f"whole models: it cannot be cut for these machines ({refusal})" if refusal else "whole models: one peer"
+        why = f"whole models: no cut fits these machines ({refusal})" if refusal else "whole models: one peer"
         return Best(num_stages=1, why=why, whole=whole, cuts=cuts)
     num, cut = max(cuts.items(), key=lambda found: (found[1].tokens_per_s, -found[0]))
     best = num
@@ -412,13 +412,13 @@ def best_stages(question: Question, pipeline: PipelineConfig) -> Best:
     elif fastest.tokens_per_s >= cut.tokens_per_s:
         some = f" on the {fastest.num_peers} machines that hold them" if fastest.objection else " fit all machines and"
         why = (
-            f"whole models{some} train {fastest.tokens_per_s:,.0f} tokens/s with {fastest.name}, the fastest cut, into "
-            f"{num} stages, {cut.tokens_per_s:,.0f}: {_held_up(cut)}"
+            f"whole models{some} train {fastest.tokens_per_s:,.0f} tokens/s with {fastest.name}. The fastest cut, into "
+            f"{num} stages, trains {cut.tokens_per_s:,.0f}: {_held_up(cut)}"
         )
         best = 1
     else:
         why = (
-            f"{num} stages train {cut.tokens_per_s:,.0f} tokens/s, whole models {fastest.tokens_per_s:,.0f} at most, "
+            f"{num} stages train {cut.tokens_per_s:,.0f} tokens/s, whole models at most {fastest.tokens_per_s:,.0f}, "
             f"with {fastest.name}; {_faster(num, cut, cuts)}"
         )
     return Best(num_stages=best, why=why, whole=whole, cuts=cuts)
@@ -437,7 +437,7 @@ def _held_up(cut: Cut) -> str:
 def _faster(num: int, cut: Cut, cuts: dict[int, Cut]) -> str:
     others = [(found.tokens_per_s, number) for number, found in cuts.items() if number != num]
     if not others:
-        return "no other number can be"
+        return "no other number is possible"
     tokens_per_s, other = max(others)
     return f"{other} would train {tokens_per_s / cut.tokens_per_s:.0%} as fast"
 

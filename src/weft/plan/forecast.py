@@ -198,8 +198,8 @@ def load_of(question: Question) -> Load:
     """
     if question.choices.graph is not None or question.choices.is_merged_by_all:
         raise ConfigError(
-            "method: how long whole payloads travel, to neighbours or to all, is not known to this planner. Name a "
-            'method with replicas and merged_by = "owners", or play the run: weft simulate.'
+            "method: this planner cannot tell how long whole payloads travel, to neighbours or to all. Name a method "
+            'with replicas and merged_by = "owners", or simulate the run: weft simulate.'
         )
     choices, shapes = question.choices, tuple(span.shape for span in layout(question.model))
     num_sent = most_sent(choices, shapes, question.num_parameters)
@@ -380,7 +380,7 @@ def _waits(round: RoundTime, total: float) -> list[Part]:
         ("messages", round.messages_s, "messages are under way"),
         ("processor", round.serve_s, "encoding, encrypting, checking, merging, updates, heartbeats"),
         ("groups", round.wards_s, "results are on their way to peers without a vote, and payloads from them"),
-        ("evaluation", round.evaluate_s, "the others wait for who evaluates"),
+        ("evaluation", round.evaluate_s, "the others wait for the peer that evaluates"),
     )
     passed, parts = round.train_s + round.uneven_s, []
     for name, took_s, why in stages:
@@ -392,7 +392,7 @@ def _waits(round: RoundTime, total: float) -> list[Part]:
 
 def _method_part(pace: Pace) -> Part:
     if pace.penalty is None or pace.penalty.more_tokens is None:
-        return Part(name="method", factor=1.0, why="what rare rounds cost in loss is not known here")
+        return Part(name="method", factor=1.0, why="the loss that rare rounds cost is not known here")
     return Part(name="method", factor=pace.penalty.more_tokens, why="more tokens to the loss of training in one place")
 
 

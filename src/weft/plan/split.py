@@ -140,10 +140,11 @@ class Advice:
         beside = f" ({', '.join(others)})" if others else ""
         alone = _ms(self.seconds["undivided"])
         if self.way == "undivided":
-            return f"undivided, {alone} a layer: over {self.num_peers} peers it would take no less{beside}"
+            return f"undivided, {alone} a layer: {self.num_peers} peers together would not be faster{beside}"
         return (
             f"{self.way} over {self.num_peers} peers, {_ms(self.seconds[self.way])} a layer: {self.gain:.1f} times as "
-            f"fast as undivided, {alone}{beside}; for micro-batches fewer than peers, else each peer does one"
+            f"fast as undivided, {alone}{beside}; only if there are fewer micro-batches than peers, else each peer "
+            "does one"
         )
 
 

@@ -117,7 +117,7 @@ def own_device(settings: PeerConfig, rank: Rank) -> PeerConfig:
     if device.type == "mps" or device.index is not None:
         raise ConfigError(
             f'peer.device: "{settings.device}" is one device, and this is one of {rank.num_ranks} processes. Set '
-            'device = "auto" or "cuda", where each has a GPU of its own, or "cpu".'
+            'device = "auto" or "cuda", if each has a GPU of its own, or "cpu".'
         )
     if device.type != "cuda":
         return settings

@@ -164,8 +164,8 @@ class SiteLearner(Stepper):
         wanted = moments_of(self._run)
         if "num_steps" not in state or any(name not in state for name in wanted):
             raise CheckpointError(
-                "the saved state does not hold what the inner optimizer needs. Resume from another checkpoint, or join "
-                "anew."
+                "the saved state does not hold what the inner optimizer needs. Resume from another checkpoint, or "
+                "join again."
             )
         self._num_steps = int(state["num_steps"])
         for name in wanted:  # one after the other: each lies there twice meanwhile
@@ -226,6 +226,6 @@ def check(run: RunConfig, settings: PeerConfig) -> None:
     for what, is_so in reasons.items():
         if is_so:
             raise ConfigError(
-                f"{what}: a site of several processes does not train so. Start one process instead, or choose what "
+                f"{what}: a site of several processes cannot train this way. Start one process instead, or choose what "
                 "docs/sites.md names."
             )

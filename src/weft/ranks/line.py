@@ -116,8 +116,8 @@ def _breaking() -> Iterator[None]:
             raise
         reason = str(error).strip().split("\n")[0].split(". ")[0][:300]  # what follows is advice about other programs
         raise SiteBroken(
-            f"the processes of this site have lost each other: {reason}. One has ended, or the network between them "
-            "has. Start all of them again: they go on from the last checkpoint."
+            f"the processes of this site have lost each other: {reason}. One has ended, or the network between them is "
+            "down. Start all of them again: they go on from the last checkpoint."
         ) from error
 
 

@@ -31,8 +31,8 @@ from weft.training.device import first_line, is_out_of_memory
 
 STILL_S = 60.0  # at most between two orders: ranks wait ten times as long before they take rank 0 for lost
 BROKEN = (
-    "the processes of this site do not agree any more what to do, since one of them failed. Start all of them again: "
-    "they go on from the last checkpoint."
+    "the processes of this site no longer agree what to do, because one of them failed. Start all of them again: they "
+    "go on from the last checkpoint."
 )
 
 

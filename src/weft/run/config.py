@@ -104,7 +104,7 @@ class RunFile(Config, frozen=True, kw_only=True):
     name: _Name
     seed: _Seed = 0
     peers: Annotated[
-        int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many are expected: chooses defaults")
+        int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many peers are expected; defaults depend on it")
     ] = 4
     model: SizedModel | FolderModel | ShapedModel = SizedModel()
     data: CorpusConfig = CorpusConfig()
@@ -113,7 +113,10 @@ class RunFile(Config, frozen=True, kw_only=True):
     train: TrainConfig
     method: MethodConfig = DiLoCoConfig()
     stages: Annotated[
-        int, msgspec.Meta(ge=1, le=MAX_STAGES, description="sections that the model is cut into; 1: each holds it all")
+        int,
+        msgspec.Meta(
+            ge=1, le=MAX_STAGES, description="sections that the model is cut into; 1: each peer holds the whole model"
+        ),
     ] = 1
     pipeline: PipelineConfig = PipelineConfig()
     admission: AdmissionConfig = TicketAdmission()
@@ -131,8 +134,8 @@ class RunFile(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.peers > (room := self.electors * MAX_GROUP):
             raise ValueError(
-                f"peers is {self.peers}, and {self.electors} with a vote find room for {room}: {MAX_GROUP} contribute "
-                "through each at most, itself included. Raise electors, or expect fewer peers."
+                f"peers is {self.peers}, but {self.electors} with a vote have room for {room}: each brings the work of "
+                f"at most {MAX_GROUP}, itself included. Raise electors, or expect fewer peers."
             )
         method = spell_out(self.method, self.peers)
         choices.check(method, self.train.optimizer)
@@ -383,10 +386,12 @@ def check_loop(method: choices.Choices) -> None:
     """
     if method.send == "gradient":
         raise ConfigError(
-            "method: it sends gradients, which one optimizer applies that all members share; a loop of your own has "
-            "its own. Choose one that sends deltas, such as fedavg or diloco: with every = 1, it also meets each step."
+            "method: it sends gradients to one optimizer that all members share, and your own loop has its own. "
+            "Choose one that sends deltas, such as fedavg or diloco: with every = 1, it also synchronises at each "
+            "step."
         )
     if method.proximal:
         raise ConfigError(
-            "method: proximal: it pulls gradients of training steps, which a loop of your own makes; set proximal = 0."
+            "method: proximal: it changes the gradients of training steps, and your own loop makes those; set "
+            "proximal = 0."
         )

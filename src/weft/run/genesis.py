@@ -107,8 +107,8 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     if run_file.stages > 1:
         if isinstance(run_file.model, FolderModel) and isinstance(run_file.pipeline.activations, SubspaceConfig):
             raise ConfigError(
-                "pipeline.activations: subspace: weights of a folder lie in no subspace, and would be lost. Choose "
-                "another type, or a model that is made of the seed."
+                "pipeline.activations: subspace: it would lose weights from a folder, which lie in no subspace. "
+                "Choose another type, or a model that weft makes from the seed."
             )
         config = staged(config, initials, run_file.pipeline)
     data = wire.encode(config)
@@ -145,7 +145,7 @@ def read_run(data: wire.Buffer, max_parameters: int) -> Genesis:
         raise ConfigError(f"this run cannot be read: {error}. Ask its maker for another ticket.") from None
     for place, number in _floats(msgspec.to_builtins(config), ""):
         if not math.isfinite(number) and place != "train.clip":  # an infinite clip does not clip
-            raise ConfigError(f"this run has {place} = {number}, which is no number to compute with. Do not join it.")
+            raise ConfigError(f"this run has {place} = {number}, which is not a usable number. Do not join it.")
     if isinstance(config, LoopConfig):
         check_size(config.num_parameters, max_parameters)
         return config
@@ -153,7 +153,7 @@ def read_run(data: wire.Buffer, max_parameters: int) -> Genesis:
     _check_train(config, max_parameters)
     if config.is_private:
         if config.data.train or config.data.heldout:
-            raise ConfigError("this run calls itself private and names shards of its maker. Do not join it.")
+            raise ConfigError("this run says that it is private, but names shards of its maker. Do not join it.")
     else:
         check_windows(config.data, "train", config.train.seq_len, at_least=1)
         check_windows(config.data, "heldout", config.train.seq_len, at_least=1)
@@ -181,9 +181,9 @@ def on_corpus(run: Genesis) -> RunConfig:
     """
     if isinstance(run, LoopConfig):
         raise ConfigError(
-            f"run {run.name!r} trains in loops of its members' own: take part from such a script, with "
-            'weft.Sync(model, ticket="..."). What it trains is no model that weft knows, so weft cannot measure it, '
-            "write with it or export it."
+            f"members of run {run.name!r} train in scripts of their own: take part from such a script, with "
+            'weft.Sync(model, ticket="..."). weft does not know the model, so it cannot evaluate it, generate with it '
+            "or export it."
         )
     return run
 

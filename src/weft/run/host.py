@@ -110,9 +110,9 @@ def check_host(num: int) -> None:
     needed, free = 2 * cost.vector_nbytes(num), host_free_nbytes()
     if needed > cost.SPARE * free:
         raise TooLarge(
-            f"{num:,} parameters are to be held here. This machine would need at least "
-            f"{gigabytes(needed)} of memory for it and has {gigabytes(free)} free. Choose a smaller model, close "
-            "other programs, or use a larger machine."
+            f"{num:,} parameters do not fit here. This machine would need at least {gigabytes(needed)} of memory for "
+            f"them, and has {gigabytes(free)} free. Choose a smaller model, close other programs, or use a larger "
+            "machine."
         )
 
 

@@ -67,7 +67,7 @@ def span(text: str) -> tuple[int, int]:
     match = _HOURS.fullmatch(text.strip())
     begin, end = (int(match[1]) * 60 + int(match[2]), int(match[3]) * 60 + int(match[4])) if match else (0, 0)
     if match is None or begin == end or end > DAY_MIN:
-        raise ConfigError(f"hours: {text[:40]!r} is no range of the day. Write it as 22:00-07:00 or 12:30-14:00.")
+        raise ConfigError(f"hours: {text[:40]!r} is not a range of the day. Write it as 22:00-07:00 or 12:30-14:00.")
     return begin, end % DAY_MIN
 
 
@@ -119,7 +119,9 @@ class PeerConfig(Config, frozen=True, kw_only=True):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of matrix products in the inner loop; auto: bf16 on a GPU that has it, else fp32."""
     micro_batch: Annotated[int, msgspec.Meta(ge=0, description="samples at a time; 0: as many as fit")] = 0
-    threads: Annotated[int, msgspec.Meta(ge=0, le=1024, description="of torch on the CPU; 0: its own choice")] = 0
+    threads: Annotated[
+        int, msgspec.Meta(ge=0, le=1024, description="threads of torch on the CPU; 0: its own choice")
+    ] = 0
     is_compiled: bool = False
     has_recompute: bool = False
     max_parameters: Annotated[int, msgspec.Meta(ge=1, description="larger models are refused")] = 20_000_000_000
@@ -144,9 +146,7 @@ class PeerConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if set(self.transports) == {"via"}:
-            raise ConfigError(
-                "transports is via alone, which leads through links of tls or iroh: name one of them, too."
-            )
+            raise ConfigError("transports names only via, which needs links of tls or iroh: add one of them.")
 
     @property
     def num_threads(self) -> int:

@@ -172,7 +172,7 @@ class Backup:
             except (DiskFull, CheckpointError) as error:
                 if not self._is_full_told:
                     what = kit.run.called(stage)
-                    text = f"the state of {what}, which one machine alone holds, is not kept here: {error}"
+                    text = f"cannot back up the state of {what} here, and only one machine holds it: {error}"
                     kit.emit(Notice(text=text))
                 self._is_full_told = True
             return True

@@ -126,7 +126,7 @@ class Holdings:
             self.unfit.add(stage)
             self._coming.discard(stage)
             await self.tied.let_go(stage)
-            kit.emit(Notice(text=f"{run.called(stage)} is not taken up here: {error}"))
+            kit.emit(Notice(text=f"this peer cannot take {run.called(stage)}: {error}"))
             return
         finally:
             del outer

@@ -65,7 +65,7 @@ async def gather_at_end(peer: StagesPeer) -> Gathered | None:
     try:
         return await Gather(run, means, readers, here, members).gather(kit.folder.checkpoint)
     except WeftError as error:
-        text = f"the whole model was not put together: {error} Its sections stay where they are: weft gather"
+        text = f"weft could not put the whole model together: {error} Its sections stay where they are: weft gather"
         kit.emit(Notice(text=text))
         return None
 

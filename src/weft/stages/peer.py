@@ -259,12 +259,12 @@ class StagesPeer:
             self.members[stage].leave()
         self._news.tell()  # nobody sends anything more
         names = ", ".join(self.run.called(stage) for stage in backups)
-        self.kit.emit(Notice(text=f"nobody else holds {names}: another peer takes the state before this one goes"))
+        self.kit.emit(Notice(text=f"nobody else holds {names}: this peer stays until another has taken the state"))
         if self.run.tied is not None:
             backups |= self._backup.backups_of([self.run.tied])
         kept = await asyncio.gather(*(self._backup.hand_over(stage, peer) for stage, peer in backups.items()))
         if not all(kept):
-            self.kit.emit(Notice(text="nobody has taken all of it: it stays here, on this peer's disk"))
+            self.kit.emit(Notice(text="no other peer has taken all of it: it stays on this peer's disk"))
         self.holdings.stop(reason)
 
     def fail(self, error: Exception) -> None:

@@ -34,8 +34,8 @@ EMPTY_S = 10.0  # until a stage that nobody holds is taken up
 LOOK_S = 3.0  # at the news of others, before a newcomer chooses
 ALONE_S = 30.0  # who comes back to a run that is complete waits so long for others
 ALONE = (
-    "all is trained, as far as this peer's state tells, and nobody else is here. What it held stays on its disk; to go "
-    f"on, or to put the whole model together, start a member of each stage within {ALONE_S:.0f} seconds"
+    "the run is complete, as far as this peer's state tells, and nobody else is here. What it held stays on its disk. "
+    f"To go on, or to put the whole model together, start a member of each stage within {ALONE_S:.0f} seconds"
 )
 
 
@@ -102,7 +102,7 @@ class Placement:
         if kept := self._kept():
             self._is_begun.set()
             for stage in kept:
-                self._holdings.hold(stage, "it was held here before")
+                self._holdings.hold(stage, "this peer held it before")
             return
         while not self._is_begun.is_set():
             if self._goes_on:
@@ -128,7 +128,7 @@ class Placement:
             if best == self._me:
                 self._holdings.hold(stage, "nobody holds it, and its newest state is here", opens=opens)
             elif best is None and others and self._me < others[0]:  # alone, it waits for others
-                self._kit.emit(Notice(text=f"nobody has a state of stage {stage + 1}: it begins anew"))
+                self._kit.emit(Notice(text=f"no peer has a state of stage {stage + 1}: it starts over"))
                 self._holdings.hold(stage, "nobody has a state of it", wait_for=1, opens=opens)
 
     async def _on_begin(self, _peer: PeerId, begin: StageBegin) -> None:

@@ -69,7 +69,7 @@ class StageReader:
         heads = await self.heads(members)
         order = sorted(heads, key=lambda peer: (-heads[peer].committed_tokens, -heads[peer].round, peer))[:MAX_DONORS]
         if not order:
-            raise PeerError(f"no member of {self._called} says what state it holds")
+            raise PeerError(f"no member of {self._called} says which state it holds")
         return await self._offered(order, digest_of(heads[order[0]]))
 
     async def pin_at(self, members: Sequence[PeerId], beat: int, deadline_s: float) -> Offered | None:

@@ -100,8 +100,9 @@ class BlobStore:
                 with suppress(OSError):
                     path.unlink()
                 raise DataError(
-                    f"blob {path} does not hold the bytes of its name: the disk or somebody changed it. It is removed; "
-                    f"start again, and it is fetched from members (or made again by the run's maker)."
+                    f"blob {path} does not hold the bytes that its name says: the disk or somebody changed it. weft "
+                    "has removed it; start again, and weft fetches it from members (or the run's maker makes it "
+                    "again)."
                 )
             self._mapped[digest] = view
         return self._mapped[digest]
@@ -201,7 +202,7 @@ class Home:
         """
         for name in (run, peer):
             if not _HEX.fullmatch(name):
-                raise ConfigError(f"{name[:80]!r} names no run or peer: 64 hexadecimal digits do.")
+                raise ConfigError(f"{name[:80]!r} names no run or peer: a name is 64 hexadecimal digits.")
         return PeerFolder(self.root / "runs" / run / peer)
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ class Votes:
         if not found:
             raise CheckpointError(
                 f"{self._path} is damaged: what this peer has promised to its run is lost. Remove the file, and start "
-                "this peer once the run has made another outer step without it."
+                "this peer once the run has finished another round without it."
             )
         self._serial, promised = max(found, key=lambda slot: slot[0])
         self._slot_nbytes = half
@@ -270,4 +270,4 @@ class Journal:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             why = error.strerror or error
-            self._failure = f"what is decided until the next checkpoint is not kept: cannot write {self._folder}: {why}"
+            self._failure = f"cannot write {self._folder}: rounds until the next checkpoint are not kept: {why}"

@@ -83,8 +83,8 @@ class Pool:
                     file.truncate(nbytes)
             except OSError as error:
                 raise DiskFull(
-                    f"{self._folder} has no room for {nbytes:,} bytes that memory is not to hold: {error.strerror}. "
-                    "Make room, or take a folder on another disk with --home."
+                    f"{self._folder} has no room for {nbytes:,} bytes that weft keeps out of memory: {error.strerror}. "
+                    "Make room, or choose a folder on another disk with --home."
                 ) from error
             return np.frombuffer(mmap(file.fileno(), nbytes), dtype=np.uint8)
 

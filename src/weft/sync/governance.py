@@ -178,18 +178,18 @@ def _follow(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
     charter = before.charter
     if is_alone(charter, body, signed.signer) and isinstance(act.deed, acts.Amend):
         if act.run != body.run or act.serial != body.round:
-            raise Void(f"who holds a run alone amends it in one round: this is round {body.round} of {short(body.run)}")
+            raise Void(f"such an act is for one round of one run: this is round {body.round} of {short(body.run)}")
         return _do(before, body, act.deed)
     if not charter.stewards:
-        raise Void("this run has no stewards: nobody can act on it but a majority of its members (weft act vote-out)")
+        raise Void("this run has no stewards: only a majority of its members can act on it (weft act vote-out)")
     if signed.signer not in charter.stewards:
-        raise Void(f"{short(signed.signer)} is no steward of this run")
+        raise Void(f"{short(signed.signer)} is not a steward of this run")
     if act.run != body.run:
         raise Void(f"the act is for run {short(act.run)}, this is run {short(body.run)}")
     if (wanted := charter.serial_of(signed.signer) + 1) != act.serial:
         raise Void(
             f"it is act {act.serial} of {short(signed.signer)}, whose next act is {wanted}"
-            + (": it was decided already, or another in its place" if act.serial < wanted else "")
+            + (": that act was decided already, or another took its place" if act.serial < wanted else "")
         )
     serials = [*charter.serials]
     serials[charter.stewards.index(signed.signer)] = act.serial
@@ -227,9 +227,9 @@ def read_contradiction(warrant: acts.Warrant) -> tuple[messages.RoundNote, str]:
     """
     letters = warrant.letters
     if len(letters) != 2 or letters[0].signer != letters[1].signer:
-        raise Void("it takes two notes of one member to prove a lie")
+        raise Void("two notes of one member are needed to prove a lie")
     if sum(len(letter.body) for letter in letters) > acts.MAX_CONTRADICTION_NBYTES:
-        raise Void(f"two notes of together more than {acts.MAX_CONTRADICTION_NBYTES} bytes are not carried about")
+        raise Void(f"two notes may have at most {acts.MAX_CONTRADICTION_NBYTES} bytes together")
     try:
         one, other = (unseal(letter, messages.RoundNote, verify) for letter in letters)
     except WireError as error:
@@ -277,7 +277,7 @@ def _do(enacted: Enacted, body: Body, deed: acts.AnyDeed) -> Enacted:
             if peer in charter.banned:
                 raise Void(f"{short(peer)} is banned already")
             if len(charter.banned) == MAX_BANNED:
-                raise Void(f"{MAX_BANNED} keys are banned, and no more can be. Pardon one")
+                raise Void(f"{MAX_BANNED} keys are banned, which is the most. Pardon one first")
             if peer in body.electorate and peer not in enacted.removed:
                 enacted = _without(enacted, body, peer)
             return replaced(enacted, charter=replace(charter, banned=tuple(sorted((*charter.banned, peer)))))
@@ -298,7 +298,7 @@ def _do(enacted: Enacted, body: Body, deed: acts.AnyDeed) -> Enacted:
 
 def _without(enacted: Enacted, body: Body, peer: PeerId) -> Enacted:
     if peer not in body.electorate or peer in enacted.removed:
-        raise Void(f"{short(peer)} is no member")
+        raise Void(f"{short(peer)} is not a member")
     removed = tuple(sorted((*enacted.removed, peer)))
     if len(removed) == len(body.electorate):
         raise Void(f"without {short(peer)} the run would have no member left")
@@ -309,16 +309,16 @@ def _expel(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
     ballots, voters = [read_ballot(signed) for signed in letters], [each.signer for each in letters]
     first, charter = ballots[0], before.charter
     if voters != sorted(set(voters)) or not set(voters) <= set(body.electorate):
-        raise Void("a vote counts once, and only a member's")
+        raise Void("only members vote, and each once")
     if any((each.run, each.peer, each.serial) != (body.run, first.peer, first.serial) for each in ballots):
         raise Void("the ballots are not for one removal in this run")
     if first.serial != charter.times_expelled(first.peer) + 1:
         raise Void(f"members have removed {short(first.peer)} since these ballots were cast")
     if 2 * len(voters) <= len(body.electorate):
-        raise Void(f"{len(voters)} of {len(body.electorate)} members are no majority")
+        raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
     others = [each for each in charter.expelled if each.peer != first.peer]
     if len(others) == MAX_BANNED:
-        raise Void(f"members have removed {MAX_BANNED} keys, and no more can be counted")
+        raise Void(f"members have removed {MAX_BANNED} keys, which is the most")
     expelled = sorted([*others, Expelled(peer=first.peer, times=first.serial)], key=lambda each: each.peer)
     return _without(replaced(before, charter=replace(charter, expelled=tuple(expelled))), body, first.peer)
 
@@ -327,9 +327,9 @@ def _strike_out(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
     note, _what = read_contradiction(warrant)
     peer, charter = warrant.letters[0].signer, before.charter
     if before.struck is not None:
-        raise Void("one key at a time is struck out")  # what proves a lie may be large
+        raise Void("one round bans one key that lied")  # what proves a lie may be large
     if charter.is_dealt_with(peer, note.round):
-        raise Void(f"{short(peer)} was struck out already since it signed these notes")
+        raise Void(f"{short(peer)} was banned already for these notes")
     enacted = replaced(_without(before, body, peer), struck=peer)
     if peer in charter.banned or max(len(charter.banned), len(charter.struck)) == MAX_BANNED:
         return enacted  # there is no room to ban more keys: it is removed only
@@ -361,7 +361,7 @@ def amended_settings(charter: Charter, amend: acts.Amend) -> Settings:
     of_method = {name: changed.pop(name) for name in ("every", "codec", "reply_codec", "apply") if name in changed}
     if "apply" in of_method and type(of_method["apply"]) is not type(before.method.apply):
         kind = before.method.apply.__struct_config__.tag
-        raise Void(f"the outer step is {kind!r}, and what it remembers fits no other: change its rates only")
+        raise Void(f"the outer step is {kind!r}, and its memory fits no other: change only its rates")
     try:
         settings = replace(before, **changed, method=replace(before.method, **of_method))
     except ConfigError as error:
@@ -372,7 +372,7 @@ def amended_settings(charter: Charter, amend: acts.Amend) -> Settings:
     if settings.seq_len > charter.max_seq_len:
         raise Void(f"a seq_len of {settings.seq_len} is more than the {charter.max_seq_len} that model and data allow")
     if settings.batch_size * settings.seq_len > MAX_TOKENS_PER_STEP:
-        raise Void(f"one inner step may take {MAX_TOKENS_PER_STEP:,} tokens at most")
+        raise Void(f"one training step may take at most {MAX_TOKENS_PER_STEP:,} tokens")
     return settings
 
 
@@ -458,7 +458,7 @@ def enacted(
     done = enact(base.charter, base.body, acts)
     if tuned is not None:
         if acts or not is_allowed(done.charter, base.round, tuned):
-            raise Void("the method is not to be tuned so, or not yet")
+            raise Void("the method cannot be tuned this way, or not yet")
         done = replaced(done, charter=tuned_charter(done.charter, base.round, tuned))
     brought = [each for each in contributions if each.legacy is not None]
     if not brought:

@@ -67,7 +67,7 @@ class InnerOptimizer(ABC):
             if found != size:
                 raise CheckpointError(
                     f"the inner optimizer's {name} should hold {size:,} numbers, found {found}. The saved state "
-                    "belongs to another run or is incomplete: resume from another checkpoint, or join the run anew."
+                    "belongs to another run or is incomplete: resume from another checkpoint, or join the run again."
                 )
         for name, vector in self._moments.items():
             vector.copy_(state[name])

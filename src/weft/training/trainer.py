@@ -103,7 +103,9 @@ class Trainer(Stepper):
                 self._emit(Notice(text=NO_GPU))
         micro_batch, wanted = self._fitting(), peer.micro_batch or run.train.batch_size
         if micro_batch < min(wanted, run.train.batch_size):
-            self._emit(MicroBatchChanged(before=wanted, after=micro_batch, reason="so many surely fit in free memory"))
+            self._emit(
+                MicroBatchChanged(before=wanted, after=micro_batch, reason="this many are sure to fit in free memory")
+            )
         is_shared = self._sends_gradient and self.device.is_cpu
         self._take_device(vector if is_shared else vector.to(self.device.torch, copy=True), micro_batch)
         self.set_center(vector)
@@ -234,7 +236,7 @@ class Trainer(Stepper):
         counters = {name: int(value) for name, value in state.items() if not value.is_floating_point()}
         if "num_steps" not in counters:
             raise CheckpointError(
-                "the saved state does not say how many steps were made. Resume from another checkpoint, or join anew."
+                "the saved state does not say how many steps were made. Resume from another checkpoint, or join again."
             )
         if self._optimizer is not None:
             self._optimizer.load(state, counters["num_steps"])

@@ -121,7 +121,7 @@ def test_a_line_after_a_final_one_of_the_same_point_is_refused(tmp_path: Path, l
     log.append(LINE)
     log.append(line(digest="ef" * 8))
     log.append(line(outcome=later))
-    with pytest.raises(ConfigError, match=r"lines 2 and 4 are of one point, abab.* of row diloco, int8"):
+    with pytest.raises(ConfigError, match=r"lines 2 and 4 are both of point abab.* of row diloco, int8"):
         BenchLog(path)
 
 

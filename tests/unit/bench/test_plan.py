@@ -113,8 +113,14 @@ def test_a_row_that_would_train_on_something_else_is_refused(tmp_path: Path, fie
         (PLAN + ROW.replace("another", "ddp"), "two rows are called ddp"),
         (PLAN.replace("steps = [4]", ""), "either steps, of each peer, or tokens"),
         (PLAN.replace("steps = [4]", "steps = [4]\ntokens = [512]"), "either steps, of each peer, or tokens"),
-        (PLAN.replace("steps = [4]", "tokens = [500]"), "500 are no whole training steps; one of all peers takes 64"),
-        (PLAN + ROW.replace("every = 2", "every = 3"), "row another: 4 training steps are no whole rounds of 3"),
+        (
+            PLAN.replace("steps = [4]", "tokens = [500]"),
+            "500 are no whole number of training steps; one of all peers takes 64",
+        ),
+        (
+            PLAN + ROW.replace("every = 2", "every = 3"),
+            "row another: 4 training steps are not a whole number of rounds of 3",
+        ),
         (PLAN + ROW.replace("every = 2", "evry = 2"), 'row another: .method. has no field "evry"'),
         (PLAN + ROW + 'grid = [{ "method.every" = ["x"] }]\n', 'row another: method.every is "x"'),
         (PLAN.replace("count = 2", "cuont = 2"), "cuont"),
@@ -135,7 +141,7 @@ def test_a_run_of_private_data_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path)
     run = path.with_name("run.toml")
     run.write_text("is_private = true\n" + run.read_text())
-    with pytest.raises(ConfigError, match="whose data all share"):
+    with pytest.raises(ConfigError, match="share their data"):
         read(path)
 
 

@@ -71,15 +71,7 @@ def test_a_ticket_of_this_very_key_says_so(weft: Weft, tmp_path: Path) -> None:
     ticket = issue(RunId("ab" * 32), [own], b"s" * 16)
     copied.close()
     said = refused(
-        weft,
-        22,
-        "leads to nobody but this peer itself",
-        "join",
-        ticket,
-        "--yes",
-        "--key",
-        tmp_path / "copied.pem",
-        *LOCAL,
+        weft, 22, "leads only to this peer itself", "join", ticket, "--yes", "--key", tmp_path / "copied.pem", *LOCAL
     )
     assert "--key other.pem" in said
 
@@ -90,7 +82,7 @@ def test_joining_without_a_person_to_ask_is_2(weft: Weft, monkeypatch: pytest.Mo
 
 
 def test_asking_for_a_ticket_where_no_member_is_is_15(weft: Weft) -> None:
-    refused(weft, 15, "keeps a ticket", "ticket")
+    refused(weft, 15, "has a ticket", "ticket")
 
 
 # --- run files ---

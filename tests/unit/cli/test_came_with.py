@@ -81,7 +81,7 @@ def test_what_stays_behind_is_said(weft: Weft, source: Path, tmp_path: Path) -> 
     (source / "generation_config.json").write_text("[]")
     answer = weft("export", source, tmp_path / "out")
     assert answer.code == 0
-    assert "generation_config.json stays behind: it is no JSON object" in answer.err
+    assert "generation_config.json is left out: it is not a JSON object" in answer.err
 
 
 @pytest.mark.usefixtures("source")

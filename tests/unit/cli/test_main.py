@@ -59,7 +59,7 @@ def test_wrong_usage_is_2(weft: Weft, arguments: list[str]) -> None:
     answer = weft(*arguments)
     assert answer.code == 2
     assert answer.err.startswith("weft: ")
-    assert "--help` shows what may be given." in answer.err
+    assert "--help` shows what is allowed." in answer.err
     assert answer.err.count("\n") == 1
 
 

@@ -63,7 +63,7 @@ def test_a_peer_that_is_told_twice_within_two_seconds_saves(wait_s: float) -> No
                 process.run_loop(main())
         else:
             process.run_loop(main())
-            assert reasons == ["asked to by SIGTERM"]
+            assert reasons == ["stopped by SIGTERM"]
     finally:
         stopper.remove()
 

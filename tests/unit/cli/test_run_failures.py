@@ -65,7 +65,7 @@ def test_who_is_turned_away_reads_why_and_the_run_goes_on_without_harm(
 ) -> None:
     with founder(tmp_path / "a") as member:
         other, wrong = (forged(member.ticket, run=RunId("ab" * 32)), forged(member.ticket, secret=b"another secret!!"))
-        said = refused(weft, 16, "run abababab, which is not trained where it leads", "join", other, *JOIN)
+        said = refused(weft, 16, "run abababab, and the members it leads to do not train that", "join", other, *JOIN)
         assert "weft ticket" in said
         said = refused(weft, 24, "the ticket's secret is not this run's", "join", wrong, *JOIN)
         assert "weft ticket" in said
@@ -162,7 +162,7 @@ def test_a_disk_that_fills_up_is_41_and_takes_no_checkpoint_away(
     assert commits == [1, 2, 3, 4, 5]
     assert [event.round for event in said(home, CheckpointSaved)] == [0, 1, 2]  # 0: before anybody hears of it
     assert len(said(home, CheckpointFailed)) == 4  # after three commits, and at the end
-    assert sum("is not kept" in event.text for event in said(home, Notice)) == 2  # each process, once
+    assert sum("are not kept" in event.text for event in said(home, Notice)) == 2  # each process, once
 
     kept = load(the(home, "runs/*/*/checkpoint"))  # every chunk checked
     assert kept.head is not None

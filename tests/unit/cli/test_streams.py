@@ -39,7 +39,7 @@ def test_what_is_said_where_standard_error_is_closed_reaches_no_file(tmp_path: P
 def test_a_full_standard_output_is_said(tmp_path: Path) -> None:
     done = shell("$W --version > /dev/full", tmp_path)
     assert done.returncode == 1
-    assert done.stderr == "weft: standard output takes no more: No space left on device. The answer is cut short.\n"
+    assert done.stderr == "weft: cannot write to standard output: No space left on device. The answer is cut short.\n"
 
 
 def test_a_full_standard_error_changes_nothing(tmp_path: Path) -> None:

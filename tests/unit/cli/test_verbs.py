@@ -269,7 +269,7 @@ def test_a_ticket_whose_member_was_killed_is_none(weft: Weft, home: Path, kept: 
     file.write_text("weft1a")
     answer = weft("ticket")
     assert (answer.code, answer.out) == (15, "")
-    assert f"no member keeps a ticket of run {kept.run.run[:8]} (small)" in answer.err
+    assert f"no member here has a ticket of run {kept.run.run[:8]} (small)" in answer.err
     with open_identity(key):  # the member runs
         answer = weft("ticket")
         assert (answer.code, answer.out, answer.err) == (0, "weft1a\n", "")

@@ -200,7 +200,7 @@ def test_links_and_changes_of_the_method_are_kept() -> None:
     here = [said(A, step(1.0)), said(A, progress(B, "training"))]
     found = history(*here, said(A, up, 1.0), said(A, down, 2.0), said(A, tuned, 3.0)).whole()
     assert found["links"] == [[1.0, 0, 1, "tls"], [2.0, 0, 1, ""]]
-    assert found["methods"] == [[3.0, 6, "from round 6 on every 100 training steps, in e3m0: slow"]]
+    assert found["methods"] == [[3.0, 6, "from round 6 on, rounds have 100 training steps, in e3m0: slow"]]
 
 
 def test_pieces_add_up_to_the_whole() -> None:

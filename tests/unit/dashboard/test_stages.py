@@ -151,17 +151,13 @@ def test_who_left_one_stage_for_another_is_here() -> None:
     [
         (held(1), NOTE, "anna takes stage 2 of 3: the run begins"),
         (StageLeft(stage=1, reason="it is weak"), NOTE, "anna leaves stage 2: it is weak"),
-        (StageEmpty(stage=2, restored_by=B, round=Round(7)), WARNING, "nobody holds stage 3: micro-batches wait; bert"),
-        (StageEmpty(stage=2, restored_by=None, round=Round(0)), WARNING, "nobody holds stage 3, and nobody here has"),
-        (HeldDropped(stage=0, num=3), WARNING, "anna had no room in stage 1 for what came of 3 micro-batches"),
-        (team(A), NOTE, "anna computes stage 2 alone: too few are there for another team of 2"),
+        (StageEmpty(stage=2, restored_by=B, round=Round(7)), WARNING, "no peer holds stage 3: training waits; bert"),
+        (StageEmpty(stage=2, restored_by=None, round=Round(0)), WARNING, "no peer holds stage 3, and none here has"),
+        (HeldDropped(stage=0, num=3), WARNING, "anna had no room in stage 1 for the results of 3 micro-batches"),
+        (team(A), NOTE, "anna computes stage 2 alone: there are too few peers for another team of 2"),
         (team(A, B), NOTE, "anna computes stage 2 together with bert"),
         (team(B, A), NOTE, "anna helps bert to compute stage 2"),
-        (
-            MicroBatchFailed(stage=1, member=B, reason="late"),
-            NOTE,
-            "a micro-batch that bert sent is given up in stage 2",
-        ),
+        (MicroBatchFailed(stage=1, member=B, reason="late"), NOTE, "stage 2 gave up a micro-batch that bert sent"),
         (seen((A,), (B, C), ()), ROUTINE, "peers by stage: 1, 2, 0; 80, 20, 60 samples/s; 1, 7, 0 micro-batches wait"),
         (of(1, MemberLeft(member=B)), NOTE, "stage 2: bert left with a goodbye"),
         (of(1, commit(4, 400, B)), ROUTINE, "stage 2: round 4: 1 counted"),
@@ -202,8 +198,8 @@ def test_a_stage_that_nobody_holds_is_a_thing_to_do_something_about(by: PeerId |
     assert advice is not None
     about, what, remedy = advice
     assert about == by
-    assert what.startswith("Nobody holds stage 1")
-    assert ("bert takes it up" in remedy) == (by is not None)
+    assert what.startswith("No peer holds stage 1")
+    assert ("bert takes it over" in remedy) == (by is not None)
 
 
 def test_layers_and_stages_are_counted_from_one() -> None:

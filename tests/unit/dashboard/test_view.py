@@ -407,15 +407,18 @@ TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_bl
         (MemberJoined(member=B, name="bert"), "bert joined"),
         (MemberLeft(member=B), "bert left with a goodbye"),
         (MemberGone(member=B, silent_s=8.0), "bert is gone"),
-        (Sponsored(round=Round(1), sponsor=B), "anna contributes through bert: there is no room among those who vote"),
+        (Sponsored(round=Round(1), sponsor=B), "anna contributes through bert: there is no room for another vote"),
         (
             RunBlocked(by=B, needs_s=90.0, longest_s=600.0),
-            "bert is slower than this run: anna announces nothing until it is in, about 1:30 by its own account, 10:00",
+            "bert is slower than this run: anna waits until it has caught up, about 1:30 as it estimates, 10:00",
         ),
-        (RunUnblocked(by=B, blocked_s=61.0, reason="it is in"), "anna waits for bert no more, after 1:01: it is in"),
+        (RunUnblocked(by=B, blocked_s=61.0, reason="it is in"), "anna no longer waits for bert, after 1:01: it is in"),
         (TOO_SLOW, "receives 950 kbit/s, and the run adds 2.9 Mbit/s of results"),
-        (TOO_SLOW, "`weft join --blocking` asks members to wait until it is in, about 2:10 at this pace"),
-        (msgspec.structs.replace(TOO_SLOW, is_blocking=True), "Members are asked to wait until it is in, about 2:10"),
+        (TOO_SLOW, "`weft join --blocking` asks members to wait until it has caught up, about 2:10 at this pace"),
+        (
+            msgspec.structs.replace(TOO_SLOW, is_blocking=True),
+            "Members are asked to wait until it has caught up, about 2:10",
+        ),
         (
             msgspec.structs.replace(TOO_SLOW, is_in=True),
             "falls behind again: it receives 950 kbit/s, and the run adds 2.9",
@@ -423,15 +426,15 @@ TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_bl
         (RoundMissed(round=Round(3), carried_tokens=Tokens(1), reason="late"), "anna missed round 3"),
         (
             MemberStrays(member=B, round=Round(3), what="loss", value=5.88, usual=2.4),
-            "the loss of bert is 5.88 where that of the others is 2.40",
+            "the loss of bert is 5.88, and the others' is 2.40",
         ),
         (
             MemberStrays(member=B, round=Round(3), what="update", value=0.36, usual=0.06),
-            "an update of bert is 6 times as long",
+            "an update of bert is 6 times as large",
         ),
         (
             MemberStrays(member=B, round=Round(3), what="update", value=0.01, usual=0.2),
-            "an update of bert is 1/20 as long",
+            "an update of bert is 1/20 as large",
         ),
         (
             MemberStrays(member=B, round=Round(3), what="loss", value=2.5, usual=2.4, is_back=True),
@@ -441,14 +444,17 @@ TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_bl
             NotLearning(round=Round(9), committed_tokens=Tokens(65536), first_loss=3.69, loss=4.31),
             "after 65,536 tokens the members' loss is 4.31, no lower than the 3.69",
         ),
-        (ActWaits(by=B, kind="amend", subject=""), "amend: handed in by bert"),
-        (ActWaits(by=B, kind="ban", subject=A), "ban anna: handed in by bert"),
+        (ActWaits(by=B, kind="amend", subject=""), "amend: bert asked for it"),
+        (ActWaits(by=B, kind="ban", subject=A), "ban anna: bert asked for it"),
         (ConnectionDropped(address="bulk stream", remote=B, reason="gone"), "anna could not fetch from bert: gone"),
         (ConnectionDropped(address="tls (incoming)", remote=B, reason="x"), "a connection with bert was dropped: x"),
         (ConnectionDropped(address="1.2.3.4:5", remote=None, reason="x"), "a connection with 1.2.3.4:5 was dropped"),
         (ConnectionDropped(address="", remote=None, reason="no handle is left"), "a connection was dropped: no handle"),
         (BranchOpened(branch=BranchId("f" * 64), round=Round(1), members=(A,), reason="alone"), "1 peers go on"),
-        (TrainsOn(branch=BranchId("f" * 64), round=Round(1), steps=80), "anna trains on meanwhile, for at most 80"),
+        (
+            TrainsOn(branch=BranchId("f" * 64), round=Round(1), steps=80),
+            "anna keeps training meanwhile, for at most 80",
+        ),
     ],
 )
 def test_what_matters_is_said_with_names(event: Event, words: str) -> None:

@@ -221,7 +221,7 @@ def _jsonl_forms() -> Iterator[Form]:
         ),
         "no such inner field": ("message.role", None, r"no field 'message\.role'; it has content, n"),
         "through a text": ("a.b.c", None, r"no field 'a\.b\.c'"),
-        "through a number": ("message.n.x", None, "leads through what is no object: it is a number"),
+        "through a number": ("message.n.x", None, "leads through what is not an object: it is a number"),
     }
     for name, (field, texts_or_none, message) in inner.items():
         source = JsonlSource(paths=(".",), field=field)
@@ -261,7 +261,7 @@ def _jsonl_forms() -> Iterator[Form]:
         )
     whole: dict[str, tuple[bytes, str]] = {
         "an array of texts": (b'["x", "y"]', "item 1: not a JSON object: it is text"),
-        "an array cut short": (b'[{"text": "x"},', "begins as a JSON array and is none"),
+        "an array cut short": (b'[{"text": "x"},', "starts like a JSON array, but is not one"),
         "an empty array": (b"[]", "the corpus is empty"),
         "an empty file": (b"", "the corpus is empty"),
         "nothing but a mark": (codecs.BOM_UTF16_LE, "the corpus is empty"),
@@ -384,9 +384,9 @@ def _table_forms() -> Iterator[Form]:
     files: dict[str, tuple[bytes, str]] = {
         "cut short": (whole[: len(whole) // 2], "cannot be read"),
         "damaged": (whole[:20] + b"\xff" * 60 + whole[80:], "cannot be read"),
-        "empty": (b"", "is no Parquet, Arrow or Feather file"),
+        "empty": (b"", "is not a Parquet, Arrow or Feather file"),
         "packed with gzip": (gzip.compress(whole), "is compressed with gzip"),
-        "CSV": (b"text\nhello\n", "is no Parquet, Arrow or Feather file"),
+        "CSV": (b"text\nhello\n", "is not a Parquet, Arrow or Feather file"),
         "a pointer of Git LFS": (LFS, "is a Git LFS pointer"),
         "a page of HTML": (HTML, "is an HTML page"),
         "Arrow cut short": (b"ARROW1\0\0" + b"\1" * 9, "cannot be read"),

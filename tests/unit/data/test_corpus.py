@@ -317,5 +317,5 @@ def test_files_are_read_as_their_names_say(names: list[str], kind: type, tmp_pat
 def test_a_mixture_is_refused(names: list[str], tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(DataError, match="Name text, JSON lines and tables apart"):
+    with pytest.raises(DataError, match="Name one kind at a time: text, JSON lines or tables"):
         corpus.source_of(["."], tmp_path)

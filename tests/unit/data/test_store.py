@@ -86,7 +86,7 @@ def test_a_corrupt_shard_is_named_and_removed_so_that_it_can_be_fetched_again(tm
         path = tmp_path / store.put(DATA)
         path.chmod(0o644)
         path.write_bytes(changed)
-        with pytest.raises(DataError, match=f"shard .*{path.name} does not hold the bytes of its name"):
+        with pytest.raises(DataError, match=f"shard .*{path.name} does not hold the bytes that its name says"):
             use(store)
         assert store.missing(index_of(DATA)) == (info_of(DATA),)
 

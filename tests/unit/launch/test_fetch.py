@@ -162,6 +162,6 @@ async def test_a_run_with_which_code_came_is_refused(members: Members, tmp_path:
     run = msgspec.structs.replace(tiny.run_config(), data=INDEX, came_with=digest(blob))
     members.blobs[digest(blob)] = blob
     async with members.meet([set(SHARDS)]):
-        with pytest.raises(ConfigError, match=r"cannot be joined.*'code.py' is none of the files.*Tell its maker"):
+        with pytest.raises(ConfigError, match=r"cannot be joined.*'code.py' is not one of the files.*Tell its maker"):
             await fetch_files(members.newcomer, members.holders, run, Home(tmp_path), SystemClock(), lambda event: None)
     assert Home(tmp_path).blobs.open(digest(blob)) is None

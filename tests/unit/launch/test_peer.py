@@ -196,7 +196,7 @@ async def test_a_ticket_of_another_run_is_a_ticket_mismatch(tmp_path: Path) -> N
     async with crew.deadline():
         a = crew.found("a", wait_for=2)
         await a.started.wait()
-        with pytest.raises(TicketMismatch, match="run abababab, which is not trained where it leads"):
+        with pytest.raises(TicketMismatch, match="run abababab, and the members it leads to do not train that"):
             await crew.join("b", forged(a.ticket, run=RunId("ab" * 32))).task
 
 

@@ -30,7 +30,7 @@ FINE = SyncConfig(samples=10)
         ({"config": {"samples": 10}}, "config is .* of type dict. Allowed: a SyncConfig, or the path"),
         ({"config": FINE, "machine": {"home": "x"}}, r"machine is .* of type dict\. Allowed: a weft\.Machine"),
         ({"config": FINE, "machine": Machine(home=7)}, "machine: home is 7, of type int"),  # type: ignore[arg-type]
-        ({"config": FINE, "machine": Machine(home="~/runs")}, "machine: home: ~/runs is no path yet"),
+        ({"config": FINE, "machine": Machine(home="~/runs")}, "machine: home: ~/runs is not a path yet"),
         ({"config": FINE, "machine": Machine(settings={"name": "a"})}, "machine: settings is .* Allowed: a PeerConfig"),  # type: ignore[arg-type]
         ({"config": FINE, "machine": Machine(settings=PeerConfig(device="fpga"))}, "machine: settings: device is"),
         ({"config": FINE, "wait_for": 0}, r"wait_for is 0\. Allowed: a whole number of peers"),

@@ -242,7 +242,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint_whatever_the_model_i
     assert began[0].equal(a.vector())
     assert b.outcome.committed_tokens == 240
     assert b.num_steps == 60 - 2 * EVERY
-    assert any("has made before" in event.text for event in b.events(Notice))
+    assert any("made before" in event.text for event in b.events(Notice))
 
 
 def begun(yard: Yard) -> Runner:
@@ -428,7 +428,7 @@ def test_a_parameter_that_is_unfrozen_in_the_middle_is_refused_by_the_next_read(
         a = yard.found("a", model=model, work=unfreezes)
         a.join()
     assert isinstance(a.error, ConfigError)
-    assert "parameter '0.weight' is trained, and was not" in str(a.error)
+    assert "parameter '0.weight' is trained now, but was not" in str(a.error)
 
 
 def test_a_codec_that_cannot_read_what_it_makes_ends_the_loop_with_its_name(tmp_path: Path) -> None:

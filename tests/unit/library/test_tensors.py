@@ -74,7 +74,7 @@ def test_tensors_that_lie_between_one_another_and_share_nothing_are_taken() -> N
 
 
 def test_a_tensor_that_has_numbers_more_than_once_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tensor 'wide' has some numbers more than once"):
+    with pytest.raises(ConfigError, match="tensor 'wide' holds some numbers more than once"):
         Tensors({"wide": torch.zeros(1).expand(4)})
 
 
@@ -222,11 +222,11 @@ def changed_by(change: Callable[[nn.Module], object]) -> Tensors:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda model: model[0].requires_grad_(True), "parameter '0.weight' is trained, and was not"),
-        (lambda model: model.append(nn.Linear(1, 1)), "parameter '2.weight' is trained, and was not"),
+        (lambda model: model[0].requires_grad_(True), "parameter '0.weight' is trained now, but was not"),
+        (lambda model: model.append(nn.Linear(1, 1)), "parameter '2.weight' is trained now, but was not"),
         (
             lambda model: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True),
-            "parameter '1.weight' is trained, and was not",
+            "parameter '1.weight' is trained now, but was not",
         ),
         (lambda model: model.half(), "'1.weight' .float32, 1 x 2. has become '1.weight' .float16"),
     ],

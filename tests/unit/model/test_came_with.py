@@ -68,11 +68,11 @@ def test_of_a_model_without_a_folder_only_the_tokenizers_files_are_taken(folder:
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
-        ("README.md", b"x" * (MAX_FILE_NBYTES + 1), r"README.md stays behind: it has more than 1,048,576 bytes"),
-        ("generation_config.json", b"[1]", r"generation_config.json stays behind: it is no JSON object"),
-        ("generation_config.json", b"[" * 100_000, r"generation_config.json stays behind: it is no JSON object"),
-        ("LICENSE", b"version https://git-lfs.github.com/spec/v1\n", r"LICENSE stays behind: it is a Git LFS pointer"),
-        ("chat_template.jinja", b"\xff\xff", r"chat_template.jinja stays behind: it is not UTF-8 text"),
+        ("README.md", b"x" * (MAX_FILE_NBYTES + 1), r"README.md is left out: it has more than 1,048,576 bytes"),
+        ("generation_config.json", b"[1]", r"generation_config.json is left out: it is not a JSON object"),
+        ("generation_config.json", b"[" * 100_000, r"generation_config.json is left out: it is not a JSON object"),
+        ("LICENSE", b"version https://git-lfs.github.com/spec/v1\n", r"LICENSE is left out: it is a Git LFS pointer"),
+        ("chat_template.jinja", b"\xff\xff", r"chat_template.jinja is left out: it is not UTF-8 text"),
     ],
 )
 def test_what_cannot_be_handed_on_is_named(folder: Path, name: str, data: bytes, why: str) -> None:
@@ -88,7 +88,7 @@ def test_files_are_bounded_together(folder: Path) -> None:
         (folder / f"LICENSE-{n}").write_bytes(b"x" * MAX_FILE_NBYTES)
     came, said = found(folder)
     assert sum(map(len, came.files.values())) <= 4 << 20
-    assert any("exports hand on 4 MiB" in text for text in said)
+    assert any("exports include at most 4 MiB" in text for text in said)
     decode(wire.encode(came))
 
 
@@ -97,7 +97,7 @@ def test_keys_that_lead_to_code_or_files_of_elsewhere_stay_behind(folder: Path) 
     (folder / "tokenizer_config.json").write_text(json.dumps(tree))
     came, said = found(folder)
     assert json.loads(came.files["tokenizer_config.json"]) == {"eos_token": "</s>"}
-    assert "auto_map, vocab_file stays behind" in said[0]
+    assert "auto_map, vocab_file is left out" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -562,7 +562,7 @@ def test_member_of_another_run_is_a_genesis_mismatch(world):
         await a.start()
         await b.start()
         with pytest.raises(
-            GenesisMismatch, match="run abababab is here, not cdcdcdcd; ask a member for a fresh ticket"
+            GenesisMismatch, match="this peer trains run abababab, not cdcdcdcd; ask a member for a fresh ticket"
         ):
             await b.connect(a.peer)
 
@@ -622,7 +622,7 @@ def test_other_protocol_version_is_told_apart_whatever_its_fields(world):
         await world.started(1)
         rejected = decode(await knock(world, encode(HelloOfTheFuture(version=9, what_else=""))), Rejected)
         assert rejected.code == "version"
-        assert "protocol 9 meets protocol 1" in rejected.reason
+        assert "one side has protocol 9, the other 1" in rejected.reason
         assert "update" in rejected.reason
 
     world.run(scenario)
@@ -632,7 +632,7 @@ def test_joiner_of_another_version_gets_a_wire_error(world, monkeypatch):
     async def scenario():
         a, b = await world.started(2)
         monkeypatch.setattr("weft.net.messages.PROTOCOL", 2)
-        with pytest.raises(WireError, match="speaks another version of weft: protocol 2 meets protocol 1"):
+        with pytest.raises(WireError, match="speaks another version of weft: one side has protocol 2, the other 1"):
             await b.connect(a.peer)
 
     world.run(scenario)
@@ -762,7 +762,7 @@ def test_who_breaks_the_protocol_again_and_again_is_barred_for_a_minute(world):
             a._links.get(b.peer).session.post("Acquaint", b"\xc1")
             await asyncio.sleep(1)
             assert not b.is_linked(a.peer)
-        with pytest.raises(PeerError, match="again and again"):
+        with pytest.raises(PeerError, match="repeatedly"):
             await b.connect(a.peer)
         with pytest.raises(Unreachable, match="come back in a minute"):
             await a.connect(b.peer)

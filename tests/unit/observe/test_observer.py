@@ -143,7 +143,7 @@ def altered(signed: Signed) -> Signed:
 def test_who_tells_what_it_has_not_signed_is_not_heard_for_a_while(told: Signed) -> None:
     watched = Watched(p1=answering(told), p2=answering(seal(identity(2), bulletin(0, line(1.0, missed())))))
     assert [event for event in watched.look() if not isinstance(event, Notice)] == [missed()]
-    assert [text for text in watched.texts if "not heard for a minute" in text]
+    assert [text for text in watched.texts if "ignores it for a minute" in text]
     watched.node.asked.clear()
     watched.look()
     assert watched.node.asked == [identity(2).peer]
@@ -200,7 +200,7 @@ def test_a_gap_is_said_and_another_process_counts_anew() -> None:
     watched = Watched(p1=lambda _request: BulletinAnswer(bulletins=next(answers), has_more=False))
     assert watched.look() == [missed(1)]
     assert watched.look()[0] == missed(2)
-    assert watched.texts == [f"{4 * WINDOW_S:g} s of {identity(1).peer[:8]} are not shown: it keeps them no more"]
+    assert watched.texts == [f"{4 * WINDOW_S:g} s of {identity(1).peer[:8]} are not shown: it no longer keeps them"]
     assert watched.look() == [missed(3)]
 
 
@@ -337,7 +337,7 @@ def test_who_hands_on_what_another_has_not_signed_is_not_heard_for_a_while() -> 
     for lie in (seal(identity(1), bulletin(0)), altered(seal(identity(5), bulletin(0, line(1.0, missed()))))):
         watched = Watched(p1=broadcast(1, bulletin(0, sees(5)), (5, lie)))
         watched.look()
-        assert [text for text in watched.texts if f"what {identity(5).peer[:8]} has not signed" in text]
+        assert [text for text in watched.texts if f"what {identity(5).peer[:8]} did not sign" in text]
         watched.node.asked.clear()
         watched.look()
         assert watched.node.asked == []

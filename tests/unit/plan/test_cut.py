@@ -114,7 +114,7 @@ def test_fewer_bytes_a_number_cross_faster() -> None:
     [
         ({"model": MODEL}, 2, "tied to its head"),
         ({}, 7, "of a model of 6 layers"),
-        ({"method": AsyncDiLoCoConfig()}, 2, "all members make each round together"),
+        ({"method": AsyncDiLoCoConfig()}, 2, "all members of a stage make each round together"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(changes: dict[str, Any], num: int, words: str) -> None:

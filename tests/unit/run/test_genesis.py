@@ -150,7 +150,7 @@ def test_a_run_expects_no_more_peers_than_its_electors_find_room_for(
     if is_taken:
         assert run_file(tmp_path, peers=peers, electors=electors).peers == peers
         return
-    with pytest.raises(ConfigError, match=r"peers is 193, and 3 with a vote find room for 192.*Raise electors"):
+    with pytest.raises(ConfigError, match=r"peers is 193, but 3 with a vote have room for 192.*Raise electors"):
         run_file(tmp_path, peers=peers, electors=electors)
 
 
@@ -345,7 +345,7 @@ def test_an_honest_run_is_accepted(config: RunConfig) -> None:
         ({"command": "rm"}, ConfigError, "command"),
         ({"data__train": []}, DataError, "too small"),
         ({"data__heldout": []}, DataError, "too small"),
-        ({"is_private": True}, ConfigError, "calls itself private"),
+        ({"is_private": True}, ConfigError, "says that it is private"),
         ({"data__vocab_size": 300}, ConfigError, "tokenizer has 300 tokens"),
         ({"method__every": 0}, ConfigError, "every"),
         ({"admission": {"admit": "keys", "keys": ["x"]}}, ConfigError, "keys"),

@@ -164,7 +164,7 @@ def test_near_the_days_cap_it_is_said_once_and_at_the_cap_the_peer_leaves(tmp_pa
     assert watched.stops == []
     watched.day.ration.spend(9_000_000)
     watched.guard.look()
-    assert watched.stops == ["0.1 GB moved today, the cap is 0.1 GB"]
+    assert watched.stops == ["0.1 GB moved today, and the cap is 0.1 GB"]
 
 
 def test_who_takes_more_memory_than_its_cap_leaves(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_who_takes_more_memory_than_its_cap_leaves(tmp_path: Path) -> None:
     assert watched.stops == []
     watched.taken += 1
     watched.guard.look()
-    assert watched.stops == ["it has taken 2 GB of memory, the cap is 2 GB"]
+    assert watched.stops == ["it uses 2 GB of memory, and the cap is 2 GB"]
 
 
 def test_outside_its_hours_a_peer_is_paused(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_peer_leaves_when_its_time_has_come_and_says_when_at_its_start(tmp_pat
 
     watched.clock.run(main())
     assert watched.events == [Notice(text="this peer leaves on 2023-11-15 at 00:13")]
-    assert watched.stops[0] == "it is 00:13, as long as it was to stay"
+    assert watched.stops[0] == "it is 00:13, the time at which it was to leave"
 
 
 def test_memory_of_this_process_is_counted_without_mapped_files() -> None:

@@ -52,7 +52,7 @@ def test_a_corrupt_blob_is_named_and_removed(tmp_path: Path, changed: bytes) -> 
     digest = BlobStore(tmp_path).put(DATA)
     (tmp_path / digest).chmod(0o644)
     (tmp_path / digest).write_bytes(changed)
-    with pytest.raises(DataError, match=f"blob .*{digest} does not hold the bytes of its name"):
+    with pytest.raises(DataError, match=f"blob .*{digest} does not hold the bytes that its name says"):
         BlobStore(tmp_path).read(digest, 1 << 20)
     assert BlobStore(tmp_path).read(digest, 1 << 20) is None
 

@@ -62,7 +62,7 @@ def test_a_folder_that_cannot_be_written_is_told_of_once_until_a_checkpoint(jour
     (tmp_path / "journal").write_text("in the way")
     journal.decide(certificate(1))
     journal.keep(Round(2), DIGEST, b"merged")
-    assert "is not kept" in (journal.take_failure() or "")
+    assert "are not kept" in (journal.take_failure() or "")
     assert journal.take_failure() is None
     (tmp_path / "journal").unlink()
     journal.decide(certificate(3))

@@ -22,9 +22,11 @@ def demo(
     peers: Annotated[int | None, typer.Option(help="Processes. Default: 4.", min=1, max=16)] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Train for about so long; the speed is measured first. Default: --tokens decides.", min=0.1),
+        typer.Option(
+            help="Train for about this long; weft times this machine first. Default: as --tokens says.", min=0.1
+        ),
     ] = None,
-    tokens: Annotated[int | None, typer.Option(help="Train on so many tokens. Default: 4.5 million.", min=1)] = None,
+    tokens: Annotated[int | None, typer.Option(help="Train on this many tokens. Default: 4.5 million.", min=1)] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier demo left in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:

@@ -88,7 +88,7 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
         swarm.end()
     if follower.is_stopped:
         width = terminal_width() if sys.stdout.isatty() else None
-        print(wrapped(f"stopped; weft demo {folder} goes on from here, and --fresh begins anew", width))  # noqa: T201
+        print(wrapped(f"stopped; weft demo {folder} goes on from here, and --fresh starts over", width))  # noqa: T201
         return 0
     return finish(folder, swarm, screen.view, score)
 
@@ -110,11 +110,11 @@ def prepare(folder: Path, wishes: Wishes) -> RunFile:
     if path.exists():
         if (wishes.num_peers, wishes.tokens, wishes.minutes) != (None, None, None):
             raise ConfigError(
-                f"{folder} holds a demo already; its length and its peers are settled. Leave --tokens, --minutes and "
-                f"--peers out to go on with it, or add --fresh to begin anew."
+                f"{folder} already holds a demo; its length and its number of peers are fixed. Leave --tokens, "
+                "--minutes and --peers out to go on with it, or add --fresh to start over."
             )
         kept: RunFile = from_tree(load_tree(path), RunFile, where=str(path))
-        tell(f"going on with the demo in {folder}; --fresh begins anew")
+        tell(f"going on with the demo in {folder}; --fresh starts over")
         return kept
     run_file = _described(wishes)
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def _described(wishes: Wishes) -> RunFile:
         found = here.measure(model, run_file.train, run_file.peers, on=DEVICE)
         tokens = tokens_in(run_file, 60 * wishes.minutes, found.tokens_per_s)
         speed = f"{found.tokens_per_s:,.0f} tokens/s by each of {run_file.peers} peers ({found.name})"
-        tell(f"measured {speed}; together they get about {tokens:,} tokens in {wishes.minutes:g} minutes")
+        tell(f"measured {speed}; together they train on about {tokens:,} tokens in {wishes.minutes:g} minutes")
     if tokens is None:
         return run_file
     scaled: RunFile = from_tree(with_tokens(tree, tokens), RunFile, where=_RUN_FILE)
@@ -182,7 +182,7 @@ class _Follower:
                 heard_at = self._clock.now()
             elif self._clock.now() - heard_at > _SILENCE_S:
                 raise DeadlineExceeded(
-                    f"no peer logged anything for {_SILENCE_S:.0f} s. Their logs are below {self._swarm.home / 'runs'}."
+                    f"no peer logged anything for {_SILENCE_S:.0f} s. Their logs are in {self._swarm.home / 'runs'}."
                 )
             if not self.is_stopped:
                 self._swarm.check()
@@ -227,7 +227,7 @@ def finish(folder: Path, swarm: Swarm, view: View, score: "Future[float]") -> in
     lines.append(
         f"  all {len(reports)} are equal, bit for bit"
         if is_one
-        else f"  they differ: {len(digests)} different models, and one was promised"
+        else f"  they differ: {len(digests)} different models, and there should be one"
     )
     print("\n".join(lines))  # noqa: T201
     if not is_one:

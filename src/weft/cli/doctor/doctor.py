@@ -39,7 +39,7 @@ def doctor(
         ),
     ] = None,
     machine: settings.Machine = None,
-    port: Annotated[int, typer.Option(help="The port you mean to listen on; 0: any.", min=0, max=65535)] = 0,
+    port: Annotated[int, typer.Option(help="The port you want to listen on; 0: any.", min=0, max=65535)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs: docs/doctor.md.")] = False,
 ) -> None:
     """Examine this machine: what blocks, fits, how fast; and the run of a ticket or file. Exits 0 if nothing blocks."""

@@ -77,7 +77,7 @@ def examine(home: Path, port: int, check_models: Check) -> Iterator[Finding]:
         try:
             yield from check()
         except Exception as error:  # a check that breaks is a finding, not the end of the examination
-            yield Finding(topic, "note", f"could not be examined: {type(error).__name__}: {error}")
+            yield Finding(topic, "note", f"could not be checked: {type(error).__name__}: {error}")
 
 
 def check_platform() -> Iterator[Finding]:
@@ -86,7 +86,7 @@ def check_platform() -> Iterator[Finding]:
     if "microsoft" not in kernel.lower():
         yield Finding("platform", "ok", name)
     elif "wsl2" in kernel.lower():
-        text = f"{name}: WSL 2 stands behind Windows' own address translation, so others cannot dial in over tls"
+        text = f"{name}: WSL 2 is behind Windows' own address translation, so others cannot connect to it over tls"
         fix = "put networkingMode=mirrored under [wsl2] in %UserProfile%\\.wslconfig, then run: wsl --shutdown"
         yield Finding("platform", "note", text, fix)
     else:
@@ -99,9 +99,9 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Iterator[Fi
     low, high = _PYTHONS
     if not low <= version <= high:
         wanted = f"{low[0]}.{low[1]} to {high[0]}.{high[1]}"
-        yield Finding("python", "block", f"{name}: weft runs on {wanted}", f"install Python {high[0]}.{high[1]}")
+        yield Finding("python", "block", f"{name}: weft needs Python {wanted}", f"install Python {high[0]}.{high[1]}")
     elif struct.calcsize("P") != 8:
-        text = f"{name} is a 32-bit build, for which there is no torch"
+        text = f"{name} is a 32-bit build; torch needs 64 bits"
         yield Finding("python", "block", text, "install a 64-bit Python")
     else:
         yield Finding("python", "ok", name)
@@ -111,7 +111,7 @@ def check_memory() -> Iterator[Finding]:
     (available, total), free = system_nbytes(), host_free_nbytes()
     text = f"{available / 1e9:.1f} GB free of {total / 1e9:.1f} GB"
     if free < available:
-        text += f"; this container may take {free / 1e9:.1f} GB more"
+        text += f"; this container may use {free / 1e9:.1f} GB more"
     if free < _LEAST_MEMORY:
         fix = f"close programs or raise the limit until {_LEAST_MEMORY / 1e9:.0f} GB are free"
         yield Finding("memory", "block", text, fix)
@@ -157,17 +157,17 @@ def check_clock(home: Path) -> Iterator[Finding]:
     place = next(folder for folder in (home, *home.parents) if folder.exists())
     file_ahead_s = _file_time(place) - clock.wall()
     if passed < _MEASURE_S * 0.9:
-        text = f"the monotonic clock went {passed:.3f} s in {_MEASURE_S} s"
+        text = f"the monotonic clock advanced {passed:.3f} s in {_MEASURE_S} s"
         yield Finding("clock", "block", text, "restart the machine")
     elif clock.wall() < _EPOCH_2024:
-        text = "the date is before 2024: logs will mislead"
+        text = "the date is before 2024: times in logs will be wrong"
         yield Finding("clock", "note", text, "set the clock: timedatectl set-ntp true")
     elif abs(wall_passed - passed) > _CLOCK_RATE:
-        text = f"the wall clock jumps ({wall_passed - passed:+.2f} s): log times will mislead"
-        yield Finding("clock", "note", text, "let one time service run only")
+        text = f"the wall clock jumps ({wall_passed - passed:+.2f} s): times in logs will be wrong"
+        yield Finding("clock", "note", text, "run only one time service")
     elif abs(file_ahead_s) > _FILE_CLOCK_S:
-        text = f"the disk of {place} is {file_ahead_s:+.0f} s off"
-        yield Finding("clock", "note", text, "set the clocks of machine and disk by one service")
+        text = f"the clock of the disk of {place} is {file_ahead_s:+.0f} s off"
+        yield Finding("clock", "note", text, "set the clocks of machine and disk by the same service")
     else:
         yield Finding("clock", "ok", "wall, monotonic and file-system clocks agree")
 
@@ -213,8 +213,8 @@ def check_iroh() -> Iterator[Finding]:
         if where in ("Linux x86_64", "Linux aarch64", "Darwin arm64", "Windows AMD64"):  # there is a wheel for these
             fix = "run: pip install --force-reinstall weft"
         else:
-            fix = "use tls: --transports tls,via, with a port that others reach"
-        yield Finding("iroh", "note", f"not installed ({where}): no hole punching", fix)
+            fix = "use tls: --transports tls,via, with a port that others can reach"
+        yield Finding("iroh", "note", f"not installed ({where}): peers behind routers cannot connect directly", fix)
         return
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

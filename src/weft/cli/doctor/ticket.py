@@ -130,7 +130,7 @@ def describe(trial: Trial) -> Finding:
     if trial.opened_s is None or trial.outcome != "admitted":
         return Finding("path", "note", f"{who}: {told([trial])}", facts=facts)
     greeted_ms = 1000 * (trial.greeted_s or 0.0)
-    took = f"opened in {1000 * trial.opened_s:.0f} ms, let in {greeted_ms:.0f} ms later"
+    took = f"connected in {1000 * trial.opened_s:.0f} ms, admitted {greeted_ms:.0f} ms later"
     where = f"{way(trial.transport)} {listed(places(trial.address))}"
     return Finding("path", "ok", f"{who}: {where}, {took}", facts=facts)
 
@@ -142,12 +142,12 @@ def judge_ways(trials: Sequence[Trial]) -> tuple[list[Finding], type[WeftError] 
         return _what_is_missing(trials), None
     if "refused" in outcomes:
         said = next(trial.said for trial in trials if trial.outcome == "refused")
-        fix = f"{FRESH}; a run by key must list yours: weft keys"
+        fix = f"{FRESH}; if the run admits by key, it must list yours: weft keys"
         return [
-            Finding("ways", "block", f"members are reached and let this machine not in: {printable(said)}", fix)
+            Finding("ways", "block", f"members answer, and do not admit this machine: {printable(said)}", fix)
         ], Refused
     if "other run" in outcomes:
-        fix = "ask for a ticket of the run that is trained there now: weft ticket"
+        fix = "ask for a ticket of the run that they train now: weft ticket"
         return [Finding("ways", "block", "the members on this ticket train another run", fix)], GenesisMismatch
     text, fix = verdict(trials)
     return [Finding("ways", "block", text, fix)], Unreachable
@@ -157,11 +157,11 @@ def _what_is_missing(trials: Sequence[Trial]) -> list[Finding]:
     open_by = {trial.transport for trial in trials if trial.outcome == "admitted"}
     tried = {trial.transport for trial in trials}
     if "tls" in tried - open_by:
-        text = "TCP does not get through and iroh (UDP) does: a run works, slower where the line is fast"
-        return [Finding("ways", "note", text, "where a router or firewall is yours: let TCP out to the ports above")]
+        text = "TCP does not get through, but iroh (UDP) does: a run works, but slower than a fast line could"
+        return [Finding("ways", "note", text, "if the router or firewall is yours, let TCP out to the ports above")]
     if "iroh" in tried - open_by:
-        text = "UDP does not get through, and TCP does. Members behind routers of their own are reached through others"
-        fix = "nothing has to be done; a member that others can dial (--port, forwarded) spares the others the detour"
+        text = "UDP does not get through, but TCP does. Members behind routers are reached through other members"
+        fix = "nothing to do; if you forward a port of the router to --port, others connect to this machine directly"
         return [Finding("ways", "note", text, fix)]
     return [Finding("ways", "ok", "there is a way into the run")]
 
@@ -171,9 +171,11 @@ def judge_clock(who: str, sighting: Sighting) -> Finding:
     ahead_s, ms = sighting.ahead_s, 1000 * sighting.round_trip_s
     facts: dict[str, Fact] = {"ahead_s": ahead_s, "round_trip_s": sighting.round_trip_s}
     if abs(ahead_s) < _CLOCK_OFF_S:
-        return Finding("clocks", "ok", f"{who}: {ahead_s:+.2f} s from this one's; round trip {ms:.0f} ms", facts=facts)
-    text = f"{who} has a clock {ahead_s:+.0f} s from this one's: nothing in a run depends on it, times in logs do"
-    return Finding("clocks", "note", text, "set the clock of whichever is wrong: timedatectl set-ntp true", facts)
+        return Finding(
+            "clocks", "ok", f"{who}: its clock is {ahead_s:+.2f} s from this one's; round trip {ms:.0f} ms", facts=facts
+        )
+    text = f"the clock of {who} is {ahead_s:+.0f} s from this one's: training does not depend on it, times in logs do"
+    return Finding("clocks", "note", text, "set the clock that is wrong: timedatectl set-ntp true", facts)
 
 
 def judge_speed(who: str, transport: str, speed: Speed) -> Finding:
@@ -184,7 +186,7 @@ def judge_speed(who: str, transport: str, speed: Speed) -> Finding:
     )
     facts: dict[str, Fact] = {"transport": transport, "up_bps": speed.up_bps, "down_bps": speed.down_bps}
     if min(speed.up_bps, speed.down_bps) < _SLOW_BPS:
-        fix = "rounds are made for 1 Mbit/s and more: another line, or a smaller model"
+        fix = "rounds need 1 Mbit/s or more: use a faster line, or a smaller model"
         return Finding("speed", "note", text, fix, facts)
     return Finding("speed", "ok", text, facts=facts)
 
@@ -193,23 +195,23 @@ def judge_place(sightings: Sequence[Sighting], own: Sequence[str]) -> Finding:
     """Return from what members see whether an address translation stands between."""
     sources = sorted({each.seen.source for each in sightings if each.seen.source})
     if not sources:
-        return Finding("place", "note", "no member says where it sees this machine")
+        return Finding("place", "note", "no member says at which address it sees this machine")
     shown = ", ".join(map(printable, sources))
     facts: dict[str, Fact] = {"seen_at": sources, "own": sorted(own), "is_translated": not set(sources) <= set(own)}
     if set(sources) <= set(own):
-        text = f"members see this machine at {shown}, which is its own: no translation between"
+        text = f"members see this machine at {shown}, which is its own: no router translates it"
         return Finding("place", "ok", text, facts=facts)
     kind = (
         "a router translates its addresses (NAT)"
         if len(sources) == 1
-        else "several exits, as of a provider's NAT or a VPN"
+        else "it has several public addresses, as behind a provider's NAT or a VPN"
     )
     text = f"members see this machine at {shown}, which is not its own: {kind}"
     fix = (
-        "to be reached from outside: forward a port of the router to --port and name it, [tls] advertise. Where the "
-        f"router itself does not show {shown} as its outside address, the provider translates once more, and no port "
-        "can be forwarded. Without one this machine dials out, and reaches others like it through members that both "
-        "reach: as good for rounds, slower for states"
+        "to be reachable from outside, forward a port of the router to --port and name it in [tls] advertise. If the "
+        f"router itself does not show {shown} as its outside address, the provider translates again, and no port can "
+        "be forwarded. Without a port this machine dials out, and reaches others like it through members that both "
+        "can reach: as good for rounds, slower for fetching the run's state"
     )
     return Finding("place", "note", text, fix, facts)
 

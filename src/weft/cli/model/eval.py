@@ -35,9 +35,9 @@ def eval(
     ],
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Text files, folders or globs; again for more. Default: the run's held-out text."),
+        typer.Option(help="Text files, folders or globs; may be repeated. Default: the run's held-out text."),
     ] = None,
-    windows: Annotated[int, typer.Option(help="Samples, spread evenly over the text; 0: all.", min=0)] = 0,
+    windows: Annotated[int, typer.Option(help="Number of samples, spread evenly over the text; 0: all.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
     """Print the loss on held-out text, in nats per token and per byte."""
@@ -114,7 +114,7 @@ def _heldout(trained: "Trained", home: Path) -> Text:
 
     run = trained.run
     if run is None:
-        raise DataError(f"{trained.folder} comes from no run of weft and has no held-out text. Name some with --data.")
+        raise DataError(f"{trained.folder} comes from no run of weft: it has no held-out text. Name text with --data.")
     store, index = Home(home).shards, run.data
     missing = [info for info in store.missing(index) if info in index.heldout]
     if missing or not index.heldout:
@@ -154,5 +154,5 @@ def _given(trained: "Trained", paths: Sequence[str]) -> Text:
 
 def _enough(ids: "NDArray[np.integer]", seq_len: int) -> "NDArray[np.integer]":
     if len(ids) <= seq_len:
-        raise DataError(f"the text is too small: {len(ids)} tokens hold no window of {seq_len} and its target.")
+        raise DataError(f"the text is too small: {len(ids)} tokens, and one sample needs {seq_len + 1}.")
     return ids

@@ -23,7 +23,7 @@ def export(
         str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
     ],
     folder: Annotated[Path, typer.Argument(help="The new folder.", show_default=False)],
-    dtype: Annotated[Dtype, typer.Option(help="Of the tensors.")] = Dtype.float32,
+    dtype: Annotated[Dtype, typer.Option(help="Number format of the tensors.")] = Dtype.float32,
 ) -> None:
     """Write config.json, safetensors, tokenizer.json and what else came with the model, such as its chat template."""
     from weft.cli.model.trained import open_trained, say_which

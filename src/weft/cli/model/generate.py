@@ -28,11 +28,11 @@ def generate(
     max_tokens: Annotated[int, typer.Option(help="Tokens, at most.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that reach this mass.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal text.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens whose probabilities add up to this.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
-    """Let a trained model write on from a prompt."""
+    """Let a trained model continue a prompt."""
     from weft.cli.model.trained import open_trained, say_which
     from weft.inference.sample import Sampling
     from weft.inference.sample import generate as generate_tokens

@@ -95,7 +95,7 @@ def _run_file(path: Path) -> Iterator[str]:
     yield "run file"
     yield f"start it with: weft train {path}"
     yield ""
-    yield "every field, those left out with their defaults:"
+    yield "every field; those that the file leaves out have their defaults:"
     yield dump(described).rstrip()
 
 
@@ -126,7 +126,7 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
     if isinstance(run, RunConfig):
         yield f"model       {_described(run.model)}"
         if isinstance(run, StagedConfig) and run.section is not None and run.section.is_table:
-            yield "matrix      that embedding and head are is here, and nothing else"
+            yield "matrix      only the one that is both embedding and head is here"
         elif isinstance(run, StagedConfig) and run.section is not None:
             first, last = run.section.layers[0] + 1, run.section.layers[-1] + 1
             yield f"section     {run.section.number + 1} of {run.stages}: layers {first} to {last} are here"
@@ -145,7 +145,7 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
 
 def _beside(came_with: "CameWith") -> Iterator[str]:
     if came_with.files:
-        yield f"beside      {', '.join(sorted(came_with.files))}: an export has them again"
+        yield f"beside      {', '.join(sorted(came_with.files))}: an export includes them"
 
 
 def _described(config: "ModelConfig") -> str:

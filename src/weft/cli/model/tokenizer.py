@@ -21,10 +21,10 @@ def make_app() -> typer.Typer:
 
 def train(
     target: Annotated[Path, typer.Argument(help="The tokenizer.json to write.", show_default=False)],
-    vocab_size: Annotated[int, typer.Option(help="Pieces, the 256 bytes and end-of-text included.")] = 4096,
+    vocab_size: Annotated[int, typer.Option(help="Number of pieces, including the 256 bytes and end-of-text.")] = 4096,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Text files, folders or globs; again for more. Default: Python's own library."),
+        typer.Option(help="Text files, folders or globs; may be repeated. Default: Python's own library."),
     ] = None,
 ) -> None:
     """Train byte-level BPE; the same text gives the same tokenizer."""

@@ -86,8 +86,8 @@ def open_trained(given: str, home: Path) -> Trained:
     run, blob, vector = load_model(folder)
     if isinstance(run, StagedConfig) and run.stage is not None:
         raise CheckpointError(
-            f"{folder} holds {run.called(run.stage)} of a model in {run.stages} stages, which is no model by itself. "
-            "Put it together: weft gather"
+            f"{folder} holds {run.called(run.stage)} of a model in {run.stages} stages, which is not a whole model. "
+            "Put the model together: weft gather"
         )
     head = read_contents(folder).head
     try:

@@ -25,7 +25,7 @@ _PLANNED = (  # of a run file
     *("train.schedule.warmup_tokens", "train.schedule.total_tokens"),
 )
 LOG, REPORT = "points.csv", "report.md"
-BROKEN = '; one that begins with "broken" is a fault of weft itself, please report it'
+BROKEN = '; one that begins with "broken" is a fault in weft itself; please report it'
 
 
 def make_app() -> typer.Typer:
@@ -48,19 +48,21 @@ def methods(
         Path | None,
         typer.Option(help="Folder of points.csv, report and plots. Default: bench-NAME, of the plan.", metavar="DIR"),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Points played at a time, each by one core.", min=1, max=256)] = 1,
+    jobs: Annotated[
+        int, typer.Option(help="Number of points to play at the same time, one core each.", min=1, max=256)
+    ] = 1,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="ROW", help="Play this row; again for more.", show_default=False)
+        list[str] | None, typer.Option(metavar="ROW", help="Play only this row; may be repeated.", show_default=False)
     ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change the run file.")
     ] = None,
     is_report: Annotated[
-        bool, typer.Option("--report", help="Play nothing: write report and plots of what is there.")
+        bool, typer.Option("--report", help="Play nothing; only write the report and plots of what is there.")
     ] = False,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw nothing.")] = False,
 ) -> None:
-    """Train with every method of a plan, at every point of its grid; go on where it was interrupted."""
+    """Train with every method of a plan, at every point of its grid; the same command goes on after an interruption."""
     from weft.bench import plot as bench_plot
     from weft.bench.log import BenchLog, held
     from weft.bench.plan import Bench
@@ -109,8 +111,9 @@ def _check_played(lines: "Sequence[BenchLine]") -> None:
         is_fault = any(line.outcome.startswith("broken") for line in failed)
         raise PointFailed(
             f"{len(failed)} of {len(lines)} points were not played to their end; the first is of row {first.row}, "
-            f"{first.grid}, seed {first.seed}: {first.outcome}. The same command plays them again. A reason that stays "
-            f"lies in the plan: its machines, their lines and when they come{BROKEN if is_fault else ''}."
+            f"{first.grid}, seed {first.seed}: {first.outcome}. The same command plays them again. If the reason stays "
+            "the same, look for it in the plan: its machines, their lines and when they "
+            f"join{BROKEN if is_fault else ''}."
         )
 
 
@@ -181,8 +184,8 @@ def _lines(tasks: "Sequence[Task]", jobs: int) -> "Iterator[BenchLine]":
             yield from side_by_side(lambda task: pool.submit(measure, task), tasks, jobs)
         except BrokenProcessPool:
             raise PointFailed(
-                f"one of {jobs} processes that played points was killed, as systems do where memory is short; a point "
-                "takes 1 to 3 GB. The same command goes on; give it fewer --jobs."
+                f"one of {jobs} processes that played points was killed, probably because memory ran out; a point "
+                "takes 1 to 3 GB. Run the same command again, with fewer --jobs: it goes on."
             ) from None
 
 

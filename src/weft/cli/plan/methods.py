@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 
-def methods(name: Annotated[str | None, typer.Argument(help="One of them: all that is known of it.")] = None) -> None:
+def methods(name: Annotated[str | None, typer.Argument(help="Show everything about this method.")] = None) -> None:
     """Print what each method sends, what it tolerates, and when to pick it."""
     from weft.errors import ConfigError
     from weft.plan.catalogue import CATALOGUE, MODEL, PEERS, RING_BITS, table
@@ -18,9 +18,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="One of them: all th
         found = [row for row in rows if row[0] == name]
         if not found:
             names = ", ".join(each.name for each in CATALOGUE)
-            raise ConfigError(
-                f"there is no method {name!r}. There are {names}; and custom, which spells its choices out."
-            )
+            raise ConfigError(f"there is no method {name!r}. There are {names}; and custom, which names each choice.")
         width = max(map(len, heading))
         for title, cell in zip(heading, found[0], strict=True):
             typer.echo(f"{title:<{width}}  {cell}")

@@ -26,12 +26,14 @@ def plan(
     path: Annotated[
         Path, typer.Argument(metavar="RUN.TOML", help="Run file, or scenario of weft simulate.", show_default=False)
     ],
-    peers: Annotated[int | None, typer.Option(help="Peers. Default: as the run file expects.", min=1, max=4096)] = None,
+    peers: Annotated[
+        int | None, typer.Option(help="Number of peers. Default: as the run file expects.", min=1, max=4096)
+    ] = None,
     device: Annotated[
-        str | None, typer.Option(help="What each trains on: a name, or here to time this machine.", show_default=False)
+        str | None, typer.Option(help="Device of each peer: a name, or here to time this machine.", show_default=False)
     ] = None,
     tokens_per_s: Annotated[
-        float | None, typer.Option(help="How fast each trains, where that is known.", min=1e-6, show_default=False)
+        float | None, typer.Option(help="How fast each trains, if you know it.", min=1e-6, show_default=False)
     ] = None,
     efficiency: Annotated[
         float | None, typer.Option(help="Share of the device's rate that training uses.", min=0.001, max=1.0)
@@ -52,10 +54,12 @@ def plan(
     codec: Annotated[
         str | None, typer.Option(help="fp32, bf16, fp8, int8, int4, e3m0, int2 or sign.", show_default=False)
     ] = None,
-    price_per_kwh: Annotated[float | None, typer.Option(help="What peers pay.", min=0.0, show_default=False)] = None,
-    price_per_hour: Annotated[float, typer.Option(help="Rent of each peer's machine, if it is rented.", min=0.0)] = 0.0,
+    price_per_kwh: Annotated[
+        float | None, typer.Option(help="Price of power for peers.", min=0.0, show_default=False)
+    ] = None,
+    price_per_hour: Annotated[float, typer.Option(help="Rent of each peer's machine, if you rent it.", min=0.0)] = 0.0,
     watts: Annotated[
-        float | None, typer.Option(help="Of each peer's machine while it trains.", min=0.0, show_default=False)
+        float | None, typer.Option(help="Power of each peer's machine while it trains.", min=0.0, show_default=False)
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="GPU of the data centre to compare with.", show_default=False)
@@ -69,7 +73,7 @@ def plan(
     ] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Say how long a run would take, what it would move, hold and cost, and which method suits it."""
+    """Say how long a run would take, its bytes, memory and cost, and which method suits it."""
     tree = load_tree(path)
     if "kind" in tree:
         settings.refuse_idle(context, f"{path} is a scenario, whose kinds say what machines and lines there are", *_OWN)

@@ -119,9 +119,9 @@ def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, p
     machines = tuple(machines_of(kind, watts) for kind in described.kind)
     ignored = []
     if described.fault:
-        ignored.append(f"{len(described.fault)} faults of the scenario are not reckoned with")
+        ignored.append(f"{len(described.fault)} faults of the scenario are not part of the plan")
     if any(kind.joins_at_s or kind.joins_over_s for kind in described.kind):
-        ignored.append("machines that join later are reckoned as there from the start")
+        ignored.append("machines that join later count as there from the start")
     return _ask(run_file, model, machines, method, prices, (*notes, *ignored))
 
 
@@ -165,7 +165,7 @@ def time(option: str, text: str) -> float:
     """Return seconds: 10ms, 0.1s; a bare number is milliseconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s)?", text.strip().lower())
     if match is None:
-        raise ConfigError(f"{option} {text[:40]}: no time. Write it as 10ms or 0.1s.")
+        raise ConfigError(f"{option} {text[:40]}: not a time. Write it as 10ms or 0.1s.")
     return float(match[1]) * (1.0 if match[2] == "s" else 1e-3)
 
 
@@ -238,7 +238,7 @@ def _machines(own: Own, run_file: RunFile, model: ModelConfig, num_peers: int) -
         price_per_hour=own.price_per_hour,
     )
     if own.device is None:
-        return machines, ("what a peer holds in memory is reckoned in fp32, on a CPU",)
+        return machines, ("a peer's memory is estimated in fp32, on a CPU",)
     if own.device == HERE:
         from weft.cli.plan.speed_here import measure_cut
 
@@ -285,7 +285,7 @@ def _cluster(prices: Prices, run_file: RunFile, model: ModelConfig) -> Cluster:
     price = device.price_per_hour if prices.cluster_price is None else prices.cluster_price
     if price is None:
         raise ConfigError(
-            f"--cluster {name}: no rent is known for it. Give --cluster-price, for one of them and an hour."
+            f"--cluster {name}: weft knows no rent for it. Give --cluster-price, for one GPU and one hour."
         )
     return cluster_of(device, prices.cluster_size or defaults.cluster_size, model, run_file.train, price)
 

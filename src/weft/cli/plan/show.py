@@ -41,7 +41,7 @@ def lines(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> It
     yield from titled(
         "bytes",
         f"each sends {figures.nbytes(sent)} and receives {figures.nbytes(received)} a round, "
-        f"{pace.gigabytes_per_day:.3g} GB a day in all" + (", in the mean" if pace.levels else ""),
+        f"{pace.gigabytes_per_day:.3g} GB a day in all" + (", on average" if pace.levels else ""),
     )
     yield from _levels(plan)
     for hold in plan.memory:
@@ -145,7 +145,7 @@ def _against(plan: Forecast) -> Iterator[str]:
         "multiplier", f"{multiplier.of_time:.3g}x the time to the same loss = {_product(multiplier.time)}"
     )
     yield from titled(
-        "", f"{multiplier.of_distance:.3g}x of it because machines are apart, were they the same machines"
+        "", f"{multiplier.of_distance:.3g}x of it because machines are apart; the rest because they differ"
     )
     if multiplier.energy:
         yield from titled("", f"{multiplier.of_energy:.3g}x the energy = {_product(multiplier.energy)}")
@@ -177,11 +177,11 @@ def _methods(table: Sequence[Row], chosen: Row) -> Iterator[str]:
 
 def _why(chosen: Row) -> str:
     if chosen.objection:
-        return f"{chosen.name}, the run's own: of no row is known that it is better ({chosen.objection})"
+        return f"{chosen.name}, the run's own: no row is known to be better ({chosen.objection})"
     own = "the run's own" if chosen.is_asked else "not the run's own"
     return (
-        f"{chosen.name} (*), {own}: the shortest time to the loss that training in one place reaches with as many "
-        "tokens"
+        f"{chosen.name} (*), {own}: it needs the least time for the loss that training in one place reaches with as "
+        "many tokens"
     )
 
 
@@ -190,26 +190,26 @@ def _warnings(plan: Forecast) -> Iterator[str]:
     if question.num_peers > question.num_electors * MAX_GROUP:
         yield (
             f"{question.num_electors} peers with a vote take at most {question.num_electors * (MAX_GROUP - 1)} peers "
-            "without a vote: the others find no room, and the figures, which count them, do not hold"
+            "without a vote: the others find no room, so figures that count them are wrong"
         )
     for name in pace.round.late:
         yield f"rounds do not wait for {name}: what they train is counted some rounds later"
     if pace.penalty is not None and question.choices.send != "gradient" and question.num_peers > 1:
         if pace.num_rounds < FEW_ROUNDS:
             yield (
-                f"{pace.num_rounds} rounds are few, and cost more than is reckoned: four small peers ended 8 % above "
-                "one peer's loss after 100, 13 % after 20 (benchmarks/reports/shakespeare.md)"
+                f"{pace.num_rounds} rounds are few, and cost more than this estimate says: four small peers ended 8 % "
+                "above one peer's loss after 100, 13 % after 20 (benchmarks/reports/shakespeare.md)"
             )
         if pace.penalty.notes:
-            yield f"what rare rounds cost in loss is stretched: it was {' and '.join(pace.penalty.notes)}"
+            yield f"what rare rounds cost in loss is a guess: it was {' and '.join(pace.penalty.notes)}"
 
 
 def _sources(plan: Forecast) -> Iterator[str]:
     found, cluster = known(), plan.question.cluster
     if plan.question.num_parameters < SMALL:
         yield (
-            f"so small a model uses far less of {cluster.name} than is reckoned ({found.defaults.gpu_efficiency:.0%}): "
-            "what is told of the data centre is the least it can take"
+            f"a model this small uses far less of {cluster.name} than the estimate says "
+            f"({found.defaults.gpu_efficiency:.0%}): the data centre's figures are the least it can take"
         )
     yield f"loss: {found.replicas.source}; {found.steps.source}"
     usual = found.defaults

@@ -124,7 +124,7 @@ def _limit(step: StepTime) -> str:
         case "lines":
             return f"stage {step.bottleneck + 1} is the slowest, by its lines"
         case "under way":
-            return "no more micro-batches may be under way than hide this latency"
+            return "only more micro-batches would hide the latency, and no more are allowed"
 
 
 def _bytes(found: Cut) -> str:
@@ -177,18 +177,18 @@ def _against(answer: Answer) -> Iterator[str]:
 def _notes(asked: Asked, found: Cut) -> Iterator[str]:
     if found.step.bubble > LITTLE:
         yield (
-            f"{found.num_micro} micro-batches a step leave stages idle at its ends: a larger train.batch_size or a "
-            "smaller pipeline.micro_batch has more of them"
+            f"{found.num_micro} micro-batches a step leave stages idle at the start and the end of it: a larger "
+            "train.batch_size or a smaller pipeline.micro_batch gives more"
         )
     if found.stages[0].num_members == 1 and asked.question.num_peers > len(found.stages):
-        yield "one member alone begins all micro-batches: where it dies, steps wait until another takes its stage"
+        yield "one member alone starts all micro-batches: if it dies, steps wait until another takes its stage"
     split = asked.pipeline.split
     if split is not None and (small := [stage for stage in found.stages if stage.num_members < split.members]):
         yield (
             f"stages {', '.join(str(stage.section.number + 1) for stage in small)} have fewer than {split.members} "
-            "members (pipeline.split.members) here, who all compute alone: lower it, or have more peers"
+            "members (pipeline.split.members) here, and each of them computes alone: lower it, or expect more peers"
         )
-    yield "evaluation, energy and money are not planned for runs with stages"
+    yield "this plan leaves out evaluation, energy and money, as for all runs with stages"
     yield from asked.notes
 
 

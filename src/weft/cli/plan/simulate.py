@@ -25,13 +25,14 @@ def simulate(
         typer.Argument(help="TOML file: a run, machines, links, faults; see docs/simulate.md.", show_default=False),
     ],
     events: Annotated[
-        Path | None, typer.Option(help="Write every peer's events there, one JSON line each.", show_default=False)
+        Path | None,
+        typer.Option(help="Write the events of all peers to this file, one JSON line each.", show_default=False),
     ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change the run file.")
     ] = None,
 ) -> None:
-    """Run production peers in one process, on a virtual clock: hours take minutes, and the same file plays the same."""
+    """Run production peers in one process, on a virtual clock: hours take minutes, equal files give equal results."""
     from weft.sim.play import play
     from weft.sim.scenario import Scenario
 
@@ -77,7 +78,7 @@ def report(played: "Played") -> Iterator[str]:
     for fault in played.unplayed:
         when = f"{fault.at_s:g} s" if fault.at_s is not None else f"round {fault.at_round}"
         who = ", ".join(fault.named())
-        yield f"not played: {type(fault).__name__.lower()} of {who} at {when}, which never came or was not over"
+        yield f"not played: {type(fault).__name__.lower()} of {who} at {when}, which never began or never ended"
 
 
 def _same(machines: Sequence["Machine"]) -> str:

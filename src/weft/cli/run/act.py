@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _Peer = Annotated[str, typer.Argument(help="Public key, or the first digits of a member's.", show_default=False)]
-_Reason = Annotated[str, typer.Option(help="Why: everybody can read it.")]
+_Reason = Annotated[str, typer.Option(help="The reason; everybody can read it.")]
 _VoterKey = Annotated[Path | None, typer.Option(help="Key file of a member. Default: the one that trains here.")]
 _WaitS = Annotated[float, typer.Option(help="Seconds to wait for the decision.", min=0)]
 _SUCCESSOR = 'Ticket of the run that goes on ("-" reads it, @FILE too), or its name.'
@@ -56,7 +56,7 @@ class Where:
 class Act:
     """Who acts, and why."""
 
-    key: Annotated[Path, typer.Option(help="Key file of one who may change the run.", show_default=False)]
+    key: Annotated[Path, typer.Option(help="Key file of somebody who may change the run.", show_default=False)]
     reason: _Reason = ""
     wait_s: _WaitS = _WAIT_S
 
@@ -75,7 +75,7 @@ def make_app() -> typer.Typer:
 
 @spread
 def show(context: typer.Context, where: Where) -> None:
-    """Print what holds of a run now: who may change it, members, banned keys, settings as amended, a successor."""
+    """Print the state of a run: who may change it, members, banned keys, settings as amended, a successor."""
     from weft.keys import Identity
     from weft.launch.visit import ask_charter
 
@@ -86,7 +86,7 @@ def show(context: typer.Context, where: Where) -> None:
 
 @spread
 def remove(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
-    """Remove a member. It may come back as a newcomer."""
+    """Remove a member. It may join again."""
     from weft.sync.records.acts import Remove
 
     _act(context, act, where, lambda answer, reason: Remove(peer=_key_of(peer, answer.members), reason=reason))
@@ -102,7 +102,7 @@ def ban(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
 
 @spread
 def pardon(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
-    """Refuse a banned key no more."""
+    """Lift the ban of a key."""
     from weft.sync.records.acts import Pardon
 
     _act(context, act, where, lambda answer, reason: Pardon(peer=_key_of(peer, answer.charter.banned), reason=reason))
@@ -130,16 +130,16 @@ def succeed(
     context: typer.Context,
     successor: Annotated[str, typer.Argument(help=_SUCCESSOR, show_default=False)],
     at_once: Annotated[
-        bool, typer.Option("--at-once", help="End this run with its next round; else when it is complete.")
+        bool, typer.Option("--at-once", help="End this run with its next round, not when it is complete.")
     ] = False,
     without_ticket: Annotated[
-        bool, typer.Option("--without-ticket", help="Tell members the run's name only: they ask for a ticket.")
+        bool, typer.Option("--without-ticket", help="Tell members only the run's name: they must ask for a ticket.")
     ] = False,
     *,
     act: Act,
     where: Where,
 ) -> None:
-    """Say which run goes on where this one ends."""
+    """Name the run that continues this one."""
     from weft.net.ticket import read
     from weft.sync.records.acts import MAX_TICKET_CHARS, Succeed
 
@@ -162,14 +162,14 @@ def vote_out(
     peer: _Peer,
     key: _VoterKey = None,
     connect_with: Annotated[
-        Path | None, typer.Option(help="Key file to connect with, where a run admits by key: one that trains nowhere.")
+        Path | None, typer.Option(help="Key file to connect with, if the run admits by key: one that trains nowhere.")
     ] = None,
     reason: _Reason = "",
     wait_s: _WaitS = 5.0,
     *,
     where: Where,
 ) -> None:
-    """Vote, as a member, for the removal of another; more than half of the members must."""
+    """Vote, as a member, to remove another; it takes more than half of the members."""
     from weft.keys import Identity, load_identity
     from weft.launch.visit import ballot_of
 
@@ -186,8 +186,8 @@ def vote_out(
         if found.secret is not None or connect_with is not None:
             raise
         raise Refused(
-            f"{error}. Where a run admits by key, a vote needs a key to come with: add --connect-with and the file of "
-            "one that is listed, or that may change the run, and that no process trains with."
+            f"{error}. If the run admits by key, a vote needs a second key to connect with: add --connect-with and the "
+            "file of a key that the run lists, or that may change the run, and that no process trains with."
         ) from error
 
 
@@ -238,7 +238,7 @@ def _hand_in(
         case "waits":
             typer.echo(
                 f"waits: {what}. Members keep it and decide it with one of the next rounds (a vote: once more than "
-                "half of them have cast it); nothing more is to be done. weft act show says what holds by then."
+                "half of them have cast it); you can stop waiting. `weft act show` shows the result."
             )
         case "refused":
             raise ActVoid(f"{what} has no effect: {answer.reason}.")

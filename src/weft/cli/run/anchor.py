@@ -30,7 +30,7 @@ def anchor(
     here: settings.Here,
     stay: settings.Keep,
 ) -> None:
-    """Keep a run's newest state and its members' addresses for whoever comes; trains nothing and votes for nothing."""
+    """Keep a run's newest state and its members' addresses for machines that join; it does not train or vote."""
     from weft.net.ticket import read
 
     text = ticket_of(ticket)
@@ -58,7 +58,7 @@ def _run(text: str, options: "Options", stay: settings.Keep) -> None:
         screen.start(
             About(name=outline.name, total_tokens=outline.total_tokens, tokens_per_step=outline.tokens_per_step)
         )
-        typer.echo(f"anchor of {outline.name}; others join with what `weft ticket` prints here", err=True)
+        typer.echo(f"anchor of {outline.name}; others join with the ticket that `weft ticket` prints here", err=True)
 
     async def main() -> str:
         stopper.install(asyncio.get_running_loop())

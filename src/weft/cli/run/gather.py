@@ -34,7 +34,7 @@ def gather(
     *,
     here: settings.Here,
 ) -> None:
-    """Put the sections of a run with stages together: fetch them from its members, or take those that lie here."""
+    """Put the sections of a run with stages together: fetch them from its members, or use those that are here."""
     from weft.cli.run.summary import beside, try_next
     from weft.launch.session import Options
     from weft.net.ticket import read

@@ -28,10 +28,11 @@ def join(
     ticket: Annotated[str | None, typer.Argument(help=f"The ticket; {NOT_SEEN}", show_default=False)] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     data: Annotated[
-        list[str] | None, typer.Option(help="Own text files, folders or globs, for a private run; again for more.")
+        list[str] | None,
+        typer.Option(help="Your own text files, folders or globs, for a private run; may be repeated."),
     ] = None,
     blocking: Annotated[
-        bool, typer.Option("--blocking", help="Should this line be slower than the run, ask members to wait.")
+        bool, typer.Option("--blocking", help="If this line is slower than the run, ask members to wait.")
     ] = False,
     *,
     here: settings.Here,
@@ -40,7 +41,7 @@ def join(
     report: settings.Report = None,
     log: settings.Log = None,
 ) -> None:
-    """Show what a run will cost this machine, ask, and take part."""
+    """Show what a run will cost this machine, ask, and join."""
     from weft.net.ticket import read
 
     chosen = settings.machine_settings(

@@ -31,7 +31,7 @@ def make_app() -> typer.Typer:
 
 def new(
     context: typer.Context,
-    path: Annotated[Path | None, typer.Argument(help="Where; by default the next number in the home.")] = None,
+    path: Annotated[Path | None, typer.Argument(help="File to write. Default: the next number in the home.")] = None,
 ) -> None:
     """Make an identity and print its public key."""
     from weft.keys import open_identity
@@ -51,7 +51,7 @@ def show(key: _Key) -> None:
 
 
 def list_all(context: typer.Context) -> None:
-    """Print public key, file and use of every identity in the home."""
+    """Print the public key of every identity in the home, its file, and whether it is in use."""
     from weft.keys import open_identity, read_peer
 
     folder = home_of(context) / "keys"
@@ -72,7 +72,7 @@ def list_all(context: typer.Context) -> None:
 def backup(
     context: typer.Context,
     key: _Key,
-    target: Annotated[Path, typer.Argument(help="Where the backup goes.", show_default=False)],
+    target: Annotated[Path, typer.Argument(help="File for the backup.", show_default=False)],
     passphrase_file: _Passphrase = None,
     plain: Annotated[bool, typer.Option("--plain", help="Do not encrypt.")] = False,
 ) -> None:
@@ -91,7 +91,7 @@ def backup(
 def restore(
     context: typer.Context,
     backup: Annotated[Path, typer.Argument(help="The backup.", show_default=False)],
-    target: Annotated[Path | None, typer.Argument(help="Where; by default the next number in the home.")] = None,
+    target: Annotated[Path | None, typer.Argument(help="File to write. Default: the next number in the home.")] = None,
     passphrase_file: _Passphrase = None,
     plain: Annotated[bool, typer.Option("--plain", help="Take only a backup that is not encrypted.")] = False,
 ) -> None:
@@ -117,7 +117,7 @@ def _passphrase(file: Path | None, *, is_new: bool) -> bytes:
     if file is None:
         if not sys.stdin.isatty():
             raise ConfigError(
-                "there is no terminal to ask for a passphrase. Write it into a file and add --passphrase-file FILE"
+                "weft has no terminal to ask you for a passphrase. Write it into a file and add --passphrase-file FILE"
                 + (", or add --plain to keep the identity unencrypted." if is_new else ".")
             )
         answer: str = typer.prompt("passphrase", hide_input=True, confirmation_prompt=is_new)

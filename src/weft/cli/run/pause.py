@@ -58,8 +58,8 @@ def _ask(context: typer.Context, run: str | None, word: "Word", every: bool) -> 
         take_wish(folder)
     names = ", ".join(called(folder.root.parent) for folder in waiting)
     raise DeadlineExceeded(
-        f"no answer within {ANSWER_S:.0f} s of what trains {names}: busy with a long step, or it hangs. What was asked "
-        "may still be done. Ctrl-C in its window stops it."
+        f"no answer within {ANSWER_S:.0f} s from the peer that trains {names}: it is busy with a long step, or it "
+        "hangs. It may still do what you asked. Ctrl-C in its window stops it."
     )
 
 
@@ -77,14 +77,14 @@ def running_peers(home: Path, run: str | None, every: bool) -> "list[PeerFolder]
         if is_kept(ticket, home):
             runs.setdefault(ticket.parents[1], []).append(PeerFolder(ticket.parent))
     if not runs:
-        raise ConfigError(f"no peer runs in {home}. Where one runs in another: weft --home FOLDER pause, or resume.")
+        raise ConfigError(f"no peer runs in {home}. If one runs in another home: weft --home FOLDER pause, or resume.")
     names = {path: called(path) for path in runs}
     chosen = list(runs) if run is None else meant(run, list(runs))
     if not chosen:
         raise ConfigError(
-            f"no run that is trained here is called {(run or '')[:64]!r}. These are: {', '.join(names.values())}."
+            f"no peer here trains a run called {(run or '')[:64]!r}. These are: {', '.join(names.values())}."
         )
     if len(chosen) > 1 and not every:
         listed = ", ".join(names[path] for path in chosen)
-        raise ConfigError(f"{len(chosen)} runs are meant: {listed}. Name one by its first digits, or say --all.")
+        raise ConfigError(f"{len(chosen)} runs match: {listed}. Name one by its first digits, or add --all.")
     return [folder for path in chosen for folder in runs[path]]

@@ -48,18 +48,18 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
     lines.append(f"replica      {outcome.replica}")
     section = section_of(outcome)
     if section:
-        lines.append(f"{INDENT}of {section}; after the same round all who hold that have the same one")
+        lines.append(f"{INDENT}of {section}; all who hold that section have the same one after the same round")
     others = sorted((view.name(peer), peer) for peer in view.lines if peer != outcome.peer)
     if others and not section:
-        lines.append(f"{INDENT}of this peer; after the same round all have the same one")
+        lines.append(f"{INDENT}of this peer; all peers have the same one after the same round")
     is_complete = outcome.reason == "complete"
     lines += [f"{INDENT}{name}: {_ending(view.lines[peer], is_complete=is_complete)}" for name, peer in others]
     if not is_complete and any(view.lines[peer].state != "left" for _, peer in others):
-        lines.append("tickets      that name this machine alone lead nowhere now: `weft ticket` on another prints one")
+        lines.append("tickets      that name only this machine lead nowhere now: run `weft ticket` on another")
     lines.append(beside("checkpoint", outcome.checkpoint))
     is_part = outcome.checkpoint.parent.name.startswith(STAGE)
     if is_part:
-        lines.append(f"{INDENT}of {section} alone: it writes no text, and is not exported")
+        lines.append(f"{INDENT}of {section} only: it cannot write text or be exported")
     if outcome.successor is not None:
         from weft.launch.peer import where
 
@@ -78,7 +78,11 @@ def _of_nothing(outcome: "Outcome", command: str) -> str:
     from weft.store.home import CHECKPOINT_FILE, PeerFolder
 
     moved = f"{figures.nbytes(outcome.sent_nbytes)} sent, {figures.nbytes(outcome.received_nbytes)} received"
-    lines = ["", f"run {outcome.run.name}: {outcome.reason}; this peer trained nothing now", f"bytes        {moved}"]
+    lines = [
+        "",
+        f"run {outcome.run.name}: {outcome.reason}; this peer trained nothing this time",
+        f"bytes        {moved}",
+    ]
     run = short(outcome.run.run)
     if (outcome.checkpoint / CHECKPOINT_FILE).exists():  # the whole model, put together before
         lines += [beside("checkpoint", outcome.checkpoint), try_next(command, run)]
@@ -111,8 +115,8 @@ def gather_next(command: str, run: str) -> str:
     return "\n".join(
         (
             "try next, for the whole model",
-            f"  {ticket:<{width}}   from members, while others run",
-            f"  {here:<{width}}   where all its sections lie on this machine",
+            f"  {ticket:<{width}}   from members, while they run",
+            f"  {here:<{width}}   if all its sections are on this machine",
         )
     )
 

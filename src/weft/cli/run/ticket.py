@@ -55,15 +55,15 @@ def kept_ticket(run: str | None, home: Path) -> Path:
     if file is None and files:
         left = files[0].parents[1]
         raise TicketError(
-            f"no member keeps a ticket of run {called(left)}: the one that did has ended without a goodbye. Start it "
-            "again, with `weft train` and its run file or `weft join` and a ticket of another member; then ask again "
-            f"with `{command_for(home)} ticket {short(left.name)}`."
+            f"no member here has a ticket of run {called(left)} now: the one that had it ended without a goodbye. "
+            "Start it again, with `weft train` and its run file or `weft join` and a ticket of another member; then "
+            f"ask again with `{command_for(home)} ticket {short(left.name)}`."
         )
     if file is None:
         which = "" if run is None else f" of a run called {run[:64]}"
         raise TicketError(
-            f"no member{which} keeps a ticket in {home}. Start one with weft train, or ask the machine of another "
-            f"member; another home is named with --home."
+            f"no member{which} has a ticket in {home}. Start one with weft train, or take a ticket from another "
+            "member's machine; name another home with --home."
         )
     return file
 

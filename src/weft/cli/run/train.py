@@ -51,7 +51,7 @@ def train(
     ] = None,
     go_on: Annotated[
         bool,
-        typer.Option("--go-on", help="Where the file was changed: go on with the run kept here, by what it says now."),
+        typer.Option("--go-on", help="If you changed the file: go on with the run kept here, with the new settings."),
     ] = False,
     new: Annotated[
         bool, typer.Option("--new", help="Begin anew, though a run of this name, or of this text, is kept here.")

@@ -76,7 +76,7 @@ def compare(
     runs: Annotated[list[str], typer.Argument(help=f"{_RUN}; two or more.", show_default=False)],
     out: Out = None,
 ) -> None:
-    """Write several runs side by side, their curves over each other."""
+    """Compare several runs side by side, with their curves in one chart."""
     from weft.dashboard.report import compared
     from weft.dashboard.run import Run
 

@@ -31,9 +31,9 @@ STILL_S = 60.0  # without a line in a log: a step or a round may take so long
 def status(
     context: typer.Context,
     run: Given = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing it until it is stopped.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing it until you stop it.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="For programs: one object; with --follow each event, a line.")
+        bool, typer.Option("--json", help="Print JSON: one object; with --follow one line for each event.")
     ] = False,
     transports: settings.Transports = None,
 ) -> None:

@@ -109,7 +109,7 @@ export class Curves {
     });
     const num = count(usage, this.moment.at);
     const recent = usage.slice(Math.max(0, num - NUM_RECENT), num).map(([, share]) => share);
-    const words = "of its time the median peer spent in training steps";
+    const words = "of the median peer's time went into training steps";
     tell(find("usage-figure"), recent.length ? percent(median(recent)) : "");
     tell(
       find("usage-words"),

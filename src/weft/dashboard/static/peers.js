@@ -130,7 +130,7 @@ export class Peers {
     const known = this.history.peers[peer];
     const row = this.order.find((each) => each.peer === peer);
     if (!known || !row) {
-      tell(find("picked"), "Pick a peer to see more of it.");
+      tell(find("picked"), "Pick a peer to see more.");
       return;
     }
     const facts = [known.device, known.software, row.link, known.key && `key ${known.key.slice(0, 12)}…`].filter(

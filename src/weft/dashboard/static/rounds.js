@@ -207,7 +207,7 @@ export class Rounds {
     const miss = focus && this._missAt(focus);
     if (miss) return `${history.name(focus.peer)} missed round ${miss[1]}: ${bounded(miss[2], 200)}.`;
     const round = this.moment.last("rounds");
-    if (!round) return "No round is decided yet.";
+    if (!round) return "No round is complete yet.";
     return this._roundWords(round);
   }
 
@@ -215,7 +215,7 @@ export class Rounds {
     const [at, , number, work_s, exchange_s] = row;
     const { work, begin, isNext } = parts(this.history.turnsOf[peer], turn);
     const wait_s = isNext ? Math.max(0, work - begin) : 0;
-    const spent = `${duration(work_s)} training steps, ${duration(exchange_s)} exchange, ${duration(wait_s)} waiting`;
+    const spent = `${duration(work_s)} training, ${duration(exchange_s)} exchanging, ${duration(wait_s)} waiting`;
     const miss = this.history.missesOf[peer].find((each) => each[1] === number);
     const why = miss ? ` Left out: ${bounded(miss[2], 200)}.` : row[7] ? "" : " It did not count.";
     const round = this.history.roundOf.get(number);

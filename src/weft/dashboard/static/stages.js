@@ -50,7 +50,7 @@ export class Stages {
       isSlowest: number === slowest,
       waiting: whole(waiting),
       round: round ? whole(round[1]) : "–",
-      proof: proof ? `${proof[1] === round?.[1] ? "" : `${whole(proof[1])} `}by ${proof[2]} of ${proof[3]}` : "as told",
+      proof: proof ? `${proof[1] === round?.[1] ? "" : `${whole(proof[1])} `}by ${proof[2]} of ${proof[3]}` : "not checked",
     };
   }
 
@@ -83,7 +83,7 @@ export class Stages {
     if (empty.length) return `Nobody computes stage ${empty.join(", ")} now: micro-batches wait.`;
     if (slowest === null) return "Micro-batches pass from the first stage to the last, and back.";
     const others = Math.min(...stages.filter((_, stage) => stage !== slowest).map(({ rate }) => rate));
-    const fast = `${short(stages[slowest].rate)} samples/s where every other could ${short(others)}`;
+    const fast = `${short(stages[slowest].rate)} samples/s, and every other could do ${short(others)}`;
     return `Stage ${slowest + 1} is the slowest: ${fast}. The run goes at its pace.`;
   }
 

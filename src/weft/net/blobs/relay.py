@@ -56,9 +56,11 @@ OPEN_S = 6.0  # for a stream to the target: below the time in which a dial is gi
 class RelayConfig(Config, frozen=True, kw_only=True):
     """What this machine passes on between members that cannot reach each other."""
 
-    is_on: Annotated[bool, msgspec.Meta(description="pass on at all; what passes is encrypted between the two")] = True
+    is_on: Annotated[bool, msgspec.Meta(description="pass on for others; what passes is encrypted between the two")] = (
+        True
+    )
     max_streams: Annotated[int, msgspec.Meta(ge=1, le=4096, description="streams at a time, over all members")] = 64
-    max_streams_per_peer: Annotated[int, msgspec.Meta(ge=1, le=4096, description="the same at one member's wish")] = 24
+    max_streams_per_peer: Annotated[int, msgspec.Meta(ge=1, le=4096, description="the same for one member")] = 24
     max_bps: Annotated[
         float, msgspec.Meta(ge=1e4, description="bits per second of all of them together; each is received and sent")
     ] = 20e6

@@ -151,7 +151,7 @@ class Dialer:
         if (link := self._links.get(peer)) is not None:
             return link
         if self._links.is_barred(peer):
-            raise PeerError(f"{short(peer)} broke the protocol again and again; it is not dialled for a minute")
+            raise PeerError(f"{short(peer)} broke the protocol repeatedly; this peer does not dial it for a minute")
         return await asyncio.shield(self._dials.get(peer) or self._begin(peer))
 
     def _begin(self, peer: PeerId, worse: Link | None = None) -> "asyncio.Task[Link]":
@@ -319,7 +319,7 @@ class Dialer:
             async with asyncio.timeout(ARRIVAL_S):
                 return await self._links.arrival(peer)
         except TimeoutError:
-            raise DialError(f"{short(peer)} says that a link stands, but none came within {ARRIVAL_S:g} s") from None
+            raise DialError(f"{short(peer)} says that it is linked, but no link came within {ARRIVAL_S:g} s") from None
 
     async def _open(self, peer: PeerId, address: str, lane: Lane) -> Stream:
         try:

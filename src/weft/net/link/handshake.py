@@ -29,7 +29,7 @@ from weft.tasks import within
 from weft.wire import Signer, decode, encode, printable
 
 HANDSHAKE_S = 5.0  # for the other's frame, once the transport stands: two round trips on the worst path are 2 s
-_BANNED = "this key is banned from the run: by act of its stewards, or because it signed what no honest peer signs"
+_BANNED = "this key is banned from the run: its stewards banned it, or it signed what no honest peer signs"
 MAX_BANNED_BY = MAX_TOLD_CONTACTS  # twice as many as can vote, which are all that matter: keys are free to make
 LINGER_S = 2.0  # how long a refused peer may take to read why
 
@@ -65,7 +65,7 @@ class Passport:
                 if hmac.compare_digest(proof, prove(self.admission, self.run, prover, self.peer)):
                     return None
                 if not proof:
-                    return "this run admits by ticket and no secret was shown; ask a member for one: weft ticket"
+                    return "this run admits by ticket, and this peer showed none; ask a member for one: weft ticket"
                 return "the ticket's secret is not this run's; ask a member for a fresh one: weft ticket"
             case ByKeys():
                 if prover in self.admission.allowed:
@@ -163,7 +163,8 @@ async def hear(reader: FrameReader) -> Hello | Rejected | None:
         if version != PROTOCOL:
             return Rejected(
                 code="version",
-                reason=f"protocol {version} meets protocol {PROTOCOL} here; update the older one: pip install -U weft",
+                reason=f"one side has protocol {version}, the other {PROTOCOL}; update the older one: pip install -U "
+                "weft",
             )
     hello: Hello = decode(data, Hello)
     return hello
@@ -179,7 +180,8 @@ def judge(passport: Passport, prover: PeerId, hello: Hello) -> Rejected | None:
         return Rejected(code="run", reason=reason)
     if hello.run != passport.run:
         reason = (
-            f"run {short(passport.run)} is here, not {short(hello.run)}; ask a member for a fresh ticket: weft ticket"
+            f"this peer trains run {short(passport.run)}, not {short(hello.run)}; ask a member for a fresh ticket: "
+            "weft ticket"
         )
         return Rejected(code="run", reason=reason)
     if prover in passport.banned:

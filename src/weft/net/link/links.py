@@ -300,7 +300,7 @@ class Listener:
         if (transport, stream) not in self._strangers:  # turned out meanwhile
             return
         if self._is_duplicate(stream.peer, verdict):
-            await turn_away(stream, Rejected(code="duplicate", reason="a link to you stands"))
+            await turn_away(stream, Rejected(code="duplicate", reason="you are linked already"))
             return
         self._admit(transport, stream, reader, verdict)
 
@@ -310,7 +310,7 @@ class Listener:
         if (rejected := judge(self._passport, peer, heard)) is not None:
             return rejected
         if self._links.is_barred(peer):
-            return Rejected(code="busy", reason="you broke the protocol again and again; come back in a minute")
+            return Rejected(code="busy", reason="you broke the protocol repeatedly; come back in a minute")
         if self._links.is_full_for(peer):
             return Rejected(code="busy", reason="this peer has as many links as it can serve; ask another member")
         return heard

@@ -124,7 +124,7 @@ def _why_closed(said: str) -> Outcome:
     """Return what kind of failure a dial's words tell of."""
     if "did not answer" in said or "no answer" in said or "timed out" in said:
         return "silent"
-    if "answers there" in said or "no weft peer" in said:
+    if "answers there" in said or "not a weft peer" in said:
         return "no peer"
     return "no way"
 
@@ -137,11 +137,11 @@ def _code(said: str) -> int | None:
 
 MAX_MEMBERS = 3  # that are worth reading
 FRESH = "ask a member for a fresh ticket, which `weft ticket` prints there"
-STALE = "a ticket goes stale when all whom it names have left, or have started again without a fixed --port"
+STALE = "a ticket goes stale when all members that it names have left, or have restarted without a fixed --port"
 OPEN_ONE = (
-    "let one member be reachable from outside; all others then go through it. Forward a port of its router to its "
-    '--port and name it in its machine file, [tls] advertise = ["public.address:port"], or start one on a machine with '
-    "a public address; then take a ticket of that one"
+    "make one member reachable from outside; all others then go through it. Forward a port of its router to its --port "
+    'and name that in its machine file, [tls] advertise = ["public.address:port"], or start a member on a machine with '
+    "a public address; then take a ticket from that member"
 )
 OWN_RELAY = "a relay server of one's own, named on both sides ([iroh] relays), may be another way"
 DOCTOR = "`weft doctor -` tries every way by itself and examines this machine"
@@ -154,28 +154,28 @@ _TAKEN_OVER = (
 def verdict(trials: Sequence[Trial]) -> tuple[str, str]:
     """Return what trials of which none led into the run come to, and what to do."""
     if not trials:
-        return "there is no address that the transports of this machine can dial", (
-            f"{FRESH}, and see which transports the machine file switches on"
+        return "the ticket has no address that this machine's transports can dial", (
+            f"{FRESH}, and check which transports the machine file turns on"
         )
     outside = [trial for trial in trials if any(not is_private(host) for host in trial.hosts)]
     if not outside:
         return _TAKEN_OVER if any(trial.outcome == "no peer" for trial in trials) else _at_home(trials)
     if all(trial.has_no_route for trial in outside):
         return (
-            "this machine has no route to any of these addresses: it is offline, or has none of that family (IPv6)",
-            "connect it to a network that leads there; where only a proxy leads out, name it: proxy in [tls]",
+            "this machine has no route to any of these addresses: it is offline, or has no IPv6",
+            "connect it to a network that leads there; if only a proxy leads out, name it: proxy in [tls]",
         )
     if all(trial.outcome == "silent" or trial.has_no_route for trial in outside):
         return (
-            "nothing answers at any of these addresses: a router or a firewall, there or here, swallows what is sent, "
-            "or all members named are off",
-            f"see that one of them runs, and {OPEN_ONE}. See that this network lets connections out to it: some pass "
-            f"port 443 only, some a proxy only (proxy in [tls]). {_relay(trials)}. If all have left, {FRESH}",
+            "none of these addresses answers: a router or a firewall, there or here, drops what is sent, or all "
+            "members named are off",
+            f"check that one of them runs, and {OPEN_ONE}. Check that this network lets connections out to it: some "
+            f"allow only port 443, some only a proxy (proxy in [tls]). {_relay(trials)}. If all have left, {FRESH}",
         )
     if any(trial.outcome == "no peer" for trial in outside):
         return _TAKEN_OVER
     return (
-        "the machines are there, and no member listens at these ports: it has ended, or listens elsewhere now",
+        "the machines answer, but no member listens at these ports: it has ended, or listens elsewhere now",
         f"{FRESH}: {STALE}",
     )
 
@@ -183,7 +183,7 @@ def verdict(trials: Sequence[Trial]) -> tuple[str, str]:
 def one(name: str, peer: PeerId, trials: Sequence[Trial]) -> str:
     """Return what became of one member."""
     if not trials:
-        return f"no address of {called(name, peer)} is known that this peer's transports can dial"
+        return f"{called(name, peer)} has no address that this peer's transports can dial"
     return f"{called(name, peer)} was not reached: {told(list(trials))}"
 
 
@@ -216,13 +216,13 @@ def _at_home(trials: Sequence[Trial]) -> tuple[str, str]:
     away = [trial for trial in trials if not all(is_loopback(host) for host in trial.hosts)]
     if not away:
         return (
-            "these addresses lead to this very machine alone, and no member listens here",
-            f"{FRESH}: {STALE}. One that was started with --host 127.0.0.1 takes nobody from another machine",
+            "these addresses lead only to this machine, and no member listens here",
+            f"{FRESH}: {STALE}. A member started with --host 127.0.0.1 lets in nobody from another machine",
         )
-    text = "all these addresses are private: they lead somewhere in the member's own network only"
+    text = "all these addresses are private: they work only in the member's own network"
     if any(trial.is_closed for trial in away):
         return (
-            f"{text}, and the machines that have them here do not listen",
+            f"{text}, and the machines that have them in this network do not listen",
             f"if the member is in this same network, {FRESH}: {STALE}. If it is in another, {OPEN_ONE}",
         )
     return f"{text}, and its router lets nobody in", f"{OPEN_ONE}. {_relay(trials)}"
@@ -234,7 +234,7 @@ def _relay(trials: Sequence[Trial]) -> str:
     named = list(dict.fromkeys(printable(value) for name, value in options if name == "relay"))
     if not named:
         return _capital(OWN_RELAY)
-    return f"The member names the relay server {listed(named)}: it may help where this machine's [iroh] relays name it"
+    return f"The member names the relay server {listed(named)}: it may help if this machine's [iroh] relays name it"
 
 
 def _capital(text: str) -> str:

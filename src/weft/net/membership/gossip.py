@@ -97,7 +97,7 @@ class ClaimReader:
                 departure = unseal(signed, messages.Departure, verify)
                 self._check(departure.run)
                 return Departed(signer, departure.instance, signed)
-        raise WireError("what was passed on as a claim of membership is none")
+        raise WireError("it passed on something that is not a claim of membership")
 
     def _check(self, run: RunId) -> None:
         if run != self._run:

@@ -299,7 +299,7 @@ def _accused(members: Members, claim: Accused, now: float) -> tuple[Members, tup
     if known.status == "suspected":
         return put(members, peer, msgspec.structs.replace(known, against=against)), (Spread(claim),)
     suspected = msgspec.structs.replace(known, status="suspected", since=now, against=against)
-    reason = "it answers neither here nor others" if is_mine else f"{short(claim.accuser)} cannot reach it"
+    reason = "it answers neither this peer nor others" if is_mine else f"{short(claim.accuser)} cannot reach it"
     return put(members, peer, suspected), (Suspected(peer, 0.0, reason), Spread(claim))
 
 

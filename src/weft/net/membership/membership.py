@@ -379,7 +379,7 @@ class Membership:
         if peer not in self._turned_away:
             self._turned_away.add(peer)
             name = self._node.contact(peer).name or short(peer)
-            text = f"{name} is no member here: {MAX_KNOWN} are known, the most that one peer watches"
+            text = f"{name} is no member here: one peer watches {MAX_KNOWN} at most"
             self._emit(events.Notice(text=text))
 
     async def _redial(self, peer: PeerId) -> None:
@@ -392,7 +392,7 @@ class Membership:
             self._feed(full_mesh.RedialFailed(peer, str(error)))
 
     def _tell_failure(self, error: Exception) -> None:
-        text = f"membership goes on after a failure of its own: {type(error).__name__}: {error}"
+        text = f"membership goes on after a fault in weft: {type(error).__name__}: {error}"
         self._emit(events.Notice(text=text))
 
 

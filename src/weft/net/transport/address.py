@@ -46,14 +46,14 @@ def fault_of(place: str) -> str | None:
     if not 1 <= int(port) <= 65535:
         return f"port {port} is none from 1 to 65535"
     if host.startswith("[") and host.endswith("]"):
-        return None if isinstance(_ip(host[1:-1]), ipaddress.IPv6Address) else f"{host} is no IPv6 address"
+        return None if isinstance(_ip(host[1:-1]), ipaddress.IPv6Address) else f"{host} is not an IPv6 address"
     if ":" in host:
         return "an IPv6 address needs brackets, as in [2001:db8::1]:4433"
     if not host.isascii():
         with suppress(UnicodeError):
-            return f"a name in an address has ASCII letters alone: {host.encode('idna').decode()}"
+            return f"a name in an address has only ASCII letters: {host.encode('idna').decode()}"
     is_name = re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", host) is not None
-    return None if is_name else f"{host!r} is no name of a host"
+    return None if is_name else f"{host!r} is not the name of a host"
 
 
 def hosts_of(address: str) -> list[str]:

@@ -74,7 +74,7 @@ class IrohConfig(Config, frozen=True, kw_only=True):
             version = ip_version(host)
             if version is None:
                 raise ConfigError(
-                    f"iroh.hosts: {host[:200]!r} is no IP address. Allowed: IP addresses, without a port."
+                    f"iroh.hosts: {host[:200]!r} is not an IP address. Allowed: IP addresses, without a port."
                 )
             if version in map(ip_version, self.hosts[:number]):
                 raise ConfigError(
@@ -197,7 +197,7 @@ class IrohTransport:
             self._iroh = importlib.import_module("iroh")
         except ImportError as error:
             raise NetError(
-                f"iroh does not run on this machine ({error}). weft works here on tls alone: set transports = ['tls']."
+                f"iroh does not run on this machine ({error}). weft works here with tls only: set transports = ['tls']."
             ) from None
         mend(self._iroh.iroh_ffi)
         self._endpoint = await self._bind()
@@ -299,7 +299,7 @@ class IrohTransport:
         """Return what iroh dials. A relay in the address counts only if this peer's user named it too."""
         parts = urlsplit(address)
         if parts.scheme != SCHEME or parts.hostname != peer:
-            raise ValueError(f"it is no iroh address of {short(peer)}")
+            raise ValueError(f"it is not an iroh address of {short(peer)}")
         options = parse_qsl(parts.query, max_num_fields=MAX_ADDRESSES + 1)
         direct = [value for name, value in options if name == "addr"]
         named = {relay.rstrip("/") for relay in self._config.relays}

@@ -91,7 +91,7 @@ def _bind(host: str, port: int) -> socket.socket:
 def _holder(port: int) -> str:
     """Return who seems to hold a port, for the message of `PortInUse`."""
     if port < 1024:
-        return "it is taken, or reserved for the administrator as all below 1024"
+        return "it is taken, or only an administrator may use it, as all ports below 1024"
     with suppress(psutil.Error, OSError):
         for entry in psutil.net_connections("tcp"):
             if entry.status == psutil.CONN_LISTEN and getattr(entry.laddr, "port", None) == port and entry.pid:
@@ -169,8 +169,8 @@ MAX_ANSWER_NBYTES = 16 << 10  # head of an answer: proxies add a few hundred byt
 _MAX_SHOWN = 80
 # What a person can do about an answer.
 _HINTS = {
-    403: "it does not let this address or port pass: ask a member to listen on port 443, or whoever runs the proxy",
-    405: "it lets nothing pass by CONNECT: ask whoever runs it",
+    403: "it blocks this address or port: ask a member to listen on port 443, or ask whoever runs the proxy",
+    405: "it does not allow CONNECT: ask whoever runs it",
     407: "it wants a user and a password: set proxy_user and proxy_password under [tls] in the machine file",
     502: "it did not reach the address",
     503: "it did not reach the address",
@@ -194,7 +194,7 @@ class Proxy:
         try:
             connection = await connect(parts.hostname or "", parts.port or 0)
         except OSError as error:
-            raise ConnectionError(f"the proxy {self.address} is not reached: {error}") from None
+            raise ConnectionError(f"cannot reach the proxy {self.address}: {error}") from None
         try:
             await asyncio.get_running_loop().sock_sendall(connection, self._request(host, port))
             self._judge(await self._head(connection))
@@ -219,18 +219,18 @@ class Proxy:
                 raise ConnectionError(f"the proxy {self.address} hung up without an answer")
             head += more
             if len(head) > MAX_ANSWER_NBYTES:
-                raise ConnectionError(f"what {self.address} answers is no proxy's answer: it has no end")
+                raise ConnectionError(f"{self.address} does not answer as a proxy does: its answer does not end")
         return head
 
     def _judge(self, head: bytes) -> None:
         line = head.partition(b"\r\n")[0].decode("latin-1")
         match = re.fullmatch(r"HTTP/1\.[01] (\d{3})(?: (.*))?", line)
         if match is None:
-            raise ConnectionError(f"{self.address} is no HTTP proxy: it answers {printable(line[:_MAX_SHOWN])!r}")
+            raise ConnectionError(f"{self.address} is not an HTTP proxy: it answers {printable(line[:_MAX_SHOWN])!r}")
         code = int(match[1])
         if 200 <= code < 300:
             if not head.endswith(b"\r\n\r\n"):  # nobody speaks before this peer does
-                raise ConnectionError(f"the proxy {self.address} says more than that it is connected")
+                raise ConnectionError(f"the proxy {self.address} sent more than its answer")
             return
         said = printable(f"{code} {match[2] or ''}".strip()[:_MAX_SHOWN])
         hint = _HINTS.get(code)

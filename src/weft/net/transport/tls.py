@@ -59,12 +59,12 @@ class TlsConfig(Config, frozen=True, kw_only=True):
         str,
         msgspec.Meta(
             pattern=r"^(http://(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5})?\Z",
-            description='HTTP proxy for all that is dialled, "http://host:port"; "": none',
+            description='HTTP proxy for all outgoing connections, "http://host:port"; "": none',
         ),
     ] = ""
-    proxy_user: Annotated[str, msgspec.Meta(pattern=r"^[^:\x00-\x1f]*\Z", description="whom the proxy asks for")] = ""
+    proxy_user: Annotated[str, msgspec.Meta(pattern=r"^[^:\x00-\x1f]*\Z", description="user name for the proxy")] = ""
     proxy_password: Annotated[
-        str, msgspec.Meta(pattern=r"^[^\x00-\x1f]*\Z", description="its password, in clear to the proxy")
+        str, msgspec.Meta(pattern=r"^[^\x00-\x1f]*\Z", description="password for the proxy, sent to it unencrypted")
     ] = ""
     handshake_timeout_s: HandshakeS = 10.0
     max_half_open: MaxHalfOpen = 64
@@ -75,7 +75,7 @@ class TlsConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for number, place in enumerate(self.advertise):
-            fault = fault_of(place) or ("it stands there twice" if place in self.advertise[:number] else None)
+            fault = fault_of(place) or ("it is there twice" if place in self.advertise[:number] else None)
             if fault is not None:
                 raise ConfigError(f'tls.advertise: {place[:200]!r}: {fault}. Allowed: "host:port", as others reach it.')
 
@@ -142,9 +142,8 @@ class TlsTransport:
             raise DialError(f"{address} did not answer within {self._config.handshake_timeout_s:g} s") from None
         except ssl.SSLError as error:
             raise DialError(
-                f"{address} is no weft peer, or one that does not speak version "
-                f"{tls_handshake.PROTOCOL_VERSION} of the transport as "
-                f"this software does: {error}"
+                f"{address} is not a weft peer, or does not speak version {tls_handshake.PROTOCOL_VERSION} of the "
+                f"transport as this software does: {error}"
             ) from None
         except DialError:
             raise

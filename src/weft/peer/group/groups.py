@@ -284,7 +284,7 @@ class Aggregator:
     async def _consider(self, peer: PeerId, please: messages.SponsorPlease) -> messages.SponsorAnswer:
         base = self._rounds.chain.base
         if not self._rounds.is_member or please.branch != base.branch:
-            return messages.SponsorAnswer(is_taken=False, reason="no elector of this branch")
+            return messages.SponsorAnswer(is_taken=False, reason="it has no vote in this branch")
         if self._rounds.chain.charter.settings.method.graph is not None:
             return messages.SponsorAnswer(is_taken=False, reason="members exchange with neighbours, and have no groups")
         if not self._take(peer):

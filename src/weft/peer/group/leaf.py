@@ -144,16 +144,16 @@ class Leaf:
 
     def _why_leave(self, aggregator: PeerId) -> str:
         if aggregator not in self._rounds.chain.base.electorate:
-            return "it is no elector any more"
+            return "it has no vote any more"
         if self._rounds.quorum.statuses.get(aggregator) == "gone":
             return "it is gone"
         if self._num_missed >= MAX_MISSED:
-            return f"it neither counted nor leased anything in {self._num_missed} rounds"
+            return f"it counted nothing of this peer and gave it no data in {self._num_missed} rounds"
         return ""
 
     def _leave(self, reason: str) -> None:
         assert self.aggregator is not None
-        self._emit(Notice(text=f"{short(self.aggregator)} sponsors this peer no more: {reason}"))
+        self._emit(Notice(text=f"this peer no longer contributes through {short(self.aggregator)}: {reason}"))
         self._left, self.aggregator, self._pause_s = self.aggregator, None, LOOK_S
         self.take_from(None)
         self._rounds.decided.put_nowait(None)  # no decision comes from there any more: who waits for one looks around
@@ -217,7 +217,7 @@ class Leaf:
 
     async def _on_release(self, peer: PeerId, _note: Release) -> None:
         if peer == self.aggregator:
-            self._leave("it takes no wards now")
+            self._leave("it takes no other peers now")
 
     async def _on_hurry(self, peer: PeerId, note: Hurry) -> None:
         if peer == self.aggregator:

@@ -112,8 +112,8 @@ class GroupRecords:
                     self.keep(decode(data, GroupRecord))
             if wait_s is not None:
                 await asyncio.sleep(wait_s)
-        text = f"whom {short(aggregator)} counted in round {manifest.round} cannot be fetched from anybody: what this "
-        text += "peer offered to it is taken for counted, and lost if it was not; it is never counted twice"
+        text = f"nobody can say whose work {short(aggregator)} counted in round {manifest.round}: this peer takes "
+        text += "its own as counted. If it was not, it is lost; no work is ever counted twice"
         self._emit(Notice(text=text))
         return None
 

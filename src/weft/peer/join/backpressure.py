@@ -110,7 +110,7 @@ class HoldRule:
             self._now = replace(self._now, asked_at=now)
             left_s = self._now.began + self._longest_s - now
             if now - self._now.began >= TRIAL_S and needs_s > left_s:
-                reason = f"it would take {needs_s:.0f} s more, and this machine waits {left_s:.0f} s more at most"
+                reason = f"it would take {needs_s:.0f} s more, and this machine waits at most {left_s:.0f} s more"
                 self._end(now, reason)
                 return reason
             return ""
@@ -137,11 +137,11 @@ class HoldRule:
         if self._now is not None:
             return "it waits for another newcomer"
         if now < self._rests_until:
-            return f"it has waited for one, and does so again in {self._rests_until - now:.0f} s at the earliest"
+            return f"it has waited for one, and waits again in {self._rests_until - now:.0f} s at the earliest"
         if peer in self._blocked_at:
-            return "it has waited for this key within a day"
+            return "it has already waited for this key in the last day"
         if needs_s > SHARE * self._longest_s:  # beside rounds it may have had one part in so many of the members' lines
-            return f"it would take {needs_s:.0f} s, and this machine waits {self._longest_s:.0f} s at most"
+            return f"it would take {needs_s:.0f} s, and this machine waits at most {self._longest_s:.0f} s"
         return ""
 
     def _look(self, now: float) -> None:
@@ -151,7 +151,7 @@ class HoldRule:
         silent_at, late_at = self._now.asked_at + SILENT_S, self._now.began + self._longest_s
         if now >= min(silent_at, late_at):
             is_silent = silent_at < late_at
-            reason = "it fell silent" if is_silent else f"{self._longest_s:.0f} s are over, and it is not in"
+            reason = "it fell silent" if is_silent else f"{self._longest_s:.0f} s are over, and it has not caught up"
             self._end(min(silent_at, late_at), reason)
 
     def _end(self, at: float, reason: str) -> None:
@@ -190,7 +190,7 @@ class Hold:
 
     async def _consider(self, peer: PeerId, please: BlockPlease) -> BlockAnswer:
         if not please.needs_s:
-            self._end(peer, "it is in")
+            self._end(peer, "it has caught up")
             return BlockAnswer(is_given=False)
         if not self._participation.is_member:  # its waiting means nothing
             return BlockAnswer(is_given=False, reason="it takes no part in rounds itself")

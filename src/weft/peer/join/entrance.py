@@ -160,7 +160,7 @@ class Entrance:
             if not (is_told or has_company) and (waited_s >= JOINING_EXPIRES_S or not self._node.peers):
                 is_told = True
                 text = f"no other member answers: waiting {wait_s:.0f} s for them, then going on alone as a branch. "
-                text += "Who lost the way here finds it with a fresh ticket of this peer (weft ticket)"
+                text += "Members that cannot find this peer need a fresh ticket from it (weft ticket)"
                 self._context.emit(Notice(text=text))
             await asyncio.sleep(JOINING_S)
 
@@ -174,7 +174,7 @@ class Entrance:
         if self._replica.run.is_strict and head.members != (me,):
             return head  # nothing is decided until enough have come back
         opening = open_branch(base, [me], me, branch_name(base, [me], me))
-        why = "the checkpoint is older than what was committed" if has_gone_on else "no other member has come so far"
+        why = "the run had gone on after this checkpoint" if has_gone_on else "no other member has come so far"
         self._context.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
         await self.legacies.keep_fork()
         # What an earlier process had offered, the others may have counted: counted here, it would come back to them.
@@ -217,7 +217,7 @@ class Entrance:
                 return own
             if waited_s >= PATIENCE_S and not is_told:
                 is_told = True
-                text = f"no linked peer has delivered a state of this run yet; asking on{self._last_failure}"
+                text = f"no linked peer has delivered a state of this run yet; still asking{self._last_failure}"
                 self._context.emit(Notice(text=text))
             if found == "nobody":
                 self._ask(BranchId(self._replica.run.run), GENESIS)
@@ -290,7 +290,7 @@ class Entrance:
             raise
         if before is not None and before.branch != head.branch:
             left = f"branch {short(before.branch)}, round {before.round}"
-            self._context.emit(Notice(text=f"going over from {left} to branch {short(head.branch)}, which counts more"))
+            self._context.emit(Notice(text=f"switching from {left} to branch {short(head.branch)}, which counts more"))
         # Members may offer an older state, pinned for another. Rounds that count this peer come by again then, and what
         # it has trained since cannot be told from what they count.
         is_back = before is not None and before.branch == head.branch and before.round > head.round

@@ -331,7 +331,7 @@ class StateFetch:
             if isinstance(offer, str):
                 continue
             if offer.head.round > self._last:
-                offers[peer] = f"{short(peer)} offers round {offer.head.round}, which nobody else has come near"
+                offers[peer] = f"{short(peer)} offers round {offer.head.round}, far ahead of everybody else"
             else:
                 self._votes[digest_of(offer.head), offer.index] += 1
         return offers
@@ -340,8 +340,10 @@ class StateFetch:
         name = digest_of(head)
         num_asked = sum(votes for (each, _), votes in self._votes.items() if each == name)
         if self._votes[name, index] < num_asked:
-            text = f"members disagree what the state after round {head.round} is: {self._votes[name, index]} of "
-            text += f"{num_asked} asked are believed; others lie, or their machines are broken"
+            text = f"members disagree about the state after round {head.round}: this peer believes "
+            text += (
+                f"{self._votes[name, index]} of {num_asked} that it asked; the others lie, or their machines are broken"
+            )
             self._context.emit(Notice(text=text))
 
     async def _begin(self, offered: Offered) -> Partial:
@@ -378,8 +380,8 @@ class StateFetch:
             await self._context.compute.serve(lambda: partial.put(blob.digest, data))
             meter.add(len(data))
             if was_kept and partial.why_not_kept is not None:
-                text = f"what has come of the state cannot be kept on disk ({partial.why_not_kept}): should this "
-                self._context.emit(Notice(text=text + "process end before all has come, it is fetched anew"))
+                text = f"what this peer has fetched of the state cannot be saved ({partial.why_not_kept}): if it "
+                self._context.emit(Notice(text=text + "ends before it has all, it must fetch all again"))
 
         async def more(known: Sequence[PeerId]) -> Sequence[PeerId]:
             return await self._more(offered, known)

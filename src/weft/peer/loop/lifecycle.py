@@ -10,9 +10,9 @@ The word in the round is on disk before it is sent, so it is left out where the 
 
 Its pause: who wants it, and the way off the device and back on.
 
-    pause.want("asked to")         inner steps end after the one under way, then the device is freed
-    pause.want_no_more("asked to") the device is taken again, once nobody wants the pause any more, and warmed up
-    await pause.settled()          the device is free, or taken, as it should be
+    pause.want("on request")          inner steps end after the one under way, then the device is freed
+    pause.want_no_more("on request")  the device is taken again, once nobody wants the pause any more, and warmed up
+    await pause.settled()             the device is free, or taken, as it should be
 
 Whoever trains asks `is_on` between steps, and `is_away` before the first: a device that still compiles is waited for by
 nobody. Leaving the device runs where training runs, so behind the step under way.
@@ -156,7 +156,7 @@ class Shutdown:
         return beat.branch == head.branch and beat.round < head.round
 
     def _tell(self, what: str, error: Exception) -> None:
-        self._emit(Notice(text=f"this peer ends, and cannot {what}: {type(error).__name__}: {error}"))
+        self._emit(Notice(text=f"this peer ends, but cannot {what}: {type(error).__name__}: {error}"))
 
 
 class Pause:

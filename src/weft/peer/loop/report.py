@@ -108,7 +108,7 @@ class Report:
         if is_counted and tokens and not is_its_own:
             self._context.emit(events.CountedThrough(round=manifest.round, tokens=tokens))
         elif was_offered and not is_counted:
-            reason = "its sponsor was not counted, or did not have its payload in time"
+            reason = "the peer that it contributes through was not counted, or did not have its payload in time"
             missed = events.RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
             self._context.emit(missed)
 
@@ -139,7 +139,7 @@ class Report:
                 codec=str(codec.__struct_config__.tag),
                 waited_s=waited_s,
                 worked_s=worked_s,
-                reason=f"rounds waited {100 * tuned.share:.1f} % of {waited_s + worked_s:.1f} s, {allowed}",
+                reason=f"rounds spent {100 * tuned.share:.1f} % of {waited_s + worked_s:.1f} s waiting, {allowed}",
             )
         )
 

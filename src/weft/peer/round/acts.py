@@ -261,13 +261,13 @@ class PendingActs:
         try:
             self._awaiting.keep(Letters(letters=(*waiting, *(self._ballots[key] for key in sorted(self._ballots)))))
         except (DiskFull, DataError) as error:
-            self._emit(Notice(text=f"what stewards and voters handed in waits in this process's memory only: {error}"))
+            self._emit(Notice(text=f"acts and votes that wait are kept only in this process's memory: {error}"))
 
     def _save_lies(self) -> None:
         try:
             self._lies_file.keep(that_fit(self._lies.values()))
         except (DiskFull, DataError) as error:
-            self._emit(Notice(text=f"what proves that members lie is in this process's memory only: {error}"))
+            self._emit(Notice(text=f"proofs that members lie are kept only in this process's memory: {error}"))
 
     def _keep_act(self, letter: Signed) -> bool:
         act, base, signer = governance.read_act(letter), self._chain.base, letter.signer
@@ -290,9 +290,9 @@ class PendingActs:
         if ballot.run != base.run:
             raise Void(f"the ballot is for run {short(ballot.run)}, this is run {short(base.run)}")
         if voter not in base.electorate:
-            raise Void(f"{short(voter)} is no member: only members vote")
+            raise Void(f"{short(voter)} is not a member: only members vote")
         if ballot.peer not in base.electorate:
-            raise Void(f"{short(ballot.peer)} is no member")
+            raise Void(f"{short(ballot.peer)} is not a member")
         if (next_serial := base.charter.times_expelled(ballot.peer) + 1) != ballot.serial:
             raise Void(f"it is for removal {ballot.serial} of {short(ballot.peer)}; the next is {next_serial}")
         if sum(by == voter for _, by in self._ballots) >= MAX_BALLOTS:
@@ -322,7 +322,7 @@ class PendingActs:
             ballot = governance.read_ballot(self._ballots[peer, voter])
             is_member = peer in base.electorate and voter in base.electorate
             if not is_member or ballot.serial != base.charter.times_expelled(peer) + 1:
-                self._drop(self._ballots.pop((peer, voter)), "voter or key is no member any more")
+                self._drop(self._ballots.pop((peer, voter)), "voter or key is no longer a member")
         self._save()
 
     def _drop(self, letter: Signed, reason: str) -> None:
@@ -392,14 +392,14 @@ def why_removed(event: ActEnacted) -> str:
     """Return what a removed peer is told."""
     if event.kind == STRIKE_OUT:
         return (
-            f"the members struck this key out after round {event.round}: {event.reason}. A peer whose disk keeps what "
-            "it is given never signs that: this key runs on two machines, or its folder was put back from a copy, or "
-            "the program was changed. The key may not come back; join with another (weft keys new)."
+            f"the members banned this key after round {event.round}: {event.reason}. A peer whose disk is intact never "
+            "signs that: this key runs on two machines, or its folder was restored from a copy, or the program was "
+            "changed. The key may not come back; join with another (weft keys new)."
         )
     who = f"{len(event.by)} members" if event.kind == "vote out" else f"steward {short(event.by[0])}"
     reason = event.reason.rstrip(".") or "no reason was given"
-    what_now = "Its key may not come back." if event.kind == "ban" else "It may come back as a newcomer: weft join."
-    return f"{who} took this peer out of the run after round {event.round} ({event.kind}): {reason}. {what_now}"
+    what_now = "Its key may not come back." if event.kind == "ban" else "It may join again: weft join."
+    return f"{who} removed this peer from the run after round {event.round} ({event.kind}): {reason}. {what_now}"
 
 
 def kind_of(letter: Signed) -> str:

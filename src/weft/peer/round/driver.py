@@ -57,7 +57,7 @@ MAX_GIVEN_UP = 16  # attempts at once: who was alone for a day is caught up with
 
 PAUSED = "it is paused"
 RESTING = "it was not drawn for this round"
-AT_WORK = "it was still at its inner steps"
+AT_WORK = "it was still at its training steps"
 LIED = "it signed two notes that contradict each other"
 
 
@@ -100,13 +100,13 @@ def _why(base: messages.Base, peer: PeerId, state: State | None, statuses: Mappi
     if status in ("gone", "suspected"):
         return f"it was {status}"
     if state is not None and peer in state.unusable:
-        return "its payload could not be had or was no payload"
+        return "its payload could not be fetched or was not valid"
     if peer in base.newcomers:
-        return "nobody waits for a newcomer in its first round"
+        return "it is new, and nobody waits for a new member in its first round"
     if peer in base.resting:
         return RESTING
     if state is not None and peer in state.ready:
-        return "it was ready when others were planned already, or its payload could not be had"
+        return "it was ready after the round was planned, or its payload could not be fetched"
     if state is not None and peer in state.passing:
         return PAUSED
     return "it was not ready in time" if base.charter.settings.method.wait == "all" else AT_WORK

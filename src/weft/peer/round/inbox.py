@@ -185,7 +185,7 @@ class Claims:
         most = allowed if ready.group is None else self._of_group(base, peer, allowed)
         tokens = Tokens(min(ready.tokens, most))
         if tokens != ready.tokens:
-            text = f"{short(peer)} claims {ready.tokens} tokens; counted as the {tokens} that were leased to it"
+            text = f"{short(peer)} claims {ready.tokens} tokens; they count as the {tokens} that it was given"
             self._emit(Notice(text=text))
         return msgspec.structs.replace(ready, tokens=tokens)
 
@@ -204,8 +204,8 @@ class Claims:
         assert legacy is not None
         tokens = legacy_tokens(base, ready)
         if tokens < legacy.tokens:
-            text = f"{short(peer)} brings {legacy.tokens} tokens that a branch had counted, by its own word; the"
-            self._emit(Notice(text=f"{text} proof shows {tokens}, and no more are counted"))
+            text = f"{short(peer)} says that it brings {legacy.tokens} tokens that a branch had counted; the"
+            self._emit(Notice(text=f"{text} proof shows {tokens}, and only those count"))
         legacy = msgspec.structs.replace(legacy, tokens=tokens)
         return msgspec.structs.replace(ready, tokens=tokens, legacy=legacy, proof=None)
 
@@ -216,7 +216,8 @@ class Claims:
         is_each = all(0 <= contribution.tokens <= bound for contribution in counted)
         if is_each and sum(each.tokens for each in counted if each.legacy is None) <= bound:
             return True
-        self._emit(Notice(text=f"{short(peer)} plans to count more tokens than were ever leased: not followed"))
+        text = f"{short(peer)} plans to count more tokens than were ever given out: this peer does not follow it"
+        self._emit(Notice(text=text))
         return False
 
 

@@ -101,8 +101,8 @@ class Member:
 
 
 _BECAUSE: dict[type[Input], str] = {
-    Noticed: "who led is away, or came back",
-    TimedOut: "the one before took too long",
+    Noticed: "the leader went away, or came back",
+    TimedOut: "the try before took too long",
     Received: "others follow it",
 }
 
@@ -115,7 +115,7 @@ def attempt_started(state: State, after: Input) -> AttemptStarted:
         round=base.round,
         attempt=state.attempt,
         leader=leader(base, state.attempt),
-        reason=_BECAUSE.get(type(after), "the one before cannot be finished"),
+        reason=_BECAUSE.get(type(after), "the try before cannot be finished"),
     )
 
 
@@ -257,11 +257,11 @@ class Quorum:
     def why_undecidable(self) -> str:
         """Return, for a person, why nothing can be decided; what follows where `has_majority` does not hold."""
         if self.are_results_lost:
-            return "nobody that is here has the results of the round that was accepted"
+            return "nobody here has the results of the round that was accepted"
         if not is_quorum(self._chain.base, self.present()):
             return "the others are away"
         num_voteless = len(self.voteless) + self.abstains
-        return f"{num_voteless} have left, come back from states older than their votes, or lost what they voted for"
+        return f"{num_voteless} left, came back with states older than their votes, or lost what they voted for"
 
     def is_attempt_over(self, state: State) -> bool:
         """Return whether nobody leads the attempt of `state`: its leader or a quorum is further, or it has no vote."""

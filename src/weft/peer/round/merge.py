@@ -419,7 +419,7 @@ class RoundMerger:
                 return False
             found = await self._merged(work, brought)
             if isinstance(found, _Failed):
-                raise PayloadError(f"its merged part {wanted.part}: what it was made of is no payload")
+                raise PayloadError(f"its merged part {wanted.part}: it was made of something that is not a payload")
             if found.digest != wanted.result:
                 raise PayloadError(f"its merged part {wanted.part} is not the mean of what it names")
             await self.parts.keep(work.round, found.digest, found.encoded)

@@ -124,8 +124,8 @@ class Autosave:
                     self._told.append(dropped(Tokens(lost), OUTDATED if mine is None else FORGOTTEN).text)
             self._replayed = [*self._replayed, certificate][-NUM_KEPT:]
         if chain.head.round > head.round:
-            text = f"went on from the checkpoint after round {head.round} by what was decided up to round"
-            self._told.append(f"{text} {chain.head.round}, as it was kept on this disk")
+            text = f"loaded the checkpoint of round {head.round} and what was decided since, up to round"
+            self._told.append(f"{text} {chain.head.round}, from this disk")
 
     def hand_on(self, chain: Chain) -> None:
         """Let others have the newest rounds of the journal: who was killed a moment earlier makes them again, too."""

@@ -39,8 +39,8 @@ from weft.sync.round.machine import Fate
 from weft.training.learner import Learner, Work
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
-FORGOTTEN = "a round that is forgotten may have counted them"  # why work is dropped that nobody can tell of
-OUTDATED = "a gradient that two rounds did not count belongs to parameters too long ago"  # why it is dropped
+FORGOTTEN = "a round that this peer has forgotten may have counted them"  # why work is dropped that nobody can tell of
+OUTDATED = "a gradient that two rounds did not count is too old"  # why it is dropped
 MAX_TRAVELLING = 64  # rounds for which the same payload is offered: then its holder trains on
 
 

@@ -193,7 +193,7 @@ def read_contents(folder: Path) -> Contents:
     path = folder / NAME
     try:
         if path.stat().st_size > MAX_CONTENTS_NBYTES:
-            raise CheckpointError(f"{path} is larger than {MAX_CONTENTS_NBYTES} bytes: it is no checkpoint of weft.")
+            raise CheckpointError(f"{path} is larger than {MAX_CONTENTS_NBYTES} bytes: it is not a checkpoint of weft.")
         text = path.read_bytes()
     except FileNotFoundError:
         raise _missing(folder) from None
@@ -210,7 +210,7 @@ def read_contents(folder: Path) -> Contents:
             raise
         raise CheckpointError(f"{path} is cut short or altered ({error}). {_ADVICE}") from None
     if wire.digest_of(file.contents) != file.digest:
-        raise CheckpointError(f"{path} is altered: what it says has another digest than it names. {_ADVICE}")
+        raise CheckpointError(f"{path} is altered: its contents do not match the digest in it. {_ADVICE}")
     return file.contents
 
 

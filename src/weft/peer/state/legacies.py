@@ -54,7 +54,7 @@ TURN_ROUNDS = 4  # for so long each one that came over has its turn before the n
 FORK = "fork"  # the vector that is offered
 MAX_FORKS = 2  # kept on disk, each as large as the model: the newest
 MAX_LEGACIES = 4
-MIXED = "a part of it is counted there, and the rest cannot be told from that"  # why it is lost
+MIXED = "part of it is counted there, and the rest cannot be told apart from that"  # why it is lost
 MAX_KEPT_NBYTES = 64 << 20  # of what is written about them
 
 
@@ -100,7 +100,7 @@ class Legacies:
         """Take up what an earlier process has kept; what is damaged is said and forgotten."""
         self.kept = self._file.read()
         if why := self._file.damage:
-            text = f"{self._file.path} cannot be read, what this peer's branches had counted is lost: {why}"
+            text = f"{self._file.path} cannot be read: what this peer's branches had counted is lost: {why}"
             self._place.emit(Notice(text=text))
 
     # --- on a branch ---
@@ -121,10 +121,8 @@ class Legacies:
         try:
             await self._place.compute.serve(write)
         except (DiskFull, DataError) as error:
-            text = (
-                f"the parameters of round {head.round} cannot be kept: should this branch be given up, what it counts "
-            )
-            self._place.emit(Notice(text=f"{text}is lost, unless another of its members has kept them: {error}"))
+            text = f"cannot save the parameters of round {head.round}: if this branch is given up, what it counts "
+            self._place.emit(Notice(text=f"{text}is lost, unless another of its members saved them: {error}"))
 
     # --- over to another ---
 
@@ -184,10 +182,10 @@ class Legacies:
         """Return why no legacy can be brought by this method; empty: it can."""
         method = self._replica.config.method
         if method.send == "gradient":
-            return "gradients are no sums over rounds"
+            return "gradients do not add up over rounds"
         if method.fragments > 1:
-            return "a round takes in a fragment, and a branch has counted all of them"
-        return "a few directions do not hold it" if isinstance(method.basis, LowRankConfig) else ""
+            return "a round takes one fragment, and a branch has counted all of them"
+        return "a few directions cannot hold it" if isinstance(method.basis, LowRankConfig) else ""
 
     async def _fork(self, found: ForkPoint) -> Float32[Tensor, " num"]:
         vector = await self._place.compute.serve(lambda: self.fork(found.fork.manifest))
@@ -207,7 +205,7 @@ class Legacies:
                 index = await self._client.index(offer.index, [peer])
                 if index.shape == {FORK: num}:
                     return await self._pull_fork(index, peer)
-        raise PeerError("nobody that is linked has kept the parameters of the last common round")
+        raise PeerError("no linked peer has kept the parameters of the last common round")
 
     async def _pull_fork(self, index: StateIndex, peer: PeerId) -> Float32[Tensor, " num"]:
         vector = torch.empty(index.shape[FORK])
@@ -266,7 +264,7 @@ class Legacies:
             if all(known.holds(each) for each in kept.legacy.stretches):
                 self._set(legacies=tuple(each for each in self.kept.legacies if each is not kept))
             elif not legacy_tokens(base, _announced(kept)):
-                self.forget(kept, "others brought another piece of it, or it cannot be told from what is counted")
+                self.forget(kept, "others brought another piece of it, or it cannot be told apart from what is counted")
         here, stood = set(base.electorate), {fork.manifest for fork in charter.forks}
         self._set(forks=tuple(e for e in self.kept.forks if e.manifest in stood and not set(e.members) <= here))
 

@@ -148,8 +148,8 @@ def require_room(run: StagedConfig, folder: Path) -> None:
     needed, free = int(4 * ROOM * run.num_parameters), shutil.disk_usage(place).free
     if free < needed:
         raise DiskFull(
-            f"{place} has {free / 1e9:.3g} GB left, and the whole model takes {needed / 1e9:.3g} GB while it is put "
-            "together. Make room, or take a folder on another disk."
+            f"{place} has {free / 1e9:.3g} GB left, and the whole model takes {needed / 1e9:.3g} GB while weft puts it "
+            "together. Make room, or choose a folder on another disk."
         )
 
 
@@ -166,7 +166,7 @@ def common(states: Mapping[int, Collection[int]]) -> int | None:
 def in_words(run: StagedConfig, rounds: Mapping[int, int]) -> str:
     """Return, for a person, that sections are not of one moment."""
     each = ", ".join(f"round {round} for {run.called(stage)}" for stage, round in sorted(rounds.items()))
-    return f"the sections are not of one round; the newest that could be had of each: {each}"
+    return f"the sections are of different rounds; the newest of each are: {each}"
 
 
 class Gather:
@@ -316,7 +316,7 @@ class Gather:
             elif not pinned:  # else it may be of long ago, or of a branch that was left
                 found[each.round] = each
         if not found:
-            raise PeerError(f"nobody that is linked holds {self._run.called(stage)}, and it does not lie here")
+            raise PeerError(f"no linked peer holds {self._run.called(stage)}, and neither does this machine")
         return found
 
 

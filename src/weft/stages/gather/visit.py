@@ -132,11 +132,11 @@ async def from_here(name: RunId, home: Home, into: Path | None, emit: Emit) -> G
     """
     data = home.blobs.read(Digest(name), MAX_RUN_NBYTES)
     if data is None:
-        raise CheckpointError(f"what run {short(name)} is does not lie in {home.root}. Give a ticket of a member.")
+        raise CheckpointError(f"{home.root} has no description of run {short(name)}. Give a ticket of a member.")
     run = _with_stages(read_run(data, _ANY))
     tokenizer = home.blobs.read(run.data.tokenizer, MAX_BLOB_NBYTES)
     if tokenizer is None:
-        raise CheckpointError(f"the tokenizer of run {short(name)} does not lie in {home.root}. Give a ticket.")
+        raise CheckpointError(f"{home.root} has no tokenizer of run {short(name)}. Give a ticket of a member.")
     folders = folders_of(home.root / "runs" / name)
     found = {stage: found_in(folders, run, stage) for stage in range(run.num_pieces)}
     if missing := [run.called(stage) for stage in range(run.num_pieces) if not found[stage]]:

@@ -360,7 +360,7 @@ class Tied:
         number = self._kit.run.tied
         if number is None or self._table.ready(number) or self._table.kept(number):
             return False
-        self._kit.emit(Notice(text="nobody has a state of the tied matrix: it begins anew"))
+        self._kit.emit(Notice(text="no peer has a state of the tied matrix: it starts over"))
         return True
 
     def look(self) -> None:

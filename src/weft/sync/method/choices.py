@@ -163,26 +163,26 @@ MergeRule = Annotated[
     Rule, msgspec.Meta(description="the mean over all contributors, or over those that sent an element")
 ]
 Decay = Annotated[
-    float, msgspec.Meta(ge=0, le=1, description="what of a payload's error is added to the next; left out: nothing")
+    float, msgspec.Meta(ge=0, le=1, description="share of a payload's error that is added to the next; left out: none")
 ]
 Error = Annotated[
     Literal["apart", "local"],
-    msgspec.Meta(description="what a codec leaves is kept beside the parameters, or stays in the local ones"),
+    msgspec.Meta(description="what a codec leaves out is kept beside the parameters, or in the local ones"),
 ]
 ReplyDecay = Annotated[
-    float, msgspec.Meta(ge=0, le=1, description="the same of a merged part, by its owner; left out: nothing")
+    float, msgspec.Meta(ge=0, le=1, description="the same for a merged part, at its owner; left out: none")
 ]
 
 
 class SampleConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sample"):
     """In each round, members drawn at random; the others follow. McMahan et al., 1602.05629, algorithm 1."""
 
-    share: Annotated[float, msgspec.Meta(gt=0, le=1, description="of the members, rounded up: one at least")]
+    share: Annotated[float, msgspec.Meta(gt=0, le=1, description="share of the members, rounded up; at least one")]
 
 
 Wait = Annotated[
     Literal["all", "ready"],
-    msgspec.Meta(description="a round waits for all members, until its deadline; or for one, and others train on"),
+    msgspec.Meta(description="a round waits for all members, until its deadline; or for one, and others keep training"),
 ]
 
 
@@ -212,7 +212,7 @@ Tune = Annotated[
     ),
 ]
 Fragments = Annotated[
-    int, msgspec.Meta(ge=1, le=1024, description="pieces of the model, of which each round synchronises the next one")
+    int, msgspec.Meta(ge=1, le=1024, description="pieces of the model; each round synchronises the next one")
 ]
 Overlap = Annotated[
     int, msgspec.Meta(ge=0, le=100_000, description="training steps made while a round is decided: tau")
@@ -305,70 +305,70 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
             return
         if self.send == "gradient" and self.every != 1:
             raise ConfigError(
-                f"method: every: {self.every} inner steps leave no single gradient to send; "
+                f"method: every: {self.every} training steps have more than one gradient to send; "
                 'set every = 1, or send = "delta".'
             )
         if self.wait == "ready" and (self.send == "gradient" or self.among != "all"):
             raise ConfigError(
-                'method: wait: "ready" lets each member bring its delta when that is done; set wait = "all", or '
+                'method: wait: "ready" lets each member bring its delta as soon as it has one; set wait = "all", or '
                 'send = "delta" and among = "all".'
             )
         if self.wait == "ready" and self.fragments > 1:
             raise ConfigError(
-                f"method: fragments: {self.fragments} follow the round's number, and where rounds wait for nobody each "
-                "member is counted in every so many of them: some would bring one fragment and lose the others; set "
+                f"method: fragments: {self.fragments} follow the round's number, and if rounds wait for nobody, each "
+                "counts only some members: a member could bring one fragment and lose the others; set "
                 'fragments = 1, or wait = "all".'
             )
         if self.send == "delta" and isinstance(self.apply, InnerConfig):
             raise ConfigError(
-                'method: apply: "inner" steps along gradients, a delta already holds inner steps; '
+                'method: apply: "inner" steps along gradients, but a delta already holds training steps; '
                 'set apply to "sgd" or "nesterov", or send = "gradient".'
             )
         if self.is_streaming and (self.send == "gradient" or self.basis != "flat"):
             raise ConfigError(
-                "method: fragments, overlap, mix: they are of the parameters themselves; leave them out, or "
+                "method: fragments, overlap, mix: they work on the parameters themselves; leave them out, or "
                 'set send = "delta" and basis = "flat".'
             )
         if self.tune and not self._is_plain:
             raise ConfigError(
-                "method: tune: every and codec are chosen only where nothing but them is set; set tune = 0, or send = "
+                "method: tune: weft chooses every and codec only if no other choice is set; set tune = 0, or send = "
                 '"delta" and leave out all but every, codec and apply.'
             )
         if self.is_merged_by_all and self.reply_feedback is not None:
             raise ConfigError(
-                "method: merged_by: what an owner keeps for later nobody else knows, so nobody finds the same; leave "
+                "method: merged_by: reply_feedback needs one owner of each part, which keeps what it left out; leave "
                 'out reply_feedback, or set merged_by = "owners".'
             )
         if self.is_merged_by_all and isinstance(self.reply, LOSSY):
             raise ConfigError(
-                f"method: reply_codec: {self.reply.__struct_config__.tag!r} loses much of a vector, and where all "
-                "merge for themselves nobody keeps that for later; choose a codec of 4 bits or more, or set "
+                f"method: reply_codec: {self.reply.__struct_config__.tag!r} loses much of a vector, and if all members "
+                "merge, none keeps that for later; choose a codec of 4 bits or more, or set "
                 'merged_by = "owners".'
             )
         if self.overlap > self.every:
             raise ConfigError(
-                f"method: overlap: {self.overlap} inner steps are more than the {self.every} of a round; what is made "
-                "meanwhile is part of the next."
+                f"method: overlap: {self.overlap} training steps are more than the {self.every} of a round, and those "
+                "made meanwhile belong to the next."
             )
         if self.send == "gradient" and self.proximal:
             raise ConfigError(
-                "method: proximal: a gradient is taken at the outer parameters, where nothing pulls; "
+                "method: proximal: a gradient is taken at the parameters of the last round, so nothing pulls it back; "
                 'set proximal = 0, or send = "delta".'
             )
         if self.error == "local" and (self.send == "gradient" or self.feedback != 1.0 or self.fragments > 1):
             raise ConfigError(
-                'method: error: what stays in the local parameters stays whole; set send = "delta", feedback = 1.0 and '
+                'method: error: local parameters keep all that was not sent; set send = "delta", feedback = 1.0 and '
                 'fragments = 1, or error = "apart".'
             )
         if self.error == "local" and self.mix:
             raise ConfigError(
-                f"method: mix: {self.mix:g} is a share of what a member goes on from, and with error = "
-                '"local" that keeps all that was not sent; set mix = 0, or error = "apart".'
+                f"method: mix: {self.mix:g} replaces a share of a member's own parameters, and with error = "
+                '"local" they keep all that was not sent; set mix = 0, or error = "apart".'
             )
         if isinstance(self.basis, LowRankConfig) and self.feedback is None:
             raise ConfigError(
-                "method: feedback: a few directions leave most of a matrix out, and without feedback it is lost; set "
-                "feedback = 1.0."
+                "method: feedback: a few directions leave most of a matrix out, and without feedback that is lost; "
+                "set feedback = 1.0."
             )
         for name, codec, decay in (
             ("feedback", self.codec, self.feedback),
@@ -378,8 +378,8 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                 kind = codec.__struct_config__.tag
                 raise ConfigError(
                     f"method: {name}: codec {kind!r} loses much of a vector, and without feedback that is lost for "
-                    f'good; choose a codec of 4 bits or more, or set {name} = 0.95: type = "custom" has it, where a '
-                    "row has not."
+                    f'good; choose a codec of 4 bits or more, or set {name} = 0.95: type = "custom" has that field, '
+                    "if a row does not."
                 )
 
     def _check_gossip(self, graph: GraphConfig | None) -> None:
@@ -387,15 +387,15 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
         is_whole = graph is not None and isinstance(self.apply, MixConfig | PairNesterovConfig)
         if not is_whole or self.send not in GOSSIPED or is_pair != (self.send == "delta+weights"):
             raise ConfigError(
-                'method: among, send, apply: who exchanges with neighbours sets among = {type = "graph"} with send = '
+                'method: among, send, apply: to exchange with neighbours, set among = {type = "graph"} with send = '
                 '"weights" or "difference" and apply = {type = "mix"}, or send = "delta+weights" and apply = '
                 '{type = "pair_nesterov"}.'
             )
         assert graph is not None
         if self.send == "difference" and not is_static(graph.graph):
             raise ConfigError(
-                f'method: among: a difference is to what neighbours know, and those of graph "{graph.graph}" change '
-                'from round to round; set graph = "ring", "torus", "random", "exponential" or "complete".'
+                f'method: among: a difference needs neighbours that know the rest, and those of graph "{graph.graph}" '
+                'change from round to round; set graph = "ring", "torus", "random", "exponential" or "complete".'
             )
         if self.send != "difference" and isinstance(self.codec, LOSSY):
             raise ConfigError(
@@ -404,14 +404,14 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
             )
         if isinstance(self.reply_codec, LOSSY):
             raise ConfigError(
-                "method: reply_codec: it is how the mean over all members is told, which newcomers begin with; choose "
-                "a dense codec."
+                "method: reply_codec: it encodes the mean over all members, from which newcomers start; choose a "
+                "dense codec."
             )
         usual = Choices(every=1, send="delta", apply=SgdConfig())
         for name in _OF_REPLICAS:
             if getattr(self, name) != getattr(usual, name):
                 raise ConfigError(
-                    f'method: {name}: it is of methods with replicas; leave it out, or set among = "all".'
+                    f'method: {name}: it belongs to methods with replicas; leave it out, or set among = "all".'
                 )
 
 
@@ -458,8 +458,9 @@ def check(choices: Choices, optimizer: OptimizerConfig) -> None:
     """
     if isinstance(choices.apply, InnerConfig) and isinstance(optimizer, MuonConfig):
         raise ConfigError(
-            'train.optimizer: "muon" multiplies matrices, and machines round that differently, but a method that sends '
-            'gradients steps on every member alike; set type = "adamw" or "sgd", or choose a method that sends deltas.'
+            'train.optimizer: "muon" multiplies matrices, and machines round that differently, but with a method that '
+            'sends gradients all members make the same step; set type = "adamw" or "sgd", or choose a method that '
+            "sends deltas."
         )
 
 
@@ -472,7 +473,7 @@ def check_staged(choices: Choices) -> None:
     is_apart = choices.graph is not None or choices.among != "all" or choices.wait != "all"
     if is_apart or choices.is_streaming or choices.tune:
         raise ConfigError(
-            "method: in a stage all members make each round together, of all of their section: no neighbours, no "
+            "method: all members of a stage make each round together, with their whole section: no neighbours, no "
             "sample of members, no fragments or overlap, no tuning. Choose ddp, powersgd, fedavg, diloco, sparseloco "
             "or demo, or set stages = 1."
         )

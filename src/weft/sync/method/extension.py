@@ -26,7 +26,7 @@ class Extension:
 
     def __init__(self, name: str, made: Any) -> None:
         if not all(callable(getattr(made, method, None)) for method in ("init", "apply")):
-            raise ConfigError(f"{name}: {type(made).__name__} is no outer step: it needs init and apply.")
+            raise ConfigError(f"{name}: {type(made).__name__} is not an outer step: it needs init and apply.")
         self._name = name
         self._made = made
 
@@ -49,8 +49,8 @@ class Extension:
             is_name = isinstance(name, str) and name.isidentifier() and name.isascii() and name != "outer"
             if not is_name or not _is_vector(vector, num):
                 raise ConfigError(
-                    f"{self._name}: its state {name!r} is no flat fp32 vector of as many numbers as the parameters, on "
-                    "the CPU, under a name of letters, digits and underscores that is not 'outer'."
+                    f"{self._name}: its state {name!r} is not a flat fp32 vector with as many numbers as the "
+                    "parameters, on the CPU, under a name of letters, digits and underscores that is not 'outer'."
                 )
             self._require_finite(f"its first state {name!r}", vector)
         return state

@@ -171,7 +171,7 @@ def test_minutes_say_what_was_measured_and_what_follows(
     wished = Wishes(2, 0.5, None, is_fresh=False, is_quiet=True)
     run_file = prepare(tmp_path / "demo", wished)
     said = " ".join(capsys.readouterr().err.split())
-    assert f"together they get about {run_file.train.tokens:,} tokens in 0.5 minutes" in said
+    assert f"together they train on about {run_file.train.tokens:,} tokens in 0.5 minutes" in said
     assert "tokens/s by each of 2 peers (cpu, threads: " in said
 
 
@@ -218,7 +218,7 @@ def test_a_demo_is_finished_once_every_peer_says_complete(tmp_path: Path) -> Non
     swarm = swarm_in(tmp_path, "peer 1", "peer 2")
     swarm.report("peer 1").write_bytes(msgspec.json.encode(REPORT))
     assert finished_run(swarm) is None
-    stopped = msgspec.structs.replace(REPORT, reason="asked to by SIGTERM")
+    stopped = msgspec.structs.replace(REPORT, reason="stopped by SIGTERM")
     swarm.report("peer 2").write_bytes(msgspec.json.encode(stopped))
     assert finished_run(swarm) is None
     swarm.report("peer 2").write_bytes(msgspec.json.encode(REPORT))

@@ -42,12 +42,16 @@ IROH = f"iroh://{PEER}?addr=198.51.100.7:5&addr=[2001:db8::1]:6"
         ([], Unreachable, "no address"),
         ([tried("tls://192.168.1.5:1", "silent"), tried("tls://10.0.0.1:1", "no way")], Unreachable, "are private"),
         ([tried("tls://100.64.0.9:1", "silent"), tried("tls://[fd00::1]:1", "silent")], Unreachable, "are private"),
-        ([tried("tls://192.168.1.5:1", "silent"), tried(OPEN, "silent")], Unreachable, "swallows what is sent"),
-        ([tried("tls://peer.example.org:1", "silent")], Unreachable, "swallows what is sent"),
+        ([tried("tls://192.168.1.5:1", "silent"), tried(OPEN, "silent")], Unreachable, "drops what is sent"),
+        ([tried("tls://peer.example.org:1", "silent")], Unreachable, "drops what is sent"),
         ([tried(OPEN, "no peer"), tried(IROH, "silent")], Unreachable, "is not the member"),
         ([tried("tls://192.168.1.5:1", "no peer")], Unreachable, "is not the member"),
         ([tried(OPEN, "no way")], Unreachable, "no member listens at these ports"),
-        ([tried(OPEN, "refused"), tried(IROH, "silent")], Refused, "let this machine not in: words of the other side"),
+        (
+            [tried(OPEN, "refused"), tried(IROH, "silent")],
+            Refused,
+            "do not admit this machine: words of the other side",
+        ),
         ([tried(OPEN, "other run")], GenesisMismatch, "train another run"),
     ],
 )
@@ -77,7 +81,7 @@ def test_where_some_way_leads_in_it_says_what_is_missing(trials, level, said):
 def test_each_address_has_its_line():
     assert (
         describe(tried(OPEN, "admitted")).text
-        == "attic (cdcdcdcd): TLS over TCP to 198.51.100.7:4433, opened in 21 ms, let in 0 ms later"
+        == "attic (cdcdcdcd): TLS over TCP to 198.51.100.7:4433, connected in 21 ms, admitted 0 ms later"
     )
     line = describe(tried(IROH, "no peer", "another answers there\x1b[0m")).text
     assert line.startswith("attic (cdcdcdcd): iroh over UDP to 198.51.100.7:5 and [2001:db8::1]:6, another answers")
@@ -90,9 +94,9 @@ def sighting(source, ahead_s=0.0):
 
 def test_it_says_where_members_see_this_machine():
     own = ["192.168.1.2", "127.0.0.1"]
-    assert "no translation" in judge_place([sighting("192.168.1.2"), sighting("192.168.1.2")], own).text
+    assert "no router translates it" in judge_place([sighting("192.168.1.2"), sighting("192.168.1.2")], own).text
     assert "a router translates" in judge_place([sighting("203.0.113.9")], own).text
-    assert "several exits" in judge_place([sighting("203.0.113.9"), sighting("203.0.113.10")], own).text
+    assert "several public addresses" in judge_place([sighting("203.0.113.9"), sighting("203.0.113.10")], own).text
     assert "no member says" in judge_place([sighting("")], own).text
 
 

@@ -67,7 +67,7 @@ def test_a_plan_whose_points_fail_ends_with_a_code_of_its_own(
         said = " ".join(answer.err.split())
         assert "1 of 1 points were not played to their end; the first is of row ddp, {}, seed 0: failed: it n" in said
         assert "The same command plays them again" in said
-        assert "fault of weft" not in said
+        assert "fault in weft" not in said
     assert "0 of 3 runs were played, 1 failed" in (out / "report.md").read_text()
     assert weft("bench", "methods", plan, "--out", out, "--no-plot", "--report").code == 0
 
@@ -143,7 +143,7 @@ def test_points_are_played_several_at_a_time_to_the_same_losses(weft: Weft, tmp_
     [
         (PLAN.replace("run.toml", "none.toml"), "none.toml: no such file"),
         (PLAN.replace('"ddp" }', '"ddpp" }'), 'row ddp: method.type is "ddpp". Did you mean "ddp"?'),
-        (PLAN + OTHER, "row broken: 4 training steps are no whole rounds of 3"),
+        (PLAN + OTHER, "row broken: 4 training steps are not a whole number of rounds of 3"),
         (PLAN.replace("[[row]]", "[[raw]]"), 'has no field "raw"'),
     ],
 )

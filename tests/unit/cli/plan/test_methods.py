@@ -17,4 +17,4 @@ def test_a_method_that_is_none_is_told_of_those_that_are(weft: Weft) -> None:
     answer = weft("methods", "adam")
     assert answer.code == 2
     assert "there is no method 'adam'. There are ddp, " in answer.err
-    assert " noloco; and custom, which spells its choices out" in " ".join(answer.err.split())
+    assert " noloco; and custom, which names each choice" in " ".join(answer.err.split())

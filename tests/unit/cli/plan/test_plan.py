@@ -132,7 +132,7 @@ def test_slower_lines_make_longer_rounds(weft: Weft, run_path: Path) -> None:
         ((*FAST, "--up", "fast"), "--up fast: Allowed: a rate above 0, such as 20mbit"),
         ((*FAST, "--down", "0mbit"), "--down 0mbit: Allowed: a rate above 0, such as 20mbit"),
         ((*FAST, "--up", "20"), "Write 20mbit"),
-        ((*FAST, "--delay", "soon"), "--delay soon: no time"),
+        ((*FAST, "--delay", "soon"), "--delay soon: not a time"),
         ((*FAST, "--method", "magic"), "Allowed: ddp, powersgd, fedavg, diloco"),
         ((*FAST, "--codec", "zip"), "Allowed: fp32, bf16, fp8"),
         ((*FAST, "--method", "ddp", "--every", 9), "ddp synchronises after each step"),

@@ -35,6 +35,6 @@ def test_an_anchor_is_offered_no_share_to_leave_after(weft: Weft) -> None:
     from unit.cli.test_bad_input import a_ticket, refused
 
     told = refused(weft, 2, "--until", "anchor", a_ticket(), "--until", "soon")
-    assert "a while (2h, 90min)" in told
+    assert "a duration (2h, 90min)" in told
     assert "20rounds" not in told + weft("anchor", "--help").out
     assert "20rounds" in weft("join", "--help").out

@@ -118,7 +118,7 @@ def test_a_section_that_is_not_here_is_named(weft: Weft, staged: tuple[StagedCon
     keep((0, 7, 0), (2, 7, 1))
     told = weft("gather", "last")
     assert told.code != 0
-    assert "which has 3 stages, these are not here: stage 2." in " ".join(told.err.split())
+    assert "has 3 stages, and these are not here: stage 2." in " ".join(told.err.split())
 
 
 def test_a_model_without_stages_is_found_beside_older_sections(
@@ -146,6 +146,6 @@ def test_one_section_is_no_model_but_can_be_inspected(
 
 
 def test_what_names_no_run_with_stages_is_refused(weft: Weft, kept: Kept) -> None:
-    assert "no run of which there are sections" in " ".join(weft("gather", "last").err.split())
-    assert "no run of which there are sections" in " ".join(weft("gather", kept.run.run[:8]).err.split())
+    assert "not a run with sections in" in " ".join(weft("gather", "last").err.split())
+    assert "not a run with sections in" in " ".join(weft("gather", kept.run.run[:8]).err.split())
     assert digest_of(kept.run) == kept.run.run

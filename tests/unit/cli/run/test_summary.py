@@ -62,7 +62,7 @@ def test_of_others_it_tells_the_round_and_leaves_their_digests_to_them(kept: Kep
     text = summary(outcome_of(kept), replace(View(), peers=lines), "weft").splitlines()
     start = text.index(f"replica      {'d' * 64}")
     assert [line.strip() for line in text[start + 1 : start + 4]] == [
-        "of this peer; after the same round all have the same one",
+        "of this peer; all peers have the same one after the same round",
         "anna: joined",
         "bert: left, last heard of at round 11",
     ]
@@ -74,9 +74,9 @@ def test_whoever_brought_a_complete_run_to_its_end_has_finished(kept: Kept) -> N
     text = summary(outcome, view, "weft")
     assert "anna: finished\n" in text
     assert "bert: left, last heard of at round 3\n" in text
-    stopped = summary(replace(outcome, reason="asked to by SIGINT"), view, "weft")
+    stopped = summary(replace(outcome, reason="stopped by SIGINT"), view, "weft")
     assert "anna: finishing, last heard of at round 11" in stopped
-    hint = "tickets      that name this machine alone"
+    hint = "tickets      that name only this machine"
     assert hint in stopped
     assert hint not in text
     lines = {ANNA: Line(name="anna", state="left", round=11), BERT: Line(name="bert", state="left", round=3)}
@@ -111,12 +111,12 @@ def test_of_a_section_nothing_is_suggested_that_takes_a_whole_model(kept: Kept) 
     lines = {ANNA: Line(name="anna", state="finished")}
     text = summary(ended, replace(View(), peers=lines), "weft --home h")
     assert text.count("of stage 2 of 2, layer") == 2
-    assert "stage 2 of 2, layers 4-5 alone" in text
+    assert "stage 2 of 2, layers 4-5 only" in text
     assert f"weft --home h gather {ended.run.run[:8]}" in text
     assert "weft --home h gather -" in text
     for verb in ("generate", "eval", "export"):
         assert f"weft --home h {verb}" not in text
-    assert "after the same round all have the same one" not in text
+    assert "all peers have the same one after the same round" not in text
 
 
 def test_of_a_whole_model_that_was_put_together_the_usual_is_suggested(kept: Kept) -> None:
@@ -133,9 +133,9 @@ def write_text(path: Path) -> None:
 
 
 def test_who_held_no_part_of_the_model_reads_no_figures_and_only_what_is_there(kept: Kept, tmp_path: Path) -> None:
-    nothing = replace(cut(kept, tmp_path / "checkpoint"), replica=Digest(""), loss=None, reason="asked to by SIGINT")
+    nothing = replace(cut(kept, tmp_path / "checkpoint"), replica=Digest(""), loss=None, reason="stopped by SIGINT")
     assert summary(nothing, View(), "weft").splitlines()[1:] == [
-        "run small: asked to by SIGINT; this peer trained nothing now",
+        "run small: stopped by SIGINT; this peer trained nothing this time",
         "bytes        3 MB sent, 1 MB received",
     ]
     write_text(tmp_path / "stage-1" / "checkpoint" / CHECKPOINT_FILE)

@@ -196,5 +196,5 @@ def test_runs_lie_over_each_other(weft: Weft, run: Path, tmp_path: Path) -> None
 def test_what_cannot_be_written_or_read_is_refused(weft: Weft, run: Path, tmp_path: Path) -> None:
     refused(weft, 2, "should end in .html or .md", "report", run, "--out", tmp_path / "x.pdf")
     refused(weft, 2, "there is no folder", "report", run, "--out", tmp_path / "none" / "x.html")
-    refused(weft, 2, "no log file", "report", tmp_path / "nothing")
+    refused(weft, 2, "a log file", "report", tmp_path / "nothing")
     refused(weft, 2, "cannot be compared", "compare", run)

@@ -35,7 +35,7 @@ def refused(code, address="('198.51.100.7', 4433)"):
             f"{TLS}: {PEER} answers there, not me",
             "TLS over TCP to 198.51.100.7:4433, cdcdcdcd answers there, not me",
         ),
-        (TLS, f"{TLS} is no weft peer: \x1b[2Jx", "TLS over TCP to 198.51.100.7:4433, is no weft peer: ?[2Jx"),
+        (TLS, f"{TLS} is not a weft peer: \x1b[2Jx", "TLS over TCP to 198.51.100.7:4433, is not a weft peer: ?[2Jx"),
         (
             IROH,
             "cdcdcdcd did not answer over iroh within 5 s",

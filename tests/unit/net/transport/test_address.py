@@ -109,12 +109,12 @@ def test_what_others_can_be_told_has_no_fault(place: str) -> None:
         ("host:x", "has no port"),
         ("host:0", "port 0 is none"),
         ("host:99999", "port 99999 is none"),
-        ("bad host:1", "no name of a host"),
-        ("-a:1", "no name of a host"),
-        (":1", "no name of a host"),
+        ("bad host:1", "not the name of a host"),
+        ("-a:1", "not the name of a host"),
+        (":1", "not the name of a host"),
         ("::1:45", "needs brackets"),
-        ("[::g]:45", "no IPv6 address"),
-        ("[127.0.0.1]:45", "no IPv6 address"),
+        ("[::g]:45", "not an IPv6 address"),
+        ("[127.0.0.1]:45", "not an IPv6 address"),
         ("ü.test:45", "xn--tda.test"),
         ("tls://host:1", "is a URL"),
     ],
@@ -126,7 +126,7 @@ def test_what_others_could_not_use_is_refused_before_they_are_told(place: str, w
 
 
 def test_an_address_that_stands_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="stands there twice"):
+    with pytest.raises(ConfigError, match="is there twice"):
         TlsConfig(advertise=("host:1", "host:1"))
 
 

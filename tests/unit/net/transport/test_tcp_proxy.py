@@ -114,9 +114,9 @@ async def test_a_peer_dials_through_its_proxy(proxy: FakeProxy) -> None:
         (b"HTTP/1.0 403 Forbidden\r\nX: y\r\n\r\n", "answered 403 Forbidden.*listen on port 443"),
         (b"HTTP/1.1 502\r\n\r\n", "answered 502: it did not reach the address"),
         (b"HTTP/1.1 418 \x1b[31mteapot\r\n\r\n", r"answered 418 .*teapot"),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "is no HTTP proxy: it answers 'SSH-2.0-OpenSSH'"),
-        (b"HTTP/1.1 200 OK\r\n\r\nand more", "says more than that it is connected"),
-        (b"HTTP/1.1 200 OK\r\n" + b"x" * MAX_ANSWER_NBYTES, "it has no end"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "is not an HTTP proxy: it answers 'SSH-2.0-OpenSSH'"),
+        (b"HTTP/1.1 200 OK\r\n\r\nand more", "sent more than its answer"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x" * MAX_ANSWER_NBYTES, "its answer does not end"),
     ],
 )
 async def test_what_a_proxy_answers_is_said(proxy: FakeProxy, answer: bytes, said: str) -> None:
@@ -131,7 +131,7 @@ async def test_what_a_proxy_answers_is_said(proxy: FakeProxy, answer: bytes, sai
 
 async def test_a_proxy_that_is_not_there_is_named() -> None:
     dialling = TlsTransport(Identity.generate(), TlsConfig(proxy="http://127.0.0.1:1"))
-    with pytest.raises(DialError, match=r"the proxy http://127\.0\.0\.1:1 is not reached"):
+    with pytest.raises(DialError, match=r"cannot reach the proxy http://127\.0\.0\.1:1"):
         await dialling.dial(Identity.generate().peer, "tls://203.0.113.7:4433", "control")
     await dialling.aclose()
 

@@ -53,7 +53,7 @@ def test_nobody_is_waited_for_longer_than_is_allowed_however_often_it_asks() -> 
     assert blocks.by(LONGEST_S) is None
     (ended,) = blocks.take_ended(LONGEST_S + 1)
     assert ended.lasted_s == LONGEST_S
-    assert ended.reason == "600 s are over, and it is not in"
+    assert ended.reason == "600 s are over, and it has not caught up"
 
 
 @pytest.mark.parametrize("lasted_s", [0.0, 1.0, 100.0, LONGEST_S])
@@ -83,21 +83,21 @@ def test_a_key_is_waited_for_once_a_day() -> None:
     blocks = HoldRule(10.0)
     blocks.ask(A, 10.0, 0.0)
     blocks.end(A, "it is gone", 2.0)
-    assert "within a day" in blocks.ask(A, 10.0, DAY_S - 1)
+    assert "in the last day" in blocks.ask(A, 10.0, DAY_S - 1)
     assert blocks.ask(A, 10.0, DAY_S + 1) == ""
 
 
 def test_who_would_need_far_longer_than_is_allowed_is_declined() -> None:
     """Not who needs a little longer: beside rounds it is sent a quarter of what it is sent without."""
     blocks = HoldRule(LONGEST_S)
-    assert "600 s at most" in blocks.ask(A, SHARE * LONGEST_S + 1, 0.0)
+    assert "at most 600 s" in blocks.ask(A, SHARE * LONGEST_S + 1, 0.0)
     assert blocks.ask(A, SHARE * LONGEST_S, 0.0) == ""
 
 
 def test_who_cannot_be_in_in_time_is_given_up_once_its_line_is_known() -> None:
     blocks = HoldRule(LONGEST_S)
     assert asking(blocks, A, 0.0, TRIAL_S - 2, needs_s=LONGEST_S + 100) == ""
-    assert "540 s more at most" in blocks.ask(A, LONGEST_S + 100, TRIAL_S)
+    assert "at most 540 s more" in blocks.ask(A, LONGEST_S + 100, TRIAL_S)
     assert blocks.by(TRIAL_S) is None
     assert blocks.take_ended(TRIAL_S)[0].lasted_s == TRIAL_S
 

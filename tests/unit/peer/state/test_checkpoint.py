@@ -199,11 +199,15 @@ def rewritten(tree: Any, path: tuple[str | int, ...], value: Any) -> Any:
 @pytest.mark.parametrize(
     ("path", "value", "match"),
     [
-        (("contents", "head", "committed_tokens"), 8, "altered: what it says has another digest"),
-        (("contents", "head"), None, "altered: what it says has another digest"),
-        (("contents", "counters", "uncounted_tokens"), 0, "altered: what it says has another digest"),
-        (("contents", "replicated", "vectors", 0, "chunks", 0), "00" * 32, "altered: what it says has another digest"),
-        (("digest",), "00" * 32, "altered: what it says has another digest"),
+        (("contents", "head", "committed_tokens"), 8, "altered: its contents do not match the digest"),
+        (("contents", "head"), None, "altered: its contents do not match the digest"),
+        (("contents", "counters", "uncounted_tokens"), 0, "altered: its contents do not match the digest"),
+        (
+            ("contents", "replicated", "vectors", 0, "chunks", 0),
+            "00" * 32,
+            "altered: its contents do not match the digest",
+        ),
+        (("digest",), "00" * 32, "altered: its contents do not match the digest"),
         (("contents", "replicated", "vectors", 0, "num"), 10**14, "altered"),
         (("contents", "run"), "../../etc/passwd", "altered"),
         (("contents", "serial"), -1, "altered"),

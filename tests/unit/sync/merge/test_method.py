@@ -87,7 +87,7 @@ def test_a_custom_mix_is_taken_as_it_is() -> None:
     ("tree", "message"),
     [
         ({"type": "custom", "every": 5, "send": "gradient", "apply": {"type": "sgd"}}, "set every = 1"),
-        ({"type": "custom", "every": 5, "send": "delta", "apply": {"type": "inner"}}, "already holds inner steps"),
+        ({"type": "custom", "every": 5, "send": "delta", "apply": {"type": "inner"}}, "already holds training steps"),
         ({"type": "custom", "every": 0, "send": "delta", "apply": {"type": "sgd"}}, "every"),
         ({"type": "custom", "every": 1, "send": "weights", "apply": {"type": "sgd"}}, "send"),
         ({"type": "diloco", "momentum": 1.0}, "momentum"),
@@ -97,11 +97,11 @@ def test_a_custom_mix_is_taken_as_it_is() -> None:
         ({"type": "ddp", "codec": {"type": "int5"}}, "int5"),
         ({"type": "diloco", "codec": {"type": "top_k"}}, "set feedback = 0.95"),
         ({"type": "sparseloco", "reply_feedback": None}, "reply_feedback"),
-        ({**WHOLE, "codec": {"type": "int8"}, "reply_feedback": 1.0}, "nobody finds the same"),
-        ({**WHOLE, "codec": {"type": "int8"}, "reply_codec": {"type": "sign"}}, "nobody keeps that for later"),
+        ({**WHOLE, "codec": {"type": "int8"}, "reply_feedback": 1.0}, "reply_feedback needs one owner"),
+        ({**WHOLE, "codec": {"type": "int8"}, "reply_codec": {"type": "sign"}}, "none keeps that for later"),
         ({**WHOLE, "tune": 0.05}, "tune"),
         ({**DELTA, "wait": "ready", "fragments": 4}, "fragments: 4 follow the round's number"),
-        ({**DELTA, "error": "local", "feedback": 1.0, "mix": 0.5}, "mix: 0.5 is a share"),
+        ({**DELTA, "error": "local", "feedback": 1.0, "mix": 0.5}, "mix: 0.5 replaces a share"),
     ],
 )
 def test_a_mix_that_cannot_work_is_refused(tree: dict[str, object], message: str) -> None:
