@@ -81,8 +81,8 @@ def find_sections(given: str, home: Path) -> Path:
     run = find_run(given, home, having=(SECTIONS,))
     if run is None or not any(True for _ in run.glob(SECTIONS)):
         raise CheckpointError(
-            f"{given[:200]!r} names no ticket, and no run of which there are sections in {home}. Runs with stages have "
-            "them: give a ticket of one, its name, the digits of its digest, or last."
+            f"{given[:200]!r} is not a ticket, and not a run with sections in {home}. Runs with stages have them: give "
+            "a ticket of one, its name, the digits of its digest, or last."
         )
     return run
 

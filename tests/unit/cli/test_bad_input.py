@@ -76,11 +76,6 @@ def test_a_ticket_of_this_very_key_says_so(weft: Weft, tmp_path: Path) -> None:
     assert "--key other.pem" in said
 
 
-def test_joining_without_a_person_to_ask_is_2(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    refused(weft, 2, "--yes", "join", a_ticket())
-
-
 def test_asking_for_a_ticket_where_no_member_is_is_15(weft: Weft) -> None:
     refused(weft, 15, "has a ticket", "ticket")
 

@@ -56,6 +56,7 @@ def here(line: str) -> Rows:
     return {
         "--name": ALWAYS,
         "--key": ALWAYS,
+        "--lan": ALWAYS,
         "--host": (Refused(f"{line} --transports iroh --host 127.0.0.1", idle),),
         "--port": (Refused(f"{line} --transports iroh --port 5", idle),),
         "--transports": ALWAYS,
@@ -97,13 +98,13 @@ def acting(line: str) -> Rows:
 TABLE: dict[str, Rows] = {
     "": {"--home": (Named("--home {tmp}/other methods", "--home"),), "--version": ALWAYS},
     "demo": {
-        "--peers": (Refused("demo {demo} --peers 2", "holds a demo already"),),
+        "--peers": (Refused("demo {demo} --peers 2", "already holds a demo"),),
         "--minutes": (
-            Refused("demo {demo} --minutes 2", "holds a demo already"),
+            Refused("demo {demo} --minutes 2", "already holds a demo"),
             Refused("demo {tmp}/new --minutes 2 --tokens 5", "they exclude each other"),
         ),
         "--tokens": (
-            Refused("demo {demo} --tokens 2", "holds a demo already"),
+            Refused("demo {demo} --tokens 2", "already holds a demo"),
             Refused("demo {tmp}/new --tokens 2 --minutes 2", "they exclude each other"),
         ),
         "--fresh": ALWAYS,
@@ -122,6 +123,12 @@ TABLE: dict[str, Rows] = {
             Refused("train {run} --new --go-on", "they exclude each other"),
             Shown(TRAIN, "test_a_run_that_is_just_this_one_is_not_begun_anew"),
         ),
+        **{
+            option: (Refused(f"train {{run}} {option} {value}".rstrip(), f"{option}: without effect on"),)
+            for option, value in {
+                **{"--run-name": "mine", "--size": "nano", "--length": "2h", "--peers": "2", "--yes": ""}
+            }.items()
+        },
         "--wait-for": (Shown(TRAIN, "test_a_run_that_has_begun_waits_for_nobody_and_says_so"),),
         **here("train {run}"),
         "--key": (Shown(TRAIN, "test_a_run_is_not_begun_anew_by_another_key_unasked"),),
@@ -141,9 +148,11 @@ TABLE: dict[str, Rows] = {
     "anchor": {**here("anchor {ticket}"), **STAY},
     "status": {"--follow": ALWAYS, "--json": ALWAYS, **OF_LOGS},
     "watch": {**dict.fromkeys(("--public", "--host", "--port"), ALWAYS), **OF_LOGS},
-    "report": {"--out": ALWAYS},
+    "report": {"--out": ALWAYS, **OF_LOGS},
     "compare": {"--out": ALWAYS},
     "ticket": {},
+    "runs": {"--json": ALWAYS},
+    "runs delete": {"--yes": ALWAYS},
     "pause": {"--all": (Shown("cli/run/test_pause.py", "test_all_beside_one_that_is_named_is_refused"),)},
     "resume": {"--all": (Shown("cli/run/test_pause.py", "test_all_beside_one_that_is_named_is_refused"),)},
     "gather": {
@@ -262,7 +271,7 @@ TABLE: dict[str, Rows] = {
     "keys restore": {
         "--passphrase-file": (
             Refused("keys restore {key} {tmp}/back --plain --passphrase-file {machine}", "that has no passphrase"),
-            Refused("keys restore {key} {tmp}/back --passphrase-file {machine}", "no passphrase belongs to it"),
+            Refused("keys restore {key} {tmp}/back --passphrase-file {machine}", "it needs no passphrase"),
         ),
         "--plain": (Shown("cli/test_verbs.py", "test_keys_are_made_shown_listed_backed_up_and_restored"),),
     },

@@ -45,7 +45,7 @@ def test_an_act_takes_the_ticket_of_the_environment_unless_a_run_is_named(
 ) -> None:
     monkeypatch.setenv("WEFT_TICKET", a_ticket())
     goes(weft, "act", "show")
-    refused(weft, 15, "no member of a run that begins with abab keeps a ticket", "act", "show", "--run", "abab")
+    refused(weft, 15, "no member of a run called abab has a ticket", "act", "show", "--run", "abab")
 
 
 @pytest.mark.parametrize("verb", ["join", "anchor", "gather", "inspect"])

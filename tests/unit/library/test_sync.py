@@ -242,7 +242,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint_whatever_the_model_i
     assert began[0].equal(a.vector())
     assert b.outcome.committed_tokens == 240
     assert b.num_steps == 60 - 2 * EVERY
-    assert any("made before" in event.text for event in b.events(Notice))
+    assert any("going on with run" in event.text for event in b.events(Notice))
 
 
 def begun(yard: Yard) -> Runner:
@@ -302,7 +302,7 @@ def test_what_cannot_go_on_says_why_and_what_can(tmp_path: Path) -> None:
         wider = refused(yard, model=nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 1)))
         alike = refused(yard, model=small(1), wish="new")
         nothing = refused(yard, config=msgspec.structs.replace(yard.config, name="elsewhere"), wish="go on")
-    assert "It cannot go on so: only samples, batch_size, method.every" in said
+    assert "It cannot go on with this change: only samples, batch_size, method.every" in said
     assert "start the loop with the config as it was" in said
     assert "the model's parameters are others" in wider
     assert "it is just this one" in alike

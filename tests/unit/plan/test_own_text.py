@@ -45,7 +45,7 @@ def test_the_recipe_is_what_is_proposed_for_a_megabyte() -> None:
 @pytest.mark.parametrize("nbytes", [500, 3_000, 20_000, 1_000_000, 1_000_000_000])
 def test_every_run_file_has_samples_for_all_and_held_out_ones(nbytes: int, peers: int) -> None:
     text = a_text(nbytes)
-    if nbytes < 400 * peers:
+    if nbytes < 290 * peers:
         with pytest.raises(DataError, match=f"{nbytes:,} bytes"):
             run_tree(text, answers(peers=peers))
         return

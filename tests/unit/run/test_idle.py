@@ -65,7 +65,7 @@ NO_STAGES = "no effect in a run without stages"
 FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "RunFile": (
         "name seed peers model data is_private tokenizer train method stages admission orphan_after_s is_strict "
-        "electors stewards predecessor",
+        "electors stewards predecessor run",
         {
             "pipeline": (Refused({"pipeline.micro_batch": 2}, NO_STAGES),),
             "has_even_leases": (Idle(STAGED, "has_even_leases", True, ROUTED),),
@@ -176,11 +176,11 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
         {
             "feedback": (
                 Idle({**DELTA, **FP32}, "method.feedback", 0.5, NOTHING_LEFT),
-                Refused({**GOSSIP, "method.feedback": 0.5}, "of methods with replicas"),
+                Refused({**GOSSIP, "method.feedback": 0.5}, "methods with replicas"),
             ),
             "reply_feedback": (Idle({**DELTA, **FP32}, "method.reply_feedback", 0.5, NOTHING_LEFT),),
-            "proximal": (Refused({**SIGNS, "method.proximal": 0.5}, "where nothing pulls"),),
-            "tune": (Refused({**SIGNS, "method.tune": 0.1}, "chosen only where nothing but them is set"),),
+            "proximal": (Refused({**SIGNS, "method.proximal": 0.5}, "nothing pulls it back"),),
+            "tune": (Refused({**SIGNS, "method.tune": 0.1}, "only if no other choice is set"),),
         },
     ),
     "GraphConfig": ("graph mean_every", {"degree": (Idle(GOSSIP, "method.among.degree", 3, NO_DEGREE),)}),
@@ -324,7 +324,7 @@ MACHINE: dict[machine.Use, set[str]] = {
 }
 # Of all others somebody has looked where they are read.
 HEARD = {
-    *("name", "max_parameters", "transports", "caps.upload_bps", "caps.download_bps", "caps.day_nbytes"),
+    *("name", "max_parameters", "transports", "has_lan", "caps.upload_bps", "caps.download_bps", "caps.day_nbytes"),
     *(f"relay.{name}" for name in ("is_on", "max_streams", "max_streams_per_peer", "max_bps", "idle_s")),
     *(f"tls.{name}" for name in ("host", "port", "advertise", "proxy", "proxy_user", "proxy_password")),
     *(f"iroh.{name}" for name in ("hosts", "port", "relays", "dial_timeout_s")),

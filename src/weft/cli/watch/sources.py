@@ -96,7 +96,7 @@ def logs_of(given: str | Path, home: Path) -> Path:
     run = find_run(str(given), home, having=LOGS)
     if run is None:
         raise ConfigError(
-            f"{str(given)[:200]!r} is no ticket, no log file (log.jsonl), no folder of a run, and no run of this home. "
+            f"{str(given)[:200]!r} is not a ticket, a log file (log.jsonl), a folder of a run, or a run of this home. "
             f"{listing(home)}"
         )
     typer.echo(f"this is run {called(run)}", err=True)

@@ -143,7 +143,7 @@ OPEN_ONE = (
     'and name that in its machine file, [tls] advertise = ["public.address:port"], or start a member on a machine with '
     "a public address; then take a ticket from that member"
 )
-OWN_RELAY = "a relay server of one's own, named on both sides ([iroh] relays), may be another way"
+OWN_RELAY = "a relay server of your own, named on both sides ([iroh] relays), may be another way"
 DOCTOR = "`weft doctor -` tries every way by itself and examines this machine"
 _TAKEN_OVER = (
     "something answers there that is not the member of this ticket",

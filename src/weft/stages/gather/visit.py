@@ -141,7 +141,7 @@ async def from_here(name: RunId, home: Home, into: Path | None, emit: Emit) -> G
     found = {stage: found_in(folders, run, stage) for stage in range(run.num_pieces)}
     if missing := [run.called(stage) for stage in range(run.num_pieces) if not found[stage]]:
         raise CheckpointError(
-            f"of run {short(name)}, which has {run.stages} stages, these are not here: {', '.join(missing)}. Other "
+            f"run {short(name)} has {run.stages} stages, and these are not here: {', '.join(missing)}. Other "
             "peers hold them. While they run, fetch them with: weft gather -"
         )
     newest = max(folders, key=lambda each: _newest_round(each, run))

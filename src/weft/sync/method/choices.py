@@ -163,14 +163,18 @@ MergeRule = Annotated[
     Rule, msgspec.Meta(description="the mean over all contributors, or over those that sent an element")
 ]
 Decay = Annotated[
-    float, msgspec.Meta(ge=0, le=1, description="share of a payload's error that is added to the next; left out: none")
+    float,
+    msgspec.Meta(
+        ge=0, le=1, description="share of a payload's error that is added to the next; left out, or with fp32: none"
+    ),
 ]
 Error = Annotated[
     Literal["apart", "local"],
     msgspec.Meta(description="what a codec leaves out is kept beside the parameters, or in the local ones"),
 ]
 ReplyDecay = Annotated[
-    float, msgspec.Meta(ge=0, le=1, description="the same for a merged part, at its owner; left out: none")
+    float,
+    msgspec.Meta(ge=0, le=1, description="the same for a merged part, at its owner; left out, or with fp32: none"),
 ]
 
 

@@ -67,7 +67,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     monkeypatch.setattr(findings, "check_memory", broken)
     found = list(findings.examine(tmp_path, 0, lambda: models(PeerConfig())))
-    assert Finding("memory", "note", "could not be examined: OSError: odd") in found
+    assert Finding("memory", "note", "could not be checked: OSError: odd") in found
     assert found[-1].topic == "pace"
 
 

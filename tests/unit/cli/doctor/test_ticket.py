@@ -135,7 +135,7 @@ async def test_a_member_on_this_machine_is_tried_and_measured(member: Node, weft
     assert "there is a way into the run" in answer.out
     assert "Mbit/s over tls" in answer.out
     assert "round trip" in answer.out
-    assert "no translation between" in answer.out
+    assert "no router translates it" in answer.out
     stranger = issue(RUN, member.contacts(), bytes(16))
     answer = await asyncio.to_thread(weft, "doctor", stranger, "--machine", machine)
     assert answer.code == Refused.exit_code

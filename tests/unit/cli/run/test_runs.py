@@ -197,11 +197,11 @@ def test_a_deletion_that_broke_off_is_completed_by_another(
             raise PermissionError(13, "Permission denied", str(path))
         own(path, missing_ok)
 
-    monkeypatch.setattr(Path, "unlink", unlink)
-    answer = weft("runs", "delete", "small", "--yes")
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "unlink", unlink)
+        answer = weft("runs", "delete", "small", "--yes")
     assert answer.code == 11
     assert "Permission denied" in answer.err
-    monkeypatch.undo()
     assert kept.run.run in {held.run for held in held_by(Home(home))}
     assert weft("runs", "delete", kept.run.run[:8], "--yes").code == 0
     assert files(home) == {}

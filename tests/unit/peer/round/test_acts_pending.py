@@ -191,7 +191,9 @@ def test_a_lie_that_cannot_be_kept_waits_in_memory_and_is_told(trial: Trial, mon
     trial.acts.accuse(lie())
     assert trial.acts.liars == (LIAR,)
     assert trial.node.told() == [OTHER, THIRD]
-    assert any("memory only: no room" in event.text for event in trial.events if isinstance(event, Notice))
+    assert any(
+        "only in this process's memory: no room" in event.text for event in trial.events if isinstance(event, Notice)
+    )
 
 
 def test_no_more_lies_are_kept_than_can_be_read(tmp_path: Path) -> None:
