@@ -26,6 +26,7 @@ from weft.cost import training as cost
 from weft.errors import TooLarge
 from weft.model.config import ModelConfig, num_parameters
 from weft.model.flat import flatten
+from weft.model.initial import initial_vector
 from weft.model.transformer import Transformer
 from weft.progress import Meter
 from weft.run.config import RunFile, TrainConfig
@@ -185,8 +186,14 @@ def measure_cut(
 
 
 def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[], None]:
-    """Return one inner step of the model, on tokens that are all zero."""
+    """Return one inner step of the model, on tokens that are all zero.
+
+    It has the parameters that a run begins with. PyTorch's own are so large that attention has one weight of 1 and
+    others too small for a normal number, with which a CPU takes twenty times as long.
+    """
     flat = flatten(Transformer(model), device.torch)
+    with torch.no_grad():
+        flat.vector.copy_(initial_vector(model, 0))
     optimizer = inner.build(train.optimizer, flat)
     backward = Backward(flat, device, train.batch_size, is_compiled=False, emit=lambda _event: None)
     tokens = torch.zeros((train.batch_size, train.seq_len), dtype=torch.int64)
