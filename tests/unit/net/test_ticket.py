@@ -188,18 +188,7 @@ def test_a_ticket_of_members_is_short_and_names_only_what_there_is(each_at):
         assert any({each for each in addresses if each.startswith("tls")} <= set(member.addresses) for member in rest)
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.ip_addresses(v=4).map(lambda ip: f"tls://{ip}:4433"),
-            st.ip_addresses(v=6).map(lambda ip: f"tls://[{ip}]:4433"),
-            st.ip_addresses().map(lambda ip: iroh(f"[{ip}]:7" if ip.version == 6 else f"{ip}:7")),
-            st.from_regex(r"tls://[a-z]{1,23}\.example:[1-9][0-9]{0,3}", fullmatch=True),
-        ),
-        min_size=1,
-        max_size=16,
-    )
-)
+@given(ADDRESSES)
 def test_a_ticket_without_long_names_is_short_and_names_only_what_there_is(addresses):
     length, found = held(*addresses)
     assert length <= 200

@@ -392,13 +392,11 @@ class _Machine:
 
     def pace_of(self, described: Any, base: Path) -> "Here":
         """Return how fast this machine trains what a run file describes."""
-        from weft.cli.plan.speed_here import measure, num_cores
+        from weft.cli.plan.speed_here import measure
         from weft.plan.own_text import unsealed
 
-        caps = self._settings.caps
-        threads = self._settings.threads or (0 if caps.cores is None else min(caps.cores, num_cores()))
-        model = unsealed(described, base).model
-        return measure(model, described.train, 1, on=self._settings.device, num_threads=threads)
+        model, settings = unsealed(described, base).model, self._settings
+        return measure(model, described.train, 1, on=settings.device, num_threads=settings.num_threads)
 
     def takes(self, described: Any, here: "Here", base: Path) -> Iterator[str]:
         """Yield what a run takes, line by line; nothing that is not measured, counted or in closed form."""
