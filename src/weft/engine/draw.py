@@ -1,0 +1,185 @@
+"""The next token of a text, drawn so that the text does not depend on who computed it, or along which path.
+
+    scaled = (logits, less penalties, with biases) / temperature
+    token  = argmax over the kept of scaled + g,   g = -log(-log(u))
+
+With Gumbel noise the argmax is a draw from the softmax of the kept (Gumbel-max trick; for text arXiv:2405.19107). u is
+no generator's state: it is BLAKE3, keyed by the text's seed, of the token's position. So a text that another machine
+goes on with, or whose positions are drawn several at once, comes out the same (to rounding of the logits).
+
+Kept are, one after the other: what a grammar allows, `top_k` likeliest, `min_p` of the likeliest's probability, the
+likeliest that reach the mass `top_p`. Of equal sums the lowest token wins.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from weft.errors import NotFinite
+
+FloatArray = NDArray[np.float64]
+
+SEED_NBYTES = 32
+_SOME = 1024  # likeliest tokens, of which the mass is nearly always enough: sorting all takes ten times as long
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a text's tokens are drawn.
+
+    Args:
+        temperature: 0 takes the likeliest.
+        top_k: 0 keeps all.
+        presence, frequency: taken off the logit of what was drawn, once and for each time.
+        repetition: by which logits of what was read or drawn are divided, negative ones multiplied (arXiv:1909.05858).
+        bias: added to logits; -inf forbids.
+        seed: `SEED_NBYTES`.
+        num_likeliest: whose log-probabilities are told; None: not even the drawn one's.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    bias: Mapping[int, float] = field(default_factory=dict)
+    seed: bytes = bytes(SEED_NBYTES)
+    num_likeliest: int | None = None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A token, and if asked for how likely the model found it, and which it found likeliest: log-probabilities, nats,
+    before anything of `Drawing`."""
+
+    token: int
+    logprob: float | None = None
+    likeliest: tuple[tuple[int, float], ...] = ()
+
+
+class Counts:
+    """How often each token of a text was drawn, and which its prompt holds."""
+
+    def __init__(self, prompt: NDArray[np.int64], vocab_size: int) -> None:
+        self._drawn = np.zeros(vocab_size, dtype=np.int32)
+        self._read = np.zeros(vocab_size, dtype=bool)
+        self._read[prompt] = True
+
+    def add(self, token: int) -> None:
+        self._drawn[token] += 1
+
+    def penalised(self, logits: FloatArray, drawing: Drawing) -> FloatArray:
+        if drawing.repetition != 1.0:
+            seen = self._read | (self._drawn > 0)
+            divided = np.where(logits > 0, logits / drawing.repetition, logits * drawing.repetition)
+            logits = np.where(seen, divided, logits)
+        if drawing.presence or drawing.frequency:
+            logits = logits - drawing.frequency * self._drawn - drawing.presence * (self._drawn > 0)
+        return logits
+
+
+def draw(
+    logits: FloatArray,
+    drawing: Drawing,
+    position: int,
+    counts: Counts | None = None,
+    allowed: NDArray[np.bool_] | None = None,
+) -> Drawn:
+    """Return the token at `position`.
+
+    Args:
+        logits: one per token, fp64.
+        position: in the text, its prompt included.
+        counts: needed where there are penalties.
+        allowed: by a grammar; at least one token.
+
+    Raises:
+        NotFinite: a logit is NaN or infinite.
+    """
+    if not np.isfinite(logits).all():
+        raise NotFinite("the model's logits are NaN or infinite: its weights are broken. Serve an earlier checkpoint.")
+    token = _token(logits, drawing, position, counts, allowed)
+    if drawing.num_likeliest is None:
+        return Drawn(token)
+    told = logits - _log_sum(logits)
+    best = _largest(told, drawing.num_likeliest)
+    return Drawn(token, float(told[token]), tuple((int(each), float(told[each])) for each in best))
+
+
+def _token(
+    logits: FloatArray, drawing: Drawing, position: int, counts: Counts | None, allowed: NDArray[np.bool_] | None
+) -> int:
+    if counts is not None:
+        logits = counts.penalised(logits, drawing)
+    if drawing.bias:
+        logits = logits.copy()
+        logits[list(drawing.bias)] += list(drawing.bias.values())
+    if allowed is not None:
+        logits = np.where(allowed, logits, -inf)
+    if drawing.temperature == 0.0 or drawing.top_k == 1:
+        return int(logits.argmax())
+    scaled = (logits - logits.max()) / drawing.temperature
+    kept = kept_of(scaled, drawing)
+    score = scaled[kept] + gumbel(drawing.seed, position, len(logits))[kept]
+    return int(kept[score.argmax()])
+
+
+def kept_of(scaled: FloatArray, drawing: Drawing) -> NDArray[np.int64]:
+    """Return the tokens that may be drawn, ascending."""
+    num = len(scaled)
+    if not drawing.top_k and drawing.min_p == 0.0 and drawing.top_p >= 1.0:
+        return np.flatnonzero(scaled > -inf)
+    best = _largest(scaled, min(drawing.top_k or num, _SOME))
+    if drawing.top_k > _SOME or (not drawing.top_k and not _is_enough(scaled, best, drawing)):
+        best = _largest(scaled, drawing.top_k or num)
+    mass = np.exp(scaled[best])
+    whole = mass.sum() if drawing.top_k else np.exp(scaled).sum()
+    num_kept = int((mass >= drawing.min_p * mass[0]).sum())
+    if drawing.top_p < 1.0:
+        # Of what min_p keeps, the fewest likeliest whose mass reaches top_p of it.
+        whole = mass[:num_kept].sum() if drawing.min_p else whole
+        num_kept = min(num_kept, int(np.searchsorted(mass.cumsum(), drawing.top_p * whole)) + 1)
+    best = best[:num_kept]
+    return np.sort(best[scaled[best] > -inf])
+
+
+def _is_enough(scaled: FloatArray, best: NDArray[np.int64], drawing: Drawing) -> bool:
+    """Return whether nothing beyond the likeliest can be kept."""
+    if len(best) == len(scaled):
+        return True
+    last = float(np.exp(scaled[best[-1]]))
+    if drawing.min_p:
+        return last < drawing.min_p
+    return float(np.exp(scaled[best]).sum()) >= drawing.top_p * float(np.exp(scaled).sum())
+
+
+def _largest(values: FloatArray, num: int) -> NDArray[np.int64]:
+    """Return where the `num` largest values are, largest first; of equal ones the lowest place first."""
+    if num >= len(values):
+        return np.argsort(-values, kind="stable")
+    if num == 0:
+        return np.empty(0, dtype=np.int64)
+    bound = np.partition(values, len(values) - num)[len(values) - num]
+    some = np.flatnonzero(values >= bound)
+    return some[np.argsort(-values[some], kind="stable")][:num]
+
+
+def gumbel(seed: bytes, position: int, num: int) -> FloatArray:
+    """Return Gumbel noise for `num` tokens: of `seed` and `position`, and of nothing else.
+
+    u = ((8 bytes of BLAKE3's output, keyed) >> 11) 2^-53, and 2^-54 where that is 0.
+    """
+    told = blake3(position.to_bytes(8, "little"), key=seed).digest(8 * num)
+    u = (np.frombuffer(told, "<u8") >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return -np.log(-np.log(np.maximum(u, 2.0**-54)))
+
+
+def _log_sum(logits: FloatArray) -> float:
+    most = float(logits.max())
+    return most + float(np.log(np.exp(logits - most).sum()))

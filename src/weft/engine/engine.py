@@ -1,0 +1,308 @@
+"""One model, and everybody who wants text of it: a thread computes steps as long as there is something to compute.
+
+    text = engine.begin(Wanted(...))
+    async for drawn in text:            # token by token
+        ...
+    text.ended                          # "stop", "length", "cancelled"
+
+Whoever reads slowly holds up nobody: what is drawn waits for it, at most `max_tokens` of them. The thread owns the
+schedule, the pages and the numbers; others reach it through a queue alone.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.clock import Clock, SystemClock
+from weft.engine.draw import Counts, Drawing, Drawn, draw
+from weft.engine.pace import Pace
+from weft.engine.pages import PAGE, PagePool
+from weft.engine.schedule import Row, Scheduler, Sequence
+from weft.engine.step import Piece, Stepper
+from weft.errors import ConfigError, WeftError
+
+Ending = Literal["stop", "length", "cancelled"]
+MAX_WAITING = 256
+
+
+class Full(WeftError):
+    """More texts wait than this machine takes. `retry_s`: when to ask again, in seconds."""
+
+    def __init__(self, retry_s: float) -> None:
+        super().__init__(f"{MAX_WAITING} texts wait already. Ask again in {retry_s:.0f} s.")
+        self.retry_s = retry_s
+
+
+class Constraint(Protocol):
+    """What a grammar allows next. It is called from the engine's thread."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return which tokens may follow; none: the text is complete."""
+        ...
+
+    def take(self, token: int) -> None:
+        """A token follows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A text that is asked for.
+
+    Args:
+        key: who asks; keys share the device alike.
+        prompt: at least one token.
+        max_new_tokens: at most so many are drawn.
+        stop_ids: tokens that end the text, and are not in it.
+        salt: who may share pages with it.
+    """
+
+    key: str
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    drawing: Drawing = field(default_factory=Drawing)
+    stop_ids: Collection[int] = ()
+    salt: bytes = b""
+    constraint: Constraint | None = None
+
+
+class Text:
+    """A text under way; an async iterator of what is drawn."""
+
+    def __init__(self, engine: "Engine", wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.ended: Ending | None = None
+        self.num_shared = 0  # tokens of the prompt that had been read for another text
+        self.began_s: float | None = None  # by the engine's clock: when its first piece was computed
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._told: asyncio.Queue[Drawn | Ending | Exception] = asyncio.Queue()
+
+    def __aiter__(self) -> AsyncIterator[Drawn]:
+        return self
+
+    async def __anext__(self) -> Drawn:
+        if self.ended is not None:
+            raise StopAsyncIteration
+        told = await self._told.get()
+        if isinstance(told, Drawn):
+            return told
+        if isinstance(told, Exception):
+            self.ended = "cancelled"
+            raise told
+        self.ended = told
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        """Draw no more of it; a step under way ends. Its pages are free soon."""
+        self._engine._cancel(self)
+
+    def _tell(self, told: Drawn | Ending | Exception) -> None:
+        with suppress(RuntimeError):  # the loop has ended: nobody reads any more
+            self._loop.call_soon_threadsafe(self._told.put_nowait, told)
+
+
+@dataclass
+class Totals:
+    """What the engine has done since it began, and what it holds."""
+
+    num_steps: int = 0
+    num_read: int = 0  # tokens of prompts, computed
+    num_drawn: int = 0
+    num_asked: int = 0  # tokens of prompts that could have been shared
+    num_shared: int = 0
+    num_yielded: int = 0  # texts that gave up their pages
+    num_running: int = 0
+    num_waiting: int = 0
+    num_pages: int = 0
+    num_held: int = 0  # pages
+
+
+@dataclass(eq=False)
+class _Job:
+    """A text as the thread has it."""
+
+    text: Text
+    sequence: Sequence
+    counts: Counts | None
+
+
+class Engine:
+    """Serves one model.
+
+    Args:
+        on_step: told how many texts drew, how many tokens were read, and how long it took, on the engine's thread.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        *,
+        vocab_size: int,
+        context: int,
+        num_pages: int,
+        max_rows: int = 64,
+        max_running: int = 256,
+        clock: Clock | None = None,
+        on_step: Callable[[int, int, float], None] = lambda _drawn, _read, _s: None,
+    ) -> None:
+        self._stepper = stepper
+        self._vocab_size = vocab_size
+        self.context = min(context, num_pages * PAGE)
+        self._pool = PagePool(num_pages)
+        self._pace = Pace()
+        self._schedule = Scheduler(self._pool, self._pace, max_rows=max_rows, max_running=max_running)
+        self._clock = clock or SystemClock()
+        self._on_step = on_step
+        self._jobs: dict[Sequence, _Job] = {}
+        self._by_text: dict[Text, _Job] = {}
+        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.totals = Totals(num_pages=num_pages)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    # --- from the event loop ---
+
+    def begin(self, wanted: Wanted) -> Text:
+        """Begin a text.
+
+        Raises:
+            ConfigError: an empty prompt, a token that the model does not have, or more than its context.
+            Full: too many wait.
+        """
+        if not wanted.prompt:
+            raise ConfigError("the prompt is empty. Give at least one token.")
+        if (wrong := next((each for each in wanted.prompt if not 0 <= each < self._vocab_size), None)) is not None:
+            raise ConfigError(f"token {wrong} is outside the model's vocabulary of {self._vocab_size}.")
+        if len(wanted.prompt) >= self.context:
+            raise ConfigError(
+                f"This model's maximum context length is {self.context} tokens. The prompt has {len(wanted.prompt)}."
+            )
+        if self.totals.num_waiting >= MAX_WAITING:
+            raise Full(self._retry_s())
+        text = Text(self, wanted)
+        self._asked.put(lambda: self._open(text))
+        return text
+
+    def _cancel(self, text: Text) -> None:
+        self._asked.put(lambda: self._close(text, "cancelled"))
+
+    def _retry_s(self) -> float:
+        return max(1.0, self._pace.step_s(self.totals.num_running, 0) * MAX_WAITING)
+
+    def close(self) -> None:
+        """End all texts, and the thread."""
+        self._asked.put(None)
+        self._thread.join()
+
+    # --- on the thread ---
+
+    def _run(self) -> None:
+        while self._take_asked(is_idle=not self._jobs):
+            if rows := self._schedule.plan():
+                self._step(rows)
+            self._tell_totals()
+        for text in list(self._by_text):
+            self._close(text, "cancelled")
+
+    def _take_asked(self, *, is_idle: bool) -> bool:
+        """Do what was asked for meanwhile, and wait for it where there is nothing else to do."""
+        while True:
+            try:
+                asked = self._asked.get(block=is_idle)
+            except queue.Empty:
+                return True
+            if asked is None:
+                return False
+            asked()
+            is_idle = False
+
+    def _open(self, text: Text) -> None:
+        wanted = text.wanted
+        most = min(self.context, len(wanted.prompt) + wanted.max_new_tokens)
+        sequence = Sequence(wanted.key, list(wanted.prompt), most, wanted.salt)
+        drawing = wanted.drawing
+        has_counts = drawing.presence or drawing.frequency or drawing.repetition != 1.0
+        counts = Counts(np.array(wanted.prompt), self._vocab_size) if has_counts else None
+        job = self._jobs[sequence] = self._by_text[text] = _Job(text, sequence, counts)
+        if len(sequence.tokens) >= most:
+            self._end(job, "length")
+            return
+        self._schedule.add(sequence)
+
+    def _close(self, text: Text, ending: Ending | Exception) -> None:
+        if (job := self._by_text.get(text)) is not None:
+            self._end(job, ending)
+
+    def _end(self, job: _Job, ending: Ending | Exception) -> None:
+        self._schedule.remove(job.sequence)
+        del self._jobs[job.sequence], self._by_text[job.text]
+        self._tell_totals()  # who reads the ending finds its pages free
+        job.text._tell(ending)
+
+    def _step(self, rows: list[Row]) -> None:
+        began = self._clock.now()
+        pieces = [
+            Piece(row.sequence.tokens[row.start : row.stop], row.start, row.sequence.pages, draws=row.draws)
+            for row in rows
+        ]
+        try:
+            logits = self._stepper.step(pieces).cpu().numpy()
+        except Exception as error:  # out of memory, a broken device: whoever waits hears of it
+            for row in rows:
+                self._end(self._jobs[row.sequence], error)
+            return
+        for row in rows:
+            text = self._jobs[row.sequence].text
+            if text.began_s is None:
+                text.began_s = began
+                text.num_shared = row.sequence.num_shared
+                self.totals.num_asked += len(text.wanted.prompt)
+                self.totals.num_shared += row.sequence.num_shared
+        self._schedule.done(rows)
+        drawing = [row for row in rows if row.draws]
+        for row, scores in zip(drawing, logits, strict=True):
+            self._draw(self._jobs[row.sequence], scores.astype(np.float64))
+        num_read = sum(row.stop - row.start for row in rows) - len(drawing)
+        took_s = self._clock.now() - began
+        self._pace.note(len(drawing), num_read, took_s)
+        self.totals.num_steps += 1
+        self.totals.num_read += num_read
+        self.totals.num_drawn += len(drawing)
+        self._on_step(len(drawing), num_read, took_s)
+
+    def _draw(self, job: _Job, logits: NDArray[np.float64]) -> None:
+        wanted, sequence = job.text.wanted, job.sequence
+        try:
+            allowed = None if wanted.constraint is None else wanted.constraint.allowed()
+            if allowed is not None and not allowed.any():
+                self._end(job, "stop")
+                return
+            drawn = draw(logits, wanted.drawing, len(sequence.tokens), job.counts, allowed)
+            if wanted.constraint is not None and drawn.token not in wanted.stop_ids:
+                wanted.constraint.take(drawn.token)
+        except Exception as error:  # a broken model, or a grammar that fails: of this text alone
+            self._end(job, error)
+            return
+        if drawn.token in wanted.stop_ids:
+            self._end(job, "stop")
+            return
+        sequence.tokens.append(drawn.token)
+        if job.counts is not None:
+            job.counts.add(drawn.token)
+        job.text._tell(drawn)
+        if len(sequence.tokens) >= sequence.max_tokens:
+            self._end(job, "length")
+
+    def _tell_totals(self) -> None:
+        self.totals.num_running = self._schedule.num_running
+        self.totals.num_waiting = self._schedule.num_waiting
+        self.totals.num_held = self._pool.num_pages - self._pool.num_room
+        self.totals.num_yielded = self._schedule.num_yielded

@@ -1,0 +1,255 @@
+"""Which tokens of which sequences the next step computes: pure, and fair between those who ask.
+
+There are no phases. A sequence has tokens, its prompt and what was drawn, and has read some of them: their keys and
+values are in its pages. Who has one left to read draws in the next step; who has more reads a piece. As in vLLM
+(arXiv:2309.06180) and Sarathi (arXiv:2403.02310), each step takes
+
+    1. all that draw, oldest first, at most `max_rows`
+    2. pieces of prompts, as many tokens as let the step last `MAX_SLOWDOWN` times as long as without them
+
+so a long prompt slows others down by a bounded factor. Pieces end where pages end, so the same prompt is always cut in
+the same places. Keys take turns at reading by deficit round robin (Shreedhar and Varghese, 1995), in tokens; within a
+key who came first is first.
+
+A sequence is admitted when its prompt fits and `SPARE` of all pages stay for those that run. Where they run out all the
+same, the youngest sequence of the key that holds most pages gives its own up, and reads again later: nothing is lost.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
+from math import ceil
+
+from weft.engine.pace import Pace
+from weft.engine.pages import PAGE, Name, PagePool, names_of
+
+MAX_SLOWDOWN = 2.0
+SPARE = 0.05  # of all pages
+QUANTUM = 4 * PAGE  # tokens that a key may read each turn
+FIRST_PIECE = 4 * PAGE  # tokens, before anything was measured
+ALONE_S = 0.5  # a step in which nobody draws: who comes meanwhile waits no longer
+STARVED_STEPS = 4  # a page is read at least so often, whatever else is to do
+
+
+def num_pages(num_tokens: int) -> int:
+    """Return how many pages so many tokens take."""
+    return -(-num_tokens // PAGE)
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A text that grows.
+
+    Args:
+        key: who asks.
+        tokens: the prompt, then what was drawn.
+        max_tokens: of both together.
+        salt: who may share its pages.
+    """
+
+    key: str
+    tokens: list[int]
+    max_tokens: int
+    salt: bytes = b""
+    num_read: int = 0
+    num_shared: int = 0  # tokens of the prompt that were in pages already when it began
+    pages: list[int] = field(default_factory=list)
+    names: list[Name] = field(default_factory=list)
+
+    @property
+    def num_left(self) -> int:
+        return len(self.tokens) - self.num_read
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens `start ..< stop` of a sequence, to be read in one step; `draws`: the last gives the next token."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+    draws: bool
+
+
+class Scheduler:
+    """Of one model.
+
+    Args:
+        max_rows: sequences that draw in one step.
+        max_running: sequences that have pages.
+    """
+
+    def __init__(self, pool: PagePool, pace: Pace, *, max_rows: int, max_running: int) -> None:
+        self.pool = pool
+        self._pace = pace
+        self._max_rows, self._max_running = max_rows, max_running
+        self._running: list[Sequence] = []  # oldest first
+        self._waiting: dict[str, deque[Sequence]] = {}
+        self._turns: deque[str] = deque()  # keys with something to read, whose turn it is first
+        self._deficit: dict[str, int] = {}  # tokens that a key may still read in its turn
+        self._num_since_read = 0
+        self.num_yielded = 0  # times that a sequence gave up its pages
+        self._wants_room: Sequence | None = None  # it waits for pages: no smaller one of another key slips in before it
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def add(self, sequence: Sequence) -> None:
+        self._queue(sequence.key).append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """A sequence has ended, or nobody wants it any more."""
+        if sequence in self._running:
+            self._running.remove(sequence)
+            self._let_go(sequence)
+        elif sequence in (queue := self._waiting.get(sequence.key, deque())):
+            queue.remove(sequence)
+            self._wants_room = None if self._wants_room is sequence else self._wants_room
+            if not queue:
+                del self._waiting[sequence.key]
+
+    def plan(self) -> list[Row]:
+        """Return what the next step computes, with pages for all of it. Empty: there is nothing to do."""
+        rows = [self._row(each, len(each.tokens)) for each in self._drawing() if self._has_page(each)]
+        rows = [row for row in rows if row.sequence in self._running]  # some gave up their pages for others
+        pieces = list(self._pieces(len(rows)))
+        self._num_since_read = 0 if pieces else self._num_since_read + 1
+        return [*rows, *pieces]
+
+    def done(self, rows: list[Row]) -> None:
+        """A step has computed these rows. What was drawn is appended by the caller afterwards."""
+        for row in rows:
+            sequence = row.sequence
+            sequence.num_read = row.stop
+            sequence.names = names_of(sequence.tokens[: row.stop], sequence.salt, sequence.names)
+            for page in range(row.start // PAGE, row.stop // PAGE):
+                self.pool.call(sequence.pages[page], sequence.names[page])
+
+    # --- those that draw ---
+
+    def _drawing(self) -> list[Sequence]:
+        return [each for each in self._running if each.num_left == 1][: self._max_rows]
+
+    def _has_page(self, sequence: Sequence) -> bool:
+        """Return whether there is a page for the sequence's next token; others may have to give theirs up."""
+        while sequence in self._running and len(sequence.pages) * PAGE < len(sequence.tokens):
+            page = self.pool.grow()
+            if page is None:
+                self._yield_pages(self._who_yields())
+            else:
+                sequence.pages.append(page)
+        return sequence in self._running
+
+    def _who_yields(self) -> Sequence:
+        held = Counter[str]()
+        for sequence in self._running:
+            held[sequence.key] += len(sequence.pages)
+        key = max(held, key=lambda key: held[key])
+        return next(sequence for sequence in reversed(self._running) if sequence.key == key)
+
+    def _yield_pages(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._let_go(sequence)
+        self.num_yielded += 1
+        self._queue(sequence.key).appendleft(sequence)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.pages)
+        sequence.pages, sequence.names, sequence.num_read = [], [], 0
+
+    # --- pieces of prompts ---
+
+    def _pieces(self, num_drawing: int) -> Iterator[Row]:
+        budget, num_idle = self._budget(num_drawing), 0
+        planned = set[int]()  # a sequence reads one piece in a step
+        while budget > 0 and num_idle < len(self._turns):
+            key = self._turns[0]
+            sequence = self._reader(key, planned)
+            if sequence is None:
+                num_idle += 1
+                self._deficit[key] = 0
+                self._turns.rotate(-1)
+                continue
+            num_idle = 0
+            if self._deficit[key] < PAGE:
+                self._deficit[key] += QUANTUM
+            stop = self._end_of_piece(sequence, min(budget, self._deficit[key]))
+            if stop == sequence.num_read:
+                return  # less than a page of the budget is left
+            budget -= stop - sequence.num_read
+            self._deficit[key] -= stop - sequence.num_read
+            if self._deficit[key] < PAGE:
+                self._turns.rotate(-1)
+            planned.add(id(sequence))
+            yield self._row(sequence, stop)
+        for key in [key for key in self._turns if not self._reads(key)]:
+            self._turns.remove(key)
+            del self._deficit[key]
+
+    def _budget(self, num_drawing: int) -> int:
+        """Return how many tokens may be read beside those that draw."""
+        if not self._pace.knows_reading:
+            return FIRST_PIECE
+        if not num_drawing:
+            return max(PAGE, self._pace.readable(0, ALONE_S) // PAGE * PAGE)
+        whole_s = MAX_SLOWDOWN * self._pace.step_s(num_drawing, 0)
+        budget = self._pace.readable(num_drawing, whole_s) // PAGE * PAGE
+        return max(budget, PAGE) if self._num_since_read + 1 >= STARVED_STEPS else budget
+
+    def _reader(self, key: str, planned: Set[int]) -> Sequence | None:
+        """Return whose prompt is read next of those that `key` asked for: one that runs, or one that is let in now."""
+        for sequence in self._running:
+            if sequence.key == key and sequence.num_left > 1 and id(sequence) not in planned:
+                return sequence
+        queue = self._waiting.get(key)
+        if not queue or len(self._running) >= self._max_running:
+            return None
+        is_behind = self._wants_room is not None and self._wants_room.key != key
+        if is_behind or not self._is_admitted(queue[0]):
+            self._wants_room = self._wants_room or queue[0]
+            return None
+        self._wants_room = None
+        sequence = queue.popleft()
+        if not queue:
+            del self._waiting[key]
+        self._running.append(sequence)
+        return sequence
+
+    def _is_admitted(self, sequence: Sequence) -> bool:
+        """Give a sequence the pages of all its tokens, those that are here already among them, if there is room."""
+        names = names_of(sequence.tokens[:-1], sequence.salt)  # at least one token is read: it gives the next
+        names = names[: self.pool.num_known(names)]
+        num_more = num_pages(len(sequence.tokens)) - len(names)
+        spare = ceil(SPARE * self.pool.num_pages) if self._running else 0
+        if num_more + spare > self.pool.num_room:
+            return False
+        pages = self.pool.take(names, num_more)
+        if pages is None:
+            return False
+        sequence.pages, sequence.names, sequence.num_read = pages, names, len(names) * PAGE
+        sequence.num_shared = sequence.num_shared or sequence.num_read
+        return True
+
+    def _end_of_piece(self, sequence: Sequence, num: int) -> int:
+        """Return where a piece of at most `num` tokens ends: at a page's end, or the sequence's own."""
+        if sequence.num_left <= num:
+            return len(sequence.tokens)
+        return max(sequence.num_read, (sequence.num_read + num) // PAGE * PAGE)
+
+    def _row(self, sequence: Sequence, stop: int) -> Row:
+        return Row(sequence, sequence.num_read, stop, draws=stop == len(sequence.tokens))
+
+    def _reads(self, key: str) -> bool:
+        return key in self._waiting or any(each.key == key and each.num_left > 1 for each in self._running)
+
+    def _queue(self, key: str) -> deque[Sequence]:
+        """Return the queue of a key, which takes its turn from now on."""
+        if key not in self._deficit:
+            self._deficit[key] = 0
+            self._turns.append(key)
+        return self._waiting.setdefault(key, deque())

@@ -1,0 +1,176 @@
+"""Texts that are made together are those that are made alone; who goes leaves nothing behind."""
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
+from weft.engine.draw import Drawing
+from weft.engine.engine import MAX_WAITING, Engine, Full, Text, Wanted
+from weft.engine.pages import PAGE
+from weft.engine.step import KeysAndValues, Stepper, Weights
+from weft.errors import ConfigError, NotFinite
+from weft.inference.sample import Sampling, generate
+from weft.model.flat import assemble
+from weft.rng import stream
+
+
+def made(num_pages: int = 48, max_running: int = 16) -> Engine:
+    weights = Weights(CONFIG, vector_of(CONFIG), "fp32")
+    stepper = Stepper(weights, KeysAndValues(CONFIG, num_pages, CPU, torch.float32))
+    return Engine(
+        stepper,
+        vocab_size=CONFIG.vocab_size,
+        context=CONFIG.max_seq_len,
+        num_pages=num_pages,
+        max_running=max_running,
+    )
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = made()
+    yield engine
+    engine.close()
+
+
+def wanted(prompt: list[int], num: int = 12, seed: int = 0, temperature: float = 0.0, **options: object) -> Wanted:
+    drawing = Drawing(temperature=temperature, seed=bytes([seed]) * 32)
+    return Wanted("key", tuple(prompt), num, drawing, **options)  # type: ignore[arg-type]
+
+
+async def whole(text: Text) -> list[int]:
+    return [drawn.token async for drawn in text]
+
+
+PROMPTS = [text_of(num, seed) for seed, num in enumerate((1, 5, 63, 64, 65, 130, 200, 300))]
+
+
+async def test_greedy_texts_made_together_are_those_of_generate(engine: Engine) -> None:
+    model = assemble(CONFIG, vector_of(CONFIG))
+    sampling = Sampling(max_new_tokens=12, temperature=0.0)
+    alone = [list(generate(model, prompt, sampling, stream(0, "unused"))) for prompt in PROMPTS]
+    texts = [engine.begin(wanted(prompt)) for prompt in PROMPTS]
+    assert await asyncio.gather(*map(whole, texts)) == alone
+    assert {text.ended for text in texts} == {"length"}
+
+
+async def test_what_is_drawn_depends_on_seed_and_text_alone(engine: Engine) -> None:
+    asked = [wanted(prompt, seed=number, temperature=0.9) for number, prompt in enumerate(PROMPTS)]
+    together = await asyncio.gather(*(whole(engine.begin(each)) for each in asked))
+    assert [await whole(engine.begin(each)) for each in reversed(asked)] == together[::-1]
+    other = await whole(engine.begin(wanted(PROMPTS[3], seed=99, temperature=0.9)))
+    assert other != together[3]
+
+
+async def test_texts_that_give_up_their_pages_are_the_same() -> None:
+    plenty, few = made(), made(num_pages=7)
+    try:
+        asked = [wanted(text_of(100, seed), num=60, seed=seed, temperature=0.8) for seed in range(4)]
+        expected = await asyncio.gather(*(whole(plenty.begin(each)) for each in asked))
+        assert await asyncio.gather(*(whole(few.begin(each)) for each in asked)) == expected
+        assert few.totals.num_yielded > 0
+        assert plenty.totals.num_yielded == 0
+    finally:
+        plenty.close()
+        few.close()
+
+
+async def test_a_prompt_that_begins_like_another_is_read_once(engine: Engine) -> None:
+    prompt = text_of(4 * PAGE + 3, 1)
+    await whole(engine.begin(wanted(prompt, salt=b"one")))
+    second = engine.begin(wanted(prompt, salt=b"one"))
+    assert await whole(second) == await whole(third := engine.begin(wanted(prompt, salt=b"two")))
+    assert (second.num_shared, third.num_shared) == (4 * PAGE, 0)
+
+
+async def test_who_is_cancelled_leaves_no_page(engine: Engine) -> None:
+    text = engine.begin(wanted(PROMPTS[5], num=300))
+    async for _ in text:
+        text.cancel()
+        break
+    rest = [drawn async for drawn in text]
+    assert text.ended == "cancelled"
+    assert len(rest) < 250
+    await whole(engine.begin(wanted([1], num=1)))
+    assert engine.totals.num_held == 0
+    assert engine.totals.num_running == 0
+
+
+async def test_a_token_that_ends_a_text_is_not_in_it(engine: Engine) -> None:
+    long = await whole(engine.begin(wanted(PROMPTS[2])))
+    text = engine.begin(wanted(PROMPTS[2], stop_ids=(long[5],)))
+    assert await whole(text) == long[: long.index(long[5])]
+    assert text.ended == "stop"
+
+
+async def test_what_cannot_be_begun_is_refused(engine: Engine) -> None:
+    for prompt, said in (
+        ([], "is empty"),
+        ([CONFIG.vocab_size], f"token {CONFIG.vocab_size} is outside"),
+        ([1] * CONFIG.max_seq_len, f"maximum context length is {CONFIG.max_seq_len} tokens"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            engine.begin(wanted(prompt))
+
+
+async def test_a_text_ends_where_the_context_does(engine: Engine) -> None:
+    text = engine.begin(wanted([1] * (CONFIG.max_seq_len - 5), num=100))
+    assert len(await whole(text)) == 5
+    assert text.ended == "length"
+
+
+async def test_more_than_can_wait_are_told_when_to_come_back() -> None:
+    engine = made(max_running=1)
+    try:
+        texts = [engine.begin(wanted([1], num=400))]
+        with pytest.raises(Full) as refused:
+            for _ in range(MAX_WAITING + 64):
+                texts.append(engine.begin(wanted([1], num=400)))
+                await asyncio.sleep(0.002)
+        assert refused.value.retry_s >= 1
+    finally:
+        engine.close()
+    assert {await ending(text) for text in texts} == {"cancelled"}
+
+
+async def ending(text: Text) -> str | None:
+    await whole(text)
+    return text.ended
+
+
+class Only:
+    """Allows some tokens in turn, then nothing."""
+
+    def __init__(self, *tokens: int) -> None:
+        self._left = list(tokens)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        mask = np.zeros(CONFIG.vocab_size, dtype=bool)
+        mask[self._left[:1]] = True
+        return mask
+
+    def take(self, token: int) -> None:
+        assert self._left.pop(0) == token
+
+
+async def test_a_grammar_decides_what_may_follow(engine: Engine) -> None:
+    text = engine.begin(wanted(PROMPTS[1], constraint=Only(5, 3, 8)))
+    assert await whole(text) == [5, 3, 8]
+    assert text.ended == "stop"
+
+
+class Broken(Only):
+    def take(self, token: int) -> None:
+        raise NotFinite("broken")
+
+
+async def test_what_fails_for_one_text_fails_for_no_other(engine: Engine) -> None:
+    bad, good = engine.begin(wanted(PROMPTS[1], constraint=Broken(5))), engine.begin(wanted(PROMPTS[2]))
+    with pytest.raises(NotFinite):
+        await whole(bad)
+    assert len(await whole(good)) == 12

@@ -1,0 +1,182 @@
+"""Whatever comes and goes, pages add up, everybody is served, and nobody waits for ever."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.engine.pace import Pace
+from weft.engine.pages import PAGE, PagePool, names_of
+from weft.engine.schedule import FIRST_PIECE, QUANTUM, Row, Scheduler, Sequence
+
+
+def scheduler(num_pages: int = 64, max_rows: int = 8, max_running: int = 16) -> Scheduler:
+    return Scheduler(PagePool(num_pages), Pace(), max_rows=max_rows, max_running=max_running)
+
+
+def text(num: int, key: str = "a", seed: int = 0, max_tokens: int = 10_000) -> Sequence:
+    return Sequence(key, [seed * 100_000 + at for at in range(num)], max_tokens)
+
+
+def played(schedule: Scheduler) -> list[Row]:
+    """Make one step, and draw."""
+    rows = schedule.plan()
+    schedule.done(rows)
+    for row in rows:
+        if row.draws:
+            row.sequence.tokens.append(7)
+    schedule.pool.check()
+    return rows
+
+
+def test_a_step_draws_for_all_and_reads_pieces_that_end_where_pages_end() -> None:
+    schedule = scheduler()
+    short, long = text(10), text(FIRST_PIECE + 90, seed=1)
+    schedule.add(short)
+    schedule.add(long)
+    first = played(schedule)
+    assert [(row.sequence, row.start, row.stop, row.draws) for row in first] == [
+        (short, 0, 10, True),
+        (long, 0, (FIRST_PIECE - 10) // PAGE * PAGE, False),
+    ]
+    second = played(schedule)
+    assert [(row.sequence, row.start, row.draws) for row in second] == [
+        (short, 10, True),
+        (long, first[1].stop, True),
+    ]
+
+
+def test_a_prompt_that_was_read_under_the_same_salt_is_read_once() -> None:
+    schedule = scheduler()
+    for salt, num_shared in ((b"x", 0), (b"x", 3 * PAGE), (b"y", 0)):
+        sequence = Sequence("a", list(range(3 * PAGE + 1)), 10_000, salt)
+        schedule.add(sequence)
+        while not any(row.sequence is sequence and row.draws for row in played(schedule)):
+            pass
+        assert sequence.num_shared == num_shared
+        schedule.remove(sequence)
+        schedule.pool.check()
+
+
+def test_at_least_one_token_is_read_however_much_is_shared() -> None:
+    schedule = scheduler()
+    for _ in range(2):
+        sequence = text(2 * PAGE)
+        schedule.add(sequence)
+        rows = played(schedule)
+        schedule.remove(sequence)
+    assert [(row.start, row.stop) for row in rows] == [(PAGE, 2 * PAGE)]
+
+
+def test_one_key_with_many_long_prompts_takes_half_of_the_reading() -> None:
+    schedule = scheduler(num_pages=512, max_running=64)
+    for number in range(12):
+        schedule.add(text(12 * PAGE, key="greedy", seed=number))
+    for number in range(3):
+        schedule.add(text(12 * PAGE, key="modest", seed=50 + number))
+    read = {"greedy": 0, "modest": 0}
+    while read["modest"] < 3 * 12 * PAGE:
+        for row in played(schedule):
+            if row.stop - row.start > 1:
+                read[row.sequence.key] += row.stop - row.start
+    assert abs(read["greedy"] - read["modest"]) <= QUANTUM + FIRST_PIECE
+
+
+def test_where_pages_run_out_the_youngest_of_the_greediest_key_gives_its_own_up_and_goes_on_later() -> None:
+    schedule = scheduler(num_pages=8)
+    old, young, other = text(2 * PAGE, max_tokens=1), text(2 * PAGE, seed=1), text(PAGE, key="b", seed=2)
+    for each in (old, young, other):
+        schedule.add(each)
+    while young.num_left > 1 or not young.pages or not other.pages:
+        played(schedule)
+    while schedule.num_yielded == 0:
+        played(schedule)
+    assert not young.pages
+    assert old.pages
+    assert other.pages
+    drawn = len(young.tokens)
+    schedule.remove(old)
+    while len(young.tokens) == drawn:
+        assert played(schedule)
+    assert young.pages
+
+
+def test_a_large_prompt_is_not_passed_by_small_ones_for_ever() -> None:
+    schedule = scheduler(num_pages=10)
+    running = text(5 * PAGE, seed=1)
+    schedule.add(running)
+    while running.num_left > 1:
+        played(schedule)
+    large = text(8 * PAGE, key="b", seed=2)
+    schedule.add(large)
+    played(schedule)
+    small = text(10, key="c", seed=3)
+    schedule.add(small)
+    played(schedule)
+    assert not small.pages
+    schedule.remove(running)
+    played(schedule)
+    assert large.pages
+    played(schedule)
+    assert small.pages
+
+
+def test_what_a_step_reads_beside_others_is_bounded_by_their_slow_down() -> None:
+    pace = Pace()
+    for num in (1, 2, 4):
+        pace.note(num, 0, 0.010 + 0.001 * num)
+        pace.note(num, 128, 0.010 + 0.001 * num + 128 * 0.0001)
+    assert pace.step_s(4, 100) == pytest.approx(0.024)
+    assert pace.readable(4, 2 * pace.step_s(4, 0)) == 140
+    schedule = Scheduler(PagePool(64), pace, max_rows=8, max_running=8)
+    drawing = text(4, seed=1)
+    schedule.add(drawing)
+    played(schedule)
+    schedule.add(text(1000))
+    (_, piece) = played(schedule)
+    assert piece.stop - piece.start == 64  # 110 could be read
+
+
+names = st.sampled_from("ab")
+acts = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), names, st.integers(1, 4 * PAGE), st.integers(0, 1)),
+        st.tuples(st.just("step")),
+        st.tuples(st.just("end"), st.integers(0, 5)),
+    ),
+    max_size=40,
+)
+
+
+@given(acts)
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_pages_add_up_and_all_are_served_in_the_end(acts: list[tuple[object, ...]]) -> None:
+    schedule = scheduler(num_pages=9, max_rows=3, max_running=4)
+    live: list[Sequence] = []
+    for act in acts:
+        match act:
+            case ("add", str(key), int(num), int(seed)):
+                live.append(text(num, key, seed, max_tokens=num + 40))
+                schedule.add(live[-1])
+            case ("end", int(number)) if number < len(live):
+                schedule.remove(live.pop(number))
+            case _:
+                played(schedule)
+        schedule.pool.check()
+    for _ in range(60 * len(live) + 1):
+        rows = played(schedule)
+        assert rows or not live
+        for sequence in [each for each in live if len(each.tokens) >= each.max_tokens]:
+            schedule.remove(sequence)
+            live.remove(sequence)
+    assert not live
+    schedule.pool.check()
+    assert schedule.pool.num_room == 9
+
+
+def test_names_depend_on_all_that_came_before_and_on_the_salt() -> None:
+    tokens = list(range(3 * PAGE))
+    known = names_of(tokens, b"s")
+    assert len(known) == 3
+    assert names_of(tokens, b"s", known[:1]) == known
+    assert names_of([9, *tokens[1:]], b"s")[2] != known[2]
+    assert not set(names_of(tokens, b"t")) & set(known)

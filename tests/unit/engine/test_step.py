@@ -1,0 +1,77 @@
+"""Steps over many sequences give the logits that the model gives each alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from weft import rng
+from weft.engine.numbers import Kind, probe
+from weft.engine.pages import PAGE
+from weft.engine.step import KeysAndValues, Piece, Stepper, Weights
+from weft.model.config import ModelConfig, YarnScaling, num_parameters
+from weft.model.flat import assemble
+
+CONFIG = ModelConfig(
+    vocab_size=96, num_layers=3, num_heads=4, num_kv_heads=2, width=64, ffn_width=96, max_seq_len=512, is_tied=True
+)
+CPU = torch.device("cpu")
+FORMS: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "apart": {"num_kv_heads": 4, "is_tied": False},
+    "norms of heads": {"has_qk_norm": True, "head_width": 32},
+    "biases": {"has_qkv_bias": True, "has_out_bias": True},
+    "window": {"window": 70},
+    "window of some": {"window": 70, "first_windowed": 1},
+    "stretched": {"yarn": YarnScaling(factor=4.0, score_factor=1.1, original_seq_len=128)},
+}
+
+
+def vector_of(config: ModelConfig) -> torch.Tensor:
+    draws = rng.stream(0, "test of steps").standard_normal(num_parameters(config))
+    return torch.from_numpy(draws).float() * 0.15
+
+
+class Bench:
+    """A model as a step has it, and as training has it."""
+
+    def __init__(self, config: ModelConfig, kind: Kind = "fp32", num_pages: int = 64) -> None:
+        vector = vector_of(config)
+        self.model = assemble(config, vector)
+        weights = Weights(config, vector, kind)
+        self.stepper = Stepper(weights, KeysAndValues(config, num_pages, CPU, torch.float32))
+        self._free = list(range(num_pages))
+        self.pages: dict[int, list[int]] = {}
+
+    def read(self, *given: tuple[int, list[int], int, int]) -> torch.Tensor:
+        """Read tokens `start ..< stop` of texts in one step, and return the logits after each."""
+        pieces = []
+        for name, text, start, stop in given:
+            pages = self.pages.setdefault(name, [])
+            while len(pages) * PAGE < stop:
+                pages.append(self._free.pop())
+            pieces.append(Piece(text[start:stop], start, pages, draws=True))
+        return self.stepper.step(pieces)
+
+    @torch.inference_mode()
+    def wanted(self, *texts: list[int]) -> torch.Tensor:
+        return torch.stack([self.model(torch.tensor([text]))[0, -1] for text in texts])
+
+
+def text_of(num: int, seed: int) -> list[int]:
+    return [int(each) for each in rng.stream(seed, "text").integers(0, CONFIG.vocab_size, num)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_texts_of_unequal_length_together_have_the_logits_of_each_alone(form: str) -> None:
+    bench = Bench(replace(CONFIG, **FORMS[form]))
+    a, b, c = text_of(200, 1), text_of(3, 2), text_of(65, 3)
+    bench.read((0, a, 0, 128), (1, b, 0, 2))
+    found = bench.read((0, a, 128, 200), (1, b, 2, 3), (2, c, 0, 65))
+    torch.testing.assert_close(found, bench.wanted(a, b, c), rtol=1e-4, atol=1e-4)
+    for _ in range(4):  # and as they grow
+        for text, row in zip((a, b, c), found, strict=True):
+            text.append(int(row.argmax()))
+        found = bench.read(*((name, text, len(text) - 1, len(text)) for name, text in enumerate((a, b, c))))
+        torch.testing.assert_close(found, bench.wanted(a, b, c), rtol=1e-4, atol=1e-4)
