@@ -135,7 +135,7 @@ async def test_more_than_can_wait_are_told_when_to_come_back() -> None:
         assert refused.value.retry_s >= 1
     finally:
         engine.close()
-    assert {await ending(text) for text in texts} == {"cancelled"}
+    assert {await ending(text) for text in texts} <= {"cancelled", "length"}
 
 
 async def ending(text: Text) -> str | None:
