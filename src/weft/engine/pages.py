@@ -24,6 +24,11 @@ NAME_NBYTES = 16
 Name = bytes
 
 
+def num_pages(num_tokens: int) -> int:
+    """Return how many pages so many tokens take."""
+    return -(-num_tokens // PAGE)
+
+
 def names_of(tokens: Sequence[int], salt: bytes, before: Sequence[Name] = ()) -> list[Name]:
     """Return the names of the full pages of a sequence.
 

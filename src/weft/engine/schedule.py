@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from weft.engine.pace import Pace
-from weft.engine.pages import PAGE, Name, PagePool, names_of
+from weft.engine.pages import PAGE, Name, PagePool, names_of, num_pages
 
 MAX_SLOWDOWN = 2.0
 SPARE = 0.05  # of all pages
@@ -29,11 +29,6 @@ QUANTUM = 4 * PAGE  # tokens that a key may read each turn
 FIRST_PIECE = 4 * PAGE  # tokens, before anything was measured
 ALONE_S = 0.5  # a step in which nobody draws: who comes meanwhile waits no longer
 STARVED_STEPS = 4  # a page is read at least so often, whatever else is to do
-
-
-def num_pages(num_tokens: int) -> int:
-    """Return how many pages so many tokens take."""
-    return -(-num_tokens // PAGE)
 
 
 @dataclass(eq=False)

@@ -9,7 +9,6 @@ up to rounding: matmuls of other shapes add in another order.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import sqrt
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, silu
 
 from weft.engine.numbers import MATRICES, Kind, Matrix
-from weft.engine.pages import PAGE
+from weft.engine.pages import PAGE, num_pages
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
 from weft.model.layers import inverse_wavelengths, rotate
@@ -134,14 +133,20 @@ class Group:
     """Sequences whose attention is one pair of matmuls: as many new tokens each, and as many pages at most.
 
     Args:
-        rows: theirs among all, one sequence after the other: [sequences, new].
-        pages: [sequences, most]; what a shorter one lacks is page 0, and masked.
-        mask: added to scores, 0 or -inf: [sequences, 1, new, most * PAGE], by window.
+        start, num: their rows among all are the `num` times `num_new` from `start` on, one sequence after the other.
+        kept: where their keys and values are, by sequence, head and page; what a shorter one lacks is page 0, masked.
+        mask: added to scores, 0 or -inf: [sequences, 1, new, all], by window.
     """
 
-    rows: Int64[Tensor, "sequences new"]
-    pages: Int64[Tensor, "sequences most"]
+    start: int
+    num: int
+    num_new: int
+    kept: Int64[Tensor, " places"]
     mask: Mapping[int | None, Float[Tensor, "sequences one new all"]]
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + self.num * self.num_new)
 
 
 class Stepper:
@@ -153,37 +158,33 @@ class Stepper:
         self._kept = kept
         self._device = weights.embed.device
         self._inverse = torch.tensor(inverse_wavelengths(weights.config), dtype=torch.float32, device=self._device)
+        self._heads_of_kv = torch.arange(self._config.num_kv_heads, device=self._device)
         self._windows = {layer.window for layer in weights.layers}
+        self._score_factor = self._config.yarn.score_factor if self._config.yarn else 1.0
 
     @torch.inference_mode()
     def step(self, pieces: Sequence[Piece]) -> Float[Tensor, "drawing vocab"]:
         """Compute all rows, keep their keys and values, and return the logits of those that draw, fp32, in order."""
-        tokens = self._ids([token for piece in pieces for token in piece.tokens])
-        places = [at for piece in pieces for at in range(piece.start, piece.stop)]
-        page = self._ids([piece.pages[at // PAGE] for piece in pieces for at in range(piece.start, piece.stop)])
-        slot = self._ids([at % PAGE for at in places])
-        turn = self._turn(self._ids(places))
-        groups = self._grouped(pieces)
-        x = embedding(tokens, self._weights.embed).float()
+        order = sorted(range(len(pieces)), key=lambda number: (len(pieces[number].tokens), pieces[number].stop))
+        rows = [pieces[number] for number in order]  # those of a group together
+        places = self._ids([at for piece in rows for at in range(piece.start, piece.stop)])
+        written = self._written(rows, places)
+        turn = self._turn(places)
+        groups = self._grouped(rows)
+        x = embedding(self._ids([token for piece in rows for token in piece.tokens]), self._weights.embed).float()
         for number, layer in enumerate(self._weights.layers):
             q, k, v = self._heads(layer, x, turn)
             keys, values = self._kept.keys[number], self._kept.values[number]
-            keys[page, :, slot] = k.to(keys.dtype)
-            values[page, :, slot] = v.to(values.dtype)
+            _write(keys, written, k)
+            _write(values, written, v)
             mixed = torch.empty_like(q)
             for group in groups:
-                mixed[group.rows] = _attend(
-                    q[group.rows], keys[group.pages], values[group.pages], group.mask[layer.window]
-                )
+                mixed[group.rows] = self._attended(group, q[group.rows], keys, values, layer.window)
             y = layer.out(mixed.flatten(1))
             x = x + (y if layer.out_bias is None else y + layer.out_bias)
             gate, up = layer.gate_up(self._normed(x, layer.ffn_norm)).chunk(2, dim=1)
             x = x + layer.down(silu(gate) * up)
-        last, at = [], 0
-        for piece in pieces:
-            at += len(piece.tokens)
-            last += [at - 1] if piece.draws else []
-        return self._weights.head(self._normed(x[self._ids(last)], self._weights.norm))
+        return self._weights.head(self._normed(x[self._ids(_last(pieces, order))], self._weights.norm))
 
     def _heads(self, layer: Layer, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         config = self._config
@@ -191,14 +192,19 @@ class Stepper:
         qkv = layer.qkv(self._normed(x, layer.attention_norm))
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
-        q, k, v = qkv.view(len(x), heads + 2 * kv_heads, width).split([heads, kv_heads, kv_heads], dim=1)
+        qk, v = qkv.view(len(x), heads + 2 * kv_heads, width).split([heads + kv_heads, kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
-        factor = config.yarn.score_factor if config.yarn else 1.0
-        turned = rotate(torch.cat((q, k), 1)[None], turn)[0]
-        if factor != 1.0:
-            turned = turned * factor
-        return turned[:, :heads], turned[:, heads:], v
+            q, k = qk.split([heads, kv_heads], dim=1)
+            qk = torch.cat((self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)), 1)
+        qk = rotate(qk[None], turn)[0]
+        if self._score_factor != 1.0:
+            qk = qk * self._score_factor
+        return qk[:, :heads], qk[:, heads:], v
+
+    def _attended(self, group: Group, q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
+        shape = (group.num, self._config.num_kv_heads, -1, self._config.channels_per_head)
+        k, v = (kept.flatten(0, 1).flatten(1).index_select(0, group.kept).view(shape) for kept in (keys, values))
+        return _attend(q.unflatten(0, (group.num, group.num_new)), k, v, group.mask[window]).flatten(0, 1)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight.shape, weight, self._config.norm_eps)
@@ -208,22 +214,24 @@ class Stepper:
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
-    def _grouped(self, pieces: Sequence[Piece]) -> list[Group]:
-        """Sort pieces by how many tokens they have, and pad their pages to the longest."""
-        begins, at = [], 0
-        for piece in pieces:
-            begins.append(at)
-            at += len(piece.tokens)
-        order = sorted(range(len(pieces)), key=lambda number: (len(pieces[number].tokens), pieces[number].stop))
-        found = []
-        for num_new, numbers in groupby(order, key=lambda number: len(pieces[number].tokens)):
-            for some in _alike([*numbers], pieces):
-                most = max(-(-pieces[number].stop // PAGE) for number in some)
-                pages = [[*pieces[number].pages[:most], *[0] * (most - len(pieces[number].pages))] for number in some]
-                rows = [[*range(begins[number], begins[number] + num_new)] for number in some]
-                starts = self._ids([pieces[number].start for number in some])
-                masks = {window: self._mask(starts, num_new, most * PAGE, window) for window in self._windows}
-                found.append(Group(self._ids(rows), self._ids(pages), masks))
+    def _written(self, rows: Sequence[Piece], places: Int64[Tensor, " rows"]) -> Int64[Tensor, " written"]:
+        """Return where keys and values of the new tokens go, by row and head, as if all pages were one list."""
+        pages = self._ids([piece.pages[at // PAGE] for piece in rows for at in range(piece.start, piece.stop)])
+        return self._by_head(pages).mul_(PAGE).add_((places % PAGE)[:, None]).flatten()
+
+    def _by_head(self, pages: Int64[Tensor, " pages"]) -> Int64[Tensor, "pages kv_heads"]:
+        return pages[:, None] * len(self._heads_of_kv) + self._heads_of_kv
+
+    def _grouped(self, rows: Sequence[Piece]) -> list[Group]:
+        found, start = list[Group](), 0
+        for some in _alike(rows):
+            num_new, most = len(some[0].tokens), num_pages(some[-1].stop)
+            pages = self._ids([[*each.pages[:most], *[0] * (most - len(each.pages))] for each in some])
+            kept = self._by_head(pages.flatten()).view(len(some), most, -1).transpose(1, 2).flatten()
+            starts = self._ids([each.start for each in some])
+            masks = {window: self._mask(starts, num_new, most * PAGE, window) for window in self._windows}
+            found.append(Group(start, len(some), num_new, kept, masks))
+            start += len(some) * num_new
         return found
 
     def _mask(self, starts: Tensor, num_new: int, num_all: int, window: int | None) -> Tensor:
@@ -238,31 +246,49 @@ class Stepper:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
 
-def _alike(numbers: list[int], pieces: Sequence[Piece]) -> list[list[int]]:
-    """Cut sequences, shortest first, so that none is padded to more than twice its length."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and pieces[number].stop <= 2 * max(pieces[found[-1][0]].stop, PAGE):
-            found[-1].append(number)
+def _write(
+    kept: Float[Tensor, "pages kv_heads page head"],
+    written: Int64[Tensor, " written"],
+    x: Float[Tensor, "rows kv_heads head"],
+) -> None:
+    kept.view(-1, kept.shape[-1]).index_copy_(0, written, x.reshape(-1, x.shape[-1]).to(kept.dtype))
+
+
+def _alike(rows: Sequence[Piece]) -> list[list[Piece]]:
+    """Cut pieces, sorted by their length and then their place, so that none is padded to more than twice its pages."""
+    found: list[list[Piece]] = []
+    for piece in rows:
+        first = found[-1][0] if found else piece
+        is_as_long = len(first.tokens) == len(piece.tokens) and num_pages(piece.stop) <= 2 * num_pages(first.stop)
+        if found and is_as_long:
+            found[-1].append(piece)
         else:
-            found.append([number])
+            found.append([piece])
     return found
+
+
+def _last(pieces: Sequence[Piece], order: Sequence[int]) -> list[int]:
+    """Return the rows after which pieces draw, in the order of `pieces`; rows are in `order`."""
+    ends = dict[int, int]()
+    at = 0
+    for number in order:
+        at += len(pieces[number].tokens)
+        ends[number] = at - 1
+    return [ends[number] for number, piece in enumerate(pieces) if piece.draws]
 
 
 def _attend(
     q: Float[Tensor, "sequences new heads head"],
-    keys: Float[Tensor, "sequences pages kv_heads page head"],
-    values: Float[Tensor, "sequences pages kv_heads page head"],
+    keys: Float[Tensor, "sequences kv_heads all head"],
+    values: Float[Tensor, "sequences kv_heads all head"],
     mask: Float[Tensor, "sequences one new all"],
 ) -> Float[Tensor, "sequences new heads head"]:
     """Let new tokens look at their sequences: two matmuls, for torch's own attention in bf16 is slow on CPUs."""
     num, num_new, num_heads, width = q.shape
-    num_kv = keys.shape[2]
-    k = keys.transpose(1, 2).reshape(num, num_kv, -1, width)
-    v = values.transpose(1, 2).reshape(num, num_kv, -1, width)
+    num_kv = keys.shape[1]
     shared = num_heads // num_kv
     q = q.view(num, num_new, num_kv, shared, width).permute(0, 2, 3, 1, 4).reshape(num, num_kv, -1, width)
-    scores = torch.matmul((q / sqrt(width)).to(k.dtype), k.transpose(2, 3)).float()
+    scores = torch.matmul((q / sqrt(width)).to(keys.dtype), keys.transpose(2, 3)).float()
     scores = scores.view(num, num_heads, num_new, -1).add_(mask).softmax(-1)
-    mixed = torch.matmul(scores.view(num, num_kv, shared * num_new, -1).to(v.dtype), v).float()
+    mixed = torch.matmul(scores.view(num, num_kv, shared * num_new, -1).to(values.dtype), values).float()
     return mixed.view(num, num_heads, num_new, width).transpose(1, 2)

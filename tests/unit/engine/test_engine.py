@@ -23,11 +23,7 @@ def made(num_pages: int = 48, max_running: int = 16) -> Engine:
     weights = Weights(CONFIG, vector_of(CONFIG), "fp32")
     stepper = Stepper(weights, KeysAndValues(CONFIG, num_pages, CPU, torch.float32))
     return Engine(
-        stepper,
-        vocab_size=CONFIG.vocab_size,
-        context=CONFIG.max_seq_len,
-        num_pages=num_pages,
-        max_running=max_running,
+        stepper, vocab_size=CONFIG.vocab_size, context=CONFIG.max_seq_len, num_pages=num_pages, max_running=max_running
     )
 
 

@@ -39,10 +39,7 @@ def test_a_step_draws_for_all_and_reads_pieces_that_end_where_pages_end() -> Non
         (long, 0, (FIRST_PIECE - 10) // PAGE * PAGE, False),
     ]
     second = played(schedule)
-    assert [(row.sequence, row.start, row.draws) for row in second] == [
-        (short, 10, True),
-        (long, first[1].stop, True),
-    ]
+    assert [(row.sequence, row.start, row.draws) for row in second] == [(short, 10, True), (long, first[1].stop, True)]
 
 
 def test_a_prompt_that_was_read_under_the_same_salt_is_read_once() -> None:
