@@ -123,11 +123,11 @@ async def test_a_text_ends_where_the_context_does(engine: Engine) -> None:
 async def test_more_than_can_wait_are_told_when_to_come_back() -> None:
     engine = made(max_running=1)
     try:
-        texts = [engine.begin(wanted([1], num=400))]
+        texts = [engine.begin(wanted([1], num=400)) for _ in range(MAX_WAITING + 64)]
+        while engine.totals.num_waiting < MAX_WAITING:
+            await asyncio.sleep(0.01)
         with pytest.raises(Full) as refused:
-            for _ in range(MAX_WAITING + 64):
-                texts.append(engine.begin(wanted([1], num=400)))
-                await asyncio.sleep(0.002)
+            engine.begin(wanted([1]))
         assert refused.value.retry_s >= 1
     finally:
         engine.close()

@@ -7,7 +7,7 @@ import torch
 from msgspec.structs import replace
 
 from weft import rng
-from weft.engine.numbers import Kind, probe
+from weft.engine.numbers import MATRICES, Kind, probe
 from weft.engine.pages import PAGE
 from weft.engine.step import KeysAndValues, Piece, Stepper, Weights
 from weft.model.config import ModelConfig, YarnScaling, num_parameters
@@ -75,3 +75,22 @@ def test_texts_of_unequal_length_together_have_the_logits_of_each_alone(form: st
             text.append(int(row.argmax()))
         found = bench.read(*((name, text, len(text) - 1, len(text)) for name, text in enumerate((a, b, c))))
         torch.testing.assert_close(found, bench.wanted(a, b, c), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "share"), [("bf16", 0.02), ("int8", 0.05)])
+def test_smaller_numbers_are_near(kind: Kind, share: float) -> None:
+    full, small = Bench(CONFIG), Bench(CONFIG, kind)
+    text = text_of(100, 1)
+    expected, found = full.read((0, text, 0, 100)), small.read((0, text, 0, 100))
+    assert float((found - expected).norm() / expected.norm()) < share
+
+
+def test_products_of_eight_bits_are_right_here_and_alike_beside_any_others() -> None:
+    assert probe(CPU)
+    draws = rng.stream(0, "eight")
+    matrix = MATRICES["int8"](torch.from_numpy(draws.standard_normal((96, 64))).float())
+    x = torch.from_numpy(draws.standard_normal((40, 64))).float()
+    together = matrix(x)
+    for rows in (slice(0, 1), slice(3, 11), slice(7, 40)):
+        assert torch.equal(matrix(x[rows]), together[rows])
+    assert torch.equal(matrix(torch.zeros(1, 64)), torch.zeros(1, 96))

@@ -1,0 +1,119 @@
+"""From a model's parameters to an engine that serves it: which numbers, how many pages, whether that fits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.engine.engine import Engine
+from weft.engine.numbers import Kind, probe
+from weft.engine.pages import PAGE, num_pages
+from weft.engine.step import KeysAndValues, Stepper, Weights, page_nbytes
+from weft.errors import ConfigError, TooLarge
+from weft.model.config import ModelConfig, num_parameters
+
+KV_SHARE = 0.25  # of the memory that is free once the model is there
+FULL_TEXTS = 64  # as long as the context: pages for more are of no use on most machines
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What serving a model will hold.
+
+    Args:
+        num_pages: of keys and values.
+        weights_nbytes, kv_nbytes: of each.
+    """
+
+    kind: Kind
+    kv_dtype: torch.dtype
+    num_pages: int
+    weights_nbytes: int
+    kv_nbytes: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens of all texts together are held."""
+        return self.num_pages * PAGE
+
+
+def kind_for(device: torch.device) -> Kind:
+    """Return the smallest numbers that are right on this device, and fast."""
+    if device.type == "cpu" and probe(device):
+        return "int8"
+    return "bf16"
+
+
+def plan(
+    config: ModelConfig, device: torch.device, kind: Kind, context: int, kv_nbytes: int | None, free_nbytes: int
+) -> Plan:
+    """Return what is held for a model, and for how many tokens there is room.
+
+    Args:
+        context: tokens of the longest text.
+        kv_nbytes: for keys and values; None: a share of what is free.
+        free_nbytes: of the device's memory.
+
+    Raises:
+        TooLarge: there is no room for the model, or beside it for one text.
+        ConfigError: `kv_nbytes` does not hold one text.
+    """
+    dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+    weights = weights_nbytes(config, kind)
+    page = page_nbytes(config, dtype)
+    least = num_pages(context)
+    left = free_nbytes - weights
+    if left < least * page:
+        raise TooLarge(
+            f"the model takes {_gb(weights)} as {kind}, and a text of {context:,} tokens {_gb(least * page)} more; of "
+            f"{device} {_gb(free_nbytes)} are free. Close other programs, or choose a smaller context."
+        )
+    if kv_nbytes is None:
+        num = min(max(least, int(KV_SHARE * left) // page), FULL_TEXTS * least)
+    elif (num := min(kv_nbytes, left) // page) < least:
+        raise ConfigError(
+            f"{_gb(kv_nbytes)} for keys and values hold {num * PAGE:,} tokens; one text of the context takes "
+            f"{context:,}, which is {_gb(least * page)}. Give more, or choose a smaller context."
+        )
+    return Plan(kind, dtype, num, weights, num * page)
+
+
+def weights_nbytes(config: ModelConfig, kind: Kind) -> int:
+    """Return about how many bytes the model's matrices take; a tied head is there twice, for it is read in two ways."""
+    num = num_parameters(config) + (config.vocab_size * config.width if config.is_tied else 0)
+    table = config.vocab_size * config.width * (4 if kind == "fp32" else 2)
+    return table + (num - config.vocab_size * config.width) * {"fp32": 4, "bf16": 2, "int8": 1}[kind]
+
+
+def free_nbytes(device: torch.device) -> int:
+    """Return how much memory of the device nobody uses."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def engine_of(
+    config: ModelConfig,
+    vector: Float[Tensor, " num"],
+    device: torch.device,
+    planned: Plan,
+    context: int,
+    on_step: Callable[[int, int, float], None] = lambda _drawn, _read, _s: None,
+) -> Engine:
+    """Return an engine; `vector` is read and not kept."""
+    weights = Weights(config, vector.to(device), planned.kind)
+    kept = KeysAndValues(config, planned.num_pages, device, planned.kv_dtype)
+    return Engine(
+        Stepper(weights, kept),
+        vocab_size=config.vocab_size,
+        context=context,
+        num_pages=planned.num_pages,
+        on_step=on_step,
+    )
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB"
