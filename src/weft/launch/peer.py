@@ -58,6 +58,11 @@ class Participant(Guarded, Protocol):
     @property
     def run(self) -> Genesis: ...
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is lost if it ends now: it has not begun, or has said goodbye and saved. From any thread."""
+        ...
+
 
 P = TypeVar("P", bound=Participant)
 P_co = TypeVar("P_co", bound=Participant, covariant=True)
