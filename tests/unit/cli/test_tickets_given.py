@@ -13,7 +13,10 @@ from weft.keys import Identity
 from weft.net.messages import Contact
 from weft.net.ticket import issue
 
-TAKE_ONE = [("join", "--yes", *LOCAL), ("anchor",), ("gather",), ("doctor",), ("watch",), ("status",), ("inspect",)]
+TAKE_ONE = [
+    *(("join", "--yes", *LOCAL), ("anchor",), ("gather",), ("watch",), ("status",), ("inspect",)),
+    pytest.param(("doctor",), marks=pytest.mark.full),  # it times steps
+]
 NOBODY = "4cb5abf6"  # whom `a_ticket` names, and who is not there
 
 

@@ -261,6 +261,7 @@ def refused(yard: Yard, **given: Any) -> str:
     return str(runner.error)
 
 
+@pytest.mark.full
 def test_a_config_that_was_changed_begins_nothing_anew_unasked(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     longer = msgspec.structs.replace(yard.config, samples=480)
