@@ -63,7 +63,7 @@ class Stopped:
     sent: signal.Signals
     code: int
     took_s: float
-    last: str  # the last event of its log
+    last: str  # the last event in its log when it was sent
     said: str
 
     def is_as_promised(self, start_s: float) -> bool:
@@ -82,8 +82,8 @@ def stopped(shell: Shell, at_s: float, sent: signal.Signals, *command: str) -> S
     except subprocess.TimeoutExpired:
         process.send_signal(sent)
     began = time.monotonic()
-    code = process.wait(60.0)
     entries = shell.entries()[before:]
+    code = process.wait(60.0)
     last = type(entries[-1].event).__name__ if entries else "none"
     return Stopped(at_s, sent, code, time.monotonic() - began, last, shell.said.read_text())
 
