@@ -149,7 +149,7 @@ def idle(given: Iterable[str], without_effect: Mapping[str, str]) -> dict[str, l
 def told_idle(where: str, given: Iterable[str], without_effect: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each reason, as of `idle`; `where` names the origin of the fields."""
     for reason, names in idle(given, without_effect).items():
-        yield f"{where}: without effect here, since {reason}: {', '.join(names)}"
+        yield f"{where}: these have no effect here, since {reason}: {', '.join(names)}"
 
 
 def is_in(dotted: str, section: str) -> bool:

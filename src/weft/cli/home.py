@@ -57,8 +57,8 @@ def find_checkpoint(given: str, home: Path) -> Path:
         if found is None:
             _require_no_sections(_newest(path.glob(_SECTIONS), path.glob(f"*/{_SECTIONS}")))
             raise CheckpointError(
-                f"{path} holds no checkpoint: there is no {CHECKPOINT_FILE} in it. It is half-written, or another "
-                f"folder was meant. {listing(home)}"
+                f"{path} holds no checkpoint: there is no {CHECKPOINT_FILE} in it. It is half-written, or the wrong "
+                f"folder. {listing(home)}"
             )
         return found
     run = find_run(given, home, having=(WHOLE, SECTIONS))
@@ -66,8 +66,8 @@ def find_checkpoint(given: str, home: Path) -> Path:
     if run is not None and found is None:
         _require_no_sections(_newest(run.glob(SECTIONS)))
     if found is None:
-        none = "there is none yet" if given == LAST else "no such folder, and no such run"
-        why = none if run is None else f"run {called(run)} has kept none yet"
+        none = "there is none yet" if given == LAST else "there is no such folder and no such run"
+        why = none if run is None else f"run {called(run)} has saved none yet"
         raise CheckpointError(f"{given[:200]!r} names no checkpoint: {why}. {listing(home)}")
     return found
 
@@ -81,8 +81,8 @@ def find_sections(given: str, home: Path) -> Path:
     run = find_run(given, home, having=(SECTIONS,))
     if run is None or not any(True for _ in run.glob(SECTIONS)):
         raise CheckpointError(
-            f"{given[:200]!r} is not a ticket, and not a run with sections in {home}. Runs with stages have them: give "
-            "a ticket of one, its name, the digits of its digest, or last."
+            f"{given[:200]!r} is not a ticket, and not a run with sections in {home}. Only runs with stages have "
+            "sections: give a ticket of one, its name, the digits of its digest, or last."
         )
     return run
 
@@ -113,7 +113,7 @@ def find_run(given: str, home: Path, *, having: Sequence[str] = ()) -> Path | No
     found = meant(given, runs)
     if len(found) > 1:
         shown = ", ".join(map(called, found[:_MAX_LISTED]))
-        raise CheckpointError(f"{given[:64]} means {len(found)} runs: {shown}. Give more digits of the one you mean.")
+        raise CheckpointError(f"{len(found)} runs match {given[:64]}: {shown}. Give more digits of the one you mean.")
     return found[0] if found else None
 
 
@@ -151,9 +151,9 @@ def _require_no_sections(folder: Path | None) -> None:
     if folder is not None:
         run = folder.parents[2]
         raise CheckpointError(
-            f"run {called(run)} has stages, and here are sections of its model only, in {folder.parents[1]}. Put them "
-            f"together with `weft gather {short(run.name)}`; those that other peers hold, while they run, with `weft "
-            "gather -`."
+            f"run {called(run)} has stages, and {folder.parents[1]} holds only sections of its model. Put them "
+            f"together with `weft gather {short(run.name)}`. If other peers hold the rest, use `weft gather -` while "
+            "they run."
         )
 
 
@@ -286,7 +286,7 @@ def say_no_home(context: typer.Context, reason: str) -> None:
     place = cast(Place, context.obj)
     if place.is_idle:
         place.is_idle = False
-        tell(f"--home: without effect here, since {reason}")
+        tell(f"--home has no effect here, since {reason}")
 
 
 def command_for(home: Path) -> str:

@@ -26,7 +26,7 @@ from weft.clock import Clock, SystemClock, Wish
 
 _PATIENCE_S = 22.0  # to say goodbye and save: the promise is 25 s, and a process takes a moment to end
 _EARLY_PATIENCE_S = 3.0  # before it takes part there is nobody to say goodbye to
-NOTHING_TO_SAVE = "stopped before it took part: there is nothing to save"
+NOTHING_TO_SAVE = "stopped before it joined: there is nothing to save"
 
 
 class Stopper:
@@ -82,7 +82,7 @@ class Stopper:
         ):  # a thread may be packing data or reading weights; both are written whole or not at all
             self._timer = threading.Timer(_EARLY_PATIENCE_S, self._end, (0, NOTHING_TO_SAVE))
         else:
-            why = f"not done {_PATIENCE_S:.0f} s after {name}: ended"
+            why = f"still not done {_PATIENCE_S:.0f} s after {name}: ended at once"
             self._timer = threading.Timer(_PATIENCE_S, self._end, (1, why))
         self._timer.daemon = True
         self._timer.start()

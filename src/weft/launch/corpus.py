@@ -95,7 +95,7 @@ class Corpus:
             limit_cores(options.settings.caps.cores)
             run, data = kept_run(self.kept, options)
             self.trainers.check_fits(held_of(run), options.settings)
-            emit(Notice(text=f"going on with run {short(run.run)} ({run.name}), as this home has kept it"))
+            emit(Notice(text=f"going on with run {short(run.run)} ({run.name}) from what this home has saved"))
             return run, data
         assert self.described is not None
         if self.own_data is not None:
@@ -140,7 +140,7 @@ class Corpus:
             keep_run_file(s.folder, dump(msgspec.structs.replace(self.files[run.run], run=run.run)))
         if isinstance(run, StagedConfig):
             if self.stages is None:
-                raise ConfigError("this run has stages, which this program cannot hold. Take part with: weft join -")
+                raise ConfigError("this run has stages, which this program cannot hold. Join it with: weft join -")
             return self.stages(s, run, data or await self._fetched(s, run, members))
         if members:
             await fetch_initial(s.node, members, run, s.options.home)

@@ -66,7 +66,7 @@ class Loop:
         self._note(emit)
         run, amends, said = meant(sealed, options, self.wish)
         if run is not sealed:
-            emit(Notice(text=said or f"going on with run {short(run.run)}, which this machine has made before"))
+            emit(Notice(text=said or f"going on with run {short(run.run)}, which this machine made before"))
             if amends is not None:
                 self.amends[run.run] = amends
             return run, None

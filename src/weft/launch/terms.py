@@ -155,8 +155,8 @@ class Terms:
         if self.day_nbytes is not None:
             return ""
         if self.rounds is None:
-            return "no member has told yet how long its rounds take"
-        return "its only member trains alone, and rounds take longer once there is somebody to exchange with"
+            return "no member has said yet how long its rounds take"
+        return "its only member trains alone, and rounds take longer once there are two"
 
 
 class Allowance:

@@ -50,7 +50,7 @@ def test_an_act_takes_the_ticket_of_the_environment_unless_a_run_is_named(
 
 @pytest.mark.parametrize("verb", ["join", "anchor", "gather", "inspect"])
 def test_without_any_ticket_it_is_said_where_one_may_come_from(weft: Weft, verb: str) -> None:
-    said = refused(weft, 15, "there is no ticket", verb)
+    said = refused(weft, 15, "weft needs a ticket", verb)
     assert '"-"' in said
     assert "@FILE" in said
     assert "WEFT_TICKET" in said
@@ -87,7 +87,7 @@ def test_weft_ticket_says_why_a_ticket_is_long(weft: Weft, home: Path) -> None:
     answer = weft("ticket")
     assert answer.out == f"{text}\n"
     assert relay in answer.err
-    assert "not at most 200" in answer.err
+    assert "usual 200" in answer.err
 
 
 def test_a_key_that_the_ticket_cuts_is_shown_as_cut(weft: Weft) -> None:

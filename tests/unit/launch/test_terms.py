@@ -75,7 +75,7 @@ def test_bytes_of_a_day_are_what_members_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heard", "why"), [(NOBODY, "no member has told"), (Heard(num_members=2), "no member has"), (told(1), "alone")]
+    ("heard", "why"), [(NOBODY, "no member has said"), (Heard(num_members=2), "no member has"), (told(1), "alone")]
 )
 def test_what_nobody_has_measured_is_left_out_with_the_reason(tmp_path: Path, heard: Heard, why: str) -> None:
     """A lone member's rounds come ten times as often as those of two, where a round has little to train."""

@@ -305,7 +305,7 @@ def test_what_cannot_go_on_says_why_and_what_can(tmp_path: Path) -> None:
     assert "It cannot go on with this change: only samples, batch_size, method.every" in said
     assert "start the loop with the config as it was" in said
     assert "the model's parameters are others" in wider
-    assert "it is just this one" in alike
+    assert "it is exactly this run" in alike
     assert "no run that is called elsewhere" in nothing
 
 
@@ -325,7 +325,7 @@ def test_a_run_is_not_begun_anew_by_another_key_unasked(tmp_path: Path) -> None:
     with ending(yard):
         begun(yard)
         said = refused(yard, key=tmp_path / "other.pem")
-    assert "is the key of another" in said
+    assert "is another peer's key" in said
 
 
 def test_what_has_no_effect_on_a_loop_is_told(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_what_has_no_effect_on_a_loop_is_told(tmp_path: Path) -> None:
         a = yard.found("a", wait_for=2)
         b = yard.join("b", a, wait_for=3, wish="new")
         yard.done(a, b)
-    told = [[event.text for event in each.events(Notice) if "without effect here" in event.text] for each in (a, b)]
+    told = [[event.text for event in each.events(Notice) if "have no effect here" in event.text] for each in (a, b)]
     of_machine = "machine: settings: without effect here, since a loop of your own trains where and as it does: device"
     of_method = "config: without effect here, since graph is ring, and only a random one has a degree: method.degree"
     of_ticket = "without effect here, since the run of the ticket is joined: wait_for, wish"

@@ -83,7 +83,7 @@ def test_with_yes_it_says_what_it_takes_and_writes_a_run_file_beside_the_text(
         "memory about",
         "disk about",
         f"run file: {path}",
-        "who has the ticket can join, and then has this text",
+        "whoever has the ticket can join and then has this text",
     ):
         assert line in said
     ((corpus, manner),) = begun
@@ -139,7 +139,7 @@ def test_the_same_text_again_finds_its_run_file_and_says_so(weft: Weft, notes: P
     assert f"{notes.with_name('notes.toml')} says how {notes} is trained" in words(again)
     assert notes.with_name("notes.toml").read_text() == before
     assert begun[0][0].described == begun[1][0].described
-    refused(weft, 2, "says already how", "train", notes, "--size", "nano")
+    refused(weft, 2, "already says how", "train", notes, "--size", "nano")
     assert weft("train", notes, "--yes", "--new").code == 0
     other = notes.with_name("notes-2.toml")
     assert load(other, RunFile).name == "notes-2"
@@ -175,7 +175,7 @@ def test_where_nothing_can_be_written_beside_the_text_the_run_file_is_here(
     monkeypatch.chdir(notes.parent)
     nowhere = weft("train", notes, "--yes")
     assert nowhere.code == 2
-    assert "no run file can be written, neither beside" in words(nowhere)
+    assert "weft cannot write a run file beside" in words(nowhere)
     assert len(begun) == 2
 
 
@@ -233,7 +233,7 @@ def test_what_is_neither_is_refused_with_what_to_do(weft: Weft, tmp_path: Path, 
     assert answer.code == 2
     assert "weft join" in answer.err
     assert ticket not in answer.err
-    refused(weft, 2, "no run of this home is called so", "train", "nothing")
+    refused(weft, 2, "no run of this home has that name", "train", "nothing")
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -287,4 +287,4 @@ def test_own_text_is_trained_and_gone_on_with(weft: Weft, notes: Path, home: Pat
     notes.write_text(TEXT + "And then it was not.\n")
     changed = words(weft(*train))
     assert " B of text -> " in changed
-    assert "Nothing was begun" in changed
+    assert "Nothing was started" in changed

@@ -47,7 +47,7 @@ def test_a_run_that_would_begin_anew_or_lacks_its_data_is_refused(weft: Weft, ru
     assert isinstance(run, RunConfig)
     refused(weft, 2, "--set, --new: without effect", "train", "last", *LOCAL, "--set", "train.tokens=9", "--new")
     key = Path(weft("keys", "new", home / "other.pem").out.split()[1])
-    refused(weft, 40, "it would begin anew", "train", "last", *LOCAL, "--key", key)
+    refused(weft, 40, "would begin anew", "train", "last", *LOCAL, "--key", key)
     (home / "shards" / run.data.train[0].digest).unlink()
     refused(weft, 11, "1 of the 2 pieces of its data are not here", "train", "last", *LOCAL)
 
@@ -190,10 +190,10 @@ def test_a_run_that_has_begun_waits_for_nobody_and_says_so(weft: Weft, run_path:
 
 def test_a_field_of_the_file_that_does_nothing_is_named(weft: Weft, run_path: Path) -> None:
     run_path.write_text(run_path.read_text() + '[method]\ntype = "async-diloco"\nmomentum = 0.0\ndelay = 3\n')
-    why = "there is no momentum (0) to hold back"
+    why = "momentum is 0, so there is none to delay"
     for verb in (("train", run_path, *LOCAL, "--quiet"), ("plan", run_path, "--tokens-per-s", 1000)):
         said = weft(*verb)
-        line = f"{run_path}: without effect here, since {why}: method.delay"
+        line = f"{run_path}: these have no effect here, since {why}: method.delay"
         assert (said.code, said.err.count(line)) == (0, 1), said.err
 
 

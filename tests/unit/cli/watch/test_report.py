@@ -137,7 +137,7 @@ def test_the_recipe_of_a_report_makes_the_same_run(
     for changed in (("--set", "seed=8"), ("--set", "data.heldout_fraction=0.1")):
         answer = weft("--home", elsewhere, "train", again, *LOCAL, *changed)
         assert answer.code == 2
-        assert "is to make run" in answer.err
+        assert "should make run" in answer.err
     assert len(list((elsewhere / "runs").iterdir())) == 1
 
 

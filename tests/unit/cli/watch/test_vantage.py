@@ -112,7 +112,7 @@ def test_a_late_joiner_s_report_says_since_when_it_saw_the_run_and_what_members_
 def test_logs_of_several_homes_are_one_report(weft: Weft, homes: dict[str, Path], tmp_path: Path) -> None:
     text = reported(weft, tmp_path, *homes.values())
     assert "As anna saw it from round 1 on, bert from round 1 to 2 and carl from round 3 on: 5 rounds" in text
-    assert "there is no log here" not in text
+    assert "There is no log here" not in text
     assert "counted before that" not in text
     shares = {"anna": "160", "bert": "64", "carl": "96"}
     assert {name: row(text, name)[1] for name in shares} == shares
