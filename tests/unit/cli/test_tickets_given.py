@@ -65,14 +65,28 @@ def test_a_file_without_a_ticket_is_told(weft: Weft, tmp_path: Path) -> None:
     refused(weft, 15, "not a ticket", "join", f"@{empty}", "--yes")
 
 
-def test_who_types_is_asked_for_the_ticket(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+@pytest.mark.parametrize(
+    "words",
+    [("inspect", "-"), ("inspect",), ("join", "--yes", *LOCAL), ("anchor",), ("gather",)],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_who_types_is_asked_for_the_ticket(weft: Weft, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(a_ticket() + "\n"))
-    answer = weft("inspect", "-")
+    answer = weft(*words)
     assert "Paste the ticket here" in answer.err
+    assert NOBODY in answer.err + answer.out
+
+
+def test_who_types_is_not_asked_where_the_environment_has_a_ticket(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_TICKET", a_ticket())
+    monkeypatch.setattr(sys, "stdin", Terminal("no ticket\n"))
+    answer = weft("inspect")
+    assert "Paste the ticket here" not in answer.err
     assert NOBODY in answer.out
 
 

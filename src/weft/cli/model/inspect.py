@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.home import CHECKPOINT_FILE, find_checkpoint, home_of
-from weft.cli.options import NOT_SEEN, ticket_of
+from weft.cli.options import ASKED, ticket_of
 from weft.cli.settings import run_file
 from weft.config import dump
 from weft.dashboard import figures
@@ -25,7 +25,7 @@ _START_NBYTES = 4096  # as much as tells files apart
 def inspect(
     context: typer.Context,
     thing: Annotated[
-        str | None, typer.Argument(help=f"Checkpoint, key or run file, or a ticket; {NOT_SEEN}", show_default=False)
+        str | None, typer.Argument(help=f"Checkpoint, key or run file, or a ticket; {ASKED}", show_default=False)
     ] = None,
 ) -> None:
     """Say what a file, a folder or a ticket is."""

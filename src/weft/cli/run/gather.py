@@ -7,7 +7,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import called, command_for, find_sections, home_of
-from weft.cli.options import NOT_SEEN, spread, ticket_of
+from weft.cli.options import ASKED, spread, ticket_of
 from weft.cli.process import run_loop
 from weft.cli.terminal import WorkLine
 from weft.dashboard import figures
@@ -24,7 +24,7 @@ def gather(
     run: Annotated[
         str | None,
         typer.Argument(
-            help=f'A ticket; {NOT_SEEN} Or a run whose sections are here: its name, its digits, or "last".',
+            help=f'A ticket; {ASKED} Or a run whose sections are here: its name, its digits, or "last".',
             show_default=False,
         ),
     ] = None,
