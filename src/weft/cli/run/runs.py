@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from weft.cli.home import Standing, called, command_for, home_of, last_trained, listing, meant, own_name, standing
+from weft.cli.home import Standing, called, command_for, home_of, listing, meant, on_disk, own_name
 from weft.cli.run.ticket import is_kept
 from weft.clock import SystemClock
 from weft.dashboard import figures
@@ -77,7 +77,7 @@ def delete(
     held = there[found[0]]
     if _is_anchored(held, home):
         raise KeyLocked(f"an anchor of run {called(held.folder)} runs here. Stop it first, with Ctrl-C in its window.")
-    typer.echo(_what_goes(held, standing(held.folder)), err=True)
+    typer.echo(_what_goes(held, on_disk(held.folder).standing), err=True)
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigError(
@@ -130,11 +130,11 @@ def _known(root: Path) -> Sequence[Known]:
 
     home = Home(root)
     found = []
-    for held in sorted(held_by(home), key=lambda each: last_trained(each.folder), reverse=True):
-        stands = standing(held.folder)
-        state, how = _goes_on(held, stands, home)
-        at = last_trained(held.folder)[1]
-        found.append(Known(held=held, name=own_name(held.folder), stands=stands, trained_at=at, state=state, how=how))
+    pairs = [(held, on_disk(held.folder)) for held in held_by(home)]
+    for held, kept in sorted(pairs, key=lambda pair: pair[1].trained, reverse=True):
+        state, how = _goes_on(held, kept.standing, home)
+        name, (_, at, _) = own_name(held.folder), kept.trained
+        found.append(Known(held=held, name=name, stands=kept.standing, trained_at=at, state=state, how=how))
     return found
 
 

@@ -76,6 +76,19 @@ def test_each_run_is_listed_with_its_size_and_how_it_goes_on(weft: Weft, kept: K
     assert lines[1].strip() == f"go on: weft --home {home} train {kept.run.run[:8]}"
 
 
+def test_the_list_reads_each_checkpoint_once(weft: Weft, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kept.folder.is_dir()
+    read, names = Path.read_bytes, list[str]()
+
+    def counted(path: Path) -> bytes:
+        names.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    assert weft("runs").code == 0
+    assert names.count("checkpoint.json") == 1
+
+
 def test_how_a_run_goes_on_depends_on_what_of_it_is_here(weft: Weft, kept: Kept, home: Path, tmp_path: Path) -> None:
     def how() -> tuple[str, str]:
         run = told(weft)[kept.run.run]
@@ -224,7 +237,7 @@ def test_a_deletion_asks_and_a_no_deletes_nothing(
     assert "nothing was deleted" in weft("runs", "delete", "small").err
     assert files(home) == before
     refused(weft, 40, "is not a run of this home", "runs", "delete", "nothing", "--yes")
-    refused(weft, 2, "--json: without effect before delete", "runs", "--json", "delete", "small", "--yes")
+    refused(weft, 2, "--json has no effect before delete", "runs", "--json", "delete", "small", "--yes")
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert "came free" in weft("runs", "delete", "small").out
 
