@@ -23,7 +23,7 @@ from weft.dashboard.history import PeerNow
 from weft.dashboard.run import Run
 from weft.dashboard.words import WARNING, in_words
 from weft.ids import PeerId
-from weft.run.amend import MODEL, TOKENIZER, run_file_of, without_places
+from weft.run.amend import MODEL, TOKENIZER, run_file_of, text_of, without_places
 from weft.run.config import RunConfig, RunFile
 
 MAX_FAULTS = 40  # that are told one by one, and moves
@@ -301,7 +301,7 @@ def _recipe(run: Run, shared: RunConfig) -> Section:
         texts.append(f"Copy these beside it, from where they were: {', '.join(moved)}.")
     if run.file is None:
         texts.append(_to_be_named(shared, file))
-    return Section("To repeat it", tuple(texts), code=dump(file))
+    return Section("To repeat it", tuple(texts), code=text_of(file))
 
 
 def _to_be_named(shared: RunConfig, file: RunFile) -> str:

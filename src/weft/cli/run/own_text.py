@@ -23,7 +23,7 @@ from weft.cli.options import Length, length
 from weft.cli.settings import changes_of, run_file
 from weft.cli.terminal import WorkLine, tell
 from weft.clock import SystemClock
-from weft.config import from_tree, load_tree, replace_field
+from weft.config import from_tree, is_in, leave_out, leaves, load_tree, replace_field
 from weft.dashboard import figures
 from weft.dashboard.logs import is_there
 from weft.errors import ConfigError, TooLarge
@@ -233,6 +233,7 @@ def _made(
     from weft.data.corpus import text_nbytes
     from weft.plan import own_text
     from weft.run.config import RunFile
+    from weft.run.idle import without_effect
     from weft.sync.records.acts import MAX_TOKENS
 
     source, base = _source(text, changed), _whole(text).parent
@@ -276,6 +277,8 @@ def _made(
     for dotted, value in changed.items():
         replace_field(tree, dotted, value)
     described: RunFile = from_tree(tree, RunFile, where=" ".join(f"--set {change}" for change in changes) or str(text))
+    for field in without_effect(described):  # of what weft writes; what somebody gave stays, and is told
+        tree = tree if any(is_in(name, field) for name, _ in leaves(changed)) else leave_out(tree, field)
     here = machine.pace_of(described, base) if changed else here  # --set may have made another model of it
     for line in machine.takes(described, here, base):
         typer.echo(line, err=True)

@@ -16,7 +16,7 @@ from weft.cli.plan import speed_here
 from weft.cli.run import running
 from weft.cli.run.own_text import kind_of
 from weft.cli.run.running import Manner
-from weft.config import load
+from weft.config import load, load_tree
 from weft.errors import ConfigError
 from weft.launch.corpus import Corpus
 from weft.launch.session import Options
@@ -110,15 +110,25 @@ def test_a_person_is_asked_four_questions_and_again_where_an_answer_makes_no_sen
     ):
         assert fault in said
     assert "by 2 machines as fast as this one" in said
-    assert "it begins once 2 peers are here" in said
+    assert "training begins once 2 peers are here" in said
     assert begun[0][1].wait_for == 2
+
+
+def test_what_would_have_no_effect_is_not_written(weft: Weft, notes: Path, begun: Begun) -> None:
+    answer = weft("train", notes, "--yes", "--set", "stages=2")
+    assert answer.code == 0, answer.err
+    made = load_tree(notes.with_name("notes.toml"))
+    assert made["stages"] == 2
+    assert "sample_prompt" not in made["train"]
+    assert "no effect" not in words(answer)
+    assert len(begun) == 1
 
 
 def test_nobody_to_ask_is_refused_with_the_options_that_answer(weft: Weft, notes: Path, begun: Begun) -> None:
     refused(
         weft,
         2,
-        "Add --yes for what is usual, or answer with --run-name, --length, --peers",
+        "Add --yes for the defaults, or answer with --run-name, --length, --peers",
         "train",
         notes,
         "--size",
@@ -136,7 +146,7 @@ def test_the_same_text_again_finds_its_run_file_and_says_so(weft: Weft, notes: P
     before = notes.with_name("notes.toml").read_text()
     again = weft("train", notes)
     assert again.code == 0
-    assert f"{notes.with_name('notes.toml')} says how {notes} is trained" in words(again)
+    assert f"{notes.with_name('notes.toml')} says how to train {notes}" in words(again)
     assert notes.with_name("notes.toml").read_text() == before
     assert begun[0][0].described == begun[1][0].described
     refused(weft, 2, "already says how", "train", notes, "--size", "nano")
@@ -190,7 +200,7 @@ def test_what_set_says_is_written_down_but_for_the_questions(weft: Weft, notes: 
     refused(
         weft,
         2,
-        "--set train.tokens: of own text --length says that",
+        "--set train.tokens: for your own text, --length says that",
         "train",
         notes,
         "--yes",
@@ -243,7 +253,7 @@ def test_what_is_neither_is_refused_with_what_to_do(weft: Weft, tmp_path: Path, 
     files.mkdir()
     (files / "a.toml").write_text("")
     refused(weft, 2, "holds run files: a.toml", "train", files)
-    refused(weft, 2, "--size, --yes: without effect on a run file", "train", run_path, "--size", "nano", "--yes")
+    refused(weft, 2, "--size, --yes: no effect on a run file", "train", run_path, "--size", "nano", "--yes")
     little = notes.with_name("little.txt")
     little.write_text("few words")
     refused(weft, 11, "too little text to train on: 9 bytes", "train", little, "--yes")
