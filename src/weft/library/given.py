@@ -59,6 +59,11 @@ def show_ticket(ticket: str) -> None:
     sys.stderr.write(f"weft: others join with ticket={ticket!r}\n")
 
 
+def show_terms(terms: str) -> None:
+    """Print what joining costs."""
+    sys.stderr.write(f"weft: {terms}\n")
+
+
 def config_of(given: Any, kind: type[C], what: str) -> C:
     """Return `given`, or the TOML file that it is a path of, once every field is one that `kind` allows.
 

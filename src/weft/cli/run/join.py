@@ -8,7 +8,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import NOT_SEEN, own_source, spread, ticket_of, until
+from weft.cli.options import ASKED, own_source, spread, ticket_of, until
 from weft.cli.run.torchrun import served
 from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @spread
 def join(
     context: typer.Context,
-    ticket: Annotated[str | None, typer.Argument(help=f"The ticket; {NOT_SEEN}", show_default=False)] = None,
+    ticket: Annotated[str | None, typer.Argument(help=f"The ticket; {ASKED}", show_default=False)] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     data: Annotated[
         list[str] | None,
@@ -89,8 +89,9 @@ def join(
 def describe(terms: "Terms") -> str:
     """Return what joining means, line by line."""
     from weft.net.link.trial import listed
+    from weft.run.genesis import on_corpus
 
-    run = terms.run
+    run = on_corpus(terms.run)
     ticket = terms.ticket
     where = "your own files, which stay here" if run.is_private else "the run's, fetched from members"
     memory = figures.nbytes(terms.process_nbytes + terms.memory_nbytes)
