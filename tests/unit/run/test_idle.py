@@ -58,7 +58,7 @@ BIN: Settings = {"data.source.type": "bin", "data.source.path": "a.bin", "data.s
 AS_MANY: Settings = {"method.type": "sparseloco", "method.codec.type": "random_k", "method.codec.kept": 64}
 SUBSPACE: Settings = {"pipeline.activations.type": "subspace", "pipeline.gradients.type": "bf16"}
 NO_MODEL, ROUTED = "nobody holds the whole model", "other stages pass"
-NO_DEGREE, NOTHING_LEFT, NO_MOMENTUM = "only a random one has a degree", "no error to add", "no momentum"
+NO_DEGREE, NOTHING_LEFT, NO_MOMENTUM = "only a random one has a degree", "no error to add", "momentum is 0"
 NO_STAGES = "no effect in a run without stages"
 
 # By struct: fields that always do something, and those that do not, with where.
@@ -305,7 +305,10 @@ def test_what_a_program_sets_is_what_differs_from_the_defaults() -> None:
         *("name", "seed", "train.tokens", "train.schedule.type", "method.type", "method.degree")
     }
     (line,) = told_idle("config", said(run_file), without_effect(run_file))
-    assert line == "config: without effect here, since graph is ring, and only a random one has a degree: method.degree"
+    assert (
+        line
+        == "config: these have no effect here, since graph is ring, and only a random one has a degree: method.degree"
+    )
     loop = from_tree({"samples": 5, "method": {"type": "choco", "degree": 3}}, SyncConfig, where="it")
     assert idle(said(loop), of_loop(loop)) == {"graph is ring, and only a random one has a degree": ["method.degree"]}
 
