@@ -150,7 +150,7 @@ def test_a_deletion_leaves_nothing_of_the_only_run_and_says_what_came_free(weft:
     nbytes = sum(files(home).values())
     answer = weft("runs", "delete", kept.run.run[:8], "--yes")
     assert answer.code == 0, answer.err
-    assert f"run {kept.run.run[:8]} (small) is deleted: {nbytes / 1e3:.3g} kB came free" in answer.out
+    assert f"run {kept.run.run[:8]} (small) is deleted: {nbytes / 1e3:.3g} kB are free again" in answer.out
     assert "Run files, texts and keys stay" in " ".join(answer.err.split())
     assert files(home) == {}
     assert not (home / "runs" / kept.run.run).exists()
@@ -239,7 +239,7 @@ def test_a_deletion_asks_and_a_no_deletes_nothing(
     refused(weft, 40, "is not a run of this home", "runs", "delete", "nothing", "--yes")
     refused(weft, 2, "--json has no effect before delete", "runs", "--json", "delete", "small", "--yes")
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    assert "came free" in weft("runs", "delete", "small").out
+    assert "are free again" in weft("runs", "delete", "small").out
 
 
 # --- which run is meant ---
@@ -258,8 +258,8 @@ def test_a_run_is_meant_by_its_name_its_digits_or_as_the_last(kept: Kept, home: 
 
 def test_a_name_that_two_runs_have_is_not_guessed_at(weft: Weft, kept: Kept, home: Path, tmp_path: Path) -> None:
     other = keep(home, tmp_path, seed=8)
-    with pytest.raises(CheckpointError, match="means 2 runs") as caught:
+    with pytest.raises(CheckpointError, match="2 runs match") as caught:
         find_run("small", home)
     assert kept.run.run[:8] in str(caught.value)
     assert other.run[:8] in str(caught.value)
-    refused(weft, 40, "means 2 runs", "runs", "delete", "small", "--yes")
+    refused(weft, 40, "2 runs match", "runs", "delete", "small", "--yes")
