@@ -329,7 +329,7 @@ def test_what_cannot_go_on_says_why_and_what_can(tmp_path: Path) -> None:
         nothing = refused(yard, config=msgspec.structs.replace(yard.config, name="elsewhere"), wish="go on")
     assert "It cannot go on with this change: only samples, batch_size, method.every" in said
     assert "start the loop with the config as it was" in said
-    assert "the model's parameters are others" in wider
+    assert "the model's parameters differ" in wider
     assert "it is exactly this run" in alike
     assert "no run called elsewhere" in nothing
 
