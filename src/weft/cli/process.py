@@ -117,7 +117,7 @@ class Stopper:
             if rests_since is not None and now - rests_since >= (_CLOSES_S if was_busy else _REST_S):
                 self._end(0, _RESTS if was_busy else NOTHING_TO_SAVE)
             if now - began >= _PATIENCE_S:
-                self._end(1, f"not done {_PATIENCE_S:.0f} s after {name}: ended")
+                self._end(1, f"still not done {_PATIENCE_S:.0f} s after {name}: ended at once")
 
     def _end(self, code: int, message: str) -> None:
         self._screen.close()

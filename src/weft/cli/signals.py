@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
-NOTHING_TO_SAVE = "stopped before it took part: there is nothing to save"
+NOTHING_TO_SAVE = "stopped before it joined: there is nothing to save"
 _OF_PEERS = ("train", "join", "anchor", "demo")
 
 

@@ -9,7 +9,7 @@ import typer
 import weft
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import NOT_SEEN, spread, ticket_of, until
+from weft.cli.options import ASKED, spread, ticket_of, until
 from weft.cli.process import Stopper, run_loop, stop_with_parent
 from weft.cli.screen.screen import make_screen
 from weft.cli.signals import NOTHING_TO_SAVE
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @spread
 def anchor(
     context: typer.Context,
-    ticket: Annotated[str | None, typer.Argument(help=f"The ticket; {NOT_SEEN}", show_default=False)] = None,
+    ticket: Annotated[str | None, typer.Argument(help=f"The ticket; {ASKED}", show_default=False)] = None,
     *,
     here: settings.Here,
     stay: settings.Keep,

@@ -31,9 +31,9 @@ from weft.peer.context import Trainers
 from weft.peer.peer import Outcome
 
 _OTHERS = (
-    "others join with this ticket, which is a secret: `weft join -` asks for it, so that no list of processes shows it"
+    "others join with this ticket, which is a secret: `weft join -` asks for it, and no list of processes shows it"
 )
-_LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"
+_LASTING = "the ticket leads to this machine; once others have joined, `weft ticket` prints one that leads to them, too"
 
 TO_SCREEN = "json:-"  # lines for a program where the picture would be
 
