@@ -145,7 +145,11 @@ process.run_loop(main())
     ("waits", "code", "said"),
     [
         ({"rests": 0.5, "closes": 60.0, "patience": 60.0, "at_rest": True}, 0, NOTHING_TO_SAVE),
-        ({"rests": 60.0, "closes": 60.0, "patience": 0.5, "at_rest": False}, 1, "not done 0 s after SIGTERM: ended"),
+        (
+            {"rests": 60.0, "closes": 60.0, "patience": 0.5, "at_rest": False},
+            1,
+            "still not done 0 s after SIGTERM: ended at once",
+        ),
         (
             {"rests": 60.0, "closes": 0.5, "patience": 60.0, "at_rest": "time.monotonic() > began + 1.5"},
             0,
