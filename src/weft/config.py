@@ -104,6 +104,19 @@ def replace_field(tree: dict[str, Any], dotted: str, value: Any) -> None:
     tree[field] = value
 
 
+def leave_out(tree: dict[str, Any], dotted: str) -> dict[str, Any]:
+    """Return parsed TOML without `section.field`, and without tables that are left empty."""
+    section, _, inner = dotted.partition(".")
+    found = dict(tree)
+    if not inner:
+        found.pop(section, None)
+    elif isinstance(held := found.get(section), dict):
+        found[section] = leave_out(held, inner)
+        if not found[section]:
+            del found[section]
+    return found
+
+
 def leaves(tree: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each value of nested tables with its dotted name."""
     for name, value in tree.items():
@@ -149,7 +162,7 @@ def idle(given: Iterable[str], without_effect: Mapping[str, str]) -> dict[str, l
 def told_idle(where: str, given: Iterable[str], without_effect: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each reason, as of `idle`; `where` names the origin of the fields."""
     for reason, names in idle(given, without_effect).items():
-        yield f"{where}: without effect here, since {reason}: {', '.join(names)}"
+        yield f"{where}: these have no effect here, since {reason}: {', '.join(names)}"
 
 
 def is_in(dotted: str, section: str) -> bool:

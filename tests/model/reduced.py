@@ -13,9 +13,11 @@ Such a world may do more than a real one. What holds of it holds of them; what g
                         that can have been said about its plans is in the set.
     announcements       All others hear of a payload as soon as it can exist, its owner when it leads: only plans depend
                         on it. Farewells too are read by leaders alone; for others they are timers.
-    one turn each       No member leads twice within the bounds. So who is refused, or hears of a later attempt, has
-                        nothing left to do in its own but to vote, and a timer may run out for all attempts up to the
-                        one that its owner leads.
+    one turn each       No member leads twice within the bounds. So who is refused by too many, or hears of a later
+                        attempt, has nothing left to do in its own but to vote, and a timer may run out for all attempts
+                        up to the one that its owner leads.
+    refusals            Whoever may be in a later attempt by then has said so. Whether and when the leader hears of it
+                        stays open; which attempt it is does not matter.
     dead mail           Mail that can change nothing any more, after a restart neither, is dropped: the machine is asked
                         whether it really changes nothing.
     more mail           is more choice: a world is left out if another, the same but for its mail, has all of that.
@@ -62,7 +64,7 @@ from weft.sync.round.machine import (
 from weft.sync.round.rules import leader
 from weft.wire import digest_of
 
-AboutPlans = Collect | Merged | Holding | Stuck
+AboutPlans = Collect | Merged | Holding | Stuck | Refuse
 
 
 class Standing(NamedTuple):
@@ -111,6 +113,7 @@ class ReducedSearch(Search):
         self._promises = 0  # mail bits by kind
         self._about_plans = 0
         self._to_helpers = 0  # about plans of others
+        self._to_voters = 0
         self._most_mail: dict[World, list[int]] = {}
         self._led: dict[tuple[int, int, tuple[int, ...]], Led] = {}
         self._helped: dict[tuple[int, int, tuple[int, ...]], int] = {}
@@ -135,7 +138,7 @@ class ReducedSearch(Search):
         for number in range(len(world.states)):
             if not self._state(world, number).durable.has_left:
                 for after in self._moves_of(world, number):
-                    yield self._without_dead_mail(self._count_votes(after))
+                    yield self._without_dead_mail(self._count_votes(self._with_refusals(after)))
 
     def _moves_of(self, world: World, number: int) -> Iterator[World]:
         for mail in ones(world.sent & self._look_at(world, number).voting):
@@ -216,6 +219,27 @@ class ReducedSearch(Search):
             bare = replace(bare, proposal=state.proposal, votes=state.votes, farewells=state.farewells)
             return replace(bare, promises=promises)
         return replace(state, promises=promises) if is_leading(state) and not self.bounds.num_leaves else state
+
+    # --- who is in a later attempt ---
+
+    def _with_refusals(self, world: World) -> World:
+        """Let everybody refuse what comes from leaders of attempts before the one that it has promised."""
+        sent = world.sent
+        for number in range(len(world.states)):
+            durable = self._state(world, number).durable
+            for mail in ones(world.sent & self._inbox[number] & self._to_voters):
+                message = self._received(mail).message
+                if message.attempt < durable.promised and not durable.has_left:
+                    sent |= self._refused(number, message)
+        return world._replace(sent=sent)
+
+    def _refused(self, number: int, message: Any) -> int:
+        """Return the mail of a member that is in a later attempt than a leader's message, where there can be one."""
+        later = Attempt(message.attempt + 1)
+        if not isinstance(message, Collect | Prepare | Propose) or later >= self.bounds.num_attempts:
+            return 0
+        to = self.base.electorate.index(leader(self.base, message.attempt))
+        return self._post(number, to, Refuse(attempt=message.attempt, promised=later))
 
     # --- who leads ---
 
@@ -310,6 +334,8 @@ class ReducedSearch(Search):
         events = [self._received(each) for each in ones(mail)]
         said = 0
         seen, stack = {hashable(start)}, [start]
+        for each in ones(mail):
+            said |= self._refused(number, self._received(each).message)
         while stack:
             for after, sent in self._helping(stack.pop(), events, lives):
                 said |= sent
@@ -339,6 +365,8 @@ class ReducedSearch(Search):
         elif isinstance(message, AboutPlans):
             self._about_plans |= bit
             self._to_helpers |= 0 if self._leads(self.base.electorate[receiver], message.attempt) else bit
+        elif isinstance(message, Prepare | Propose):
+            self._to_voters |= bit
         return bit
 
     def _received(self, mail: int) -> Received:
@@ -387,8 +415,8 @@ class ReducedSearch(Search):
             box.dead |= bit
 
     def _check_dead(self, event: Received, state: State) -> None:
-        if isinstance(event.message, Committed | Refuse):
-            return  # it would stop, or give up its attempt
+        if isinstance(event.message, Committed):
+            return  # it would stop
         after, outputs = round.step(state, event)
         is_beyond = after.attempt >= self.bounds.num_attempts
         has_committed = len(state.votes) == len(self.base.electorate)
@@ -431,6 +459,8 @@ def is_use_to_leader(event: Received, state: State) -> bool:
             return attempt == state.attempt and is_news
         case Goodbye():
             return event.sender not in state.farewells
+        case Refuse(attempt=attempt):
+            return attempt == state.attempt and event.sender not in state.refusals
         case Collect() | Merged() | Holding() | Stuck():
             return event.message.attempt == state.attempt and event.message.revision >= state.revision
         case _:

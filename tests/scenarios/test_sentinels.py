@@ -1,6 +1,9 @@
 """Members that stray from the others are named, and a method that engages and never learns is."""
 
+import asyncio
+import random
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 import torch
@@ -18,11 +21,13 @@ from weft.sync.method.presets import (
     MethodConfig,
     NoLoCoConfig,
 )
+from weft.tasks import Inline
 from weft.training.trainer import Trainer
 
 EVERY = 4
 FEDAVG = FedAvgConfig(every=EVERY, codec=Fp32Config())
 Spoil = Callable[[Trainer], None]
+T = TypeVar("T")
 
 
 def spoilt(swarm: Swarm, name: str, spoil: Spoil) -> None:
@@ -122,6 +127,40 @@ def test_nobody_is_named_where_all_do_what_the_run_says(make_swarm: MakeSwarm, m
     play(swarm)
     assert not any(said(swarm, MemberStrays).values())
     assert not any(said(swarm, NotLearning).values())
+
+
+class Busy(Inline):
+    """A machine that something else takes in three calls of ten: then a call takes eight times as long."""
+
+    def __init__(self, tokens_per_s: float, seed: int) -> None:
+        super().__init__()
+        self._tokens_per_s = tokens_per_s
+        self._luck = random.Random(seed)
+
+    async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
+        async with self._training:
+            times = self._luck.choices((1.0, 8.0), (0.7, 0.3))[0]
+            await asyncio.sleep(max(num_tokens, 1) * times / self._tokens_per_s)
+            return work()
+
+
+@pytest.mark.full
+def test_who_makes_few_steps_on_a_busy_machine_is_not_named(make_swarm: MakeSwarm) -> None:
+    """Without `SLACK`, d hears of itself in round 33 that its updates are 1/28 as long as the others'."""
+    method = FedAvgConfig(every=8, codec=Fp32Config())
+    swarm = make_swarm(learns=True, method=method, num_rounds=24, has_even_leases=False)
+
+    async def scenario() -> None:
+        members = [swarm.member(name) for name in "abcd"]
+        members[0].is_founder = True
+        for number, member in enumerate(members):
+            speed = 64.0 if member.name == "d" else 192.0
+            swarm.launch(member, wait_for=4, compute=Busy(speed, number))
+        await swarm.done(*members)
+
+    swarm.run(scenario)
+    strayed = [event for events in said(swarm, MemberStrays).values() for event in events]
+    assert not [event for event in strayed if event.what == "update"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.full

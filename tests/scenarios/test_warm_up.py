@@ -10,10 +10,11 @@ from torch import Tensor
 from scenarios.swarm import BATCH, SEQ_LEN, Life, Member, Swarm
 from scenarios.test_acts import BOTH, act
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.events import RoundCommitted, StepDone, WarmedUp
+from weft.events import MemberJoined, MemberLeft, RoundCommitted, StepDone, WarmedUp
 from weft.ids import PeerId
 from weft.model.transformer import Transformer
 from weft.net.messages import Heartbeat
+from weft.peer.loop.lifecycle import SLOW_S
 from weft.peer.messages import Joining
 from weft.sync.records.acts import Amend
 from weft.tasks import Inline
@@ -21,6 +22,7 @@ from weft.tasks import Inline
 COMPILE_S = 30.0  # for each shape
 NUM_ROUNDS = 50
 USUAL_S = 6.0  # a round of these peers takes less
+SOON_S = 3.0  # a goodbye takes less
 
 
 @pytest.fixture
@@ -166,6 +168,55 @@ def test_who_resumes_and_compiles_for_minutes_delays_no_round(
         assert swarm.clock.now() - began < COMPILE_S * 3
         one_replica(await swarm.done(a, b, c, d))
         assert slowest_s(a, began) < USUAL_S
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+def test_who_is_stopped_while_it_compiles_does_not_wait_for_that(
+    make_swarm: MakeSwarm, met: list[tuple[int, ...]]
+) -> None:
+    swarm = make_swarm(learns=True, num_rounds=NUM_ROUNDS)
+
+    async def scenario() -> None:
+        a, b = await swarm.start("ab")
+        await swarm.round(a, 2)
+        c = swarm.member("c")
+        life = swarm.launch(c, compute=Compiling(met))
+        await asyncio.sleep(COMPILE_S / 2)
+        assert life.peer.is_at_rest
+        began = swarm.clock.now()
+        life.peer.stop("asked to")
+        assert (await life.task).reason == "asked to"
+        assert swarm.clock.now() - began < SOON_S
+        assert not c.folder.has_checkpoint
+        for each in (a, b):
+            each.life.peer.stop("the test is over")
+        await swarm.done(a, b)
+
+    swarm.run(scenario)
+
+
+def test_who_is_stopped_in_a_long_step_says_goodbye_before_its_end(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=NUM_ROUNDS)
+    step_s = 20.0
+
+    async def scenario() -> None:
+        a, b = await swarm.start("ab")
+        await swarm.round(a, 2)
+        c = swarm.member("c")
+        life = swarm.launch(c, train_s=step_s)
+        await swarm.when(a, MemberJoined, lambda event: event.member == c.id)
+        await asyncio.sleep(step_s / 2)
+        began = swarm.clock.now()
+        life.peer.stop("asked to")
+        await swarm.when(a, MemberLeft, lambda event: event.member == c.id)
+        assert swarm.clock.now() - began < SLOW_S + SOON_S
+        assert not life.peer.is_at_rest
+        assert (await life.task).reason == "asked to"
+        assert life.peer.is_at_rest
+        assert c.folder.has_checkpoint
+        one_replica(await swarm.done(a, b))
 
     swarm.run(scenario)
     swarm.check()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ HERE = Path(__file__).parent
 LOCAL = ("--host", "127.0.0.1", "--port", "0", "--transports", "tls", "--device", "cpu", "--threads", "1", "--quiet")
 TRAIN = ("train", "HOME/run.toml", *LOCAL)
 DOCUMENTED = {0, 2, 11, 14, 40, 41}
+SHARDS = 4  # of the places of a long command: each is a test of its own
+LIMITS = (6, 8, 10, 12, 14, 16, 18, 20, 24, 32, 48, 64)  # of open files
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +47,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def played(library: Path, folder: Path, how: str, *command: str) -> list[dict[str, Any]]:
+def played(library: Path, folder: Path, how: str, *command: str, shards: str = "0/1") -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, HERE / "faulty.py", folder, how, *command],
+        [sys.executable, HERE / "faulty.py", folder, how, shards, *command],
         env={**os.environ, "LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
@@ -63,16 +66,39 @@ def played(library: Path, folder: Path, how: str, *command: str) -> list[dict[st
     return rows
 
 
-def test_a_run_that_met_a_fault_anywhere_goes_on_to_its_end(library: Path, trained: Path) -> None:
-    rows = played(library, trained.with_name("fresh"), "once", *TRAIN)
-    assert len(rows) > 100
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_a_run_that_met_a_fault_anywhere_goes_on_to_its_end(library: Path, trained: Path, shard: int) -> None:
+    rows = played(library, trained.with_name("fresh"), "once", *TRAIN, shards=f"{shard}/{SHARDS}")
+    assert len(rows) > 100 // SHARDS
     assert {row["again"] for row in rows} == {0}, [row for row in rows if row["again"]]
 
 
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_a_disk_that_refuses_everything_from_any_place_on_ends_a_run_with_a_paragraph(
-    library: Path, trained: Path
+    library: Path, trained: Path, shard: int
 ) -> None:
-    assert len(played(library, trained.with_name("fresh"), "for-good", *TRAIN)) > 100
+    assert (
+        len(played(library, trained.with_name("fresh"), "for-good", *TRAIN, shards=f"{shard}/{SHARDS}")) > 100 // SHARDS
+    )
+
+
+def test_a_run_that_may_open_few_files_works_or_says_how_many_they_are(trained: Path, tmp_path: Path) -> None:
+    fresh, codes = trained.with_name("fresh"), []
+    for most in LIMITS:
+        home = tmp_path / str(most)
+        shutil.copytree(fresh, home)
+        command = [each.replace("HOME", str(home)) for each in TRAIN]
+        line = shlex.join([sys.executable, "-m", "weft", "--home", str(home), *command])
+        done = subprocess.run(
+            ["bash", "-c", f"ulimit -n {most}; exec {line}"], capture_output=True, text=True, timeout=300, check=False
+        )
+        codes.append(done.returncode)
+        assert "Traceback" not in done.stderr, (most, done.stderr)
+        if done.returncode:
+            assert f"too many files are open: this process may have {most} at once" in done.stderr
+        assert not (home / "errors").exists()
+    assert codes[0]
+    assert not codes[-1]
 
 
 @pytest.mark.parametrize("how", ["once", "for-good"])

@@ -45,7 +45,7 @@ def test_own_text_is_trained_gone_on_with_listed_and_deleted(shells: Callable[..
     anna.run("train", "notes.txt", *LOCAL)
     anna.ticket()
     anna.wait(committed(3), after=at, within_s=START_S)
-    assert "says how notes.txt is trained" in " ".join(anna.said.read_text().split())
+    assert "says how to train notes.txt" in " ".join(anna.said.read_text().split())
     (run,) = json.loads(weft("runs", "--json").stdout)["runs"]
     assert (run["name"], run["state"]) == ("notes", "running")
     assert weft("runs", "delete", "notes", "--yes").returncode == 13

@@ -84,6 +84,7 @@ class Anchor:
         self._membership = Membership(node, context.clock, context.emit, self._heartbeat)
         self._stopping = asyncio.Event()
         self._stop_reason = ""
+        self.has_left = False  # it has said goodbye
         self._failure: Exception | None = None
         self._client = state_client.StateClient(node, context.compute, context.clock)
         self._ranking = state_client.Ranking(node, self._membership, context.clock)
@@ -127,6 +128,7 @@ class Anchor:
         finally:
             await following.aclose()
         await self._membership.say_goodbye(self._stop_reason)
+        self.has_left = True
         await self._membership.aclose()
         self._emit(PeerStopped(reason=self._stop_reason))
         if self._failure is not None:

@@ -4,6 +4,7 @@ an error of weft's own           its message; the exit code of its class
 Ctrl-C                           nothing more; 130, as shells have it
 nobody reads the answer          nothing more; 141, as shells have it
 wrong usage                      what is wrong, and which help to read; 2
+too many files open, anywhere    how many may be, and how to raise that; 11
 no room on a disk, from anywhere 41, as DiskFull
 a file the system refuses        11, as DataError: which file, and why
 out of memory, from anywhere     42, as OutOfMemory
@@ -32,6 +33,12 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, e
 def explain(error: BaseException, home: Path) -> int:
     """Say on standard error why a command ended, and return the exit code."""
     known = _known(error)
+    if _is_out_of_files(error):
+        say(
+            f"too many files are open{_most_files()}. Let it open more, with `ulimit -n 1024` in the same shell, then "
+            "start again; what was saved before is intact."
+        )
+        return DataError.exit_code if known is None else known.exit_code
     if known is not None:
         say(str(known))
         return known.exit_code
@@ -103,6 +110,25 @@ def _refused_file(error: BaseException) -> OSError | None:
     if isinstance(error, BaseExceptionGroup):
         return next((found for inner in error.exceptions if (found := _refused_file(inner)) is not None), None)
     return None
+
+
+def _is_out_of_files(error: BaseException | None) -> bool:
+    """Return whether it was raised, however it was put into words since, because no more files may be opened."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_out_of_files, error.exceptions))
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _most_files() -> str:
+    if sys.platform == "win32":
+        return ""
+    import resource
+
+    return f": this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} at once"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -57,8 +58,8 @@ def find_checkpoint(given: str, home: Path) -> Path:
         if found is None:
             _require_no_sections(_newest(path.glob(_SECTIONS), path.glob(f"*/{_SECTIONS}")))
             raise CheckpointError(
-                f"{path} holds no checkpoint: there is no {CHECKPOINT_FILE} in it. It is half-written, or another "
-                f"folder was meant. {listing(home)}"
+                f"{path} holds no checkpoint: there is no {CHECKPOINT_FILE} in it. It is half-written, or the wrong "
+                f"folder. {listing(home)}"
             )
         return found
     run = find_run(given, home, having=(WHOLE, SECTIONS))
@@ -66,8 +67,8 @@ def find_checkpoint(given: str, home: Path) -> Path:
     if run is not None and found is None:
         _require_no_sections(_newest(run.glob(SECTIONS)))
     if found is None:
-        none = "there is none yet" if given == LAST else "no such folder, and no such run"
-        why = none if run is None else f"run {called(run)} has kept none yet"
+        none = "there is none yet" if given == LAST else "there is no such folder and no such run"
+        why = none if run is None else f"run {called(run)} has saved none yet"
         raise CheckpointError(f"{given[:200]!r} names no checkpoint: {why}. {listing(home)}")
     return found
 
@@ -81,8 +82,8 @@ def find_sections(given: str, home: Path) -> Path:
     run = find_run(given, home, having=(SECTIONS,))
     if run is None or not any(True for _ in run.glob(SECTIONS)):
         raise CheckpointError(
-            f"{given[:200]!r} is not a ticket, and not a run with sections in {home}. Runs with stages have them: give "
-            "a ticket of one, its name, the digits of its digest, or last."
+            f"{given[:200]!r} is not a ticket, and not a run with sections in {home}. Only runs with stages have "
+            "sections: give a ticket of one, its name, the digits of its digest, or last."
         )
     return run
 
@@ -113,7 +114,7 @@ def find_run(given: str, home: Path, *, having: Sequence[str] = ()) -> Path | No
     found = meant(given, runs)
     if len(found) > 1:
         shown = ", ".join(map(called, found[:_MAX_LISTED]))
-        raise CheckpointError(f"{given[:64]} means {len(found)} runs: {shown}. Give more digits of the one you mean.")
+        raise CheckpointError(f"{len(found)} runs match {given[:64]}: {shown}. Give more digits of the one you mean.")
     return found[0] if found else None
 
 
@@ -135,14 +136,6 @@ def runs_of(home: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _RUN.fullmatch(path.name)) if folder.is_dir() else []
 
 
-def last_trained(run: Path) -> tuple[bool, float, float]:
-    """Return what orders runs by when they were trained here: whether anything is kept, then as `trained_at`."""
-    kept = [trained_at(path.parent) for pattern in (WHOLE, SECTIONS) for path in run.glob(pattern)]
-    if kept:
-        return True, *max(kept)
-    return False, 0.0, max((_age(path) for path in run.glob("*/log.jsonl")), default=0.0)
-
-
 def _require_no_sections(folder: Path | None) -> None:
     """
     Args:
@@ -151,28 +144,15 @@ def _require_no_sections(folder: Path | None) -> None:
     if folder is not None:
         run = folder.parents[2]
         raise CheckpointError(
-            f"run {called(run)} has stages, and here are sections of its model only, in {folder.parents[1]}. Put them "
-            f"together with `weft gather {short(run.name)}`; those that other peers hold, while they run, with `weft "
-            "gather -`."
+            f"run {called(run)} has stages, and {folder.parents[1]} holds only sections of its model. Put them "
+            f"together with `weft gather {short(run.name)}`. If other peers hold the rest, use `weft gather -` while "
+            "they run."
         )
 
 
 def _newest(*found: Iterable[Path]) -> Path | None:
     files = [path for group in found for path in group]
     return max(files, key=lambda path: trained_at(path.parent)).parent if files else None
-
-
-def trained_at(checkpoint: Path) -> tuple[float, float]:
-    """Return when what is in this folder was trained here (0.0: it was not) and when it was saved: wall seconds."""
-    path = checkpoint / CHECKPOINT_FILE
-    saved_at = _age(path)
-    with suppress(OSError, msgspec.DecodeError):
-        contents = msgspec.json.decode(path.read_bytes(), type=_Saved).contents
-        if contents.head is None or not contents.head.round:
-            return 0.0, saved_at
-        at_ms = contents.counters.get(TRAINED_AT_MS)
-        return (saved_at if at_ms is None else at_ms / 1000), saved_at
-    return 0.0, saved_at
 
 
 def _age(path: Path) -> float:
@@ -235,13 +215,13 @@ class _Contents(msgspec.Struct):
 
 
 class _Saved(msgspec.Struct):
-    """As much of a checkpoint as tells when it was trained; it is not checked."""
+    """As much of a checkpoint as tells when it was trained, and how far it is; it is not checked."""
 
     contents: _Contents
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run has come, as the checkpoint says that was trained last."""
+    """How far a run has come, as a checkpoint says."""
 
     round: int = 0
     committed_tokens: int = 0
@@ -249,21 +229,55 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     successor: str | None = None  # the run that goes on in its place
 
 
-def standing(run: Path) -> Standing | None:
-    """Return how far a run has come here; None: no checkpoint that can be read is kept."""
-    files = [path for pattern in (WHOLE, SECTIONS) for path in run.glob(pattern)]
-    for path in sorted(files, key=lambda each: trained_at(each.parent), reverse=True):
-        with suppress(OSError, msgspec.DecodeError):
-            found = msgspec.json.decode(path.read_bytes(), type=_Saved).contents
-            head, charter = found.head or _Head(0, 0), found.charter or _Charter()
-            is_over = charter.successor is not None and charter.successor.is_at_once
-            return Standing(
-                round=head.round,
-                committed_tokens=head.committed_tokens,
-                total_tokens=None if charter.settings is None else charter.settings.tokens,
-                successor=charter.successor.run if charter.successor is not None and is_over else None,
-            )
-    return None
+@dataclass(frozen=True)
+class OnDisk:
+    """What of a run is kept here."""
+
+    trained: tuple[bool, float, float]  # what orders runs by that: whether anything is kept, then as `trained_at`
+    standing: Standing | None  # by the checkpoint that was trained last; None: none that can be read is kept
+
+
+def on_disk(run: Path) -> OnDisk:
+    """Return what of a run is kept here; each checkpoint is read once."""
+    found = [_read(path) for pattern in (WHOLE, SECTIONS) for path in run.glob(pattern)]
+    if not found:
+        return OnDisk((False, 0.0, max((_age(path) for path in run.glob("*/log.jsonl")), default=0.0)), None)
+    readable = [(at, saved) for at, saved in found if saved is not None]
+    newest = max(readable, key=lambda each: each[0])[1] if readable else None
+    return OnDisk((True, *max(at for at, _ in found)), None if newest is None else _standing(newest))
+
+
+def last_trained(run: Path) -> tuple[bool, float, float]:
+    """Return what orders runs by when they were trained here (`OnDisk.trained`)."""
+    return on_disk(run).trained
+
+
+def trained_at(checkpoint: Path) -> tuple[float, float]:
+    """Return when what is in this folder was trained here (0.0: it was not) and when it was saved: wall seconds."""
+    return _read(checkpoint / CHECKPOINT_FILE)[0]
+
+
+def _read(path: Path) -> "tuple[tuple[float, float], _Contents | None]":
+    """Return when a checkpoint was trained here and saved, as `trained_at`, and what it says; None: unreadable."""
+    saved_at = _age(path)
+    with suppress(OSError, msgspec.DecodeError):
+        contents = msgspec.json.decode(path.read_bytes(), type=_Saved).contents
+        if contents.head is None or not contents.head.round:
+            return (0.0, saved_at), contents
+        at_ms = contents.counters.get(TRAINED_AT_MS)
+        return (saved_at if at_ms is None else at_ms / 1000, saved_at), contents
+    return (0.0, saved_at), None
+
+
+def _standing(contents: "_Contents") -> Standing:
+    head, charter = contents.head or _Head(0, 0), contents.charter or _Charter()
+    is_over = charter.successor is not None and charter.successor.is_at_once
+    return Standing(
+        round=head.round,
+        committed_tokens=head.committed_tokens,
+        total_tokens=None if charter.settings is None else charter.settings.tokens,
+        successor=charter.successor.run if charter.successor is not None and is_over else None,
+    )
 
 
 class Place:
@@ -286,7 +300,7 @@ def say_no_home(context: typer.Context, reason: str) -> None:
     place = cast(Place, context.obj)
     if place.is_idle:
         place.is_idle = False
-        tell(f"--home: without effect here, since {reason}")
+        tell(f"--home has no effect here, since {reason}")
 
 
 def command_for(home: Path) -> str:

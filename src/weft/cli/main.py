@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     except BaseException as error:
         return explain(error, place.home)
     if place.is_idle:
-        tell("--home: without effect here, since nothing was read from a home or written to one")
+        tell("--home has no effect here, since nothing was read from a home or written to one")
     return code if isinstance(code, int) else 0  # of typer.Exit
 
 

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from weft.data.documents import Document
 
 TICKET_VARIABLE = "WEFT_TICKET"
-NOT_SEEN = f'"-" reads it from standard input, @FILE from a file; left out, from {TICKET_VARIABLE}.'
+NOT_SEEN = f'"-" reads it from standard input, @FILE from a file; left out, weft takes {TICKET_VARIABLE}.'
 """How a ticket comes to a command: whoever may list a machine's processes sees what is typed."""
+ASKED = f'"-" reads it from standard input, @FILE from a file; left out, weft takes {TICKET_VARIABLE}, or asks.'
+"""The same of a command that needs a ticket."""
 
 _WHILE = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)(?:m|min))?(?:(\d+)s)?", re.IGNORECASE)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)\s*(rounds?|tokens?)", re.IGNORECASE)
@@ -165,15 +167,17 @@ def ticket_or_none(given: str | None) -> str | None:
 
 
 def ticket_of(given: str | None) -> str:
-    """Return the ticket that a command is given, or else the one in the environment.
+    """Return the ticket that a command is given, or else the one in the environment, or else what a person pastes.
 
     Raises:
-        TicketError: there is none; says where it may come from.
+        TicketError: there is none, and no terminal to ask; says where it may come from.
     """
     found = ticket_or_none(given)
+    if found is None and sys.stdin.isatty():
+        found = ticket_text("-")
     if found is None:
         raise TicketError(
-            f'there is no ticket. Give "-" and paste it when asked, or @FILE where it is in a file, or set '
+            'weft needs a ticket. Give "-" and write it to standard input, or @FILE if it is in a file, or set '
             f"{TICKET_VARIABLE} to it."
         )
     return found
@@ -188,7 +192,7 @@ def _ticket_in(path: Path, max_nbytes: int) -> str:
     except UnicodeDecodeError:
         text = "?"
     if not text:
-        raise TicketError(f"{path} is empty; a ticket was to be in it.")
+        raise TicketError(f"{path} is empty; weft expected a ticket in it.")
     return text
 
 

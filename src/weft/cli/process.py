@@ -3,14 +3,19 @@
 SIGINT or SIGTERM    the peer says goodbye, saves, and the command exits 0
 within two seconds   the same signal, told twice: `timeout` and terminals do so
 the same again       the process ends at once
+nothing to save      nobody waits longer than `_REST_S` for what still computes, nor than `_CLOSES_S` once all is saved
 too slow             after `_PATIENCE_S` the process ends by itself, and says so
 the parent is gone   as SIGTERM: no peer of a demo outlives the demo
+
+What signals do before there is a peer, and after it: `weft.cli.signals`.
 """
 
 import asyncio
 import ctypes
 import os
+import selectors
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -22,11 +27,14 @@ import psutil
 import typer
 
 from weft.cli.screen.screen import Screen
+from weft.cli.signals import ENDING, NOTHING_TO_SAVE, Outside
 from weft.clock import Clock, SystemClock, Wish
 
 _PATIENCE_S = 22.0  # to say goodbye and save: the promise is 25 s, and a process takes a moment to end
-_EARLY_PATIENCE_S = 3.0  # before it takes part there is nobody to say goodbye to
-NOTHING_TO_SAVE = "stopped before it took part: there is nothing to save"
+_REST_S = 3.0  # where nothing is to be saved: a goodbye takes two at most
+_CLOSES_S = 8.0  # where all is saved: to close the network, and to say how it ended
+_LOOK_S = 0.2
+_RESTS = "stopped: all is saved, and what still computes is not waited for"
 
 
 class Stopper:
@@ -34,32 +42,40 @@ class Stopper:
 
     def __init__(self, screen: Screen, clock: Clock | None = None) -> None:
         self._screen = screen
+        self._clock = clock or SystemClock()
         self._stop_peer: Callable[[str], None] | None = None
-        self._wish = Wish(clock or SystemClock())
-        self._is_over = False
+        self._is_at_rest: Callable[[], bool] = lambda: True
+        self._wish = Wish(self._clock)
+        self._is_over = threading.Event()
         self._is_asking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[object] | None = None
         self._before: dict[int, Any] = {}
-        self._timer: threading.Timer | None = None
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._task = loop, asyncio.current_task()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDING:
             # Not the loop's own handlers: these run even while the loop is busy, and on every platform.
             self._before[number] = signal.signal(number, self._on_signal)
 
-    def started(self, stop: Callable[[str], None]) -> None:
-        """Stop a peer from now on: with `stop`, which takes why."""
-        self._stop_peer = stop
+    def started(self, stop: Callable[[str], None], is_at_rest: Callable[[], bool]) -> None:
+        """Stop a peer from now on.
+
+        Args:
+            stop: tells it to, and why.
+            is_at_rest: says, from any thread, whether it has nothing to save, or has saved it all.
+        """
+        self._stop_peer, self._is_at_rest = stop, is_at_rest
 
     def remove(self) -> None:
-        """Put back what signals did before, once the peer has ended; a process that was told to end takes them yet."""
-        self._is_over = True
+        """Let signals be, once the peer has ended: all is saved, and a process that was told to end ends by itself.
+
+        Where `Outside` handled them before, or one has come, only a second wish counts. Else they do what they did.
+        """
+        self._is_over.set()
         for number, handler in self._before.items() if not self._wish.is_told else ():
-            signal.signal(number, handler)
-        if self._timer is not None:
-            self._timer.cancel()
+            if not isinstance(handler, Outside):
+                signal.signal(number, handler)
 
     def ask(self, question: str) -> bool:
         """Ask the person at the terminal, from any thread. A signal meanwhile is a no, for which nothing waits."""
@@ -70,22 +86,14 @@ class Stopper:
             self._is_asking = False
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        name, is_first = signal.Signals(number).name, not self._wish.is_told
+        name, is_first, is_over = signal.Signals(number).name, not self._wish.is_told, self._is_over.is_set()
         if self._is_asking:
             self._end(0, "not joined")
         if self._wish.is_again():
-            self._end(128 + number, f"{name} again: ended at once{'' if self._is_over else ', without saving'}")
-        if not is_first:
+            self._end(128 + number, f"{name} again: ended at once{'' if is_over else ', without saving'}")
+        if not is_first or is_over:
             return
-        if (
-            self._stop_peer is None
-        ):  # a thread may be packing data or reading weights; both are written whole or not at all
-            self._timer = threading.Timer(_EARLY_PATIENCE_S, self._end, (0, NOTHING_TO_SAVE))
-        else:
-            why = f"not done {_PATIENCE_S:.0f} s after {name}: ended"
-            self._timer = threading.Timer(_PATIENCE_S, self._end, (1, why))
-        self._timer.daemon = True
-        self._timer.start()
+        threading.Thread(target=self._wait, args=(name,), daemon=True, name="patience").start()
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended already
                 self._loop.call_soon_threadsafe(self._stop, name)
@@ -95,6 +103,21 @@ class Stopper:
             self._stop_peer(f"stopped by {name}")
         elif self._task is not None:
             self._task.cancel()
+
+    def _wait(self, name: str) -> None:
+        """Wait until the peer has ended, as long as there is something to wait for; then end the process.
+
+        A thread may yet pack data, read weights or warm up. What is written is written whole or not at all.
+        """
+        began, rests_since, was_busy = self._clock.now(), None, False
+        while not self._is_over.wait(_LOOK_S):
+            now, is_at_rest = self._clock.now(), self._is_at_rest()
+            was_busy |= not is_at_rest
+            rests_since = (now if rests_since is None else rests_since) if is_at_rest else None
+            if rests_since is not None and now - rests_since >= (_CLOSES_S if was_busy else _REST_S):
+                self._end(0, _RESTS if was_busy else NOTHING_TO_SAVE)
+            if now - began >= _PATIENCE_S:
+                self._end(1, f"still not done {_PATIENCE_S:.0f} s after {name}: ended at once")
 
     def _end(self, code: int, message: str) -> None:
         self._screen.close()
@@ -107,6 +130,13 @@ T = TypeVar("T")
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end on a loop of its own and return what it returns."""
+    try:  # a loop that could not open what it needs tells of itself when it goes
+        with selectors.DefaultSelector():
+            for each in socket.socketpair():
+                each.close()
+    except OSError:
+        main.close()
+        raise
     # The tls transport watches sockets, which no other loop does on every platform.
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         return runner.run(main)

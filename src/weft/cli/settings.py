@@ -56,13 +56,13 @@ class Here:
         bool,
         typer.Option(
             "--lan",
-            help="Find members in the local network that say --lan, too: this sends a small packet, sealed with what "
-            "the ticket holds, to all its machines (UDP 239.255.87.70:8770) at the start, once a minute and in answer. "
-            "They see that weft runs here; who has a ticket of the run sees where it listens.",
+            help="Find members in the local network that also use --lan. weft then sends a small packet to all "
+            "machines there (UDP 239.255.87.70:8770) at the start, once a minute and in answer. All of them see that "
+            "weft runs here; only machines with a ticket of the run see where it listens.",
         ),
     ] = False
-    up: Annotated[str | None, typer.Option(help="Upload at most so fast: 20mbit.", metavar="RATE")] = None
-    down: Annotated[str | None, typer.Option(help="Download at most so fast: 100mbit.", metavar="RATE")] = None
+    up: Annotated[str | None, typer.Option(help="Upload at most this fast: 20mbit.", metavar="RATE")] = None
+    down: Annotated[str | None, typer.Option(help="Download at most this fast: 100mbit.", metavar="RATE")] = None
     per_day: Annotated[
         str | None, typer.Option(help="Send and receive at most this much in a day.", metavar="BYTES")
     ] = None
@@ -148,8 +148,8 @@ _ALLOWED = {
     "transports": ("--transports", "some of tls, iroh and via, at least one of the first two"),
     "is_blocking": ("--blocking", "no value"),
     "has_lan": ("--lan", "no value"),
-    "caps.upload_bps": ("--up", "at least 1mbit: rounds give up on less"),
-    "caps.download_bps": ("--down", "at least 1mbit: what is slower never catches up"),
+    "caps.upload_bps": ("--up", "at least 1mbit: rounds do not wait for slower peers"),
+    "caps.download_bps": ("--down", "at least 1mbit: a slower peer never catches up"),
     "caps.day_nbytes": ("--per-day", "at least 10MB"),
     "caps.memory_nbytes": ("--memory", "at least 1 byte"),
     "caps.vram_nbytes": ("--vram", "at least 1 byte"),

@@ -23,7 +23,7 @@ from weft.dashboard.history import PeerNow
 from weft.dashboard.run import Run
 from weft.dashboard.words import WARNING, in_words
 from weft.ids import PeerId
-from weft.run.amend import MODEL, TOKENIZER, run_file_of, without_places
+from weft.run.amend import MODEL, TOKENIZER, run_file_of, text_of, without_places
 from weft.run.config import RunConfig, RunFile
 
 MAX_FAULTS = 40  # that are told one by one, and moves
@@ -103,11 +103,9 @@ def _extent(run: Run) -> str:
     now, view = run.history.now, run.history.view
     done = ""
     if now.total_tokens is not None and now.committed_tokens >= now.total_tokens:
-        done = f": all of the {now.total_tokens:,} that were wanted"
+        done = f": all of the {now.total_tokens:,} wanted"
     elif now.total_tokens is not None:
-        done = (
-            f", {figures.percent(now.committed_tokens, now.total_tokens)} of the {now.total_tokens:,} that are wanted"
-        )
+        done = f", {figures.percent(now.committed_tokens, now.total_tokens)} of the {now.total_tokens:,} wanted"
     num = len([peer for peer in now.peers if peer.round is not None or peer.counted_tokens])
     peers = f"{num} peer{'s' if num != 1 else ''}"
     return f"{now.committed_tokens:,} tokens in {view.round or 0} rounds by {peers}{done}."
@@ -136,8 +134,8 @@ def _vantage(run: Run, tree: dict[str, Any]) -> list[str]:
     unseen = [_called(run, peer) for number, peer in enumerate(peers) if number not in seen and not peer.is_heard]
     if unseen:
         texts.append(
-            f"Of {_listed(unseen[:MAX_SPANS])}{' and others' if len(unseen) > MAX_SPANS else ''} there is no log here: "
-            "what is said of them is what they told others, and what rounds counted. Logs of several homes make one "
+            f"There is no log here of {_listed(unseen[:MAX_SPANS])}{' and others' if len(unseen) > MAX_SPANS else ''}: "
+            "this report has only what they told others, and what rounds counted. Logs of several homes make one "
             "report: weft report RUN RUN"
         )
     return texts
@@ -295,15 +293,15 @@ def _recipe(run: Run, shared: RunConfig) -> Section:
     else:
         file = run_file_of(shared, max(1, sum(peer.round is not None for peer in run.history.now.peers)))
     texts = [
-        "Save this as again.toml, and start: weft train again.toml. It makes the same run, by the digest that it names "
-        "as `run`; where text or anything else differs, it says what, and begins nothing. A home that has the run goes "
-        "on with it: to begin anew, name another one with --home."
+        "Save this as again.toml, and start: weft train again.toml. It makes the same run: `run` is its digest. If the "
+        "text or anything else differs, weft train says what, and begins nothing. A home that already has the run "
+        "goes on with it. To begin anew, name another home with --home."
     ]
     if moved:
-        texts.append(f"Put beside it what lay elsewhere: {', '.join(moved)}.")
+        texts.append(f"Copy these beside it, from where they were: {', '.join(moved)}.")
     if run.file is None:
         texts.append(_to_be_named(shared, file))
-    return Section("To repeat it", tuple(texts), code=dump(file))
+    return Section("To repeat it", tuple(texts), code=text_of(file))
 
 
 def _to_be_named(shared: RunConfig, file: RunFile) -> str:
@@ -316,10 +314,10 @@ def _to_be_named(shared: RunConfig, file: RunFile) -> str:
         else f"the text, {text}, under [data.source], and heldout_fraction under [data]."
     )
     exported = [name for name in (MODEL, TOKENIZER) if f'"{name}"' in dump(file)]
-    beside = f" {' and '.join(exported)} beside it is what weft export writes." if exported else ""
+    beside = f" Put beside it {' and '.join(exported)}, as weft export writes them." if exported else ""
     return (
-        "Peers do not tell each other where their text lies; the report of the home that made the run has that, too. "
-        f"Here it is to be named: {source}{beside}"
+        "Peers do not tell each other where their text is; only the report of the home that made the run has that. "
+        f"Name it yourself: {source}{beside}"
     )
 
 

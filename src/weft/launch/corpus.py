@@ -9,7 +9,7 @@ import msgspec
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.config import dump, said, told_idle
+from weft.config import said, told_idle
 from weft.data.batch import Batches
 from weft.data.corpus import CorpusConfig
 from weft.data.store import DataIndex
@@ -21,9 +21,9 @@ from weft.launch.fetch import fetch_files, fetch_initial, read_came_with
 from weft.launch.kept import Wish, kept_run, meant, require_named
 from weft.launch.peer import Invitation, Participant, Prepared, context_of, whole
 from weft.launch.session import Options, Session
-from weft.launch.terms import Terms, terms
+from weft.launch.terms import Terms, tell, terms
 from weft.peer.context import Data, Trainers
-from weft.run.amend import amended
+from weft.run.amend import amended, text_of
 from weft.run.config import Genesis, RunConfig, RunFile
 from weft.run.genesis import initial, on_corpus, pack_private, seal
 from weft.run.host import limit_cores
@@ -71,7 +71,8 @@ class Corpus:
     Args:
         described: the run to be founded, and the folder that paths in it start from.
         kept: in its place: a run of this home that is gone on with, as it is.
-        agree_to: shown what it costs to join, in a thread of its own.
+        agree_to: shown what it costs to join, in a thread of its own; None: nobody is asked.
+        on_terms: then told that in one line.
         own_data: what to train on in a private run, and the folder its paths start from.
         trainers: who makes the inner steps.
         stages: None: a run with stages is refused.
@@ -81,7 +82,8 @@ class Corpus:
 
     described: tuple[RunFile, Path] | None = None
     kept: RunId | None = None
-    agree_to: Callable[[Terms], bool] = lambda _terms: True
+    agree_to: Callable[[Terms], bool] | None = None
+    on_terms: Callable[[str], object] = lambda _text: None
     own_data: tuple[CorpusConfig, Path] | None = None
     trainers: Trainers = ONE
     stages: Stages | None = None
@@ -95,7 +97,7 @@ class Corpus:
             limit_cores(options.settings.caps.cores)
             run, data = kept_run(self.kept, options)
             self.trainers.check_fits(held_of(run), options.settings)
-            emit(Notice(text=f"going on with run {short(run.run)} ({run.name}), as this home has kept it"))
+            emit(Notice(text=f"going on with run {short(run.run)} ({run.name}) from what this home has saved"))
             return run, data
         assert self.described is not None
         if self.own_data is not None:
@@ -127,7 +129,9 @@ class Corpus:
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
         heard, me = await invitation.members.heard(), s.identity.peer
         asked = await asyncio.to_thread(terms, now, invitation.ticket, s.options.home, settings, heard, me)
-        if not await asyncio.to_thread(self.agree_to, asked):
+        if self.agree_to is None:
+            tell(asked, s.emit, self.on_terms)
+        elif not await asyncio.to_thread(self.agree_to, asked):
             return False
         s.day.require(asked.fetch_nbytes)
         return True
@@ -137,10 +141,10 @@ class Corpus:
     ) -> Prepared[Participant]:
         run, trainers = on_corpus(genesis), self.trainers
         if run.run in self.files:
-            keep_run_file(s.folder, dump(msgspec.structs.replace(self.files[run.run], run=run.run)))
+            keep_run_file(s.folder, text_of(msgspec.structs.replace(self.files[run.run], run=run.run)))
         if isinstance(run, StagedConfig):
             if self.stages is None:
-                raise ConfigError("this run has stages, which this program cannot hold. Take part with: weft join -")
+                raise ConfigError("this run has stages, which this program cannot hold. Join it with: weft join -")
             return self.stages(s, run, data or await self._fetched(s, run, members))
         if members:
             await fetch_initial(s.node, members, run, s.options.home)

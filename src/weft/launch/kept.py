@@ -121,9 +121,9 @@ def require_named(run_file: RunFile, made: RunConfig, home: Home) -> None:
         wanted = None if data is None else read_run(data, sys.maxsize)
     what = "; ".join(differences(wanted, made)[:MAX_SHOWN]) if wanted is not None else f"it reads {_text_of(made.data)}"
     raise ConfigError(
-        f"run: this file is to make run {short(RunId(named))}, and would make {short(made.run)}: {what}. Nothing was "
-        "begun. Its text, its tokenizer and heldout_fraction have to be those of that run, and so every other field. "
-        "To make another run, take the line `run` out."
+        f"run: this file should make run {short(RunId(named))}, but would make {short(made.run)}: {what}. Nothing was "
+        "started. Text, tokenizer, heldout_fraction and all other fields must be those of that run. To make another "
+        "run, remove the line `run`."
     )
 
 
@@ -181,10 +181,10 @@ def _keys(options: Options) -> set[PeerId]:
 
 def _told_kept(run: Genesis, kept: Kept) -> str:
     """Return that a run goes on, from where, and what was amended of it since its file was written."""
-    at = f"round {kept.round} was saved" if kept.round else "it stands"
+    at = f"from round {kept.round}" if kept.round else "from its beginning"
     fields = differences(kept.run, kept.now)
     since = f"; it was amended since its file was written: {'; '.join(fields)}" if fields else ""
-    return f"going on with run {short(run.run)} ({printable(run.name)}) where {at}{since}"
+    return f"going on with run {short(run.run)} ({printable(run.name)}) {at}{since}"
 
 
 def kept_run(run: RunId, options: Options) -> tuple[RunConfig, Data]:
@@ -198,20 +198,20 @@ def kept_run(run: RunId, options: Options) -> tuple[RunConfig, Data]:
     home = options.home
     bytes_of_run = home.blobs.read(Digest(run), MAX_RUN_NBYTES)
     if bytes_of_run is None:
-        raise ConfigError(f"the config of run {short(run)} is not in {home.root}. Join it: weft join -")
+        raise ConfigError(f"the config of run {short(run)} is not in {home.root}. Join the run: weft join -")
     config = on_corpus(read_run(bytes_of_run, options.settings.max_parameters))
     if config.is_private:
         raise ConfigError(
-            f"run {short(run)} is private: which files it trains on here is in its run file, or was named with --data. "
-            "Go on with `weft train` and that file, or with `weft join - --data FILES`."
+            f"run {short(run)} is private: its run file, or the option --data, says which files it trains on here. Go "
+            "on with `weft train` and that run file, or with `weft join - --data FILES`."
         )
     key = options.key
     has_state = bool(who_keep(run, home)) if key is None else home.folder(run, read_peer(key)).has_checkpoint
     if not has_state:
         whose = "no identity of this home" if key is None else str(key)
         raise CheckpointError(
-            f"{whose} keeps a checkpoint of run {short(run)}: it would begin anew. Name the key that trained it with "
-            "--key, or begin with its run file."
+            f"{whose} has a checkpoint of run {short(run)}, so the run would begin anew. Name the key that trained it "
+            "with --key, or begin with the run file."
         )
     blob = home.blobs.read(config.data.tokenizer, MAX_TOKENIZER_NBYTES)
     if blob is None or (missing := home.shards.missing(config.data)):
@@ -248,7 +248,7 @@ def _fields(run: Genesis) -> dict[str, Any]:
 
 def _told(name: str, old: Any, new: Any) -> str:
     if name in _LARGE:
-        return f"{_LARGE[name]} are others"
+        return f"{_LARGE[name]} differ"
     return f"{name} {_shown(old)} -> {_shown(new)}"
 
 
@@ -291,8 +291,8 @@ def amendment_to(kept: Kept, wanted: Genesis) -> Amend | None:
 def _question(found: Kept, fields: list[str], amend: Amend | None, wish: Wish) -> str:
     more = f"; and {len(fields) - MAX_SHOWN} more" if len(fields) > MAX_SHOWN else ""
     text = (
-        f"{_holds(found)}, and this is another one by the same name: {'; '.join(fields[:MAX_SHOWN])}{more}. Nothing "
-        "was begun. "
+        f"{_holds(found)}, and this is a different run with the same name: {'; '.join(fields[:MAX_SHOWN])}{more}. "
+        "Nothing was started. "
     )
     if wish == "go on":
         text += f"It cannot go on with this change: {_why_not(found)}. "
@@ -303,8 +303,8 @@ def _question(found: Kept, fields: list[str], amend: Amend | None, wish: Wish) -
     if amend is None:
         text += _from_what_it_has_learnt(found.run)
     return (
-        f"{text}To go on with it as it was, undo the change. To begin anew beside it, add --new (in Python "
-        'wish="new"), or give another name.'
+        f"{text}To go on with it as it was, undo the change. For a new run beside it, add --new (in Python "
+        'wish="new") or give another name.'
     )
 
 
@@ -315,12 +315,12 @@ def _holds(found: Kept) -> str:
 def _from_what_it_has_learnt(run: Genesis) -> str:
     if isinstance(run, LoopConfig):
         return (
-            "To go on from what it has learnt, in another run: start the loop with the config as it was, which puts "
-            'its parameters into the model; then make a weft.Sync of that model with this config and wish="new". '
+            "To start another run from what it has learnt: start the loop with the config as it was, which puts its "
+            'parameters into the model; then make a weft.Sync of that model with this config and wish="new". '
         )
     whole = f"`weft gather {short(run.run)}` and " if isinstance(run, StagedConfig) else ""
     return (
-        f"To go on from what it has learnt, in another run: {whole}`weft export {short(run.run)} FOLDER`; then write "
+        f"To start another run from what it has learnt: {whole}`weft export {short(run.run)} FOLDER`; then write "
         f'model = {{type = "folder", path = "FOLDER"}}, tokenizer = {{type = "json", path = "FOLDER"}} and '
         f'predecessor = "{run.run}" into the run file. That keeps the parameters, not the optimizer\'s '
         "memory, and counts rounds and tokens from 0. "
@@ -329,7 +329,7 @@ def _from_what_it_has_learnt(run: Genesis) -> str:
 
 def _why_not(found: Kept) -> str:
     if isinstance(found.run, StagedConfig):
-        return "each of its stages is a run of its own, and nobody amends those"
+        return "each of its stages is a run of its own, and nobody can amend those"
     if found.charter.stewards:
         return "it has stewards, who amend it with `weft act amend` while it runs"
     if len(found.members) != 1:
@@ -337,8 +337,8 @@ def _why_not(found: Kept) -> str:
     if found.charter.forks:
         return "it has split into branches, and others may hold another one"
     if isinstance(found.run, LoopConfig):
-        return "only samples, batch_size, method.every, codecs and the rates of method.apply can change"
-    return "only train.tokens, seq_len, batch_size and schedule, method.every, codecs and the rates of method.apply can"
+        return "only samples, batch_size, method.every, codecs and rates of method.apply can change"
+    return "only train.tokens, seq_len, batch_size, schedule, method.every, codecs and rates of method.apply can change"
 
 
 def _no_other(found: Kept) -> str:
@@ -346,8 +346,8 @@ def _no_other(found: Kept) -> str:
     if isinstance(found.run, RunConfig):
         how = "another name or another seed (--set seed=1)"
     return (
-        f"{_holds(found)}, and it is just this one: what a run is called follows from its settings, so that there "
-        f"cannot be two alike. To begin anew beside it, give {how}. To go on with it, leave out --new (in Python "
+        f"{_holds(found)}, and it is exactly this run: a run's digest follows from its settings, so there cannot be "
+        f"two alike. For a new run beside it, give {how}. To go on with this one, leave out --new (in Python "
         'wish="new").'
     )
 
@@ -355,18 +355,18 @@ def _no_other(found: Kept) -> str:
 def _not_mine(found: Kept, options: Options) -> str:
     text = f"{_holds(found)}, trained by peer {short(found.peer)}, and "
     if options.key is None:
-        text += f"the key of that is not in {options.home.keys}. To go on with it, name the key: --key FILE"
+        text += f"that peer's key is not in {options.home.keys}. To go on with the run, name the key: --key FILE"
     else:
-        text += f"{options.key} is the key of another. To go on with it, leave out --key"
+        text += f"{options.key} is another peer's key. To go on with the run, leave out --key"
     return (
-        f"{text} (in Python the key of weft.Machine). Nothing was begun. Where a second peer is to train along, let it "
-        'join: `weft join - --key FILE`. To begin the run anew, add --new (in Python wish="new").'
+        f"{text} (in Python the key of weft.Machine). Nothing was started. For a second peer on this machine: `weft "
+        'join - --key FILE`. To begin the run anew, add --new (in Python wish="new").'
     )
 
 
 def _nothing_to_go_on_with(wanted: Genesis, home: Home) -> str:
     return (
-        f"{home.root} holds no run that is called {printable(wanted.name)} and has made a round, so there is nothing "
-        "to go on with. Nothing was begun. Where it lies in another home, name that: weft --home FOLDER. To begin it, "
-        'leave out --go-on (in Python wish="go on").'
+        f"no run called {printable(wanted.name)} in {home.root} has made a round, so there is nothing to go on with. "
+        "Nothing was started. If the run is in another home, name that: weft --home FOLDER. To begin it, leave out "
+        '--go-on (in Python wish="go on").'
     )

@@ -22,8 +22,10 @@ from weft.launch.fetch import fetch_initial
 from weft.launch.kept import Wish, meant
 from weft.launch.peer import Invitation, Prepared, context_of, whole
 from weft.launch.session import Options, Session
+from weft.launch.terms import tell, terms
 from weft.peer.context import Data
 from weft.peer.peer import Peer
+from weft.run.amend import amended
 from weft.run.config import FrozenConfig, Genesis, LoopConfig, SyncConfig, TensorConfig
 from weft.run.genesis import initial, read_run
 from weft.store.chunks import raw
@@ -44,6 +46,7 @@ class Loop:
         check: raises where the run's tensors are others.
         wish: what to do where the home holds a run of that name which differs.
         notes: what whoever asks for this should know.
+        on_terms: told in one line what it costs to join.
     """
 
     config: SyncConfig | None
@@ -54,6 +57,7 @@ class Loop:
     make_learner: Callable[[Genesis, Emit, Clock], Learner]
     wish: Wish = "ask"
     notes: Sequence[str] = ()
+    on_terms: Callable[[str], object] = lambda _text: None
     amends: dict[RunId, Amend] = field(default_factory=dict, init=False)  # of a run that is gone on with
 
     def seal(self, options: Options, emit: Emit) -> tuple[Genesis, Data | None]:
@@ -66,7 +70,7 @@ class Loop:
         self._note(emit)
         run, amends, said = meant(sealed, options, self.wish)
         if run is not sealed:
-            emit(Notice(text=said or f"going on with run {short(run.run)}, which this machine has made before"))
+            emit(Notice(text=said or f"going on with run {short(run.run)}, which this machine made before"))
             if amends is not None:
                 self.amends[run.run] = amends
             return run, None
@@ -80,8 +84,13 @@ class Loop:
         if self.config is not None:
             _require_expected(run, self.config)
         self._note(s.emit)
-        check_fits_loop(run, s.options.settings)
-        s.day.require(4 * run.num_parameters)
+        settings, charter = s.options.settings, invitation.charter
+        check_fits_loop(run, settings)
+        now = run if charter is None else amended(run, charter)
+        heard = await invitation.members.heard()
+        asked = await asyncio.to_thread(terms, now, invitation.ticket, s.options.home, settings, heard, s.identity.peer)
+        tell(asked, s.emit, self.on_terms)
+        s.day.require(asked.fetch_nbytes)
         return True
 
     def _note(self, emit: Emit) -> None:

@@ -49,7 +49,7 @@ from weft.sync.records.charter import Charter
 from weft.training.learner import Learner
 
 CALL_S = 10.0
-BEGUN = "the run has begun already, and goes on with whoever is here: --wait-for (wait_for) has no effect"
+BEGUN = "--wait-for (wait_for) has no effect: the run has begun already, and goes on with the peers that are here"
 
 
 class Participant(Guarded, Protocol):
@@ -57,6 +57,11 @@ class Participant(Guarded, Protocol):
 
     @property
     def run(self) -> Genesis: ...
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is lost if it ends now: it has not begun, or has said goodbye and saved. From any thread."""
+        ...
 
 
 P = TypeVar("P", bound=Participant)
@@ -260,8 +265,8 @@ def where(run: RunId, successor: Succeed) -> str:
     """Return, for a person, where `run` goes on."""
     how = "ask its members for a ticket: weft ticket"
     if successor.ticket:
-        how = f"`weft join -` asks for its ticket, which is {successor.ticket}"
-    return f"run {short(run)} goes on as run {short(successor.run)}. Take part in that one: {how}"
+        how = f"`weft join -` asks for its ticket: {successor.ticket}"
+    return f"run {short(run)} goes on as run {short(successor.run)}. Join that one: {how}"
 
 
 def require_unended(folder: PeerFolder, run: RunId) -> None:

@@ -102,7 +102,7 @@ def delete(held: Held, home: Home) -> int:
             return freed + _remove(config)
         except OSError as error:
             raise DataError(
-                f"cannot remove {error.filename}: {error.strerror or error}. Once that is mended, the same again "
+                f"cannot remove {error.filename}: {error.strerror or error}. Mend that; then the same command "
                 "removes the rest."
             ) from error
 

@@ -319,9 +319,9 @@ def opening(home: Home) -> Iterator[None]:
 def _require_none_here(home: Home, run: RunId) -> None:
     if (peer := at_work(home, run)) is not None:
         raise KeyLocked(
-            f"run {short(run)} is being trained from {home.root} already, by peer {short(peer)}. A second peer takes "
-            "the memory once more and shares the device. Where you want one, name a key of its own: --key second.pem "
-            "(made if missing)."
+            f"peer {short(peer)} already trains run {short(run)} from {home.root}. A second peer needs as much memory "
+            "again and shares the device. If you want one, give it a key of its own: --key second.pem (made if "
+            "missing)."
         )
 
 

@@ -1,4 +1,4 @@
-"""What joining a run costs this machine: shown to a person who is asked whether to.
+"""What joining a run costs this machine: shown to a person who is asked whether to, or told to a program that joins.
 
 Bytes of data, disk and training memory follow from the run in closed form (`weft.cost.training`), in a run with stages
 from the stage that this machine would take. How often a round comes around does not, nor what it moves beside payloads:
@@ -15,7 +15,7 @@ is not counted.
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -25,15 +25,17 @@ from weft.clock import Clock
 from weft.cost import training as cost
 from weft.cost.pipeline import crossing
 from weft.cost.training import HEARTBEAT_S
+from weft.dashboard import figures
 from weft.errors import TooLarge
-from weft.ids import PeerId
+from weft.events import Emit, Notice
+from weft.ids import PeerId, short
 from weft.model.sections import num_section_parameters
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.net.ticket import Ticket
 from weft.observe.pace import Rounds, measured
 from weft.pipeline.placement import stage_for
-from weft.run.config import RunConfig
+from weft.run.config import Genesis, LoopConfig
 from weft.run.host import process_nbytes
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
@@ -43,7 +45,8 @@ from weft.store.home import Home
 from weft.sync.costs import round_traffic
 from weft.sync.merge.method import Method
 from weft.training import section_memory as holding
-from weft.training.device import Device, check_fits, choose, needed_nbytes
+from weft.training.device import Device, beside_loop_nbytes, check_fits, choose, needed_nbytes
+from weft.wire import printable
 
 CALLED_S = 1.0  # for the other members of a run that has begun to call a newcomer that one of them told them of
 HEARD_S = HEARTBEAT_S + 0.5  # for a first heartbeat of who is linked
@@ -136,14 +139,14 @@ TOLERANCE = 1.5  # times what was shown: an estimate may be so much too low and 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
     ticket: Ticket
-    run: RunConfig  # as amended: its own digest names nothing
+    run: Genesis  # as amended: its own digest names nothing
     stages: tuple[int, ...]  # that this machine would hold; none: the run has no stages
     num_parameters: int  # that this machine would hold
     fetch_nbytes: int  # data, first weights and state, as far as they are not here
     disk_nbytes: int  # data and checkpoint
     process_nbytes: int  # of memory, that this process has taken: Python, torch
-    memory_nbytes: int  # that training takes beside it
-    micro_batch: int  # samples that are trained on at a time, or pass through a stage
+    memory_nbytes: int  # that training takes beside it; where a loop of one's own trains: that the peer takes
+    micro_batch: int  # samples that are trained on at a time, or pass through a stage, or of a loop's step
     num_peers: int  # who takes part, as far as is known, or else as many as the ticket tells, and this one
     round_nbytes: int  # sent and received in one round of so many: as was measured, else in closed form
     rounds: Rounds | None  # as members have measured them; None: none has
@@ -155,8 +158,27 @@ class Terms:
         if self.day_nbytes is not None:
             return ""
         if self.rounds is None:
-            return "no member has told yet how long its rounds take"
-        return "its only member trains alone, and rounds take longer once there is somebody to exchange with"
+            return "no member has said yet how long its rounds take"
+        return "its only member trains alone, and rounds take longer once there are two"
+
+    def __str__(self) -> str:
+        """Return the terms in one line."""
+        memory = figures.nbytes(self.process_nbytes + self.memory_nbytes)
+        day = f"bytes a day are not known: {self.why_no_day}"
+        if self.day_nbytes is not None:
+            day = f"about {figures.nbytes(self.day_nbytes)} a day, as members measured"
+        return (
+            f"joining run {short(self.ticket.run)} ({printable(self.run.name)}): "
+            f"{figures.amount(self.num_parameters)} parameters; {figures.nbytes(self.fetch_nbytes)} to fetch, "
+            f"{figures.nbytes(self.disk_nbytes)} of disk, about {memory} of memory; "
+            f"{figures.nbytes(self.round_nbytes)} a round among {self.num_peers} peers with this one; {day}"
+        )
+
+
+def tell(shown: Terms, emit: Emit, on_terms: Callable[[str], object]) -> None:
+    """Say what joining costs where nobody is asked: in an event, and to the program that joins, which may raise."""
+    emit(Notice(text=str(shown)))
+    on_terms(str(shown))
 
 
 class Allowance:
@@ -195,7 +217,7 @@ class Allowance:
 
 
 def terms(
-    run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, heard: Heard = NOBODY, me: PeerId | None = None
+    run: Genesis, ticket: Ticket, home: Home, settings: PeerConfig, heard: Heard = NOBODY, me: PeerId | None = None
 ) -> Terms:
     """Return what joining `run` costs.
 
@@ -207,16 +229,16 @@ def terms(
     Raises:
         ConfigError: the settings name a device that is not there.
     """
-    device = choose(settings)
     num_here = heard.num_members or (heard.num_linked if isinstance(run, StagedConfig) else 0)
     num_peers = max(1, num_here or len(ticket.contacts)) + 1
     stages = () if not isinstance(run, StagedConfig) else stages_of(run, heard.news, num_peers, me)
-    parts = _parts(run, stages, num_peers, settings, device)
+    parts = _parts(run, stages, num_peers, settings)
     num = sum(part.num_parameters for part in parts)
-    num_vectors = 1 + len(Method(run.method, run.train.optimizer).init(0))  # of the state: parameters, outer optimizer
+    num_vectors = 1 + len(Method(run.method, run.optimizer).init(0))  # of the state: parameters, outer optimizer
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         num_vectors += 1
-    fetch_nbytes = sum(info.nbytes for info in home.shards.missing(run.data)) + num_vectors * cost.vector_nbytes(num)
+    data_nbytes = 0 if run.data is None else sum(info.nbytes for info in home.shards.missing(run.data))
+    fetch_nbytes = data_nbytes + num_vectors * cost.vector_nbytes(num)
     rounds, round_nbytes, day_nbytes = heard.rounds, sum(part.round_nbytes for part in parts), None
     if rounds is not None and (rounds.num_members > 1 or (stages and num_here > 1)):
         # One more takes part. In a run with stages it takes over work of others.
@@ -275,9 +297,17 @@ class _Part:
     micro_batch: int
 
 
-def _parts(
-    run: RunConfig, stages: tuple[int, ...], num_peers: int, settings: PeerConfig, device: Device
-) -> list[_Part]:
+def _parts(run: Genesis, stages: tuple[int, ...], num_peers: int, settings: PeerConfig) -> list[_Part]:
+    if isinstance(run, LoopConfig):
+        return [
+            _Part(
+                num_parameters=run.num_parameters,
+                round_nbytes=_round_nbytes(run, num_peers),
+                memory_nbytes=beside_loop_nbytes(run),
+                micro_batch=run.batch_size,
+            )
+        ]
+    device = choose(settings)
     if isinstance(run, StagedConfig):
         return [_stage(run, stage, num_peers, settings, device) for stage in stages]
     try:
@@ -315,7 +345,7 @@ def _stage(whole: StagedConfig, stage: int, num_peers: int, settings: PeerConfig
     )
 
 
-def _round_nbytes(run: RunConfig, num_members: int) -> int:
+def _round_nbytes(run: Genesis, num_members: int) -> int:
     """Return what a member sends and receives in a round, without what heartbeats and micro-batches take."""
     traffic = round_traffic(run.method, run.vector.tensors, run.num_parameters, num_members)
     traffic += cost.control_traffic(min(num_members, run.electors))

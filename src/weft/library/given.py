@@ -59,6 +59,11 @@ def show_ticket(ticket: str) -> None:
     sys.stderr.write(f"weft: others join with ticket={ticket!r}\n")
 
 
+def show_terms(terms: str) -> None:
+    """Print what joining costs."""
+    sys.stderr.write(f"weft: {terms}\n")
+
+
 def config_of(given: Any, kind: type[C], what: str) -> C:
     """Return `given`, or the TOML file that it is a path of, once every field is one that `kind` allows.
 
@@ -106,7 +111,7 @@ def notes_on(settings: PeerConfig, use: Use, ticket: str | None, wait_for: int, 
     idle = {"wait_for": wait_for != 1, "wish": wish != "ask"}
     if ticket is not None and any(idle.values()):
         names = ", ".join(name for name, is_given in idle.items() if is_given)
-        yield f"without effect here, since the run of the ticket is joined: {names}"
+        yield f"these have no effect here, since a ticket joins its run: {names}"
     yield from told_idle("machine: settings", said(settings), without_effect(settings, use))
 
 

@@ -59,6 +59,8 @@ class Sync:
             says what differs.
         machine: home, identity, network, caps; None: as `weft train` has them.
         on_ticket: told the ticket of a run that is founded, from another thread. Printed to standard error by default.
+        on_terms: told in one line what joining costs this machine, before anything is fetched, from another thread;
+            what it raises, `start` raises, and nothing is joined. Printed to standard error by default.
 
     Raises:
         ConfigError: something that weft cannot do is in a file or an argument; a model with nothing to train; or a
@@ -75,6 +77,7 @@ class Sync:
         wish: Wish = "ask",
         machine: given.Machine | None = None,
         on_ticket: Callable[[str], object] = given.show_ticket,
+        on_terms: Callable[[str], object] = given.show_terms,
     ) -> None:
         if config is None and ticket is None:
             raise ConfigError('weft.Sync needs a config, to found a run, or ticket="...", to join one.')
@@ -86,6 +89,7 @@ class Sync:
         given.require_members(wait_for)
         given.require_wish(wish)
         self._wish = wish
+        self._on_terms = on_terms
         self._config = None if config is None else given.config_of(config, SyncConfig, "config")
         self._times = RoundTimes()
         options = (machine or given.Machine()).options()
@@ -237,6 +241,7 @@ class Sync:
             config=self._config,
             wish=self._wish,
             notes=self._notes,
+            on_terms=self._on_terms,
             tensors=self._tensors.configs,
             frozen=self._tensors.frozen,
             vector=self._tensors.read(),

@@ -30,6 +30,7 @@ from weft.library.given import (
     require_members,
     require_one_process,
     require_wish,
+    show_terms,
     show_ticket,
 )
 from weft.library.thread import PeerThread
@@ -52,14 +53,14 @@ def train(
     machine: Machine | None = None,
     callbacks: Sequence[Callable[[Entry], object]] = (),
     on_ticket: Callable[[str], object] = show_ticket,
+    on_terms: Callable[[str], object] = show_terms,
 ) -> Outcome:
     """Make a run, go on with it, or join one, and return when it is complete or this peer had to leave.
 
     Args:
         config: what `weft train` takes: a run file, its path, or its tables. Paths in it start from its folder, or from
             the folder that this process works in.
-        ticket: of the run to join instead. Whoever gives one agrees to what the run costs this machine
-            (`weft join -` shows it first).
+        ticket: of the run to join instead. Whoever gives one agrees to what the run costs this machine.
         data: files and folders to train on, where the run that is joined is private: each peer has its own.
         wait_for: begin once so many peers are here, this one included.
         wish: where the home holds a run of that name which differs: "go on" with it, by what config says now; begin
@@ -67,6 +68,8 @@ def train(
         machine: home, identity, network, caps; None: as `weft train` has them.
         callbacks: each is given every event of this peer, in order.
         on_ticket: told how others join, from another thread. Printed to standard error by default.
+        on_terms: told in one line what joining costs this machine, before anything is fetched, from another thread;
+            what it raises, this raises, and nothing is joined. Printed to standard error by default.
 
     Raises:
         ConfigError: something that weft cannot do is in a file or an argument.
@@ -89,7 +92,7 @@ def train(
     notes = list(notes_on(options.settings, "training", ticket, wait_for, wish))
     if described is not None:
         notes += told_idle("config", said(described[0]), without_effect(described[0]))
-    work = Corpus(described=described, own_data=own, wish=wish, notes=notes)
+    work = Corpus(described=described, own_data=own, wish=wish, notes=notes, on_terms=on_terms)
     thread = PeerThread[Participant](options, ticket, wait_for, on_ticket, handed.end)
     thread.begin(work)
     try:

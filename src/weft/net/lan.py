@@ -110,8 +110,8 @@ class Lan:
         except OSError as error:
             await self.aclose()
             raise NetError(
-                f"--lan: no members can be looked for in the local network ({error.strerror or error}). Start without "
-                f"it, or free UDP port {PORT} and see that a network is up."
+                f"--lan: weft cannot look for members in the local network ({error.strerror or error}). Leave it "
+                f"out, or free UDP port {PORT} and check that a network is up."
             ) from error
         loop = asyncio.get_running_loop()
         self._listener, _ = await loop.create_datagram_endpoint(lambda: _Ears(self), sock=listener)

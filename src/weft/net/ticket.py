@@ -118,7 +118,7 @@ def why_long(text: str) -> str | None:
         return None
     addresses = [each for contact in read(text).contacts for each in contact.addresses]
     what = f"the relay {relay}" if (relay := relay_of(addresses)) else "a long address"
-    return f"this ticket has {len(text)} letters and not at most {MAX_LETTERS}, because it names {what}"
+    return f"this ticket has {len(text)} letters, more than the usual {MAX_LETTERS}, because it names {what}"
 
 
 def spell(framed: bytes) -> str:
@@ -172,7 +172,7 @@ def _unframe(letters: str, version: int) -> bytes:
             f"{len(framed) - total} bytes that do not belong to this ticket follow it: copy only the ticket"
         )
     if _checksum(framed[:-_CHECKSUM_NBYTES], version) != framed[-_CHECKSUM_NBYTES:]:
-        raise TicketError("this ticket is mistyped or cut short: its checksum does not hold. Copy it again.")
+        raise TicketError("this ticket is mistyped or cut short: its checksum does not match. Copy it again.")
     return framed[begin:-_CHECKSUM_NBYTES]
 
 

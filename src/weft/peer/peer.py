@@ -11,7 +11,8 @@ else happens beside it: requests for state and chain, branches, evaluation.
 Failure:
 - this peer missed rounds: it replays the results it finds, or fetches the whole state, and asks to be a member again.
 - the majority is lost: after `orphan_after` those that remain open a branch.
-- it is told to stop: it says goodbye, saves, and returns, wherever it stands.
+- it is told to stop: it says goodbye, saves, and returns, wherever it stands. A step under way is waited for, and what
+  warms up is not; of a long step the others hear the goodbye before its end.
 - it is told to pause (`pausing`): it trains no more and frees its device, and stays a member that votes and follows.
 - something breaks here (the disk, a loss that is not finite, weft itself): it says goodbye where it still can, and
   raises; the last checkpoint stays.
@@ -94,6 +95,7 @@ class Peer:
         self._evaluator = make_evaluator(context, self._trainer, self.replica, self._should_break_off)
         self._autosave = Autosave(context, self.replica, self._carry, self._trainer)
         self._in_rounds: InRounds | None = None
+        self._has_saved = False  # its last checkpoint
         self._amends: Amend | None = None  # what waits to be decided, however much is trained
         self._tasks = Tasks(self.fail)
 
@@ -119,6 +121,11 @@ class Peer:
     def takes_part(self) -> bool:
         """Whether it has the state of the run, and has come to its rounds."""
         return self.rounds is not None
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is lost if it ends now: it takes no part yet, or has said goodbye and saved."""
+        return self._has_saved or not self.takes_part
 
     @property
     def carried_tokens(self) -> Tokens:
@@ -172,9 +179,10 @@ class Peer:
 
     async def _live(self, begin: Begin, snapshot: Snapshot | None) -> Outcome:
         try:
-            await self._start(snapshot)
-            self._tasks.spawn(self._entrance.backpressure.watch())
+            self._tasks.spawn(self._shutdown.say_if_slow())
             with suppress(Stopped):
+                await self._shutdown.unless_asked(self._start(snapshot))
+                self._tasks.spawn(self._entrance.backpressure.watch())
                 self._report.enter("joining")
                 if self.is_complete:
                     self.context.emit(Notice(text="the run is complete already: nothing is left to train"))
@@ -205,7 +213,8 @@ class Peer:
     # --- the main loop ---
 
     async def _take_part(self, head: Manifest) -> None:
-        await self.pausing.renew()  # before anything asks to be counted in, or for an aggregator
+        # Before anything asks to be counted in, or for an aggregator.
+        await self._shutdown.unless_asked(self.pausing.renew())
         self._report.tell_graph(head)
         chain = Chain(head, self.replica.charter)
         self._autosave.hand_on(chain)
@@ -237,7 +246,7 @@ class Peer:
             rounds.quorum.link_all(groups.links_electorate)
             if groups.is_outside:
                 self._report.enter("joining")
-                await self.pausing.renew()
+                await self._shutdown.unless_asked(self.pausing.renew())
                 await self._shutdown.unless_asked(self._entrance.be_counted_in(rounds))
             elif self.replica.head == rounds.chain.head:
                 await self._take_turn(mine)
@@ -432,6 +441,7 @@ class Peer:
         reason = "complete" if is_complete else self._shutdown.reason
         await self._shutdown.say(reason)
         await self._autosave.save()
+        self._has_saved = True
         self.context.emit(PeerStopped(reason=reason))
         return self._report.outcome(reason, self._evaluator)
 

@@ -3,27 +3,31 @@
     RunConfig ──first_charter──► Charter ──acts──► Charter ──amended──► RunConfig to train by
 
     --set of a person, settings ──amendment──► Amend
-    RunConfig ──run_file_of──► RunFile, which makes the same run anew
+    RunConfig ──run_file_of──► RunFile, which makes the same run anew ──text_of──► TOML
 
 The config to train by is the genesis with other settings. Its own digest names nothing: the run keeps the name of its
 genesis. Paths are not among what peers share: who made the run keeps its run file, for others they are to be named.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import PureWindowsPath
 from typing import Any
 
 import msgspec
+import tomli_w
 
+from weft import reading
 from weft.codec.config import CodecConfig
-from weft.config import Config, alike, from_tree, replace_field
+from weft.config import Config, alike, dump, from_tree, leave_out, replace_field
 from weft.data.corpus import CorpusConfig
 from weft.data.packing import BytesConfig, JsonConfig
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError
 from weft.run.config import FolderModel, Genesis, RunConfig, RunFile, ShapedModel
 from weft.run.genesis import of_shape
+from weft.run.idle import without_effect
 from weft.run.staged import StagedConfig
 from weft.sync.method.choices import ApplyConfig, InnerConfig
 from weft.sync.method.presets import spell_out
@@ -127,6 +131,20 @@ def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
         "tokenizer": BytesConfig() if is_bytes else JsonConfig(path=TOKENIZER),
     }
     return RunFile(**alike(RunFile, run) | written_otherwise)
+
+
+def text_of(file: RunFile) -> str:
+    """Return a run file as TOML that reads back equal, without fields that have no effect beside the others.
+
+    One that differs from its default stays: the run is named by that, too.
+    """
+    tree = reading.toml_of(dump(file))
+    for field in without_effect(file):
+        shorter = leave_out(tree, field)
+        with suppress(ConfigError):  # a field that a run file must have
+            if from_tree(shorter, RunFile, where="run file") == file:
+                tree = shorter
+    return tomli_w.dumps(tree)
 
 
 def without_places(file: RunFile) -> tuple[RunFile, tuple[str, ...]]:

@@ -48,7 +48,7 @@ _Stewards = Annotated[
 ]
 _Predecessor = Annotated[HexRun, msgspec.Meta(description="the run that this one goes on with, 64 hex digits")]
 _Made = Annotated[
-    HexRun, msgspec.Meta(description="the run that this file makes; nothing begins where it would make another")
+    HexRun, msgspec.Meta(description="the run that this file makes; weft begins nothing if it would make another")
 ]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
 _Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]

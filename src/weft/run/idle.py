@@ -28,15 +28,15 @@ def without_effect(run_file: RunFile) -> dict[str, str]:
     method, source = spell_out(run_file.method, run_file.peers), run_file.data.source
     found = _of_method(method) | _of_training(method) | _of_schedule(run_file.train.schedule, run_file.train.tokens)
     if isinstance(source, BinSource) and source.heldout_path is not None:
-        found["data.heldout_fraction"] = "data.source.heldout_path has all that is held out"
+        found["data.heldout_fraction"] = "data.source.heldout_path has all held-out text"
     if method.graph is not None:
-        reason = "among neighbours it is done whenever all have made the mean (mean_every), and 1 says as much"
+        reason = "neighbours do it after each mean over all members (mean_every), whatever this says"
         names = ("evaluate_every", "sample_every")
         found |= {f"train.{name}": reason for name in names if getattr(run_file.train, name) > 1}
     if run_file.stages > 1:
-        whole = "in a run with stages nobody holds the whole model, which alone could write"
+        whole = "in a run with stages nobody holds the whole model, and a part cannot write"
         found |= dict.fromkeys(("train.sample_every", "train.sample_prompt"), whole)
-        found["has_even_leases"] = "what members of a stage train on is passed to them, whatever they are leased"
+        found["has_even_leases"] = "members of a stage train on what other stages pass to them"
     return found
 
 
@@ -52,15 +52,15 @@ def _of_method(method: Choices) -> dict[str, str]:
         found |= dict.fromkeys(("method.degree", "method.among.degree"), why)
     if isinstance(method.apply, DelayedNesterovConfig) and not method.apply.momentum:
         fields = ("method.delay", "method.apply.delay", "method.apply.activation")
-        found |= dict.fromkeys(fields, "there is no momentum (0) to hold back")
+        found |= dict.fromkeys(fields, "momentum is 0, so there is none to delay")
     for name, codec in (("codec", method.codec), ("reply_codec", method.reply_codec)):
         if isinstance(codec, RandomKConfig) and codec.largest == codec.kept:
-            found[f"method.{name}.largest"] = "that is as many as are kept"
+            found[f"method.{name}.largest"] = "largest equals kept"
     is_whole = method.send == "delta" and not method.is_streaming and not isinstance(method.basis, LowRankConfig)
     if isinstance(method.codec, Fp32Config) and is_whole:
-        found["method.feedback"] = "method.codec is fp32, which leaves nothing that could be added later"
+        found["method.feedback"] = "method.codec is fp32, which has no error to add later"
     if isinstance(method.reply, Fp32Config):
-        found["method.reply_feedback"] = "merged parts are fp32, which leaves nothing that could be added later"
+        found["method.reply_feedback"] = "merged parts are fp32, which has no error to add later"
     return found
 
 
@@ -77,5 +77,5 @@ def _of_training(method: Choices) -> dict[str, str]:
 
 def _of_schedule(schedule: ScheduleConfig, tokens: int) -> dict[str, str]:
     if isinstance(schedule, WsdConfig) and not schedule.decay_tokens and tokens <= schedule.total_tokens:
-        return {"train.schedule.floor": "decay_tokens is 0, so that the rate never comes down"}
+        return {"train.schedule.floor": "decay_tokens is 0, so the rate never comes down"}
     return {}

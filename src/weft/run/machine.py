@@ -164,8 +164,11 @@ _OF_LIMITS = ("caps.memory_nbytes", "caps.cores")
 _OF_WAYS = ("transports", "tls", "iroh")
 _IDLE: dict[Use, tuple[tuple[str, ...], str]] = {
     "training": ((), ""),
-    "stage": (("micro_batch", "is_compiled"), "the run has stages, and its micro-batches are all peers' (pipeline)"),
-    "loop": ((*_OF_DEVICE, "caps.cores"), "a loop of your own trains where and as it does"),
+    "stage": (
+        ("micro_batch", "is_compiled"),
+        "the run has stages, and its run file sets the micro-batch for all peers (pipeline)",
+    ),
+    "loop": ((*_OF_DEVICE, "caps.cores"), "your own loop decides where and how it trains"),
     "anchor": ((*_OF_DEVICE, *_OF_STAYING), "this peer does not train"),
     "visit": ((*_OF_DEVICE, *_OF_STAYING, *_OF_LIMITS), "this process takes no part in the run"),
 }

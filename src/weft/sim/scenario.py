@@ -123,7 +123,7 @@ class Line(PeerFault, frozen=True, kw_only=True, tag="line"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if all(getattr(self, name) is None for name in _LINE):
-            raise ValueError(f"fault of {self.peer}: its line stays as it is; give one of {', '.join(_LINE)}.")
+            raise ValueError(f"fault of {self.peer}: its line does not change; give one of {', '.join(_LINE)}.")
 
 
 class Skew(PeerFault, frozen=True, kw_only=True, tag="skew"):

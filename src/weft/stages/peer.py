@@ -236,6 +236,11 @@ class StagesPeer:
 
     # --- how it ends ---
 
+    @property
+    def is_at_rest(self) -> bool:
+        """As `Peer.is_at_rest`, of all that it holds."""
+        return all(member.peer.is_at_rest for member in self.holdings.all())
+
     def stop(self, reason: str) -> None:
         """Say goodbye in every stage, save, and return from `live`, soon.
 

@@ -44,8 +44,8 @@ def read_secret(folder: PeerFolder) -> bytes | None:
     if len(secret) < SECRET_NBYTES:
         raise ConfigError(
             f"{path} is damaged: it does not hold the secret of this run's tickets. Join with a ticket of another "
-            "member, which brings the secret back: weft join -. Where there is no other member, remove the file "
-            "and start again: a new secret is made, and tickets from before let nobody in any more."
+            "member, which brings the secret back: weft join -. If there is no other member, remove the file and "
+            "start again: weft makes a new secret, and old tickets let nobody in any more."
         )
     return secret
 

@@ -162,23 +162,27 @@ def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
     Raises:
         TooLarge: says the figures.
     """
-    num = run.num_parameters
-    memory = peer_memory(
-        run.method,
-        None,
-        tuple(tensor.shape for tensor in run.tensors),
-        num,
-        _ASSUMED_PEERS,
-        num_rounds=-(-run.samples // run.settings.quota),
-        activations=0,
-    )
-    needed = memory.peak_nbytes - memory.gradient
+    num, needed = run.num_parameters, beside_loop_nbytes(run)
     free = _within(peer.caps.memory_nbytes, host_free_nbytes(), process_nbytes)
     if needed > cost.SPARE * free:
         raise TooLarge(
             f"the run has {num:,} numbers, for which {gigabytes(needed)} are needed beside the model, and "
             f"{gigabytes(free)} are free. Close other programs, or use a larger machine."
         )
+
+
+def beside_loop_nbytes(run: LoopConfig) -> int:
+    """Return the bytes of main memory that a peer takes at its peak beside a loop of its own, which holds the model."""
+    memory = peer_memory(
+        run.method,
+        None,
+        run.vector.tensors,
+        run.num_parameters,
+        _ASSUMED_PEERS,
+        num_rounds=-(-run.samples // run.settings.quota),
+        activations=0,
+    )
+    return memory.peak_nbytes - memory.gradient
 
 
 def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> dict[str, int]:

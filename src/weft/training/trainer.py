@@ -39,7 +39,7 @@ from weft.training.device import allocating, check_fits, choose, limit_memory
 from weft.training.optimizer import InnerOptimizer, State
 from weft.training.steps import Mean, Shown, Stepper
 
-NO_GPU = "no GPU was found, so that the cap on its memory (--vram, caps.vram_nbytes) has no effect"
+NO_GPU = "no GPU was found, so the cap on its memory (--vram, caps.vram_nbytes) has no effect"
 
 
 def model_over(vector: Tensor, run: RunConfig, peer: PeerConfig) -> FlatModel:

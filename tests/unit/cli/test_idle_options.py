@@ -77,8 +77,8 @@ STAY: Rows = dict.fromkeys(("--until", "--quiet", "--parent"), ALWAYS)
 ENDS: Rows = dict.fromkeys(("--report", "--log"), ALWAYS)
 LOGS = "logs are read from this machine's disk"
 OF_LOGS: Rows = {"--transports": (Refused("{verb} {log} --transports tls", LOGS),)}
-LIES_HERE = "put together without a network"
-SCENARIO = "is a scenario, whose kinds say what machines"
+LIES_HERE = "need no network"
+SCENARIO = "is a scenario, and its kinds say which machines"
 MONEY = "energy and money are not planned for runs with stages"
 FAST = "--tokens-per-s 1000"
 
@@ -101,11 +101,11 @@ TABLE: dict[str, Rows] = {
         "--peers": (Refused("demo {demo} --peers 2", "already holds a demo"),),
         "--minutes": (
             Refused("demo {demo} --minutes 2", "already holds a demo"),
-            Refused("demo {tmp}/new --minutes 2 --tokens 5", "they exclude each other"),
+            Refused("demo {tmp}/new --minutes 2 --tokens 5", "exclude each other"),
         ),
         "--tokens": (
             Refused("demo {demo} --tokens 2", "already holds a demo"),
-            Refused("demo {tmp}/new --tokens 2 --minutes 2", "they exclude each other"),
+            Refused("demo {tmp}/new --tokens 2 --minutes 2", "exclude each other"),
         ),
         "--fresh": ALWAYS,
         "--quiet": ALWAYS,
@@ -120,11 +120,11 @@ TABLE: dict[str, Rows] = {
             Shown(TRAIN, "test_more_text_is_another_run_and_is_told_how"),
         ),
         "--new": (
-            Refused("train {run} --new --go-on", "they exclude each other"),
+            Refused("train {run} --new --go-on", "exclude each other"),
             Shown(TRAIN, "test_a_run_that_is_just_this_one_is_not_begun_anew"),
         ),
         **{
-            option: (Refused(f"train {{run}} {option} {value}".rstrip(), f"{option}: without effect on"),)
+            option: (Refused(f"train {{run}} {option} {value}".rstrip(), f"{option}: no effect on"),)
             for option, value in {
                 **{"--run-name": "mine", "--size": "nano", "--length": "2h", "--peers": "2", "--yes": ""}
             }.items()
@@ -168,15 +168,19 @@ TABLE: dict[str, Rows] = {
     },
     "generate": {
         "--max-tokens": ALWAYS,
-        "--temperature": (Refused("generate last --top-k 1 --temperature 0.5", "--top-k 1 takes the likeliest token"),),
-        "--top-k": (Refused("generate last --temperature 0 --top-k 5", "--temperature 0 takes the likeliest token"),),
+        "--temperature": (
+            Refused("generate last --top-k 1 --temperature 0.5", "--top-k 1 always takes the likeliest token"),
+        ),
+        "--top-k": (
+            Refused("generate last --temperature 0 --top-k 5", "--temperature 0 always takes the likeliest token"),
+        ),
         "--top-p": (
-            Refused("generate last --temperature 0 --top-p 0.5", "--temperature 0 takes"),
-            Refused("generate last --top-k 1 --top-p 0.5", "--top-k 1 takes"),
+            Refused("generate last --temperature 0 --top-p 0.5", "--temperature 0 always takes"),
+            Refused("generate last --top-k 1 --top-p 0.5", "--top-k 1 always takes"),
         ),
         "--seed": (
-            Refused("generate last --temperature 0 --seed 0", "--temperature 0 takes"),
-            Refused("generate last --top-k 1 --seed 1", "--top-k 1 takes"),
+            Refused("generate last --temperature 0 --seed 0", "--temperature 0 always takes"),
+            Refused("generate last --top-k 1 --seed 1", "--top-k 1 always takes"),
         ),
         "--device": ALWAYS,
     },

@@ -102,7 +102,7 @@ def test_a_full_disk_is_41_wherever_it_comes_from(tmp_path: Path, capsys: pytest
     assert "disk" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENAMETOOLONG])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EROFS, errno.ENAMETOOLONG])
 def test_a_file_that_the_system_refuses_is_11_and_named(
     number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +113,18 @@ def test_a_file_that_the_system_refuses_is_11_and_named(
         assert str(tmp_path / "there") in said
         assert os.strerror(number) in said
     assert list(tmp_path.iterdir()) == []  # it is no fault of weft's, of which a traceback would tell
+
+
+def test_too_many_open_files_are_said_whatever_met_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    met = OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(tmp_path / "there"))
+    put_into_words = NotFinite("cannot read it")
+    put_into_words.__context__ = met
+    for error, code in ((met, 11), (BaseExceptionGroup("tasks", [ValueError("x"), met]), 11), (put_into_words, 43)):
+        assert explain(error, tmp_path) == code
+        said = capsys.readouterr().err
+        assert said.startswith("weft: too many files are open")
+        assert "ulimit -n 1024" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from weft.cli import process
 from weft.cli.demo.run import _Follower
 from weft.cli.process import Stopper
 from weft.cli.screen.screen import Screen
+from weft.cli.signals import NOTHING_TO_SAVE
 from weft.clock import VirtualClock, Wish
 from weft.library.thread import PeerThread
 
@@ -50,7 +51,7 @@ def test_a_peer_that_is_told_twice_within_two_seconds_saves(wait_s: float) -> No
 
     async def main() -> None:
         stopper.install(asyncio.get_running_loop())
-        stopper.started(reasons.append)
+        stopper.started(reasons.append, lambda: False)
         signal.raise_signal(signal.SIGTERM)
         clock.advance(wait_s)
         signal.raise_signal(signal.SIGTERM)
@@ -73,7 +74,7 @@ def test_a_signal_told_twice_does_not_end_a_process_that_has_just_saved() -> Non
 
     async def main() -> None:
         stopper.install(asyncio.get_running_loop())
-        stopper.started(lambda _reason: None)
+        stopper.started(lambda _reason: None, lambda: False)
         signal.raise_signal(signal.SIGINT)
 
     process.run_loop(main())
@@ -121,6 +122,54 @@ def test_a_loop_that_is_interrupted_twice_within_a_moment_waits_for_its_checkpoi
     assert waits == [60.0, 59.5, 59.0]
 
 
+WAITS = """
+import asyncio, signal, threading, time
+from weft.cli import process
+from weft.cli.screen.screen import Screen
+
+process._REST_S, process._CLOSES_S, process._PATIENCE_S = {rests}, {closes}, {patience}
+
+async def main():
+    stopper.install(asyncio.get_running_loop())
+    stopper.started(lambda reason: None, lambda: {at_rest})
+    print("here", flush=True)
+    await asyncio.to_thread(time.sleep, 30.0)  # what nobody can break off
+
+began = time.monotonic()
+stopper = process.Stopper(Screen())
+process.run_loop(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("waits", "code", "said"),
+    [
+        ({"rests": 0.5, "closes": 60.0, "patience": 60.0, "at_rest": True}, 0, NOTHING_TO_SAVE),
+        (
+            {"rests": 60.0, "closes": 60.0, "patience": 0.5, "at_rest": False},
+            1,
+            "still not done 0 s after SIGTERM: ended at once",
+        ),
+        (
+            {"rests": 60.0, "closes": 0.5, "patience": 60.0, "at_rest": "time.monotonic() > began + 1.5"},
+            0,
+            "stopped: all is saved, and what still computes is not waited for",
+        ),
+    ],
+    ids=["nothing to save", "busy", "saved"],
+)
+def test_what_computes_is_waited_for_only_while_something_is_to_be_saved(
+    waits: dict[str, object], code: int, said: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS.format(**waits)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "here\n"
+        run.send_signal(signal.SIGTERM)
+        assert (*run.communicate(timeout=20), run.returncode) == ("", f"weft: {said}\n", code)
+
+
 PROCESS = """
 import asyncio, signal, sys
 from weft.cli.process import Stopper, run_loop
@@ -129,7 +178,7 @@ from weft.cli.screen.screen import Screen
 async def main():
     stopper.install(asyncio.get_running_loop())
     stopped = asyncio.Event()
-    stopper.started(lambda reason: stopped.set())
+    stopper.started(lambda reason: stopped.set(), lambda: False)
     print("here", flush=True)
     await stopped.wait()
     await asyncio.sleep(0.5)

@@ -70,7 +70,7 @@ def test_a_field_without_effect_is_named(
     (tmp_path / "m.toml").write_text(text)
     machine_settings(tmp_path / "m.toml", {})
     said = capsys.readouterr().err
-    assert said == (f"{tmp_path / 'm.toml'}: without effect here, since {named}\n" if named else "")
+    assert said == (f"{tmp_path / 'm.toml'}: these have no effect here, since {named}\n" if named else "")
 
 
 def test_an_anchor_names_what_is_of_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,10 @@ from weft.keys import Identity
 from weft.net.messages import Contact
 from weft.net.ticket import issue
 
-TAKE_ONE = [("join", "--yes", *LOCAL), ("anchor",), ("gather",), ("doctor",), ("watch",), ("status",), ("inspect",)]
+TAKE_ONE = [
+    *(("join", "--yes", *LOCAL), ("anchor",), ("gather",), ("watch",), ("status",), ("inspect",)),
+    pytest.param(("doctor",), marks=pytest.mark.full),  # it times steps
+]
 NOBODY = "4cb5abf6"  # whom `a_ticket` names, and who is not there
 
 
@@ -50,7 +53,7 @@ def test_an_act_takes_the_ticket_of_the_environment_unless_a_run_is_named(
 
 @pytest.mark.parametrize("verb", ["join", "anchor", "gather", "inspect"])
 def test_without_any_ticket_it_is_said_where_one_may_come_from(weft: Weft, verb: str) -> None:
-    said = refused(weft, 15, "there is no ticket", verb)
+    said = refused(weft, 15, "weft needs a ticket", verb)
     assert '"-"' in said
     assert "@FILE" in said
     assert "WEFT_TICKET" in said
@@ -65,14 +68,28 @@ def test_a_file_without_a_ticket_is_told(weft: Weft, tmp_path: Path) -> None:
     refused(weft, 15, "not a ticket", "join", f"@{empty}", "--yes")
 
 
-def test_who_types_is_asked_for_the_ticket(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+@pytest.mark.parametrize(
+    "words",
+    [("inspect", "-"), ("inspect",), ("join", "--yes", *LOCAL), ("anchor",), ("gather",)],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_who_types_is_asked_for_the_ticket(weft: Weft, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(a_ticket() + "\n"))
-    answer = weft("inspect", "-")
+    answer = weft(*words)
     assert "Paste the ticket here" in answer.err
+    assert NOBODY in answer.err + answer.out
+
+
+def test_who_types_is_not_asked_where_the_environment_has_a_ticket(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_TICKET", a_ticket())
+    monkeypatch.setattr(sys, "stdin", Terminal("no ticket\n"))
+    answer = weft("inspect")
+    assert "Paste the ticket here" not in answer.err
     assert NOBODY in answer.out
 
 
@@ -87,7 +104,7 @@ def test_weft_ticket_says_why_a_ticket_is_long(weft: Weft, home: Path) -> None:
     answer = weft("ticket")
     assert answer.out == f"{text}\n"
     assert relay in answer.err
-    assert "not at most 200" in answer.err
+    assert "usual 200" in answer.err
 
 
 def test_a_key_that_the_ticket_cuts_is_shown_as_cut(weft: Weft) -> None:

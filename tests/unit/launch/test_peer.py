@@ -347,7 +347,7 @@ async def test_who_took_part_in_a_run_that_has_ended_reads_where_it_goes_on(tmp_
         outcomes = await crew.done(a, b)
         assert {outcome.successor.run for outcome in outcomes if outcome.successor} == {NEW}
         with pytest.raises(
-            TicketMismatch, match=r"goes on as run 5e5e5e5e\. .* `weft join -` asks for its ticket, which is weft1new"
+            TicketMismatch, match=r"goes on as run 5e5e5e5e\. .* `weft join -` asks for its ticket: weft1new"
         ):
             await crew.join("b", a.ticket, home=home).task
         with pytest.raises(TicketMismatch, match="goes on as run 5e5e5e5e"):

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from unit.peer.tiny import MODEL, run_config
+from unit.run.test_genesis_loops import config as loop_config
 from unit.stages.pieces import CUT
 from weft.codec.dense import Fp32
 from weft.cost import training as cost
@@ -25,7 +26,7 @@ from weft.stages.messages import Held, StageNews
 from weft.store.home import Home
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 from weft.training import section_memory
-from weft.training.device import choose, needed_nbytes
+from weft.training.device import beside_loop_nbytes, choose, needed_nbytes
 
 HERE = PeerConfig(device="cpu", threads=1)
 A_DAY = 1e9  # bytes, of a run whose terms could not say
@@ -75,7 +76,7 @@ def test_bytes_of_a_day_are_what_members_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heard", "why"), [(NOBODY, "no member has told"), (Heard(num_members=2), "no member has"), (told(1), "alone")]
+    ("heard", "why"), [(NOBODY, "no member has said"), (Heard(num_members=2), "no member has"), (told(1), "alone")]
 )
 def test_what_nobody_has_measured_is_left_out_with_the_reason(tmp_path: Path, heard: Heard, why: str) -> None:
     """A lone member's rounds come ten times as often as those of two, where a round has little to train."""
@@ -100,6 +101,23 @@ def test_members_that_were_heard_are_counted(tmp_path: Path) -> None:
     """A ticket names also who only read the terms, and this peer itself when it comes again."""
     assert made(tmp_path, told(2)).num_peers == 3
     assert made(tmp_path, Heard(num_members=1)).num_peers == 2  # none has made a step yet
+
+
+def test_of_a_loop_only_the_state_is_fetched_and_memory_is_what_the_peer_takes(tmp_path: Path) -> None:
+    """The loop holds the model, on a device that it chooses: what the settings say of one is not looked at."""
+    run, elsewhere = loop_config(), PeerConfig(device="cuda:99")
+    found = terms.terms(run, TICKET, Home(tmp_path), elsewhere, told(2, round_s=10.0))
+    assert found.num_parameters == 6
+    assert found.fetch_nbytes == 2 * cost.vector_nbytes(6)  # parameters, and those that the run began with
+    assert found.memory_nbytes == beside_loop_nbytes(run)
+    assert found.day_nbytes == pytest.approx(found.round_nbytes * 86_400 / 10.0)
+
+
+def test_in_one_line_the_terms_have_the_figures_that_a_person_is_asked_with(tmp_path: Path) -> None:
+    line = str(made(tmp_path, told(2, round_s=8.3, round_nbytes=1_100_000)))
+    assert "\n" not in line
+    assert "1.5 MB a round among 3 peers with this one; about 15.6 GB a day, as members measured" in line
+    assert "bytes a day are not known: no member has said" in str(made(tmp_path))
 
 
 def news(*stages: int, rate: float = 1.0) -> StageNews:

@@ -154,6 +154,7 @@ class Yard:
                 home=self.root / given.pop("home", name), key=given.pop("key", None), settings=settings, sinks=(runner,)
             ),
             on_ticket=lambda ticket: None,
+            on_terms=given.pop("on_terms", lambda terms: None),
         )
         assert not given, given
         self.runners.append(runner)

@@ -22,6 +22,7 @@ TABLE: dict[Callable[..., object], dict[str, tuple[str, str]]] = {
         "wish": TICKET,
         "machine": TICKET,
         "on_ticket": ALWAYS,  # told of what happens, if it does
+        "on_terms": ALWAYS,
     },
     train: {
         "config": ("test_train.py", "test_what_has_no_effect_is_told"),
@@ -32,6 +33,7 @@ TABLE: dict[Callable[..., object], dict[str, tuple[str, str]]] = {
         "machine": ("test_train.py", "test_what_has_no_effect_is_told"),
         "callbacks": ALWAYS,
         "on_ticket": ALWAYS,
+        "on_terms": ALWAYS,
     },
 }
 

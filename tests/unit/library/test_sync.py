@@ -1,5 +1,6 @@
 """Loops of somebody's own as peers: over real sockets, each in a thread of its own."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -49,6 +50,30 @@ def test_two_loops_end_with_the_same_parameters(tmp_path: Path) -> None:
     rounds = a.events(RoundCommitted)
     assert len(rounds) == 10
     assert all(set(event.contributors) == {outcome.peer for outcome in outcomes} for event in rounds)
+
+
+def test_who_joins_is_told_what_it_costs_and_may_refuse(tmp_path: Path) -> None:
+    yard, told = Yard(tmp_path), list[str]()
+
+    def refuses(terms: str) -> None:
+        raise MemoryError(terms)
+
+    with ending(yard):
+        a = yard.found("a", wait_for=2)
+        c = yard.join("c", a, on_terms=refuses)
+        c.join()
+        b = yard.join("b", a, on_terms=told.append)
+        yard.done(a, b)
+    assert isinstance(c.error, MemoryError)
+    assert not any((tmp_path / "c").glob("runs/*/*/checkpoint"))
+    (terms,) = told
+    assert re.fullmatch(
+        r"joining run [0-9a-f]{8} \(loop\): 57 parameters; \S+ k?B to fetch, \S+ k?B of disk, about \S+ [MG]B of "
+        r"memory; \S+ k?B a round among 2 peers with this one; bytes a day are not known: .+",
+        terms,
+    )
+    assert terms in [event.text for event in b.events(Notice)]
+    assert not any("joining run" in event.text for event in a.events(Notice))
 
 
 @pytest.mark.parametrize(
@@ -261,6 +286,7 @@ def refused(yard: Yard, **given: Any) -> str:
     return str(runner.error)
 
 
+@pytest.mark.full
 def test_a_config_that_was_changed_begins_nothing_anew_unasked(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     longer = msgspec.structs.replace(yard.config, samples=480)
@@ -278,7 +304,7 @@ def test_a_config_that_was_changed_begins_nothing_anew_unasked(tmp_path: Path) -
         yard.done(other)
         newest = yard.found("f", home="a", config=longer, model=small(9), work=lambda r: train_some(r, EVERY))
         yard.done(newest)
-    assert f"this home holds run {a.outcome.run.run[:8]} (loop) at round 2, and this is another one" in said
+    assert f"this home holds run {a.outcome.run.run[:8]} (loop) at round 2, and this is a different run" in said
     assert "samples 240 -> 480" in said
     assert 'wish="go on"' in said
     assert 'wish="new"' in said
@@ -304,9 +330,9 @@ def test_what_cannot_go_on_says_why_and_what_can(tmp_path: Path) -> None:
         nothing = refused(yard, config=msgspec.structs.replace(yard.config, name="elsewhere"), wish="go on")
     assert "It cannot go on with this change: only samples, batch_size, method.every" in said
     assert "start the loop with the config as it was" in said
-    assert "the model's parameters are others" in wider
-    assert "it is just this one" in alike
-    assert "no run that is called elsewhere" in nothing
+    assert "the model's parameters differ" in wider
+    assert "it is exactly this run" in alike
+    assert "no run called elsewhere" in nothing
 
 
 def test_a_run_whose_checkpoint_is_damaged_is_not_begun_anew(tmp_path: Path) -> None:
@@ -325,7 +351,7 @@ def test_a_run_is_not_begun_anew_by_another_key_unasked(tmp_path: Path) -> None:
     with ending(yard):
         begun(yard)
         said = refused(yard, key=tmp_path / "other.pem")
-    assert "is the key of another" in said
+    assert "is another peer's key" in said
 
 
 def test_what_has_no_effect_on_a_loop_is_told(tmp_path: Path) -> None:
@@ -334,10 +360,14 @@ def test_what_has_no_effect_on_a_loop_is_told(tmp_path: Path) -> None:
         a = yard.found("a", wait_for=2)
         b = yard.join("b", a, wait_for=3, wish="new")
         yard.done(a, b)
-    told = [[event.text for event in each.events(Notice) if "without effect here" in event.text] for each in (a, b)]
-    of_machine = "machine: settings: without effect here, since a loop of your own trains where and as it does: device"
-    of_method = "config: without effect here, since graph is ring, and only a random one has a degree: method.degree"
-    of_ticket = "without effect here, since the run of the ticket is joined: wait_for, wish"
+    told = [[event.text for event in each.events(Notice) if "have no effect here" in event.text] for each in (a, b)]
+    of_machine = (
+        "machine: settings: these have no effect here, since your own loop decides where and how it trains: device"
+    )
+    of_method = (
+        "config: these have no effect here, since graph is ring, and only a random one has a degree: method.degree"
+    )
+    of_ticket = "these have no effect here, since a ticket joins its run: wait_for, wish"
     assert told == [[of_machine, of_method], [of_ticket, of_machine, of_method]]
 
 

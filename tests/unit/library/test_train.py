@@ -77,11 +77,12 @@ def test_what_has_no_effect_is_told(run_file: Path, tmp_path: Path) -> None:
     here = weft.Machine(home=tmp_path / "home", settings=settings)
     weft.train(run_file, machine=here, callbacks=[entries.append], on_ticket=lambda _: None)
     told = [
-        each.event.text for each in entries if isinstance(each.event, Notice) and "without effect" in each.event.text
+        each.event.text for each in entries if isinstance(each.event, Notice) and "have no effect" in each.event.text
     ]
     assert told == [
-        "machine: settings: without effect here, since device is cpu, which has no memory of its own: caps.vram_nbytes",
-        "config: without effect here, since graph is ring, and only a random one has a degree: method.degree",
+        "machine: settings: these have no effect here, since device is cpu, which has no memory of its own: "
+        "caps.vram_nbytes",
+        "config: these have no effect here, since graph is ring, and only a random one has a degree: method.degree",
     ]
 
 
@@ -156,7 +157,13 @@ def test_two_train_together_by_a_ticket(run_file: Path, tmp_path: Path, is_priva
         weft.train(ticket=tickets[0], data=odd, machine=machine(tmp_path, "b"))
     with pytest.raises(ConfigError, match=r"names its files in the run file"):
         weft.train(run_file, data=[own], machine=machine(tmp_path, "c"))
-    found["b"] = weft.train(ticket=tickets[0], data=data, machine=machine(tmp_path, "b"))
+    entries, terms = list[Entry](), list[str]()
+    joined = {"data": data, "machine": machine(tmp_path, "b"), "callbacks": [entries.append], "on_terms": terms.append}
+    found["b"] = weft.train(ticket=tickets[0], **joined)
+    assert "bytes a day are not known" in terms[0]
+    assert terms == [
+        each.event.text for each in entries if isinstance(each.event, Notice) and "joining" in each.event.text
+    ]
     thread.join(ENDS_S)
     assert not thread.is_alive()
     assert {outcome.reason for outcome in found.values()} == {"complete"}

@@ -241,7 +241,7 @@ def test_it_names_who_is_reached_from_outside_then_an_anchor_then_who_makes_it()
             for case in (
                 (text[:-1], "cut short"),
                 (text[: len(text) // 2], f"cut short: {len(text) // 2 - 5} of {len(text) - 5} letters"),
-                (text[:40] + ("a" if text[40] != "a" else "b") + text[41:], "checksum does not hold"),
+                (text[:40] + ("a" if text[40] != "a" else "b") + text[41:], "checksum does not match"),
                 (text[:40] + "!" + text[41:], "character '!'"),
                 (text + "aaaaaaaa", "do not belong to this ticket"),
             )

@@ -8,20 +8,21 @@ import msgspec
 import pytest
 
 from unit.cli.small import RUN, TEXT
-from weft.config import dump, load
+from weft.config import dump, idle, leaves, load, load_tree
 from weft.data.corpus import BinSource, CorpusConfig, TextSource
 from weft.data.packing import JsonConfig
 from weft.model.weights import write_folder
 from weft.pipeline.codec.activations import LplrConfig
 from weft.pipeline.config import PipelineConfig
-from weft.run.amend import MODEL, TOKENIZER, run_file_of, without_places
+from weft.run.amend import MODEL, TOKENIZER, run_file_of, text_of, without_places
 from weft.run.config import FolderModel, RunConfig, RunFile, SizedModel
 from weft.run.genesis import initial, seal
+from weft.run.idle import without_effect
 from weft.run.outline import OpenAdmission
 from weft.run.staged import StagedConfig
 from weft.store.home import Home
 from weft.sync.method.choices import Choices
-from weft.sync.method.presets import DiLoCoConfig, MethodConfig, NoLoCoConfig
+from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, NoLoCoConfig
 from weft.sync.records.messages import MAX_GROUP
 
 
@@ -43,7 +44,7 @@ STAGED = {"stages": 2, "pipeline": PipelineConfig(micro_batch=2, activations=Lpl
 def repeated(once: RunConfig, run_file: RunFile, base: Path) -> RunConfig:
     """Return what the file of a run makes elsewhere, once somebody has named the text."""
     again = base / "again.toml"
-    again.write_text(dump(run_file_of(once, num_peers=2)))
+    again.write_text(text_of(run_file_of(once, num_peers=2)))
     return sealed(msgspec.structs.replace(load(again, RunFile), data=run_file.data), base, "two")
 
 
@@ -71,6 +72,25 @@ def test_so_it_does_for_a_model_by_name_and_settings_that_are_not_usual(
     once = sealed(asked, tmp_path, "one")
     assert isinstance(once, StagedConfig) == bool(others)
     assert repeated(once, run_file, tmp_path).run == once.run
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{}, {"model": SizedModel(size="nano"), **STAGED}, {"method": NoLoCoConfig()}, {"method": FedAvgConfig()}],
+    ids=["diloco", "stages", "noloco", "fedavg"],
+)
+def test_the_file_of_a_run_has_no_field_that_does_nothing_but_those_that_name_the_run(
+    tmp_path: Path, run_file: RunFile, others: dict[str, Any]
+) -> None:
+    file = run_file_of(sealed(msgspec.structs.replace(run_file, **others), tmp_path, "one"), num_peers=2)
+    again = tmp_path / "again.toml"
+    again.write_text(text_of(file))
+    assert load(again, RunFile) == file
+    named = [name for names in idle(dict(leaves(load_tree(again))), without_effect(file)).values() for name in names]
+    assert named == []
+    own = msgspec.structs.replace(file, train=msgspec.structs.replace(file.train, sample_prompt="Once"))
+    again.write_text(text_of(own))
+    assert load(again, RunFile) == own
 
 
 @pytest.mark.parametrize(

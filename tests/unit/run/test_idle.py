@@ -57,8 +57,8 @@ WSD: Settings = {f"train.schedule.{name}": value for name, value in (("type", "w
 BIN: Settings = {"data.source.type": "bin", "data.source.path": "a.bin", "data.source.heldout_path": "b.bin"}
 AS_MANY: Settings = {"method.type": "sparseloco", "method.codec.type": "random_k", "method.codec.kept": 64}
 SUBSPACE: Settings = {"pipeline.activations.type": "subspace", "pipeline.gradients.type": "bf16"}
-NO_MODEL, ROUTED = "nobody holds the whole model", "is passed to them"
-NO_DEGREE, NOTHING_LEFT, NO_MOMENTUM = "only a random one has a degree", "leaves nothing", "no momentum"
+NO_MODEL, ROUTED = "nobody holds the whole model", "other stages pass"
+NO_DEGREE, NOTHING_LEFT, NO_MOMENTUM = "only a random one has a degree", "no error to add", "momentum is 0"
 NO_STAGES = "no effect in a run without stages"
 
 # By struct: fields that always do something, and those that do not, with where.
@@ -76,7 +76,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "ShapedModel": ("num_layers num_heads num_kv_heads width ffn_width has_qk_norm has_qkv_bias is_tied", {}),
     "CorpusConfig": (
         "source",
-        {"heldout_fraction": (Idle(BIN, "data.heldout_fraction", 0.1, "has all that is held out"),)},
+        {"heldout_fraction": (Idle(BIN, "data.heldout_fraction", 0.1, "has all held-out text"),)},
     ),
     "StdlibSource": ("", {}),
     "TextSource": ("paths", {}),
@@ -90,7 +90,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "TrainConfig": (
         "seq_len batch_size tokens evaluate_windows",
         {
-            "evaluate_every": (Idle(GOSSIP, "train.evaluate_every", 3, "among neighbours"),),
+            "evaluate_every": (Idle(GOSSIP, "train.evaluate_every", 3, "neighbours do it"),),
             "schedule": tuple(
                 Idle({**GRADIENT, "method.apply.type": kind}, "train.schedule.lr", 0.1, "rate of its own (lr)")
                 for kind in ("sgd", "nesterov", "delayed_nesterov")
@@ -103,7 +103,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
             ),
             "clip": (Idle(SIGNS, "train.clip", 0.5, "signs, which have no length"),),
             "sample_every": (
-                Idle(GOSSIP, "train.sample_every", 3, "among neighbours"),
+                Idle(GOSSIP, "train.sample_every", 3, "neighbours do it"),
                 Idle(STAGED, "train.sample_every", 3, NO_MODEL),
             ),
             "sample_prompt": (Idle(STAGED, "train.sample_prompt", "x", NO_MODEL),),
@@ -204,7 +204,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "Bf16Config": ("", {}),
     **{f"{name}Config": ("block", {}) for name in ("Fp8", "Int8", "Int4", "E3m0", "Int2", "Sign")},
     "TopKConfig": ("kept values", {}),
-    "RandomKConfig": ("kept values", {"largest": (Idle(AS_MANY, "method.codec.largest", 64, "as many as are kept"),)}),
+    "RandomKConfig": ("kept values", {"largest": (Idle(AS_MANY, "method.codec.largest", 64, "largest equals kept"),)}),
     "ExtensionCodecConfig": ("name source settings", {}),
     "PipelineConfig": (
         "micro_batch activations split rebalance_s",
@@ -305,7 +305,10 @@ def test_what_a_program_sets_is_what_differs_from_the_defaults() -> None:
         *("name", "seed", "train.tokens", "train.schedule.type", "method.type", "method.degree")
     }
     (line,) = told_idle("config", said(run_file), without_effect(run_file))
-    assert line == "config: without effect here, since graph is ring, and only a random one has a degree: method.degree"
+    assert (
+        line
+        == "config: these have no effect here, since graph is ring, and only a random one has a degree: method.degree"
+    )
     loop = from_tree({"samples": 5, "method": {"type": "choco", "degree": 3}}, SyncConfig, where="it")
     assert idle(said(loop), of_loop(loop)) == {"graph is ring, and only a random one has a degree": ["method.degree"]}
 

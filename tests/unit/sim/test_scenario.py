@@ -44,7 +44,7 @@ def test_machines_of_a_kind_are_numbered_and_a_single_one_is_not(tmp_path: Path)
         ('[[fault]]\ntype = "drop"\npeer = "lab"\nat_s = 1.0\nshare = 2.0', "share"),
         ('[[fault]]\ntype = "drop"\npeer = "lab"\nat_s = 1.0\nshare = 0.5\nkinds = ["Redy"]', "kinds"),
         ('[[fault]]\ntype = "drop"\npeer = "lab"\nat_s = 1.0\nshare = 0.5\nkinds = ["Ready"]', "kinds are of letters"),
-        ('[[fault]]\ntype = "line"\npeer = "lab"\nat_s = 1.0\nlasts_s = 5.0', "its line stays as it is"),
+        ('[[fault]]\ntype = "line"\npeer = "lab"\nat_s = 1.0\nlasts_s = 5.0', "its line does not change"),
         ('[[kind]]\nname = "home"\njoins_over_s = 5.0', "a single machine comes at joins_at_s"),
         ('[[fault]]\ntype = "lie"\npeer = "lab"\nat_s = 1.0\nabout = "love"', "about"),
         ('[[fault]]\ntype = "kill"\npeer = "lab-1"', "either at_s or at_round"),

@@ -18,8 +18,10 @@ from weft.errors import ConfigError
 
 def demo(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="Where everything is kept.")] = Path("weft-demo"),
-    peers: Annotated[int | None, typer.Option(help="Processes. Default: 4.", min=1, max=16)] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder that keeps everything.")] = Path("weft-demo"),
+    peers: Annotated[
+        int | None, typer.Option(help="Number of peers, one process each. Default: 4.", min=1, max=16)
+    ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(
@@ -33,7 +35,7 @@ def demo(
     """Train one model on four peers here, let it write, and export it."""
     say_no_home(context, f"the demo keeps everything in {folder}")
     if minutes is not None and tokens is not None:
-        raise ConfigError("--minutes, --tokens: they exclude each other. Give one.")
+        raise ConfigError("--minutes and --tokens exclude each other. Give one.")
     from weft.cli.demo.run import Wishes, run_demo
 
     code = run_demo(folder.absolute(), Wishes(peers, minutes, tokens, is_fresh=fresh, is_quiet=quiet))

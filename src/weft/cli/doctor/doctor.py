@@ -34,7 +34,7 @@ def doctor(
         str | None,
         typer.Argument(
             metavar="[TICKET|RUN.TOML]",
-            help=f"A run file, or a ticket, whose ways and run are to be tried; {NOT_SEEN}",
+            help=f"A run file, or a ticket: weft tries its addresses and its run. {NOT_SEEN}",
             show_default=False,
         ),
     ] = None,
@@ -42,7 +42,7 @@ def doctor(
     port: Annotated[int, typer.Option(help="The port you want to listen on; 0: any.", min=0, max=65535)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs: docs/doctor.md.")] = False,
 ) -> None:
-    """Examine this machine: what blocks, fits, how fast; and the run of a ticket or file. Exits 0 if nothing blocks."""
+    """Check this machine: what blocks, fits, how fast; and the run of a ticket or file. Exits 0 if nothing blocks."""
     examination = Examination(given, home_of(context), settings.machine_settings(machine, {}), port)
     if as_json:
         findings = list(examination.findings())
@@ -131,7 +131,7 @@ class Examination:
 def _unexamined(what: str) -> "Finding":
     from weft.cli.doctor.findings import Finding
 
-    return Finding("fit", "note", f"{what} was not examined: no model could be timed here, see above")
+    return Finding("fit", "note", f"{what} was not checked: no model could be timed here, see above")
 
 
 def _show(findings: "Iterable[Finding]") -> int:

@@ -90,7 +90,7 @@ def largest(settings: PeerConfig) -> Finding:
         amount = figures.amount(num_parameters(model))
         said.append(f"as one of {num} stages up to {size} ({amount})" if whole else f"one of {num} stages of {size}")
     where = f"({figures.nbytes(room)} to use on {device.name}, a sample of {_SEQ_LEN} tokens at a time)"
-    text = f"{', '.join(said) or 'no named model fits, nor a stage of one'} {where}"
+    text = f"{', '.join(said) or 'no named model fits, not even a stage of one'} {where}"
     return Finding("models", "ok" if said else "note", text, facts=facts)
 
 
@@ -229,7 +229,7 @@ def of_ticket(look: Look, home: Path, settings: PeerConfig, flops_per_s: float) 
     """
     run = look.run
     if not isinstance(run, RunConfig):
-        text = "a program of its makers trains it, not weft: what that takes, it has to say itself"
+        text = "its makers' own program trains it, not weft. Ask them how much memory it takes"
         yield Finding("fit", "note", text, facts={"num_parameters": run.num_parameters})
         return
     shown = terms(run, look.ticket, Home(home), settings, look.heard)
@@ -332,7 +332,7 @@ def _fit_of_file(question: Question, trained: _Trained, device: here.Device) -> 
     )
     if has_room:
         return Finding("fit", "ok", text, facts=facts)
-    fix = "a smaller model, more stages, shorter samples, or a machine with more room"
+    fix = "use a smaller model, more stages, shorter samples, or a machine with more room"
     return Finding("fit", "block", f"{text}: it does not fit", fix, facts)
 
 
@@ -343,7 +343,7 @@ def _timed(trained: _Trained, settings: PeerConfig, flops_per_s: float) -> Here 
     sample_s = flops / flops_per_s
     facts: dict[str, Fact] = {"tokens_per_s": None}
     if sample_s > LONGEST_S:
-        text = f"not timed: a training step of one sample alone would take about {figures.seconds(sample_s)} here"
+        text = f"not timed: a training step of a single sample would take about {figures.seconds(sample_s)} here"
         return Finding("pace", "note", text, facts=facts)
     num_samples = max(1, min(train.batch_size, int(STEP_S / sample_s)))
     try:
@@ -359,11 +359,11 @@ def _pace(
     step_s = trained.train.batch_size * trained.train.seq_len / found.tokens_per_s
     said = [f"{found.tokens_per_s:,.0f} tokens/s, {figures.seconds(step_s)} a training step, timed on {found.name}"]
     if trained.stages > 1:
-        said[0] += f", by one of its {trained.stages} sections"
+        said[0] += f", with one of the {trained.stages} sections"
     if fastest is not None:
-        said.append(f"its fastest member makes {fastest:,.0f}")
+        said.append(f"the run's fastest member makes {fastest:,.0f}")
     if share is not None:
-        said.append(f"about {share:.0%} of a round's tokens would be from here")
+        said.append(f"this machine would train about {share:.0%} of a round's tokens")
     facts: dict[str, Fact] = {
         "device": found.name,
         "num_parameters": num_parameters(trained.model),
@@ -383,8 +383,8 @@ def _bytes_of(shown: Terms, question: Question | None) -> Finding:
         )
         return Finding("bytes", "ok", text, facts=_byte_facts(shown.round_nbytes, rounds.round_s, shown.day_nbytes))
     if question is not None:
-        return _planned(question, f"{shown.why_no_day}: planned by what was timed here and on the line")
-    text = f"{figures.nbytes(shown.round_nbytes)} a round; not known in a day: {shown.why_no_day}"
+        return _planned(question, f"{shown.why_no_day}; this is planned from the speed of this machine and of the line")
+    text = f"{figures.nbytes(shown.round_nbytes)} a round; bytes a day are not known: {shown.why_no_day}"
     return Finding("bytes", "ok", text, facts=_byte_facts(shown.round_nbytes, None, None))
 
 

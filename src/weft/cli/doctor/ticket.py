@@ -98,13 +98,13 @@ async def _measure(
                     speed = await measure(node, contact.peer, clock)
                     findings.append(judge_speed(who, node.link_name(contact.peer), speed))
             except (WeftError, TimeoutError) as error:
-                findings.append(Finding("speed", "note", f"{who} could not be measured: {error or 'no end in time'}"))
+                findings.append(Finding("speed", "note", f"{who} could not be measured: {error or 'it took too long'}"))
         findings.append(judge_place(sightings, reachable_hosts("::")))
         if asking is not None:
             try:
                 look = await asking(ticket, settings, speed, sightings[0].round_trip_s if sightings else 0.0)
             except WeftError as error:
-                findings.append(Finding("fit", "note", f"what the run takes could not be asked: {error}"))
+                findings.append(Finding("fit", "note", f"members did not say what the run takes: {error}"))
         await say_goodbye(node, "was only looking")
     return findings, look
 

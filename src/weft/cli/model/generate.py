@@ -24,9 +24,9 @@ def generate(
     checkpoint: Annotated[
         str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
     ],
-    prompt: Annotated[str, typer.Argument(help="What the text begins with.")] = "",
-    max_tokens: Annotated[int, typer.Option(help="Tokens, at most.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
+    prompt: Annotated[str, typer.Argument(help="The beginning of the text.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Write at most this many tokens.")] = 256,
+    temperature: Annotated[float, typer.Option(help="Randomness; 0 always takes the likeliest token.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens whose probabilities add up to this.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
@@ -40,9 +40,9 @@ def generate(
     fields = {"max_new_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check(fields)  # said before anything is loaded
     if temperature == 0:
-        refuse_idle(context, "--temperature 0 takes the likeliest token", "top_k", "top_p", "seed")
+        refuse_idle(context, "--temperature 0 always takes the likeliest token", "top_k", "top_p", "seed")
     if top_k == 1:
-        refuse_idle(context, "--top-k 1 takes the likeliest token", "temperature", "top_p", "seed")
+        refuse_idle(context, "--top-k 1 always takes the likeliest token", "temperature", "top_p", "seed")
     trained = open_trained(checkpoint, home_of(context))
     say_which(trained, checkpoint)
     end = trained.tokenizer.end_of_text

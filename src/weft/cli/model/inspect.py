@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.home import CHECKPOINT_FILE, find_checkpoint, home_of
-from weft.cli.options import NOT_SEEN, ticket_of
+from weft.cli.options import ASKED, ticket_of
 from weft.cli.settings import run_file
 from weft.config import dump
 from weft.dashboard import figures
@@ -25,10 +25,10 @@ _START_NBYTES = 4096  # as much as tells files apart
 def inspect(
     context: typer.Context,
     thing: Annotated[
-        str | None, typer.Argument(help=f"Checkpoint, key or run file, or a ticket; {NOT_SEEN}", show_default=False)
+        str | None, typer.Argument(help=f"Checkpoint, key or run file, or a ticket; {ASKED}", show_default=False)
     ] = None,
 ) -> None:
-    """Say what something is."""
+    """Say what a file, a folder or a ticket is."""
     thing = ticket_of(thing)
     path = Path(thing)
     if _looks_like_ticket(thing):
@@ -53,7 +53,7 @@ def _ticket(text: str) -> Iterator[str]:
     yield f"run      {found.run}"
     if found.issuer is not None:
         yield f"issuer   {found.issuer}"
-    yield f"secret   {'none: admission is by key, or open' if found.secret is None else 'inside, not shown'}"
+    yield f"secret   {'none: the run admits by key, or anybody' if found.secret is None else 'inside, not shown'}"
     for contact in found.contacts:
         cut = "..." if is_start(contact.peer) else ""
         yield f"member   {contact.peer}{cut}  {contact.name}".rstrip()

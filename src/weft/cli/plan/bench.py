@@ -68,7 +68,7 @@ def methods(
     from weft.bench.plan import Bench
 
     if is_report:
-        settings.refuse_idle(context, "--report plays nothing, and tells of all that is there", "jobs", "only")
+        settings.refuse_idle(context, "--report plays nothing, and reports everything that is there", "jobs", "only")
     described: Bench = load(plan, Bench)
     _check_rows(described, only or ())
     if not no_plot:

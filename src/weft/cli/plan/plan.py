@@ -18,7 +18,9 @@ _OVERRULED = {
     "--every": ("method.every",),
     "--codec": ("method.codec", "method.reply_codec"),
 }
-_Rate = Annotated[str | None, typer.Option(metavar="RATE", help="Of each peer: 20mbit, 1gbit.", show_default=False)]
+_Rate = Annotated[
+    str | None, typer.Option(metavar="RATE", help="Line of each peer: 20mbit, 1gbit.", show_default=False)
+]
 
 
 def plan(
@@ -76,7 +78,9 @@ def plan(
     """Say how long a run would take, its bytes, memory and cost, and which method suits it."""
     tree = load_tree(path)
     if "kind" in tree:
-        settings.refuse_idle(context, f"{path} is a scenario, whose kinds say what machines and lines there are", *_OWN)
+        settings.refuse_idle(
+            context, f"{path} is a scenario, and its kinds say which machines and lines there are", *_OWN
+        )
     _check_speed(context, device, tokens_per_s)
     _check_method(context, settings.changes_of(changes or ()))
     if "kind" not in tree and device is None and tokens_per_s is None:

@@ -35,7 +35,7 @@ _Peer = Annotated[str, typer.Argument(help="Public key, or the first digits of a
 _Reason = Annotated[str, typer.Option(help="The reason; everybody can read it.")]
 _VoterKey = Annotated[Path | None, typer.Option(help="Key file of a member. Default: the one that trains here.")]
 _WaitS = Annotated[float, typer.Option(help="Seconds to wait for the decision.", min=0)]
-_SUCCESSOR = 'Ticket of the run that goes on ("-" reads it, @FILE too), or its name.'
+_SUCCESSOR = 'Ticket of the run that follows ("-" reads it, @FILE too), or its name.'
 _WAIT_S = 120.0  # a round of a slow run takes minutes; the act is decided without whoever handed it in
 
 
@@ -47,7 +47,7 @@ class Where:
         str | None, typer.Option(help=f"Ticket of the run; {NOT_SEEN} Default: that of a member here.")
     ] = None
     run: Annotated[
-        str | None, typer.Option(help="Name of the run or its first digits, where members of several are here.")
+        str | None, typer.Option(help="Name of the run or its first digits, if members of several run here.")
     ] = None
     transports: settings.Transports = None
 
@@ -146,9 +146,7 @@ def succeed(
     successor = ticket_text(successor)
     is_name = _is_key(successor)
     if is_name:
-        settings.refuse_idle(
-            context, "the successor is given by its name, so that there is no ticket", "without_ticket"
-        )
+        settings.refuse_idle(context, "the successor is given by its name, so there is no ticket", "without_ticket")
     run = RunId(successor) if is_name else read(successor).run
     told = "" if is_name or without_ticket else successor.strip()
     if len(told) > MAX_TICKET_CHARS:

@@ -9,9 +9,10 @@ import typer
 import weft
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import NOT_SEEN, spread, ticket_of, until
-from weft.cli.process import NOTHING_TO_SAVE, Stopper, run_loop, stop_with_parent
+from weft.cli.options import ASKED, spread, ticket_of, until
+from weft.cli.process import Stopper, run_loop, stop_with_parent
 from weft.cli.screen.screen import make_screen
+from weft.cli.signals import NOTHING_TO_SAVE
 from weft.clock import SystemClock
 from weft.dashboard.view import About
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @spread
 def anchor(
     context: typer.Context,
-    ticket: Annotated[str | None, typer.Argument(help=f"The ticket; {NOT_SEEN}", show_default=False)] = None,
+    ticket: Annotated[str | None, typer.Argument(help=f"The ticket; {ASKED}", show_default=False)] = None,
     *,
     here: settings.Here,
     stay: settings.Keep,
@@ -53,7 +54,7 @@ def _run(text: str, options: "Options", stay: settings.Keep) -> None:
     options = replace(options, sinks=(*options.sinks, screen))
 
     def on_started(anchor: "Anchor", outline: "Outline", _ticket: str) -> None:
-        stopper.started(anchor.stop)
+        stopper.started(anchor.stop, lambda: anchor.has_left)
         screen.start(
             About(name=outline.name, total_tokens=outline.total_tokens, tokens_per_step=outline.tokens_per_step)
         )

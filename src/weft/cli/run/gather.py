@@ -7,7 +7,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import called, command_for, find_sections, home_of
-from weft.cli.options import NOT_SEEN, spread, ticket_of
+from weft.cli.options import ASKED, spread, ticket_of
 from weft.cli.process import run_loop
 from weft.cli.terminal import WorkLine
 from weft.dashboard import figures
@@ -24,7 +24,7 @@ def gather(
     run: Annotated[
         str | None,
         typer.Argument(
-            help=f'A ticket; {NOT_SEEN} Or a run whose sections lie here: its name, its digits, or "last".',
+            help=f'A ticket; {ASKED} Or a run whose sections are here: its name, its digits, or "last".',
             show_default=False,
         ),
     ] = None,
@@ -51,7 +51,7 @@ def gather(
         options = Options(home=home, key=here.key, settings=chosen, sinks=(told,), aside=told.take)
         found = run_loop(visit(text, options, into))
     else:
-        settings.refuse_idle(context, "sections that lie here are put together without a network", *vars(here))
+        settings.refuse_idle(context, "sections that are here need no network", *vars(here))
         from weft.stages.gather.visit import from_here
 
         folder = find_sections(text, home.root)

@@ -8,7 +8,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.home import home_of
-from weft.cli.options import NOT_SEEN, own_source, spread, ticket_of, until
+from weft.cli.options import ASKED, own_source, spread, ticket_of, until
 from weft.cli.run.torchrun import served
 from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @spread
 def join(
     context: typer.Context,
-    ticket: Annotated[str | None, typer.Argument(help=f"The ticket; {NOT_SEEN}", show_default=False)] = None,
+    ticket: Annotated[str | None, typer.Argument(help=f"The ticket; {ASKED}", show_default=False)] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     data: Annotated[
         list[str] | None,
@@ -81,7 +81,7 @@ def join(
     )
     if watch.has_terms and not (yes or is_asked):
         raise ConfigError(
-            "these are the terms, and there is no terminal to ask whether to join. Nothing was joined. To join: "
+            "these are the terms. weft has no terminal to ask you whether to join, and has joined nothing. To join: "
             "weft join - --yes"
         )
 
@@ -89,15 +89,16 @@ def join(
 def describe(terms: "Terms") -> str:
     """Return what joining means, line by line."""
     from weft.net.link.trial import listed
+    from weft.run.genesis import on_corpus
 
-    run = terms.run
+    run = on_corpus(terms.run)
     ticket = terms.ticket
     where = "your own files, which stay here" if run.is_private else "the run's, fetched from members"
     memory = figures.nbytes(terms.process_nbytes + terms.memory_nbytes)
     return "\n".join(
         (
             f"run       {run.name}  {ticket.run[:16]}",
-            f"through   {listed([each.peer[:16] for each in ticket.contacts])}, whom the ticket names",
+            f"through   {listed([each.peer[:16] for each in ticket.contacts])}, named on the ticket",
             f"model     {_model(terms)}",
             f"data      {where}",
             *_stewards(len(run.stewards)),
@@ -129,19 +130,20 @@ def _network(terms: "Terms") -> tuple[str, str]:
     of_round = f"network   {figures.nbytes(terms.round_nbytes)} a round among {_peers(terms)} with this one"
     alone = ""
     if (rounds := terms.rounds) is not None:
-        steps = f"{terms.run.method.every} training steps each"
+        steps = f"{terms.run.method.every} training steps"
         if terms.day_nbytes is not None:
             told = f"{rounds.num_told} members" if rounds.num_told > 1 else "a member"
             return (
                 f"{of_round}, about {figures.nbytes(terms.day_nbytes)} a day",
                 f"          (as {told} measured: {figures.nbytes(rounds.round_nbytes)} a round, and "
-                f"{figures.seconds(rounds.round_s)} from one to the next, of {steps}; far more would be told)",
+                f"{figures.seconds(rounds.round_s)} from one to the next, of {steps}; weft tells you if it moves far "
+                "more)",
             )
-        alone = f"; alone, {figures.seconds(rounds.round_s)} of {steps}"
+        alone = f"; a round alone takes {figures.seconds(rounds.round_s)}, of {steps}"
     return (
-        f"{of_round}, {_teams(terms)}by the sizes of model and method",
-        f"          (what that is in a day is not known: {terms.why_no_day}{alone}. It is told ten minutes after "
-        "joining; weft doctor - plans it by what it times here)",
+        f"{of_round}, {_teams(terms)}computed from the sizes of model and method",
+        f"          (bytes a day are not known: {terms.why_no_day}{alone}. weft says them ten minutes after you join; "
+        "weft doctor - estimates them)",
     )
 
 
@@ -168,7 +170,7 @@ def _teams(terms: "Terms") -> str:
     from weft.run.staged import StagedConfig
 
     split = terms.run.pipeline.split if isinstance(terms.run, StagedConfig) else None
-    return "" if split is None else f"without what a team of {split.members} passes in each layer, "
+    return "" if split is None else f"without the data that a team of {split.members} exchanges in each layer, "
 
 
 def _peers(terms: "Terms") -> str:
@@ -208,7 +210,7 @@ class TrafficWatch:
             shown = self._terms.day_nbytes
             found = self._allowance.count(entry.event.sent_nbytes + entry.event.received_nbytes)
             if found is not None:
-                said = "could not say" if shown is None else f"said {figures.nbytes(shown)}"
+                said = "could not say how much" if shown is None else f"said {figures.nbytes(shown)}"
                 text = f"this machine moves about {figures.nbytes(found)} a day for the run; the terms {said}"
                 self._emit(Notice(text=f"{text}. Ctrl-C leaves it."))
 

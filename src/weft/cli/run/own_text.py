@@ -23,7 +23,7 @@ from weft.cli.options import Length, length
 from weft.cli.settings import changes_of, run_file
 from weft.cli.terminal import WorkLine, tell
 from weft.clock import SystemClock
-from weft.config import from_tree, load_tree, replace_field
+from weft.config import from_tree, is_in, leave_out, leaves, load_tree, replace_field
 from weft.dashboard import figures
 from weft.dashboard.logs import is_there
 from weft.errors import ConfigError, TooLarge
@@ -50,20 +50,23 @@ class Wishes:
     """What `weft train` asks of somebody's own text."""
 
     run_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of own text: what the run is called. Default: as the file.")
+        str | None, typer.Option(metavar="NAME", help="For your own text: name of the run. Default: that of the file.")
     ] = None
     size: Annotated[
-        str | None, typer.Option(help="Of own text: nano, tiny, 35m, 150m or 400m. Default: what the text fills.")
+        str | None,
+        typer.Option(help="For your own text: nano, tiny, 35m, 150m or 400m. Default: what the text can fill."),
     ] = None
     length: Annotated[
         str | None,
-        typer.Option(help="Of own text: 2h, 5Mtokens or 10passes. Default: an hour at most.", metavar="WHAT"),
+        typer.Option(help="For your own text: 2h, 5Mtokens or 10passes. Default: at most an hour.", metavar="WHAT"),
     ] = None
     peers: Annotated[
         int | None,
-        typer.Option(help="Of own text: machines that train; it begins once all are here.", min=1, max=MAX_PEERS),
+        typer.Option(
+            help="For your own text: number of machines; training begins once all are here.", min=1, max=MAX_PEERS
+        ),
     ] = None
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Of own text: ask nothing, take the defaults.")] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="For your own text: ask nothing, take the defaults.")] = False
 
     def given(self) -> list[str]:
         """Return the options of a question that were given."""
@@ -77,8 +80,8 @@ class Wishes:
         """
         if given := [*self.given(), *(["--yes"] if self.yes else [])]:
             raise ConfigError(
-                f"{', '.join(given)}: without effect on {what}: they are for own text. Leave them out; --set changes "
-                "a run file."
+                f"{', '.join(given)}: no effect on {what}, only on your own text. Leave them out; --set changes a run "
+                "file."
             )
 
 
@@ -90,7 +93,7 @@ def kind_of(given: str) -> Literal["run file", "text", "run"]:
     """
     path = Path(given)
     if re.match(r"\s*weft\d", given) and not is_there(path):
-        raise ConfigError("what stands behind `weft train` is a ticket. Take part in its run with: weft join")
+        raise ConfigError("`weft train` was given a ticket. To join its run: weft join -")
     if not is_there(path):
         return "run"
     if path.is_dir():
@@ -112,7 +115,7 @@ def _is_run_table(path: Path) -> bool:
 def _refuse_folder(path: Path) -> None:
     if (path / "config.json").exists() and any(path.glob("*.safetensors")):
         raise ConfigError(
-            f"{path} holds a model, not text. A run file that trains it further names it: "
+            f"{path} holds a model, not text. To train it further, name it in a run file: "
             'model = {type = "folder", path = "..."} (docs/run_file.md).'
         )
     files = [each for each in path.iterdir() if not each.name.startswith(".")]
@@ -137,11 +140,11 @@ def run_file_for(
     if there and not is_new:
         if given := wishes.given():
             raise ConfigError(
-                f"{', '.join(given)}: {there[-1]} says already how {text} is trained. Change that file, or make "
+                f"{', '.join(given)}: {there[-1]} already says how to train {text}. Change that file, or make "
                 "another run of this text: --new."
             )
-        others = f"; {', '.join(map(str, there[:-1]))} too, which `weft train` takes by name" if there[:-1] else ""
-        tell(f"{there[-1]} says how {text} is trained: going by that{others}")
+        others = f". There are older ones: {', '.join(map(str, there[:-1]))}" if there[:-1] else ""
+        tell(f"{there[-1]} says how to train {text}; weft uses that{others}")
         return there[-1], changes, run_file(there[-1], changes).peers
     path, tree = _made(text, wishes, changes, settings, num_before=len(there))
     tell(f"run file: {path}")
@@ -199,8 +202,8 @@ def _write(text: Path, tree: dict[str, Any]) -> Path:
         whole = _whole(text)
         tree["data"]["source"]["paths"] = [whole.name if whole.parent == folder else str(whole)]
         head = (
-            f"# Made by `weft train {text.name}`, which goes on with it. What may stand here: docs/run_file.md, with\n"
-            f"# reasons in recipes/mytext.toml. Where you change it, `weft train` says what that means for the run.\n"
+            f"# Made by `weft train {text.name}`, which goes on with it. docs/run_file.md has all fields,\n"
+            f"# recipes/mytext.toml the reasons. If you change it, `weft train` says what that means for the run.\n"
         )
         data = (head + tomli_w.dumps(tree)).encode()
         for path in _candidates(text, folder):
@@ -214,7 +217,7 @@ def _write(text: Path, tree: dict[str, Any]) -> Path:
                 break
             return path
     raise ConfigError(
-        f"no run file can be written, neither beside {text} nor in {Path.cwd()}: "
+        f"weft cannot write a run file beside {text} or in {Path.cwd()}: "
         f"{'' if refused is None else refused.strerror}. Change to a folder of yours, and try again."
     )
 
@@ -230,6 +233,7 @@ def _made(
     from weft.data.corpus import text_nbytes
     from weft.plan import own_text
     from weft.run.config import RunFile
+    from weft.run.idle import without_effect
     from weft.sync.records.acts import MAX_TOKENS
 
     source, base = _source(text, changed), _whole(text).parent
@@ -237,7 +241,7 @@ def _made(
         found = own_text.read_text(source, base, meter.add)
     machine = _Machine(found, settings)  # too little text is refused before anything is asked
     many = "1 document" if found.num_documents == 1 else f"{found.num_documents:,} documents"
-    tell(f"{text}: {figures.nbytes(found.nbytes)} of text in {many}; a tenth is held out, to measure what it learns")
+    tell(f"{text}: {figures.nbytes(found.nbytes)} of text in {many}; a tenth is held out, to measure the loss")
 
     usual_name = own_text.run_name(_whole(text))
     usual_name = usual_name if not num_before else f"{usual_name[:60]}-{num_before + 1}"
@@ -256,14 +260,14 @@ def _made(
 
     usual_tokens = own_text.usual_tokens(found, machine.num_parameters(size), here.tokens_per_s, USUAL_S)
     tokens = asks.ask(
-        f"how long: a while (2h), tokens (5Mtokens) or passes over the text (10passes); this machine makes "
+        f"how long: a while (2h), tokens (5Mtokens) or passes over the text (10passes); this machine trains at "
         f"{figures.amount(here.tokens_per_s)} tokens/s",
         wishes.length,
         f"{figures.amount(usual_tokens)}tokens",
         tokens_of,
     )
     peers = asks.ask(
-        "machines that train, this one included; it begins once all are here",
+        "machines that train, this one included; training begins once all are here",
         None if wishes.peers is None else str(wishes.peers),
         "1",
         _peers,
@@ -273,6 +277,8 @@ def _made(
     for dotted, value in changed.items():
         replace_field(tree, dotted, value)
     described: RunFile = from_tree(tree, RunFile, where=" ".join(f"--set {change}" for change in changes) or str(text))
+    for field in without_effect(described):  # of what weft writes; what somebody gave stays, and is told
+        tree = tree if any(is_in(name, field) for name, _ in leaves(changed)) else leave_out(tree, field)
     here = machine.pace_of(described, base) if changed else here  # --set may have made another model of it
     for line in machine.takes(described, here, base):
         typer.echo(line, err=True)
@@ -291,7 +297,7 @@ class _Asks:
         open_questions = [option for option in _QUESTIONS.values() if option not in given]
         if is_on and open_questions and not sys.stdin.isatty():
             raise ConfigError(
-                f"there is no terminal to ask how to train this text. Add --yes for what is usual, or answer with "
+                f"weft has no terminal to ask you how to train this text. Add --yes for the defaults, or answer with "
                 f"{', '.join(open_questions)} (`weft train --help`)."
             )
 
@@ -312,7 +318,7 @@ def _checked(changes: Sequence[str]) -> dict[str, Any]:
     changed = changes_of(changes)
     for dotted in changed:
         if dotted in _QUESTIONS:
-            raise ConfigError(f"--set {dotted}: of own text {_QUESTIONS[dotted]} says that, and what follows from it.")
+            raise ConfigError(f"--set {dotted}: for your own text, {_QUESTIONS[dotted]} says that. Give it instead.")
     return changed
 
 
@@ -382,8 +388,8 @@ class _Machine:
             if size == given.casefold():
                 return size
         raise ConfigError(
-            f"--size {given[:40]}: Allowed: {', '.join(self.sizes)}. What is larger does not fit this machine, or "
-            "learns nothing more of so little text."
+            f"--size {given[:40]}: Allowed: {', '.join(self.sizes)}. A larger one does not fit this machine, or "
+            "learns nothing more from so little text."
         )
 
     def pace(self, size: "Size") -> "Here":
@@ -424,14 +430,14 @@ class _Machine:
         yield f"length    {figures.amount(train.tokens)} tokens, {passes:.3g} passes over the text"
         yield (
             f"time      {_about(seconds)} of training steps{alike}, at {here.tokens_per_s:,.0f} tokens/s "
-            f"measured on {here.name}; evaluations and exchange come on top"
+            f"measured on {here.name}; evaluation and exchange take more"
         )
         yield f"memory    about {memory}"
         yield f"disk      about {figures.nbytes(disk)}: the text as tokens, and checkpoints"
         yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"
         yield (
-            "others    who has the ticket can join, and then has this text: machines fetch it from one another. "
-            "Text that is to stay where it is: recipes/private.toml"
+            "others    whoever has the ticket can join and then has this text: machines fetch it from one another. "
+            "If the text must stay on this machine: recipes/private.toml"
         )
 
     def _fits(self, size: "Size") -> bool:

@@ -21,7 +21,9 @@ LOOK_S = 0.1
 
 Run = Annotated[
     str | None,
-    typer.Argument(help='Name of the run, its first digits, or "last". Not needed where one runs.', show_default=False),
+    typer.Argument(
+        help='Name of the run, its first digits, or "last". Not needed if only one runs here.', show_default=False
+    ),
 ]
 All = Annotated[bool, typer.Option("--all", help="All runs that are trained here.")]
 
@@ -41,7 +43,7 @@ def _ask(context: typer.Context, run: str | None, word: "Word", every: bool) -> 
 
     folders = running_peers(home_of(context), run, every)
     if run is not None and len({folder.root.parent for folder in folders}) == 1:
-        refuse_idle(context, f"{called(folders[0].root.parent)} is named, and it alone is meant", "every")
+        refuse_idle(context, f"{called(folders[0].root.parent)} is named, and only that run is meant", "every")
     number = fresh_secret(8).hex()
     for folder in folders:
         put_wish(folder, Wish(word=word, number=number))

@@ -13,10 +13,11 @@ import msgspec
 
 from weft.cli.home import command_for
 from weft.cli.options import Contributed, Until
-from weft.cli.process import NOTHING_TO_SAVE, Stopper, run_loop, stop_with_parent
+from weft.cli.process import Stopper, run_loop, stop_with_parent
 from weft.cli.run.summary import summary
 from weft.cli.run.torchrun import trainers
 from weft.cli.screen.screen import make_screen
+from weft.cli.signals import NOTHING_TO_SAVE
 from weft.config import alike
 from weft.dashboard.run import about_of
 from weft.dashboard.scalars import make_sink
@@ -30,9 +31,9 @@ from weft.peer.context import Trainers
 from weft.peer.peer import Outcome
 
 _OTHERS = (
-    "others join with this ticket, which is a secret: `weft join -` asks for it, so that no list of processes shows it"
+    "others join with this ticket, which is a secret: `weft join -` asks for it, and no list of processes shows it"
 )
-_LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"
+_LASTING = "the ticket leads to this machine; once others have joined, `weft ticket` prints one that leads to them, too"
 
 TO_SCREEN = "json:-"  # lines for a program where the picture would be
 
@@ -83,7 +84,7 @@ def run(
     )
 
     def started(peer: Participant, fresh: str, emit: Emit) -> None:
-        stopper.started(peer.stop)
+        stopper.started(peer.stop, lambda: peer.is_at_rest)
         contributed.started(peer.stop, emit)
         on_started(emit)
         if ticket is None:

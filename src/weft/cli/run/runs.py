@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from weft.cli.home import Standing, called, command_for, home_of, last_trained, listing, meant, own_name, standing
+from weft.cli.home import Standing, called, command_for, home_of, listing, meant, on_disk, own_name
 from weft.cli.run.ticket import is_kept
 from weft.clock import SystemClock
 from weft.dashboard import figures
@@ -25,7 +25,7 @@ State = Literal["running", "complete", "ended", "stopped", "empty", "unknown"]
 
 def make_app() -> typer.Typer:
     app = typer.Typer(
-        help="Runs of this home: list them with what each takes of the disk and how it goes on; delete one.",
+        help="Runs of this home: list them, with their size on disk and how to continue them; delete one.",
         rich_markup_mode=None,
     )
     app.callback(invoke_without_command=True)(list_all)
@@ -38,7 +38,7 @@ def list_all(
 ) -> None:
     if context.invoked_subcommand is not None:
         if as_json:
-            raise ConfigError(f"--json: without effect before {context.invoked_subcommand}. Leave it out.")
+            raise ConfigError(f"--json has no effect before {context.invoked_subcommand}. Leave it out.")
         return
     root = home_of(context)
     found = _known(root)
@@ -46,7 +46,7 @@ def list_all(
         typer.echo(json.dumps({"home": str(root), "runs": [as_tree(each) for each in found]}, ensure_ascii=False))
         return
     if not found:
-        typer.echo(f"no runs in {root} yet; another home is named with --home", err=True)
+        typer.echo(f"no runs in {root} yet; name another home with --home", err=True)
         return
     width = max(len(each.name or "?") for each in found)
     for each in found:
@@ -70,31 +70,35 @@ def delete(
     there = {held.folder: held for held in runs.held_by(home)}
     found = meant(run, list(there))
     if not found:
-        raise CheckpointError(f"{run[:64]!r} is no run of this home. {listing(root)}")
+        raise CheckpointError(f"{run[:64]!r} is not a run of this home. {listing(root)}")
     if len(found) > 1:
         shown = ", ".join(map(called, found))
-        raise CheckpointError(f"{run[:64]} means {len(found)} runs: {shown}. Give more digits of the one you mean.")
+        raise CheckpointError(f"{len(found)} runs match {run[:64]}: {shown}. Give more digits of the one you mean.")
     held = there[found[0]]
     if _is_anchored(held, home):
         raise KeyLocked(f"an anchor of run {called(held.folder)} runs here. Stop it first, with Ctrl-C in its window.")
-    typer.echo(_what_goes(held, standing(held.folder)), err=True)
+    typer.echo(_what_goes(held, on_disk(held.folder).standing), err=True)
     if not yes:
         if not sys.stdin.isatty():
-            raise ConfigError("there is no terminal to ask whether to delete it. Add --yes, or delete from a terminal.")
+            raise ConfigError(
+                "weft has no terminal to ask you whether to delete it. Add --yes, or delete from a terminal."
+            )
         if not typer.confirm("delete it?", default=False, err=True):
             typer.echo("nothing was deleted", err=True)
             return
     name = called(held.folder)
-    typer.echo(f"run {name} is deleted: {figures.nbytes(runs.delete(held, home))} came free")
+    typer.echo(f"run {name} is deleted: {figures.nbytes(runs.delete(held, home))} are free again")
 
 
 def _what_goes(held: "Held", stands: Standing | None) -> str:
-    at = "of which no checkpoint is kept" if stands is None else f"at round {stands.round}"
+    at = "without a checkpoint" if stands is None else f"at round {stands.round}"
     more = f" and {figures.nbytes(held.alone_nbytes)} of data and settings" if held.alone_nbytes else ""
-    kept = f"; {figures.nbytes(held.shared_nbytes)} that other runs here need stay" if held.shared_nbytes else ""
+    kept = (
+        f"; {figures.nbytes(held.shared_nbytes)} stay, because other runs here need them" if held.shared_nbytes else ""
+    )
     return (
         f"run {called(held.folder)}, {at}: {figures.nbytes(held.own_nbytes)} of checkpoints and logs{more}{kept}. Run "
-        "files, texts and keys are not touched. What no other machine holds of this run is gone then."
+        "files, texts and keys stay. If no other machine holds this run, nobody can restore it."
     )
 
 
@@ -126,11 +130,11 @@ def _known(root: Path) -> Sequence[Known]:
 
     home = Home(root)
     found = []
-    for held in sorted(held_by(home), key=lambda each: last_trained(each.folder), reverse=True):
-        stands = standing(held.folder)
-        state, how = _goes_on(held, stands, home)
-        at = last_trained(held.folder)[1]
-        found.append(Known(held=held, name=own_name(held.folder), stands=stands, trained_at=at, state=state, how=how))
+    pairs = [(held, on_disk(held.folder)) for held in held_by(home)]
+    for held, kept in sorted(pairs, key=lambda pair: pair[1].trained, reverse=True):
+        state, how = _goes_on(held, kept.standing, home)
+        name, (_, at, _) = own_name(held.folder), kept.trained
+        found.append(Known(held=held, name=name, stands=kept.standing, trained_at=at, state=state, how=how))
     return found
 
 
@@ -146,27 +150,24 @@ def _goes_on(held: "Held", stands: Standing | None, home: "Home") -> tuple[State
     if _is_anchored(held, home):
         return "running", "an anchor keeps it now"
     if outline is None:
-        return "unknown", "what it is made of is not here, or of another version of weft"
+        return "unknown", "its config is not here, or another version of weft made it"
     if stands is None and any(held.folder.glob("*/anchored")):
-        return "stopped", f"go on: {weft} anchor TICKET"
+        return "stopped", f"go on: {weft} anchor -"
     if stands is None:
-        return "empty", "nothing of it is kept here: begin with its run file, or join it"
+        return "empty", "nothing of it is saved here: begin with its run file, or join it"
     if stands.successor is not None:
         return "ended", f"run {short(stands.successor)} goes on in its place"
     total = outline.total_tokens if stands.total_tokens is None else stands.total_tokens
     if stands.committed_tokens >= total:
         return "complete", f"complete; use it: {weft} generate {short(held.run)}"
     if outline.data is None:
-        return "stopped", "go on: start the script again that trains it (weft.Sync)"
+        return "stopped", "go on: start the script that trains it again (weft.Sync)"
     if outline.is_private:
-        return "stopped", f"go on: {weft} train and its run file, or {weft} join TICKET --data FILES"
+        return "stopped", f"go on: {weft} train and its run file, or {weft} join - --data FILES"
     if missing := missing_shards(home, outline):
-        return (
-            "stopped",
-            f"go on: {weft} join TICKET, which fetches what is missing here of its data ({missing} pieces)",
-        )
+        return ("stopped", f"go on: {weft} join -, which fetches the missing {missing} pieces of its data")
     if not who_keep(held.run, home):
-        return "stopped", f"go on: {train} --key FILE, the key that trained it, which is not in this home"
+        return "stopped", f"go on: {train} --key FILE, with the key that trained it: it is not in this home"
     return "stopped", f"go on: {train}"
 
 

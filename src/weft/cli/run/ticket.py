@@ -21,7 +21,7 @@ def ticket(
         str | None, typer.Argument(help='Name of the run, its first digits, or "last"; default: the one begun last.')
     ] = None,
 ) -> None:
-    """Print a ticket that lets another machine join. It is a secret: show it to whom you invite."""
+    """Print a ticket that lets another machine join. It is a secret: show it only to people you invite."""
     from weft.net.ticket import why_long
 
     text = ticket_here(run, home_of(context))

@@ -18,8 +18,9 @@ from weft.ids import RunId
 if TYPE_CHECKING:
     from weft.launch.kept import Wish
 
-EXAMPLE = """Of own text (a file, packed or not, or a folder; JSON lines and tables, too) it asks four questions, or
-with --yes none, and writes a run file beside it: `weft train notes.txt`. The same again goes on with it.
+EXAMPLE = """For your own text (a file, packed or not, or a folder; JSON lines and tables, too) it asks four questions,
+or none with --yes, and writes a run file beside the text: `weft train notes.txt`. The same command again goes on with
+the run.
 
 A run file may be as short as this, saved as first.toml:
 
@@ -40,8 +41,8 @@ def train(
     what: Annotated[
         str,
         typer.Argument(
-            help="Run file (TOML), or own text: a file or a folder. Or a run of this home to go on with: its name, its "
-            'digits, or "last".',
+            help="Run file (TOML), or your own text: a file or a folder. Or a run of this home to continue: its name, "
+            'its digits, or "last".',
             metavar="FILE|FOLDER|RUN",
             show_default=False,
         ),
@@ -54,12 +55,13 @@ def train(
         typer.Option("--go-on", help="If you changed the file: go on with the run kept here, with the new settings."),
     ] = False,
     new: Annotated[
-        bool, typer.Option("--new", help="Begin anew, though a run of this name, or of this text, is kept here.")
+        bool, typer.Option("--new", help="Start a new run, although one of this name, or of this text, is kept here.")
     ] = False,
     wait_for: Annotated[
         int | None,
         typer.Option(
-            help="Begin once so many peers are here, this one included. Default: 1; of own text --peers.", min=1
+            help="Start once this many peers are here, this one included. Default: 1; for your own text, --peers.",
+            min=1,
         ),
     ] = None,
     *,
@@ -75,7 +77,7 @@ def train(
     if served(chosen):
         return
     if go_on and new:
-        raise ConfigError("--go-on, --new: they exclude each other. Give one.")
+        raise ConfigError("--go-on and --new exclude each other. Give one.")
     stays = until(stay.until, SystemClock().wall())
     wish: Wish = "go on" if go_on else "new" if new else "ask"
     kind, changed = kind_of(what), list(changes or ())
@@ -83,7 +85,7 @@ def train(
     if kind == "text":
         path, changed, peers = run_file_for(path, own, changed, chosen, is_new=new)
         if wait_for is None and peers > 1:
-            tell(f"it begins once {peers} peers are here; --wait-for 1 begins at once")
+            tell(f"training begins once {peers} peers are here; --wait-for 1 begins at once")
         wait_for = wait_for or peers
     else:
         own.refuse_for("a run file" if kind == "run file" else "a run of this home")
@@ -123,12 +125,12 @@ def _kept(given: str, home: Path, changing: dict[str, bool]) -> RunId:
     run = find_run(given, home, having=(WHOLE, SECTIONS))
     if run is None:
         raise ConfigError(
-            f"{given[:200]}: no such file, and no run of this home is called so. Relative paths start from "
+            f"{given[:200]}: there is no such file, and no run of this home has that name. Relative paths start from "
             f"{Path.cwd()}. {listing(home)}"
         )
     if idle := [option for option, is_given in changing.items() if is_given]:
         raise ConfigError(
-            f"{', '.join(idle)}: without effect on a run that goes on as it is. Leave it out, or train its run file, "
-            "changed."
+            f"{', '.join(idle)}: no effect on a run that goes on as it is. Leave it out, or change the run file and "
+            "train that."
         )
     return RunId(run.name)

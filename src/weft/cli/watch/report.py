@@ -35,15 +35,15 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help=f"{_RUN}; of one home or several; or a ticket, for what members tell while it goes on. Default: the "
-            "run of a member here, with both.",
+            help=f"{_RUN}, from one home or several; or a ticket, for what members tell while the run goes on. "
+            "Default: the run of a member here, with both.",
             show_default=False,
         ),
     ] = None,
     out: Out = None,
     transports: settings.Transports = None,
 ) -> None:
-    """Write what a run came to: curves, peers and what each gave, bytes, faults, configuration."""
+    """Write a report of a run: curves, what each peer contributed, bytes, faults, configuration."""
     home = home_of(context)
     sources = [find(each, context) for each in (runs or (None,))]
     from weft.dashboard.report import told_of

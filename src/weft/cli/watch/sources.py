@@ -63,7 +63,7 @@ def find(given: str | None, context: typer.Context) -> "tuple[Path, ...] | Ticke
         try:
             return read(ticket_or_none(None) or ticket_here(None, home))
         except TicketError as error:
-            raise TicketError(f"{error} What peers here have logged is told of `last`, or of a run's name.") from None
+            raise TicketError(f"{error} For what peers here have logged, give `last` or a run's name.") from None
     unused = "logs are read from this machine's disk", "transports"
     if (
         given != "-"
@@ -72,7 +72,7 @@ def find(given: str | None, context: typer.Context) -> "tuple[Path, ...] | Ticke
         and (run := find_run(given, home, having=LOGS)) is not None
     ):
         kept = next((each for each in sorted(run.glob("*/ticket")) if is_kept(each, home)), None)
-        how = "as peers here have logged it; none of them runs" if kept is None else "as its members tell"
+        how = "as peers here have logged it; none of them runs now" if kept is None else "as its members tell"
         typer.echo(f"this is run {called(run)}, {how}", err=True)
         if kept is not None:
             return read(read_kept(kept))

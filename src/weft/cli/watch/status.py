@@ -37,7 +37,7 @@ def status(
     ] = False,
     transports: settings.Transports = None,
 ) -> None:
-    """Say how a run stands: its members, its loss, its bytes, what went wrong. Whoever asks trains nothing."""
+    """Show how a run is doing: its members, its loss, its bytes, what went wrong. This trains nothing."""
     source = find(run, context)
     screen = make_screen(is_quiet=False) if follow and not as_json else Screen()
 
@@ -93,9 +93,7 @@ def _age(view: View, now: float) -> str:
     if is_over or now - view.now < STILL_S:
         return ""
     at = datetime.fromtimestamp(view.now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return (
-        f"nothing was logged since {at}, {figures.duration(now - view.now)} ago: its peer was killed, or stands still\n"
-    )
+    return f"nothing was logged since {at}, {figures.duration(now - view.now)} ago: its peer was killed, or is stuck\n"
 
 
 def as_tree(view: View) -> dict[str, Any]:

@@ -66,7 +66,7 @@ export class Curves {
     const what = `Training loss is ${nats(now[2])} after ${short(now[1])} tokens, ${
       now[2] <= first ? "down" : "up"
     } from ${first.toFixed(3)}.`;
-    if (!held) return `${what} Nothing was held out yet.`;
+    if (!held) return `${what} No held-out loss is known yet.`;
     const perByte = typeof held[3] === "number" ? `, ${natsPerByte(held[3])}` : "";
     return `${what} Held-out loss after round ${whole(held[4])} is ${nats(held[2])}${perByte}.`;
   }
@@ -142,7 +142,7 @@ function trafficWords(moved, whose) {
   if (!moved) return "No bytes are counted yet.";
   const what = `${whose} sent and received ${nbytes(moved[0])}`;
   if (times(moved) === null) return `${what} so far.`;
-  return `as much for ring DDP: ${what}, and would have moved ${nbytes(moved[1])} so for the same rounds.`;
+  return `as much for ring DDP: ${what}; ring DDP would have moved ${nbytes(moved[1])} for the same rounds.`;
 }
 
 /** Return the time left in words, for the header. */

@@ -177,7 +177,7 @@ class OpenStreams:
         while not self._held.enter(bulk.peer, bulk):
             victim = self._held.victim(bulk.peer)
             if victim is None:
-                raise WireError(f"{len(self._held)} bulk streams are open, as many as this machine can hold")
+                raise WireError(f"{len(self._held)} bulk streams are open, and this machine can hold no more")
             self.end(victim[1])
         return bulk
 

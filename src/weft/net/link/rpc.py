@@ -412,7 +412,7 @@ class Session:
         pause_s = self._burden.pause_s()
         if pause_s and not self._is_throttled:
             self._is_throttled = True
-            text = f"{short(self.peer)} takes more than its share of this machine's time: it is read more slowly"
+            text = f"{short(self.peer)} takes more than its share of this machine's time, and is read more slowly"
             self._emit(Notice(text=text))
         if self._burden.is_flood:
             cost_s = self._burden.cost_s

@@ -144,10 +144,10 @@ OPEN_ONE = (
     "a public address; then take a ticket from that member"
 )
 OWN_RELAY = "a relay server of your own, named on both sides ([iroh] relays), may be another way"
-DOCTOR = "`weft doctor -` tries every way by itself and examines this machine"
+DOCTOR = "`weft doctor -` tries each way and checks this machine"
 _TAKEN_OVER = (
     "something answers there that is not the member of this ticket",
-    f"{FRESH}: addresses change hands. Or a proxy or portal stands in between",
+    f"{FRESH}: the address may belong to another machine now, or a proxy or portal is in between",
 )
 
 

@@ -114,7 +114,7 @@ class Handshakes:
         burden = self._burdens.at(ip)
         if burden.pause_s() > 0:
             discard()
-            self._on_drop(address, "handshakes of this address take more than its share of this machine's time")
+            self._on_drop(address, "handshakes from this address take more than their share of this machine's time")
             return
         task = self._tasks.spawn(self._run(address, burden, verify, accept))
 

@@ -37,7 +37,7 @@ from weft.wire import digest
 
 SCHEME = "tls"
 _RETRY_ACCEPT_S = 0.5  # when the process has no file descriptor left
-_FULL = "this process has as many files open as it may give to connections; allow it more: ulimit -n 4096"
+_FULL = "this process has no more open files left for connections; allow more: ulimit -n 4096"
 _CLOSE_TIMEOUT_S = 0.5  # how long `aclose` lets streams say farewell
 
 

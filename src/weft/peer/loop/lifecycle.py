@@ -3,6 +3,7 @@
 Its end: why it is told to stop, waiting that ends then, and its last words, in its round and to all linked.
 
     complete, or asked to leave     the word in the round first, then goodbye
+    a step goes on for `SLOW_S`     both, before the step has ended
     something broke here            what of both can still be said: nobody need wait until this peer is suspected
 
 The word in the round is on disk before it is sent, so it is left out where the disk does not take it.
@@ -43,6 +44,7 @@ from weft.training.learner import Learner
 
 LINGER_S = 60.0  # of a complete run, at most, for who has not yet made the last outer step: it may need the results
 LOOK_S = 0.2
+SLOW_S = 3.0  # after it was told to stop, a peer is still busy: others hear at once that it leaves
 
 
 T = TypeVar("T")
@@ -64,6 +66,7 @@ class Shutdown:
         self._participation = participation
         self._emit = emit
         self._asked = asyncio.Event()
+        self._has_left = False  # its round
 
     def ask(self, reason: str) -> None:
         """Tell this peer to stop; the first reason is the one that is told."""
@@ -102,6 +105,13 @@ class Shutdown:
         self._leave()
         await self._membership.say_goodbye(reason)
 
+    async def say_if_slow(self) -> None:
+        """Say it as soon as this peer was told to stop and is still busy after a moment."""
+        await self._asked.wait()
+        await asyncio.sleep(SLOW_S)
+        if self.failure is None:
+            await self.say(self.reason)
+
     async def say_if_possible(self, error: Exception) -> None:
         """Say of both what can still be said after `error`, which may be of any kind: a fault of weft's own, too."""
         try:
@@ -128,7 +138,8 @@ class Shutdown:
 
     def _leave(self) -> None:
         rounds = self._participation.rounds
-        if rounds is not None and len(rounds.chain.head.members) > 1:
+        if rounds is not None and len(rounds.chain.head.members) > 1 and not self._has_left:
+            self._has_left = True
             rounds.leave()
 
     def _here(self, head: Manifest) -> set[PeerId]:
@@ -172,16 +183,30 @@ class Pause:
         self.num_changes = 0
 
     async def begin(self, restore: Callable[[], None]) -> None:
-        """Start the trainer, take up what `restore` brings, and warm up by the settings that hold then."""
+        """Start the trainer, take up what `restore` brings, and warm up by the settings that hold then.
+
+        Cancelled, it ends once all is restored: half of it must not be saved. The thread may go on warming up.
+        """
+
+        loop, is_restored = asyncio.get_running_loop(), asyncio.Event()
 
         def take_device() -> None:
             self._trainer.start(self._replica.outer)
             restore()
             self._trainer.apply_settings(self._replica.config)
+            loop.call_soon_threadsafe(is_restored.set)
             if not self.is_on:
                 self._trainer.warm_up()
 
-        await self._compute.train(take_device)
+        taking = asyncio.ensure_future(self._compute.train(take_device))
+        try:
+            await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            restoring = asyncio.ensure_future(is_restored.wait())
+            await asyncio.wait((taking, restoring), return_when=asyncio.FIRST_COMPLETED)
+            restoring.cancel()
+            taking.add_done_callback(lambda taken: taken.cancelled() or taken.exception())  # nobody asks any more
+            raise
         self._arm()
 
     async def renew(self) -> None:

@@ -1,6 +1,6 @@
 """Who strays from the others, and whether all together get anywhere, judged by numbers that members show.
 
-    band of i     m +- max(width + share |m|, 6 d, 6 e)
+    band of i     m +- max(width + share |m|, 6 d, 6 e), and wider by the slack of i on one side
     m, d          median of what the others showed last, two or more of them, and the median distance from it
     e             median distance of their last five values from the median of each one's own
 
@@ -16,7 +16,8 @@ who saw the run begin: later a loss may stand still for good reasons.
 
     loss      what members tell of their inner steps with each heartbeat: their word
     update    the length of what they bring, of a delta by the tokens in it to the power of 3/4: measured by this peer,
-              on the part that it merges, once decoded; or of what its neighbours bring, in lengths of its own
+              on the part that it merges, once decoded; or of what its neighbours bring, in lengths of its own. Who
+              makes fewer steps than the others may be shorter, and who makes more may be longer
 
 A member that computes on garbage, or with other rates than the run's, shows in both; one that lies about its loss shows
 in the second alone. What has a legacy or a group in it is not measured: it is the work of several. Neither is,
@@ -80,11 +81,15 @@ class Band:
         self._in_a_row: dict[PeerId, int] = {}  # times on the other side of the border than before
         self._outside: set[PeerId] = set()
 
-    def take(self, values: Mapping[PeerId, float]) -> list[Strayed]:
-        """Take up the newest values, of some or all, and return whose place has changed."""
+    def take(self, values: Mapping[PeerId, float], slack: Mapping[PeerId, float] | None = None) -> list[Strayed]:
+        """Take up the newest values, of some or all, and return whose place has changed.
+
+        Args:
+            slack: by which the band of each is wider this time: above, or below where it is negative.
+        """
         for peer, value in values.items():
             self._shown.setdefault(peer, deque(maxlen=WINDOW)).append(value)
-        judged = (self._judge(peer) for peer in sorted(values))
+        judged = (self._judge(peer, (slack or {}).get(peer, 0.0)) for peer in sorted(values))
         return [each for each in judged if each is not None]
 
     def keep(self, members: Container[PeerId]) -> None:
@@ -99,7 +104,7 @@ class Band:
         is_enough = len(self._shown) >= max(1, min(LEAST_OTHERS + 1, num_members))
         return median(shown[-1] for shown in self._shown.values()) if is_enough else None
 
-    def _judge(self, peer: PeerId) -> Strayed | None:
+    def _judge(self, peer: PeerId, slack: float) -> Strayed | None:
         others = [shown for other, shown in self._shown.items() if other != peer and len(shown) == WINDOW]
         if len(others) < LEAST_OTHERS or len(self._shown[peer]) < WINDOW:
             return None
@@ -108,7 +113,7 @@ class Band:
         apart = median(abs(last - usual) for last in lasts)
         scatter = median(abs(each - middle) for shown in others for middle in (median(shown),) for each in shown)
         width = max(self._width + self._share * abs(usual), MADS * apart, MADS * scatter)
-        is_outside = abs(value - usual) > width
+        is_outside = not -width + min(slack, 0.0) <= value - usual <= width + max(slack, 0.0)
         was_outside = peer in self._outside
         self._in_a_row[peer] = self._in_a_row.get(peer, 0) + 1 if is_outside != was_outside else 0
         if self._in_a_row[peer] < IN_A_ROW:
@@ -180,6 +185,11 @@ TIMES = 4.0  # as long as the others' or as short: that much have leases of othe
 # The same where rounds wait for nobody: members have made many steps or few, and AdamW's lengths differ by it. One nine
 # times as fast as another brought up to 12 times as much, on a part of rows that no text reaches.
 TIMES_AGED = 16.0
+# How much shorter or longer for each of fewer or more tokens, beyond that, as a power. A member that makes one step
+# where the others make eight, because its machine is busy, brought 28 times less than `GROWTH` tells: where rates rise
+# within a round its steps have the lowest, its AdamW remembers larger gradients, and those of rows that no text reaches
+# vanish.
+SLACK = 1.5
 
 
 class Sentinel:
@@ -198,7 +208,8 @@ class Sentinel:
         self._has_neighbours = method.graph is not None
         self._progress = Progress()
         self._told: dict[PeerId, tuple[Round, float]] = {}  # the last that each told, and in which round
-        self._measured: tuple[Round, dict[PeerId, float]] = (Round(0), {})  # logarithms, of the round that is merged
+        # Of the round that is merged, logarithms: of lengths, as they are compared, and of tokens.
+        self._measured: tuple[Round, dict[PeerId, tuple[float, float]]] = (Round(0), {})
         self._round = Round(0)  # of the last look
         merger.on_added(self.merged)
 
@@ -213,16 +224,26 @@ class Sentinel:
         if contribution.legacy is not None or contribution.group is not None or not (contribution.tokens and length):
             return
         if self._measured[0] != round:  # the one before is whole
-            self._say("update", self._lengths.take(self._comparable(self._measured[1])), math.exp)
+            self._compare(self._measured[1])
             self._measured = round, {}
-        unit = contribution.tokens**GROWTH if self._is_sum else 1.0
-        self._measured[1][contribution.peer] = math.log(length / unit)
+        tokens = math.log(contribution.tokens)
+        unit = GROWTH * tokens if self._is_sum else 0.0
+        self._measured[1][contribution.peer] = math.log(length) - unit, tokens
 
-    def _comparable(self, lengths: dict[PeerId, float]) -> dict[PeerId, float]:
-        if not self._has_neighbours:
-            return lengths
-        own = lengths.get(self._peer)
-        return {} if own is None else {peer: length - own for peer, length in lengths.items()}
+    def _compare(self, measured: dict[PeerId, tuple[float, float]]) -> None:
+        """Judge the lengths of a round; what neighbours bring, by what this peer brings."""
+        own = measured.get(self._peer) if self._has_neighbours else (0.0, 0.0)
+        if own is None:
+            return
+        slack = {}
+        for peer, (_, tokens) in measured.items():
+            others = (
+                [own[1]] if self._has_neighbours else [each for other, (_, each) in measured.items() if other != peer]
+            )
+            if self._is_sum and others:
+                slack[peer] = SLACK * (tokens - median(others))
+        lengths = {peer: length - own[0] for peer, (length, _) in measured.items()}
+        self._say("update", self._lengths.take(lengths, slack), math.exp)
 
     def look(self, head: Manifest, membership: Membership, own: Heartbeat, tokens: int) -> None:
         """Take up what members tell.

@@ -11,8 +11,8 @@ One round on one branch, in order of appearance (leader of attempt 0 on the left
     member  -> leader   Accept     accepted, and on my disk                   } single-decree consensus
     leader  -> all      Committed  a quorum accepted: make the outer step    /
 
-A later leader first sends Prepare and hears Promise (with what was accepted). Refuse tells a leader that a
-later attempt exists. Stuck tells it that a contribution cannot be had. Goodbye is a member's last word.
+A later leader first sends Prepare and hears Promise (with what was accepted). Refuse tells a leader that its
+sender is in a later attempt. Stuck tells it that a contribution cannot be had. Goodbye is a member's last word.
 
 Each travels in a signed `RoundNote` that names branch and round. Every number and every list is bounded where it is
 read: what is counted up from it must still fit into a record.
@@ -290,7 +290,7 @@ class Accept(RoundMessage, frozen=True, kw_only=True):
 
 class Refuse(RoundMessage, frozen=True, kw_only=True):
     attempt: _Attempt  # the one whose leader is answered
-    promised: _Attempt
+    promised: _Attempt  # the one that the sender is in
 
 
 class Committed(RoundMessage, frozen=True, kw_only=True):

@@ -130,8 +130,10 @@ def _receive(state: machine.State, sender: PeerId, message: messages.AnyRoundMes
         case messages.Pass():
             return make_plan(machine.replace(state, passing=state.passing | {sender}))
         case messages.Collect():
-            if sender != rules.leader(state.base, message.attempt) or message.attempt < state.attempt:
+            if sender != rules.leader(state.base, message.attempt):
                 return state, ()
+            if message.attempt < state.attempt:  # it would wait for what this member owns
+                return state, refuse(state, sender, message.attempt)
             return follow(machine.at_attempt(state, message.attempt), message, sender)
         case messages.Stuck():
             return replan(state, sender, message)
@@ -213,9 +215,10 @@ def _lead_if_promised(state: machine.State) -> machine.Result:
 
 
 def _step_back(state: machine.State, sender: PeerId, refuse: messages.Refuse) -> machine.Result:
-    """Leader: follow a later attempt once too many have promised it for this one to succeed; one's word is not enough.
+    """Leader: wait no more for who is in a later attempt, and follow once too many are for this one to succeed.
 
-    Only a leader asks for what can be refused: to anybody else, or of another attempt, a refusal is a rumour.
+    One's word is not enough to follow. Only a leader asks for what can be refused: to anybody else, or of another
+    attempt, a refusal is a rumour.
     """
     if refuse.attempt != state.attempt or rules.leader(state.base, state.attempt) != state.me:
         return state, ()
@@ -224,7 +227,7 @@ def _step_back(state: machine.State, sender: PeerId, refuse: messages.Refuse) ->
     state = machine.replace(state, refusals={**state.refusals, sender: refuse.promised})
     others = set(state.base.electorate) - state.refusals.keys()
     if rules.is_quorum(state.base, others, rules.spent_farewells(state.farewells, state.attempt)):
-        return state, ()
+        return _disown(state) if _owes(state, sender) else (state, ())
     state = machine.at_attempt(state, min(state.refusals.values()))
     return state, (machine.SetTimer(timer="progress", attempt=state.attempt),)
 
@@ -265,13 +268,23 @@ def _without(state: machine.State, peer: PeerId) -> machine.Result:
     """A peer is away: do what no longer waits for it."""
     if rules.leader(state.base, state.attempt) == peer and state.committed is None:
         return _advance(state)
-    plan = state.plan
-    if plan is not None and peer in plan.owners and state.proposal is None and machine.is_leading(state):
-        is_merged = all(part in state.held for part, owner in enumerate(plan.owners) if owner == peer)
-        if not is_merged:  # its parts need other owners; of what is held here, others can fetch the bytes
-            return make_plan(machine.replace(machine.without_plan(state), revision=state.revision + 1))
+    if _owes(state, peer):
+        return _disown(state)
     result = _lead_if_promised(state) if state.attempt else make_plan(state)
     return machine.then(machine.then(result, propose_if_held), commit_if_chosen)
+
+
+def _owes(state: machine.State, peer: PeerId) -> bool:
+    """Return whether this leader's plan waits for what `peer` merges."""
+    plan = state.plan
+    if plan is None or state.proposal is not None or not machine.is_leading(state):
+        return False
+    return any(owner == peer and part not in state.held for part, owner in enumerate(plan.owners))
+
+
+def _disown(state: machine.State) -> machine.Result:
+    """Give the parts other owners; of what is held here, others can fetch the bytes."""
+    return make_plan(machine.replace(machine.without_plan(state), revision=state.revision + 1))
 
 
 def _leave(state: machine.State) -> machine.Result:
@@ -374,11 +387,11 @@ def _struck_out(acts: tuple[Warrant, ...]) -> set[PeerId]:
 def new_plan(state: machine.State, usable: set[PeerId], absent: Set[PeerId]) -> messages.Collect:
     """Return a plan: at first every member that is not away owns the part of its own uplink's size, ready or not.
 
-    Another try gives each part another owner, of those that are ready and whose word is believed. What an owner merges
-    and serves would pass a relay twice; where all are relayed somewhere, all own.
+    Another try gives each part another owner, of those that are ready, are in this attempt and whose word is believed.
+    What an owner merges and serves would pass a relay twice; where all are relayed somewhere, all own.
     """
     turn, base = state.attempt + state.revision, state.base
-    able = usable - absent - state.lacking.keys()
+    able = usable - absent - state.lacking.keys() - state.refusals.keys()
     if base.is_gossip:
         usable = able - state.silent or able or usable
         owners = _answering(base, usable, turn)
@@ -627,5 +640,5 @@ def promise(state: machine.State, sender: PeerId, prepare: messages.Prepare) -> 
 
 
 def refuse(state: machine.State, to: PeerId, attempt: Attempt) -> tuple[machine.Output, ...]:
-    """Tell the leader of `attempt` that a later one is promised, so that it stops waiting for this one."""
-    return (machine.Send(to=to, message=messages.Refuse(attempt=attempt, promised=state.durable.promised)),)
+    """Tell the leader of `attempt` that this member is in a later one, so that it stops waiting for it."""
+    return (machine.Send(to=to, message=messages.Refuse(attempt=attempt, promised=state.attempt)),)

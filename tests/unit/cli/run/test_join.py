@@ -46,10 +46,10 @@ def test_a_person_reads_why_a_day_is_not_known_and_what_is(tmp_path: Path) -> No
     *_, bytes_line, why = describe(made(tmp_path)).splitlines()
     assert "a round among 4 peers with this one" in bytes_line
     assert "a day" not in bytes_line
-    assert "not known: no member has told yet" in why
+    assert "not known: no member has said yet" in why
     *_, why = describe(made(tmp_path, told(1, round_s=0.05))).splitlines()
     assert "trains alone" in why
-    assert "alone, 0.05 s of 4 training steps" in why
+    assert "a round alone takes 0.05 s, of 4 training steps" in why
     assert "weft doctor -" in why
 
 

@@ -16,7 +16,7 @@ from weft.cli.plan import speed_here
 from weft.cli.run import running
 from weft.cli.run.own_text import kind_of
 from weft.cli.run.running import Manner
-from weft.config import load
+from weft.config import load, load_tree
 from weft.errors import ConfigError
 from weft.launch.corpus import Corpus
 from weft.launch.session import Options
@@ -83,7 +83,7 @@ def test_with_yes_it_says_what_it_takes_and_writes_a_run_file_beside_the_text(
         "memory about",
         "disk about",
         f"run file: {path}",
-        "who has the ticket can join, and then has this text",
+        "whoever has the ticket can join and then has this text",
     ):
         assert line in said
     ((corpus, manner),) = begun
@@ -110,15 +110,25 @@ def test_a_person_is_asked_four_questions_and_again_where_an_answer_makes_no_sen
     ):
         assert fault in said
     assert "by 2 machines as fast as this one" in said
-    assert "it begins once 2 peers are here" in said
+    assert "training begins once 2 peers are here" in said
     assert begun[0][1].wait_for == 2
+
+
+def test_what_would_have_no_effect_is_not_written(weft: Weft, notes: Path, begun: Begun) -> None:
+    answer = weft("train", notes, "--yes", "--set", "stages=2")
+    assert answer.code == 0, answer.err
+    made = load_tree(notes.with_name("notes.toml"))
+    assert made["stages"] == 2
+    assert "sample_prompt" not in made["train"]
+    assert "no effect" not in words(answer)
+    assert len(begun) == 1
 
 
 def test_nobody_to_ask_is_refused_with_the_options_that_answer(weft: Weft, notes: Path, begun: Begun) -> None:
     refused(
         weft,
         2,
-        "Add --yes for what is usual, or answer with --run-name, --length, --peers",
+        "Add --yes for the defaults, or answer with --run-name, --length, --peers",
         "train",
         notes,
         "--size",
@@ -136,10 +146,10 @@ def test_the_same_text_again_finds_its_run_file_and_says_so(weft: Weft, notes: P
     before = notes.with_name("notes.toml").read_text()
     again = weft("train", notes)
     assert again.code == 0
-    assert f"{notes.with_name('notes.toml')} says how {notes} is trained" in words(again)
+    assert f"{notes.with_name('notes.toml')} says how to train {notes}" in words(again)
     assert notes.with_name("notes.toml").read_text() == before
     assert begun[0][0].described == begun[1][0].described
-    refused(weft, 2, "says already how", "train", notes, "--size", "nano")
+    refused(weft, 2, "already says how", "train", notes, "--size", "nano")
     assert weft("train", notes, "--yes", "--new").code == 0
     other = notes.with_name("notes-2.toml")
     assert load(other, RunFile).name == "notes-2"
@@ -175,7 +185,7 @@ def test_where_nothing_can_be_written_beside_the_text_the_run_file_is_here(
     monkeypatch.chdir(notes.parent)
     nowhere = weft("train", notes, "--yes")
     assert nowhere.code == 2
-    assert "no run file can be written, neither beside" in words(nowhere)
+    assert "weft cannot write a run file beside" in words(nowhere)
     assert len(begun) == 2
 
 
@@ -190,7 +200,7 @@ def test_what_set_says_is_written_down_but_for_the_questions(weft: Weft, notes: 
     refused(
         weft,
         2,
-        "--set train.tokens: of own text --length says that",
+        "--set train.tokens: for your own text, --length says that",
         "train",
         notes,
         "--yes",
@@ -233,7 +243,7 @@ def test_what_is_neither_is_refused_with_what_to_do(weft: Weft, tmp_path: Path, 
     assert answer.code == 2
     assert "weft join" in answer.err
     assert ticket not in answer.err
-    refused(weft, 2, "no run of this home is called so", "train", "nothing")
+    refused(weft, 2, "no run of this home has that name", "train", "nothing")
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -243,7 +253,7 @@ def test_what_is_neither_is_refused_with_what_to_do(weft: Weft, tmp_path: Path, 
     files.mkdir()
     (files / "a.toml").write_text("")
     refused(weft, 2, "holds run files: a.toml", "train", files)
-    refused(weft, 2, "--size, --yes: without effect on a run file", "train", run_path, "--size", "nano", "--yes")
+    refused(weft, 2, "--size, --yes: no effect on a run file", "train", run_path, "--size", "nano", "--yes")
     little = notes.with_name("little.txt")
     little.write_text("few words")
     refused(weft, 11, "too little text to train on: 9 bytes", "train", little, "--yes")
@@ -287,4 +297,4 @@ def test_own_text_is_trained_and_gone_on_with(weft: Weft, notes: Path, home: Pat
     notes.write_text(TEXT + "And then it was not.\n")
     changed = words(weft(*train))
     assert " B of text -> " in changed
-    assert "Nothing was begun" in changed
+    assert "Nothing was started" in changed

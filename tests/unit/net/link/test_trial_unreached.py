@@ -58,7 +58,7 @@ def test_one_paragraph_says_who_was_tried_how_and_what_to_do():
         "nobody answered. Tried attic (00000000): TLS over TCP to 192.168.1.2:7, no answer within 8 s; iroh over UDP "
         "to 192.168.1.2:7, no answer within 5 s. All these addresses are private"
     )
-    assert said.endswith("`weft doctor -` tries every way by itself and examines this machine.")
+    assert said.endswith("`weft doctor -` tries each way and checks this machine.")
     assert PEERS[0] not in said
     assert "\n" not in said
     assert ".." not in said

@@ -171,7 +171,7 @@ async def test_an_address_whose_handshakes_cost_too_much_is_turned_away_and_othe
         handshakes.begin("tls://far", FAR, verify, _never)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert len(begun) < 100 < sum("more than its share" in reason for reason in dropped)
+    assert len(begun) < 100 < sum("more than their share" in reason for reason in dropped)
     num = len(begun)
     handshakes.begin("tls://other", OTHER, verify, _never)
     handshakes.begin("tls://here", "127.0.0.1", verify, _never)

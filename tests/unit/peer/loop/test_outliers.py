@@ -69,6 +69,14 @@ def test_a_band_is_no_narrower_than_asked() -> None:
     assert shown(Band(width=0.2, share=0.19), rounds)
 
 
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_a_band_is_wider_by_the_slack_of_a_member_on_one_side(side: float) -> None:
+    rounds = [{A: 1.0, B: 1.0, C: 1.0, D: 1.0 + 0.4 * side} for _ in range(20)]
+    for slack, is_named in ((0.3 * side, True), (0.5 * side, False), (-0.5 * side, True)):
+        band = Band()
+        assert bool([change for values in rounds for change in band.take(values, {D: slack})]) == is_named
+
+
 def test_who_left_is_forgotten() -> None:
     band = Band(share=0.1)
     (left,) = shown(band, but(like_the_others(20), C, 3.0))

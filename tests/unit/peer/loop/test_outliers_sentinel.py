@@ -82,6 +82,35 @@ def test_a_lease_that_is_sixty_times_as_large_makes_nobody_stray(power: float) -
     assert watch.strayed == set()
 
 
+@pytest.mark.parametrize("tokens", [100 // 8, 8 * 100])
+def test_who_makes_few_steps_on_a_busy_machine_is_not_named(tokens: int) -> None:
+    """Where real members did, 28 times less came than the tokens tell, on rows that no text reaches."""
+    length = (tokens / 100) ** 2.36
+    watch, gossip = Watch(), Watch(NoLoCoConfig())
+    for number in range(30):
+        watch.merge(alike(length), tokens=Tokens(tokens))
+        pair = {SELF: 1.0, PEERS[1 + number % 3]: 1.0} | ({ODD: length} if number % 3 == 2 else {})
+        gossip.merge(pair, is_whole=True, tokens=Tokens(tokens))
+    assert not watch.strayed | gossip.strayed
+
+
+@pytest.mark.parametrize(("factor", "tokens"), [(30.0, 50), (1 / 30, 50), (10.0, 11), (1 / 10, 900)])
+def test_who_makes_fewer_or_more_steps_at_another_rate_is_named(factor: float, tokens: int) -> None:
+    watch = Watch()
+    for _ in range(12):
+        watch.merge(alike(factor * tokens / 100), tokens=Tokens(tokens))
+    assert watch.strayed == {(ODD, "update")}
+
+
+def test_a_few_rounds_of_few_steps_make_nobody_stray() -> None:
+    """A member as fast as the others was named for an update of a sixteenth: its machine was busy for three rounds."""
+    watch = Watch()
+    for number in range(20):
+        few = number in (10, 11, 12)
+        watch.merge(alike(1 / 130 if few else 1.0), tokens=Tokens(12 if few else 100))
+    assert not watch.strayed
+
+
 def alike(odd: float) -> dict[PeerId, float]:
     return dict.fromkeys(PEERS, 1.0) | {ODD: odd}
 

@@ -1,12 +1,12 @@
-"""Whose word counts where an owner says that it cannot have somebody's contribution."""
+"""Whose word counts where an owner says that it cannot have somebody's contribution, or that it is elsewhere."""
 
 import msgspec
 
 from model.world import contribution, first_base
 from weft.ids import Attempt, PeerId, Tokens
-from weft.sync.records.messages import Ready, Stuck
+from weft.sync.records.messages import Prepare, Ready, Refuse, Stuck
 from weft.sync.round import round
-from weft.sync.round.machine import MergeFailed, Noticed, Received, State, TimedOut, Trained
+from weft.sync.round.machine import MergeFailed, Noticed, Received, Send, State, TimedOut, Trained
 from weft.sync.round.rules import leader
 
 BASE = msgspec.structs.replace(first_base(5, num_parts=5), keeper=None)
@@ -111,3 +111,21 @@ def test_another_attempt_begins_without_suspicion() -> None:
 
 def test_of_nothing_but_empty_contributions_no_plan_is_made() -> None:
     assert planned(tokens=0).plan is None
+
+
+def test_who_is_in_a_later_attempt_owns_nothing() -> None:
+    """It merges nothing for this one: the leader would wait until a timer runs out."""
+    state = planned()
+    assert state.plan is not None
+    assert A in owners(state)
+    ahead = round.step(round.begin(A, BASE), Received(sender=B, message=Prepare(attempt=Attempt(2))))[0]
+    after, outputs = round.step(ahead, Received(sender=LEADER, message=state.plan))
+    refusal = Refuse(attempt=Attempt(0), promised=Attempt(2))
+    assert (after, outputs) == (ahead, (Send(to=LEADER, message=refusal),))
+    state = round.step(state, Received(sender=A, message=refusal))[0]
+    assert owners(state) == {LEADER, B, C, D}
+    assert counted(state) == {LEADER, A, B, C, D}  # what it brought is here
+    state = round.step(state, Received(sender=A, message=refusal))[0]
+    assert state.plan is not None
+    assert state.plan.revision == 1  # said twice, it ends no second plan
+    assert owners(stuck(state, B, C)) == {LEADER, C, D}
