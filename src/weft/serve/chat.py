@@ -2,7 +2,7 @@
 
     messages ─template─► prompt ─generation─► Deltas ─tools.Reader─► content and calls ─► choices
 
-The first chunk of a text has the role, the last one why it ended; with `include_usage` one more has the count of tokens.
+The first chunk of a text has the role, the last one why it ended; with `include_usage` one more has counts of tokens.
 """
 
 import asyncio

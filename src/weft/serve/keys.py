@@ -158,7 +158,8 @@ class Asker:
 
     @property
     def room(self) -> float:
-        return ROOM["normal" if self.key is None else self.key.priority] if self.key is not None else 1.0
+        """How full a queue may be for this one to be taken, as a share."""
+        return 1.0 if self.key is None else ROOM[self.key.priority]
 
 
 class Admission:
@@ -227,7 +228,7 @@ class Admission:
         key = asker.key
         if key is not None and key.tokens_per_day is not None and account.num_today >= key.tokens_per_day:
             left_s = DAY_S - (now - (account.day_began or now))
-            message = f"The {key.tokens_per_day} tokens a day of {asker.name} are spent; in {ceil(left_s / 3600)} h there are more."
+            message = f"The {key.tokens_per_day} tokens a day of {asker.name} are spent; more in {ceil(left_s / 3600)} h."
             raise no_quota(message, headers | {"retry-after": str(ceil(left_s))})
         if account.tokens is not None and (wait_s := account.tokens.wait_s(1, now)) > 0:
             raise too_many(f"Rate limit: {account.tokens.most} tokens a minute for {asker.name}.", wait_s, headers)
@@ -272,11 +273,7 @@ class Visit(AbstractContextManager["Visit"]):
     _is_over: bool = field(default=False)
 
     def charge(self, num_tokens: int) -> None:
-        """Count tokens that were read or drawn.
-
-        Raises:
-            Fault: never; a debt is paid by whoever asks next.
-        """
+        """Count tokens that were read or drawn; a debt is paid before the next request."""
         self.account.num_today += num_tokens
         if self.account.tokens is not None:
             self.account.tokens.take(num_tokens, self.admission._clock.now())

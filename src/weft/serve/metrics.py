@@ -90,7 +90,7 @@ class Metrics:
         self._refused = Counter(
             "weft_serve_refused", "Requests that were not answered, by status.", ("status",), registry=self._registry
         )
-        self._registry.register(_OfEngines(models))  # type: ignore[arg-type]  # whatever has `collect`
+        self._registry.register(_OfEngines(models))
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -110,7 +110,8 @@ class Response:
         item = self._take(told)
         place = {"item_id": item["id"], "output_index": len(self._items) - 1}
         if len(self._items) > num_before:
-            empty = item | ({"content": []} if item["type"] == "message" else {"arguments": ""})
+            nothing: Tree = {"content": []} if item["type"] == "message" else {"arguments": ""}
+            empty = item | nothing
             events.append(self._event("response.output_item.added", output_index=num_before, item=empty))
             if item["type"] == "message":
                 part = item["content"][0] | {"text": ""}

@@ -108,7 +108,7 @@ class TextRequest(Asked, frozen=True, kw_only=True):
     top_p: Unit | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
     min_p: Unit | None = None
-    seed: Annotated[int, Meta(ge=-(1 << 63), lt=1 << 63)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None

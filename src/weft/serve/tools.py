@@ -172,7 +172,7 @@ class Reader:
         self.num_calls += 1
         return self._turn("tail", body[end - 1 :])
 
-    def _arguments(self, told: list[Told], is_last: bool) -> bool:
+    def _arguments(self, told: list[Told], _is_last: bool) -> bool:
         end = self._scan.end_of(self._held)
         if text := self._held[:end]:
             told.append(Arguments(self.num_calls, text))
@@ -183,7 +183,7 @@ class Reader:
         self.num_calls += 1
         return self._turn("tail", self._held[end:])
 
-    def _tail(self, told: list[Told], is_last: bool) -> bool:
+    def _tail(self, _told: list[Told], is_last: bool) -> bool:
         """The call's own bracket closes, then what is written after a call, or between two."""
         rest = self._held.lstrip()
         inner = rest.removeprefix("}").lstrip()
