@@ -5,6 +5,7 @@ is refused before anything is drawn. All is bounded: a schema's size, the fuel t
 """
 
 import json
+import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,4 +185,6 @@ def _rule(name: str, schema: Mapping[str, Any], *, is_strict: bool) -> str:
 
 
 def _said(error: str) -> str:
-    return " ".join(error.split())[:300].rstrip(".")
+    """Return a fault in one line, without llguidance's picture of the grammar."""
+    line = re.split(r"\s+\d+ \| ", " ".join(error.split()))[0]
+    return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", line)[:300].rstrip(".")
