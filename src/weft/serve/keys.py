@@ -38,6 +38,7 @@ MAX_KEYS = 4096  # each is compared with what a request brings: 2 us each
 MINUTE_S, DAY_S = 60.0, 86_400.0
 _PREFIX = "sk-weft-"
 _Limit = Annotated[int, Meta(ge=1)] | None
+_Moment = Annotated[datetime, Meta(tz=True)]
 _Salt = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 # How full the queue of a model may be for a request to be taken, by its key's priority.
@@ -61,9 +62,7 @@ class Key(config.Config, frozen=True, kw_only=True):
             description="While many wait, low is refused when a quarter of the queue is full, normal at three quarters."
         ),
     ] = "normal"
-    expires: Annotated[
-        datetime | None, Meta(description="From when on it is refused; a date with time and zone.", tz=True)
-    ] = None
+    expires: Annotated[_Moment | None, Meta(description="From when on it is refused; a date with time and zone.")] = None
 
 
 class KeyFile(config.Config, frozen=True, kw_only=True):
