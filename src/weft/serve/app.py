@@ -164,10 +164,13 @@ class _Server:
 
         async def answer(wire: Wire, request: Any, model: Model, visit: Visit) -> None:
             begun = await begin(request, model, visit, self._serving)
-            if request.stream:
-                await wire.stream(begun.events(), are_named=are_named)
-            else:
-                await wire.tell_tree(await begun.whole())
+            try:
+                if request.stream:
+                    await wire.stream(begun.events(), are_named=are_named)
+                else:
+                    await wire.tell_tree(await begun.whole())
+            finally:
+                begun.cancel()
 
         return work
 

@@ -315,6 +315,10 @@ class Chat:
             usage = usage_tree(self._generation.usage)
             yield self._base | {"object": "chat.completion.chunk", "choices": [], "usage": usage}
 
+    def cancel(self) -> None:
+        """Draw no more."""
+        self._generation.cancel()
+
     def _unsaid(self, choice: Choice) -> Tree | None:
         """Return log-probabilities that no chunk has told yet."""
         if not self._request.logprobs or not choice.likely:

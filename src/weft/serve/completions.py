@@ -52,18 +52,19 @@ class Completion:
         if has_usage:
             yield self._base | {"choices": [], "usage": usage_tree(self._usage)}
 
+    def cancel(self) -> None:
+        """Draw no more."""
+        for generation in self._generations:
+            generation.cancel()
+
     async def _told(self) -> AsyncIterator[tuple[int, str, Sequence[Likely], str | None]]:
         n = self._request.n or 1
-        try:
-            for number, generation in enumerate(self._generations):
-                if self._request.echo:
-                    for index in range(n):
-                        yield number * n + index, self._prompts[number], (), None
-                async for delta in generation.deltas():
-                    yield number * n + delta.index, delta.text, delta.likely, delta.reason
-        finally:
-            for generation in self._generations:
-                generation.cancel()
+        for number, generation in enumerate(self._generations):
+            if self._request.echo:
+                for index in range(n):
+                    yield number * n + index, self._prompts[number], (), None
+            async for delta in generation.deltas():
+                yield number * n + delta.index, delta.text, delta.likely, delta.reason
 
     @property
     def _usage(self) -> Usage:

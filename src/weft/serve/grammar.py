@@ -64,10 +64,10 @@ class Forms:
             Fault: a tool's parameters are no schema.
         """
         texts = []
-        for number, (name, schema) in enumerate(calls.tools.items()):
+        for number, (name, parameters) in enumerate(calls.tools.items()):
             call = {
                 "type": "object",
-                "properties": {"name": {"const": name}, calls.arguments: dict(schema)},
+                "properties": {"name": {"const": name}, calls.arguments: dict(parameters)},
                 "required": ["name", calls.arguments],
                 "additionalProperties": False,
             }

@@ -68,6 +68,10 @@ class Response:
         kind = "response.completed" if status == "completed" else "response.incomplete"
         yield self._event(kind, response=self._tree(status))
 
+    def cancel(self) -> None:
+        """Draw no more."""
+        self._generation.cancel()
+
     @property
     def _status(self) -> str:
         return "incomplete" if self._choice.reason == "length" else "completed"

@@ -33,6 +33,10 @@ class Answer(Protocol):
         """Yield the body piece by piece."""
         ...
 
+    def cancel(self) -> None:
+        """Draw no more."""
+        ...
+
 
 class Gone(Exception):
     """The client has gone, or reads too slowly."""

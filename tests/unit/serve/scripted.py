@@ -132,7 +132,9 @@ class Client:
 
     async def chunks(self, path: str = "/v1/chat/completions", **fields: Any) -> list[dict[str, Any]]:
         """Return the events of a stream; `[DONE]` must end it, unless an error does."""
-        fields = {"messages": [{"role": "user", "content": "hi"}]} | fields if path.endswith("chat/completions") else fields
+        fields = (
+            {"messages": [{"role": "user", "content": "hi"}]} | fields if path.endswith("chat/completions") else fields
+        )
         answer = await self.post(path, stream=True, **fields)
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"].startswith("text/event-stream")

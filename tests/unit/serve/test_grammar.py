@@ -30,7 +30,11 @@ def written(form: Form, tokenizer: Tokenizer, seed: int) -> str:
         if not len(allowed) or (tokenizer.end_of_text in allowed and draws.random() < 0.5):
             return b"".join(map(vocabulary.piece, tokens)).decode()
         ways = [token for token in allowed.tolist() if token in closing]
-        choice = ways if ways and draws.random() < 0.3 else [each for each in allowed.tolist() if each != tokenizer.end_of_text]
+        choice = (
+            ways
+            if ways and draws.random() < 0.3
+            else [each for each in allowed.tolist() if each != tokenizer.end_of_text]
+        )
         tokens.append(int(draws.choice(choice)))
         form.take(tokens[-1])
     raise AssertionError("no end")
@@ -80,7 +84,9 @@ def test_a_schema_is_held_to_with_every_kind_of_tokenizer(kind: str) -> None:
     tokenizer = KINDS[kind] if kind == "words" else train_bpe(['{"a": 12, "b": "red"}'] * 5, 262)
     schema = schemas()[1]
     for seed in range(5):
-        jsonschema.validate(json.loads(written(forms(tokenizer).of_schema(schema, "x", is_strict=True), tokenizer, seed)), schema)
+        jsonschema.validate(
+            json.loads(written(forms(tokenizer).of_schema(schema, "x", is_strict=True), tokenizer, seed)), schema
+        )
 
 
 def test_any_object_is_an_object() -> None:
@@ -100,10 +106,14 @@ def test_a_copy_begins_where_the_form_did() -> None:
 
 def test_calls_are_of_tools_that_there_are() -> None:
     tokenizer = ByteTokenizer()
-    tools = {"look": {"type": "object", "properties": {"n": LEAVES[0]}, "required": ["n"], "additionalProperties": False}}
+    tools = {
+        "look": {"type": "object", "properties": {"n": LEAVES[0]}, "required": ["n"], "additionalProperties": False}
+    }
     calls = Calls(tools, [], "arguments", "<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", True)
     text = written(forms(tokenizer).of_calls(calls, "tools"), tokenizer, 1)
-    for call in text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>").split("\n</tool_call>\n<tool_call>\n"):
+    for call in (
+        text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>").split("\n</tool_call>\n<tool_call>\n")
+    ):
         tree = json.loads(call)
         assert tree["name"] == "look"
         jsonschema.validate(tree["arguments"], tools["look"])

@@ -29,7 +29,12 @@ def test_a_file_of_keys_holds_no_key(tmp_path: Path) -> None:
     path.write_bytes(tomli_w.dumps({"key": [tree | {"expires": key.expires}]}).encode())
     assert load_keys(path) == (key,)
     assert secret not in path.read_text()
-    for fault in ("[[key]]\nname = 'a'", tomli_w.dumps({"key": [tree, tree]}), "key = 3", tomli_w.dumps({"key": [tree | {"limit": 1}]})):
+    for fault in (
+        "[[key]]\nname = 'a'",
+        tomli_w.dumps({"key": [tree, tree]}),
+        "key = 3",
+        tomli_w.dumps({"key": [tree | {"limit": 1}]}),
+    ):
         path.write_text(fault)
         with pytest.raises(ConfigError):
             load_keys(path)

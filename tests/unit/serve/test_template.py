@@ -11,19 +11,15 @@ import pytest
 
 from unit.serve.templates import ALL
 from weft.model.came_with import CameWith, Ids
-from weft.serve.template import (
-    MAX_SOURCE_NBYTES,
-    Template,
-    TemplateFault,
-    defaults_of,
-    ends_of,
-    plain,
-    template_of,
-)
+from weft.serve.template import MAX_SOURCE_NBYTES, Template, TemplateFault, defaults_of, ends_of, plain, template_of
 
 WALL_S = 1_700_000_000.0
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-TOOL = {"name": "look", "description": 'where & <what> "é"', "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}
+TOOL = {
+    "name": "look",
+    "description": 'where & <what> "é"',
+    "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
+}
 TOOLS = [{"type": "function", "function": TOOL}]
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "look", "arguments": {"n": 1, "s": "<ü>"}}}
 SYSTEM = {"role": "system", "content": "Be <brief> & kind."}
@@ -152,7 +148,9 @@ def test_marks_for_training_are_left_out() -> None:
 def came(**files: Any) -> CameWith:
     named = {name.replace("__", "."): value for name, value in files.items()}
     return CameWith(
-        files={name: value if isinstance(value, bytes) else json.dumps(value).encode() for name, value in named.items()},
+        files={
+            name: value if isinstance(value, bytes) else json.dumps(value).encode() for name, value in named.items()
+        },
         ids=Ids(eos_token_id=(5, 6)),
     )
 
@@ -161,7 +159,10 @@ def test_a_folder_names_its_template_in_four_ways() -> None:
     for files in (
         {"tokenizer_config__json": {"chat_template": "A{{ eos_token }}", "eos_token": {"content": "</s>"}}},
         {"tokenizer_config__json": {"eos_token": "</s>"}, "chat_template__jinja": b"A{{ eos_token }}"},
-        {"special_tokens_map__json": {"eos_token": "</s>"}, "chat_template__json": {"chat_template": "A{{ eos_token }}"}},
+        {
+            "special_tokens_map__json": {"eos_token": "</s>"},
+            "chat_template__json": {"chat_template": "A{{ eos_token }}"},
+        },
     ):
         template = template_of(came(**files))
         assert template is not None

@@ -96,7 +96,8 @@ def told(text: str, stops: list[str], size: int) -> tuple[list[str], list[int], 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 @pytest.mark.parametrize(
-    ("stops", "expected"), [([], TEXT), (["end"], TEXT[:-3]), (["3 €", "🧀"], "Käse, "), (["endless", "the endx"], TEXT)]
+    ("stops", "expected"),
+    [([], TEXT), (["end"], TEXT[:-3]), (["3 €", "🧀"], "Käse, "), (["endless", "the endx"], TEXT)],
 )
 def test_stop_strings_are_found_across_borders_and_never_told(size: int, stops: list[str], expected: str) -> None:
     texts, _, is_stopped = told(TEXT, stops, size)
