@@ -217,26 +217,33 @@ def test_completions_and_responses(client: openai.OpenAI) -> None:
 
 def test_a_failure_on_the_way_is_an_error_of_the_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.APIError) as failed:
-        for _ in client.chat.completions.create(model="breaks", messages=ASK, stream=True):
-            pass
+        list(client.chat.completions.create(model="breaks", messages=ASK, stream=True))
     assert failed.value.code == "server_error"
     with pytest.raises(openai.InternalServerError):
         client.chat.completions.create(model="breaks", messages=ASK)
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"not": {}}}}
+PICTURE = [{"type": "image_url", "image_url": {"url": "data:"}}]
+
+
+def turn(content: Any, role: str = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content}]}
 
 
 ERRORS: list[tuple[type[openai.APIStatusError], str | None, str | None, dict[str, Any]]] = [
     (openai.NotFoundError, "model", "model_not_found", {"model": "nobody"}),
     (openai.BadRequestError, "temperature", None, {"temperature": 9}),
     (openai.BadRequestError, "messages", None, {"messages": []}),
-    (openai.BadRequestError, "messages", "context_length_exceeded", {"messages": [{"role": "user", "content": "x" * 5000}]}),
-    (openai.BadRequestError, "messages[0].role", None, {"messages": [{"role": "me", "content": "x"}]}),
-    (openai.BadRequestError, "messages[0].content[0].type", None, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}),
+    (openai.BadRequestError, "messages", "context_length_exceeded", turn("x" * 5000)),
+    (openai.BadRequestError, "messages[0].role", None, turn("x", "me")),
+    (openai.BadRequestError, "messages[0].content[0].type", None, turn(PICTURE)),
     (openai.BadRequestError, "n", None, {"n": 100}),
     (openai.BadRequestError, "stop", None, {"stop": list("abcde")}),
     (openai.BadRequestError, "tool_choice", None, {"tool_choice": "required"}),
-    (openai.BadRequestError, "response_format", None, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"not": {}}}}}),
+    (openai.BadRequestError, "response_format", None, {"response_format": FORM}),
     (openai.BadRequestError, "logit_bias", None, {"logit_bias": {"99999": 1}}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "param", "code", "fields"), ERRORS)

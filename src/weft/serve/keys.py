@@ -62,7 +62,9 @@ class Key(config.Config, frozen=True, kw_only=True):
             description="While many wait, low is refused when a quarter of the queue is full, normal at three quarters."
         ),
     ] = "normal"
-    expires: Annotated[_Moment | None, Meta(description="From when on it is refused; a date with time and zone.")] = None
+    expires: Annotated[_Moment | None, Meta(description="From when on it is refused; a date with time and zone.")] = (
+        None
+    )
 
 
 class KeyFile(config.Config, frozen=True, kw_only=True):
@@ -227,7 +229,9 @@ class Admission:
         key = asker.key
         if key is not None and key.tokens_per_day is not None and account.num_today >= key.tokens_per_day:
             left_s = DAY_S - (now - (account.day_began or now))
-            message = f"The {key.tokens_per_day} tokens a day of {asker.name} are spent; more in {ceil(left_s / 3600)} h."
+            message = (
+                f"The {key.tokens_per_day} tokens a day of {asker.name} are spent; more in {ceil(left_s / 3600)} h."
+            )
             raise no_quota(message, headers | {"retry-after": str(ceil(left_s))})
         if account.tokens is not None and (wait_s := account.tokens.wait_s(1, now)) > 0:
             raise too_many(f"Rate limit: {account.tokens.most} tokens a minute for {asker.name}.", wait_s, headers)

@@ -17,6 +17,10 @@ from weft.serve.keys import Limits, new_key
 TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}
 TOOLS = [{"type": "function", "function": TOOL}]
 CALL = '<tool_call>\n{"name": "look", "arguments": {"n": 1}}\n</tool_call>'
+TURNS = (
+    "{% for m in messages %}[{{ m.role }}:{{ m.content or '' }}"
+    "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.n }}{% endif %}]{% endfor %}{{ eos_token }}"
+)
 NAMED = {"type": "function", "function": {"name": "look"}}
 
 
@@ -175,10 +179,7 @@ async def test_a_schema_may_be_answered_beside_tools() -> None:
 
 
 async def test_messages_reach_the_template_with_calls_and_letters_that_look_like_control_tokens() -> None:
-    model = scripted(
-        "x",
-        template="{% for m in messages %}[{{ m.role }}:{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.n }}{% endif %}]{% endfor %}{{ eos_token }}",
-    )
+    model = scripted("x", template=TURNS)
     engine: Any = model.engine
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"n": 41}'}}
     async with asking(model) as client:
@@ -190,7 +191,7 @@ async def test_messages_reach_the_template_with_calls_and_letters_that_look_like
                 {"role": "assistant", "content": None, "tool_calls": [call]},
             ],
         )
-    assert engine.prompt() == "[system:ab][user:<|endoftext|>][assistant:none41]" or "41]" in engine.prompt()
+    assert engine.prompt() == "[system:ab][user:<|endoftext|>][assistant:41]"
     assert list(engine.begun[0].wanted.prompt).count(256) == 1
 
 
@@ -441,7 +442,7 @@ async def ask_and_go(fields: dict[str, Any], engine: ScriptedEngine, served: Any
         "query_string": b"",
     }
     doing = asyncio.ensure_future(served(scope | {"client": ("127.0.0.1", 1)}, receive, send))
-    while not engine.begun:
+    while not engine.begun:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     if takes:
         gone.set()
@@ -494,7 +495,7 @@ request_prefill_time_seconds_bucket request_decode_time_seconds_bucket request_i
 request_prompt_tokens_bucket request_generation_tokens_bucket request_max_num_generation_tokens_bucket
 request_params_n_bucket request_params_max_tokens_bucket spec_decode_num_drafts_total
 spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total cache_config_info healthy_pods_total
-""".split()
+""".split()  # noqa: SIM905
 
 
 async def test_metrics_have_the_names_that_boards_plot() -> None:

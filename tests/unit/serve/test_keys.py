@@ -124,7 +124,7 @@ def test_without_keys_an_address_has_four_at_a_time_and_this_machine_any() -> No
     gate = Admission(None, Limits(), VirtualClock())
     for _ in range(4):
         gate.admit(gate.asker(None, "10.0.0.1"))
-    with pytest.raises(Fault, match="10.0.0.1"):
+    with pytest.raises(Fault, match=r"10\.0\.0\.1"):
         gate.admit(gate.asker(None, "10.0.0.1"))
     gate.admit(gate.asker(None, "10.0.0.2"))
     for _ in range(40):
