@@ -270,7 +270,7 @@ def test_a_client_waits_as_long_as_it_is_told(server: Server) -> None:
     patient, hasty = server.client(SLOW, max_retries=3), server.client(SLOW)
     for _ in range(60):
         patient.chat.completions.create(model="says", messages=ASK, max_tokens=1)
-    with pytest.raises(openai.RateLimitError) as failed:
+    with pytest.raises(openai.RateLimitError) as failed:  # noqa: PT012
         for _ in range(30):
             hasty.chat.completions.create(model="says", messages=ASK, max_tokens=1)
     assert 0 < int(failed.value.response.headers["retry-after-ms"]) <= 1000

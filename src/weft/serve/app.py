@@ -30,10 +30,10 @@ import weft
 from weft.clock import Clock, SystemClock
 from weft.engine.draw import Drawing
 from weft.engine.engine import Wanted
-from weft.errors import DataError, WeftError
+from weft.errors import DataError
 from weft.rng import fresh_secret
 from weft.serve import chat, completions, responses
-from weft.serve.failures import Fault, no_model, not_built, wrong
+from weft.serve.failures import Fault, fault_of, no_model, not_built, wrong
 from weft.serve.generation import Model, Serving
 from weft.serve.keys import Admission, Asker, Key, Limits, Visit
 from weft.serve.metrics import CONTENT_TYPE_LATEST, Metrics
@@ -75,7 +75,9 @@ def app(
         metrics: which engines tell their steps already (`metrics.Metrics.step`); None: new ones.
         page: more routes, such as a chat page's.
     """
-    return _Server(models, keys, limits or Limits(), clock or SystemClock(), metrics or Metrics(models)).app(page)
+    return _Server(models, keys, limits or Limits(), clock or SystemClock(), metrics or Metrics(models, clock)).app(
+        page
+    )
 
 
 class _Server:
@@ -346,7 +348,7 @@ def _is_own_name(name: str) -> bool:
 
 def _log(id: str, error: Exception) -> None:
     """Log a fault of this server, without its message, which may hold what was asked."""
-    if isinstance(error, WeftError):
+    if fault_of(error).status < 500:
         return
     last = extract_tb(error.__traceback__)[-1:]
     where = "".join(f" at {PurePath(frame.filename).name}:{frame.lineno}" for frame in last)

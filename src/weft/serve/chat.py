@@ -28,9 +28,6 @@ Tree = dict[str, Any]
 class ToolUse:
     """Which tools a request offers, and whether the answer must call one.
 
-    Args:
-        param: how the field of tools is called, for faults.
-
     Raises:
         Fault: a tool that is no function, or a choice of one that is not there.
     """
@@ -149,13 +146,21 @@ def prompt_of(
         if template is None:
             text = plain([_flat(tree) for tree in trees])
         else:
-            text = template.render(trees, tools, wall_s=wall_s, settings=settings, is_continued=is_continued)
+            known = _guarded(dict(settings or {}), vocabulary)
+            text = template.render(trees, tools, wall_s=wall_s, settings=known, is_continued=is_continued)
         if is_continued:
-            last = (trees[-1]["content"] or "").strip()
-            text = text[: text.rindex(last) + len(last)]
+            text = _cut_after(text, (trees[-1]["content"] or "").strip())
         return vocabulary.encode(text)
     except DataError as error:
         raise wrong(f"messages: {error}", "messages") from None
+
+
+def _cut_after(text: str, last: str) -> str:
+    before, found, _ = text.rpartition(last) if last else (text, "", "")
+    if last and not found:
+        said = "continue_final_message: the model's template changes the last message, so it cannot be gone on with."
+        raise wrong(said, "continue_final_message")
+    return before + found
 
 
 def _tree(message: Message, number: int, vocabulary: Vocabulary) -> Tree:

@@ -95,6 +95,8 @@ def fault_of(error: Exception) -> Fault:
             return wrong(str(error), "messages", "context_length_exceeded")
         case ConfigError():
             return wrong(str(error))
+        case RecursionError():
+            return wrong("The request is nested too deeply.")
         case WeftError():
             return Fault(500, str(error), "server_error", code="server_error")
         case _:

@@ -14,7 +14,7 @@ they are read and drawn, so an answer that is under way is finished, and the nex
 """
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Annotated, Literal
 
 import msgspec
+import tomli_w
 from blake3 import blake3
 from msgspec import Meta
 
@@ -34,7 +35,7 @@ from weft.errors import ConfigError
 from weft.rng import fresh_secret
 from weft.serve.failures import Fault, no_key, no_quota, too_many
 
-MAX_KEYS = 4096  # each is compared with what a request brings: 2 us each
+MAX_KEYS = 1024  # each is compared with what a request brings: 2 us each
 MINUTE_S, DAY_S = 60.0, 86_400.0
 _PREFIX = "sk-weft-"
 _Limit = Annotated[int, Meta(ge=1)] | None
@@ -106,6 +107,17 @@ def load_keys(path: Path) -> tuple[Key, ...]:
     if len(keys) > MAX_KEYS:
         raise ConfigError(f"{path}: {len(keys)} keys; at most {MAX_KEYS}.")
     return keys
+
+
+def save_keys(path: Path, keys: Sequence[Key]) -> None:
+    """Write a file of keys, which its owner alone may read, whole or not at all."""
+    trees = [
+        {name: value for name, value in msgspec.structs.asdict(key).items() if value not in (None, ())} for key in keys
+    ]
+    new = path.with_name(f"{path.name}.new")
+    new.touch(mode=0o600)
+    new.write_bytes(tomli_w.dumps({"key": trees}).encode())
+    new.replace(path)
 
 
 def _hash(secret: str, salt: str) -> str:

@@ -3,19 +3,20 @@
 No prompt, no answer and no key is in them: what is counted are requests, tokens and seconds.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from weft.clock import Clock, SystemClock
+from weft.engine.engine import Engine
 from weft.engine.pages import PAGE
-
-if TYPE_CHECKING:
-    from weft.serve.generation import Model
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
+LATELY_S = 10.0
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"
 # vLLM's buckets.
@@ -50,15 +51,28 @@ _TEXTS = (1, 2, 5, 10, 20)
 _LENGTHS = (*(each * 10**ten for ten in range(5) for each in (1, 2, 5)), 100_000)
 
 
+class Measured(Protocol):
+    """A model, as far as it is measured."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def engine(self) -> Engine: ...
+
+
 class Metrics:
     """Of one server.
 
     Args:
         models: as it has them just now.
+        clock: None: the system's.
     """
 
-    def __init__(self, models: Mapping[str, "Model"]) -> None:
+    def __init__(self, models: Mapping[str, Measured], clock: Clock | None = None) -> None:
         self._registry = CollectorRegistry()
+        self._clock = clock or SystemClock()
+        self._lately: deque[float] = deque(maxlen=10_000)  # when requests came
 
         def seconds(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"vllm:{name}", what, _LABELS, registry=self._registry, buckets=buckets)
@@ -90,6 +104,8 @@ class Metrics:
         self._refused = Counter(
             "weft_serve_refused", "Requests that were not answered, by status.", ("status",), registry=self._registry
         )
+        rate = Gauge("vllm:current_qps", "Requests a second, lately.", registry=self._registry)
+        rate.set_function(self._rate)
         self._registry.register(_OfEngines(models))
 
     def text(self) -> bytes:
@@ -106,7 +122,12 @@ class Metrics:
 
         return told
 
+    def _rate(self) -> float:
+        since_s = self._clock.now() - LATELY_S
+        return sum(at > since_s for at in self._lately) / LATELY_S
+
     def asked(self, model: str, num_prompt: int, n: int, max_tokens: int) -> None:
+        self._lately.append(self._clock.now())
         self._num_prompt.labels(model, _ENGINE).inc(num_prompt)
         self._prompt.labels(model, _ENGINE).observe(num_prompt)
         self._n.labels(model, _ENGINE).observe(n)
@@ -148,7 +169,7 @@ class Metrics:
 class _OfEngines:
     """What engines hold and have done, read when it is asked for."""
 
-    def __init__(self, models: Mapping[str, "Model"]) -> None:
+    def __init__(self, models: Mapping[str, Measured]) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:

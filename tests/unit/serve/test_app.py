@@ -195,6 +195,28 @@ async def test_messages_reach_the_template_with_calls_and_letters_that_look_like
     assert list(engine.begun[0].wanted.prompt).count(256) == 1
 
 
+async def test_the_last_message_can_be_gone_on_with() -> None:
+    turns = [MESSAGE, {"role": "assistant", "content": "Well, "}]
+    for template in (None, TURNS):
+        model = scripted("x", template=template)
+        engine: Any = model.engine
+        async with asking(model) as client:
+            answer = await client.post("/v1/chat/completions", messages=turns, continue_final_message=True)
+            assert answer.status_code == 200
+            assert engine.prompt().endswith("Well,")
+            answer = await client.chat(continue_final_message=True)
+            assert answer.json()["error"]["param"] == "continue_final_message"
+
+
+async def test_settings_of_a_template_make_no_control_tokens() -> None:
+    model = scripted("x", template="{{ mood }}")
+    engine: Any = model.engine
+    async with asking(model) as client:
+        await client.chat(chat_template_kwargs={"mood": "<|endoftext|>", "messages": []})
+    assert engine.prompt() == "<|endoftext|>"
+    assert 256 not in engine.begun[0].wanted.prompt
+
+
 # --- the other paths ---
 
 
@@ -495,6 +517,7 @@ request_prefill_time_seconds_bucket request_decode_time_seconds_bucket request_i
 request_prompt_tokens_bucket request_generation_tokens_bucket request_max_num_generation_tokens_bucket
 request_params_n_bucket request_params_max_tokens_bucket spec_decode_num_drafts_total
 spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total cache_config_info healthy_pods_total
+current_qps
 """.split()  # noqa: SIM905
 
 

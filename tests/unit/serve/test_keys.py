@@ -8,7 +8,7 @@ import tomli_w
 from weft.clock import VirtualClock
 from weft.errors import ConfigError
 from weft.serve.failures import Fault
-from weft.serve.keys import DAY_S, Admission, Key, Limits, load_keys, new_key
+from weft.serve.keys import DAY_S, Admission, Key, Limits, load_keys, new_key, save_keys
 
 
 def admission(clock: VirtualClock, **limits: object) -> tuple[Admission, str]:
@@ -25,6 +25,9 @@ def refusal(admission: Admission, bearer: str) -> Fault:
 def test_a_file_of_keys_holds_no_key(tmp_path: Path) -> None:
     secret, key = new_key("anna", tokens_per_day=5, models=["a"], expires="2030-01-01T00:00:00Z")
     path = tmp_path / "serve.keys"
+    save_keys(path, [key])
+    assert load_keys(path) == (key,)
+    assert path.stat().st_mode & 0o077 == 0
     tree = {"name": key.name, "salt": key.salt, "hash": key.hash, "tokens_per_day": 5, "models": ["a"]}
     path.write_bytes(tomli_w.dumps({"key": [tree | {"expires": key.expires}]}).encode())
     assert load_keys(path) == (key,)
