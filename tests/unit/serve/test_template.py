@@ -2,7 +2,9 @@
 
 import datetime
 import json
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jinja2
@@ -136,6 +138,20 @@ def test_what_it_refuses_is_told_in_its_words() -> None:
         Template(ALL["gemma"], TOKENS).render([TURNS[0], TURNS[0]], wall_s=WALL_S)
     with pytest.raises(TemplateFault, match="1 MiB"):
         Template("{{ messages[0].content }}").render([{"role": "user", "content": "x" * (1 << 20) + "y"}], wall_s=0)
+
+
+def test_one_template_renders_on_several_threads_at_once() -> None:
+    template = Template(ALL["hermes"], TOKENS)
+    messages, tools = CHATS["tools"]
+    one = template.render(messages, tools, wall_s=WALL_S)
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            made = threads.map(lambda _: template.render(messages, tools, wall_s=WALL_S), range(100))
+            assert set(made) == {one}
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 def test_marks_for_training_are_left_out() -> None:
