@@ -15,7 +15,6 @@ each with an empty line after it, and the answer ends where the next turn would 
 import datetime
 import json
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -55,8 +54,6 @@ class Template:
         self._sources = {"default": source, "tools": source if with_tools is None else with_tools}
         self._tokens = dict(tokens or {})
         self._env = _environment()
-        # A filter may let another thread run, which would wait for the environment and hold Python's own lock.
-        self._lock = threading.Lock()
         for name, text in self._sources.items():
             if len(text.encode()) > MAX_SOURCE_NBYTES:
                 raise TemplateFault(f"the chat template has more than {MAX_SOURCE_NBYTES >> 10} KiB.")
@@ -107,8 +104,7 @@ class Template:
             "strftime_now": strftime_now,
         }
         try:
-            with self._lock:
-                text = self._env.render_template("tools" if tools else "default", **context)
+            text = self._env.render_template("tools" if tools else "default", **context)
         except minijinja.TemplateError as error:
             raise TemplateFault(f"the model's chat template refuses these messages: {_said(error)}.") from None
         if len(text.encode()) > MAX_TEXT_NBYTES:

@@ -106,7 +106,7 @@ def test_an_endless_template_is_refused(source: str) -> None:
     began_s = time.thread_time()
     with pytest.raises(TemplateFault):
         template.render(TURNS, wall_s=WALL_S)
-    assert time.thread_time() - began_s < 0.5  # of this thread's computing: 0.05 on a machine that does nothing else
+    assert time.thread_time() - began_s < 0.15  # of this thread's computing: 0.03 on a machine that does nothing else
 
 
 @pytest.mark.parametrize(
