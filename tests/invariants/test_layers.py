@@ -25,7 +25,7 @@ GROUND = (
 FLOORS = (
     # leaves
     ("cost", "data", "model", "net.messages"),
-    ("codec", "inference", "net.admission", "net.transport"),
+    ("codec", "engine", "inference", "net.admission", "net.transport"),
     # wires
     ("net.link", "net.ticket"),
     ("net.blobs", "net.probe"),
@@ -49,7 +49,7 @@ FLOORS = (
     ("peer.join", "peer.loop"),
     ("peer",),
     # around a peer
-    ("anchor", "plan", "stages.reader", "dashboard"),
+    ("anchor", "plan", "stages.reader", "dashboard", "serve"),
     ("launch", "dashboard.page"),
     ("stages.step", "stages.gather"),
     ("stages", "library"),

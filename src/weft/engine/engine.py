@@ -154,7 +154,7 @@ class Engine:
         on_step: Callable[[int, int, float], None] = lambda _drawn, _read, _s: None,
     ) -> None:
         self._stepper = stepper
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self.context = min(context, num_pages * PAGE)
         self._pool = PagePool(num_pages)
         self._pace = Pace()
@@ -179,8 +179,8 @@ class Engine:
         """
         if not wanted.prompt:
             raise ConfigError("the prompt is empty. Give at least one token.")
-        if (wrong := next((each for each in wanted.prompt if not 0 <= each < self._vocab_size), None)) is not None:
-            raise ConfigError(f"token {wrong} is outside the model's vocabulary of {self._vocab_size}.")
+        if (wrong := next((each for each in wanted.prompt if not 0 <= each < self.vocab_size), None)) is not None:
+            raise ConfigError(f"token {wrong} is outside the model's vocabulary of {self.vocab_size}.")
         if len(wanted.prompt) >= self.context:
             raise ConfigError(
                 f"This model's maximum context length is {self.context} tokens. The prompt has {len(wanted.prompt)}."
@@ -230,7 +230,7 @@ class Engine:
         sequence = Sequence(wanted.key, list(wanted.prompt), most, wanted.salt)
         drawing = wanted.drawing
         has_counts = drawing.presence or drawing.frequency or drawing.repetition != 1.0
-        counts = Counts(np.array(wanted.prompt), self._vocab_size) if has_counts else None
+        counts = Counts(np.array(wanted.prompt), self.vocab_size) if has_counts else None
         job = self._jobs[sequence] = self._by_text[text] = _Job(text, sequence, counts)
         if len(sequence.tokens) >= most:
             self._end(job, "length")

@@ -1,0 +1,156 @@
+"""Completions of plain prompts, in the API's older form: text in, text out."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from weft.errors import DataError
+from weft.rng import fresh_secret
+from weft.serve.chat import ToolUse, form_of, usage_tree
+from weft.serve.failures import wrong
+from weft.serve.generation import Generation, Model, Serving, Usage, planned
+from weft.serve.keys import Visit
+from weft.serve.schemas import MAX_TEXTS, CompletionRequest
+from weft.serve.text import Likely
+
+Tree = dict[str, Any]
+_USUAL_TOKENS = 16  # what the API draws where nothing is said
+
+
+class Completion:
+    """Completions under way: those of each prompt one after the other."""
+
+    def __init__(
+        self, request: CompletionRequest, generations: Sequence[Generation], prompts: Sequence[str], created: int
+    ) -> None:
+        self._request, self._generations, self._prompts = request, generations, prompts
+        model = generations[0].model
+        self._base = {"id": f"cmpl-{fresh_secret(12).hex()}", "object": "text_completion", "created": created}
+        self._base |= {"model": model.id, "system_fingerprint": model.fingerprint or None}
+        self._lengths: dict[int, int] = {}  # characters of each choice so far, for offsets
+
+    async def whole(self) -> Tree:
+        """Return the answer when it is whole."""
+        choices: dict[int, Tree] = {}
+        async for index, text, likely, reason in self._told():
+            choice = choices.setdefault(index, {"index": index, "text": "", "logprobs": None, "finish_reason": None})
+            choice["logprobs"] = _joined(choice["logprobs"], self._logprobs(index, text, likely))
+            choice["text"] += text
+            choice["finish_reason"] = reason
+        usage = usage_tree(self._usage)
+        return self._base | {"choices": [choices[index] for index in sorted(choices)], "usage": usage}
+
+    async def events(self) -> AsyncIterator[Tree]:
+        """Yield the answer in chunks."""
+        options = self._request.stream_options
+        has_usage = options is not None and bool(options.include_usage)
+        none_yet = {"usage": None} if has_usage else {}
+        async for index, text, likely, reason in self._told():
+            logprobs = self._logprobs(index, text, likely)
+            choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+            yield self._base | {"choices": [choice]} | none_yet
+        if has_usage:
+            yield self._base | {"choices": [], "usage": usage_tree(self._usage)}
+
+    def cancel(self) -> None:
+        """Draw no more."""
+        for generation in self._generations:
+            generation.cancel()
+
+    async def _told(self) -> AsyncIterator[tuple[int, str, Sequence[Likely], str | None]]:
+        n = self._request.n or 1
+        for number, generation in enumerate(self._generations):
+            if self._request.echo:
+                for index in range(n):
+                    yield number * n + index, self._prompts[number], (), None
+            async for delta in generation.deltas():
+                yield number * n + delta.index, delta.text, delta.likely, delta.reason
+
+    @property
+    def _usage(self) -> Usage:
+        all_usage = [generation.usage for generation in self._generations]
+        return Usage(
+            sum(each.num_prompt for each in all_usage),
+            sum(each.num_shared for each in all_usage),
+            sum(each.num_drawn for each in all_usage),
+        )
+
+    def _logprobs(self, index: int, text: str, all_likely: Sequence[Likely]) -> Tree | None:
+        place = self._lengths.get(index, 0)
+        self._lengths[index] = place + len(text)
+        if self._request.logprobs is None:
+            return None
+        tokens = [each.piece.decode("utf-8", "replace") for each in all_likely]
+        offsets = []
+        for token in tokens:
+            offsets.append(place)
+            place += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [each.logprob for each in all_likely],
+            "top_logprobs": [
+                {piece.decode("utf-8", "replace"): logprob for piece, logprob in each.likeliest} for each in all_likely
+            ],
+            "text_offset": offsets,
+        }
+
+
+def _joined(one: Tree | None, other: Tree | None) -> Tree | None:
+    if one is None or other is None:
+        return other
+    return {name: [*one[name], *other[name]] for name in one}
+
+
+def prompts_of(request: CompletionRequest, model: Model) -> list[list[int]]:
+    """Return the prompts as tokens.
+
+    Raises:
+        Fault: a prompt is neither text nor tokens, or there are too many.
+    """
+    given = request.prompt
+    many: list[Any] = [given] if isinstance(given, str) or all(type(each) is int for each in given) else given
+    if not 1 <= len(many) * (request.n or 1) <= MAX_TEXTS:
+        raise wrong(f"prompt: 1 to {MAX_TEXTS} texts together, not {len(many) * (request.n or 1)}.", "prompt")
+    found = []
+    for number, each in enumerate(many):
+        param = "prompt" if len(many) == 1 else f"prompt[{number}]"
+        if isinstance(each, str):
+            try:
+                found.append(model.vocabulary.encode_plain(each))
+            except DataError as error:
+                raise wrong(f"{param}: {error}", param) from None
+        elif isinstance(each, list) and all(type(token) is int and token >= 0 for token in each):
+            found.append(each)
+        else:
+            raise wrong(f"{param}: text or a list of tokens is needed.", param)
+    return found
+
+
+async def begin(request: CompletionRequest, model: Model, visit: Visit, serving: Serving) -> Completion:
+    """Begin completions.
+
+    Raises:
+        Fault: it cannot be answered as it is.
+        Full: too many wait.
+    """
+    if request.suffix:
+        raise wrong("suffix: text cannot be filled in between here; leave it out.", "suffix")
+    if request.best_of not in (None, request.n or 1):
+        raise wrong("best_of: only what n says can be made here; leave it out.", "best_of")
+    if request.echo and request.logprobs is not None:
+        raise wrong("echo: the prompt's log-probabilities are not known; leave out echo or logprobs.", "echo")
+    use = ToolUse(None, None, is_parallel=None)
+    form = await form_of(model, use, request.response_format)
+    prompts = prompts_of(request, model)
+    generations: list[Generation] = []
+    try:
+        for prompt in prompts:
+            plan = planned(request, model, prompt, request.max_tokens or _USUAL_TOKENS, visit, "prompt")
+            drawing = replace(plan.drawing, num_likeliest=request.logprobs)
+            generations.append(Generation(model, replace(plan, form=form, drawing=drawing), visit, serving))
+    except BaseException:
+        for generation in generations:
+            generation.cancel()
+        raise
+    texts = [model.tokenizer.decode(prompt) for prompt in prompts]
+    return Completion(request, generations, texts, int(serving.clock.wall()))

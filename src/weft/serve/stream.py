@@ -1,0 +1,178 @@
+"""Answers on their way: a body, or events as they come (server-sent), until the client has them or has gone.
+
+    data: {...}          each event; the last one is `data: [DONE]`
+    : still here         where nothing came for a while, so that nobody takes the stream for dead
+    data: {"error": ...} where the answer fails: a client takes a stream that merely ends for a success
+
+Who goes away ends the work within the moment, whether it is a stream or not. Who reads slowly holds up nobody: its
+socket is filled, its tokens wait, and after `slow_reader_s` the answer ends.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+from starlette.types import Receive, Send
+
+from weft.serve.failures import Fault, fault_of
+from weft.serve.keys import Limits
+
+Tree = dict[str, Any]
+_JSON = "application/json"
+
+
+class Answer(Protocol):
+    """What an endpoint has begun."""
+
+    async def whole(self) -> Tree:
+        """Return the body."""
+        ...
+
+    def events(self) -> AsyncIterator[Tree]:
+        """Yield the body piece by piece."""
+        ...
+
+    def cancel(self) -> None:
+        """Draw no more."""
+        ...
+
+
+class Gone(Exception):
+    """The client has gone, or reads too slowly."""
+
+
+class Wire:
+    """A request's connection: what is sent on it, and that it is still there.
+
+    Args:
+        headers: of every answer.
+        on_fault: told of each one that is sent.
+    """
+
+    def __init__(
+        self, receive: Receive, send: Send, limits: Limits, headers: dict[str, str], on_fault: Callable[[Fault], None]
+    ) -> None:
+        self._receive, self._send, self._limits = receive, send, limits
+        self.headers = headers
+        self._on_fault = on_fault
+        self.has_begun = False
+
+    async def body(self) -> bytes:
+        """Return the request's body.
+
+        Raises:
+            Fault: it is too long.
+            Gone: the client has gone.
+        """
+        most = self._limits.max_body_nbytes
+        parts, num = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            parts.append(message.get("body", b""))
+            num += len(parts[-1])
+            if num > most:
+                raise Fault(413, f"The body has more than {most} bytes.", code="request_too_large")
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    async def while_there(self, work: Awaitable[Any]) -> Any:
+        """Do `work` until it is done, or the client has gone.
+
+        Raises:
+            Gone: it has.
+        """
+        doing = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(self._left())
+        try:
+            await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return doing.result()
+            raise Gone
+        finally:
+            for task in (doing, leaving):
+                task.cancel()
+            await asyncio.gather(doing, leaving, return_exceptions=True)
+
+    async def _left(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    # --- answers ---
+
+    async def tell(
+        self, body: bytes, kind: str = _JSON, status: int = 200, more: Mapping[str, str] | None = None
+    ) -> None:
+        """Send a whole answer."""
+        await self._begin(status, {"content-type": kind, "content-length": str(len(body)), **(more or {})})
+        await self._put(body, is_last=True)
+
+    async def tell_tree(self, tree: Any) -> None:
+        await self.tell(msgspec.json.encode(tree))
+
+    async def fail(self, error: Exception) -> None:
+        """Send an error: as the answer, or as the last event of one that has begun."""
+        fault = fault_of(error)
+        self._on_fault(fault)
+        if self.has_begun:
+            await self._put(_event(fault.body), is_last=True)
+        else:
+            await self.tell(msgspec.json.encode(fault.body), status=fault.status, more=fault.headers)
+
+    async def stream(self, events: AsyncIterator[Tree], *, are_named: bool = False) -> None:
+        """Send events as they come.
+
+        Args:
+            are_named: each is sent with its type, and no `[DONE]` ends them, as in the Responses API.
+        """
+        first = asyncio.ensure_future(anext(events, None))
+        pending: asyncio.Future[Tree | None] = first
+        try:
+            await self._begin(
+                200,
+                {
+                    "content-type": "text/event-stream; charset=utf-8",
+                    "cache-control": "no-cache",
+                    "x-accel-buffering": "no",
+                },
+            )
+            while True:
+                done, _ = await asyncio.wait((pending,), timeout=self._limits.still_s)
+                if not done:
+                    await self._put(b": still here\n\n")
+                    continue
+                tree = pending.result()
+                if tree is None:
+                    await self._put(b"" if are_named else b"data: [DONE]\n\n", is_last=True)
+                    return
+                await self._put(_event(tree, str(tree["type"]) if are_named else None))
+                pending = asyncio.ensure_future(anext(events, None))
+        finally:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+            close = getattr(events, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self.has_begun = True
+        told = [
+            (name.encode("latin-1"), value.encode("latin-1")) for name, value in {**self.headers, **headers}.items()
+        ]
+        await self._send({"type": "http.response.start", "status": status, "headers": told})
+
+    async def _put(self, body: bytes, *, is_last: bool = False) -> None:
+        try:
+            async with asyncio.timeout(self._limits.slow_reader_s):
+                await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        except TimeoutError:
+            raise Gone from None
+        except OSError:
+            raise Gone from None
+
+
+def _event(tree: Any, name: str | None = None) -> bytes:
+    line = b"data: " + msgspec.json.encode(tree) + b"\n\n"
+    return line if name is None else b"event: " + name.encode() + b"\n" + line

@@ -1,0 +1,546 @@
+"""The application: each answer in the API's shape, each failure told, and whoever goes away leaves nothing."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from unit.serve.scripted import ScriptedEngine, asking, scripted
+from unit.serve.templates import HERMES, LLAMA3, MISTRAL
+from weft.engine.engine import Full
+from weft.errors import NotFinite
+from weft.serve.app import app
+from weft.serve.keys import Limits, new_key
+
+TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}
+TOOLS = [{"type": "function", "function": TOOL}]
+CALL = '<tool_call>\n{"name": "look", "arguments": {"n": 1}}\n</tool_call>'
+TURNS = (
+    "{% for m in messages %}[{{ m.role }}:{{ m.content or '' }}"
+    "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.n }}{% endif %}]{% endfor %}{{ eos_token }}"
+)
+NAMED = {"type": "function", "function": {"name": "look"}}
+
+
+async def test_an_answer_is_a_message_with_its_count_of_tokens() -> None:
+    async with asking(scripted("hello wörld")) as client:
+        answer = await client.chat(max_completion_tokens=50)
+    tree = answer.json()
+    assert tree["object"] == "chat.completion"
+    assert tree["choices"][0]["message"] == {"role": "assistant", "content": "hello wörld", "refusal": None}
+    assert tree["choices"][0]["finish_reason"] == "stop"
+    assert tree["usage"]["completion_tokens"] == 12
+    assert (tree["model"], tree["system_fingerprint"]) == ("tiny", "fp")
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+async def test_a_stream_says_role_text_and_why_it_ended_and_then_the_count() -> None:
+    async with asking(scripted("hello")) as client:
+        *chunks, last = await client.chunks(max_tokens=3, stream_options={"include_usage": True})
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(each["choices"][0]["delta"].get("content", "") for each in chunks) == "hel"
+    assert [each["choices"][0]["finish_reason"] for each in chunks][-2:] == [None, "length"]
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 3
+    assert {each["id"] for each in [*chunks, last]} == {last["id"]}
+    assert all(each["usage"] is None for each in chunks)
+
+
+async def test_a_stop_string_is_not_told_and_ends_the_work() -> None:
+    model = scripted("hello world and more")
+    async with asking(model) as client:
+        chunks = await client.chunks(stop=["xyz", "o w"])
+        assert "".join(each["choices"][0]["delta"].get("content", "") for each in chunks) == "hell"
+    engine: Any = model.engine
+    assert engine.begun[0].is_cancelled
+
+
+async def test_log_probabilities_come_with_their_bytes() -> None:
+    async with asking(scripted("é!")) as client:
+        tree = (await client.chat(logprobs=True, top_logprobs=2)).json()
+        streamed = await client.chunks(logprobs=True, top_logprobs=2)
+    content = tree["choices"][0]["logprobs"]["content"]
+    assert [each["bytes"] for each in content] == [[0xC3], [0xA9], [33]]
+    assert [len(each["top_logprobs"]) for each in content] == [2, 2, 2]
+    assert content[0]["logprob"] == -0.5
+    parts = [each["choices"][0]["logprobs"] for each in streamed if each["choices"][0]["logprobs"]]
+    assert [each for part in parts for each in part["content"]] == content
+
+
+async def test_several_texts_are_told_apart() -> None:
+    async with asking(scripted("one", "two")) as client:
+        tree = (await client.chat(n=2)).json()
+        assert [each["message"]["content"] for each in tree["choices"]] == ["one", "two"]
+        chunks = await client.chunks(n=2)
+    assert {each["choices"][0]["index"] for each in chunks} == {0, 1}
+    assert sum(each["choices"][0]["finish_reason"] == "stop" for each in chunks) == 2
+
+
+async def test_seeds_and_settings_reach_the_engine() -> None:
+    model = scripted("a")
+    engine: Any = model.engine
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "presence_penalty": 1,
+        "logit_bias": {"65": -100},
+    }
+    async with asking(model) as client:
+        for _ in range(2):
+            await client.chat(seed=-3, n=2, **fields)
+        await client.chat()
+    first, second, again, _, free = (each.wanted.drawing for each in engine.begun)
+    assert (first.temperature, first.top_p, first.top_k, first.min_p, first.presence) == (0.5, 0.9, 5, 0.1, 1.0)
+    assert first.bias == {65: -100.0}
+    assert first.seed == again.seed != second.seed
+    assert free.seed != first.seed
+    assert free.temperature == 1.0
+
+
+async def test_keys_do_not_share_pages_but_one_may_share_by_name() -> None:
+    secrets = [new_key(name) for name in ("a", "b")]
+    model = scripted("x")
+    engine: Any = model.engine
+    async with asking(model, keys=tuple(key for _, key in secrets)) as client:
+        for secret, fields in ((0, {}), (1, {}), (0, {}), (0, {"prompt_cache_key": "team"})):
+            await client.chat(headers={"authorization": f"Bearer {secrets[secret][0]}"}, **fields)
+    salts = [each.wanted.salt for each in engine.begun]
+    assert salts[0] == salts[2]
+    assert len(set(salts)) == 3
+    assert [each.wanted.key for each in engine.begun] == ["a", "b", "a", "a"]
+
+
+# --- tools ---
+
+
+@pytest.mark.parametrize(("choice", "reason"), [(None, "tool_calls"), ("required", "tool_calls"), (NAMED, "stop")])
+async def test_a_call_of_a_tool_is_told_whole_and_in_pieces(choice: Any, reason: str) -> None:
+    async with asking(scripted(CALL)) as client:
+        [whole] = (await client.chat(tools=TOOLS, tool_choice=choice)).json()["choices"]
+        chunks = await client.chunks(tools=TOOLS, tool_choice=choice)
+    assert (whole["finish_reason"], whole["message"]["content"]) == (reason, None)
+    assert whole["message"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"n": 1}'}
+    first, *rest = [
+        each["choices"][0]["delta"]["tool_calls"][0] for each in chunks if "tool_calls" in each["choices"][0]["delta"]
+    ]
+    assert (first["type"], first["function"], first["index"]) == ("function", {"name": "look", "arguments": ""}, 0)
+    assert first["id"].startswith("call_")
+    assert all(set(each) == {"index", "function"} for each in rest)
+    assert "".join(each["function"]["arguments"] for each in rest) == '{"n": 1}'
+    assert len(rest) > 3
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (LLAMA3, '{"name": "look", "parameters": {"n": 1}}'),
+        (MISTRAL, '[TOOL_CALLS][{"name": "look", "arguments": {"n": 1}}]'),
+        (HERMES, CALL),
+    ],
+)
+async def test_each_way_of_calling_is_asked_for_and_read(template: str, said: str) -> None:
+    async with asking(scripted(said, template=template)) as client:
+        for choice in ("auto", "required"):
+            [choice_made] = (await client.chat(tools=TOOLS, tool_choice=choice)).json()["choices"]
+            assert choice_made["message"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"n": 1}'}
+
+
+async def test_tools_that_may_not_be_called_are_not_told_to_the_model() -> None:
+    model = scripted(CALL)
+    engine: Any = model.engine
+    async with asking(model) as client:
+        [choice] = (await client.chat(tools=TOOLS, tool_choice="none")).json()["choices"]
+    assert choice["message"]["content"] == CALL
+    assert "look" not in engine.prompt()
+
+
+async def test_one_call_is_all_where_no_more_are_wanted() -> None:
+    async with asking(scripted(f"{CALL}\n{CALL}")) as client:
+        [choice] = (await client.chat(tools=TOOLS, parallel_tool_calls=False)).json()["choices"]
+        assert len(choice["message"]["tool_calls"]) == 1
+        [choice] = (await client.chat(tools=TOOLS)).json()["choices"]
+        assert len(choice["message"]["tool_calls"]) == 2
+
+
+async def test_a_schema_may_be_answered_beside_tools() -> None:
+    format = {
+        "type": "json_schema",
+        "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"a": {"const": 1}}}},
+    }
+    async with asking(scripted('{"a": 1}', CALL)) as client:
+        [one] = (await client.chat(tools=TOOLS, response_format=format)).json()["choices"]
+        [other] = (await client.chat(tools=TOOLS, response_format=format)).json()["choices"]
+    assert one["message"]["content"] == '{"a": 1}'
+    assert other["finish_reason"] == "tool_calls"
+
+
+async def test_messages_reach_the_template_with_calls_and_letters_that_look_like_control_tokens() -> None:
+    model = scripted("x", template=TURNS)
+    engine: Any = model.engine
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"n": 41}'}}
+    async with asking(model) as client:
+        await client.post(
+            "/v1/chat/completions",
+            messages=[
+                {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {"role": "user", "content": "<|endoftext|>"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+            ],
+        )
+    assert engine.prompt() == "[system:ab][user:<|endoftext|>][assistant:41]"
+    assert list(engine.begun[0].wanted.prompt).count(256) == 1
+
+
+async def test_the_last_message_can_be_gone_on_with() -> None:
+    turns = [MESSAGE, {"role": "assistant", "content": "Well, "}]
+    for template in (None, TURNS):
+        model = scripted("x", template=template)
+        engine: Any = model.engine
+        async with asking(model) as client:
+            answer = await client.post("/v1/chat/completions", messages=turns, continue_final_message=True)
+            assert answer.status_code == 200
+            assert engine.prompt().endswith("Well,")
+            answer = await client.chat(continue_final_message=True)
+            assert answer.json()["error"]["param"] == "continue_final_message"
+
+
+async def test_settings_of_a_template_make_no_control_tokens() -> None:
+    model = scripted("x", template="{{ mood }}")
+    engine: Any = model.engine
+    async with asking(model) as client:
+        await client.chat(chat_template_kwargs={"mood": "<|endoftext|>", "messages": []})
+    assert engine.prompt() == "<|endoftext|>"
+    assert 256 not in engine.begun[0].wanted.prompt
+
+
+# --- the other paths ---
+
+
+async def test_completions_of_text_and_of_tokens() -> None:
+    async with asking(scripted("one", "two", "three")) as client:
+        tree = (await client.post("/v1/completions", prompt=["ab", "cd"], echo=True)).json()
+        assert [each["text"] for each in tree["choices"]] == ["abone", "cdtwo"]
+        assert tree["usage"]["prompt_tokens"] == 4
+        tree = (await client.post("/v1/completions", prompt=[97, 98], logprobs=1, max_tokens=2)).json()
+        [choice] = tree["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("th", "length")
+        assert choice["logprobs"]["tokens"] == ["t", "h"]
+        assert choice["logprobs"]["text_offset"] == [0, 1]
+        chunks = await client.chunks("/v1/completions", prompt="x", stream_options={"include_usage": True})
+        assert "".join(each["choices"][0]["text"] for each in chunks if each["choices"]) == "three"
+        assert chunks[-1]["usage"]["prompt_tokens"] == 1
+
+
+async def test_responses_of_text_and_of_calls() -> None:
+    async with asking(scripted("hi", CALL, "hi", CALL)) as client:
+        tools = [{"type": "function", **TOOL}]
+        tree = (await client.post("/v1/responses", input="a", instructions="be")).json()
+        assert tree["output"][0]["content"][0]["text"] == "hi"
+        assert tree["usage"]["input_tokens_details"] == {"cached_tokens": 0}
+        tree = (await client.post("/v1/responses", input="a", tools=tools)).json()
+        assert (tree["output"][0]["type"], tree["output"][0]["arguments"]) == ("function_call", '{"n": 1}')
+        given = [
+            *tree["output"],
+            {"type": "function_call_output", "call_id": tree["output"][0]["call_id"], "output": "9"},
+        ]
+        events = await client.chunks("/v1/responses", input=[{"role": "user", "content": "a"}, *given])
+        kinds = [each["type"] for each in events]
+        assert kinds[0] == "response.created"
+        assert kinds[-1] == "response.completed"
+        assert [each["sequence_number"] for each in events] == list(range(len(events)))
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == "hi"
+        events = await client.chunks("/v1/responses", input="a", tools=tools)
+        done = next(each for each in events if each["type"] == "response.function_call_arguments.done")
+        assert done["arguments"] == '{"n": 1}'
+
+
+async def test_models_tokens_version() -> None:
+    async with asking(scripted("x")) as client:
+        listed = (await client.http.get("/v1/models")).json()["data"]
+        assert [(each["id"], each["created"], each["max_model_len"]) for each in listed] == [("tiny", 7, 4096)]
+        assert (await client.http.get("/v1/models/tiny")).json() == listed[0]
+        assert (await client.post("/tokenize", prompt="ab")).json() == {
+            "count": 2,
+            "max_model_len": 4096,
+            "tokens": [97, 98],
+        }
+        counted = (await client.post("/tokenize", messages=[{"role": "user", "content": "ab"}])).json()["count"]
+        assert counted == len("User: ab\n\nAssistant:")
+        assert (await client.post("/detokenize", tokens=[97, 256, 98])).json() == {"prompt": "ab"}
+        assert "version" in (await client.http.get("/version")).json()
+
+
+async def test_health_draws_a_token_and_not_at_every_request() -> None:
+    model, broken = scripted("x"), scripted(["x"[:0], NotFinite("nan")])
+    engine: Any = model.engine
+    async with asking(model) as client:
+        for _ in range(3):
+            assert (await client.http.get("/health")).status_code == 200
+    assert len(engine.begun) == 1
+    async with asking(broken) as client:
+        answer = await client.http.get("/health")
+        assert answer.status_code == 503
+        assert "NotFinite" in answer.text
+    async with asking() as client:
+        assert (await client.http.get("/health")).status_code == 503
+
+
+# --- what is refused ---
+
+MESSAGE = {"role": "user", "content": "x"}
+WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
+    ({"temperature": "hot"}, 400, "temperature", None),
+    ({"temperature": 3}, 400, "temperature", None),
+    ({"n": 5}, 400, "n", None),
+    ({"max_tokens": 0}, 400, "max_tokens", None),
+    ({"messages": []}, 400, "messages", None),
+    ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0].role", None),
+    ({"messages": [MESSAGE] * 2049}, 400, "messages", None),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0].type", None),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+        400,
+        "messages[0].tool_calls[0].function.arguments",
+        None,
+    ),
+    ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "messages", "context_length_exceeded"),
+    ({"model": "other"}, 404, "model", "model_not_found"),
+    ({"stop": ["a"] * 5}, 400, "stop", None),
+    ({"stop": ""}, 400, "stop", None),
+    ({"logit_bias": {"257": 1}}, 400, "logit_bias", None),
+    ({"top_logprobs": 3}, 400, "top_logprobs", None),
+    ({"tools": [{"type": "code_interpreter"}]}, 400, "tools[0].type", None),
+    ({"tools": TOOLS * 2}, 400, "tools[1].function.name", None),
+    ({"tools": TOOLS * 65}, 400, "tools", None),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, 400, "tool_choice", None),
+    ({"tool_choice": "required"}, 400, "tool_choice", None),
+    ({"response_format": {"type": "xml"}}, 400, "response_format.type", None),
+    ({"response_format": {"type": "json_schema"}}, 400, "response_format", None),
+    ({"seed": 1 << 70}, 400, "seed", None),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "param", "code"), WRONG)
+async def test_what_is_wrong_is_told_with_its_field(
+    fields: dict[str, Any], status: int, param: str | None, code: str | None
+) -> None:
+    async with asking(scripted("x")) as client:
+        answer = await client.post("/v1/chat/completions", **{"messages": [MESSAGE], **fields})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (status, param, code)
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+
+
+async def test_what_is_no_json_or_lacks_a_field_or_is_too_long_is_refused() -> None:
+    async with asking(scripted("x"), limits=Limits(max_body_nbytes=1000)) as client:
+        for body, status in ((b"{", 400), (b"[]", 400), (b"\xff", 400), (b"[" * 900, 400), (b"x" * 1001, 413)):
+            answer = await client.http.post("/v1/chat/completions", content=body)
+            assert answer.status_code == status, body[:10]
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        error = (await client.post("/v1/chat/completions")).json()["error"]
+        assert (error["param"], error["code"]) == ("messages", "missing_required_parameter")
+
+
+async def test_unknown_fields_and_nulls_are_passed_over() -> None:
+    nulls = dict.fromkeys(("temperature", "n", "stop", "tools", "tool_choice", "logprobs", "stream", "seed", "user"))
+    async with asking(scripted("x")) as client:
+        answer = await client.chat(**nulls, store=True, verbosity="low", safety_identifier="a", metadata={"a": "b"})
+    assert answer.status_code == 200
+
+
+async def test_what_is_not_here_is_told_in_the_same_shape() -> None:
+    async with asking(scripted("x")) as client:
+        answers = [
+            (await client.http.get("/v1/models/no"), 404),
+            (await client.http.get("/nowhere"), 404),
+            (await client.http.get("/v1/chat/completions"), 405),
+            (await client.post("/v1/embeddings", input="x"), 404),
+            (await client.post("/v1/completions", prompt="a", suffix="b"), 400),
+            (await client.post("/v1/completions", prompt=["a"] * 5), 400),
+            (await client.post("/v1/completions", prompt=[-1]), 400),
+            (await client.post("/v1/completions", prompt=[300]), 400),
+            (await client.post("/v1/responses", input="a", previous_response_id="r"), 400),
+            (await client.post("/detokenize", tokens=[999]), 400),
+        ]
+    for answer, status in answers:
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_keys_and_limits_are_told_by_their_status() -> None:
+    secret, key = new_key("a", requests_per_minute=1, models=["tiny"])
+    async with asking(scripted("x"), keys=(key,)) as client:
+        answer = await client.chat()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        headers = {"authorization": f"Bearer {secret}"}
+        answer = await client.chat(headers=headers)
+        assert answer.status_code == 200
+        assert answer.headers["x-ratelimit-limit-requests"] == "1"
+        answer = await client.chat(headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert (await client.http.get("/v1/models")).status_code == 401
+        assert (await client.http.get("/metrics")).status_code == 401
+        assert (await client.http.get("/health")).status_code == 200
+
+
+async def test_pages_of_elsewhere_cannot_ask_a_server_without_keys() -> None:
+    async with asking(scripted("x")) as client:
+        for headers, status in (
+            ({"host": "evil.example"}, 403),
+            ({"origin": "http://evil.example"}, 403),
+            ({"origin": "null"}, 403),
+            ({"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}, 200),
+            ({"host": "[::1]:8000"}, 200),
+        ):
+            assert (await client.chat(headers=headers)).status_code == status
+
+
+async def test_a_full_queue_says_when_to_come_back() -> None:
+    async with asking(scripted(Full(2.5))) as client:
+        answer = await client.chat()
+        assert answer.status_code == 429
+        assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("3", "2500")
+        streamed = await client.chat(stream=True)
+        assert streamed.status_code == 429
+
+
+# --- failures on the way ---
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("error", [ValueError("a secret"), NotFinite("the logits are NaN"), MemoryError()])
+async def test_a_failure_is_an_event_never_a_bare_end(path: str, place: int, error: Exception) -> None:
+    body: dict[str, Any] = (
+        {"prompt": "hi"} if path == "/v1/completions" else {"input": "hi"} if "responses" in path else {}
+    )
+    async with asking(scripted(["abc"[:place], error])) as client:
+        events = await client.chunks(path, **body)
+        assert events[-1]["error"]["code"] == "server_error"
+        assert "secret" not in json.dumps(events)
+        given = body or {"messages": [MESSAGE]}
+        answer = await client.post(path, **given)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+
+
+async def test_silence_is_filled_and_then_is_an_event() -> None:
+    limits = Limits(still_s=0.02, max_wait_s=0.1, max_time_s=0.1)
+    async with asking(scripted([5.0, "x"], ["x", 5.0, "y"]), limits=limits) as client:
+        answer = await client.chat(stream=True)
+        assert ": still here\n\n" in answer.text
+        assert '"code":"overloaded"' in answer.text
+        answer = await client.chat(stream=True)
+        assert '"code":"timeout"' in answer.text
+        assert "[DONE]" not in answer.text
+
+
+async def ask_and_go(fields: dict[str, Any], engine: ScriptedEngine, served: Any, *, takes: bool) -> None:
+    """Ask, and go away once something is under way; `takes`: whether what is sent is taken."""
+    body = json.dumps({"model": "tiny", "messages": [MESSAGE], **fields}).encode()
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+    gone = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_message: Any) -> None:
+        if not takes and _message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [(b"host", b"localhost")],
+        "query_string": b"",
+    }
+    doing = asyncio.ensure_future(served(scope | {"client": ("127.0.0.1", 1)}, receive, send))
+    while not engine.begun:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    if takes:
+        gone.set()
+    await asyncio.wait_for(doing, 5)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_goes_away_ends_the_work(stream: bool) -> None:
+    model = scripted(["x", 60.0, "y"])
+    engine: Any = model.engine
+    await ask_and_go({"stream": stream, "n": 2}, engine, app({"tiny": model}), takes=True)
+    assert all(each.is_cancelled for each in engine.begun)
+    assert engine.totals.num_running == 0
+
+
+async def test_who_takes_nothing_is_not_waited_for() -> None:
+    model = scripted(["x"] * 50)
+    engine: Any = model.engine
+    await ask_and_go({"stream": True}, engine, app({"tiny": model}, limits=Limits(slow_reader_s=0.05)), takes=False)
+    assert engine.totals.num_running == 0
+
+
+async def test_neither_question_nor_answer_is_logged_or_measured(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret, key = new_key("anna")
+    headers = {"authorization": f"Bearer {secret}"}
+    async with asking(scripted("zebra", ["zebra", ValueError("giraffe zebra")]), keys=(key,)) as client:
+        for _ in range(3):
+            await client.chat("giraffe", headers=headers)
+        await client.chat("giraffe", headers=headers, temperature="giraffe")
+        measured = (await client.http.get("/metrics", headers=headers)).text
+    told = measured + caplog.text.replace("HTTP Request", "") + "".join(capsys.readouterr())
+    assert "request req_" in told
+    for word in ("giraffe", "zebra", secret):
+        assert word not in told
+
+
+# --- metrics ---
+
+# What boards of vLLM and its production stack plot.
+PLOTTED = """
+num_requests_running num_requests_waiting num_requests_swapped kv_cache_usage_perc gpu_cache_usage_perc
+prefix_cache_queries_total prefix_cache_hits_total gpu_prefix_cache_queries_total gpu_prefix_cache_hits_total
+num_preemptions_total prompt_tokens_total generation_tokens_total iteration_tokens_total_bucket request_success_total
+time_to_first_token_seconds_bucket inter_token_latency_seconds_bucket time_per_output_token_seconds_bucket
+request_time_per_output_token_seconds_bucket e2e_request_latency_seconds_bucket request_queue_time_seconds_bucket
+request_prefill_time_seconds_bucket request_decode_time_seconds_bucket request_inference_time_seconds_bucket
+request_prompt_tokens_bucket request_generation_tokens_bucket request_max_num_generation_tokens_bucket
+request_params_n_bucket request_params_max_tokens_bucket spec_decode_num_drafts_total
+spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total cache_config_info healthy_pods_total
+current_qps
+""".split()  # noqa: SIM905
+
+
+async def test_metrics_have_the_names_that_boards_plot() -> None:
+    from weft.serve.metrics import Metrics
+
+    model = scripted("hello")
+    metrics = Metrics({"tiny": model})
+    metrics.step("tiny")(1, 2, 0.1)
+    metrics.asked("tiny", 3, 1, 5)
+    metrics.drawn("tiny", None, 0.1)
+    metrics.drawn("tiny", 0.1, 0.2)
+    metrics.ended("tiny", "stop", (0.0, 1.0, 2.0, 3.0), 2)
+    lines = metrics.text().decode().splitlines()
+    for name in PLOTTED:
+        assert any(line.startswith((f"vllm:{name}{{", f"vllm:{name} ")) for line in lines), name
+    assert 'vllm:request_success_total{engine="0",finished_reason="stop",model_name="tiny"} 1.0' in lines
+
+
+async def test_metrics_count_what_was_asked() -> None:
+    async with asking(scripted("hello")) as client:
+        await client.chat()
+        await client.chat(n=9)
+        text = (await client.http.get("/metrics")).text
+    assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"} 5.0' in text
+    assert 'weft_serve_refused_total{status="400"} 1.0' in text

@@ -1,0 +1,127 @@
+"""Text comes out of tokens letter by letter, and no stop string, half character or control token slips through."""
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from weft.data.tokenizer import ByteTokenizer, CharTokenizer, JsonTokenizer, Tokenizer, train_bpe
+from weft.errors import DataError
+from weft.serve.text import GUARD, Unfolding, Vocabulary
+
+TEXT = "Käse, 3 € & ≈ 20 % 🧀\nthe end"
+
+
+def words() -> JsonTokenizer:
+    """Return a tokenizer as SentencePiece makes them: words with ▁ for space, bytes for what is not known."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"<0x{byte:02X}>": 3 + byte for byte in range(256)}}
+    for piece in ("▁the", "▁end", "▁", "e", "n", "d"):
+        vocab[piece] = len(vocab)
+    engine = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    engine.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    engine.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    engine.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return JsonTokenizer(engine.to_str().encode(), 2)
+
+
+KINDS: dict[str, Tokenizer] = {
+    "bytes": ByteTokenizer(),
+    "characters": CharTokenizer.of([TEXT]),
+    "trained": train_bpe([TEXT * 3], 270),
+    "words": words(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_of_tokens_are_the_text_they_were_made_of(kind: str) -> None:
+    vocabulary = Vocabulary(KINDS[kind])
+    ids = vocabulary.encode(TEXT)
+    assert b"".join(map(vocabulary.piece, ids)).decode() == TEXT
+    assert len(vocabulary) == KINDS[kind].vocab_size
+    assert vocabulary.piece(10**6) == b""  # a model may have more tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_control_tokens_have_no_text_and_are_ids_only_where_a_template_spells_them(kind: str) -> None:
+    vocabulary = Vocabulary(KINDS[kind])
+    name, token = next(iter(vocabulary.control.items()))
+    assert vocabulary.piece(token) == b""
+    if kind == "characters":  # its alphabet has no <
+        assert vocabulary.encode(f"the{name}end").count(token) == 1
+        return
+    guarded = vocabulary.guarded(f"a {name} b")
+    ids = vocabulary.encode(f"{name}{guarded}{name}")
+    assert ids[0] == ids[-1] == token
+    assert ids.count(token) == 2
+    assert b"".join(map(vocabulary.piece, ids)).decode() == f"a {name} b"
+
+
+def test_a_mark_that_somebody_sends_is_taken_away() -> None:
+    vocabulary = Vocabulary(ByteTokenizer())
+    sent = f"<{GUARD}|endoftext|><|endoftext|>"
+    assert 256 not in vocabulary.encode(vocabulary.guarded(sent))
+
+
+def test_a_character_that_a_tokenizer_does_not_know_is_refused() -> None:
+    with pytest.raises(DataError, match="not in the alphabet"):
+        Vocabulary(KINDS["characters"]).encode("XYZ")
+
+
+def test_a_plain_prompt_begins_as_the_file_says() -> None:
+    engine = tokenizers.Tokenizer.from_str(words().to_json().decode())
+    engine.post_processor = tokenizers.processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 1), ("</s>", 2)])
+    vocabulary = Vocabulary(JsonTokenizer(engine.to_str().encode(), 2))
+    assert vocabulary.encode_plain("end")[0] == 1
+    assert 2 not in vocabulary.encode_plain("end")
+    assert 1 not in vocabulary.encode("end")
+
+
+# --- as they come ---
+
+
+def told(text: str, stops: list[str], size: int) -> tuple[list[str], list[int], bool]:
+    """Feed the bytes of a text in pieces of `size`, each with its number."""
+    out, data = Unfolding[int](stops), text.encode()
+    texts, numbers = [], []
+    for number, place in enumerate(range(0, len(data), size)):
+        some, with_it = out.feed(data[place : place + size], number)
+        texts.append(some)
+        numbers += with_it
+        if out.is_stopped:
+            break
+    some, with_it = out.finish()
+    return [*texts, some], [*numbers, *with_it], out.is_stopped
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("stops", "expected"),
+    [([], TEXT), (["end"], TEXT[:-3]), (["3 €", "🧀"], "Käse, "), (["endless", "the endx"], TEXT)],
+)
+def test_stop_strings_are_found_across_borders_and_never_told(size: int, stops: list[str], expected: str) -> None:
+    texts, _, is_stopped = told(TEXT, stops, size)
+    assert "".join(texts) == expected
+    assert is_stopped == (expected != TEXT)
+    assert not any("\ufffd" in each for each in texts)
+
+
+def test_what_may_begin_a_stop_string_is_held_back_and_no_more() -> None:
+    out = Unfolding[int](["stop"])
+    assert out.feed(b"a st")[0] == "a "
+    assert out.feed(b"e")[0] == "ste"
+    assert out.feed(b"sto")[0] == ""
+    assert out.finish()[0] == "sto"
+
+
+def test_what_goes_with_a_token_goes_out_with_its_last_character() -> None:
+    _, numbers, _ = told("ab🧀cd", [], 1)
+    assert numbers == list(range(8))
+    _, numbers, _ = told("abSTOPcd", ["STOP"], 1)
+    assert numbers == [0, 1]
+
+
+def test_half_a_character_at_the_end_is_told_as_such() -> None:
+    out = Unfolding[int]()
+    assert out.feed("é".encode()[:1])[0] == ""
+    assert out.finish()[0] == "\ufffd"
