@@ -25,7 +25,7 @@ GROUND = (
 FLOORS = (
     # leaves
     ("cost", "data", "model", "net.messages"),
-    ("codec", "inference", "net.admission", "net.transport"),
+    ("codec", "inference", "net.admission", "net.transport", "web"),
     # wires
     ("net.link", "net.ticket"),
     ("net.blobs", "net.probe"),
