@@ -60,7 +60,7 @@ FLOORS = (
     ("cli.screen",),
     ("cli",),
     ("cli.model", "cli.plan"),
-    ("cli.run", "cli.doctor"),
+    ("cli.run", "cli.doctor", "cli.chat"),
     ("cli.watch",),
     ("cli.demo",),
     ("cli.main",),

@@ -251,7 +251,7 @@ class Page {
     this.drawSettings();
     const { messages } = this.talk;
     const run = this.runs.get(this.talk.id);
-    const shown = messages.map((each, index) => this.messageOf(each, index, !run && index === messages.length - 1));
+    const shown = messages.map((each, index) => this.messageOf(each, index));
     if (!messages.length) shown.push(make("p", { class: "welcome" }, "Ask the model something."));
     this.growing = run ? message({ role: "assistant", content: "", note: { model: this.talk.model } }) : null;
     if (this.growing) shown.push(this.growing);
@@ -261,9 +261,11 @@ class Page {
     if (follows) box.scrollTop = box.scrollHeight;
   }
 
-  messageOf(each, index, isLast) {
+  messageOf(each, index) {
+    const { id, messages } = this.talk;
     if (each.role === "assistant") {
-      return message(each, isLast ? [{ label: "Retry", act: () => this.retry() }] : []);
+      const isLast = index === messages.length - 1 && !this.runs.has(id) && !this.faults.has(id);
+      return message(each, isLast ? [{ label: "Retry", act: () => this.retry() }] : []); // else the fault has it
     }
     const change = (to) => {
       this.editing = to;
