@@ -36,14 +36,11 @@ class Stub:
         self.key = key
         self.models = models
         self.asked: list[dict[str, Any]] = []
-        self.num_left = 0  # by whoever asked, before the end
+        self.is_left = threading.Event()  # by whoever asked, before the end
         self.address = ""
 
     def routes(self) -> list[BaseRoute]:
-        return [
-            Route("/v1/models", self._list),
-            Route("/v1/chat/completions", self._answer, methods=["POST"]),
-        ]
+        return [Route("/v1/models", self._list), Route("/v1/chat/completions", self._answer, methods=["POST"])]
 
     def _refused(self, request: Request) -> Response | None:
         if self.key is None or request.headers.get("authorization") == f"Bearer {self.key}":
@@ -79,7 +76,7 @@ class Stub:
                 num += 1
                 await asyncio.sleep(0.004)
         except asyncio.CancelledError:
-            self.num_left += 1
+            self.is_left.set()
             raise
         if question == "bare":
             return

@@ -124,6 +124,10 @@ test("each status has words of its own", async () => {
   await fails(body("long", "context_length_exceeded"), { status: 400 }, /longer than the model reads/);
   await fails(body("what", "model_not_found"), { status: 404 }, /does not have this model/);
   await fails(body("spent", "insufficient_quota"), { status: 429 }, /is spent/);
+  const host = await fails(body("by name", "host_not_allowed"), { status: 403 }, /at this address/);
+  assert.equal(host.needsKey, false);
+  assert.ok((await fails(body("not yours"), { status: 403 }, /may not do that/)).needsKey);
+  await fails(body("large"), { status: 429, headers: { "x-should-retry": "false" } }, /never takes so much/);
   await fails(body("role"), { status: 400 }, /refuses the request \(400\). It says: role\./);
   await fails(["<html>"], { status: 502 }, /The server failed\./);
   const busy = await fails(body("slow"), { status: 429, headers: { "retry-after": "7" } }, /no more requests/);

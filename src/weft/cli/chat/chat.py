@@ -18,7 +18,7 @@ from weft.cli.chat.server import Piece, Server
 from weft.cli.model.generate import legible
 from weft.cli.terminal import tell
 from weft.clock import Clock, SystemClock
-from weft.errors import ConfigError, DataError, PeerError, Refused, Unreachable, WeftError
+from weft.errors import ConfigError, DataError, Refused, Unreachable, WeftError
 
 ADDRESS = "http://127.0.0.1:8000/v1"
 MAX_QUESTION = 4_000_000  # bytes from a pipe: what servers take at most
@@ -104,7 +104,7 @@ class Talk:
         except KeyboardInterrupt:
             is_stopped = True
         finally:
-            pieces.close()  # type: ignore[attr-defined]  # hangs up: the server need not go on
+            pieces.close()  # hangs up: the server need not go on
             if told:
                 self.messages.append({"role": "assistant", "content": "".join(told)})
                 self.write("\n")
@@ -204,7 +204,9 @@ def _save(talk: Talk, name: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(talk.exported())
     except FileExistsError:
-        raise ConfigError(f"/save {name}: that file is there already, and stays as it is. Choose another name.") from None
+        raise ConfigError(
+            f"/save {name}: that file is there already, and stays as it is. Choose another name."
+        ) from None
     except OSError as error:
         raise DataError(f"/save {name}: cannot be written: {error.strerror or error}.") from None
     tell(f"saved in {path.absolute()}")

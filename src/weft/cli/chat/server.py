@@ -11,12 +11,12 @@ import http.client
 import ipaddress
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from weft.errors import CallFailed, ConfigError, DeadlineExceeded, PeerError, Refused, Unreachable
+from weft.errors import CallFailed, ConfigError, DeadlineExceeded, PeerError, Refused, Unreachable, WeftError
 from weft.reading import json_of
 from weft.wire import printable
 
@@ -97,7 +97,7 @@ class Server:
         finally:
             line.close()
 
-    def answer(self, asked: dict[str, Any]) -> Iterator[Piece]:
+    def answer(self, asked: dict[str, Any]) -> Generator[Piece, None, None]:
         """Yield the pieces of an answer as they come; whoever stops early hangs up.
 
         Args:
@@ -119,6 +119,8 @@ class Server:
                 yield piece
                 if data.strip() == b"[DONE]":
                     return
+        except PeerError:  # of the system's kinds, too
+            raise
         except TimeoutError:
             raise self._silent() from None
         except (OSError, http.client.HTTPException):
@@ -185,7 +187,7 @@ class Server:
             raise self._silent() from None
         except (OSError, http.client.HTTPException) as error:
             line.close()
-            if isinstance(error, PeerError | Refused | Unreachable):  # of the system's kinds, too
+            if isinstance(error, WeftError):  # of the system's kinds, too
                 raise
             raise Unreachable(
                 f"what answers at {self.address} hangs up, or speaks no HTTP. See whether the address and the scheme "
@@ -206,11 +208,16 @@ class Server:
         if status == http.client.UNAUTHORIZED:
             which = "takes API keys only" if self.key is None else "does not take this API key"
             return Refused(f"{self.address} {which}.{says} Put yours into a file, and name it with --key-file.")
+        if code in ("host_not_allowed", "origin_not_allowed"):
+            return Refused(f"{self.address} does not answer to that name.{says} Give its number, as 127.0.0.1.")
         if status == http.client.FORBIDDEN:
             return Refused(f"{self.address} does not let this API key do that.{says} Use another key or model.")
         match code:
             case "context_length_exceeded":
-                what, do = "the conversation is longer than the model reads", "Begin a new one, or ask for fewer tokens."
+                what, do = (
+                    "the conversation is longer than the model reads",
+                    "Begin a new one, or ask for fewer tokens.",
+                )
             case "model_not_found":
                 what, do = "the server does not have this model", "Choose another with --model."
             case "insufficient_quota":
@@ -222,7 +229,9 @@ class Server:
         return CallFailed(f"{what}: {self.address}.{says} {do}")
 
     def _silent(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"{self.address} said nothing for {SILENT_S / 60:.0f} minutes. See whether it still runs.")
+        return DeadlineExceeded(
+            f"{self.address} said nothing for {SILENT_S / 60:.0f} minutes. See whether it still runs."
+        )
 
 
 def _of_status(status: int, again: str) -> tuple[str, str]:

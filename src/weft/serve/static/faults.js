@@ -35,13 +35,13 @@ export function ofStatus(status, error, header, hasKey) {
           needsKey: true,
         });
   }
+  const known = ofCode(error, again);
+  if (known) return known;
   if (status === 403) {
     return new Fault(`This API key may not do that.${said}`, "Choose another model, or enter another key.", {
       needsKey: true,
     });
   }
-  const known = ofCode(error, again);
-  if (known) return known;
   if (status === 404) {
     return new Fault(`The server does not know what was asked for.${said}`, "Choose another model.");
   }
@@ -50,6 +50,9 @@ export function ofStatus(status, error, header, hasKey) {
     return new Fault(`The conversation is larger than the server takes.${said}`, "Begin a new one, or shorten it.");
   }
   if (status === 429) {
+    if (header("x-should-retry") === "false") {
+      return new Fault(`The server never takes so much at once.${said}`, "Shorten it, or ask for fewer tokens.");
+    }
     return new Fault(`The server takes no more requests for the moment.${said}`, `Retry ${again}.`);
   }
   if (status === 503) return new Fault(`The server cannot answer now.${said}`, `Retry ${again}.`);
@@ -93,6 +96,12 @@ function ofCode(error, again) {
       );
     case "model_not_found":
       return new Fault(`The server does not have this model.${said}`, "Choose another model.");
+    case "host_not_allowed":
+    case "origin_not_allowed":
+      return new Fault(
+        `The server does not answer a page at this address.${said}`,
+        "Open the address that the server printed when it started.",
+      );
     case "insufficient_quota":
       return new Fault(
         `What this API key may use is spent.${said}`,

@@ -107,9 +107,18 @@ def test_an_address_may_be_short(given: str, meant: str) -> None:
     assert Server(given).address == meant
 
 
-def test_a_key_in_the_open_is_said(weft: Weft, piped: Callable[[bytes], None], tmp_path: Path) -> None:
+def test_a_key_that_goes_out_in_the_open_is_said(
+    weft: Weft, stub: Stub, piped: Callable[[bytes], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert [Server(each).is_private for each in (ADDRESS, "http://localhost", "https://a.example")] == [True] * 3
     assert not Server("http://10.1.2.3").is_private
+    (tmp_path / "key").write_text(KEY)
+    for is_private, said in ((True, False), (False, True)):
+        monkeypatch.setattr(Server, "is_private", is_private)
+        piped(b"hello")
+        answer = weft("chat", stub.address, "--key-file", tmp_path / "key")
+        assert answer.code == 0
+        assert ("unencrypted" in answer.err) == said
 
 
 def test_nobody_there_is_22(weft: Weft, piped: Callable[[bytes], None]) -> None:
@@ -223,7 +232,7 @@ def test_a_failure_is_said_and_the_conversation_goes_on(stub: Stub, capsys: pyte
 
 def test_a_stopped_answer_stays_and_the_server_is_told(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     written: list[str] = []
-    before = stub.num_left
+    stub.is_left.clear()
 
     def write(text: str) -> None:
         written.append(text)
@@ -236,13 +245,15 @@ def test_a_stopped_answer_stays_and_the_server_is_told(stub: Stub, capsys: pytes
     assert "stopped; another Ctrl-C ends" in capsys.readouterr().err
     assert here.messages[1] == {"role": "assistant", "content": "word0 word1 word2 word3 word4 "}
     assert here.messages[-1]["content"] == "hello! (3)"
-    while stub.num_left == before:
-        typed(here, "hello")  # it notices within an answer or two
+    assert stub.is_left.wait(30)
 
 
 def test_figures_are_told_as_far_as_they_are_known() -> None:
     whole = Piece(version="fp", num_tokens=11, finish="length")
-    assert figures(whole, 0.5, 2.5) == "11 tokens, 5 tokens/s, first after 0.50 s, fp, cut off: --max-tokens allows no more"
+    assert (
+        figures(whole, 0.5, 2.5)
+        == "11 tokens, 5 tokens/s, first after 0.50 s, fp, cut off: --max-tokens allows no more"
+    )
     assert figures(Piece(), 0.5, 2.5) == "first after 0.50 s"
 
 
