@@ -5,6 +5,7 @@ error      some words, then an event of an error
 bare       some words, then the stream ends without a word
 busy       429, to be tried again in 7 seconds
 count      sixty numbers
+long       some words, cut off at the most tokens; nothing: an answer without a letter
 code       a fenced block; hostile: what a careless page would run
 anything   the question again, and how many messages it was asked with
 """
@@ -65,6 +66,7 @@ class Stub:
 
     async def _events(self, question: str, num_messages: int) -> AsyncIterator[str]:
         words = {"code": [CODE], "hostile": [HOSTILE], "error": SOME, "bare": SOME, "count": COUNT}.get(question)
+        words = {"long": SOME, "nothing": []}.get(question, words)
         if words is None:
             words = [f"word{n} " for n in range(5000)] if question == "slow" else [f"{question}! ", f"({num_messages})"]
         yield piece({"role": "assistant", "content": ""})
@@ -83,7 +85,7 @@ class Stub:
         if question == "error":
             yield event({"error": {"message": "stage 2 is gone", "type": "server_error", "code": "internal"}})
             return
-        yield piece({}, "stop")
+        yield piece({}, "length" if question == "long" else "stop")
         yield event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": num, "total_tokens": num + 9}})
         yield "data: [DONE]\n\n"
 

@@ -59,11 +59,46 @@ def chat(
     asks |= {} if max_tokens is None else {"max_tokens": max_tokens}
     talk = Talk(server, asks, system=system)
     if is_piped:
-        talk.ask(question)
+        came = talk.ask(question)
+        if came.is_stopped:
+            raise KeyboardInterrupt
+        if came.lacks is not None:
+            tell(came.lacks)
         return
     others = f" (of {len(names)}; --model names another)" if model is None and len(names) > 1 else ""
     tell(f"{asks['model']}{others} at {server.address}. /help says what may be typed; Ctrl-C stops an answer.")
     converse(talk, _line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Came:
+    """How an answer came."""
+
+    last: Piece  # with what is known of the answer
+    first_s: float | None  # from the question to the first letter; None: there was none
+    took_s: float
+    is_stopped: bool  # by Ctrl-C
+
+    @property
+    def lacks(self) -> str | None:
+        """Return what is wrong with an answer that is no failure."""
+        if self.first_s is None:
+            return "the answer is empty"
+        return "cut off: --max-tokens, or the server, allows no more" if self.last.finish == "length" else None
+
+    @property
+    def words(self) -> str:
+        if self.is_stopped:
+            return "stopped; another Ctrl-C ends"
+        said, writing_s = [], self.took_s - (self.first_s or 0.0)
+        if self.last.num_tokens is not None:
+            said.append(f"{self.last.num_tokens:,} tokens")
+            if self.last.num_tokens > 1 and writing_s > 0:
+                said.append(f"{(self.last.num_tokens - 1) / writing_s:.3g} tokens/s")
+        said += [] if self.first_s is None else [f"first after {self.first_s:.2f} s"]
+        said += [legible(self.last.version)] if self.last.version else []
+        said += [self.lacks] if self.lacks else []
+        return f"({', '.join(said)})"
 
 
 @dataclass
@@ -82,8 +117,8 @@ class Talk:
     clock: Clock = field(default_factory=SystemClock)
     messages: list[dict[str, str]] = field(default_factory=list)
 
-    def ask(self, question: str) -> str | None:
-        """Ask, write the answer as it comes, and return how it came; None where it was stopped by Ctrl-C.
+    def ask(self, question: str) -> Came:
+        """Ask, write the answer as it comes until it ends or Ctrl-C stops it, and return how it came.
 
         What there is of an answer stays in the conversation. A question that nothing answered leaves it.
 
@@ -110,11 +145,7 @@ class Talk:
                 self.write("\n")
             else:
                 self.messages.pop()
-        if is_stopped:
-            return None
-        if not told:
-            return "the answer is empty"
-        return figures(last, first_s or 0.0, self.clock.now() - began)
+        return Came(last=last, first_s=first_s, took_s=self.clock.now() - began, is_stopped=is_stopped)
 
     def again(self) -> str | None:
         """Return the last question, and forget it with what came after; None: there is none."""
@@ -130,19 +161,6 @@ class Talk:
         before = [{"role": "system", "content": self.system}] if self.system.strip() else []
         tree = {"format": "weft-chat", "version": 1, **self.asks, "messages": before + self.messages}
         return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
-
-
-def figures(last: Piece, first_s: float, took_s: float) -> str:
-    """Return how an answer came, in words."""
-    said = []
-    if last.num_tokens is not None:
-        said.append(f"{last.num_tokens:,} tokens")
-        if last.num_tokens > 1 and took_s > first_s:
-            said.append(f"{(last.num_tokens - 1) / (took_s - first_s):.3g} tokens/s")
-    said.append(f"first after {first_s:.2f} s")
-    said += [legible(last.version)] if last.version else []
-    said += ["cut off: --max-tokens allows no more"] if last.finish == "length" else []
-    return ", ".join(said)
 
 
 def converse(talk: Talk, line: Callable[[str], str]) -> None:
@@ -167,8 +185,7 @@ def converse(talk: Talk, line: Callable[[str], str]) -> None:
                     return
                 question = _command(talk, name, rest.strip()) or ""
             if question.strip():
-                said = talk.ask(question)
-                tell("stopped; another Ctrl-C ends" if said is None else f"({said})")
+                tell(talk.ask(question).words)
         except WeftError as error:  # the conversation goes on
             tell(str(error))
 

@@ -17,7 +17,7 @@ import pytest
 
 from api_stub import CODE, Stub, serving
 from unit.cli.small import Weft
-from weft.cli.chat.chat import ADDRESS, Talk, converse, figures
+from weft.cli.chat.chat import ADDRESS, Came, Talk, converse
 from weft.cli.chat.server import Piece, Server
 from weft.errors import CallFailed, ConfigError, PeerError, Refused, Unreachable
 
@@ -249,12 +249,32 @@ def test_a_stopped_answer_stays_and_the_server_is_told(stub: Stub, capsys: pytes
 
 
 def test_figures_are_told_as_far_as_they_are_known() -> None:
-    whole = Piece(version="fp", num_tokens=11, finish="length")
-    assert (
-        figures(whole, 0.5, 2.5)
-        == "11 tokens, 5 tokens/s, first after 0.50 s, fp, cut off: --max-tokens allows no more"
-    )
-    assert figures(Piece(), 0.5, 2.5) == "first after 0.50 s"
+    whole = Came(last=Piece(version="fp", num_tokens=11, finish="length"), first_s=0.5, took_s=2.5, is_stopped=False)
+    assert whole.words.startswith("(11 tokens, 5 tokens/s, first after 0.50 s, fp, cut off: ")
+    assert Came(last=Piece(), first_s=0.5, took_s=2.5, is_stopped=False).words == "(first after 0.50 s)"
+
+
+@pytest.mark.parametrize(
+    ("question", "words"), [(b"long", "cut off: --max-tokens"), (b"nothing", "the answer is empty")]
+)
+def test_an_answer_from_a_pipe_that_lacks_something_says_so(
+    weft: Weft, stub: Stub, piped: Callable[[bytes], None], question: bytes, words: str
+) -> None:
+    piped(question)
+    answer = weft("chat", stub.address)
+    assert answer.code == 0
+    assert words in answer.err
+
+
+def test_ctrl_c_in_a_pipe_is_130(
+    weft: Weft, stub: Stub, piped: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(text: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft.cli.chat.chat.legible", interrupted)
+    piped(b"slow")
+    assert weft("chat", stub.address).code == 130
 
 
 def test_a_key_that_is_none_is_refused() -> None:
