@@ -24,8 +24,8 @@ GROUND = (
 # folder. What is listed under a longer name ("net.node", "sync.round") stands apart from the rest of its room.
 FLOORS = (
     # leaves
-    ("cost", "data", "model", "net.messages"),
-    ("codec", "inference", "net.admission", "net.transport", "web"),
+    ("cost", "data", "model", "net.messages", "web"),
+    ("codec", "inference", "net.admission", "net.transport"),
     # wires
     ("net.link", "net.ticket"),
     ("net.blobs", "net.probe"),

@@ -157,6 +157,9 @@ test("a run knows how fast it was, and what is there stays when it is stopped", 
     [whole.note.first_s, whole.note.tokens_per_s, whole.note.version, whole.note.isStopped, whole.fault],
     [0.5, 4, "fp_3", false, null],
   );
+  const burst = new Run(api, () => 1, () => {});
+  await burst.go({});
+  assert.equal(burst.note.tokens_per_s, null);
   const half = new Run(api, () => 1, () => half.answer.text && half.stop());
   await half.go({});
   assert.deepEqual([half.answer.text, half.note.isStopped, half.fault], ["Hé", true, null]);

@@ -23,6 +23,7 @@ from weft.errors import ConfigError, DataError, Refused, Unreachable, WeftError
 ADDRESS = "http://127.0.0.1:8000/v1"
 MAX_QUESTION = 4_000_000  # bytes from a pipe: what servers take at most
 _MAX_KEY = 4_096
+_LEAST_S = 0.1  # what came within less came in one piece, which says nothing of speed
 HELP = """/clear             forget what was said
 /system [TEXT]     what the model is told before the conversation; without TEXT, nothing
 /retry             ask the last question again
@@ -93,7 +94,7 @@ class Came:
         said, writing_s = [], self.took_s - (self.first_s or 0.0)
         if self.last.num_tokens is not None:
             said.append(f"{self.last.num_tokens:,} tokens")
-            if self.last.num_tokens > 1 and writing_s > 0:
+            if self.last.num_tokens > 1 and writing_s >= _LEAST_S:
                 said.append(f"{(self.last.num_tokens - 1) / writing_s:.3g} tokens/s")
         said += [] if self.first_s is None else [f"first after {self.first_s:.2f} s"]
         said += [legible(self.last.version)] if self.last.version else []
@@ -142,7 +143,7 @@ class Talk:
             pieces.close()  # hangs up: the server need not go on
             if told:
                 self.messages.append({"role": "assistant", "content": "".join(told)})
-                self.write("\n")
+                self.write("" if told[-1].endswith("\n") else "\n")
             else:
                 self.messages.pop()
         return Came(last=last, first_s=first_s, took_s=self.clock.now() - began, is_stopped=is_stopped)

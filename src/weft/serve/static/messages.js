@@ -79,7 +79,9 @@ export function fault({ words: what, advice }, again) {
 
 /** Whether a key sends: Enter, but not in the middle of writing a character with several keys. */
 export const isSending = (event) =>
-  event.key === "Enter" && !event.shiftKey && !event.altKey && !event.ctrlKey && !event.metaKey && !event.isComposing;
+  event.key === "Enter" && !event.shiftKey && !event.altKey && !event.ctrlKey && !event.metaKey && !isComposing(event);
+
+const isComposing = (event) => event.isComposing || event.keyCode === 229; // Safari ends the character before the key
 
 /** How an answer came, in words. */
 export function words(note) {

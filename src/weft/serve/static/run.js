@@ -3,6 +3,8 @@
 import { BEGUN } from "./events.js";
 import { Fault } from "./faults.js";
 
+const LEAST_S = 0.1; // what came within less came in one piece, which says nothing of speed
+
 export class Run {
   /**
    * now      returns seconds
@@ -52,7 +54,7 @@ export class Run {
       finish,
       numTokens,
       first_s: this.first === null ? null : this.first - this.began,
-      tokens_per_s: numTokens > 1 && span > 0 ? (numTokens - 1) / span : null,
+      tokens_per_s: numTokens > 1 && span >= LEAST_S ? (numTokens - 1) / span : null,
       isStopped: this.isStopped && !this.answer.isWhole,
       fault: this.fault?.words ?? null,
     };
