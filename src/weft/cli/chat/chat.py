@@ -67,7 +67,7 @@ def chat(
             tell(came.lacks)
         return
     others = f" (of {len(names)}; --model names another)" if model is None and len(names) > 1 else ""
-    tell(f"{asks['model']}{others} at {server.address}. /help says what may be typed; Ctrl-C stops an answer.")
+    tell(f"{legible(asks['model'])}{others} at {server.address}. /help says what may be typed; Ctrl-C stops an answer.")
     converse(talk, _line)
 
 
@@ -262,7 +262,7 @@ def _models(server: Server, *, is_asking: bool) -> list[str]:
     except Unreachable as error:
         if server.address != ADDRESS:
             raise
-        raise Unreachable(f"{error} That is where a model of this machine is served.") from None
+        raise Unreachable(f"{error} `weft serve last` serves the newest model of this machine there.") from None
     server.key = _clean(typer.prompt("API key", hide_input=True, err=True), "the API key")
     return server.models()
 

@@ -121,13 +121,19 @@ def test_a_key_that_goes_out_in_the_open_is_said(
         assert ("unencrypted" in answer.err) == said
 
 
-def test_nobody_there_is_22(weft: Weft, piped: Callable[[bytes], None]) -> None:
+def test_nobody_there_is_22_and_at_the_usual_address_it_is_said_what_serves(
+    weft: Weft, piped: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     piped(b"hello")
     answer = weft("chat", f"http://127.0.0.1:{port}")
     assert answer.code == 22
     assert f"nobody answers at http://127.0.0.1:{port}/v1" in answer.err
+    assert "weft serve" not in answer.err
+    monkeypatch.setattr("weft.cli.chat.chat.ADDRESS", f"http://127.0.0.1:{port}/v1")
+    piped(b"hello")
+    assert "weft serve last" in weft("chat", f"http://127.0.0.1:{port}").err
 
 
 @pytest.mark.parametrize(
