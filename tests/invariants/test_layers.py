@@ -24,7 +24,7 @@ GROUND = (
 # folder. What is listed under a longer name ("net.node", "sync.round") stands apart from the rest of its room.
 FLOORS = (
     # leaves
-    ("cost", "data", "model", "net.messages"),
+    ("cost", "data", "model", "net.messages", "web"),
     ("codec", "engine", "inference", "net.admission", "net.transport"),
     # wires
     ("net.link", "net.ticket"),
@@ -60,7 +60,7 @@ FLOORS = (
     ("cli.screen",),
     ("cli",),
     ("cli.model", "cli.plan"),
-    ("cli.run", "cli.doctor"),
+    ("cli.run", "cli.doctor", "cli.chat"),
     ("cli.watch",),
     ("cli.demo",),
     ("cli.main",),

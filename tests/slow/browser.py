@@ -48,8 +48,8 @@ class Watched:
 
 
 @contextmanager
-def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
-    """Open a page; it notes faults, what it asks for, and who rang."""
+def opened(browser: Any, address: str, shown: str = SHOWN, **options: Any) -> Iterator[Any]:
+    """Open a page and wait until `shown` is; it notes faults, what it asks for, and who rang."""
     context = browser.new_context(**{"viewport": {"width": 1440, "height": 1000}} | options)
     page = context.new_page()
     page.set_default_timeout(MOST_MS)
@@ -59,7 +59,7 @@ def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
     page.on("request", lambda request: page.asked.append(request.url))
     page.on("dialog", lambda dialog: (page.faults.append(dialog.message), dialog.dismiss()))
     page.goto(address)
-    page.wait_for_selector(SHOWN)
+    page.wait_for_selector(shown)
     yield page
     context.close()
 

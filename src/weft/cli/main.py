@@ -13,6 +13,7 @@ import typer
 
 import weft
 from weft.cli import streams
+from weft.cli.chat import chat
 from weft.cli.demo import demo
 from weft.cli.doctor import doctor
 from weft.cli.failure import explain, explain_usage
@@ -111,6 +112,7 @@ def make_app(place: Place) -> typer.Typer:
         pause.resume,
         gather.gather,
         generate.generate,
+        chat.chat,
         eval.eval,
         export.export,
         inspect.inspect,

@@ -17,8 +17,6 @@ import asyncio
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -29,24 +27,18 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 
 from weft.clock import Clock, SystemClock
 from weft.dashboard.history import History, Now
 from weft.dashboard.words import SEVERITIES
 from weft.events import Entry
 from weft.observe.redact import public_entry
+from weft.web.web import HEADERS, page_routes
 
 TOGETHER_S = 0.25  # what comes within so long is one piece
 COOKIE = "weft-token"
 STILL_S = 15.0  # a comment is sent where nothing comes, so that proxies do not take the stream for dead
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
 _NO_TOKEN = "This page needs the address that weft watch printed, with its token.\n"
 
 
@@ -108,10 +100,6 @@ def make_app(feed: Feed, token: str | None = None) -> Starlette:
     Args:
         token: what a browser must bring; None: nothing.
     """
-    static = Path(str(files("weft") / "dashboard" / "static"))
-
-    async def page(_request: Request) -> responses.Response:
-        return responses.FileResponse(static / "index.html")
 
     async def history(_request: Request) -> responses.Response:
         return responses.JSONResponse(feed.whole())
@@ -131,12 +119,11 @@ def make_app(feed: Feed, token: str | None = None) -> Starlette:
 
     return Starlette(
         routes=[
-            Route("/", page),
+            *page_routes("dashboard"),
             Route("/api/history", history),
             Route("/api/stream", stream),
             Route("/metrics", metrics),
             Route("/healthz", health),
-            Mount("/static", StaticFiles(directory=static)),
         ],
         middleware=[
             Middleware(BaseHTTPMiddleware, dispatch=_guard(token)),
@@ -166,7 +153,7 @@ def _guard(
             answer = await go_on(request)
         else:
             answer = responses.PlainTextResponse(_NO_TOKEN, 401)
-        answer.headers.update(_HEADERS)
+        answer.headers.update(HEADERS)
         return answer
 
     return dispatch

@@ -184,6 +184,7 @@ TABLE: dict[str, Rows] = {
         ),
         "--device": ALWAYS,
     },
+    "chat": dict.fromkeys(("--model", "--key-file", "--system", "--temperature", "--max-tokens"), ALWAYS),
     "eval": dict.fromkeys(("--data", "--windows", "--device"), ALWAYS),
     "export": {"--dtype": ALWAYS},
     "inspect": {},

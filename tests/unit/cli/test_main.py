@@ -16,7 +16,7 @@ from weft.cli.settings import run_file
 from weft.errors import DataError, NotFinite, WeftError
 
 VERBS = ["demo", "train", "join", "ticket", "generate", "eval", "export", "inspect", "doctor", "keys", "tokenizer"]
-VERBS += ["methods", "plan", "simulate", "bench"]
+VERBS += ["methods", "plan", "simulate", "bench", "chat"]
 
 
 def all_errors(base: type[WeftError] = WeftError) -> list[type[WeftError]]:

@@ -136,3 +136,12 @@ def test_metrics_are_those_of_the_history(feed: Feed) -> None:
     assert f'weft_peer_up{{name="anna",peer="{A[:16]}"}} 1.0' in text
     assert f'weft_peer_tokens_per_second{{name="anna",peer="{A[:16]}"}} 100.0' in text
     assert 'weft_events_total{severity="routine"} 1.0' in text
+
+
+def test_what_all_pages_share_is_served_beside_the_pages_own(feed: Feed) -> None:
+    page = browser(feed).get("/").text
+    for name in ("base.css", "style.css", "main.js", "dom.js", "theme.js", "words.js", "icon.svg"):
+        answer = browser(feed).get(f"/static/{name}")
+        assert answer.status_code == 200
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert 'href="static/base.css"' in page

@@ -1,0 +1,1 @@
+"""What weft's pages share: their look, and how a browser is given them. It knows no run and no model."""
