@@ -18,7 +18,7 @@ from weft.cli.demo import demo
 from weft.cli.doctor import doctor
 from weft.cli.failure import explain, explain_usage
 from weft.cli.home import Place
-from weft.cli.model import eval, export, generate, inspect, tokenizer
+from weft.cli.model import eval, export, generate, inspect, serve, tokenizer
 from weft.cli.options import given
 from weft.cli.plan import bench, methods, plan, simulate
 from weft.cli.run import act, anchor, gather, join, keys, pause, runs, ticket, train
@@ -112,6 +112,7 @@ def make_app(place: Place) -> typer.Typer:
         pause.resume,
         gather.gather,
         generate.generate,
+        serve.serve,
         chat.chat,
         eval.eval,
         export.export,

@@ -12,10 +12,13 @@ not eight: processors that add pairs of products in 16 bits (AVX2 and AVX-512 wi
 from collections.abc import Callable
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 from torch.nn.functional import linear
+
+from weft import rng
 
 Kind = Literal["fp32", "bf16", "int8"]
 MAX_WEIGHT, MAX_ACTIVATION = 63, 127
@@ -90,10 +93,10 @@ MATRICES: dict[Kind, type[Full] | type[Half] | type[Eight]] = {"fp32": Full, "bf
 
 def probe(device: torch.device) -> bool:
     """Return whether products of eight bits are right on this device, at the largest numbers that occur."""
-    generator = torch.Generator().manual_seed(0)
+    draws = rng.stream(0, "probe of products")
     for num_rows in (1, 8, 33):
-        x = torch.randint(-MAX_ACTIVATION, MAX_ACTIVATION + 1, (num_rows, 256), dtype=torch.int8, generator=generator)
-        weight = torch.randint(-MAX_WEIGHT, MAX_WEIGHT + 1, (64, 256), dtype=torch.int8, generator=generator)
+        x = torch.from_numpy(draws.integers(-MAX_ACTIVATION, MAX_ACTIVATION + 1, (num_rows, 256), np.int8))
+        weight = torch.from_numpy(draws.integers(-MAX_WEIGHT, MAX_WEIGHT + 1, (64, 256), np.int8))
         x[0], weight[0] = MAX_ACTIVATION, MAX_WEIGHT
         make = _packed if device.type == "cpu" else _plain
         try:

@@ -192,9 +192,9 @@ class Stepper:
         qkv = layer.qkv(self._normed(x, layer.attention_norm))
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
-        qk, v = qkv.view(len(x), heads + 2 * kv_heads, width).split([heads + kv_heads, kv_heads], dim=1)
+        qk, v = torch.split(qkv.view(len(x), heads + 2 * kv_heads, width), [heads + kv_heads, kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = qk.split([heads, kv_heads], dim=1)
+            q, k = torch.split(qk, [heads, kv_heads], dim=1)
             qk = torch.cat((self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)), 1)
         qk = rotate(qk[None], turn)[0]
         if self._score_factor != 1.0:
@@ -204,7 +204,7 @@ class Stepper:
     def _attended(self, group: Group, q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
         shape = (group.num, self._config.num_kv_heads, -1, self._config.channels_per_head)
         k, v = (kept.flatten(0, 1).flatten(1).index_select(0, group.kept).view(shape) for kept in (keys, values))
-        return _attend(q.unflatten(0, (group.num, group.num_new)), k, v, group.mask[window]).flatten(0, 1)
+        return _attend(q.view(group.num, group.num_new, *q.shape[1:]), k, v, group.mask[window]).flatten(0, 1)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight.shape, weight, self._config.norm_eps)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 import typer
 from torch import Tensor
 
@@ -27,7 +28,9 @@ from weft.peer.state.checkpoint import load_came_with, load_model, read_contents
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
+from weft.store.chunks import raw
 from weft.training.device import choose
+from weft.wire import digest
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,31 @@ class Trained:
     round: int | None = None  # None: no checkpoint of weft
     came_with: CameWith = field(default_factory=CameWith)  # chat template, licence and the like, for an export
 
+    @property
+    def called(self) -> str:
+        """Return what others may call the model: the name of its run, or of its folder."""
+        return self.folder.resolve().name if self.run is None else self.run.name
+
+    @property
+    def made_at(self) -> float:
+        """Return when it was trained last, as far as its folder tells: seconds since 1970."""
+        if self.run is None:
+            return self.folder.stat().st_mtime
+        at, saved_at = trained_at(self.folder)
+        return at or saved_at
+
+    def fingerprint(self, kind: str) -> str:
+        """Return what names these parameters, held as `kind`: the same with the same seed makes the same text."""
+        told = digest(raw(self.vector))[:12]
+        return f"{told}-{kind}" if self.round is None else f"{told}-r{self.round}-{kind}"
+
     def on(self, device: str) -> Transformer:
         """Return the model on `device` ("auto", "cpu", "cuda:1", ...).
 
         Raises:
             ConfigError: no such device.
         """
-        check_option("device", device)
-        settings: PeerConfig = from_tree({"device": device}, PeerConfig, where="--device")
-        return assemble(self.config, self.vector.to(choose(settings).torch))
+        return assemble(self.config, self.vector.to(place(device)))
 
     def export(
         self, folder: Path, dtype: FileDtype = "float32", on_written: Callable[[int], None] = lambda _nbytes: None
@@ -64,6 +83,17 @@ class Trained:
             dtype=dtype,
             on_written=on_written,
         )
+
+
+def place(device: str) -> torch.device:
+    """Return the device that a command line names.
+
+    Raises:
+        ConfigError: no such device.
+    """
+    check_option("device", device)
+    settings: PeerConfig = from_tree({"device": device}, PeerConfig, where="--device")
+    return choose(settings).torch
 
 
 def open_trained(given: str, home: Path) -> Trained:

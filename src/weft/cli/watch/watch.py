@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
+from weft.cli.listener import LOCAL, address, listen
 from weft.cli.process import run_loop
 from weft.cli.watch.sources import Given, find, follow_logs, observe
-from weft.errors import ConfigError
 from weft.events import Entry, LinkDown, PeerStopped, StageLeft
 from weft.ids import PeerId
 from weft.rng import fresh_secret
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from weft.dashboard.page import Feed
     from weft.net.ticket import Ticket
 
-LOCAL = {"127.0.0.1", "::1", "localhost"}
 PORT = 8650
 
 
@@ -38,26 +37,13 @@ def watch(
     """Show a run on a page of this machine: losses, peers, rounds, bytes, what is wrong. Ctrl-C ends it."""
     source = find(run, context)
     token = None if public or host in LOCAL else fresh_secret(16).hex()
-    listener = _listen(host, port)
+    listener = listen(host, port)
     try:
         run_loop(_serve(source, listener, token, is_public=public, transports=transports))
     except (KeyboardInterrupt, asyncio.CancelledError):
         pass
     finally:
         listener.close()
-
-
-def _listen(host: str, port: int) -> "socket.socket":
-    import socket
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigError(
-            f"--host {host} --port {port}: cannot listen there: {error.strerror or error}. Choose another port, or "
-            "--port 0 for any that is free."
-        ) from error
 
 
 async def _serve(
@@ -80,7 +66,7 @@ async def _serve(
         _follow(source, feed) if isinstance(source, tuple) else _observe(source, feed, transports)
     )
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    print(_address(listener, token), flush=True)  # noqa: T201  # what was asked for
+    print(address(listener) + ("" if token is None else f"?token={token}"), flush=True)  # noqa: T201  # asked for
     try:
         await asyncio.wait((feeding, serving), return_when=asyncio.FIRST_COMPLETED)
         if feeding.done():
@@ -90,12 +76,6 @@ async def _serve(
         feeding.cancel()
         server.should_exit = True
         await asyncio.gather(feeding, serving, return_exceptions=True)
-
-
-def _address(listener: "socket.socket", token: str | None) -> str:
-    host, port = listener.getsockname()[:2]
-    name = {"0.0.0.0": "THIS-MACHINE", "::": "THIS-MACHINE"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{name}:{port}/" + ("" if token is None else f"?token={token}")
 
 
 async def _follow(logs: "tuple[Path, ...]", feed: "Feed") -> None:
