@@ -393,7 +393,7 @@ class Session:
         while True:
             num_bytes = 0
             for _ in range(1 if self._burden.is_beyond else TURN_FRAMES):
-                data = await self._burden.read(self._reader.read())
+                data = await self._burden.read(self._reader)
                 if data is None:
                     raise PeerError(f"{short(self.peer)} closed the connection")
                 self._num_frames += 1

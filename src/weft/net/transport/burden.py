@@ -12,8 +12,9 @@ Who is asked may cost what that brings: each call that this peer makes adds `CAL
 neighbours in a pipeline, who call each other for every micro-batch, pass on as many as they can; rounds take less than
 a tenth of a share (docs/log.md).
 
-An honest peer waits for answers: soon nothing of it is left to read. Who has been beyond its share for `FLOOD_S`
-without that happening once floods, and its link ends. Where time is virtual nothing costs anything.
+An honest peer waits for answers, so few of its frames are here at a time, however slowly they are read. Who is beyond
+its share for `FLOOD_S`, and each time that more of it was read so much came that `CROWD` frames were in it, floods: its
+link ends. Where time is virtual nothing costs anything.
 """
 
 from collections.abc import Awaitable, Callable, Generator
@@ -23,6 +24,7 @@ from typing import Any, Generic, TypeVar
 from weft.clock import Clock, computing
 from weft.ids import PeerId
 from weft.net.transport.address import network_of
+from weft.net.transport.frame import FrameReader
 
 T = TypeVar("T")
 
@@ -31,6 +33,9 @@ ADDRESS_SHARE, ADDRESS_BURST_S = 0.2, 2.0
 CALL_S = 5e-3  # of all that a micro-batch takes at one boundary, forward and back, 4.4 ms
 MAX_PAUSE_S = 1.0  # however much one frame has cost: no round is lost by it, and nobody taken for gone
 FLOOD_S = 10.0
+# Half of the calls that a peer may have open at another (`MAX_IN_FLIGHT`). Members of a pipeline have as many as there
+# are micro-batches on their way, some ten; who fetches a blob asks for two ranges ahead.
+CROWD = 32
 WAITED_S = 1e-3  # for bytes: what is there already is read at once
 MAX_REMEMBERED = 1024  # keys, and addresses: a key that comes back has not saved up anew
 
@@ -108,16 +113,13 @@ class Burden:
         self.cost_s = 0.0  # so far
         self._clock, self._computed_s = clock, computing(clock)
         self._own, self._common = own, common
-        self._beyond_since: float | None = None
-
-    @property
-    def is_beyond(self) -> bool:
-        """Return whether it has used up its own share and was not found empty since."""
-        return self._beyond_since is not None
+        self.is_beyond = False  # it has used up its own share and was not found empty since
+        self._crowd_since: float | None = None  # None: few frames were there when it was last read
 
     @property
     def is_flood(self) -> bool:
-        return self._beyond_since is not None and self._clock.now() - self._beyond_since >= FLOOD_S
+        since = self._crowd_since
+        return self.is_beyond and since is not None and self._clock.now() - since >= FLOOD_S
 
     def charge(self, cost_s: float) -> None:
         now = self._clock.now()
@@ -137,8 +139,9 @@ class Burden:
         """Return for how long nothing of it should be read now."""
         now = self._clock.now()
         pause_s = max((share.pause_s(now) for share in self._own), default=0.0)
-        if pause_s and self._beyond_since is None:
-            self._beyond_since = now
+        if pause_s and not self.is_beyond:
+            self.is_beyond = True
+            self._crowd_since = None if self._crowd_since is None else now
         return max(pause_s, self._common.pause_s(now)) if self.is_beyond else 0.0
 
     def do(self, work: Callable[[], T]) -> T:
@@ -153,12 +156,17 @@ class Burden:
         """Return `work`, each step of which is charged to this stream; not what others do while it waits."""
         return _Metered(self, work)
 
-    async def read(self, reading: Awaitable[T]) -> T:
-        """Read at the cost of this stream, and note where nothing of it was there."""
-        began, metered = self._clock.now(), self.metered(reading)
+    async def read(self, reader: FrameReader) -> bytes | None:
+        """Return the next frame, read at the cost of this stream, and note whether it had to be waited for, and how
+        many came with it."""
+        began, num_refills, metered = self._clock.now(), reader.num_refills, self.metered(reader.read())
         found = await metered
-        if metered.has_waited and self._clock.now() - began >= WAITED_S:
-            self._beyond_since = None
+        now = self._clock.now()
+        if metered.has_waited and now - began >= WAITED_S:
+            self.is_beyond = False
+        if reader.num_refills > num_refills:
+            is_crowd = reader.has_ready(CROWD - 1)
+            self._crowd_since = (now if self._crowd_since is None else self._crowd_since) if is_crowd else None
         return found
 
 
