@@ -8,9 +8,9 @@ keys of one person get no more than one. An address may take `ADDRESS_SHARE`, ov
 no bound. What was not taken is saved up, for `BURST_S`. What is sent meanwhile waits at its sender, by the transport's
 flow control.
 
-Who is asked may cost what that brings: each call that this peer makes adds `CALL_S` to what the other may take. So
-neighbours in a pipeline, who call each other for every micro-batch, pass on as many as they can; rounds take less than
-a tenth of a share (docs/log.md).
+Who is asked or told something may cost what that brings: each call that this peer makes adds `CALL_S` to what the other
+may take, and each note `NOTE_S`. So neighbours in a pipeline, who call each other for every micro-batch, pass on as many
+as they can, and members whose rounds follow one another at once vote as often as they can (docs/log.md).
 
 An honest peer waits for answers, so few of its frames are here at a time, however slowly they are read. Who is beyond
 its share for `FLOOD_S`, and each time that more of it was read so much came that `CROWD` frames were in it, floods: its
@@ -31,6 +31,7 @@ T = TypeVar("T")
 SHARE, BURST_S = 0.1, 0.5
 ADDRESS_SHARE, ADDRESS_BURST_S = 0.2, 2.0
 CALL_S = 5e-3  # of all that a micro-batch takes at one boundary, forward and back, 4.4 ms
+NOTE_S = 6e-4  # of what a frame of a round takes to read and to handle, on the mean
 MAX_PAUSE_S = 1.0  # however much one frame has cost: no round is lost by it, and nobody taken for gone
 FLOOD_S = 10.0
 # Half of the calls that a peer may have open at another (`MAX_IN_FLIGHT`). Members of a pipeline have as many as there
@@ -135,6 +136,12 @@ class Burden:
         for share in (*self._own, self._common) if self.is_beyond else self._own:
             share.charge(-CALL_S, now)
 
+    def note(self) -> None:
+        """Note that this peer tells the other something. Of many keys that flood none may take more for it."""
+        now = self._clock.now()
+        for share in self._own:
+            share.charge(-NOTE_S, now)
+
     def pause_s(self) -> float:
         """Return for how long nothing of it should be read now."""
         now = self._clock.now()
@@ -143,6 +150,11 @@ class Burden:
             self.is_beyond = True
             self._crowd_since = None if self._crowd_since is None else now
         return max(pause_s, self._common.pause_s(now)) if self.is_beyond else 0.0
+
+    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Do `work`, which is not charged; return what it returns, and the seconds of computing that it took."""
+        began = self._computed_s()
+        return work(), self._computed_s() - began
 
     def do(self, work: Callable[[], T]) -> T:
         """Do `work` at the cost of this stream."""

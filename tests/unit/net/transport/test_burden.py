@@ -100,6 +100,7 @@ def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return some
 
 
+SMALL = bytes(range(200))
 HEAVY_S, LONG_S = 0.02, 60.0  # of a call or look-up; of asking without a pause
 
 
@@ -108,9 +109,11 @@ def serving(b: Node, spend: Callable[[float], None]) -> None:
         spend(HEAVY_S)
         return Answer(text=request.text)
 
+    blobs = {digest(blob): blob for blob in (SMALL, BLOB)}
+
     def look(_peer: PeerId, name: Digest) -> bytes | None:
         spend(HEAVY_S)
-        return BLOB if name == digest(BLOB) else None
+        return blobs.get(name)
 
     b.serve(Ask, answer)
     b.serve_blobs(look)
@@ -194,19 +197,32 @@ def test_keys_that_send_more_and_more_cost_what_one_may_and_are_dropped(
     assert sum(spent) <= (num + 1) * BURST_S + SHARE * 3 * FLOOD_S
 
 
-def test_who_fetches_one_blob_after_another_is_slowed_and_never_dropped(
+def test_who_fetches_one_small_blob_after_another_is_slowed_and_never_dropped(
     world: World, spend: Callable[[float], None]
 ) -> None:
     async def scenario() -> None:
         a, b = await world.started(2)
         serving(b, spend)
         served: list[float] = []
-        await again_and_again(lambda: a.fetch_small(b.peer, digest(BLOB), len(BLOB), stall_s=LONG_S), 8, served)
+        await again_and_again(lambda: a.fetch_small(b.peer, digest(SMALL), len(SMALL), stall_s=LONG_S), 8, served)
         assert len(served) * HEAVY_S == pytest.approx(BURST_S + SHARE * LONG_S, rel=0.15)
         assert b.is_linked(a.peer)
 
     world.run(scenario)
     assert not world.seen(1, ConnectionDropped)
+
+
+def test_who_fetches_large_blobs_pays_for_no_look_at_them(world: World, spend: Callable[[float], None]) -> None:
+    """The first one of a file checks it, which takes a second for weights of a gigabyte."""
+
+    async def scenario() -> None:
+        a, b = await world.started(2)
+        serving(b, spend)
+        for _ in range(200):
+            await a.fetch(b.peer, digest(BLOB), bytearray(len(BLOB)))
+        assert asyncio.get_running_loop().time() < 10.0  # at a tenth of a core their looks would take 40 s
+
+    world.run(scenario)
 
 
 def test_who_is_called_for_each_micro_batch_may_pass_on_as_many_as_it_can() -> None:
