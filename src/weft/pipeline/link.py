@@ -138,7 +138,7 @@ class StageLink:
             if data is None or memoryview(data).nbytes != nbytes:
                 raise CallFailed(f"{short(peer)} itself holds no {nbytes} bytes of digest {short(digest)}")
             return Parcel(digest, data)
-        held = memoryview(np.empty(nbytes, np.uint8))  # not zeros, which would take the event loop 0.6 ms a megabyte
+        held = np.empty(nbytes, np.uint8).data  # not zeros, which would take the event loop 0.6 ms a megabyte
         await self._node.fetch(peer, digest, held)
         return Parcel(digest, held)
 
