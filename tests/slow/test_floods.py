@@ -95,7 +95,7 @@ async def test_all_floods_by_turns_end_no_process_and_leave_nothing(
         before = rounds(anna)
         with Flood(attack, ticket, TURN_S) as flood:
             done = await asyncio.to_thread(flood.done)
-        assert done.num_sent, attack
+        assert done.num_sent or done.num_links, attack
         anna.wait(lambda entry: isinstance(entry.event, RoundCommitted), after=time.time())
         assert rounds(anna) > before + 1, attack
         for each in (anna, bert):
