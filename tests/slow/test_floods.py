@@ -25,6 +25,9 @@ TURN_S = 10.0  # of one attack
 STREAMS_S = 20.0
 RELEASED_S, RECOVERED_S = 2.0, 30.0
 MOST_MEMORY = 1.1  # times what it was
+# What is loaded, compiled and pooled when an attack is met for the first time is no leak; on a busy machine the first
+# attack is a weak one.
+WARM_UP = 2 * len(NAMES)  # attacks
 
 
 def rounds(shell: Shell, since: float = 0.0) -> int:
@@ -86,11 +89,10 @@ async def test_all_floods_by_turns_end_no_process_and_leave_nothing(
     process, ends_at = process_of(anna), time.monotonic() + TURNS_S
     num_files, memory = process.num_fds(), 0
     for number, attack in enumerate(cycle(NAMES)):
-        # What is loaded, compiled and pooled when each attack is met for the first time is no leak.
-        if number == len(NAMES):
+        if number == WARM_UP:
             await asyncio.sleep(RECOVERED_S)
             memory = process.memory_info().rss
-        if number >= len(NAMES) and time.monotonic() > ends_at:
+        if number > WARM_UP and time.monotonic() > ends_at:
             break
         before = rounds(anna)
         with Flood(attack, ticket, TURN_S) as flood:
@@ -101,5 +103,5 @@ async def test_all_floods_by_turns_end_no_process_and_leave_nothing(
         for each in (anna, bert):
             is_well(each)
     await asyncio.sleep(RECOVERED_S)
-    assert process.memory_info().rss <= MOST_MEMORY * memory
+    assert process.memory_info().rss <= MOST_MEMORY * memory, f"{process.memory_info().rss >> 20} of {memory >> 20} MiB"
     assert process.num_fds() <= num_files + 16

@@ -32,6 +32,7 @@ SHARE, BURST_S = 0.1, 0.5
 ADDRESS_SHARE, ADDRESS_BURST_S = 0.2, 2.0
 CALL_S = 5e-3  # of all that a micro-batch takes at one boundary, forward and back, 4.4 ms
 NOTE_S = 6e-4  # of what a frame of a round takes to read and to handle, on the mean
+MAX_STEP_S = 0.3  # of one charge: a step that meets a collection of garbage takes 0.2 s, and is nobody's cost
 MAX_PAUSE_S = 1.0  # however much one frame has cost: no round is lost by it, and nobody taken for gone
 FLOOD_S = 10.0
 # Half of the calls that a peer may have open at another (`MAX_IN_FLIGHT`). Members of a pipeline have as many as there
@@ -123,7 +124,7 @@ class Burden:
         return self.is_beyond and since is not None and self._clock.now() - since >= FLOOD_S
 
     def charge(self, cost_s: float) -> None:
-        now = self._clock.now()
+        now, cost_s = self._clock.now(), min(cost_s, MAX_STEP_S)
         self.cost_s += cost_s
         for share in self._own:
             share.charge(cost_s, now)

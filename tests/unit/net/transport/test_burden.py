@@ -78,6 +78,13 @@ def test_many_keys_together_cost_hardly_more_than_one(num_links: int) -> None:
     assert flooding(clock, links, 60.0) <= (num_links + 1) * BURST_S + 2.0 + SHARE * 60.0
 
 
+def test_a_step_that_takes_long_by_chance_slows_nobody() -> None:
+    """Such as one in which garbage is collected, on a slow machine."""
+    honest = Burdens(At()).of(A, FAR)
+    honest.charge(2.0)
+    assert honest.pause_s() == 0.0
+
+
 def test_a_key_that_comes_back_has_not_saved_up_anew() -> None:
     clock = At()
     all_ = Burdens(clock)
