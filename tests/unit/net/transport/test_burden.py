@@ -262,7 +262,7 @@ async def test_only_its_own_steps_are_charged_to_a_stream() -> None:
     clock = At()
     spent = Burdens(clock).of(A, "")
     computed = iter(range(1000))
-    spent._computed_s = lambda: float(next(computed))  # each look is a second later
+    spent._computed_s = lambda: next(computed) / 8  # each look is an eighth of a second later
 
     async def fails(event: asyncio.Event) -> None:
         await event.wait()
@@ -272,7 +272,7 @@ async def test_only_its_own_steps_are_charged_to_a_stream() -> None:
     asyncio.get_running_loop().call_soon(event.set)
     with pytest.raises(PeerError, match="no"):
         await spent.metered(fails(event))
-    assert spent.cost_s == 2.0  # before the wait, and after
+    assert spent.cost_s == 2 / 8  # before the wait, and after
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await spent.metered(fails(asyncio.Event()))
