@@ -3,10 +3,10 @@
     a frame decoded, a step of a handler, a blob looked up ──seconds of CPU──► charged to a key and its address
     before more of its bytes are read                      ◄──seconds──────── `pause_s`
 
-Of one core, a key may take `SHARE`, over all its streams, and so may all together that are beyond their own share: many
-keys of one person get no more than one. An address may take `ADDRESS_SHARE`, over all its keys; this machine's own has
-no bound. What was not taken is saved up, for `BURST_S`. What is sent meanwhile waits at its sender, by the transport's
-flow control.
+Of one core, or of what other programs leave of it, a key may take `SHARE`, over all its streams, and so may all together
+that are beyond their own share: many keys of one person get no more than one. An address may take `ADDRESS_SHARE`, over
+all its keys; this machine's own has no bound. What was not taken is saved up, for `BURST_S`. What is sent meanwhile
+waits at its sender, by the transport's flow control.
 
 Who is asked or told something may cost what that brings: each call that this peer makes adds `CALL_S` to what the other
 may take, and each note `NOTE_S`. So neighbours in a pipeline, who call each other for every micro-batch, pass on as
@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from weft.clock import Clock, computing
+from weft.clock import Clock, computing, kept_waiting
 from weft.ids import PeerId
 from weft.net.transport.address import network_of
 from weft.net.transport.frame import FrameReader
@@ -38,15 +38,37 @@ FLOOD_S = 10.0
 # Half of the calls that a peer may have open at another (`MAX_IN_FLIGHT`). Members of a pipeline have as many as there
 # are micro-batches on their way, some ten; who fetches a blob asks for two ranges ahead.
 CROWD = 32
+GIVEN_S, LEAST_GIVEN = 1.0, 0.02  # how often it is looked how much of a core there is; however little that is
 WAITED_S = 1e-3  # for bytes: what is there already is read at once
 MAX_REMEMBERED = 1024  # keys, and addresses: a key that comes back has not saved up anew
 
 
-class Share:
-    """Seconds of computing that fill up with time and may be overdrawn by what was done last."""
+class Given:
+    """What part of the time in which this thread wanted to compute it got to: 1 where nobody else does."""
 
-    def __init__(self, share: float, burst_s: float, now: float) -> None:
-        self._share, self._burst_s = share, burst_s
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._waited_s = clock, kept_waiting(clock)
+        self._looked_at, self._before_s, self._part = clock.now(), self._waited_s(), 1.0
+
+    def part(self) -> float:
+        """Return it of the last second or more."""
+        took_s = self._clock.now() - self._looked_at
+        if took_s >= GIVEN_S:
+            waited_s = self._waited_s()
+            self._part = min(max(1 - (waited_s - self._before_s) / took_s, LEAST_GIVEN), 1.0)
+            self._looked_at, self._before_s = self._clock.now(), waited_s
+        return self._part
+
+
+class Share:
+    """Seconds of computing that fill up with time and may be overdrawn by what was done last.
+
+    Args:
+        part: of that time; see `Given`.
+    """
+
+    def __init__(self, share: float, burst_s: float, now: float, part: Callable[[], float] = lambda: 1.0) -> None:
+        self._share, self._burst_s, self._part = share, burst_s, part
         self._level_s, self._filled_at = burst_s, now
 
     def charge(self, cost_s: float, now: float) -> None:
@@ -56,22 +78,22 @@ class Share:
     def pause_s(self, now: float) -> float:
         """Return for how long nothing more should be done."""
         self._fill(now)
-        return max(0.0, -self._level_s / self._share)
+        return min(max(0.0, -self._level_s / (self._share * self._part())), MAX_PAUSE_S)
 
     def _fill(self, now: float) -> None:
-        self._level_s = min(self._burst_s, self._level_s + self._share * (now - self._filled_at))
+        self._level_s = min(self._burst_s, self._level_s + self._share * self._part() * (now - self._filled_at))
         self._filled_at = now
 
 
 class Shares:
     """One for each name, those used last remembered."""
 
-    def __init__(self, share: float, burst_s: float) -> None:
-        self._share, self._burst_s = share, burst_s
+    def __init__(self, share: float, burst_s: float, part: Callable[[], float]) -> None:
+        self._share, self._burst_s, self._part = share, burst_s, part
         self._by_name: dict[str, Share] = {}
 
     def of(self, name: str, now: float) -> Share:
-        found = self._by_name.pop(name, None) or Share(self._share, self._burst_s, now)
+        found = self._by_name.pop(name, None) or Share(self._share, self._burst_s, now, self._part)
         if len(self._by_name) >= MAX_REMEMBERED:
             del self._by_name[next(iter(self._by_name))]
         self._by_name[name] = found
@@ -82,9 +104,9 @@ class Burdens:
     """Of one process."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._keys, self._addresses = Shares(SHARE, BURST_S), Shares(ADDRESS_SHARE, ADDRESS_BURST_S)
-        self._common = Share(SHARE, BURST_S, clock.now())
+        self._clock, part = clock, Given(clock).part
+        self._keys, self._addresses = Shares(SHARE, BURST_S, part), Shares(ADDRESS_SHARE, ADDRESS_BURST_S, part)
+        self._common = Share(SHARE, BURST_S, clock.now(), part)
 
     def of(self, peer: PeerId, source: str) -> "Burden":
         """Return what counts the cost of a stream.

@@ -9,7 +9,7 @@ import pytest
 
 from unit.net.conftest import World
 from unit.net.test_hostile import BLOB, Answer, Ask, drained, under_attack
-from weft.clock import SystemClock, VirtualClock, computing
+from weft.clock import SystemClock, VirtualClock, computing, kept_waiting
 from weft.errors import PeerError
 from weft.events import ConnectionDropped, Notice
 from weft.ids import Digest, PeerId
@@ -54,6 +54,20 @@ def test_a_share_is_saved_up_for_a_while_and_then_holds() -> None:
     assert share.pause_s(1000.0) == 0.0
     share.charge(0.5, 1000.0)
     assert share.pause_s(1000.0) == 0.0
+
+
+def test_of_a_core_that_others_use_a_share_is_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = At()
+    monkeypatch.setattr(burden, "kept_waiting", lambda _clock: lambda: 0.8 * clock.at)
+    links = [Burdens(clock).of(A, FAR)]
+    assert flooding(clock, links, 60.0) == pytest.approx(BURST_S + 0.2 * SHARE * 60.0, rel=0.1)
+
+
+def test_the_system_says_for_how_long_a_thread_had_to_wait() -> None:
+    waited_s = kept_waiting(SystemClock())
+    before = waited_s()
+    assert 0.0 <= before <= waited_s()
+    assert kept_waiting(VirtualClock())() == 0.0
 
 
 def flooding(clock: At, links: list[Burden], seconds: float) -> float:
