@@ -44,8 +44,8 @@ def computing(clock: "Clock") -> Callable[[], float]:
 
 
 def kept_waiting(clock: "Clock") -> Callable[[], float]:
-    """Return what tells the seconds that the calling thread could have computed while others did, from their programs or
-    its own; none where the system does not say it, or time is virtual."""
+    """Return what tells the seconds that the calling thread could have computed while others did; none where the system
+    does not say it, or time is virtual."""
     path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
 
     def waited_s() -> float:

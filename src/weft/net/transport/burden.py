@@ -3,10 +3,10 @@
     a frame decoded, a step of a handler, a blob looked up ──seconds of CPU──► charged to a key and its address
     before more of its bytes are read                      ◄──seconds──────── `pause_s`
 
-Of one core, or of what other programs leave of it, a key may take `SHARE`, over all its streams, and so may all together
-that are beyond their own share: many keys of one person get no more than one. An address may take `ADDRESS_SHARE`, over
-all its keys; this machine's own has no bound. What was not taken is saved up, for `BURST_S`. What is sent meanwhile
-waits at its sender, by the transport's flow control.
+Of one core, or of what other programs leave of it, a key may take `SHARE`, over all its streams, and so may all
+together that are beyond their own share: many keys of one person get no more than one. An address may take
+`ADDRESS_SHARE`, over all its keys; this machine's own has no bound. What was not taken is saved up, for `BURST_S`. What
+is sent meanwhile waits at its sender, by the transport's flow control.
 
 Who is asked or told something may cost what that brings: each call that this peer makes adds `CALL_S` to what the other
 may take, and each note `NOTE_S`. So neighbours in a pipeline, who call each other for every micro-batch, pass on as
