@@ -368,15 +368,19 @@ class Session:
         _check_body(method, body)
         await self._queue.room()
         self._check_open(method)
-        self._queue.add(encode(messages.Note(method=method, body=body)))
+        self._add_note(method, body)
 
     def post(self, method: str, body: bytes) -> bool:
         """Queue a one-way message if there is room; return whether there was."""
         _check_body(method, body)
         if self._ended is not None or not self._queue.has_room:
             return False
-        self._queue.add(encode(messages.Note(method=method, body=body)))
+        self._add_note(method, body)
         return True
+
+    def _add_note(self, method: str, body: bytes) -> None:
+        self._burden.note()
+        self._queue.add(encode(messages.Note(method=method, body=body)))
 
     def stop(self) -> None:
         """Let `run` end; no call is sent any more."""
@@ -393,7 +397,7 @@ class Session:
         while True:
             num_bytes = 0
             for _ in range(1 if self._burden.is_beyond else TURN_FRAMES):
-                data = await self._burden.read(self._reader.read())
+                data = await self._burden.read(self._reader)
                 if data is None:
                     raise PeerError(f"{short(self.peer)} closed the connection")
                 self._num_frames += 1
