@@ -34,7 +34,7 @@ FLOORS = (
     # the algorithms
     ("sync.method", "pipeline.codec"),
     ("sync.records", "pipeline"),
-    ("sync.governance", "sync.merge", "pipeline.split"),
+    ("sync.governance", "sync.merge", "pipeline.split", "texts"),
     ("sync.round", "pipeline.config"),
     ("sync",),
     # this machine

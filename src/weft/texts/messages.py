@@ -1,0 +1,222 @@
+"""What a peer that asks for a text and the members of the stages say to each other.
+
+who asks                       member of stage k                     member of stage k + 1
+  OpenSequence ─────────────────►        with its path: what have you of this text?
+  ◄───────────── SequenceOpened          so many of its tokens, or why not
+  ResumeSequence ───────────────►        keep so many, send on from there
+  TextRows (tokens) ────────────►        to the first stage's member
+                                 TextRows ──────────────────────────►  activations, after each of its steps
+  ◄────────────────────────────────────────────────────── TokenDrawn  the last stage's member, which sends the token
+                                 ◄────────────────────────── TextRows  to the first one's, too: a ring
+  ◄──────────────── SequenceLost         I cannot go on with it: another may
+  CloseSequence ────────────────►        forget it
+every member ───── SectionServed ─────►  all that are linked, every two seconds: how fast it is, and what waits there
+
+All but the first are notes. They may be lost: whoever asks notices that nothing comes, and opens a new attempt. Rows of
+many texts go in one note; where they have more than `MAX_INLINE_NBYTES`, a note names bytes that are then fetched.
+Every bound is here, with its reason.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from weft.engine.draw import SEED_NBYTES, Drawing
+from weft.net.messages import HexDigest, HexPeer
+from weft.pipeline.messages import Number, Stage
+from weft.texts.chain import DIGEST_NBYTES, KEY_NBYTES
+from weft.wire import Record
+
+ID_NBYTES = 16
+TOKEN_NBYTES = 4
+MAX_PLACES = 1 << 20  # tokens of a text: more than models read
+MAX_MARKS = (1 << 14) + 64  # of the longest text, one a page
+MAX_INLINE_NBYTES = 64 << 10  # longer notes would keep votes and heartbeats waiting on a slow line
+MAX_PIECE = 512  # tokens of one text in a step: what a step reads for one text, and less than any model's context
+MAX_ROWS_NBYTES = 64 << 20  # of one piece's activations: 512 tokens of a width of 32,768 in fp32
+MAX_TEXTS = 1024  # in one note
+MAX_LIKELIEST = 20
+MAX_BIASED = 4096
+MAX_STOP_IDS = 4096
+MAX_LINKS = 32
+
+Place = Annotated[int, Meta(ge=0, le=MAX_PLACES)]
+Id = Annotated[bytes, Meta(min_length=ID_NBYTES, max_length=ID_NBYTES)]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Seconds = Annotated[float, Meta(ge=0, le=1e6)]
+Word = Literal["held", "busy", "other weights", "not here", "older"]
+
+
+class DrawnHow(Record, frozen=True, kw_only=True):
+    """`engine.draw.Drawing` on the wire."""
+
+    temperature: Annotated[float, Meta(ge=0, le=1e6)]
+    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    top_p: Annotated[float, Meta(ge=0, le=1)]
+    min_p: Annotated[float, Meta(ge=0, le=1)]
+    presence: float
+    frequency: float
+    repetition: Annotated[float, Meta(gt=0)]
+    bias: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=MAX_BIASED)]
+    seed: Annotated[bytes, Meta(min_length=SEED_NBYTES, max_length=SEED_NBYTES)]
+    num_likeliest: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None
+
+    @property
+    def drawing(self) -> Drawing:
+        return Drawing(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            presence=self.presence,
+            frequency=self.frequency,
+            repetition=self.repetition,
+            bias=dict(self.bias),
+            seed=self.seed,
+            num_likeliest=self.num_likeliest,
+        )
+
+
+def drawn_how(drawing: Drawing) -> DrawnHow:
+    return DrawnHow(
+        temperature=drawing.temperature,
+        top_k=drawing.top_k,
+        top_p=drawing.top_p,
+        min_p=drawing.min_p,
+        presence=drawing.presence,
+        frequency=drawing.frequency,
+        repetition=drawing.repetition,
+        bias=tuple(sorted(drawing.bias.items())),
+        seed=drawing.seed,
+        num_likeliest=drawing.num_likeliest,
+    )
+
+
+class OpenSequence(Record, frozen=True, kw_only=True, tag="OpenSequence"):
+    """A call: you are in the path of this attempt."""
+
+    sequence: Id
+    attempt: Number
+    stage: Stage
+    round: Number
+    """Whose weights compute the text."""
+    inward: HexPeer
+    """Who sends it rows, beside who asks: the stage before, of the first one the last."""
+    onward: HexPeer
+    """Who takes what comes out: the next stage; of the last one the first."""
+    most: Place
+    """Tokens of the whole text, at most."""
+    places: Annotated[tuple[Place, ...], Meta(min_length=1, max_length=MAX_MARKS)]
+    chain: Annotated[bytes, Meta(max_length=MAX_MARKS * DIGEST_NBYTES)]
+    """Of the text's tokens, at those places; the last is where they end."""
+    key: Annotated[bytes, Meta(min_length=KEY_NBYTES, max_length=KEY_NBYTES)] | None
+    """Of the chain: to the first stage alone."""
+    drawing: DrawnHow | None
+    """How tokens are drawn: to the last stage alone."""
+    tokens: Annotated[bytes, Meta(max_length=TOKEN_NBYTES * (MAX_PLACES >> 3))]
+    """To the last stage, where drawing depends on them: the text so far."""
+    num_prompt: Place
+    stop_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_IDS)]
+    """To the last stage: after one of these it draws no more."""
+
+    def __post_init__(self) -> None:
+        if len(self.chain) != DIGEST_NBYTES * len(self.places) or list(self.places) != sorted(set(self.places)):
+            raise ValueError("places and chain are columns of one table, in order")
+        if self.places[0] != 0:
+            raise ValueError("the first place is the text's beginning")
+
+
+class SequenceOpened(Record, frozen=True, kw_only=True, tag="SequenceOpened"):
+    word: Word
+    num: Place = 0
+    log_from: Place = 0
+    retry_s: Seconds = 0.0
+
+
+class ResumeSequence(Record, frozen=True, kw_only=True, tag="ResumeSequence"):
+    """A note of who asks."""
+
+    sequence: Id
+    attempt: Number
+    stage: Stage
+    keep: Place
+    send_from: Place
+
+
+class RowsOfText(Record, frozen=True, kw_only=True, array_like=True):
+    """Tokens of one text that follow each other."""
+
+    sequence: Id
+    attempt: Number
+    start: Place
+    chain: Annotated[bytes, Meta(min_length=DIGEST_NBYTES, max_length=DIGEST_NBYTES * (MAX_PIECE + 1))]
+    """Before the first, and after each; to the first stage only before the first."""
+    data: Annotated[bytes, Meta(max_length=MAX_INLINE_NBYTES)]
+    """What the stage takes: activations, encoded row by row; the first one ids of four bytes, the lowest byte first."""
+    blob: HexDigest | None = None
+    """In place of `data`: bytes to be fetched."""
+
+
+class TextRows(Record, frozen=True, kw_only=True, tag="TextRows"):
+    """A note."""
+
+    stage: Stage
+    """Of whom it is sent to."""
+    rows: Annotated[tuple[RowsOfText, ...], Meta(min_length=1, max_length=MAX_TEXTS)]
+
+
+class TokenDrawn(Record, frozen=True, kw_only=True, tag="TokenDrawn"):
+    """A note to who asks."""
+
+    sequence: Id
+    attempt: Number
+    place: Place
+    chain: Annotated[bytes, Meta(min_length=DIGEST_NBYTES, max_length=DIGEST_NBYTES)]
+    """Of the tokens before."""
+    token: TokenId
+    logprob: float | None = None
+    likeliest: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=MAX_LIKELIEST)] = ()
+
+
+class SequenceLost(Record, frozen=True, kw_only=True, tag="SequenceLost"):
+    """A note to who asks: this attempt will not go on here."""
+
+    sequence: Id
+    attempt: Number
+    stage: Stage
+    why: Literal["no room", "not computed", "wrong rows", "old weights", "leaving"]
+
+
+class CloseSequence(Record, frozen=True, kw_only=True, tag="CloseSequence"):
+    """A note of who asks."""
+
+    sequence: Id
+    attempt: Number
+    stage: Stage
+
+
+class Near(Record, frozen=True, kw_only=True):
+    """How far a member of the next stage is."""
+
+    peer: HexPeer
+    rtt_s: Seconds
+    bps: Annotated[float, Meta(gt=0, le=1e15)]
+
+
+class SectionServed(Record, frozen=True, kw_only=True, tag="SectionServed"):
+    """A note: what a member of a stage offers to those that ask for texts."""
+
+    stage: Stage
+    rounds: Annotated[tuple[Number, ...], Meta(max_length=4)]
+    """Whose weights it holds, the newest first; none: it serves no longer."""
+    step_s: Seconds
+    row_s: Seconds
+    token_s: Seconds
+    """A step takes step_s + row_s * rows that draw + token_s * tokens of prompts."""
+    num_rows: Number
+    """Texts that are drawn there."""
+    num_waiting: Number
+    """Tokens of prompts that wait there."""
+    num_free: Number
+    """Pages."""
+    links: Annotated[tuple[Near, ...], Meta(max_length=MAX_LINKS)] = ()
