@@ -1,0 +1,286 @@
+"""Along which members a text is computed: one of each stage, such that it comes soonest and holds others up least.
+
+    node(m)     = n (a + b (r + 1) + w  +  r b) + c (q + p - h)
+    edge(m, m') = n (rtt/2 + x / bps)           + (p - h') x / bps
+    path        = the ring m_1 .. m_S, m_1 whose nodes and edges sum up to the least
+
+    n tokens to be drawn, p of the prompt, h of them here already; x bytes of a token's activations
+    a, b, c  seconds of a step, for each row that draws, for each token of a prompt (`engine.pace`)
+    r rows that draw there, q tokens of prompts that wait there; w what these add to a step
+
+r b is what all others there pay for one row more, without which a path would be taken until it is as slow as the next
+(Pigou, "The Economics of Welfare", 1920). From stage to stage the best way to each member is the best way to one of the
+stage before and one edge more (Bellman, 1958); since the last stage's token goes back to the first, that is done for
+each first member.
+
+Whoever sends texts reserves at once: what members tell of themselves is two seconds old, and hundreds may be sent
+meanwhile. A peer that holds the whole model is a path of one stage.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from weft.engine.schedule import MAX_SLOWDOWN
+from weft.ids import PeerId
+from weft.pipeline.routing import Failure
+from weft.rng import order_key
+from weft.texts.messages import SectionServed
+
+NUM_FIRST = 8  # first members that paths are looked for from: those that cost least
+AS_GOOD = 1.1  # of paths so near to the best that is taken which has most of the text already
+NEWS_LAG_S = 0.5  # what was reserved so shortly before a member told of itself may not be in what it told
+FIRST_STEP_S = 0.05  # of who has not computed yet
+FIRST_RTT_S, FIRST_BPS = 0.05, 50e6  # between two that nobody has measured
+
+
+class Wanted(NamedTuple):
+    """What is to be computed.
+
+    Args:
+        num_drawn: tokens that will probably be drawn.
+        row_nbytes: of a token's activations, from stage to stage.
+    """
+
+    num_prompt: int
+    num_drawn: int
+    row_nbytes: int
+
+
+class Figures(NamedTuple):
+    """Of a member of a stage.
+
+    Args:
+        num_held: tokens of the text that it has already.
+    """
+
+    step_s: float
+    row_s: float
+    token_s: float
+    num_rows: int = 0
+    num_waiting: int = 0
+    num_held: int = 0
+
+
+class Link(NamedTuple):
+    rtt_s: float
+    bps: float
+
+
+Between = Callable[[PeerId, PeerId], Link]
+
+
+def node_s(figures: Figures, wanted: Wanted) -> float:
+    """Return what a member costs: seconds of this text, and of others for it."""
+    step_s = figures.step_s + figures.row_s * figures.num_rows
+    wait_s = min(figures.num_waiting * figures.token_s, (MAX_SLOWDOWN - 1) * step_s)
+    each_s = step_s + figures.row_s + wait_s + figures.num_rows * figures.row_s
+    num_read = figures.num_waiting + max(0, wanted.num_prompt - figures.num_held)
+    return wanted.num_drawn * each_s + num_read * figures.token_s
+
+
+def edge_s(link: Link, wanted: Wanted, num_held: int) -> float:
+    """Return what it costs to send on, to a member that has so many tokens of the text."""
+    row_s = 8 * wanted.row_nbytes / link.bps
+    return wanted.num_drawn * (link.rtt_s / 2 + row_s) + max(0, wanted.num_prompt - num_held) * row_s
+
+
+def back_s(link: Link, wanted: Wanted) -> float:
+    """Return what it costs to send tokens back to the first."""
+    return wanted.num_drawn * link.rtt_s / 2
+
+
+@dataclass(frozen=True)
+class Path:
+    peers: tuple[PeerId, ...]
+    cost_s: float
+    num_held: int  # by all of them
+
+
+def best(stages: Sequence[Mapping[PeerId, Figures]], between: Between, wanted: Wanted, tie: str = "") -> Path | None:
+    """Return the path to take; None: a stage has nobody.
+
+    Args:
+        stages: who may compute each.
+        tie: decides between those that are alike, differently for each text.
+    """
+    if not all(stages):
+        return None
+    costs = [{peer: node_s(figures, wanted) for peer, figures in stage.items()} for stage in stages]
+    firsts = sorted(costs[0], key=lambda peer: (costs[0][peer], order_key(tie, peer)))[:NUM_FIRST]
+    paths = [_best_from(first, stages, costs, between, wanted, tie) for first in firsts]
+    least = min(path.cost_s for path in paths)
+    near = [path for path in paths if path.cost_s <= AS_GOOD * least]
+    return min(near, key=lambda path: (-path.num_held, path.cost_s, order_key(tie, *path.peers)))
+
+
+_Way = tuple[float, tuple[PeerId, ...]]  # what it costs, and by whom it goes
+
+
+def _best_from(
+    first: PeerId,
+    stages: Sequence[Mapping[PeerId, Figures]],
+    costs: Sequence[Mapping[PeerId, float]],
+    between: Between,
+    wanted: Wanted,
+    tie: str,
+) -> Path:
+    ways: dict[PeerId, _Way] = {first: (costs[0][first], (first,))}
+    for stage, cost in zip(stages[1:], costs[1:], strict=True):
+        found: dict[PeerId, _Way] = {}
+        for peer, figures in stage.items():
+            ends = [
+                (cost_s + edge_s(between(end, peer), wanted, figures.num_held) + cost[peer], (*way, peer))
+                for end, (cost_s, way) in ways.items()
+            ]
+            found[peer] = min(ends, key=lambda end: (end[0], order_key(tie, *end[1])))
+        ways = found
+    whole = [(each_s + back_s(between(end, first), wanted), way) for end, (each_s, way) in ways.items()]
+    cost_s, peers = min(whole, key=lambda each: (each[0], order_key(tie, *each[1])))
+    return Path(peers, cost_s, min(stage[peer].num_held for stage, peer in zip(stages, peers, strict=True)))
+
+
+# --- what an asker knows of members, and has sent them ---
+
+
+@dataclass(eq=False)
+class Reserved:
+    """A path that a text takes, counted at its members until `Paths.ended`."""
+
+    peers: tuple[PeerId, ...]
+    round: int
+    at: float
+    num_prompt: int
+    is_read: bool = False  # its prompt
+
+
+@dataclass
+class _Bar:
+    until: float
+    num: int
+
+
+@dataclass
+class Paths:
+    """To one model's stages, as one peer sees them.
+
+    Args:
+        num_stages: of the model.
+    """
+
+    num_stages: int
+    _served: dict[tuple[int, PeerId], tuple[SectionServed, float]] = field(default_factory=dict)
+    _links: dict[tuple[PeerId, PeerId], Link] = field(default_factory=dict)
+    _bars: dict[PeerId, _Bar] = field(default_factory=dict)
+    _reserved: dict[Reserved, None] = field(default_factory=dict)
+
+    def seen(self, peer: PeerId, served: SectionServed, now: float) -> None:
+        """A member tells of itself."""
+        if served.stage >= self.num_stages:
+            return
+        self._served[served.stage, peer] = served, now
+        for near in served.links:
+            self._links[peer, near.peer] = Link(near.rtt_s, near.bps)
+
+    def gone(self, peer: PeerId) -> None:
+        """It is linked no more."""
+        for stage in range(self.num_stages):
+            self._served.pop((stage, peer), None)
+        self._bars.pop(peer, None)
+        for pair in [pair for pair in self._links if pair[0] == peer]:
+            del self._links[pair]
+
+    @property
+    def empty(self) -> list[int]:
+        """Return the stages that nobody serves."""
+        there = {stage for (stage, _), (served, _) in self._served.items() if served.rounds}
+        return [stage for stage in range(self.num_stages) if stage not in there]
+
+    def reserve(
+        self,
+        wanted: Wanted,
+        now: float,
+        *,
+        without: Collection[PeerId] = (),
+        held: Mapping[PeerId, int] | None = None,
+        round: int | None = None,
+        tie: str = "",
+    ) -> Reserved | None:
+        """Return a path, counted at its members from now on; None: a stage has nobody for it just now.
+
+        Args:
+            held: tokens of the text that members have already.
+            round: whose weights it has to have; None: the newest that a path has.
+        """
+        rounds = {each for served, _ in self._served.values() for each in served.rounds}
+        for each in sorted(rounds, reverse=True) if round is None else (round,):
+            stages = [self._stage(stage, each, now, without, held or {}) for stage in range(self.num_stages)]
+            path = best(stages, self.between, wanted, tie)
+            if path is not None:
+                reserved = Reserved(path.peers, each, now, wanted.num_prompt)
+                self._reserved[reserved] = None
+                return reserved
+        return None
+
+    def drew(self, reserved: Reserved) -> None:
+        """Its first token has come: the prompt is read."""
+        reserved.is_read = True
+        for peer in reserved.peers:
+            self._bars.pop(peer, None)
+
+    def ended(self, reserved: Reserved) -> None:
+        self._reserved.pop(reserved, None)
+
+    def failed(self, peer: PeerId, why: Failure, now: float) -> None:
+        """Pass a peer over for a while, longer each time until something came of it."""
+        bar = self._bars.get(peer, _Bar(now, 0))
+        pause_s = min(why.first_s * 2.0 ** min(bar.num, 64), why.most_s)
+        self._bars[peer] = _Bar(max(bar.until, now + pause_s), bar.num + 1)
+
+    def between(self, a: PeerId, b: PeerId) -> Link:
+        if a == b:
+            return Link(0.0, math.inf)
+        return self._links.get((a, b)) or self._links.get((b, a)) or Link(FIRST_RTT_S, FIRST_BPS)
+
+    def ring_s(self, peers: Sequence[PeerId], num_prompt: int = 0) -> float:
+        """Return how long it should take from a token to the next, or with a prompt to the first."""
+        nodes = 0.0
+        for stage, peer in enumerate(peers):
+            figures = self._figures(stage, peer, 0)
+            nodes += figures.step_s + figures.row_s * (figures.num_rows + 1)
+            nodes += figures.token_s * (figures.num_waiting + num_prompt)
+        return nodes + sum(self.between(a, b).rtt_s / 2 for a, b in pairwise((*peers, peers[0])))
+
+    def _stage(
+        self, stage: int, round: int, now: float, without: Collection[PeerId], held: Mapping[PeerId, int]
+    ) -> dict[PeerId, Figures]:
+        here = [peer for (each, peer), (served, _) in self._served.items() if each == stage and round in served.rounds]
+        return {
+            peer: self._figures(stage, peer, held.get(peer, 0))
+            for peer in here
+            if peer not in without and not self._is_barred(peer, now)
+        }
+
+    def _figures(self, stage: int, peer: PeerId, num_held: int) -> Figures:
+        """Return what a member has told, and what was sent to it since."""
+        found = self._served.get((stage, peer))
+        if found is None:
+            return Figures(FIRST_STEP_S, 0.0, 0.0)
+        served, told_at = found
+        new = [each for each in self._reserved_at(stage, peer) if each.at > told_at - NEWS_LAG_S]
+        return Figures(
+            served.step_s or FIRST_STEP_S,
+            served.row_s,
+            served.token_s,
+            served.num_rows + len(new),
+            served.num_waiting + sum(each.num_prompt for each in new if not each.is_read),
+            num_held,
+        )
+
+    def _reserved_at(self, stage: int, peer: PeerId) -> Iterable[Reserved]:
+        return (each for each in self._reserved if each.peers[stage] == peer)
+
+    def _is_barred(self, peer: PeerId, now: float) -> bool:
+        return peer in self._bars and self._bars[peer].until > now

@@ -1,0 +1,190 @@
+"""Paths are the best there are, and who counts what others wait for keeps everybody's wait short."""
+
+import heapq
+from collections.abc import Callable
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from weft.ids import PeerId
+from weft.pipeline.routing import Failure
+from weft.rng import stream
+from weft.texts import path as paths
+from weft.texts.messages import Near, SectionServed
+from weft.texts.path import AS_GOOD, Figures, Link, Path, Paths, Wanted, back_s, best, edge_s, node_s
+
+Stage = dict[PeerId, Figures]
+WANTED = Wanted(num_prompt=100, num_drawn=50, row_nbytes=4096)
+
+
+def peer(number: int) -> PeerId:
+    return PeerId(f"{number:064x}")
+
+
+def cost_s(peers: tuple[PeerId, ...], stages: list[Stage], between: paths.Between, wanted: Wanted) -> float:
+    """Return the sum as the module's first lines have it."""
+    total = sum(node_s(stage[each], wanted) for stage, each in zip(stages, peers, strict=True))
+    for number, (a, b) in enumerate(pairwise(peers), 1):
+        total += edge_s(between(a, b), wanted, stages[number][b].num_held)
+    return total + back_s(between(peers[-1], peers[0]), wanted)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_path_is_the_best_of_all(seed: int) -> None:
+    draws = stream(seed, "graph")
+    for _ in range(10):
+        sizes = draws.integers(1, 5, int(draws.integers(1, 5)))
+        numbers = iter(range(100))
+        stages = [
+            {
+                peer(next(numbers)): Figures(*draws.uniform(0.001, 0.1, 3), *map(int, draws.integers(0, 20, 2)))
+                for _ in range(size)
+            }
+            for size in sizes
+        ]
+        links: dict[frozenset[PeerId], Link] = {}
+
+        def between(a: PeerId, b: PeerId, links: dict[frozenset[PeerId], Link] = links) -> Link:
+            pair = frozenset((a, b))
+            return links.setdefault(pair, Link(draws.uniform(0, 0.3), draws.uniform(1e6, 1e9)))
+
+        all_of_them = [cost_s(each, stages, between, WANTED) for each in product(*stages)]
+        found = best(stages, between, WANTED)
+        assert found is not None
+        assert found.cost_s == pytest.approx(min(all_of_them))
+        assert found.cost_s == pytest.approx(cost_s(found.peers, stages, between, WANTED))
+
+
+def near(_a: PeerId, _b: PeerId) -> Link:
+    return Link(0.01, 1e9)
+
+
+def test_of_paths_that_are_nearly_alike_the_one_is_taken_that_has_read_most() -> None:
+    plain, known = Figures(0.01, 0.001, 1e-6), Figures(0.0101, 0.001, 1e-6, num_held=64)
+    far = known._replace(step_s=0.01 * AS_GOOD * 2)
+    assert taken([{peer(0): plain, peer(1): known}]).peers == (peer(1),)
+    assert taken([{peer(0): plain, peer(1): far}]).peers == (peer(0),)
+
+
+def taken(stages: list[Stage]) -> Path:
+    found = best(stages, near, WANTED)
+    assert found is not None
+    return found
+
+
+def test_a_stage_without_members_has_no_path() -> None:
+    assert best([{peer(0): Figures(0.01, 0.001, 0.001)}, {}], near, WANTED) is None
+
+
+def served(stage: int, step_s: float = 0.01, **fields: object) -> SectionServed:
+    told = {"rounds": (3,), "num_rows": 0, "num_waiting": 0, "num_free": 9, "row_s": 0.001, "token_s": 0.001}
+    return SectionServed(stage=stage, step_s=step_s, **told | fields)  # type: ignore[arg-type]
+
+
+def made(*told: tuple[int, SectionServed]) -> Paths:
+    found = Paths(1 + max(each.stage for _, each in told))
+    for number, each in told:
+        found.seen(peer(number), each, 0.0)
+    return found
+
+
+def test_texts_sent_at_once_are_shared_out() -> None:
+    both = made((0, served(0)), (1, served(0)), (2, served(0, step_s=0.2)))
+    sent = [both.reserve(WANTED, 10.0, tie=str(number)) for number in range(8)]
+    counts = [sum(each is not None and each.peers == (peer(number),) for each in sent) for number in range(3)]
+    assert counts == [4, 4, 0]
+    for each in sent:
+        assert each is not None
+        both.ended(each)
+    assert both.reserve(WANTED, 10.0) is not None
+
+
+def test_what_a_member_has_told_since_is_not_counted_twice() -> None:
+    both = made((0, served(0)), (1, served(0, step_s=0.0101)))
+    for _ in range(4):
+        assert both.reserve(WANTED, 1.0) is not None
+    both.seen(peer(0), served(0, num_rows=2), 5.0)
+    both.seen(peer(1), served(0, step_s=0.0101, num_rows=2), 5.0)
+    assert [each.num_rows for each in (both._figures(0, peer(0), 0), both._figures(0, peer(1), 0))] == [2, 2]
+
+
+def test_who_fails_is_passed_over_for_a_while_and_longer_each_time() -> None:
+    both = made((0, served(0)), (1, served(0, step_s=0.5)))
+    assert path_at(both, 0.0) == (peer(0),)
+    both.failed(peer(0), Failure.UNREACHABLE, 0.0)
+    assert path_at(both, 1.9) == (peer(1),)
+    assert path_at(both, 2.1) == (peer(0),)
+    both.failed(peer(0), Failure.UNREACHABLE, 3.0)
+    assert path_at(both, 6.9) == (peer(1),)
+    both.gone(peer(1))
+    assert both.reserve(WANTED, 6.9) is None
+    assert path_at(both, 7.1) == (peer(0),)
+
+
+def path_at(made: Paths, now: float) -> tuple[PeerId, ...]:
+    reserved = made.reserve(WANTED, now)
+    assert reserved is not None
+    made.ended(reserved)
+    return reserved.peers
+
+
+def test_all_of_a_path_have_the_same_weights_the_newest_that_go_together() -> None:
+    four = made(
+        (0, served(0, rounds=(5, 4))), (1, served(0, step_s=0.5)), (2, served(1, rounds=(4, 3))), (3, served(1))
+    )
+    reserved = four.reserve(WANTED, 0.0)
+    assert reserved is not None
+    assert (reserved.round, reserved.peers) == (4, (peer(0), peer(2)))
+    pinned = four.reserve(WANTED, 0.0, round=3, without=[peer(2)])
+    assert pinned is not None
+    assert pinned.peers == (peer(1), peer(3))
+    assert four.reserve(WANTED, 0.0, round=5) is None
+
+
+def test_a_near_member_comes_before_a_far_one() -> None:
+    links = (Near(peer=peer(1), rtt_s=0.2, bps=1e8), Near(peer=peer(2), rtt_s=0.002, bps=1e8))
+    three = made((0, served(0, links=links)), (1, served(1)), (2, served(1)))
+    assert path_at(three, 0.0) == (peer(0), peer(2))
+    assert three.ring_s((peer(0), peer(2))) < 0.05 < three.ring_s((peer(0), peer(1)))
+
+
+# --- a play: texts arrive, and each token of each goes through two stages ---
+
+
+def gaps(choose: Callable[[list[Stage]], Path]) -> list[float]:
+    """Return the seconds between tokens, of 240 texts that arrive ten a second."""
+    paces = [[(0.010, 0.002), (0.012, 0.002), (0.015, 0.002)], [(0.010, 0.002), (0.013, 0.002), (0.014, 0.002)]]
+    rows = [[0, 0, 0], [0, 0, 0]]
+    waiting = [(0.1 * number, number, 40, ()) for number in range(240)]
+    heapq.heapify(waiting)
+    found = []
+    while waiting:
+        now, number, num_left, path = heapq.heappop(waiting)
+        if not path:
+            stages = [
+                {peer(n): Figures(*pace, 0.0, rows[stage][n]) for n, pace in enumerate(paces[stage])}
+                for stage in range(2)
+            ]
+            path = tuple(int(each, 16) for each in choose(stages).peers)  # type: ignore[assignment]
+            for stage, each in enumerate(path):
+                rows[stage][each] += 1  # type: ignore[index]
+        if not num_left:
+            for stage, each in enumerate(path):
+                rows[stage][each] -= 1  # type: ignore[index]
+            continue
+        gap = sum(
+            paces[stage][each][0] + paces[stage][each][1] * rows[stage][each]  # type: ignore[index]
+            for stage, each in enumerate(path)
+        )
+        found.append(gap)
+        heapq.heappush(waiting, (now + gap, number, num_left - 1, path))
+    return found
+
+
+def test_routing_that_does_not_look_at_load_makes_everybody_wait() -> None:
+    def blind(stages: list[Stage]) -> Path:
+        return taken([{each: figures._replace(num_rows=0) for each, figures in stage.items()} for stage in stages])
+
+    p95 = {choose: float(np.quantile(gaps(choose), 0.95)) for choose in (taken, blind)}
+    assert p95[blind] > 1.5 * p95[taken]
