@@ -76,12 +76,12 @@ class Wanted:
 class Text:
     """A text under way; an async iterator of what is drawn."""
 
-    def __init__(self, engine: "Engine", wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, cancel: "Callable[[Text], None]") -> None:
         self.wanted = wanted
         self.ended: Ending | None = None
         self.num_shared = 0  # tokens of the prompt that had been read for another text
         self.began_s: float | None = None  # by the engine's clock: when its first piece was computed
-        self._engine = engine
+        self._cancel = cancel
         self._loop = asyncio.get_running_loop()
         self._told: asyncio.Queue[Drawn | Ending | Exception] = asyncio.Queue()
 
@@ -102,9 +102,10 @@ class Text:
 
     def cancel(self) -> None:
         """Draw no more of it; a step under way ends. Its pages are free soon."""
-        self._engine._cancel(self)
+        self._cancel(self)
 
-    def _tell(self, told: Drawn | Ending | Exception) -> None:
+    def tell(self, told: Drawn | Ending | Exception) -> None:
+        """Let its reader have a token, or its end; from any thread."""
         with suppress(RuntimeError):  # the loop has ended: nobody reads any more
             self._loop.call_soon_threadsafe(self._told.put_nowait, told)
 
@@ -123,6 +124,18 @@ class Totals:
     num_waiting: int = 0
     num_pages: int = 0
     num_held: int = 0  # pages
+
+
+class Serves(Protocol):
+    """What texts are asked of, wherever they are computed."""
+
+    vocab_size: int
+    context: int
+    totals: Totals
+
+    def begin(self, wanted: Wanted) -> Text:
+        """Begin a text; raises as `Engine.begin` does."""
+        ...
 
 
 @dataclass(eq=False)
@@ -174,20 +187,13 @@ class Engine:
         """Begin a text.
 
         Raises:
-            ConfigError: an empty prompt, a token that the model does not have, or more than its context.
+            ConfigError: as `check`.
             Full: too many wait.
         """
-        if not wanted.prompt:
-            raise ConfigError("the prompt is empty. Give at least one token.")
-        if (wrong := next((each for each in wanted.prompt if not 0 <= each < self.vocab_size), None)) is not None:
-            raise ConfigError(f"token {wrong} is outside the model's vocabulary of {self.vocab_size}.")
-        if len(wanted.prompt) >= self.context:
-            raise ConfigError(
-                f"This model's maximum context length is {self.context} tokens. The prompt has {len(wanted.prompt)}."
-            )
+        check(wanted, self.vocab_size, self.context)
         if self.totals.num_waiting >= MAX_WAITING:
             raise Full(self._retry_s())
-        text = Text(self, wanted)
+        text = Text(wanted, self._cancel)
         self._asked.put(lambda: self._open(text))
         return text
 
@@ -245,7 +251,7 @@ class Engine:
         self._schedule.remove(job.sequence)
         del self._jobs[job.sequence], self._by_text[job.text]
         self._tell_totals()  # who reads the ending finds its pages free
-        job.text._tell(ending)
+        job.text.tell(ending)
 
     def _step(self, rows: list[Row]) -> None:
         began = self._clock.now()
@@ -297,7 +303,7 @@ class Engine:
         sequence.tokens.append(drawn.token)
         if job.counts is not None:
             job.counts.add(drawn.token)
-        job.text._tell(drawn)
+        job.text.tell(drawn)
         if len(sequence.tokens) >= sequence.max_tokens:
             self._end(job, "length")
 
@@ -306,3 +312,17 @@ class Engine:
         self.totals.num_waiting = self._schedule.num_waiting
         self.totals.num_held = self._pool.num_pages - self._pool.num_room
         self.totals.num_yielded = self._schedule.num_yielded
+
+
+def check(wanted: Wanted, vocab_size: int, context: int) -> None:
+    """
+    Raises:
+        ConfigError: an empty prompt, a token that the model does not have, or more than its context.
+    """
+    if not wanted.prompt:
+        raise ConfigError("the prompt is empty. Give at least one token.")
+    if (wrong := next((each for each in wanted.prompt if not 0 <= each < vocab_size), None)) is not None:
+        raise ConfigError(f"token {wrong} is outside the model's vocabulary of {vocab_size}.")
+    if len(wanted.prompt) >= context:
+        said = f"This model's maximum context length is {context} tokens. The prompt has {len(wanted.prompt)}."
+        raise ConfigError(said)

@@ -97,6 +97,10 @@ class PagePool:
         if name not in self._by_name and page not in self._names:
             self._by_name[name], self._names[page] = page, name
 
+    def is_named(self, page: int) -> bool:
+        """Return whether others may take a page up, or have: it must not be written to any more."""
+        return page in self._names
+
     def release(self, pages: Iterable[int]) -> None:
         """Let go of a sequence's pages. Of those that are kept, its last is used up first: others rest on the first."""
         for page in reversed(list(pages)):

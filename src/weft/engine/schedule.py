@@ -160,7 +160,7 @@ class Scheduler:
     # --- pieces of prompts ---
 
     def _pieces(self, num_drawing: int) -> Iterator[Row]:
-        budget, num_idle = self._budget(num_drawing), 0
+        budget, num_idle = num_readable(self._pace, num_drawing, self._num_since_read), 0
         planned = set[int]()  # a sequence reads one piece in a step
         while budget > 0 and num_idle < len(self._turns):
             key = self._turns[0]
@@ -185,16 +185,6 @@ class Scheduler:
         for key in [key for key in self._turns if not self._reads(key)]:
             self._turns.remove(key)
             del self._deficit[key]
-
-    def _budget(self, num_drawing: int) -> int:
-        """Return how many tokens may be read beside those that draw."""
-        if not self._pace.knows_reading:
-            return FIRST_PIECE
-        if not num_drawing:
-            return max(PAGE, self._pace.readable(0, ALONE_S) // PAGE * PAGE)
-        whole_s = MAX_SLOWDOWN * self._pace.step_s(num_drawing, 0)
-        budget = self._pace.readable(num_drawing, whole_s) // PAGE * PAGE
-        return max(budget, PAGE) if self._num_since_read + 1 >= STARVED_STEPS else budget
 
     def _reader(self, key: str, planned: Set[int]) -> Sequence | None:
         """Return whose prompt is read next of those that `key` asked for: one that runs, or one that is let in now."""
@@ -248,3 +238,18 @@ class Scheduler:
             self._deficit[key] = 0
             self._turns.append(key)
         return self._waiting.setdefault(key, deque())
+
+
+def num_readable(pace: Pace, num_drawing: int, num_since_read: int) -> int:
+    """Return how many tokens of prompts a step may read beside those that draw.
+
+    Args:
+        num_since_read: steps since the last that read some.
+    """
+    if not pace.knows_reading:
+        return FIRST_PIECE
+    if not num_drawing:
+        return max(PAGE, pace.readable(0, ALONE_S) // PAGE * PAGE)
+    whole_s = MAX_SLOWDOWN * pace.step_s(num_drawing, 0)
+    budget = pace.readable(num_drawing, whole_s) // PAGE * PAGE
+    return max(budget, PAGE) if num_since_read + 1 >= STARVED_STEPS else budget

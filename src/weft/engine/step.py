@@ -1,5 +1,8 @@
 """One forward pass over rows of many sequences, each at its own place, keys and values in pages.
 
+A model that is cut is computed section by section: the first embeds tokens, the last gives logits, and from one to the
+next goes what the layers made of each row.
+
     rows     tokens one after the other, those of one sequence together: [rows, width] all the way
     pages    keys and values: [pages, kv heads, PAGE, head], one tensor each per layer
 
@@ -21,6 +24,7 @@ from weft.engine.pages import PAGE, num_pages
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
 from weft.model.layers import inverse_wavelengths, rotate
+from weft.model.sections import Section, whole
 
 
 @dataclass(frozen=True)
@@ -28,13 +32,13 @@ class Piece:
     """Tokens of one sequence in a step.
 
     Args:
-        tokens: new ones.
+        tokens: new ones; after the first section, what the one before made of them, fp32.
         start: the position of the first.
         pages: of the sequence, those of the new tokens among them.
         draws: whether the logits after the last are wanted.
     """
 
-    tokens: Sequence[int]
+    tokens: Sequence[int] | Float[Tensor, "new width"]
     start: int
     pages: Sequence[int]
     draws: bool
@@ -60,23 +64,42 @@ class Layer:
 
 
 class Weights:
-    """A whole model's numbers, ready to multiply by. The vector is read, and not kept.
+    """The numbers of a model or of a section, ready to multiply by. Vectors are read, and not kept.
 
     Args:
         vector: flat, fp32 (`model.flat`).
+        section: None: the whole model.
+        table: the matrix of the embedding, where a section's vector lacks it: a tied one that lies apart.
     """
 
-    def __init__(self, config: ModelConfig, vector: Float[Tensor, " num"], kind: Kind) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        vector: Float[Tensor, " num"],
+        kind: Kind,
+        section: Section | None = None,
+        table: Float[Tensor, "vocab width"] | None = None,
+    ) -> None:
         self.config = config
         self.kind = kind
-        spans = layout(config)
+        self.section = section = section or whole(config)
+        self.device = vector.device
+        spans = layout(config, section)
         tensors = {span.name: spans.view(vector, span) for span in spans}
+        if table is not None:
+            tensors["embed.weight"] = table
         make = MATRICES[kind]
-        self.embed = tensors["embed.weight"].clone() if kind == "fp32" else tensors["embed.weight"].to(torch.bfloat16)
-        self.head = make(tensors["embed.weight" if config.is_tied else "head.weight"])
-        self.norm = tensors["norm.weight"].clone()
-        self.layers = [_layer(config, tensors, number, kind) for number in range(config.num_layers)]
-        self.nbytes = self.embed.nbytes + self.head.nbytes
+        self.embed: Tensor | None = None
+        if section.is_first:
+            embed = tensors["embed.weight"]
+            self.embed = embed.clone() if kind == "fp32" else embed.to(torch.bfloat16)
+        self.head: Matrix | None = None
+        self.norm: Tensor | None = None
+        if section.is_last:
+            self.head = make(tensors["embed.weight" if config.is_tied else "head.weight"])
+            self.norm = tensors["norm.weight"].clone()
+        self.layers = [_layer(config, tensors, number, kind) for number in section.layers]
+        self.nbytes = sum(each.nbytes for each in (self.embed, self.head) if each is not None)
         self.nbytes += sum(
             each.nbytes for layer in self.layers for each in (layer.qkv, layer.out, layer.gate_up, layer.down)
         )
@@ -115,17 +138,27 @@ class KeysAndValues:
 
     Args:
         num_pages: of `PAGE` tokens.
+        num_layers: of a section; None: all.
     """
 
-    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_pages: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        num_layers: int | None = None,
+    ) -> None:
         shape = (num_pages, config.num_kv_heads, PAGE, config.channels_per_head)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        layers = range(config.num_layers if num_layers is None else num_layers)
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
 
 
-def page_nbytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of one page, in all layers."""
-    return 2 * config.num_layers * config.kv_width * PAGE * dtype.itemsize
+def page_nbytes(config: ModelConfig, dtype: torch.dtype, num_layers: int | None = None) -> int:
+    """Return the bytes of one page, in all layers, or in those of a section."""
+    num_layers = config.num_layers if num_layers is None else num_layers
+    return 2 * num_layers * config.kv_width * PAGE * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -150,13 +183,13 @@ class Group:
 
 
 class Stepper:
-    """Computes steps of one model."""
+    """Computes steps of one model, or of a section."""
 
     def __init__(self, weights: Weights, kept: KeysAndValues) -> None:
         self._weights = weights
         self._config = weights.config
         self._kept = kept
-        self._device = weights.embed.device
+        self._device = weights.device
         self._inverse = torch.tensor(inverse_wavelengths(weights.config), dtype=torch.float32, device=self._device)
         self._heads_of_kv = torch.arange(self._config.num_kv_heads, device=self._device)
         self._windows = {layer.window for layer in weights.layers}
@@ -164,14 +197,32 @@ class Stepper:
 
     @torch.inference_mode()
     def step(self, pieces: Sequence[Piece]) -> Float[Tensor, "drawing vocab"]:
-        """Compute all rows, keep their keys and values, and return the logits of those that draw, fp32, in order."""
-        order = sorted(range(len(pieces)), key=lambda number: (len(pieces[number].tokens), pieces[number].stop))
-        rows = [pieces[number] for number in order]  # those of a group together
+        """Compute all rows, keep their keys and values, and return the logits of those that draw, fp32, in order.
+
+        Of the last section.
+        """
+        order = _order(pieces)
+        head, norm = self._weights.head, self._weights.norm
+        assert head is not None
+        assert norm is not None
+        x = self._through([pieces[number] for number in order])
+        return head(self._normed(x[self._ids(_last(pieces, order))], norm))
+
+    @torch.inference_mode()
+    def pass_on(self, pieces: Sequence[Piece]) -> list[Float[Tensor, "new width"]]:
+        """Compute all rows, keep their keys and values, and return what goes to the next section, fp32, by piece."""
+        order = _order(pieces)
+        x = self._through([pieces[number] for number in order])
+        parts = dict(zip(order, x.split([len(pieces[number].tokens) for number in order]), strict=True))
+        return [parts[number] for number in range(len(pieces))]
+
+    def _through(self, rows: Sequence[Piece]) -> Float[Tensor, "rows width"]:
+        """Return what the layers make of rows, those of a group together."""
         places = self._ids([at for piece in rows for at in range(piece.start, piece.stop)])
         written = self._written(rows, places)
         turn = self._turn(places)
         groups = self._grouped(rows)
-        x = embedding(self._ids([token for piece in rows for token in piece.tokens]), self._weights.embed).float()
+        x = self._given(rows)
         for number, layer in enumerate(self._weights.layers):
             q, k, v = self._heads(layer, x, turn)
             keys, values = self._kept.keys[number], self._kept.values[number]
@@ -184,7 +235,14 @@ class Stepper:
             x = x + (y if layer.out_bias is None else y + layer.out_bias)
             gate, up = layer.gate_up(self._normed(x, layer.ffn_norm)).chunk(2, dim=1)
             x = x + layer.down(silu(gate) * up)
-        return self._weights.head(self._normed(x[self._ids(_last(pieces, order))], self._weights.norm))
+        return x
+
+    def _given(self, rows: Sequence[Piece]) -> Float[Tensor, "rows width"]:
+        if self._weights.embed is not None:
+            ids = self._ids([int(token) for piece in rows for token in piece.tokens])
+            return embedding(ids, self._weights.embed).float()
+        given = [piece.tokens for piece in rows if isinstance(piece.tokens, Tensor)]
+        return torch.cat(given).to(self._device)
 
     def _heads(self, layer: Layer, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         config = self._config
@@ -252,6 +310,11 @@ def _write(
     x: Float[Tensor, "rows kv_heads head"],
 ) -> None:
     kept.view(-1, kept.shape[-1]).index_copy_(0, written, x.reshape(-1, x.shape[-1]).to(kept.dtype))
+
+
+def _order(pieces: Sequence[Piece]) -> list[int]:
+    """Return the order in which those of a group are together."""
+    return sorted(range(len(pieces)), key=lambda number: (len(pieces[number].tokens), pieces[number].stop))
 
 
 def _alike(rows: Sequence[Piece]) -> list[list[Piece]]:
