@@ -467,6 +467,14 @@ class HeldDropped(Event, frozen=True, kw_only=True):
     num: int
 
 
+class TextMoved(Event, frozen=True, kw_only=True):
+    """A text that is being drawn goes on with another member of a stage: the one before is gone, silent or busy."""
+
+    stage: int
+    before: PeerId
+    member: PeerId
+
+
 class StateJoined(Event, frozen=True, kw_only=True):
     """A newcomer holds the run's state."""
 

@@ -155,7 +155,7 @@ def told(stages: Stages, entry: events.Entry) -> Stages:
 
 _OWN_WORDS = (
     *(events.StageHeld, events.StageLeft, events.StageEmpty, events.StagesSeen, events.TeamFormed),
-    *(events.MicroBatchFailed, events.HeldDropped),
+    *(events.MicroBatchFailed, events.HeldDropped, events.TextMoved),
 )  # they name it
 
 

@@ -388,6 +388,7 @@ _ROWS: dict[type[Event], _Row] = {
         "{me:peer} had no room in {stage:stage} for the results of {num} micro-batches that came a second time: they "
         "count nowhere",
     ),
+    events.TextMoved: _Row(NOTE, "an answer goes on with {member:peer} in place of {before:peer} in {stage:stage}"),
     events.StateJoined: _Row(
         NOTE,
         lambda e, _: (

@@ -45,6 +45,7 @@ class StageLink:
         self._notes: dict[type, Callable[[PeerId, Any], Awaitable[None]]] = {}
         self._held: dict[tuple[type, int], Callable[[PeerId, Any], Awaitable[Any]]] = {}  # by the stage that is named
         self._given: dict[Digest, tuple[Buffer, int]] = {}  # and how often
+        self._on_parted: list[Callable[[PeerId], object]] = []
         self._parting: dict[PeerId, set[asyncio.Future[None]]] = {}
         node.serve_blobs(self._lookup)
         node.on_link(self._on_link)
@@ -105,6 +106,17 @@ class StageLink:
         else:
             self._node.post(peer, note)
 
+    async def tell(self, note: msgspec.Struct) -> None:
+        """Send a note to all that are linked; this peer hears it, too, where it takes such notes."""
+        for peer in self._node.peers:
+            self._node.post(peer, note)
+        if type(note) in self._notes:
+            await self._notes[type(note)](self.me, note)
+
+    def on_parted(self, callback: Callable[[PeerId], object]) -> None:
+        """Call `callback(peer)` whenever a link goes down."""
+        self._on_parted.append(callback)
+
     def is_linked(self, peer: PeerId) -> bool:
         return peer == self.me or self._node.is_linked(peer)
 
@@ -148,6 +160,8 @@ class StageLink:
 
     def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
         if not is_up:
+            for callback in self._on_parted:
+                callback(peer)
             for parted in self._parting.get(peer, ()):
                 if not parted.done():
                     parted.set_result(None)

@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.engine.engine import Full
 from weft.errors import ConfigError, WeftError
+from weft.texts.entry import NoPath
 
 
 class Fault(WeftError):
@@ -91,6 +92,8 @@ def fault_of(error: Exception) -> Fault:
             return error
         case Full(retry_s=retry_s):
             return too_many(str(error), retry_s)
+        case NoPath(retry_s=retry_s):
+            return unavailable(str(error), "no_path", retry_s)
         case ConfigError() if "maximum context length" in str(error):
             return wrong(str(error), "messages", "context_length_exceeded")
         case ConfigError():

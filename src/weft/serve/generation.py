@@ -15,7 +15,7 @@ from blake3 import blake3
 from weft.clock import Clock
 from weft.data.tokenizer import Tokenizer
 from weft.engine.draw import Drawing
-from weft.engine.engine import MAX_WAITING, Engine, Full, Text, Wanted
+from weft.engine.engine import MAX_WAITING, Full, Serves, Text, Wanted
 from weft.model.came_with import CameWith
 from weft.rng import fresh_secret
 from weft.serve.failures import Fault, unavailable, wrong
@@ -47,7 +47,7 @@ class Model:
 
     id: str
     created: int
-    engine: Engine
+    engine: Serves
     tokenizer: Tokenizer
     template: Template | None
     context: int
@@ -69,7 +69,7 @@ class Model:
 
 
 def model_of(
-    id: str, created: int, engine: Engine, tokenizer: Tokenizer, came_with: CameWith, fingerprint: str = ""
+    id: str, created: int, engine: Serves, tokenizer: Tokenizer, came_with: CameWith, fingerprint: str = ""
 ) -> Model:
     """Return a model with the template, the ends and the defaults that came with its folder.
 

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from weft.clock import Clock, SystemClock
-from weft.engine.engine import Engine
+from weft.engine.engine import Serves
 from weft.engine.pages import PAGE
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
@@ -58,7 +58,7 @@ class Measured(Protocol):
     def id(self) -> str: ...
 
     @property
-    def engine(self) -> Engine: ...
+    def engine(self) -> Serves: ...
 
 
 class Metrics:

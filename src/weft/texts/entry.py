@@ -1,0 +1,441 @@
+"""Who asks for texts of a model that its stages' members compute: `engine.engine.Engine`, as far as `serve` sees it.
+
+    entry = Entry(link, num_stages, ...)
+    text = entry.begin(Wanted(...))         # as of an engine
+
+Each text is a machine (`text.step`) whose effects are carried out here: calls, notes, a timer. What is drawn is told at
+once. A text that nobody can compute ends with `NoPath`, and one that cannot be begun is refused before.
+
+Failure:
+- a member dies, or is silent: others take its place, and the text goes on (`text`).
+- a stage has nobody: texts wait for `WAIT_S`, then fail; who comes back meanwhile is asked again.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from statistics import quantiles
+
+from weft.clock import Clock
+from weft.engine.draw import Drawn
+from weft.engine.engine import MAX_WAITING, Full, Text, Totals, Wanted, check
+from weft.errors import ConfigError, NetError, PeerError, Refused, WeftError
+from weft.events import Emit, TextMoved
+from weft.ids import PeerId
+from weft.pipeline.link import StageLink
+from weft.pipeline.routing import Failure
+from weft.rng import fresh_secret
+from weft.tasks import Tasks
+from weft.texts import text as machine
+from weft.texts.chain import joined, key_of
+from weft.texts.messages import (
+    ID_NBYTES,
+    MAX_INLINE_NBYTES,
+    TOKEN_NBYTES,
+    CloseSequence,
+    OpenSequence,
+    ResumeSequence,
+    RowsOfText,
+    SectionServed,
+    SequenceLost,
+    SequenceOpened,
+    TextRows,
+    TokenDrawn,
+    drawn_how,
+)
+from weft.texts.path import Paths, Reserved
+from weft.texts.path import Wanted as Asked
+from weft.texts.section import packed
+from weft.texts.sequence import Held
+
+WAIT_S = 10.0  # for a stage that has nobody
+LOOK_S = 0.25  # between two looks for one
+OPEN_S = 1.0  # for a member to say what it has
+LEAST_S = 0.3  # without a token, before a new attempt is made
+GAPS = 4.0  # times the usual gap, likewise
+FIRST_GAPS = 4.0  # times what the first token should take
+FIRST_S = 2.0  # and at least so long
+NUM_GAPS = 64
+EXPECTED = 256  # tokens of an answer, as paths are chosen for
+
+
+class NoPath(WeftError):
+    """Nobody computes a part of the model just now. `retry_s`: when to ask again, in seconds."""
+
+    def __init__(self, message: str, retry_s: float = 2.0) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
+
+
+class Entry:
+    """
+    Args:
+        row_nbytes: of a token's activations, encoded.
+        new_secret: makes names of texts that nobody guesses.
+        wait_s: for a stage that has nobody.
+    """
+
+    def __init__(
+        self,
+        link: StageLink,
+        *,
+        num_stages: int,
+        vocab_size: int,
+        context: int,
+        row_nbytes: int,
+        clock: Clock,
+        emit: Emit,
+        wait_s: float = WAIT_S,
+        new_secret: Callable[[int], bytes] = fresh_secret,
+    ) -> None:
+        self.vocab_size, self.context = vocab_size, context
+        self.num_stages, self.row_nbytes, self.wait_s = num_stages, row_nbytes, wait_s
+        self.link, self.clock, self.emit = link, clock, emit
+        self.paths = Paths(num_stages)
+        self.totals = Totals()
+        self.tasks = Tasks()
+        self._new_secret = new_secret
+        self._under_way: dict[bytes, _UnderWay] = {}
+        self._by_text: dict[Text, _UnderWay] = {}
+        link.on_note(SectionServed, self._on_served)
+        link.on_note(TokenDrawn, self._on_drawn)
+        link.on_note(SequenceLost, self._on_lost)
+        link.on_parted(self._on_parted)
+
+    def begin(self, wanted: Wanted) -> Text:
+        """Begin a text.
+
+        Raises:
+            ConfigError: as `engine.engine.check`; or an answer is held to a form, or has more conditions than fit.
+            Full: too many wait.
+        """
+        check(wanted, self.vocab_size, self.context)
+        if wanted.constraint is not None:
+            raise ConfigError(
+                "answers of a form (response_format, or a tool that must be called) need the whole model on one "
+                "machine; this one is served by several. Leave the form out, or serve a checkpoint of the run."
+            )
+        if self.totals.num_waiting >= MAX_WAITING:
+            raise Full(5.0)
+        text = Text(wanted, self._cancel)
+        under = _UnderWay(self, self._new_secret(ID_NBYTES), text)
+        self._under_way[under.id] = self._by_text[text] = under
+        self._count()
+        self.tasks.spawn(under.begin())
+        return text
+
+    def _cancel(self, text: Text) -> None:
+        if (under := self._by_text.get(text)) is not None:
+            under.cancel()
+
+    async def aclose(self) -> None:
+        """End all texts."""
+        for under in list(self._by_text.values()):
+            under.cancel()
+        await asyncio.sleep(0)  # what was said is under way
+        await self.tasks.aclose()
+
+    def close(self) -> None:
+        """End all texts; what is said of it may not leave any more."""
+        for under in list(self._by_text.values()):
+            under.cancel()
+
+    def has_ended(self, under: "_UnderWay") -> None:
+        self._under_way.pop(under.id, None)
+        self._by_text.pop(under.text, None)
+        self._count()
+
+    def _count(self) -> None:
+        self.totals.num_waiting = sum(not under.has_drawn for under in self._under_way.values())
+        self.totals.num_running = len(self._under_way) - self.totals.num_waiting
+
+    def drew(self) -> None:
+        self.totals.num_drawn += 1
+        self._count()
+
+    # --- what is heard ---
+
+    async def _on_served(self, peer: PeerId, note: SectionServed) -> None:
+        self.paths.seen(peer, note, self.clock.now())
+
+    async def _on_drawn(self, peer: PeerId, note: TokenDrawn) -> None:
+        under = self._under_way.get(note.sequence)
+        if under is not None and peer in under.lasts and note.token < self.vocab_size:
+            drawn = Drawn(note.token, note.logprob, note.likeliest)
+            under.hear(machine.Drew(note.attempt, note.place, note.chain, drawn))
+
+    async def _on_lost(self, peer: PeerId, note: SequenceLost) -> None:
+        under = self._under_way.get(note.sequence)
+        if under is None or peer not in under.peers:
+            return
+        if note.why == "no room":
+            self.paths.failed(peer, Failure.BUSY, self.clock.now())
+        under.lost(note.attempt, note.stage, peer, note.why)
+
+    def _on_parted(self, peer: PeerId) -> None:
+        self.paths.gone(peer)
+        for under in list(self._under_way.values()):
+            under.parted(peer)
+
+
+class _UnderWay:
+    """One text, and what is said for it."""
+
+    def __init__(self, entry: Entry, id: bytes, text: Text) -> None:
+        self.id, self.text = id, text
+        self.has_drawn = False
+        self.lasts: set[PeerId] = set()  # members of the last stage that may have drawn
+        self._entry = entry
+        self._state: machine.Text | None = None
+        self._reserved: Reserved | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._gaps: deque[float] = deque(maxlen=NUM_GAPS)
+        self._told_at: float | None = None
+        self._drawn_in = -1  # the attempt that the last token came of
+        self._is_over = False
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        return () if self._state is None else self._state.path
+
+    async def begin(self) -> None:
+        reserved = await self._sought(frozenset(), None)
+        if self._is_over:
+            return
+        if reserved is None:
+            self._end(self._failed("no path"))
+            return
+        wanted = self.text.wanted
+        key = key_of(wanted.salt, reserved.round)
+        self._state, effects = machine.begun(
+            wanted.prompt, wanted.max_new_tokens, key, wanted.stop_ids, self._entry.context
+        )
+        if self._state.phase == "ended":
+            self._carry_out(effects)
+        else:
+            self.hear(machine.Found(reserved.peers))
+
+    def cancel(self) -> None:
+        if self._state is None:
+            self._end("cancelled")
+        self.hear(machine.Cancelled())
+
+    def hear(self, event: machine.Event) -> None:
+        if self._state is None or self._state.phase == "ended":
+            return
+        self._state, effects = machine.step(self._state, event)
+        self._carry_out(effects)
+
+    def lost(self, attempt: int, stage: int, peer: PeerId, why: str) -> None:
+        """A member cannot go on; where it says that rows are none, whoever sent them is to be passed over."""
+        peers = self.peers
+        if why == "wrong rows" and 0 < stage < len(peers) and peers[stage] == peer:
+            peer = peers[stage - 1]
+            self._entry.paths.failed(peer, Failure.ERROR, self._entry.clock.now())
+        self.hear(machine.Lost(attempt, peer))
+
+    def parted(self, peer: PeerId) -> None:
+        if self._state is not None:
+            self.hear(machine.Lost(self._state.attempt, peer))
+
+    def _carry_out(self, effects: list[machine.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case machine.Seek(without=without):
+                    self._stop_waiting()
+                    self._entry.tasks.spawn(self._seek(without))
+                case machine.Open(attempt=attempt, path=path):
+                    self._open(attempt, path)
+                case machine.Resume():
+                    note = ResumeSequence(
+                        sequence=self.id,
+                        attempt=effect.attempt,
+                        stage=effect.stage,
+                        keep=effect.keep,
+                        send_from=effect.send_from,
+                    )
+                    self._post(effect.peer, note)
+                case machine.Feed(attempt=attempt, peer=peer, start=start):
+                    self._feed(attempt, peer, start)
+                    self._began()
+                case machine.Close(attempt=attempt, members=members):
+                    for stage, peer in members:
+                        self._post(peer, CloseSequence(sequence=self.id, attempt=attempt, stage=stage))
+                case machine.Tell(drawn=drawn):
+                    self._tell(drawn)
+                case machine.End(ending=ending):
+                    self._end(self._failed(ending) if ending in ("no path", "stalled") else ending)
+
+    def _post(self, peer: PeerId, note: "ResumeSequence | CloseSequence | TextRows") -> None:
+        self._entry.tasks.spawn(self._entry.link.post(peer, note))
+
+    # --- paths ---
+
+    async def _seek(self, without: frozenset[PeerId]) -> None:
+        before = self.peers
+        state = self._state
+        assert state is not None
+        round = None if self._reserved is None else self._reserved.round
+        reserved = await self._sought(without, round)
+        if reserved is not None and round is not None and reserved.round != round:
+            self._state = machine.with_key(self._state or state, key_of(self.text.wanted.salt, reserved.round))
+        changed = [] if reserved is None else [n for n, peer in enumerate(reserved.peers) if peer != before[n]]
+        for stage in changed if reserved is not None else ():
+            self._entry.emit(TextMoved(stage=stage, before=before[stage], member=reserved.peers[stage]))
+        self.hear(machine.Found(None if reserved is None else reserved.peers))
+
+    async def _sought(self, without: frozenset[PeerId], round: int | None) -> Reserved | None:
+        """Return a path, with `round`'s weights if there is one; wait for it where a stage has nobody."""
+        entry, wanted = self._entry, self.text.wanted
+        if self._reserved is not None:
+            entry.paths.ended(self._reserved)
+        state = self._state
+        num_drawn = min(EXPECTED, wanted.max_new_tokens)
+        num_prompt = len(wanted.prompt) if state is None else len(state.tokens)
+        asked = Asked(num_prompt, num_drawn, entry.row_nbytes)
+        held: dict[PeerId, int] = {}
+        if state is not None:
+            held = {p: each.num for p, each in zip(state.path, state.held, strict=False) if each is not None}
+        deadline = entry.clock.now() + entry.wait_s
+        while not self._is_over:
+            now = entry.clock.now()
+            for each in (round, None) if round is not None else (None,):
+                for avoided in (without, frozenset[PeerId]()):
+                    found = entry.paths.reserve(asked, now, without=avoided, held=held, round=each, tie=self.id.hex())
+                    if found is not None:
+                        self._reserved = found
+                        return found
+            if now >= deadline:
+                break
+            await asyncio.sleep(LOOK_S)
+        return None
+
+    def _open(self, attempt: int, path: tuple[PeerId, ...]) -> None:
+        self._stop_waiting()
+        self.lasts.add(path[-1])
+        state = self._state
+        assert state is not None
+        wanted = self.text.wanted
+        drawing = wanted.drawing
+        marks = machine.marks_of(state)
+        has_counts = drawing.presence or drawing.frequency or drawing.repetition != 1.0
+        for stage, peer in enumerate(path):
+            is_last = stage == len(path) - 1
+            call = OpenSequence(
+                sequence=self.id,
+                attempt=attempt,
+                stage=stage,
+                round=self._reserved.round if self._reserved is not None else 0,
+                inward=path[stage - 1],
+                onward=path[(stage + 1) % len(path)],
+                most=state.most,
+                places=marks.places,
+                chain=joined(marks.chain),
+                key=state.key if stage == 0 else None,
+                drawing=drawn_how(drawing) if is_last else None,
+                tokens=packed(state.tokens) if is_last and has_counts else b"",
+                num_prompt=state.num_prompt,
+                stop_ids=tuple(sorted(state.stop_ids)) if is_last else (),
+            )
+            self._entry.tasks.spawn(self._ask(peer, call))
+
+    async def _ask(self, peer: PeerId, call: OpenSequence) -> None:
+        entry = self._entry
+        held = None
+        try:
+            answer = await entry.link.call(peer, call, SequenceOpened, deadline_s=OPEN_S)
+        except (PeerError, NetError, Refused):
+            entry.paths.failed(peer, Failure.UNREACHABLE, entry.clock.now())
+        else:
+            if answer.word == "held":
+                held = Held(answer.num, answer.log_from)
+            elif answer.word != "older":
+                entry.paths.failed(peer, Failure.BUSY, entry.clock.now())
+        self.hear(machine.Answered(call.attempt, call.stage, held))
+
+    def _began(self) -> None:
+        """All members have answered, and have been told what to do."""
+        state = self._state
+        assert state is not None
+        if self.text.began_s is None:
+            self.text.began_s = self._entry.clock.now()
+            self.text.num_shared = min((each.num for each in state.held if each is not None), default=0)
+            self._entry.totals.num_asked += state.num_prompt
+            self._entry.totals.num_shared += self.text.num_shared
+            self._entry.totals.num_read += state.num_prompt - self.text.num_shared
+        self._wait()
+
+    def _feed(self, attempt: int, peer: PeerId, start: int) -> None:
+        state = self._state
+        assert state is not None
+        per_note = MAX_INLINE_NBYTES // TOKEN_NBYTES
+        for at in range(start, len(state.tokens), per_note):
+            rows = RowsOfText(
+                sequence=self.id,
+                attempt=attempt,
+                start=at,
+                chain=state.chain[at],
+                data=packed(state.tokens[at : at + per_note]),
+            )
+            self._post(peer, TextRows(stage=0, rows=(rows,)))
+
+    # --- time ---
+
+    def _wait(self) -> None:
+        """Let a new attempt be made if nothing comes for longer than it should take."""
+        self._stop_waiting()
+        state = self._state
+        assert state is not None
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._patience_s(state), self.hear, machine.Overdue(state.attempt))
+
+    def _patience_s(self, state: machine.Text) -> float:
+        usual_s = 0.0
+        if len(self._gaps) > 1:
+            usual_s = quantiles(self._gaps, n=20)[-1]
+        least = min((each.num for each in state.held if each is not None), default=0)
+        if self._drawn_in != state.attempt:  # somebody may have to read all of it
+            first_s = self._entry.paths.ring_s(state.path, len(state.tokens) - least)
+            return max(FIRST_S, FIRST_GAPS * first_s, GAPS * usual_s)
+        return max(LEAST_S, GAPS * usual_s)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- what is told ---
+
+    def _tell(self, drawn: Drawn) -> None:
+        now = self._entry.clock.now()
+        if self._told_at is not None:
+            self._gaps.append(now - self._told_at)
+        self._told_at = now
+        if self._state is not None and self._state.phase != "opening":
+            self._drawn_in = self._state.attempt
+        if not self.has_drawn:
+            self.has_drawn = True
+            if self._reserved is not None:
+                self._entry.paths.drew(self._reserved)
+        self.text.tell(drawn)
+        self._entry.drew()
+        if self._state is not None and self._state.phase == "running":
+            self._wait()
+
+    def _end(self, ending: "machine.Ending | WeftError") -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._stop_waiting()
+        if self._reserved is not None:
+            self._entry.paths.ended(self._reserved)
+        self._entry.has_ended(self)
+        self.text.tell(ending)
+
+    def _failed(self, why: machine.Failed) -> NoPath:
+        if why == "stalled":
+            return NoPath("The answer came to a halt: peers answer, and no token comes. Ask again soon.")
+        if empty := self._entry.paths.empty:
+            named = ", ".join(str(stage + 1) for stage in empty)
+            return NoPath(f"Nobody serves stage {named} of {self._entry.num_stages} just now. Ask again soon.")
+        return NoPath("All peers that serve a stage are busy, or do not answer. Ask again soon.")

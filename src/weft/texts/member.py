@@ -1,0 +1,550 @@
+"""A member of a stage that computes texts: what it holds of each is `sequence`; here are pages, bytes, steps and notes.
+
+    member = Member(link, stage, section, ...)
+    member.start()
+
+A step takes one row of each text that has one, oldest first, and pieces of prompts as `engine.schedule` has it. What
+comes out goes to each next member in one note. Nothing here waits for anybody: who lacks something asks anew.
+
+Weights are those after a round; a text keeps its own to its end. Two of them may be held at a time: while texts of the
+older are drawn, new ones are of the newer.
+
+Failure:
+- a note is lost, or a member of the path: nothing comes here any more, until whoever asks opens a new attempt.
+- no page is left, or rows are no rows: the text is dropped here, and whoever asks is told.
+- whoever asks is gone: the text is forgotten after `sequence.IDLE_S`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from weft.clock import Clock
+from weft.engine.draw import Counts, Drawing, Drawn
+from weft.engine.pace import Pace
+from weft.engine.pages import PAGE, PagePool, num_pages
+from weft.engine.schedule import num_readable
+from weft.errors import NetError, PeerError, Refused
+from weft.ids import PeerId
+from weft.pipeline.link import Parcel, StageLink, parcel
+from weft.pipeline.worker import Run
+from weft.tasks import Tasks
+from weft.texts import sequence as rules
+from weft.texts.chain import Chain, chain_of, joined, split
+from weft.texts.log import Log, Strip
+from weft.texts.messages import (
+    MAX_INLINE_NBYTES,
+    MAX_PIECE,
+    MAX_TEXTS,
+    TOKEN_NBYTES,
+    CloseSequence,
+    OpenSequence,
+    ResumeSequence,
+    RowsOfText,
+    SectionServed,
+    SequenceLost,
+    SequenceOpened,
+    TextRows,
+    TokenDrawn,
+)
+from weft.texts.section import Done, Draw, Section, Work, packed, tokens_of
+from weft.texts.sequence import Marks, Moved, Rows, Sequence
+
+NEWS_S = 2.0
+MAX_ROUNDS = 2  # weights that are held at a time
+ROOM = 256  # tokens that are to be drawn, for which a text is given pages at once
+MAX_ROWS = 64  # texts that draw in one step
+BUSY_S = 1.0  # after which who finds no page here may ask again
+
+Why = Literal["no room", "not computed", "wrong rows", "old weights", "leaving"]
+
+
+@dataclass(eq=False)
+class _Text:
+    """What is here of a text.
+
+    Args:
+        given: what came in and is not computed.
+        early: what rows hold that came before their attempt was resumed.
+        drawn: tokens, by place.
+        num_counted: tokens that `counts` has.
+        blobs: bytes that the next member may fetch.
+    """
+
+    sequence: Sequence
+    asker: PeerId
+    opened: OpenSequence
+    pages: list[int]
+    given: Strip
+    early: dict[Rows, bytes] = field(default_factory=dict)
+    drawn: dict[int, Drawn] = field(default_factory=dict)
+    counts: Counts | None = None
+    num_counted: int = 0
+    blobs: list[Parcel] = field(default_factory=list)
+    fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_fetching: int = 0
+
+    @property
+    def num_left(self) -> int:
+        return self.sequence.num_taken - self.sequence.num_computed
+
+    @property
+    def id(self) -> bytes:
+        return self.opened.sequence
+
+
+class Member:
+    """
+    Args:
+        round: whose weights `section` has.
+        num_pages: of keys and values.
+        log_nbytes: for what was sent on.
+        run: computes a step, one at a time.
+    """
+
+    def __init__(
+        self,
+        link: StageLink,
+        stage: int,
+        section: Section,
+        *,
+        round: int,
+        num_pages: int,
+        log_nbytes: int,
+        clock: Clock,
+        run: Run,
+    ) -> None:
+        self.stage = stage
+        self._link = link
+        self._section = section  # the newest: their shapes are alike
+        self._sections = {round: section}
+        self._pool = PagePool(num_pages)
+        self._log = Log(section.row_nbytes, log_nbytes)
+        self._clock = clock
+        self._run = run
+        self._pace = Pace()
+        self._texts: dict[bytes, _Text] = {}
+        self._num_since_read = 0
+        self._outbox: dict[PeerId, list[RowsOfText]] = {}
+        self._due = asyncio.Event()
+        self._tasks = Tasks()
+
+    def start(self) -> None:
+        """Take texts from now on."""
+        for kind, handler in self._handlers.items():
+            self._link.hold(self.stage, kind, handler)
+        self._tasks.spawn(self._step_on())
+        self._tasks.spawn(self._tick())
+
+    async def aclose(self) -> None:
+        """Take none from now on, and let go of all: whoever asks finds others."""
+        for kind, handler in self._handlers.items():
+            self._link.let_go(self.stage, kind, handler)
+        await self._link.tell(self.served(is_here=False))
+        for text in list(self._texts.values()):
+            self._lose(text, "leaving")
+        await asyncio.sleep(0)  # it is said
+        await self._tasks.aclose()
+
+    @property
+    def _handlers(self) -> dict[type, Callable[..., Awaitable[Any]]]:
+        return {
+            OpenSequence: self._on_open,
+            ResumeSequence: self._on_resume,
+            TextRows: self._on_rows,
+            CloseSequence: self._on_close,
+        }
+
+    def renew(self, round: int, section: Section) -> None:
+        """Begin texts with the weights after a later round. Of the oldest ones texts are let go where it is one too
+        many: whoever asks has them read again with newer ones."""
+        self._section = self._sections[round] = section
+        for old in sorted(self._sections)[:-MAX_ROUNDS]:
+            del self._sections[old]
+            for text in [text for text in self._texts.values() if text.opened.round == old]:
+                self._lose(text, "old weights")
+        self._tasks.spawn(self._link.tell(self.served()))
+
+    @property
+    def num_texts(self) -> int:
+        return len(self._texts)
+
+    @property
+    def num_held(self) -> int:
+        """Return how many pages texts hold."""
+        return self._pool.num_pages - self._pool.num_room
+
+    def served(self, *, is_here: bool = True) -> SectionServed:
+        """Return what is told of this member."""
+        alone_s = self._pace.step_s(0, 0)
+        return SectionServed(
+            stage=self.stage,
+            rounds=tuple(sorted(self._sections, reverse=True)) if is_here else (),
+            step_s=alone_s,
+            row_s=self._pace.step_s(1, 0) - alone_s,
+            token_s=self._pace.step_s(0, 1) - alone_s,
+            num_rows=sum(text.num_left <= 1 for text in self._texts.values()),
+            num_waiting=sum(text.num_left for text in self._texts.values() if text.num_left > 1),
+            num_free=self._pool.num_room,
+        )
+
+    # --- what is said ---
+
+    async def _on_open(self, peer: PeerId, call: OpenSequence) -> SequenceOpened:
+        if call.round not in self._sections:
+            return SequenceOpened(word="other weights")
+        marks = Marks(call.places, split(call.chain))
+        text = self._texts.get(call.sequence)
+        if text is not None and text.asker != peer:
+            return SequenceOpened(word="not here")
+        if text is not None and text.sequence.chain[0] != marks.chain[0]:  # of other weights
+            self._drop(text)
+            text = None
+        if text is None:
+            text = self._begun(peer, call, marks)
+            if text is None:
+                return SequenceOpened(word="busy", retry_s=BUSY_S)
+        sequence, held = rules.opened(text.sequence, call.attempt, marks, self._clock.now())
+        if held is None:
+            return SequenceOpened(word="older")
+        if call.attempt > text.sequence.attempt:
+            text.opened, text.counts = call, None
+            text.early.clear()
+            self._take_back(text)
+        text.sequence = sequence
+        num = self._writable(text, held.num)
+        return SequenceOpened(word="held", num=num, log_from=min(num, held.log_from))
+
+    async def _on_resume(self, peer: PeerId, note: ResumeSequence) -> None:
+        text = self._texts.get(note.sequence)
+        if text is None or peer != text.asker or note.keep != self._writable(text, note.keep):
+            return
+        moved = rules.resumed(text.sequence, note.attempt, note.keep, note.send_from, self._clock.now())
+        if not moved.sequence.is_resumed or text.sequence.is_resumed:
+            return
+        text.given.cut(note.keep)
+        self._log.cut(text.id, note.keep)
+        text.drawn = {place: drawn for place, drawn in text.drawn.items() if place <= note.keep}
+        kept = num_pages(note.keep)
+        self._pool.release(text.pages[kept:])
+        del text.pages[kept:]
+        early, text.early = text.early, {}
+        self._settle(text, moved, early)
+        await self._send()
+
+    async def _on_rows(self, peer: PeerId, note: TextRows) -> None:
+        for each in note.rows:
+            text = self._texts.get(each.sequence)
+            if text is None or peer not in (text.asker, text.opened.inward):
+                continue
+            if each.blob is None and not text.num_fetching:
+                self._take(text, each, each.data)
+            else:
+                text.num_fetching += 1
+                self._tasks.spawn(self._fetch(peer, text, each))
+        await self._send()
+
+    async def _fetch(self, peer: PeerId, text: _Text, rows: RowsOfText) -> None:
+        """Take rows once their bytes are here, after those that came before."""
+        try:
+            async with text.fetching:
+                data = rows.data
+                if rows.blob is not None:
+                    nbytes = (len(split(rows.chain)) - 1) * self._section.given_nbytes
+                    data = bytes((await self._link.fetch(peer, rows.blob, nbytes)).data)
+                if self._texts.get(text.id) is text:
+                    self._take(text, rows, data)
+        except (PeerError, NetError, Refused):
+            return  # it is asked for again
+        finally:
+            text.num_fetching -= 1
+        await self._send()
+
+    def _take(self, text: _Text, told: RowsOfText, data: bytes) -> None:
+        chain = split(told.chain)
+        if self._section.is_first and text.opened.key is not None:
+            chain = chain_of(text.opened.key, tokens_of(data[: len(data) // TOKEN_NBYTES * TOKEN_NBYTES]), chain[0])
+        rows = Rows(told.attempt, told.start, chain)
+        is_whole = len(data) == rows.num * self._section.given_nbytes and rows.num > 0
+        if not is_whole or rows.stop > text.opened.most:
+            self._lose(text, "wrong rows")
+            return
+        moved = rules.taken(text.sequence, rows, self._clock.now())
+        if moved.taken and rows.start != self._writable(text, rows.start):
+            self._lose(text, "wrong rows")
+            return
+        if len(moved.sequence.early) > len(text.sequence.early):
+            text.early[rows] = data
+        self._settle(text, moved, {rows: data})
+
+    def _settle(self, text: _Text, moved: Moved, data: dict[Rows, bytes]) -> None:
+        text.sequence = moved.sequence
+        for rows in moved.taken:
+            text.given.add(rows.start, data[rows])
+            self._log.cut(text.id, rows.start)
+            self._due.set()
+        if text.num_left:
+            self._due.set()
+        self._send_on(text, moved.sent)
+
+    async def _on_close(self, peer: PeerId, note: CloseSequence) -> None:
+        text = self._texts.get(note.sequence)
+        if text is not None and peer == text.asker and rules.closed(text.sequence, note.attempt) is None:
+            self._drop(text)
+
+    # --- texts ---
+
+    def _begun(self, peer: PeerId, call: OpenSequence, marks: Marks) -> _Text | None:
+        """Return a new text with pages for it, those among them that are filled; None: there is no room."""
+        at = dict(zip(marks.places, marks.chain, strict=True))
+        num_told = marks.places[-1]
+        most = num_told - 1 if self._section.is_last else num_told  # to draw, the last row has to be computed
+        names = [at.get(place, b"") for place in range(PAGE, most + 1, PAGE)]
+        names = names[: self._pool.num_known(names)]
+        pages = self._pool.take(names, num_pages(min(call.most, num_told + ROOM)) - len(names))
+        if pages is None:
+            return None
+        num_known = len(names) * PAGE
+        text = _Text(rules.begun(marks, num_known), peer, call, pages, Strip(self._section.given_nbytes, num_known))
+        self._texts[call.sequence] = text
+        return text
+
+    def _writable(self, text: _Text, num: int) -> int:
+        """Return how much of `num` tokens can be kept: a text is not cut within a page that others may read."""
+        page = num // PAGE
+        is_cut = num < text.sequence.num_taken and num % PAGE > 0
+        return page * PAGE if is_cut and page < len(text.pages) and self._pool.is_named(text.pages[page]) else num
+
+    def _drop(self, text: _Text) -> None:
+        if self._texts.get(text.id) is text:
+            del self._texts[text.id]
+            self._pool.release(text.pages)
+            self._log.drop(text.id)
+            self._take_back(text)
+
+    def _lose(self, text: _Text, why: Why) -> None:
+        """Drop a text, and say so."""
+        if self._texts.get(text.id) is not text:
+            return
+        self._drop(text)
+        lost = SequenceLost(sequence=text.id, attempt=text.sequence.attempt, stage=self.stage, why=why)
+        self._tasks.spawn(self._link.post(text.asker, lost))
+
+    def _take_back(self, text: _Text) -> None:
+        for each in text.blobs:
+            self._link.take_back(each.digest)
+        text.blobs.clear()
+
+    async def _tick(self) -> None:
+        while True:
+            now = self._clock.now()
+            for text in [text for text in self._texts.values() if rules.is_idle(text.sequence, now)]:
+                self._drop(text)
+            await self._link.tell(self.served())
+            await asyncio.sleep(NEWS_S)
+
+    # --- steps ---
+
+    async def _step_on(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            if works := self._planned():
+                await self._step(works)
+            if any(text.num_left for text in self._texts.values()):
+                self._due.set()
+
+    def _planned(self) -> list[tuple[_Text, Work]]:
+        """Return what the next step computes, with pages for all of it."""
+        waiting = [text for text in self._texts.values() if text.num_left]
+        drawing = [text for text in waiting if text.num_left == 1][:MAX_ROWS]
+        works = [(text, self._work(text, 1)) for text in drawing if self._has_pages(text, 1)]
+        left = num_readable(self._pace, len(works), self._num_since_read)
+        reading = [text for text in waiting if text.num_left > 1]
+        num_read = 0
+        for text in reading:
+            num = self._piece(text, min(left, MAX_PIECE))
+            if num and self._has_pages(text, num):
+                works.append((text, self._work(text, num)))
+                left, num_read = left - num, num_read + num
+        for text in reading[:1]:  # who has read stands behind the others, next time
+            if num_read and text.id in self._texts:
+                self._texts[text.id] = self._texts.pop(text.id)
+        self._num_since_read = 0 if num_read else self._num_since_read + 1
+        return works
+
+    def _piece(self, text: _Text, most: int) -> int:
+        """Return how many tokens of a text are read in a step: up to a page's end, or all."""
+        start = text.sequence.num_computed
+        stop = text.sequence.num_taken
+        if self._section.is_last:  # one token is drawn in a step
+            stop = min(stop, max(text.sequence.send_from, start) + 1)
+        if stop - start <= most:
+            return stop - start
+        return max(0, (start + most) // PAGE * PAGE - start)
+
+    def _has_pages(self, text: _Text, num: int) -> bool:
+        while len(text.pages) * PAGE < text.sequence.num_computed + num:
+            page = self._pool.grow()
+            if page is None:
+                self._lose(text, "no room")
+                return False
+            text.pages.append(page)
+        return True
+
+    def _work(self, text: _Text, num: int) -> Work:
+        start = text.sequence.num_computed
+        is_drawing = self._section.is_last and start + num > text.sequence.send_from
+        draw = Draw(self._drawing(text), self._counts(text, start + num)) if is_drawing else None
+        return Work(text.given.part(start, start + num), num, start, tuple(text.pages), draw)
+
+    def _drawing(self, text: _Text) -> Drawing:
+        return Drawing() if text.opened.drawing is None else text.opened.drawing.drawing
+
+    def _counts(self, text: _Text, place: int) -> Counts | None:
+        """Return the counts of all tokens before a place, where drawing looks at them."""
+        drawing = self._drawing(text)
+        if not (drawing.presence or drawing.frequency or drawing.repetition != 1.0):
+            return None
+        tokens = tokens_of(text.opened.tokens)
+        if text.counts is None:
+            text.counts = Counts(np.array(tokens[: text.opened.num_prompt]), self._section.vocab_size)
+            text.num_counted = text.opened.num_prompt
+        for at in range(text.num_counted, place):
+            text.counts.add(tokens[at] if at < len(tokens) else text.drawn[at].token)
+        text.num_counted = max(text.num_counted, place)
+        return text.counts
+
+    async def _step(self, works: list[tuple[_Text, Work]]) -> None:
+        chains = [text.sequence.chain[work.start + 1 : work.start + work.num + 1] for text, work in works]
+        began = self._clock.now()
+        try:
+            found = await self._run(lambda: self._computed(works))
+        except Exception:  # out of memory, a broken device: others may compute it
+            for text, _ in works:
+                self._lose(text, "not computed")
+            return
+        num_rows = sum(work.num == 1 for _, work in works)
+        num_read = sum(work.num for _, work in works) - num_rows
+        self._pace.note(num_rows, num_read, self._clock.now() - began)
+        for (text, work), chain, done in zip(works, chains, found, strict=True):
+            if self._texts.get(text.id) is text:
+                self._done(text, work, chain, done)
+        await self._send()
+
+    def _computed(self, works: list[tuple[_Text, Work]]) -> list[Done]:
+        """Compute a step, on another thread: rows of texts with the same weights together."""
+        found = dict[int, Done]()
+        for round in {text.opened.round for text, _ in works}:
+            numbers = [number for number, (text, _) in enumerate(works) if text.opened.round == round]
+            section = self._sections.get(round)
+            if section is not None:
+                found |= zip(numbers, section.compute([works[number][1] for number in numbers]), strict=True)
+        return [found.get(number, Done()) for number in range(len(works))]
+
+    def _done(self, text: _Text, work: Work, chain: Chain, done: Done) -> None:
+        if done.failed is not None:
+            self._lose(text, "wrong rows")
+            return
+        moved = rules.computed(text.sequence, work.start, tuple(each or b"" for each in chain))
+        num = moved.sequence.num_computed - work.start
+        if num <= 0:
+            return
+        text.sequence = moved.sequence
+        text.given.forget(work.start + num)
+        for page in range(work.start // PAGE, (work.start + num) // PAGE):
+            name = text.sequence.chain[(page + 1) * PAGE]
+            if name is not None:
+                self._pool.call(text.pages[page], name)
+        if not self._section.is_last:
+            for lost, until in self._log.add(text.id, work.start, done.data[: num * self._section.row_nbytes]):
+                of = self._texts[lost]
+                of.sequence = rules.forgot_log(of.sequence, until)
+        elif done.drawn is not None and num == work.num:
+            text.drawn[work.start + num] = done.drawn
+        self._send_on(text, moved.sent)
+
+    # --- what goes on ---
+
+    def _send_on(self, text: _Text, sent: tuple[int, int] | None) -> None:
+        if sent is None:
+            return
+        start, stop = sent
+        if self._section.is_last:
+            for place in range(start + 1, stop + 1):
+                if (drawn := text.drawn.get(place)) is not None:
+                    self._tell(text, place, drawn)
+            return
+        per_note = max(1, MAX_INLINE_NBYTES // self._section.row_nbytes)
+        while start < stop:
+            num = min(stop - start, MAX_PIECE if stop - start > per_note else per_note)
+            self._put(text, start, start + num)
+            start += num
+
+    def _put(self, text: _Text, start: int, stop: int) -> None:
+        data = self._log.part(text.id, start, stop)
+        if len(data) != (stop - start) * self._section.row_nbytes:
+            return  # the log has just lost it: whoever asks finds out
+        chain = joined([each or b"" for each in text.sequence.chain[start : stop + 1]])
+        blob = None
+        if len(data) > MAX_INLINE_NBYTES:
+            given = parcel(data)
+            self._link.give(given)
+            text.blobs.append(given)
+            blob, data = given.digest, b""
+        rows = RowsOfText(
+            sequence=text.id, attempt=text.sequence.attempt, start=start, chain=chain, data=data, blob=blob
+        )
+        self._outbox.setdefault(text.opened.onward, []).append(rows)
+
+    def _tell(self, text: _Text, place: int, drawn: Drawn) -> None:
+        """Let who asks have a token, and the first stage."""
+        chain = text.sequence.chain[place] or b""
+        token = TokenDrawn(
+            sequence=text.id,
+            attempt=text.sequence.attempt,
+            place=place,
+            chain=chain,
+            token=drawn.token,
+            logprob=drawn.logprob,
+            likeliest=drawn.likeliest,
+        )
+        self._tasks.spawn(self._link.post(text.asker, token))
+        if place + 1 >= text.opened.most or drawn.token in text.opened.stop_ids:
+            return
+        rows = RowsOfText(
+            sequence=text.id, attempt=text.sequence.attempt, start=place, chain=chain, data=packed([drawn.token])
+        )
+        self._outbox.setdefault(text.opened.onward, []).append(rows)
+
+    async def _send(self) -> None:
+        """Send what has gathered, as few notes as may be."""
+        outbox, self._outbox = self._outbox, {}
+        onward = 0 if self._section.is_last else self.stage + 1
+        for peer, rows in outbox.items():
+            for some in _notes(rows):
+                await self._link.post(peer, TextRows(stage=onward, rows=tuple(some)))
+
+
+def _notes(rows: Iterable[RowsOfText]) -> list[list[RowsOfText]]:
+    """Share rows out to notes that are not too long."""
+    found: list[list[RowsOfText]] = []
+    room = 0
+    for each in rows:
+        nbytes = len(each.data) + len(each.chain) + 64
+        if not found or nbytes > room or len(found[-1]) >= MAX_TEXTS:
+            found.append([])
+            room = MAX_INLINE_NBYTES + MAX_INLINE_NBYTES // 2
+        found[-1].append(each)
+        room -= nbytes
+    return found
+
+
+def listen(link: StageLink) -> None:
+    """Have what is said of texts heard by who holds the stage that is named: once on each link."""
+    link.serve_stages(OpenSequence, SequenceOpened(word="not here"))
+    for kind in (ResumeSequence, TextRows, CloseSequence):
+        link.on_stage_note(kind)

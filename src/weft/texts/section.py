@@ -1,0 +1,138 @@
+"""What computes a stage's layers for texts: rows are decoded, passed through, and encoded; the last stage draws.
+
+On the wire each row is encoded by itself, so that a log can be cut at any place, and a row's numbers do not depend on
+which others were sent with it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.codec.codec import Codec
+from weft.engine.draw import Counts, Drawing, Drawn, draw
+from weft.engine.step import KeysAndValues, Piece, Stepper, Weights
+from weft.errors import PayloadError, WeftError
+from weft.texts.messages import TOKEN_NBYTES
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How the token after a piece is drawn.
+
+    Args:
+        counts: of the text so far, where penalties need them.
+    """
+
+    drawing: Drawing
+    counts: Counts | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Rows of one text to be computed.
+
+    Args:
+        data: tokens before the first section, encoded rows before others.
+        pages: of the text.
+        draw: after the last of them, in the last section; None: nothing is drawn.
+    """
+
+    data: bytes
+    num: int
+    start: int
+    pages: Sequence[int]
+    draw: Draw | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of it.
+
+    Args:
+        data: encoded rows for the next section; none of the last.
+        failed: what is wrong with what came in, or with what came out.
+    """
+
+    data: bytes = b""
+    drawn: Drawn | None = None
+    failed: WeftError | None = field(default=None, compare=False)
+
+
+def tokens_of(data: bytes) -> list[int]:
+    return [int(token) for token in np.frombuffer(data, "<u4")]
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    return np.asarray(tokens, "<u4").tobytes()
+
+
+class Section:
+    """Not safe to use from two threads at a time.
+
+    Args:
+        codec: of activations between sections.
+    """
+
+    def __init__(self, weights: Weights, kept: KeysAndValues, codec: Codec) -> None:
+        self._stepper = Stepper(weights, kept)
+        self._codec = codec
+        self._width = weights.config.width
+        self.vocab_size = weights.config.vocab_size
+        self.is_first, self.is_last = weights.section.is_first, weights.section.is_last
+        self.row_nbytes = codec.nbytes(self._width)
+        self.given_nbytes = TOKEN_NBYTES if self.is_first else self.row_nbytes
+
+    def compute(self, works: Sequence[Work]) -> list[Done]:
+        """Compute a step; what is wrong with one text's rows is said of that text alone."""
+        found = list[Done | None]()
+        pieces = list[Piece]()
+        for work in works:
+            try:
+                given = self._given(work)
+            except PayloadError as error:
+                found.append(Done(failed=error))
+                continue
+            found.append(None)
+            pieces.append(Piece(given, work.start, work.pages, draws=work.draw is not None))
+        sound = [work for work, each in zip(works, found, strict=True) if each is None]
+        results = iter(self._computed(sound, pieces))
+        return [next(results) if each is None else each for each in found]
+
+    def _computed(self, works: Sequence[Work], pieces: Sequence[Piece]) -> list[Done]:
+        if not pieces:
+            return []
+        if not self.is_last:
+            return [self._encoded(x) for x in self._stepper.pass_on(pieces)]
+        logits = iter(self._stepper.step(pieces).cpu().numpy().astype(np.float64))
+        return [Done() if work.draw is None else _drawn(next(logits), work, work.draw) for work in works]
+
+    def _given(self, work: Work) -> list[int] | Tensor:
+        if self.is_first:
+            tokens = tokens_of(work.data)
+            if any(token >= self.vocab_size for token in tokens):
+                raise PayloadError("a token is outside the model's vocabulary")
+            return tokens
+        rows = [
+            self._codec.decode(work.data[at : at + self.row_nbytes], self._width)
+            for at in range(0, len(work.data), self.row_nbytes)
+        ]
+        return torch.stack(rows)
+
+    def _encoded(self, x: Float[Tensor, "new width"]) -> Done:
+        try:
+            rows = x.float().cpu().contiguous()
+            return Done(b"".join(bytes(self._codec.encode(row)) for row in rows))
+        except WeftError as error:  # not finite
+            return Done(failed=error)
+
+
+def _drawn(logits: NDArray[np.float64], work: Work, how: Draw) -> Done:
+    try:
+        return Done(drawn=draw(logits, how.drawing, work.start + work.num, how.counts))
+    except WeftError as error:
+        return Done(failed=error)

@@ -1,0 +1,275 @@
+"""Texts that stages compute together are those of the whole model, whoever dies meanwhile, and when."""
+
+import asyncio
+
+import pytest
+
+from unit.engine.test_step import CONFIG, text_of, vector_of
+from unit.texts.stages import Served, of_the_whole, tokens_of, wanted
+from weft.codec.config import Int8Config
+from weft.engine.engine import Text, Wanted
+from weft.errors import ConfigError
+from weft.events import TextMoved
+from weft.texts import member
+from weft.texts.entry import NoPath
+
+PROMPT = text_of(70, 1)
+
+
+def test_texts_of_unequal_length_at_once_are_those_of_the_whole_model() -> None:
+    asked = [wanted(text_of(num, num), 6, temperature) for num, temperature in ((1, 0.0), (65, 0.0), (130, 0.8))]
+    expected = of_the_whole(*asked)
+    served = Served()
+
+    async def play() -> None:
+        texts = [served.entry.begin(each) for each in asked]
+        assert await asyncio.gather(*map(tokens_of, texts)) == expected
+        assert {text.ended for text in texts} == {"length"}
+        await asyncio.sleep(1)
+        assert [(each.num_texts, each.num_held) for each in served.members] == [(0, 0)] * 6
+        assert not [event for event in served.events if isinstance(event, TextMoved)]
+
+    served.run(play)
+
+
+async def until_drawn(served: Served, text: Text, num: int) -> list[int]:
+    """Return the first tokens of a text; with none, wait until all members have begun to read."""
+    found: list[int] = []
+    while not num and not any(each.num_texts for each in served.members):  # noqa: ASYNC110  # nobody tells
+        await asyncio.sleep(0.001)
+    while len(found) < num:
+        found.append((await anext(text)).token)
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num", [0, 1, 5, 64])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_text_goes_on_the_same_after_a_member_of_its_path_has_died(stage: int, num: int) -> None:
+    asked = wanted(PROMPT, 70, temperature=0.8)
+    (expected,) = of_the_whole(asked)
+    served = Served()
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        found = await until_drawn(served, text, num)
+        served.kill(stage)
+        assert found + await tokens_of(text) == expected
+        assert [event.stage for event in served.events if isinstance(event, TextMoved)] == [stage]
+
+    served.run(play)
+
+
+def test_a_text_goes_on_the_same_after_one_has_died_of_which_no_more_is_heard() -> None:
+    """Its links stay up: nothing comes any more."""
+    asked = wanted(PROMPT, 12)
+    (expected,) = of_the_whole(asked)
+    served = Served()
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        found = await until_drawn(served, text, 5)
+        dying = served.path()[1]
+        for peer in served.nodes:
+            if peer != dying:
+                served.network.partition(peer, dying)
+        began = served.clock.now()
+        assert found + await tokens_of(text) == expected
+        assert served.clock.now() - began < 3.0
+        for peer in served.nodes:
+            served.network.heal(peer, dying) if peer != dying else None
+
+    served.run(play)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_prompt_is_read_on_after_a_member_has_died(stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "MAX_PIECE", 64)
+    monkeypatch.setattr(member, "MAX_INLINE_NBYTES", 8 << 10)  # and what is longer is fetched
+    asked = wanted(text_of(400, 3), 8)
+    (expected,) = of_the_whole(asked)
+    served = Served()
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        await asyncio.sleep(0.06)
+        computing = [each for each in served.members if served.peer(each) == served.path()[stage]]
+        assert computing[0].num_texts == 1
+        assert not served.entry._under_way or not next(iter(served.entry._under_way.values())).has_drawn
+        served.kill(stage)
+        assert await tokens_of(text) == expected
+
+    served.run(play)
+
+
+@pytest.mark.full
+def test_neighbours_that_die_together_are_both_replaced() -> None:
+    asked = wanted(PROMPT, 20)
+    (expected,) = of_the_whole(asked)
+    served = Served()
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        found = await until_drawn(served, text, 5)
+        path = served.path()
+        served.kill_peer(path[0])
+        served.kill_peer(path[1])
+        assert found + await tokens_of(text) == expected
+
+    served.run(play)
+
+
+@pytest.mark.full
+def test_a_log_without_room_is_made_up_for_by_computing_again() -> None:
+    asked = wanted(PROMPT, 20)
+    (expected,) = of_the_whole(asked)
+    served = Served(log_nbytes=1024)
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        found = await until_drawn(served, text, 10)
+        served.kill(2)
+        assert found + await tokens_of(text) == expected
+
+    served.run(play)
+
+
+def test_a_stage_that_has_nobody_left_ends_a_text_in_an_error() -> None:
+    served = Served((1, 1), wait_s=2.0)
+
+    async def play() -> None:
+        text = served.entry.begin(wanted(PROMPT, 20))
+        await until_drawn(served, text, 3)
+        served.kill(1)
+        with pytest.raises(NoPath, match="Nobody serves stage 2 of 2"):
+            await tokens_of(text)
+        assert text.ended == "cancelled"
+        await asyncio.sleep(0.1)
+        assert served.members[0].num_texts == 0
+
+    served.run(play)
+
+
+def test_who_reads_no_longer_leaves_nothing_behind() -> None:
+    served = Served((1, 1))
+
+    async def play() -> None:
+        text = served.entry.begin(wanted(PROMPT, 200))
+        await until_drawn(served, text, 3)
+        text.cancel()
+        await tokens_of(text)
+        assert text.ended == "cancelled"
+        await asyncio.sleep(0.1)
+        assert [(each.num_texts, each.num_held) for each in served.members] == [(0, 0)] * 2
+        assert served.entry.totals.num_running == served.entry.totals.num_waiting == 0
+
+    served.run(play)
+
+
+def test_who_asks_and_dies_is_forgotten() -> None:
+    served = Served((1, 1))
+
+    async def play() -> None:
+        text = served.entry.begin(wanted(PROMPT, 400))
+        await until_drawn(served, text, 3)
+        served.network.kill(served.entry.link.me)
+        served.entry.tasks.cancel()
+        await asyncio.sleep(90)
+        assert [(each.num_texts, each.num_held) for each in served.members] == [(0, 0)] * 2
+
+    served.run(play)
+
+
+def test_a_prompt_that_begins_like_another_is_read_once() -> None:
+    prompt = text_of(150, 5)
+    served = Served((1, 1))
+
+    async def play() -> None:
+        first, second = (served.entry.begin(wanted(prompt, 3)) for _ in range(1)), None
+        found = [await tokens_of(text) for text in first]
+        second = served.entry.begin(wanted(prompt, 3))
+        assert [await tokens_of(second)] == found
+        assert second.num_shared == 128
+        other = served.entry.begin(Wanted("key", tuple(prompt), 3, salt=b"another", drawing=wanted(prompt, 3).drawing))
+        assert [await tokens_of(other)] == found
+        assert other.num_shared == 0
+
+    served.run(play)
+
+
+def test_penalties_count_what_was_drawn_before_a_member_died() -> None:
+    asked = wanted(PROMPT, 16, presence=1.0, repetition=1.3)
+    (expected,) = of_the_whole(asked)
+    assert expected != of_the_whole(wanted(PROMPT, 16))[0]
+    served = Served((1, 2))
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        found = await until_drawn(served, text, 6)
+        served.kill(1)
+        assert found + await tokens_of(text) == expected
+
+    served.run(play)
+
+
+def test_activations_in_eight_bits_give_a_text() -> None:
+    served = Served((1, 1), codec=Int8Config())
+
+    async def play() -> None:
+        assert len(await tokens_of(served.entry.begin(wanted(PROMPT, 8)))) == 8
+
+    served.run(play)
+
+
+def test_who_leaves_says_so_and_nobody_waits() -> None:
+    asked = wanted(PROMPT, 12)
+    (expected,) = of_the_whole(asked)
+    served = Served((1, 2))
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        found = await until_drawn(served, text, 5)
+        (leaving,) = [each for each in served.members if served.peer(each) == served.path()[1]]
+        began = served.clock.now()
+        await leaving.aclose()
+        assert leaving.num_held == 0
+        found.append((await anext(text)).token)
+        assert served.clock.now() - began < 0.25  # sooner than anybody could have noticed
+        assert found + await tokens_of(text) == expected
+
+    served.run(play)
+
+
+def test_a_text_keeps_its_weights_and_a_new_one_has_the_newest() -> None:
+    prompt, other = text_of(70, 1), vector_of(CONFIG).flip(0)
+    asked = wanted(prompt, 12)
+    (old,), (new,) = of_the_whole(asked), of_the_whole(asked, vector=other)
+    assert old != new
+    served = Served((1, 1))
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        found = await until_drawn(served, text, 3)
+        served.renew(1, other)
+        await asyncio.sleep(0.02)
+        assert await asyncio.gather(tokens_of(text), tokens_of(served.entry.begin(asked))) == [old[3:], new]
+        third = served.entry.begin(asked)
+        found = await until_drawn(served, third, 3)
+        served.renew(2, vector_of(CONFIG))
+        served.renew(3, vector_of(CONFIG))
+        assert len(found + await tokens_of(third)) == 12
+
+    served.run(play)
+
+
+def test_what_stages_cannot_do_is_refused_at_once() -> None:
+    served = Served((1, 1))
+
+    async def play() -> None:
+        with pytest.raises(ConfigError, match="is empty"):
+            served.entry.begin(wanted([], 3))
+        with pytest.raises(ConfigError, match="need the whole model on one machine"):
+            served.entry.begin(Wanted("key", (1,), 3, constraint=object()))  # type: ignore[arg-type]
+
+    served.run(play)
