@@ -264,7 +264,9 @@ class _UnderWay:
                 case machine.Tell(drawn=drawn):
                     self._tell(drawn)
                 case machine.End(ending=ending):
-                    self._end(self._failed(ending) if ending in ("no path", "stalled") else ending)
+                    self._end(ending)
+                case machine.Fail(why=why):
+                    self._end(self._failed(why))
 
     def _post(self, peer: PeerId, note: "ResumeSequence | CloseSequence | TextRows") -> None:
         self._entry.tasks.spawn(self._entry.link.post(peer, note))

@@ -166,10 +166,15 @@ class Tell:
 
 @dataclass(frozen=True)
 class End:
-    ending: Ending | Failed
+    ending: Ending
 
 
-Effect = Seek | Open | Resume | Feed | Close | Tell | End
+@dataclass(frozen=True)
+class Fail:
+    why: Failed
+
+
+Effect = Seek | Open | Resume | Feed | Close | Tell | End | Fail
 Moved = tuple[Text, list[Effect]]
 
 
@@ -210,14 +215,14 @@ def step(text: Text, event: Event) -> Moved:
         case Overdue(attempt=attempt):
             return _overdue(text) if attempt == text.attempt else (text, [])
         case Cancelled():
-            return _ended(text, "cancelled")
+            return _ended(text, End("cancelled"))
 
 
 def _found(text: Text, path: tuple[PeerId, ...] | None) -> Moved:
     if text.phase != "seeking":
         return text, []
     if path is None:
-        return _ended(text, "no path")
+        return _ended(text, Fail("no path"))
     attempt = text.attempt + 1
     behind = (text.behind | set(enumerate(text.path))) - set(enumerate(path))
     reach = text.reach if path == text.path else -1
@@ -244,7 +249,7 @@ def _resumed(text: Text, held: list[Held]) -> Moved:
         text = text._replace(num_futile=0 if reach > text.reach else text.num_futile + 1)
     text = text._replace(reach=max(reach, text.reach))
     if text.num_futile > MAX_FUTILE:
-        return _ended(text, "stalled")
+        return _ended(text, Fail("stalled"))
     if text.num_futile > MAX_SAME:
         behind = next((peer for peer, each in zip(text.path, held, strict=True) if each.num < len(text.tokens)), None)
         behind = text.path[-1] if behind is None else behind
@@ -287,7 +292,7 @@ def _drew(text: Text, event: Drew) -> Moved:
         effects.append(Close(text.attempt, tuple(sorted(text.behind))))
         text = text._replace(behind=frozenset())
     if event.drawn.token in text.stop_ids:
-        ended, ending = _ended(text, "stop")
+        ended, ending = _ended(text, End("stop"))
         return ended, effects + ending
     text = text._replace(
         tokens=(*text.tokens, event.drawn.token),
@@ -299,7 +304,7 @@ def _drew(text: Text, event: Drew) -> Moved:
     effects.append(Tell(event.drawn))
     if len(text.tokens) < text.most:
         return text, effects
-    ended, ending = _ended(text, "length")
+    ended, ending = _ended(text, End("length"))
     return ended, effects + ending
 
 
@@ -324,7 +329,7 @@ def _seek(text: Text, suspects: Collection[PeerId] = (), same: tuple[PeerId, ...
     return text, [Seek(text.suspects)]
 
 
-def _ended(text: Text, ending: Ending | Failed) -> Moved:
+def _ended(text: Text, how: End | Fail) -> Moved:
     members = text.behind | set(enumerate(text.path))
     closing: list[Effect] = [Close(text.attempt, tuple(sorted(members)))] if members else []
-    return text._replace(phase="ended", behind=frozenset()), [*closing, End(ending)]
+    return text._replace(phase="ended", behind=frozenset()), [*closing, how]
