@@ -60,7 +60,7 @@ FLOORS = (
     ("cli.screen",),
     ("cli",),
     ("cli.model", "cli.plan"),
-    ("cli.run", "cli.doctor", "cli.chat"),
+    ("cli.run", "cli.doctor", "cli.chat", "cli.serve"),
     ("cli.watch",),
     ("cli.demo",),
     ("cli.main",),

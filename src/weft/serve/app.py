@@ -35,7 +35,7 @@ from weft.rng import fresh_secret
 from weft.serve import chat, completions, responses
 from weft.serve.failures import Fault, fault_of, no_model, not_built, wrong
 from weft.serve.generation import Model, Serving
-from weft.serve.keys import Admission, Asker, Key, Limits, Visit
+from weft.serve.keys import Admission, Asker, Keys, Limits, Visit
 from weft.serve.metrics import CONTENT_TYPE_LATEST, Metrics
 from weft.serve.schemas import (
     Asked,
@@ -59,7 +59,7 @@ Work = Callable[[Wire, Asker, bytes], Awaitable[None]]
 
 def app(
     models: Mapping[str, Model],
-    keys: tuple[Key, ...] | None = None,
+    keys: Keys | None = None,
     limits: Limits | None = None,
     *,
     clock: Clock | None = None,
@@ -82,7 +82,7 @@ def app(
 
 class _Server:
     def __init__(
-        self, models: Mapping[str, Model], keys: tuple[Key, ...] | None, limits: Limits, clock: Clock, metrics: Metrics
+        self, models: Mapping[str, Model], keys: Keys | None, limits: Limits, clock: Clock, metrics: Metrics
     ) -> None:
         self._models, self._limits, self._clock, self._metrics = models, limits, clock, metrics
         self._has_keys = keys is not None

@@ -184,6 +184,17 @@ TABLE: dict[str, Rows] = {
         ),
         "--device": ALWAYS,
     },
+    "serve": {
+        **dict.fromkeys(("--host", "--port", "--keys", "--name"), ALWAYS),
+        **dict.fromkeys(("--device", "--threads", "--numbers", "--max-context", "--cache"), ALWAYS),
+    },
+    "serve key add": {
+        "--keys": ALWAYS,
+        **dict.fromkeys(("--requests-per-minute", "--tokens-per-minute", "--tokens-per-day", "--concurrent"), ALWAYS),
+        **dict.fromkeys(("--model", "--priority", "--expires"), ALWAYS),
+    },
+    "serve key list": {"--keys": ALWAYS},
+    "serve key remove": {"--keys": ALWAYS},
     "chat": dict.fromkeys(("--model", "--key-file", "--system", "--temperature", "--max-tokens"), ALWAYS),
     "eval": dict.fromkeys(("--data", "--windows", "--device"), ALWAYS),
     "export": {"--dtype": ALWAYS},
