@@ -232,7 +232,7 @@ def test_each_option_changes_what_is_served_and_nothing_else(trained: Trained) -
 
 def test_who_may_ask_follows_from_where_it_listens(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    secret, key = new_key("a")
+    _secret, key = new_key("a")
     save_keys(keys, [key])
     assert keys_of(Where()) is None
     assert keys_of(Where(host="::1")) is None
