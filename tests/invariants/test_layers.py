@@ -50,7 +50,7 @@ FLOORS = (
     ("peer",),
     # around a peer
     ("anchor", "plan", "stages.reader", "dashboard", "serve"),
-    ("launch", "dashboard.page"),
+    ("launch", "dashboard.page", "serve.backend"),
     ("stages.step", "stages.gather"),
     ("stages", "library"),
     # played, and shown

@@ -186,7 +186,14 @@ TABLE: dict[str, Rows] = {
     },
     "serve": {
         **dict.fromkeys(("--host", "--port", "--keys", "--name"), ALWAYS),
-        **dict.fromkeys(("--device", "--threads", "--numbers", "--max-context", "--cache"), ALWAYS),
+        **{
+            option: (Refused(f"serve --backend vllm {option} {value}", "the server of --backend computes"),)
+            for option, value in {
+                **{"--device": "cpu", "--threads": "1", "--numbers": "fp32", "--max-context": "9", "--cache": "1GB"}
+            }.items()
+        },
+        "--backend": ALWAYS,
+        "--backend-key": (Refused("serve last --backend-key {machine}", "it is of --backend"),),
     },
     "serve key add": {
         "--keys": ALWAYS,

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,7 @@ from weft.cli.home import home_of
 from weft.cli.listener import LOCAL, address, listen
 from weft.cli.options import nbytes, spread
 from weft.cli.process import run_loop
+from weft.cli.settings import refuse_idle
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
     from weft.serve.metrics import Metrics
 
 PORT = 8000
+USUAL = {"vllm": "http://127.0.0.1:8000/v1", "llama.cpp": "http://127.0.0.1:8080/v1"}
+GIVEN_UP = (
+    "given up for it: one text for a seed whatever else is asked, turns between keys, and prompts' pages that keys do "
+    "not share; what that server logs of questions and answers is not known here"
+)
 ENDS_S = 3
 
 
@@ -78,20 +84,49 @@ class How:
     ] = None
 
 
+@dataclass(frozen=True)
+class Behind:
+    """Another server that computes."""
+
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Let another server that runs already compute: its address (http://127.0.0.1:8080/v1), or vllm or "
+            "llama.cpp at their usual ones. Keys, limits, page and figures are weft's.",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    backend_key: Annotated[
+        Path | None, typer.Option(help="File whose first line is the API key that the other server wants.")
+    ] = None
+
+
 @spread
 def serve(
     context: typer.Context,
-    model: Annotated[
-        str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
-    ],
     where: Where,
     how: How,
+    behind: Behind,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help='Folder, or a run: its name, its digits, or "last". With --backend: one of its models; default: all.',
+            show_default=False,
+        ),
+    ] = None,
     name: Annotated[str, typer.Option(help="What requests call the model. Default: the run's or the folder's.")] = "",
 ) -> None:
     """Answer over the OpenAI API, and show a page to chat with the model. Ctrl-C ends it."""
     from weft.cli.model.trained import open_trained, say_which
 
     keys = keys_of(where)
+    if behind.backend is not None:
+        refuse_idle(context, "the server of --backend computes", *(each.name for each in fields(How)))
+        serve_backend(behind, model, name, where, keys)
+        return
+    refuse_idle(context, "it is of --backend", "backend_key")
+    if model is None:
+        raise ConfigError('which model? Give a folder, or a run by its name or digits; "last" is the one trained last.')
     cache_nbytes = nbytes("--cache", how.cache)
     listener = listen(where.host, where.port)
     try:
@@ -105,6 +140,56 @@ def serve(
             loaded.model.engine.close()
     finally:
         listener.close()
+
+
+def serve_backend(behind: Behind, model: str | None, name: str, where: Where, keys: "KeysOfFile | None") -> None:
+    """Answer by what another server answers.
+
+    Raises:
+        ConfigError: no address, no such model there, or a name for several.
+        Unreachable, Refused, CallFailed, PeerError: that server does not tell its models.
+    """
+    from weft.serve.backend.backend import app, models_of
+    from weft.serve.backend.client import site_of
+    from weft.web.web import page_routes
+
+    site = site_of(USUAL.get(str(behind.backend), str(behind.backend)), key_in(behind.backend_key))
+    found = {each.id: each for each in run_loop(models_of(site))}
+    if not found:
+        raise ConfigError(f"{site.address} lists no models. Load one there, then start this server again.")
+    if model is not None and model not in found:
+        raise ConfigError(f"{site.address} has no model {model[:80]!r}, but {', '.join(found)}.")
+    served = list(found.values()) if model is None else [found[model]]
+    if name and len(served) != 1:
+        raise ConfigError(f"--name {name[:80]}: {len(served)} models would have it. Give one of them before --backend.")
+    served = [replace(each, id=name or each.id) for each in served]
+    listener = listen(where.host, where.port)
+    try:
+        page = page_routes("serve")
+        application, backend = app(site, {each.id: each for each in served}, keys, page=page)
+        told = f"{', '.join(each.id for each in served)}: computed by {site.address}\n{GIVEN_UP}"
+        print(told, file=sys.stderr)  # noqa: T201
+        tell_address(address(listener))
+        run_until_told(application, listener, backend.close)
+    finally:
+        listener.close()
+
+
+def key_in(file: Path | None) -> str | None:
+    """Return the first line of a file.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no key.
+    """
+    if file is None:
+        return None
+    try:
+        key = file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--backend-key {file}: it cannot be read: {error}.") from None
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"--backend-key {file}: its first line is no API key.")
+    return key
 
 
 def keys_of(where: Where) -> "KeysOfFile | None":

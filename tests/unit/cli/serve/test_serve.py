@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
+from api_stub import serving as stub
 from unit.cli.small import RUN, TEXT, Kept, Weft
 from unit.cli.test_bad_input import refused
 from weft.cli.model.trained import Trained, open_trained
@@ -151,7 +152,70 @@ def test_other_machines_need_a_key_and_the_file_is_read_again(kept: Kept, home: 
     assert bert not in said
 
 
+@pytest.mark.full
+def test_another_server_computes_and_keys_are_still_asked_for(home: Path, weft: Weft, tmp_path: Path) -> None:
+    key = weft("serve", "key", "add", "anna").out.strip()
+    (tmp_path / "theirs").write_text("sk-theirs\n")
+    options = ("--keys", home / "serve.keys", "--backend-key", tmp_path / "theirs", "--name", "mine", "--port", 0)
+    with (
+        stub(key="sk-theirs") as behind,
+        serving(home, "other", "--backend", f"{behind.address}v1", *options) as served,
+    ):
+        asks = {"model": "mine", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+        assert served.ask("/v1/chat/completions", asks)[0] == 401
+        assert b"<html" in served.ask("/")[2]
+        body = served.ask("/v1/chat/completions", asks, key)[2]
+        assert b'"content":"hello! "' in body
+        assert body.endswith(b"data: [DONE]\n\n")
+        asks["messages"] = [{"role": "user", "content": "bare"}]
+        body = served.ask("/v1/chat/completions", asks, key)[2]
+        assert b'"code":"backend_broke_off"' in body
+        assert b"[DONE]" not in body
+        asks["messages"] = [{"role": "user", "content": "slow"}]
+        line, reply = served.begin("/v1/chat/completions", asks, key)
+        with line:
+            assert reply.readline().startswith(b"data: {")
+            served.process.send_signal(signal.SIGINT)
+            assert b'"code":"unloaded"' in reply.read()
+        assert [each["model"] for each in behind.asked] == ["other"] * 3
+    said = "".join(served.said)
+    assert f"mine: computed by {behind.address}v1" in said
+    assert "given up for it" in said
+    assert "sk-theirs" not in said
+
+
 # --- what is refused ---
+
+
+def test_another_server_that_cannot_be_asked_is_refused(weft: Weft, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    with stub(key="sk-theirs") as behind:
+        address = f"{behind.address}v1"
+        refused(weft, 24, "wants an API key: give --backend-key", "serve", "--backend", address)
+        refused(weft, 2, "is no API key", "serve", "--backend", address, "--backend-key", empty)
+        refused(weft, 2, "cannot be read", "serve", "--backend", address, "--backend-key", tmp_path / "none")
+    with stub() as behind:
+        address = f"{behind.address}v1"
+        refused(weft, 2, "has no model 'mine', but stub, other", "serve", "mine", "--backend", address)
+        refused(weft, 2, "2 models would have it", "serve", "--backend", address, "--name", "mine")
+        refused(weft, 2, "nobody would be refused", "serve", "--backend", address, "--host", "0.0.0.0")
+    refused(weft, 22, "nobody answers at", "serve", "--backend", address)
+    refused(weft, 2, "no address of a server", "serve", "--backend", "vlm://x")
+    refused(weft, 2, "which model?", "serve")
+
+
+def test_vllm_and_llama_cpp_are_looked_for_where_they_usually_are(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def none(site: Any) -> list[Any]:
+        asked.append(site.address)
+        return []
+
+    monkeypatch.setattr("weft.serve.backend.backend.models_of", none)
+    for name in ("vllm", "llama.cpp"):
+        refused(weft, 2, "lists no models", "serve", "x", "--backend", name)
+    assert asked == ["http://127.0.0.1:8000/v1", "http://127.0.0.1:8080/v1"]
 
 
 def test_what_cannot_be_served_is_refused_before_anything_is_loaded(weft: Weft, tmp_path: Path, kept: Kept) -> None:
