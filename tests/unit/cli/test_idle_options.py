@@ -204,7 +204,7 @@ TABLE: dict[str, Rows] = {
     "serve key remove": {"--keys": ALWAYS},
     "chat": dict.fromkeys(("--model", "--key-file", "--system", "--temperature", "--max-tokens"), ALWAYS),
     "eval": dict.fromkeys(("--data", "--windows", "--device"), ALWAYS),
-    "export": {"--dtype": ALWAYS},
+    "export": {"--dtype": ALWAYS, "--gguf": ALWAYS},
     "inspect": {},
     "doctor": {"--machine": ALWAYS, "--port": ALWAYS, "--json": ALWAYS},
     "plan": {

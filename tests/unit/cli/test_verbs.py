@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -144,6 +145,25 @@ def test_an_export_holds_the_very_parameters(weft: Weft, kept: Kept, tmp_path: P
     assert config == kept.run.model
     assert torch.equal(vector, load(kept.folder).replicated["outer"])
     assert (tmp_path / "model" / "tokenizer.json").exists()
+
+
+def test_an_export_may_be_a_file_of_llama_cpp(weft: Weft, kept: Kept, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
+    for dtype, nbytes in (("float32", 4), ("bfloat16", 2)):
+        file = tmp_path / f"{dtype}.gguf"
+        answer = weft("export", kept.folder, file, "--gguf", "--dtype", dtype)
+        assert (answer.code, answer.out) == (0, f"{file}\n")
+        assert f"llama-server -m {file}" in answer.err
+        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+        assert tensors["token_embd.weight"].n_bytes == 16 * kept.run.model.vocab_size * nbytes
+
+
+def test_what_gguf_needs_is_said(weft: Weft, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    answer = weft("export", kept.folder, tmp_path / "m.gguf", "--gguf")
+    assert answer.code == 2
+    assert "pip install 'weft[gguf]'" in answer.err
+    assert not (tmp_path / "m.gguf").exists()
 
 
 def test_an_export_can_be_used_as_a_checkpoint(weft: Weft, kept: Kept, tmp_path: Path) -> None:
