@@ -215,6 +215,18 @@ def test_completions_and_responses(client: openai.OpenAI) -> None:
     assert called.output[0].type == "function_call"
 
 
+def test_embeddings_are_the_same_as_numbers_and_as_the_client_asks_for_them(client: openai.OpenAI) -> None:
+    texts = ["one text", "another one, longer", "one text"]
+    coded = [each.embedding for each in client.embeddings.create(model="random", input=texts).data]
+    plain = client.embeddings.create(model="random", input=texts, encoding_format="float")
+    for one, other in zip(coded, plain.data, strict=True):
+        assert one == pytest.approx(other.embedding, abs=1e-6)
+        assert sum(each**2 for each in one) == pytest.approx(1.0, abs=1e-5)
+    assert (len(coded[0]), coded[0]) == (CONFIG.width, pytest.approx(coded[2], abs=1e-6))
+    assert coded[0] != pytest.approx(coded[1], abs=1e-3)
+    assert plain.usage.prompt_tokens == sum(map(len, texts))
+
+
 def test_a_failure_on_the_way_is_an_error_of_the_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.APIError) as failed:
         list(client.chat.completions.create(model="breaks", messages=ASK, stream=True))

@@ -62,6 +62,7 @@ class Wanted:
         max_new_tokens: at most so many are drawn.
         stop_ids: tokens that end the text, and are not in it.
         salt: who may share pages with it.
+        is_mean: the mean of the prompt's last hidden states is wanted, `Text.mean`, and nothing is drawn.
     """
 
     key: str
@@ -71,6 +72,7 @@ class Wanted:
     stop_ids: Collection[int] = ()
     salt: bytes = b""
     constraint: Constraint | None = None
+    is_mean: bool = False
 
 
 class Text:
@@ -80,6 +82,7 @@ class Text:
         self.wanted = wanted
         self.ended: Ending | None = None
         self.num_shared = 0  # tokens of the prompt that had been read for another text
+        self.mean: NDArray[np.float32] | None = None  # once it has ended, where it is wanted
         self.began_s: float | None = None  # by the engine's clock: when its first piece was computed
         self._engine = engine
         self._loop = asyncio.get_running_loop()
@@ -132,6 +135,8 @@ class _Job:
     text: Text
     sequence: Sequence
     counts: Counts | None
+    num_summed: int = 0  # tokens of the prompt
+    sum: "NDArray[np.float64] | float" = 0.0
 
 
 class Engine:
@@ -247,14 +252,44 @@ class Engine:
         self._tell_totals()  # who reads the ending finds its pages free
         job.text._tell(ending)
 
+    def _reads_on(self, row: Row) -> bool:
+        """Return whether a row may be computed: not where a mean lacks tokens, for they were found in pages again.
+
+        It gave its pages up and got some of them back. It is read anew, under a salt by which none is found.
+        """
+        job, sequence = self._jobs[row.sequence], row.sequence
+        if not job.text.wanted.is_mean or row.start in (0, job.num_summed):
+            return True
+        self._schedule.remove(sequence)
+        sequence.salt += b"+"
+        self._schedule.add(sequence)
+        return False
+
+    def _add_sums(self, rows: list[Row]) -> None:
+        summed = [row for row in rows if self._jobs[row.sequence].text.wanted.is_mean]
+        for row, of_row in zip(summed, self._stepper.sums if summed else (), strict=True):
+            job = self._jobs[row.sequence]
+            job.sum = of_row.cpu().double().numpy() + (job.sum if row.start else 0.0)
+            job.num_summed = row.stop
+
     def _step(self, rows: list[Row]) -> None:
+        rows = [row for row in rows if self._reads_on(row)]
+        if not rows:
+            return
         began = self._clock.now()
         pieces = [
-            Piece(row.sequence.tokens[row.start : row.stop], row.start, row.sequence.pages, draws=row.draws)
+            Piece(
+                row.sequence.tokens[row.start : row.stop],
+                row.start,
+                row.sequence.pages,
+                draws=row.draws,
+                sums=self._jobs[row.sequence].text.wanted.is_mean,
+            )
             for row in rows
         ]
         try:
             logits = self._stepper.step(pieces).cpu().numpy()
+            self._add_sums(rows)
         except Exception as error:  # out of memory, a broken device: whoever waits hears of it
             for row in rows:
                 self._end(self._jobs[row.sequence], error)
@@ -280,6 +315,10 @@ class Engine:
 
     def _draw(self, job: _Job, logits: NDArray[np.float64]) -> None:
         wanted, sequence = job.text.wanted, job.sequence
+        if wanted.is_mean:
+            job.text.mean = np.asarray(job.sum / job.num_summed, dtype=np.float32)
+            self._end(job, "stop")
+            return
         try:
             allowed = None if wanted.constraint is None else wanted.constraint.allowed()
             if allowed is not None and not allowed.any():

@@ -32,12 +32,14 @@ class Piece:
         start: the position of the first.
         pages: of the sequence, those of the new tokens among them.
         draws: whether the logits after the last are wanted.
+        sums: whether the sum of the last hidden states of these tokens is.
     """
 
     tokens: Sequence[int]
     start: int
     pages: Sequence[int]
     draws: bool
+    sums: bool = False
 
     @property
     def stop(self) -> int:
@@ -161,6 +163,8 @@ class Stepper:
         self._heads_of_kv = torch.arange(self._config.num_kv_heads, device=self._device)
         self._windows = {layer.window for layer in weights.layers}
         self._score_factor = self._config.yarn.score_factor if self._config.yarn else 1.0
+        self.sums: list[Float[Tensor, " width"]] = []
+        """Of the last step: of each piece that asks for them, in order."""
 
     @torch.inference_mode()
     def step(self, pieces: Sequence[Piece]) -> Float[Tensor, "drawing vocab"]:
@@ -184,7 +188,15 @@ class Stepper:
             x = x + (y if layer.out_bias is None else y + layer.out_bias)
             gate, up = layer.gate_up(self._normed(x, layer.ffn_norm)).chunk(2, dim=1)
             x = x + layer.down(silu(gate) * up)
-        return self._weights.head(self._normed(x[self._ids(_last(pieces, order))], self._weights.norm))
+        ends = _ends(pieces, order)
+        spans = [slice(ends[number] + 1 - len(piece.tokens), ends[number] + 1) for number, piece in enumerate(pieces)]
+        self.sums = [
+            self._normed(x[span], self._weights.norm).sum(0)
+            for piece, span in zip(pieces, spans, strict=True)
+            if piece.sums
+        ]
+        last = [ends[number] for number, piece in enumerate(pieces) if piece.draws]
+        return self._weights.head(self._normed(x[self._ids(last)], self._weights.norm))
 
     def _heads(self, layer: Layer, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         config = self._config
@@ -267,14 +279,14 @@ def _alike(rows: Sequence[Piece]) -> list[list[Piece]]:
     return found
 
 
-def _last(pieces: Sequence[Piece], order: Sequence[int]) -> list[int]:
-    """Return the rows after which pieces draw, in the order of `pieces`; rows are in `order`."""
+def _ends(pieces: Sequence[Piece], order: Sequence[int]) -> dict[int, int]:
+    """Return the row of each piece's last token, by its place in `pieces`; rows are in `order`."""
     ends = dict[int, int]()
     at = 0
     for number in order:
         at += len(pieces[number].tokens)
         ends[number] = at - 1
-    return [ends[number] for number, piece in enumerate(pieces) if piece.draws]
+    return ends
 
 
 def _attend(

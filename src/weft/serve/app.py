@@ -1,7 +1,7 @@
 """The server's application: what may be asked for, who is let in, and how every failure is told.
 
-    POST /v1/chat/completions   /v1/completions   /v1/responses        GET /v1/models   /v1/models/{id}
-    POST /tokenize   /detokenize                                       GET /health   /metrics   /version
+    POST /v1/chat/completions   /v1/completions   /v1/responses   /v1/embeddings   /tokenize   /detokenize
+    GET  /v1/models   /v1/models/{id}   /health   /metrics   /version
 
     app(models, keys, limits)  ──uvicorn──►  clients
 
@@ -33,7 +33,7 @@ from weft.engine.draw import Drawing
 from weft.engine.engine import Wanted
 from weft.errors import DataError
 from weft.rng import fresh_secret
-from weft.serve import chat, completions, responses
+from weft.serve import chat, completions, embeddings, responses
 from weft.serve.failures import Fault, fault_of, no_model, not_built, wrong
 from weft.serve.generation import Model, Serving
 from weft.serve.keys import Admission, Asker, Keys, Limits, Visit
@@ -43,6 +43,7 @@ from weft.serve.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     ResponseRequest,
     TokenizeRequest,
     read,
@@ -191,7 +192,7 @@ class _Server:
             "/v1/chat/completions": self._making(ChatRequest, chat.begin),
             "/v1/completions": self._making(CompletionRequest, completions.begin),
             "/v1/responses": self._making(ResponseRequest, responses.begin, are_named=True),
-            "/v1/embeddings": self._embed,
+            "/v1/embeddings": self._making(EmbeddingRequest, embeddings.begin),
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
         }
@@ -223,9 +224,6 @@ class _Server:
                 begun.cancel()
 
         return work
-
-    async def _embed(self, _wire: Wire, _asker: Asker, _body: bytes) -> None:
-        raise not_built("Embeddings: what this server computes with keeps no hidden states. /v1/embeddings")
 
     async def _tokenize(self, wire: Wire, asker: Asker, body: bytes) -> None:
         request = read(body, TokenizeRequest)
