@@ -53,7 +53,7 @@ ROOM = {"low": 0.25, "normal": 0.75, "high": 1.0}
 class Key(config.Config, frozen=True, kw_only=True):
     """Somebody who may ask. What is left out has no limit."""
 
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.@-]{1,64}$", description="Whose it is; logs and metrics know it.")]
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.@-]{1,64}$", description="Whose it is; what is refused names it.")]
     salt: Annotated[_Salt, Meta(description="Hex, of this key alone.")]
     hash: Annotated[_Salt, Meta(description="BLAKE3 of the key, keyed by the salt; hex.")]
     requests_per_minute: Annotated[_Limit, Meta(description="Requests that are begun.")] = None

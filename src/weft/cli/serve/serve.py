@@ -1,6 +1,9 @@
 """`weft serve`: a trained model answers over the API that most programs know, with a chat page.
 
-MODEL ──Loaded──► engine on this machine ──► application ──uvicorn──► a port, until Ctrl-C or SIGTERM
+    MODEL ──load──► engine on this machine ─────┐
+    --backend ────► another server of the API ──┴─► application ──uvicorn──► a port, until Ctrl-C or SIGTERM
+
+What is refused is refused before a model is loaded.
 """
 
 import asyncio
@@ -134,7 +137,8 @@ def serve(
         say_which(trained, model)
         loaded = load(trained, name or trained.called, how, cache_nbytes)
         try:
-            _tell(loaded, address(listener))
+            _tell(loaded)
+            tell_address(address(listener), where.host)
             run_until_told(loaded.app(keys), listener, loaded.model.engine.close)
         finally:
             loaded.model.engine.close()
@@ -169,7 +173,7 @@ def serve_backend(behind: Behind, model: str | None, name: str, where: Where, ke
         application, backend = app(site, {each.id: each for each in served}, keys, page=page)
         told = f"{', '.join(each.id for each in served)}: computed by {site.address}\n{GIVEN_UP}"
         print(told, file=sys.stderr)  # noqa: T201
-        tell_address(address(listener))
+        tell_address(address(listener), where.host)
         run_until_told(application, listener, backend.close)
     finally:
         listener.close()
@@ -288,8 +292,8 @@ def run_until_told(app: "Starlette", listener: "socket.socket", on_told: Callabl
         signal.signal(signal.SIGTERM, before)
 
 
-def _tell(loaded: Loaded, address: str) -> None:
-    """Say what is served, and how to ask it."""
+def _tell(loaded: Loaded) -> None:
+    """Say what is served."""
     model, planned = loaded.model, loaded.planned
     said = (
         f"{model.id}: {planned.kind} weights, {planned.weights_nbytes / 1e9:.2f} GB; room for {planned.num_tokens:,} "
@@ -300,9 +304,13 @@ def _tell(loaded: Loaded, address: str) -> None:
     if model.template is None:
         text = "the model has no chat template: in chats it is given plain turns (User: ...) and goes on from them"
         print(text, file=sys.stderr)  # noqa: T201
-    tell_address(address)
 
 
-def tell_address(address: str) -> None:
+def tell_address(address: str, host: str) -> None:
+    if host not in LOCAL:
+        text = (
+            "keys and what is said go over plain HTTP, which others on the way can read: put a proxy with TLS before it"
+        )
+        print(text, file=sys.stderr)  # noqa: T201
     print(f"programs: {address}v1 (OpenAI API); terminal: weft chat {address}v1", file=sys.stderr)  # noqa: T201
     print(address, flush=True)  # noqa: T201  # what was asked for

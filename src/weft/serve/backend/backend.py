@@ -293,15 +293,15 @@ class Relay:
             if data.strip() == b"[DONE]":
                 return
             tree = _decoded(data)
-            if "error" in tree or tree.get("object") == "error" or tree.get("type") == "error":
+            if tree.get("error") or tree.get("object") == "error" or tree.get("type") == "error":
                 raise _fault_of(500, tree, {})
             self._take(tree)
             self.num_pieces += 1
-            for choice in tree.get("choices") or ():
+            for choice in _choices(tree):
                 (open_texts.discard if choice.get("finish_reason") else open_texts.add)(choice.get("index", 0))
                 self.reason = choice.get("finish_reason") or self.reason
             is_over |= tree.get("type") in _ENDS
-            is_count = not tree.get("choices") and self.path in _WITH_USAGE and tree.get("usage") is not None
+            is_count = not _choices(tree) and self.path in _WITH_USAGE and tree.get("usage") is not None
             if is_count and not self.request.has_usage:
                 continue
             if not self.request.has_usage and self.path in _WITH_USAGE:
@@ -331,11 +331,8 @@ class Relay:
             if "model" in each:
                 each["model"] = self.model.id
             if isinstance(usage := each.get("usage"), dict):
-                num_read, num_drawn = (
-                    _count(usage, "prompt_tokens", "input_tokens"),
-                    _count(usage, "completion_tokens", "output_tokens"),
-                )
-                self.usage = (num_read, num_drawn)
+                num_read = _count(usage, "prompt_tokens", "input_tokens")
+                self.usage = (num_read, _count(usage, "completion_tokens", "output_tokens"))
 
     def settle(self, num_bytes: int) -> None:
         """Charge what was used: as the other server counts, else by the pieces that came and the question's length."""
@@ -372,6 +369,11 @@ class _Times:
         if self.first_s is not None and self._last_s is not None:
             times = (self._asked_s, self._asked_s, self.first_s, self._last_s)
         self._metrics.ended(relay.model.id, self.reason, times, num_drawn)
+
+
+def _choices(tree: Tree) -> list[Tree]:
+    found = tree.get("choices")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _count(usage: Mapping[str, Any], *names: str) -> int:
