@@ -149,5 +149,6 @@ def try_next(command: str, checkpoint: str) -> str:
             f'  {command} generate {checkpoint} "def "',
             f"  {command} eval {checkpoint}",
             f"  {command} export {checkpoint} my-model",
+            f"  {command} serve {checkpoint}  # talk to it in a browser, or from any program of the OpenAI API",
         )
     )
