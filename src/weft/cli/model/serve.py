@@ -29,11 +29,17 @@ PORT = 8000
 class Numbers(StrEnum):
     auto = "auto"
     int8 = "int8"
+    exact = "exact"
     bf16 = "bf16"
     fp32 = "fp32"
 
 
-KINDS: "dict[Numbers, Kind]" = {Numbers.int8: "int8", Numbers.bf16: "bf16", Numbers.fp32: "fp32"}
+KINDS: "dict[Numbers, Kind]" = {
+    Numbers.int8: "int8",
+    Numbers.exact: "exact",
+    Numbers.bf16: "bf16",
+    Numbers.fp32: "fp32",
+}
 
 
 def serve(
@@ -50,7 +56,11 @@ def serve(
     device: Annotated[str, typer.Option(help="Where torch runs: auto, cpu, cuda, cuda:1.")] = "auto",
     threads: Annotated[int, typer.Option(help="Threads of torch on the CPU; 0: its own choice.", min=0, max=1024)] = 0,
     numbers: Annotated[
-        Numbers, typer.Option(help="How weights are held: int8 is the fastest on CPUs, fp32 is as trained.")
+        Numbers,
+        typer.Option(
+            help="How weights are held: int8 is the fastest on CPUs, fp32 is as trained. With exact a text is the same "
+            "to the bit on every machine, whatever else is computed beside it."
+        ),
     ] = Numbers.auto,
     max_context: Annotated[
         int, typer.Option(help="Tokens of question and answer together; 0: as many as the model reads.", min=0)
@@ -109,7 +119,7 @@ async def _serve(
     import uvicorn
 
     from weft.cli.model.trained import place
-    from weft.engine.load import engine_of, free_nbytes, kind_for, plan
+    from weft.engine.load import engine_of, free_nbytes, kind_for, plan, required
     from weft.serve.app import app
     from weft.serve.generation import model_of
     from weft.serve.metrics import Metrics
@@ -118,7 +128,7 @@ async def _serve(
     if threads:
         torch.set_num_threads(threads)
     here = place(device)
-    kind = kind_for(here) if numbers is Numbers.auto else KINDS[numbers]
+    kind = kind_for(here) if numbers is Numbers.auto else required(KINDS[numbers], here)
     most = trained.config.max_seq_len
     if max_context > most:
         raise ConfigError(f"--max-context {max_context}: the model reads {most} tokens at most.")
