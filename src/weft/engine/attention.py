@@ -124,9 +124,8 @@ class Integers:
         whole, scale = rounded(_by_kv_head(q, group, self._shape[1]))
         scores = torch.matmul(whole, keys.mT).mul_(scale).mul_(key_scales * (log2(e) / sqrt(q.shape[-1])))
         scores = _masked(scores, group.mask[window])
-        shares = scores.sub_(
-            scores.amax(-1, keepdim=True)
-        ).exp2_()  # torch's own; its exp is MKL's, whose bits depend on the processor
+        # exp2 is torch's own; its exp is MKL's, whose last bits depend on the processor.
+        shares = scores.sub_(scores.amax(-1, keepdim=True)).exp2_()
         mass = (shares * _SHARE).round_().sum(-1, keepdim=True, dtype=torch.float64)
         weights = shares.mul_(value_scales)
         top = weights.amax(-1, keepdim=True).clamp_min_(_LEAST_TOP)
@@ -140,8 +139,9 @@ def _product(
     """Return the product of two-byte integers with one-byte ones, exact, fp64."""
     high = (weights / _BYTE).floor_()
     planes = torch.cat((high, weights - high * _BYTE), 2)
-    some = zip(planes.split(_MAX_KEYS, 3), values.split(_MAX_KEYS, 2), strict=True)
-    of_high, of_low = sum(torch.matmul(plane, value).double() for plane, value in some).chunk(2, 2)
+    some = zip(torch.split(planes, _MAX_KEYS, 3), torch.split(values, _MAX_KEYS, 2), strict=True)
+    products = torch.stack([torch.matmul(plane, value) for plane, value in some]).sum(0, dtype=torch.float64)
+    of_high, of_low = products.chunk(2, 2)
     return of_high.mul_(_BYTE).add_(of_low)
 
 
