@@ -114,8 +114,8 @@ def normed(
     most = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True).clamp_min_(_LEAST).double()
     whole = (x * (_SQUARED / most).float()).round_().double()
     mean = whole.square_().mean(-1, keepdim=True).mul_((most / _SQUARED).square_())
-    scale = mean.add_(eps).rsqrt_().float()
-    return x * scale * weight
+    found: Tensor = x * mean.add_(eps).rsqrt_().float() * weight
+    return found
 
 
 def probe(device: torch.device) -> bool:
