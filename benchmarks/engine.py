@@ -60,7 +60,8 @@ class Subject(Protocol):
 
 
 def prompts(num: int) -> list[list[int]]:
-    return rng.stream(num, "prompts").integers(0, VOCAB, (num, PROMPT)).tolist()
+    found: list[list[int]] = rng.stream(num, "prompts").integers(0, VOCAB, (num, PROMPT)).tolist()
+    return found
 
 
 class Transformers:
@@ -69,7 +70,7 @@ class Transformers:
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).train(mode=False)
         self._cache: Any = None
         self._last = torch.empty(0)
 
