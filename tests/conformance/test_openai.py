@@ -49,7 +49,7 @@ SLOW, SLOW_KEY = new_key("slow", requests_per_minute=60)
 def random_model() -> Model:
     """Return a model of random weights, which writes any bytes."""
     pages = 48
-    stepper = Stepper(Weights(CONFIG, vector_of(CONFIG), "fp32"), KeysAndValues(CONFIG, pages, CPU, torch.float32))
+    stepper = Stepper(Weights(CONFIG, vector_of(CONFIG), "fp32"), KeysAndValues(CONFIG, pages, CPU, "fp32"))
     engine = Engine(stepper, vocab_size=CONFIG.vocab_size, context=CONFIG.max_seq_len, num_pages=pages)
     return model_of("random", 1, engine, ByteTokenizer(), CameWith(), "fp")
 

@@ -24,7 +24,7 @@ from weft.clock import Clock, SystemClock
 from weft.engine.draw import Counts, Drawing, Drawn, draw
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool
-from weft.engine.schedule import Row, Scheduler, Sequence
+from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
 from weft.engine.step import Piece, Stepper
 from weft.errors import ConfigError, WeftError
 
@@ -143,6 +143,7 @@ class Engine:
     """Serves one model.
 
     Args:
+        max_rows, max_running, max_slowdown: see `Scheduler`.
         on_step: told how many texts drew, how many tokens were read, and how long it took, on the engine's thread.
     """
 
@@ -155,6 +156,7 @@ class Engine:
         num_pages: int,
         max_rows: int = 64,
         max_running: int = 256,
+        max_slowdown: float = MAX_SLOWDOWN,
         clock: Clock | None = None,
         on_step: Callable[[int, int, float], None] = lambda _drawn, _read, _s: None,
     ) -> None:
@@ -163,7 +165,9 @@ class Engine:
         self.context = min(context, num_pages * PAGE)
         self._pool = PagePool(num_pages)
         self._pace = Pace()
-        self._schedule = Scheduler(self._pool, self._pace, max_rows=max_rows, max_running=max_running)
+        self._schedule = Scheduler(
+            self._pool, self._pace, max_rows=max_rows, max_running=max_running, max_slowdown=max_slowdown
+        )
         self._clock = clock or SystemClock()
         self._on_step = on_step
         self._jobs: dict[Sequence, _Job] = {}

@@ -3,20 +3,20 @@
     rows     tokens one after the other, those of one sequence together: [rows, width] all the way
     pages    keys and values: [pages, kv heads, PAGE, head], one tensor each per layer
 
-The residual stream is fp32; matrices are as `numbers` has them. What a row comes to depends on its own sequence alone,
-up to rounding: matmuls of other shapes add in another order.
+The residual stream is fp32; matrices are as `numbers` has them. What a row comes to depends on its own sequence alone:
+to the bit where numbers are exact, else up to rounding, for matmuls of other shapes add in another order.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, silu
 
-from weft.engine.numbers import MATRICES, Kind, Matrix
+from weft.engine.attention import Group, kept_of, vector_nbytes
+from weft.engine.numbers import MATRICES, Kind, Matrix, normed
 from weft.engine.pages import PAGE, num_pages
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
@@ -119,36 +119,14 @@ class KeysAndValues:
         num_pages: of `PAGE` tokens.
     """
 
-    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, kind: Kind) -> None:
         shape = (num_pages, config.num_kv_heads, PAGE, config.channels_per_head)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self.layers = [kept_of(kind, shape, device) for _ in range(config.num_layers)]
 
 
-def page_nbytes(config: ModelConfig, dtype: torch.dtype) -> int:
+def page_nbytes(config: ModelConfig, kind: Kind) -> int:
     """Return the bytes of one page, in all layers."""
-    return 2 * config.num_layers * config.kv_width * PAGE * dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Group:
-    """Sequences whose attention is one pair of matmuls: as many new tokens each, and as many pages at most.
-
-    Args:
-        start, num: their rows among all are the `num` times `num_new` from `start` on, one sequence after the other.
-        kept: where their keys and values are, by sequence, head and page; what a shorter one lacks is page 0, masked.
-        mask: added to scores, 0 or -inf: [sequences, 1, new, all], by window.
-    """
-
-    start: int
-    num: int
-    num_new: int
-    kept: Int64[Tensor, " places"]
-    mask: Mapping[int | None, Float[Tensor, "sequences one new all"]]
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.start, self.start + self.num * self.num_new)
+    return 2 * config.num_layers * config.num_kv_heads * PAGE * vector_nbytes(kind, config.channels_per_head)
 
 
 class Stepper:
@@ -178,12 +156,11 @@ class Stepper:
         x = embedding(self._ids([token for piece in rows for token in piece.tokens]), self._weights.embed).float()
         for number, layer in enumerate(self._weights.layers):
             q, k, v = self._heads(layer, x, turn)
-            keys, values = self._kept.keys[number], self._kept.values[number]
-            _write(keys, written, k)
-            _write(values, written, v)
+            kept = self._kept.layers[number]
+            kept.write(written, k, v)
             mixed = torch.empty_like(q)
             for group in groups:
-                mixed[group.rows] = self._attended(group, q[group.rows], keys, values, layer.window)
+                mixed[group.rows] = kept.attend(group, q[group.rows], layer.window)
             y = layer.out(mixed.flatten(1))
             x = x + (y if layer.out_bias is None else y + layer.out_bias)
             gate, up = layer.gate_up(self._normed(x, layer.ffn_norm)).chunk(2, dim=1)
@@ -213,17 +190,15 @@ class Stepper:
             qk = qk * self._score_factor
         return qk[:, :heads], qk[:, heads:], v
 
-    def _attended(self, group: Group, q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
-        shape = (group.num, self._config.num_kv_heads, -1, self._config.channels_per_head)
-        k, v = (kept.flatten(0, 1).flatten(1).index_select(0, group.kept).view(shape) for kept in (keys, values))
-        return _attend(q.view(group.num, group.num_new, *q.shape[1:]), k, v, group.mask[window]).flatten(0, 1)
-
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self._weights.kind == "exact":
+            return normed(x, weight, self._config.norm_eps)
         return rms_norm(x, weight.shape, weight, self._config.norm_eps)
 
     def _turn(self, places: Int64[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
         angles = (places.to(torch.float32)[:, None] * self._inverse)[:, None, :]
-        cos, sin = angles.cos(), angles.sin()
+        angles = angles.double()  # whose rounded cosine does not depend on the library that computes it
+        cos, sin = angles.cos().float(), angles.sin().float()
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
     def _written(self, rows: Sequence[Piece], places: Int64[Tensor, " rows"]) -> Int64[Tensor, " written"]:
@@ -258,14 +233,6 @@ class Stepper:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
 
-def _write(
-    kept: Float[Tensor, "pages kv_heads page head"],
-    written: Int64[Tensor, " written"],
-    x: Float[Tensor, "rows kv_heads head"],
-) -> None:
-    kept.view(-1, kept.shape[-1]).index_copy_(0, written, x.reshape(-1, x.shape[-1]).to(kept.dtype))
-
-
 def _alike(rows: Sequence[Piece]) -> list[list[Piece]]:
     """Cut pieces, sorted by their length and then their place, so that none is padded to more than twice its pages."""
     found: list[list[Piece]] = []
@@ -287,20 +254,3 @@ def _ends(pieces: Sequence[Piece], order: Sequence[int]) -> dict[int, int]:
         at += len(pieces[number].tokens)
         ends[number] = at - 1
     return ends
-
-
-def _attend(
-    q: Float[Tensor, "sequences new heads head"],
-    keys: Float[Tensor, "sequences kv_heads all head"],
-    values: Float[Tensor, "sequences kv_heads all head"],
-    mask: Float[Tensor, "sequences one new all"],
-) -> Float[Tensor, "sequences new heads head"]:
-    """Let new tokens look at their sequences: two matmuls, for torch's own attention in bf16 is slow on CPUs."""
-    num, num_new, num_heads, width = q.shape
-    num_kv = keys.shape[1]
-    shared = num_heads // num_kv
-    q = q.view(num, num_new, num_kv, shared, width).permute(0, 2, 3, 1, 4).reshape(num, num_kv, -1, width)
-    scores = torch.matmul((q / sqrt(width)).to(keys.dtype), keys.transpose(2, 3)).float()
-    scores = scores.view(num, num_heads, num_new, -1).add_(mask).softmax(-1)
-    mixed = torch.matmul(scores.view(num, num_kv, shared * num_new, -1).to(values.dtype), values).float()
-    return mixed.view(num, num_heads, num_new, width).transpose(1, 2)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
@@ -22,7 +21,7 @@ from weft.rng import stream
 
 def made(num_pages: int = 48, max_running: int = 16) -> Engine:
     weights = Weights(CONFIG, vector_of(CONFIG), "fp32")
-    stepper = Stepper(weights, KeysAndValues(CONFIG, num_pages, CPU, torch.float32))
+    stepper = Stepper(weights, KeysAndValues(CONFIG, num_pages, CPU, "fp32"))
     return Engine(
         stepper, vocab_size=CONFIG.vocab_size, context=CONFIG.max_seq_len, num_pages=num_pages, max_running=max_running
     )

@@ -1,5 +1,8 @@
 """Steps over many sequences give the logits that the model gives each alone."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -33,6 +36,20 @@ def vector_of(config: ModelConfig) -> torch.Tensor:
     return torch.from_numpy(draws).float() * 0.15
 
 
+DIGEST = """
+import torch
+torch.set_num_threads({threads})
+from blake3 import blake3
+from unit.engine.test_step import CONFIG, Bench, text_of
+bench = Bench(CONFIG, "exact")
+texts = [text_of(60 + 50 * number, number) for number in range(5)]
+found = [bench.read(*((name, text, 0, len(text) - 20) for name, text in enumerate(texts)))]
+for at in range(-20, -1):
+    found.append(bench.read(*((name, text, len(text) + at, len(text) + at + 1) for name, text in enumerate(texts))))
+print(blake3(torch.stack(found).numpy().tobytes()).hexdigest())
+"""
+
+
 class Bench:
     """A model as a step has it, and as training has it."""
 
@@ -40,7 +57,7 @@ class Bench:
         vector = vector_of(config)
         self.model = assemble(config, vector)
         weights = Weights(config, vector, kind)
-        self.stepper = Stepper(weights, KeysAndValues(config, num_pages, CPU, torch.float32))
+        self.stepper = Stepper(weights, KeysAndValues(config, num_pages, CPU, kind))
         self._free = list(range(num_pages))
         self.pages: dict[int, list[int]] = {}
 
@@ -77,7 +94,7 @@ def test_texts_of_unequal_length_together_have_the_logits_of_each_alone(form: st
         torch.testing.assert_close(found, bench.wanted(a, b, c), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "share"), [("bf16", 0.02), ("int8", 0.05)])
+@pytest.mark.parametrize(("kind", "share"), [("bf16", 0.02), ("int8", 0.05), ("exact", 0.05)])
 def test_smaller_numbers_are_near(kind: Kind, share: float) -> None:
     full, small = Bench(CONFIG), Bench(CONFIG, kind)
     text = text_of(100, 1)
@@ -94,3 +111,40 @@ def test_products_of_eight_bits_are_right_here_and_alike_beside_any_others() -> 
     for rows in (slice(0, 1), slice(3, 11), slice(7, 40)):
         assert torch.equal(matrix(x[rows]), together[rows])
     assert torch.equal(matrix(torch.zeros(1, 64)), torch.zeros(1, 96))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_exact_numbers_are_the_same_to_the_bit_in_whatever_steps_a_text_is_read(form: str) -> None:
+    config = replace(CONFIG, **FORMS[form])
+    text = text_of(97, 1)
+    alone = Bench(config, "exact")
+    one_by_one = torch.cat([alone.read((0, text, at, at + 1)) for at in range(len(text))])
+    assert not torch.equal(one_by_one[-2], one_by_one[-1])
+    others = [text_of(60, 2 + number) for number in range(7)]
+    for size in (97, 16, 11):
+        bench = Bench(config, "exact")
+        for number, start in enumerate(range(0, len(text), size)):
+            stop = min(start + size, len(text))
+            beside = [
+                (1 + each, other, number * each, (number + 1) * each)
+                for each, other in enumerate(others)
+                if each and size == 11
+            ]
+            assert torch.equal(bench.read((0, text, start, stop), *beside)[0], one_by_one[stop - 1])
+
+
+def test_exact_numbers_are_the_same_to_the_bit_on_every_kind_of_processor() -> None:
+    held = {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", DIGEST.format(threads=threads)],
+            env=os.environ | changed | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout
+        for threads, changed in ((1, {}), (2, {}), (1, held), (2, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}))
+    }
+    assert len(found) == 1
+    assert len(found.pop().strip()) == 64

@@ -50,11 +50,17 @@ ENDS_S = 3
 class Numbers(StrEnum):
     auto = "auto"
     int8 = "int8"
+    exact = "exact"
     bf16 = "bf16"
     fp32 = "fp32"
 
 
-KINDS: "dict[Numbers, Kind]" = {Numbers.int8: "int8", Numbers.bf16: "bf16", Numbers.fp32: "fp32"}
+KINDS: "dict[Numbers, Kind]" = {
+    Numbers.int8: "int8",
+    Numbers.exact: "exact",
+    Numbers.bf16: "bf16",
+    Numbers.fp32: "fp32",
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,11 @@ class How:
     device: Annotated[str, typer.Option(help="Where torch runs: auto, cpu, cuda, cuda:1.")] = "auto"
     threads: Annotated[int, typer.Option(help="Threads of torch on the CPU; 0: its own choice.", min=0, max=1024)] = 0
     numbers: Annotated[
-        Numbers, typer.Option(help="How weights are held: int8 is the fastest on CPUs, fp32 is as trained.")
+        Numbers,
+        typer.Option(
+            help="How weights are held: int8 is the fastest on CPUs, fp32 is as trained. With exact a text is the same "
+            "to the bit on every machine, whatever else is computed beside it."
+        ),
     ] = Numbers.auto
     max_context: Annotated[
         int, typer.Option(help="Tokens of question and answer together; 0: as many as the model reads.", min=0)
@@ -240,14 +250,14 @@ def load(trained: "Trained", name: str, how: How, cache_nbytes: int | None) -> L
     import torch
 
     from weft.cli.model.trained import place
-    from weft.engine.load import engine_of, free_nbytes, kind_for, plan
+    from weft.engine.load import engine_of, free_nbytes, kind_for, plan, required
     from weft.serve.generation import model_of
     from weft.serve.metrics import Metrics
 
     if how.threads:
         torch.set_num_threads(how.threads)
     here = place(how.device)
-    kind = kind_for(here) if how.numbers is Numbers.auto else KINDS[how.numbers]
+    kind = kind_for(here) if how.numbers is Numbers.auto else required(KINDS[how.numbers], here)
     most = trained.config.max_seq_len
     if how.max_context > most:
         raise ConfigError(f"--max-context {how.max_context}: the model reads {most} tokens at most.")
