@@ -64,7 +64,7 @@ class Forgetful(Witnessing):
 )
 def test_no_interleaving_of_two_members_holds_a_contradiction(bounds: Bounds) -> None:
     search = Witnessing(first_base(2), bounds)
-    assert search.run(2_000_000)
+    assert search.run(4_000_000)
     assert search.num_compared > 10
 
 
