@@ -288,7 +288,9 @@ class RoundDriver:
     def follow(self, certificate: messages.Certificate) -> bool:
         """Take over a decision that was made elsewhere; return whether it follows on the head and can be made here."""
         self.inbox.evidence.read(certificate)
-        if certificate.manifest.round != self.chain.base.round or not self.chain.proven(certificate):
+        if certificate.manifest.round != self.chain.base.round or not self.chain.proven(
+            certificate, self.inbox.signatures.verify
+        ):
             return False
         if self.quorum.are_results_lost and not self.parts.has_results(certificate.manifest):
             return False
