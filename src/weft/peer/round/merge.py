@@ -45,7 +45,7 @@ from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.messages import Gathered
 from weft.peer.round.members import Member
-from weft.peer.round.payloads import Payloads, Wanted
+from weft.peer.round.payloads import Payloads, Wanted, serve
 from weft.peer.round.timers import Timers
 from weft.sync.merge import reduce
 from weft.sync.merge.method import Scope
@@ -173,7 +173,7 @@ class Gather:
         """Let those announcements through whose payloads every owner holds; all of them where nobody waits."""
         if not self._held_back:
             return
-        said = {**self._told, self._member.peer: self._mine()}
+        said = {**self._told, self._member.peer: self._mine()} if self.is_waiting else {}
         for peer in list(self._held_back):
             if peer in self._held_back and (not self.is_waiting or self._is_gathered(peer, said)):
                 event = self._held_back.pop(peer)
@@ -258,6 +258,8 @@ class Gather:
         return all(owner in said and peer in said[owner].peers for owner in owners)
 
     def _is_lost(self, peer: PeerId, said: Mapping[PeerId, Gathered]) -> bool:
+        if not any(note.missing for note in said.values()):
+            return False
         owners = [owner for owner in self._owners(peer) if owner != peer]
         return 2 * sum(owner in said and peer in said[owner].missing for owner in owners) > len(owners)
 
@@ -412,8 +414,7 @@ class RoundMerger:
         digests = [each.parts[wanted.part] for each in plan.contributions]
         brought = [await self.parts.here(each) if wanted.num else b"" for each in digests]
         async with self.parts.alone(wanted.result):  # who makes the outer step waits, and fetches nothing
-            nbytes = reduce.reply_codec_in(work.choices, work.round).nbytes(wanted.num)
-            if await self.parts.kept(work.round, wanted.result, nbytes) is not None:
+            if await self.parts.kept(work.round, wanted.result, wanted.num) is not None:
                 return True
             if any(data is None for data in brought) or self._chain.base != base:
                 return False
@@ -450,18 +451,20 @@ class RoundMerger:
             found = self._replies.encode(merger.merged(), here, round, work.choices)
             return reduce.EncodedPart(encoded=self.parts.pool.moved(found.encoded), digest=found.digest)
 
-        return await self._compute.serve(reply)
+        return await serve(self._compute, len(here), reply)
 
     async def _add(self, work: _Work, merger: reduce.Merger, contribution: Contribution, data: Buffer) -> bool:
         try:
             weight, legacy = weight_of(work.charter, contribution), contribution.legacy
             codec = reduce.payload_codec_in(work.choices, work.round, contribution)
             if legacy is None:
-                length = await self._compute.serve(lambda: _add(merger, weight, data, codec))
+                length = await serve(self._compute, len(work.here), lambda: _add(merger, weight, data, codec))
                 if work.is_mine:
                     self._tell(work.round, contribution, length, is_whole=False)
             else:
-                await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec))
+                await serve(
+                    self._compute, len(work.here), lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec)
+                )
         except PayloadError as error:
             if work.is_mine:
                 self._emit(PayloadRejected(round=work.round, member=contribution.peer, reason=str(error)))

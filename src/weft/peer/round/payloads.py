@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from weft.codec.codec import Codec
@@ -32,11 +33,20 @@ from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
 from weft.sync.round.machine import Noticed, ResultHeld, Status
 from weft.sync.round.neighbours import dealt, receives
+from weft.tasks import Compute
 from weft.wire import Buffer
 
+T = TypeVar("T")
+
+FEW = 1 << 14  # elements: a codec takes 50 us for them, and a change of threads 100
 LEAST_NBYTES = 1 << 12  # of a transfer: a smaller one measures its delay only
 LEAST_S = 1e-4
 NUM_REMEMBERED = 9
+
+
+async def serve(compute: Compute, num: int, work: Callable[[], T]) -> T:
+    """Do `work` on `num` elements beside training; here and now where that is sooner done than handed to a thread."""
+    return work() if num <= FEW else await compute.serve(work)
 
 
 class Rates:
@@ -105,6 +115,10 @@ class Payloads:
         self.pool = Pool(POOL_VECTORS * 4 * scope.most_sent, context.folder.scratch if is_spread else None)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
+        self._cut_in: Base | None = None
+        self._cut: tuple[range, ...] = ()
+        self._wanted_in: Base | None = None
+        self._wanted: dict[PeerId | None, tuple[dict[int, int], ...]] = {}
         self._gone: set[PeerId] = set()
         self._limits: dict[PeerId, set[asyncio.Timeout]] = {}  # of what is being fetched, by who holds it
         self._node.serve_blobs(self._lookup)
@@ -112,6 +126,11 @@ class Payloads:
 
     def cut(self, base: Base) -> tuple[range, ...]:
         """Return how a payload is cut that is brought to a round: where the parts lie, or whole, for neighbours."""
+        if self._cut_in is not base:
+            self._cut_in, self._cut = base, self._cut_of(base)
+        return self._cut
+
+    def _cut_of(self, base: Base) -> tuple[range, ...]:
         if base.is_gossip:
             return (range(base.charter.settings.method.num_gossiped(self._scope.num)),)
         return reduce.cut(self._scope.num_sent(base.round), base.uplinks)
@@ -132,6 +151,14 @@ class Payloads:
 
         An empty part is none.
         """
+        if self._wanted_in is not base:  # asked of each with every message of a round
+            self._wanted_in, self._wanted = base, {}
+        key = peer if base.is_gossip else None  # of a mean everybody brings the same
+        if key not in self._wanted:
+            self._wanted[key] = self._wanted_of(base, peer)
+        return self._wanted[key]
+
+    def _wanted_of(self, base: Base, peer: PeerId) -> tuple[dict[int, int], ...]:
         nums = {part: num for part, num in enumerate(self.nums(base, peer)) if num}
         if base.charter.settings.method.is_merged_by_all:
             return (nums,) * base.num_parts
@@ -315,6 +342,12 @@ class Payloads:
             PayloadError: one of them is no part of a vector.
         """
         parts = reduce.parts_of(manifest, self._scope)
+        codec = self._reply_codec(manifest.round)
+        known = [
+            self._known(part.result, codec.nbytes(len(here))) for here, part in zip(parts, manifest.parts, strict=True)
+        ]
+        if (found := tuple(each for each in known if each is not None)) and len(found) == len(known):
+            return found
         others = [*manifest.members, *(each.peer for each in manifest.contributions), *sorted(self._node.peers)]
         return tuple(
             await asyncio.gather(
@@ -354,7 +387,7 @@ class Payloads:
             return known
         # Where a quorum commits before this member holds the result, its round and its outer step both want it.
         async with self.alone(wanted):
-            if (kept := await self.kept(round, wanted, nbytes)) is not None:
+            if (kept := await self.kept(round, wanted, num)) is not None:
                 return kept
             # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
             first = () if self._parent is None else (self._parent,)
@@ -362,17 +395,18 @@ class Payloads:
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
                 limit_s = self._limit_s(codec)
                 data = await self._from_any(others, wanted, nbytes, limit_s)
-                await self._compute.serve(
-                    lambda: reduce.decode_parts(codec, [data], [range(num)], self.pool.empty(num))
+                await serve(
+                    self._compute, num, lambda: reduce.decode_parts(codec, [data], [range(num)], self.pool.empty(num))
                 )
                 await self.keep(round, wanted, data)
             return data
 
-    async def kept(self, round: Round, wanted: Digest, nbytes: int) -> Buffer | None:
-        """Return a result that is here, or on disk, of a process before this one; None: it is not."""
+    async def kept(self, round: Round, wanted: Digest, num: int) -> Buffer | None:
+        """Return a result of `num` elements that is here, or on disk, of a process before this one; None: it is not."""
+        nbytes = self._reply_codec(round).nbytes(num)
         if (known := self._known(wanted, nbytes)) is not None:
             return known
-        kept = await self._compute.serve(lambda: self._journal.result(round, wanted))
+        kept = await serve(self._compute, num, lambda: self._journal.result(round, wanted))
         if kept is None or len(kept) != nbytes:
             return None
         self._chain.keep(round, wanted, kept)
@@ -380,13 +414,15 @@ class Payloads:
 
     async def keep(self, round: Round, result: Digest, data: Buffer) -> None:
         """Keep a result, on disk before anybody counts on it that this peer holds it."""
-        await self._compute.serve(lambda: self._journal.keep(round, result, data))
+        if self._journal.is_on:
+            await self._compute.serve(lambda: self._journal.keep(round, result, data))
         if (failure := self._journal.take_failure()) is not None:
             self._emit(Notice(text=failure))
         self._chain.keep(round, result, data)
 
     async def note(self, certificate: Certificate) -> None:
-        await self._compute.serve(lambda: self._journal.decide(certificate))
+        if self._journal.is_on:
+            await self._compute.serve(lambda: self._journal.decide(certificate))
 
     async def _fetch(self, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
         if holder in self._gone:
