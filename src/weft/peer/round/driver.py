@@ -211,6 +211,7 @@ class RoundDriver:
             group: whose mean it is, where it is not this peer's alone.
         """
         digests = self.parts.offer(parts)
+        self.parts.hand_out()
         self.timers.note_announced()
         legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
         ready = messages.Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)

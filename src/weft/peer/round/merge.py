@@ -193,10 +193,14 @@ class Gather:
         for part, num in self._parts.wanted(base, brought.peer)[base.electorate.index(me)].items():
             wanted = brought.parts[part]
             self._wanted_in[wanted] = self._round
-            if self._parts.is_here(wanted) if brought.peer == me else self._parts.hold(wanted):
+            is_mine = brought.peer == me
+            if self._parts.is_here(wanted) if is_mine else self._is_held(brought, wanted, num):
                 self._tell_soon()
             elif wanted not in self._fetching:
                 self._fetching[wanted] = self._member.tasks.spawn(self._fetch(brought, wanted, num))
+
+    def _is_held(self, brought: Contribution, wanted: Digest, num: int) -> bool:
+        return self._parts.hold(wanted) or self._parts.take(brought, wanted, num)
 
     async def _fetch(self, brought: Contribution, wanted: Digest, num: int) -> None:
         while wanted in self._wanted_in:
@@ -341,6 +345,7 @@ class RoundMerger:
         if isinstance(found, _Failed):
             return MergeFailed(plan=plan, part=part, missing=found.missing)
         await self.parts.keep(round, found.digest, found.encoded)
+        self.parts.hand_on(found.encoded)
         return MergeDone(plan=plan, part=part, result=found.digest)
 
     async def find(self, base: Base, plan: Collect, wanted: Wanted, here: range) -> ResultHeld | Noticed | None:

@@ -26,6 +26,8 @@ from weft.ids import Digest, PeerId, Round, short
 from weft.net.blobs.blobs import StillComing, first_of
 from weft.peer.chain import Chain
 from weft.peer.context import Context
+from weft.peer.messages import HANDED_NBYTES
+from weft.peer.round.handing import Handing
 from weft.store.pool import Pool
 from weft.sync.merge import reduce
 from weft.sync.merge.method import Scope
@@ -39,7 +41,7 @@ from weft.wire import Buffer
 T = TypeVar("T")
 
 FEW = 1 << 14  # elements: a codec takes 50 us for them, and a change of threads 100
-LEAST_NBYTES = 1 << 12  # of a transfer: a smaller one measures its delay only
+LEAST_NBYTES = HANDED_NBYTES + 1  # of a transfer: a smaller one measures its delay only
 LEAST_S = 1e-4
 NUM_REMEMBERED = 9
 
@@ -106,8 +108,10 @@ class Payloads:
         self._journal = context.journal
         self._scope = scope
         self.rates = Rates()
+        self._handing = Handing(context.node, chain)
         self._parent: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
+        self._offered: tuple[Buffer, ...] = ()  # the same, as it was cut
         self.asked_by: dict[PeerId, bool] = {}  # who has begun to fetch of this round: the payload, or a result only
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
         self._coming: dict[Digest, asyncio.Event] = {}  # those that are being fetched so
@@ -167,10 +171,39 @@ class Payloads:
     def offer(self, parts: Sequence[reduce.EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
         self._payload, self.asked_by = {part.digest: part.encoded for part in parts}, {}
+        self._offered = tuple(part.encoded for part in parts)
         base, me = self._chain.base, self._node.peer
         if base.is_gossip and me in base.electorate:
             return dealt(base, me, parts[0].digest)
         return tuple(part.digest for part in parts)
+
+    def hand_out(self) -> None:
+        """Give each owner the part of the offered payload that it merges, where that is small."""
+        base, me = self._chain.base, self._node.peer
+        if me not in base.electorate or len(self._offered) != len(base.electorate) or not self._is_handing(base):
+            return
+        for owner, data in zip(base.electorate, self._offered, strict=True):
+            if owner != me:
+                self.asked_by |= dict.fromkeys(self._handing.hand([owner], data), True)
+
+    def hand_on(self, result: Buffer) -> None:
+        """Give all others a part that was merged here, where that is small."""
+        base, me = self._chain.base, self._node.peer
+        if self._is_handing(base):
+            told = self._handing.hand([peer for peer in base.electorate if peer != me], result)
+            self.asked_by = dict.fromkeys(told, False) | self.asked_by
+
+    def _is_handing(self, base: Base) -> bool:
+        """Return whether each part has one owner, who gives all the same."""
+        return not base.is_gossip and not base.charter.settings.method.is_merged_by_all
+
+    def take(self, brought: Brought, wanted: Digest, num: int) -> bool:
+        """Return whether a part of another's payload was handed to this peer. If so, it stays until `forget`."""
+        nbytes = self._codec_of(brought, self._chain.base.round).nbytes(num)
+        if (data := self._handing.take(brought.peer, wanted, nbytes)) is None:
+            return False
+        self._gathered[wanted] = data
+        return True
 
     @property
     def is_asked_for(self) -> bool:
@@ -427,6 +460,8 @@ class Payloads:
     async def _fetch(self, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
         if holder in self._gone:
             raise PeerError(f"{short(holder)} is gone")
+        if (handed := self._handing.take(holder, wanted, nbytes)) is not None:
+            return handed
         began, data = self._clock.now(), self.pool.block(nbytes)
         try:
             async with self._limited(holder, limit_s):
