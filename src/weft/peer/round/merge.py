@@ -47,7 +47,7 @@ from weft.peer.messages import Gathered
 from weft.peer.round.members import Member
 from weft.peer.round.payloads import Payloads, Wanted, serve
 from weft.peer.round.timers import Timers
-from weft.sync.merge import reduce
+from weft.sync.merge import dense, reduce
 from weft.sync.merge.method import Scope
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
@@ -443,6 +443,8 @@ class RoundMerger:
             return _Failed(tuple(each.peer for each in contributions))
         has_legacies = any(each.legacy is not None for each in contributions)
         coding = reduce.coding_in(work.choices, round)
+        if not has_legacies and (found := await self._added_up(work, coding, brought)) is not None:
+            return found
         merger = reduce.Merger(len(here), coding, work.awaited, self.parts.pool.empty, has_legacies)
         missing = []
         inorder = sorted(zip(contributions, brought, strict=True), key=lambda each: each[0].legacy is not None)
@@ -452,11 +454,40 @@ class RoundMerger:
         if missing:
             return _Failed(tuple(missing))
 
-        def reply() -> reduce.EncodedPart:
-            found = self._replies.encode(merger.merged(), here, round, work.choices)
-            return reduce.EncodedPart(encoded=self.parts.pool.moved(found.encoded), digest=found.digest)
+        return await serve(self._compute, len(here), lambda: self._reply(work, merger.merged()))
 
-        return await serve(self._compute, len(here), reply)
+    def _reply(self, work: _Work, mean: torch.Tensor) -> reduce.EncodedPart:
+        found = self._replies.encode(mean, work.here, work.round, work.choices)
+        return reduce.EncodedPart(encoded=self.parts.pool.moved(found.encoded), digest=found.digest)
+
+    async def _added_up(
+        self, work: _Work, coding: reduce.Coding, brought: Sequence[Buffer | None]
+    ) -> reduce.EncodedPart | _Failed | None:
+        """Merge large dense contributions, all of which are here, a few numbers at a time; None: they are others."""
+        contributions, num = work.plan.contributions, len(work.here)
+        parts = [
+            dense.Brought(
+                weight_of(work.charter, each), data, reduce.payload_codec_in(work.choices, work.round, each)
+            )
+            for each, data in zip(contributions, brought, strict=True)
+            if data is not None
+        ]
+        if num <= dense.STEP or len(parts) < len(contributions) or not dense.is_dense(coding, parts):
+            return None
+        mean, lengths = await self._compute.serve(
+            lambda: dense.add_up(parts, num, work.awaited, self.parts.pool.empty)
+        )
+        missing = []
+        for each, length in zip(contributions, lengths, strict=True):
+            if isinstance(length, PayloadError):
+                missing.append(each.peer)
+                if work.is_mine:
+                    self._emit(PayloadRejected(round=work.round, member=each.peer, reason=str(length)))
+            elif work.is_mine:
+                self._tell(work.round, each, length, is_whole=False)
+        if missing:
+            return _Failed(tuple(missing))
+        return await self._compute.serve(lambda: self._reply(work, mean))
 
     async def _add(self, work: _Work, merger: reduce.Merger, contribution: Contribution, data: Buffer) -> bool:
         try:

@@ -29,7 +29,7 @@ from weft.peer.context import Context
 from weft.peer.messages import HANDED_NBYTES
 from weft.peer.round.handing import Handing
 from weft.store.pool import Pool
-from weft.sync.merge import reduce
+from weft.sync.merge import dense, reduce
 from weft.sync.merge.method import Scope
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
@@ -428,9 +428,7 @@ class Payloads:
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
                 limit_s = self._limit_s(codec)
                 data = await self._from_any(others, wanted, nbytes, limit_s)
-                await serve(
-                    self._compute, num, lambda: reduce.decode_parts(codec, [data], [range(num)], self.pool.empty(num))
-                )
+                await serve(self._compute, num, lambda: dense.check(codec, data, num, self.pool.empty))
                 await self.keep(round, wanted, data)
             return data
 
