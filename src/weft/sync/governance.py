@@ -519,11 +519,7 @@ def signers(certificate: messages.Certificate, known: Iterable[PeerId], verify: 
 
 
 def said(
-    of: messages.Manifest,
-    known: Iterable[PeerId],
-    letters: Iterable[Signed],
-    kind: type[M],
-    verify: Verify = verify,
+    of: messages.Manifest, known: Iterable[PeerId], letters: Iterable[Signed], kind: type[M], verify: Verify = verify
 ) -> list[tuple[PeerId, M]]:
     """Return what `known` said of a round, one letter of each: to check a signature takes longer than to send one."""
     found, awaited = list[tuple[PeerId, M]](), set(known)
