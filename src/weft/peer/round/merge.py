@@ -466,17 +466,13 @@ class RoundMerger:
         """Merge large dense contributions, all of which are here, a few numbers at a time; None: they are others."""
         contributions, num = work.plan.contributions, len(work.here)
         parts = [
-            dense.Brought(
-                weight_of(work.charter, each), data, reduce.payload_codec_in(work.choices, work.round, each)
-            )
+            dense.Brought(weight_of(work.charter, each), data, reduce.payload_codec_in(work.choices, work.round, each))
             for each, data in zip(contributions, brought, strict=True)
             if data is not None
         ]
         if num <= dense.STEP or len(parts) < len(contributions) or not dense.is_dense(coding, parts):
             return None
-        mean, lengths = await self._compute.serve(
-            lambda: dense.add_up(parts, num, work.awaited, self.parts.pool.empty)
-        )
+        mean, lengths = await self._compute.serve(lambda: dense.add_up(parts, num, work.awaited, self.parts.pool.empty))
         missing = []
         for each, length in zip(contributions, lengths, strict=True):
             if isinstance(length, PayloadError):
