@@ -4,7 +4,6 @@ The caller's own mistakes (another dtype, another device) are ValueErrors; a vec
 is wrong with bytes that came from elsewhere is a PayloadError.
 """
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -71,11 +70,6 @@ def largest(values: Float32[Tensor, " num"]) -> float:
     """Return max |values|, NaN if any is NaN. Independent of order."""
     lowest, highest = torch.aminmax(values)
     return max(-float(lowest), float(highest))  # both are NaN where one is
-
-
-def is_finite(values: Float32[Tensor, " num"]) -> bool:
-    """Return whether all values are: a sum of such seldom overflows, takes half the time, and never hides another."""
-    return math.isfinite(float(values.sum())) or math.isfinite(largest(values))
 
 
 def require_finite_vector(largest_magnitude: float) -> None:

@@ -23,9 +23,7 @@ class Fp32:
     def encode(self, vector: Float32[Tensor, " num"]) -> Buffer:
         bounds.require_flat(vector)
         for start in range(0, vector.numel(), CHUNK):
-            here = vector[start : start + CHUNK]
-            if not bounds.is_finite(here):
-                bounds.require_finite_vector(bounds.largest(here))
+            bounds.require_finite_vector(bounds.largest(vector[start : start + CHUNK]))
         return bounds.as_buffer(vector.detach().numpy().astype("<f4", copy=False))
 
     def decode(self, data: Buffer, num: int, out: Float32[Tensor, " num"] | None = None) -> Float32[Tensor, " num"]:
@@ -35,8 +33,7 @@ class Fp32:
         for start in range(0, num, CHUNK):
             here = slice(start, min(start + CHUNK, num))
             np.copyto(array[here], words[here])
-            if not bounds.is_finite(out[here]):
-                bounds.require_finite_payload(bounds.largest(out[here]))
+            bounds.require_finite_payload(bounds.largest(out[here]))
         return out
 
     def nbytes(self, num: int) -> int:

@@ -1,9 +1,8 @@
-"""What is finite is told from what is not, also where a sum of it overflows."""
+"""What is finite is told from what is not, wherever it stands."""
 
 import pytest
 import torch
 
-from weft.codec import bounds
 from weft.codec.dense import CHUNK, Fp32
 from weft.errors import NotFinite, PayloadError
 
@@ -12,7 +11,6 @@ LARGEST = torch.finfo(torch.float32).max
 
 def test_the_largest_numbers_pass() -> None:
     vector = torch.full((2 * CHUNK + 1,), LARGEST)
-    assert not torch.isfinite(vector.sum())
     assert torch.equal(Fp32().decode(Fp32().encode(vector), len(vector)), vector)
 
 
@@ -22,7 +20,6 @@ def test_one_that_is_not_finite_is_found(place: int, values: tuple[str, ...]) ->
     vector = torch.ones(2 * CHUNK + 2)
     for offset, value in enumerate(values):
         vector[place + offset] = float(value)
-    assert not bounds.is_finite(vector)
     with pytest.raises(NotFinite):
         Fp32().encode(vector)
     with pytest.raises(PayloadError):

@@ -32,6 +32,7 @@ Failure:
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -472,13 +473,19 @@ class RoundMerger:
         ]
         if num <= dense.STEP or len(parts) < len(contributions) or not dense.is_dense(coding, parts):
             return None
-        mean, lengths = await self._compute.serve(lambda: dense.add_up(parts, num, work.awaited, self.parts.pool.empty))
-        missing = []
-        for each, length in zip(contributions, lengths, strict=True):
-            if isinstance(length, PayloadError):
+        lengths, missing = [0.0] * len(parts), []
+
+        def seen(number: int, values: torch.Tensor) -> None:
+            lengths[number] = math.hypot(lengths[number], float(torch.linalg.vector_norm(values)))
+
+        mean, faults = await self._compute.serve(
+            lambda: dense.add_up(parts, num, work.awaited, self.parts.pool.empty, seen)
+        )
+        for each, fault, length in zip(contributions, faults, lengths, strict=True):
+            if fault is not None:
                 missing.append(each.peer)
-                if work.is_mine:
-                    self._emit(PayloadRejected(round=work.round, member=each.peer, reason=str(length)))
+            if fault is not None and work.is_mine:
+                self._emit(PayloadRejected(round=work.round, member=each.peer, reason=str(fault)))
             elif work.is_mine:
                 self._tell(work.round, each, length, is_whole=False)
         if missing:

@@ -7,20 +7,22 @@ each element is the same, in the same order, so the bits are the same.
 It needs all contributions at once, each encoded so that any of its numbers are some of its bytes.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.codec.bounds import Empty, require_nbytes
+from weft.codec import bounds
+from weft.codec.bounds import Empty
 from weft.codec.codec import Codec
 from weft.codec.dense import Bf16, Fp32
 from weft.errors import PayloadError
 from weft.sync.merge.reduce import MAX_WEIGHT, Coding, accumulate, divide
 from weft.wire import Buffer
+
+Seen = Callable[[int, Tensor], None]
 
 STEP = 1 << 17  # numbers at a time: sums of 1 MiB, and the calls take little beside the arithmetic
 
@@ -40,21 +42,24 @@ def is_dense(coding: Coding, brought: Sequence[Brought]) -> bool:
 
 
 def add_up(
-    brought: Sequence[Brought], num: int, awaited: int, empty: Empty
-) -> tuple[Float32[Tensor, " num"], list[float | PayloadError]]:
-    """Return the mean of what was brought, peers ascending, and how long each contribution is, or why it is none.
+    brought: Sequence[Brought], num: int, awaited: int, empty: Empty, seen: Seen
+) -> tuple[Float32[Tensor, " num"], list[PayloadError | None]]:
+    """Return the mean of what was brought, peers ascending, and of each why it is no contribution, or None.
 
     Where one is none, the mean means nothing.
 
     Args:
         awaited: what the late weigh.
         empty: gives memory for so many values of a type.
+        seen: told of each few values of each contribution, by its number.
 
     Raises:
         PayloadError: nobody contributed a token, so there is no mean.
     """
-    found = [_begun(each, num, awaited, sum(other.weight for other in brought[:k])) for k, each in enumerate(brought)]
-    total = sum(each.weight for each in brought)
+    faults, total = list[PayloadError | None](), 0
+    for each in brought:
+        faults.append(_fault(each, num, MAX_WEIGHT - awaited - total))
+        total += each.weight
     if not total:
         raise PayloadError("no contribution with tokens: there is nothing to merge")
     mean, step = empty(num, torch.float32), min(STEP, num)
@@ -63,30 +68,27 @@ def add_up(
         here = range(start, min(start + STEP, num))
         part, values = sums[: len(here)], scratch[: len(here)]
         for number, each in enumerate(brought):
-            so_far = found[number]
-            if isinstance(so_far, PayloadError):
+            if faults[number] is not None:
                 continue
             try:
                 each.codec.decode(_bytes_of(each, here), len(here), values)
             except PayloadError as error:
-                found[number] = error
+                faults[number] = error
                 continue
-            found[number] = math.hypot(so_far, float(torch.linalg.vector_norm(values)))
+            seen(number, values)
             accumulate(part, each.weight, values, is_first=number == 0)
         divide(part, total + awaited, mean[here.start : here.stop])
-    return mean, found
+    return mean, faults
 
 
-def _begun(each: Brought, num: int, awaited: int, before: int) -> float | PayloadError:
-    """Return the length of nothing of a contribution yet, or why it is none."""
+def _fault(each: Brought, num: int, most: int) -> PayloadError | None:
+    if not 0 <= each.weight <= most:
+        return PayloadError(f"a contribution of {each.weight} tokens: allowed are 0 to {most}")
     try:
-        require_nbytes(each.data, each.codec.nbytes(num))
+        bounds.require_nbytes(each.data, each.codec.nbytes(num))
     except PayloadError as error:
         return error
-    most = MAX_WEIGHT - awaited - before
-    if 0 <= each.weight <= most:
-        return 0.0
-    return PayloadError(f"a contribution of {each.weight} tokens: allowed are 0 to {most}")
+    return None
 
 
 def _bytes_of(each: Brought, here: range) -> memoryview:
@@ -103,7 +105,7 @@ def check(codec: Codec, data: Buffer, num: int, empty: Empty) -> None:
     if not isinstance(codec, Fp32 | Bf16):
         codec.decode(data, num, empty(num, torch.float32))
         return
-    whole = Brought(0, require_nbytes(data, codec.nbytes(num)), codec)
+    whole = Brought(0, bounds.require_nbytes(data, codec.nbytes(num)), codec)
     scratch = empty(min(STEP, num), torch.float32)
     for start in range(0, num, STEP):
         here = range(start, min(start + STEP, num))

@@ -20,6 +20,10 @@ def vector(seed: int) -> torch.Tensor:
     return torch.randn(NUM, generator=torch.Generator().manual_seed(seed)) * 10.0**seed
 
 
+def nobody(_number, _values):
+    pass
+
+
 def brought(codec, weights=(3, 0, 5)):
     return [Brought(weight, codec.encode(vector(seed)), codec) for seed, weight in enumerate(weights)]
 
@@ -31,9 +35,15 @@ def test_the_bits_are_those_of_a_merger(codec, awaited):
     for each in brought(codec):
         merger.add(each.weight, each.data)
         lengths.append(float(torch.linalg.vector_norm(merger.decoded)))
-    mean, found = add_up(brought(codec), NUM, awaited, bounds.empty)
+    squares = [0.0] * len(lengths)
+
+    def seen(number, values):
+        squares[number] += float(values.double().square().sum())
+
+    mean, faults = add_up(brought(codec), NUM, awaited, bounds.empty, seen)
     assert torch.equal(mean, merger.merged())
-    assert found == pytest.approx(lengths, rel=1e-4)  # of fp32 sums
+    assert faults == [None] * len(lengths)
+    assert [square**0.5 for square in squares] == pytest.approx(lengths, rel=1e-4)  # of fp32 sums
 
 
 @pytest.mark.parametrize("place", [0, STEP, NUM - 1])
@@ -43,7 +53,7 @@ def test_what_is_no_vector_is_named_wherever_it_is_wrong(place, value):
     wrong = vector(1)
     wrong[place] = value
     parts[1] = Brought(4, memoryview(wrong.numpy()).cast("B"), Fp32())
-    _, found = add_up(parts, NUM, 0, bounds.empty)
+    _, found = add_up(parts, NUM, 0, bounds.empty, nobody)
     assert [isinstance(each, PayloadError) for each in found] == [False, True, False]
 
 
@@ -53,13 +63,13 @@ def test_what_is_no_vector_is_named_wherever_it_is_wrong(place, value):
     ids=["another length", "too much weight"],
 )
 def test_what_merges_refuse_is_refused(wrong):
-    _, found = add_up([*brought(Fp32()), wrong], NUM, 0, bounds.empty)
+    _, found = add_up([*brought(Fp32()), wrong], NUM, 0, bounds.empty, nobody)
     assert [isinstance(each, PayloadError) for each in found] == [False, False, False, True]
 
 
 def test_of_no_tokens_there_is_no_mean():
     with pytest.raises(PayloadError, match="nothing to merge"):
-        add_up(brought(Fp32(), (0, 0)), NUM, 0, bounds.empty)
+        add_up(brought(Fp32(), (0, 0)), NUM, 0, bounds.empty, nobody)
 
 
 def test_others_are_merged_otherwise():
