@@ -44,8 +44,9 @@ PROGRAMS = {WITH: ("-P", "-m", "weft"), WITHOUT: ("-m", "benchmarks._unbounded")
 FIGURES = report.FOLDER / "floods.json"
 ABOUT = """
 Three members, real processes, train as fast as they can, on all cores but one, which one machine has that attacks one
-of them. Each attack has a quiet stretch before it, to which it is compared. `handshakes` needs no ticket, all others
-one. "Without" are members that bound nothing of what others cost them in computing.
+of them. Each attack has a quiet stretch before it, to which it is compared. Members that compute all the time lose as
+many rounds as a round takes more of the processor ("lost by that"). `handshakes` needs no ticket, all others one.
+"Without" are members that bound nothing of what others cost them in computing.
 """.strip()
 
 
@@ -79,6 +80,11 @@ class Attacked(msgspec.Struct, frozen=True, kw_only=True):
         """Return how much more CPU a round took; NaN where there was none."""
         before, after = self.quiet.cpu_per_round, self.flooded.cpu_per_round
         return math.nan if before is None or after is None else after / before
+
+    @property
+    def lost_by_cpu(self) -> float:
+        """Return the part of the rounds that members lose who compute all the time; other programs change nothing."""
+        return 1 - 1 / self.times_cpu
 
 
 Found = dict[str, dict[str, Attacked]]  # by PROGRAMS, and attack
@@ -156,7 +162,8 @@ def measured(found: Found, program: str, attacks: Sequence[str], seconds: float)
 
 def told(found: Found) -> list[str]:
     header = (
-        *("attack", "", "rounds a minute", "attacked", "lost", "CPU a round, times", "cores of the victim", "attacked"),
+        *("attack", "", "rounds a minute", "attacked", "lost", "CPU a round, times", "lost by that"),
+        *("cores of the victim", "attacked"),
         *("sent a second", "cores of the attacker", "links", "turned away or ended", "dropped"),
     )
     rows = [
@@ -167,6 +174,7 @@ def told(found: Found) -> list[str]:
             one.flooded.rounds_per_min,
             f"{100 * one.lost:.0f} %",
             one.times_cpu,
+            f"{100 * one.lost_by_cpu:.0f} %",
             one.quiet.victim_cpu,
             one.flooded.victim_cpu,
             one.done.num_sent / one.done.wall_s,
@@ -179,9 +187,12 @@ def told(found: Found) -> list[str]:
         for program in PROGRAMS
         if (one := found.get(program, {}).get(attack)) is not None
     ]
-    missed = [attack for attack, one in found.get(WITH, {}).items() if one.lost > MOST_LOST]
-    verdict = f"The aim, at most {100 * MOST_LOST:.0f} % of the rounds, is " + (
-        f"**missed** by {', '.join(missed)}." if missed else "met by all that were measured."
+    bounded = found.get(WITH, {})
+    by_clock = _verdict([attack for attack, one in bounded.items() if one.lost > MOST_LOST])
+    by_cpu = _verdict([attack for attack, one in bounded.items() if not one.lost_by_cpu <= MOST_LOST])
+    verdict = (
+        f"The aim, at most {100 * MOST_LOST:.0f} % of the rounds, is {by_clock} by the clock, and {by_cpu} by what "
+        "rounds took of the processor, which other programs change little."
     )
     every = [one for by_attack in found.values() for one in by_attack.values()]
     commits = sorted({one.commit for one in every})
@@ -190,6 +201,10 @@ def told(found: Found) -> list[str]:
     load = f"load before each {min(loads):.1f} to {max(loads):.1f}" if loads else "load not known"
     of = f"Of commits {', '.join(commits)}; stretches of {stretches} s; {load}."
     return [ABOUT, report.table(header, rows), verdict, of]
+
+
+def _verdict(missed: Sequence[str]) -> str:
+    return f"**missed** with {', '.join(missed)}" if missed else "met by all that were measured"
 
 
 def main(words: Sequence[str]) -> None:

@@ -228,6 +228,7 @@ async def unread_streams(key: Key) -> None:
         try:
             while len(opened) < NUM_STREAMS:
                 opened.append(await key.stream())
+                key.done.num_sent += 1
             await _both(drain(reader), *(key.flood(stream, [asked] * AT_ONCE) for stream in opened))
         finally:
             for stream in opened:

@@ -11,6 +11,7 @@ and timers that come of it, can be frozen and thawed as by SIGSTOP and SIGCONT.
 import asyncio
 import heapq
 import selectors
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
@@ -40,6 +41,21 @@ def cpu_s() -> float:
 def computing(clock: "Clock") -> Callable[[], float]:
     """Return what tells the seconds that the calling thread has computed; where time is virtual, nothing takes any."""
     return time.thread_time if isinstance(clock, SystemClock) else lambda: 0.0
+
+
+def kept_waiting(clock: "Clock") -> Callable[[], float]:
+    """Return what tells the seconds that the calling thread could have computed while others did; none where the system
+    does not say it, or time is virtual."""
+    path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+
+    def waited_s() -> float:
+        try:
+            with open(path) as file:
+                return int(file.read().split()[1]) * 1e-9
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
+    return waited_s if isinstance(clock, SystemClock) else lambda: 0.0
 
 
 class SystemClock:

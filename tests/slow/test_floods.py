@@ -25,6 +25,9 @@ TURN_S = 10.0  # of one attack
 STREAMS_S = 20.0
 RELEASED_S, RECOVERED_S = 2.0, 30.0
 MOST_MEMORY = 1.1  # times what it was
+# What is loaded, compiled and pooled when an attack is met for the first time is no leak; on a busy machine the first
+# attack is a weak one.
+WARM_UP = 2 * len(NAMES)  # attacks
 
 
 def rounds(shell: Shell, since: float = 0.0) -> int:
@@ -59,9 +62,11 @@ async def test_streams_of_many_keys_take_no_member_along(
     process = process_of(anna)
     anna.wait(lambda entry: isinstance(entry.event, RoundCommitted), within_s=START_S)
     before = process.num_fds()
-    with Flood("silent streams", ticket, STREAMS_S * 3):
+    with Flood("silent streams", ticket, STREAMS_S * 6):
+        async with asyncio.timeout(STREAMS_S * 3):
+            while process.num_fds() <= min(before + 16, files // 2):  # noqa: ASYNC110  # it takes what it can get
+                await asyncio.sleep(1.0)
         await asyncio.sleep(STREAMS_S)
-        assert process.num_fds() > min(before + 16, files // 2)  # it takes what it can get
         assert process.num_fds() < files - 8  # a checkpoint, its folder and its log always find one
         began = time.time()
         anna.wait(lambda entry: isinstance(entry.event, RoundCommitted), after=began)
@@ -86,20 +91,20 @@ async def test_all_floods_by_turns_end_no_process_and_leave_nothing(
     process, ends_at = process_of(anna), time.monotonic() + TURNS_S
     num_files, memory = process.num_fds(), 0
     for number, attack in enumerate(cycle(NAMES)):
-        # What is loaded, compiled and pooled when each attack is met for the first time is no leak.
-        if number == len(NAMES):
+        if number == WARM_UP:
             await asyncio.sleep(RECOVERED_S)
             memory = process.memory_info().rss
-        if number >= len(NAMES) and time.monotonic() > ends_at:
+        if number > WARM_UP and time.monotonic() > ends_at:
             break
         before = rounds(anna)
         with Flood(attack, ticket, TURN_S) as flood:
             done = await asyncio.to_thread(flood.done)
-        assert done.num_sent, attack
+        assert done.num_sent or done.num_links, attack
         anna.wait(lambda entry: isinstance(entry.event, RoundCommitted), after=time.time())
         assert rounds(anna) > before + 1, attack
         for each in (anna, bert):
             is_well(each)
     await asyncio.sleep(RECOVERED_S)
-    assert process.memory_info().rss <= MOST_MEMORY * memory
+    rss = process.memory_info().rss
+    assert rss <= MOST_MEMORY * memory, f"{rss >> 20} of {memory >> 20} MiB"
     assert process.num_fds() <= num_files + 16

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 
 from weft.errors import CallFailed
 from weft.ids import Digest, PeerId, short
@@ -137,7 +138,7 @@ class StageLink:
             if data is None or memoryview(data).nbytes != nbytes:
                 raise CallFailed(f"{short(peer)} itself holds no {nbytes} bytes of digest {short(digest)}")
             return Parcel(digest, data)
-        held = bytearray(nbytes)
+        held = np.empty(nbytes, np.uint8).data  # not zeros, which would take the event loop 0.6 ms a megabyte
         await self._node.fetch(peer, digest, held)
         return Parcel(digest, held)
 

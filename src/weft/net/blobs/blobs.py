@@ -286,7 +286,9 @@ class Blobs:
                 self.streams.close_soon(bulk)
 
     async def _answer(self, bulk: Bulk, request: messages.BlobRequest | messages.RangeRequest) -> None:
-        data, is_patient = bulk.burden.do(lambda: self._look(bulk.peer, request.digest))
+        # A holder that reads a file for the first time checks it: that is no cost of who asks. A large blob costs what
+        # its bytes do, which the lines bound.
+        (data, is_patient), look_s = bulk.burden.timed(lambda: self._look(bulk.peer, request.digest))
         if data is None and (ended := self._expected.get(request.digest)) is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(COMING_S):
@@ -294,6 +296,7 @@ class Blobs:
             data, is_patient = self._look(bulk.peer, request.digest)
         if data is None:
             header = messages.BlobHeader(nbytes=None, is_coming=request.digest in self._expected)
+            bulk.burden.charge(look_s)
             await bulk.burden.metered(bulk.send_slice(encode_frame(encode(header))))
             return
         view = memoryview(data).cast("B")
@@ -302,7 +305,8 @@ class Blobs:
             if request.end > len(view) or request.begin >= request.end:
                 raise WireError(f"bytes {request.begin} to {request.end} were asked of a blob of {len(view)}")
             view = view[request.begin : request.end]
-        if len(view) <= SMALL_NBYTES:  # larger ones cost what their bytes do, which the lines bound
+        if len(view) <= SMALL_NBYTES:
+            bulk.burden.charge(look_s)
             await bulk.burden.metered(bulk.send_slice(head + view))
             if not is_patient:
                 self._turns.moved(len(view))

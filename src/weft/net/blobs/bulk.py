@@ -129,7 +129,7 @@ class Bulk:
             WireError: it is no such record.
         """
         async with within(deadline_s, lambda: self._overdue(f"sent no {what} within {deadline_s:g} s")):
-            data = await self.burden.read(self.reader.read())
+            data = await self.burden.read(self.reader)
         return None if data is None else self.burden.do(lambda: decode(data, kind))
 
     async def fill(

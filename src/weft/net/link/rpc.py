@@ -370,7 +370,7 @@ class Session:
         _check_body(method, body)
         await self._queue.room()
         self._check_open(method)
-        self._queue.add(encode(messages.Note(method=method, body=body)))
+        self._add_note(note_frame(method, body))
 
     def post(self, method: str, body: bytes) -> bool:
         """Queue a one-way message if there is room; return whether there was."""
@@ -380,8 +380,12 @@ class Session:
         """Do so with what `note_frame` has made of it: one message to many is encoded once."""
         if self._ended is not None or not self._queue.has_room:
             return False
-        self._queue.add_frame(frame)
+        self._add_note(frame)
         return True
+
+    def _add_note(self, frame: bytes) -> None:
+        self._burden.note()
+        self._queue.add_frame(frame)
 
     def stop(self) -> None:
         """Let `run` end; no call is sent any more."""
@@ -398,7 +402,7 @@ class Session:
         while True:
             num_left, nbytes_left = 1 if self._burden.is_beyond else TURN_FRAMES, TURN_NBYTES
             while num_left > 0 and nbytes_left > 0:
-                data = await self._burden.read(self._reader.read())
+                data = await self._burden.read(self._reader)
                 if data is None:
                     raise PeerError(f"{short(self.peer)} closed the connection")
                 frames = self._with_those_at_hand(data, num_left, nbytes_left)

@@ -79,6 +79,7 @@ class FrameReader:
         self._buffer = memoryview(bytearray(read_ahead_nbytes))
         self._start = 0
         self._stop = 0
+        self.num_refills = 0  # of the buffer
 
     def admit(self, max_nbytes: int, finish_s: float, on_bytes: Callable[[int], None]) -> None:
         """Read with these bounds from now on; called between frames, once a stranger is none."""
@@ -93,6 +94,7 @@ class FrameReader:
         """
         if self._start == self._stop and len(self._buffer):
             self._start, self._stop = 0, await self._receive(self._buffer)
+            self.num_refills += 1
             if not self._stop:
                 return None
         if (payload := self.at_hand()) is not None:
@@ -135,6 +137,15 @@ class FrameReader:
             raise WireError(f"stream ended after {num_bytes} of the {length} bytes of a frame")
         return bytes(payload)
 
+    def has_ready(self, num: int) -> bool:
+        """Return whether so many frames, or as much as fits, came together with the one that was read last."""
+        start = self._start
+        for _ in range(num):
+            if start + _HEADER.size > self._stop:
+                return self._stop == len(self._buffer)
+            start += _HEADER.size + _HEADER.unpack_from(self._buffer, start)[0]
+        return start <= self._stop or self._stop == len(self._buffer)
+
     async def recv_into(self, buffer: memoryview) -> int:
         """Receive 1 to len(buffer) of the raw bytes that come next; return how many, or 0 at the orderly end."""
         if not len(buffer):
@@ -143,6 +154,7 @@ class FrameReader:
             if len(buffer) >= len(self._buffer):
                 return await self._receive(buffer)
             self._start, self._stop = 0, await self._receive(self._buffer)
+            self.num_refills += 1
         num_bytes = min(len(buffer), self._stop - self._start)
         buffer[:num_bytes] = self._buffer[self._start : self._start + num_bytes]
         self._start += num_bytes

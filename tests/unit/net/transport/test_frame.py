@@ -165,3 +165,17 @@ def test_a_reader_that_reads_nothing_ahead_leaves_the_rest() -> None:
         return bytes(buffer[: await stream.recv_into(memoryview(buffer))])
 
     assert asyncio.run(run()) == b"rest"
+
+
+@pytest.mark.parametrize(("num", "size", "ready"), [(8, 10, 7), (1, 10, 0), (3, 40_000, 1), (300, 1000, 65)])
+def test_how_many_frames_came_with_the_one_that_was_read(num: int, size: int, ready: int) -> None:
+    """The buffer holds 64 KiB: as much as fits counts for any number."""
+
+    async def run() -> None:
+        reader = FrameReader(Script([b"".join([encode_frame(bytes(size))] * num)]))
+        await reader.read()
+        assert reader.num_refills == 1
+        assert reader.has_ready(ready)
+        assert reader.has_ready(ready + 1) == (num * size >= 1 << 16)
+
+    asyncio.run(run())
