@@ -2,6 +2,8 @@
 
     stage = RealStage(scenario, run_file, folder)
     await stage.play(watch)               # until the scenario's limit; then all are told to stop
+    await stage.play_to_end(watch)        # until all have ended by themselves, as a run that is complete does
+    stage.befall(Kill(peer="lab-1", at_s=0.0, returns_after_s=2.0))      # by `watch`: what no script foresees
 
 The script is the simulator's. Its time, that of `at_s`, `joins_at_s` and `limit_s`, begins once all that are there from
 the start have made an outer step together: what Python takes to start is no matter of the script. Who comes later joins
@@ -49,7 +51,7 @@ from weft.sim.scenario import (
 )
 
 LOOK_S = 0.5
-START_S = 300.0  # for the first machines to make an outer step together
+START_S = 900.0  # for the first machines to make an outer step together, on however busy a machine
 STOP_S = 30.0  # to say goodbye, save and end
 SLICE_S = 0.1  # of a slowed process: it runs for a share of each
 LAST_WORDS = 1500
@@ -208,6 +210,7 @@ class RealStage:
         self._kinds: dict[str, Kind] = dict(scenario.machines())
         self.machines = {name: RealMachine(name, folder, number) for number, name in enumerate(self._kinds)}
         self.began_at = 0.0  # wall seconds of the script's beginning
+        self._began = 0.0
         self.broken: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -225,19 +228,54 @@ class RealStage:
             DeadlineExceeded: the first machines do not come together; says what they said last.
         """
         async with self._ending():
-            for machine in self.machines.values():
-                self._arrange(machine)
-            present = [each for each in self.machines.values() if not self._kinds[each.name].joins_at_s]
-            for machine in present:
-                await self._start(machine, len(present))
-            await self._until(lambda: all(map(_has_committed, present)), "the first outer step of all")
-            self.began_at, began = self._clock.wall(), self._clock.now()
-            for coming in self._script(present):
-                self._tasks.append(asyncio.ensure_future(coming))
-            while self._clock.now() - began < self._scenario.limit_s:
+            await self._begin()
+            while self._clock.now() - self._began < self._scenario.limit_s:
                 self._look()
                 watch()
                 await asyncio.sleep(LOOK_S)
+
+    async def play_to_end(self, watch: Callable[[], object] = lambda: None) -> None:
+        """Play until every process has ended by itself, and nothing befalls anybody any more.
+
+        Args:
+            watch: called every half second meanwhile.
+
+        Raises:
+            DeadlineExceeded: as `play`, or there is no end within the scenario's limit.
+        """
+        async with self._ending():
+            await self._begin()
+            while self.living or not all(task.done() for task in self._tasks):
+                self._look(is_end_due=True)
+                watch()
+                await asyncio.sleep(LOOK_S)
+                if self._clock.now() - self._began > self._scenario.limit_s:
+                    raise DeadlineExceeded(f"no end within {self._scenario.limit_s:.0f} s. {self._all_words()}")
+            self._look(is_end_due=True)
+
+    def befall(self, fault: Fault, *, stop_by: signal.Signals = signal.SIGTERM) -> "asyncio.Task[None]":
+        """Let something befall a machine, besides what is in the script.
+
+        Args:
+            stop_by: the signal by which a Stop is asked for.
+
+        Returns:
+            What is done once the machine is as before: it runs again, or goes on.
+        """
+        (name,) = self._scenario.called(fault.named()[0])
+        self._tasks.append(asyncio.ensure_future(self._befall(fault, self.machines[name], stop_by)))
+        return self._tasks[-1]
+
+    async def _begin(self) -> None:
+        for machine in self.machines.values():
+            self._arrange(machine)
+        present = [each for each in self.machines.values() if not self._kinds[each.name].joins_at_s]
+        for machine in present:
+            await self._start(machine, len(present))
+        await self._until(lambda: all(map(_has_committed, present)), "the first outer step of all")
+        self.began_at, self._began = self._clock.wall(), self._clock.now()
+        for coming in self._script(present):
+            self._tasks.append(asyncio.ensure_future(coming))
 
     @asynccontextmanager
     async def _ending(self) -> AsyncIterator[None]:
@@ -274,10 +312,10 @@ class RealStage:
         if not machine.number:
             self._spawn(machine, ["train", str(self._run_file), "--wait-for", str(wait_for)])
             return
-        others = [each for each in self.machines.values() if each is not machine]
-        await self._until(lambda: any(each.is_running and each.tickets() for each in others), "anybody's ticket")
-        tickets = [path for each in others if each.is_running for path in each.tickets()]
-        newest = max(tickets, key=lambda path: path.stat().st_mtime)
+        if not machine.lives:
+            await self._until(lambda: any(each.tickets() for each in self.living), "anybody's ticket")
+        others = [each for each in self.living if each.tickets()] or [machine]  # alone, it has its own of before
+        newest = max((path for each in others for path in each.tickets()), key=lambda path: path.stat().st_mtime)
         self._spawn(machine, ["join", "-", "--yes"], newest.read_bytes())
 
     def _spawn(self, machine: RealMachine, words: Sequence[str], given: bytes = b"") -> None:
@@ -300,35 +338,36 @@ class RealStage:
             pipe.write(given)
         machine.lives.append(RealLife(process, self._clock.wall()))
 
-    async def _stop(self, machine: RealMachine) -> None:
+    async def _stop(self, machine: RealMachine, by: signal.Signals = signal.SIGTERM) -> None:
         """Tell a machine's process to leave, and wait until it has."""
         life = machine.lives[-1]
         machine.signal(signal.SIGCONT)  # one that stands still hears nothing
         if not life.is_ended:  # the same signal again would end it at once
             life.is_ended = True
-            machine.signal(signal.SIGTERM)
+            machine.signal(by)
         with suppress(DeadlineExceeded):
             await self._until(lambda: not life.is_running, "its end", STOP_S)
         if life.is_running:
-            self.broken.append(f"{machine.name} did not end within {STOP_S:.0f} s of SIGTERM; {_words(machine)}")
+            self.broken.append(f"{machine.name} did not end within {STOP_S:.0f} s of {by.name}; {_words(machine)}")
             machine.kill(self._clock)
         elif life.process.returncode not in (0, -signal.SIGTERM):  # the latter while Python itself still starts
             self.broken.append(f"{machine.name} ended with code {life.process.returncode}; {_words(machine)}")
         life.ended_at = self._clock.wall()
 
-    def _look(self) -> None:
+    def _look(self, *, is_end_due: bool = False) -> None:
         for machine in self.machines.values():
             machine.read()
             life = machine.lives[-1] if machine.lives else None
             if life is not None and not life.is_running and life.ended_at is None and not life.is_ended:
                 life.ended_at = self._clock.wall()
-                self.broken.append(
-                    f"{machine.name} ended by itself with code {life.process.returncode}; {_words(machine)}"
-                )
+                if life.process.returncode or not is_end_due:
+                    self.broken.append(
+                        f"{machine.name} ended by itself with code {life.process.returncode}; {_words(machine)}"
+                    )
 
     # --- faults ---
 
-    async def _befall(self, fault: Fault, machine: RealMachine) -> None:
+    async def _befall(self, fault: Fault, machine: RealMachine, stop_by: signal.Signals = signal.SIGTERM) -> None:
         await self._moment(fault, machine)
         match fault:
             case Kill():
@@ -336,7 +375,7 @@ class RealStage:
                 await self._return(machine, fault.returns_after_s)
             case Stop():
                 if machine.is_running:
-                    await self._stop(machine)
+                    await self._stop(machine, stop_by)
                 await self._return(machine, fault.returns_after_s)
             case Freeze():
                 machine.hold()
@@ -388,12 +427,14 @@ class RealStage:
             if not machine.is_running:
                 await self._start(machine)
 
+    def _all_words(self) -> str:
+        return "; ".join(f"{machine.name}: {_words(machine)}" for machine in self.machines.values())
+
     async def _until(self, is_so: Callable[[], bool], what: str, within_s: float | None = START_S) -> None:
         began = self._clock.now()
         while not is_so():
             if within_s is not None and self._clock.now() - began > within_s:
-                said = "; ".join(f"{machine.name}: {_words(machine)}" for machine in self.machines.values())
-                raise DeadlineExceeded(f"waited {within_s:.0f} s for {what}. {said}")
+                raise DeadlineExceeded(f"waited {within_s:.0f} s for {what}. {self._all_words()}")
             await asyncio.sleep(LOOK_S / 5)
             for machine in self.machines.values():
                 machine.read()

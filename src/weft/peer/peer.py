@@ -46,7 +46,7 @@ from weft.peer.loop.outliers import Sentinel
 from weft.peer.loop.report import Report
 from weft.peer.round.driver import Decided, Participation, RoundDriver
 from weft.peer.state.autosave import Autosave
-from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry
+from weft.peer.state.carry import FORGOTTEN, MADE_TWICE, OUTDATED, Carry, dropped
 from weft.peer.state.checkpoint import Snapshot
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
@@ -184,10 +184,13 @@ class Peer:
                 await self._shutdown.unless_asked(self._start(snapshot))
                 self._tasks.spawn(self._entrance.backpressure.watch())
                 self._report.enter("joining")
+                head = self.replica.head
+                if head is None or not self.is_complete:
+                    head = await self._shutdown.unless_asked(self._come(begin))
                 if self.is_complete:
                     self.context.emit(Notice(text="the run is complete already: nothing is left to train"))
                 else:
-                    await self._take_part(await self._shutdown.unless_asked(self._come(begin)))
+                    await self._take_part(head)
             if isinstance(self._shutdown.failure, Removed):
                 await self._autosave.save()
             if self._shutdown.failure is not None:
@@ -329,7 +332,8 @@ class Peer:
         if decided is None:
             return
         rounds, manifest = mine.rounds, decided.manifest
-        is_counted, tokens = own_work(manifest, self.peer) is not None, self._carry.due
+        own, tokens = own_work(manifest, self.peer), self._carry.due
+        is_counted = own is not None
         if claims_in(manifest):
             is_counted = await self._shutdown.unless_asked(self._records.counts(manifest))
         try:
@@ -339,6 +343,7 @@ class Peer:
         except PeerError as error:
             await self._enter_anew(rounds, manifest, str(error), is_counted)
             return
+        made_twice = self._carry.made_twice(own) if is_counted else 0
         is_opening = self.replica.head is not None and self.replica.head.branch != manifest.branch
         is_doubtful = is_opening and mine.offering.is_in_doubt(manifest, rounds)
         if is_opening:
@@ -347,7 +352,7 @@ class Peer:
         step, is_in_there = partial(self.replica.apply, manifest, results), is_counted or is_doubtful
         met = None
         if manifest.is_gossip:
-            met = Met(decided.taken, decided.weights, is_known=self._carry.is_as_offered(own_work(manifest, self.peer)))
+            met = Met(decided.taken, decided.weights, is_known=self._carry.is_as_offered(own))
         electorate = () if self.replica.head is None else self.replica.head.members
         was_offered = self._carry.offered_to is not None
         await self.context.compute.serve(
@@ -359,6 +364,8 @@ class Peer:
         self._report.tell_through(manifest, tokens, is_counted=is_counted, was_offered=was_offered)
         if not is_counted:
             self._report.tell_dropped(tokens, FORGOTTEN if is_opening else OUTDATED)
+        elif made_twice:
+            self.context.emit(dropped(Tokens(made_twice), MADE_TWICE))
         if manifest.contributions:
             self._report.tell_commit(decided, began)
             self._report.tell_mixing(decided)
@@ -422,25 +429,25 @@ class Peer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all is trained, or another run goes on. The last round is a mean, also where an act ends the run."""
-        head = self.replica.head
-        if head is None or head.is_gossip or self._amends is not None:
-            return False
-        return head.committed_tokens >= self.replica.charter.settings.tokens or self.replica.charter.has_ended
+        """Whether nothing is left to do: the run is complete, and no act of here waits to be decided."""
+        return self.replica.is_complete and self._amends is None
 
     async def _finish(self) -> Outcome:
-        is_complete = self.is_complete
+        is_complete, is_saved = self.is_complete, False
         self._report.enter("finishing" if is_complete else "leaving")
         await self._tasks.aclose()  # branches and lag are no concern of who leaves
         if is_complete:
             if self.rounds is not None:
                 self.rounds.close()
+            # Before others are waited for: who is killed meanwhile has the end. There may be room for it later.
+            is_saved = await self._autosave.save_if_possible()
             with suppress(Stopped):
                 await self._shutdown.unless_asked(self._evaluator.finish())
                 await self._shutdown.unless_asked(self._shutdown.linger())
         reason = "complete" if is_complete else self._shutdown.reason
         await self._shutdown.say(reason)
-        await self._autosave.save()
+        if not is_saved:
+            await self._autosave.save()
         self._has_saved = True
         self.context.emit(PeerStopped(reason=reason))
         return self._report.outcome(reason, self._evaluator)

@@ -161,7 +161,7 @@ def test_a_disk_that_fills_up_is_41_and_takes_no_checkpoint_away(
     commits = [event.round for event in said(home, RoundCommitted)]
     assert commits == [1, 2, 3, 4, 5]
     assert [event.round for event in said(home, CheckpointSaved)] == [0, 1, 2]  # 0: before anybody hears of it
-    assert len(said(home, CheckpointFailed)) == 4  # after three commits, and at the end
+    assert len(said(home, CheckpointFailed)) == 5  # after three commits, and twice at the end: there may be room again
     assert sum("are not kept" in event.text for event in said(home, Notice)) == 2  # each process, once
 
     kept = load(the(home, "runs/*/*/checkpoint"))  # every chunk checked
@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_written_is_like_a_full_disk_and_40_at_the_end(
         fill_disk(disk, is_locked, errno.EACCES)
         ended(weft, 40, "the earlier one after round 2 is intact", *train)
     assert [event.round for event in said(home, RoundCommitted)] == [1, 2, 3, 4, 5]
-    assert len(said(home, CheckpointFailed)) == 4
+    assert len(said(home, CheckpointFailed)) == 5
     assert weft(*train).code == 0
 
 

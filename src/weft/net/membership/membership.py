@@ -110,6 +110,13 @@ class Membership:
         """Return the members that are neither suspected nor gone, in ascending order, without this peer."""
         return tuple(sorted(peer for peer, member in self.members().items() if member.status == "alive"))
 
+    def silent(self, within_s: float) -> tuple[PeerId, ...]:
+        """Return who is suspected or gone, has not left, and was heard less than `within_s` ago, in ascending order."""
+        since, away = self._clock.now() - within_s, ("suspected", "gone")
+        return tuple(
+            sorted(peer for peer, member in self.members().items() if member.status in away and member.heard_at > since)
+        )
+
     def members(self) -> dict[PeerId, full_mesh.Member]:
         """Return every member that is not forgotten and what is believed of it."""
         if self._state is not None:

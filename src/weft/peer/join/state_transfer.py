@@ -103,7 +103,8 @@ class StateServer:
 
     async def _offer(self, _peer: PeerId, request: messages.StateRequest) -> messages.StateOffer:
         head = self._replica.head
-        if head is None or self._participation.chain is None:  # what a restart has read may be long outdated
+        # What a restart has read may be long outdated, unless there is nothing after it.
+        if head is None or (self._participation.chain is None and not self._replica.is_complete):
             return messages.StateOffer(head=None, index=None, charter=None)
         if request.wanted is None:
             return messages.StateOffer(head=head, index=None, charter=None)

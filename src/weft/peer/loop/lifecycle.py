@@ -33,7 +33,8 @@ from typing import Any, TypeVar
 
 from weft.errors import WeftError
 from weft.events import Emit, Notice, Paused, Resumed
-from weft.ids import PeerId
+from weft.ids import PeerId, short
+from weft.net.link.trial import listed
 from weft.net.membership.membership import Membership
 from weft.net.node import Node
 from weft.peer.context import Context
@@ -43,8 +44,10 @@ from weft.sync.records.messages import Manifest
 from weft.training.learner import Learner
 
 LINGER_S = 60.0  # of a complete run, at most, for who has not yet made the last outer step: it may need the results
+BACK_S = 60.0  # who fell silent so recently may come back: killed and started again, or asleep
 LOOK_S = 0.2
 SLOW_S = 3.0  # after it was told to stop, a peer is still busy: others hear at once that it leaves
+TOLD_AFTER = 10  # looks: most wait for less
 
 
 T = TypeVar("T")
@@ -129,11 +132,15 @@ class Shutdown:
         """Stay for a moment while a member has not told that it made the last outer step: it may need the results."""
         head = self._replica.head
         assert head is not None
+        looks = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
-                while True:
-                    if not any(self._is_behind(peer, head) for peer in self._here(head)):
-                        return
+                while behind := sorted(peer for peer in self._here(head) if self._is_behind(peer, head)):
+                    if looks == TOLD_AFTER:
+                        who = f"{listed([short(peer) for peer in behind])} {'has' if len(behind) == 1 else 'have'}"
+                        text = f"all is trained, but {who} not made the last round yet: this peer waits up to a minute"
+                        self._emit(Notice(text=f"{text}, so that the end can be fetched from here"))
+                    looks += 1
                     await asyncio.sleep(LOOK_S)
 
     def _leave(self) -> None:
@@ -144,8 +151,9 @@ class Shutdown:
 
     def _here(self, head: Manifest) -> set[PeerId]:
         """Return who has not left, as far as this peer knows: of a member that has yet to speak, the link."""
-        silent = set(head.members) - set(self._membership.members())
-        return {*self._membership.alive(), *filter(self._node.is_linked, silent)}
+        unheard = set(head.members) - set(self._membership.members())
+        may_return = self._membership.silent(BACK_S)
+        return {*self._membership.alive(), *may_return, *filter(self._node.is_linked, unheard)}
 
     def _is_behind(self, peer: PeerId, head: Manifest) -> bool:
         beat = self._membership.heartbeat_of(peer)

@@ -47,9 +47,16 @@ class Autosave:
         is_time = self._context.clock.now() - self._saved_at >= every_s
         is_elsewhere = head is not None and head.branch != self._branch
         if is_time or is_elsewhere or await self._context.compute.serve(self._is_journal_full):
-            # An event: the one before stays, and there may be room, or the folder writable, when the next is due.
-            with suppress(DiskFull, CheckpointError):
-                await self.save()
+            await self.save_if_possible()
+
+    async def save_if_possible(self) -> bool:
+        """Write a checkpoint; where it cannot be written, an event says so, the one before stays, and it returns False:
+        there may be room, or the folder writable, when the next is due."""
+        try:
+            await self.save()
+        except (DiskFull, CheckpointError):
+            return False
+        return True
 
     async def save(self) -> None:
         """Write a checkpoint, where there is a state to keep.

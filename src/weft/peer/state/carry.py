@@ -40,6 +40,7 @@ from weft.training.learner import Learner, Work
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
 FORGOTTEN = "a round that this peer has forgotten may have counted them"  # why work is dropped that nobody can tell of
+MADE_TWICE = "a round has counted what this peer offered on the same samples before it was started again"
 OUTDATED = "a gradient that two rounds did not count is too old"  # why it is dropped
 MAX_TRAVELLING = 64  # rounds for which the same payload is offered: then its holder trains on
 
@@ -192,6 +193,12 @@ class Carry:
         if counted is None:
             return True
         return self.offered is not None and payload_of(self.offered) == counted.payload
+
+    def made_twice(self, counted: Counted | None) -> Tokens:
+        """Return how much of what is due is dropped as a manifest counts an earlier process of this peer instead."""
+        if counted is None or counted.group is not None or self.is_as_offered(counted):
+            return Tokens(0)
+        return Tokens(max(self.due - (counted.tokens if self.is_restored else 0), 0))
 
     def settle(
         self,

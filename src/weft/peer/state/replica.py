@@ -45,6 +45,13 @@ class Replica:
         }
         self._merged = None if isinstance(outer, SpreadVector) else torch.empty(self.scope.most_sent)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all is trained, or another run goes on. The last round is a mean, also where an act ends the run."""
+        if self.head is None or self.head.is_gossip:
+            return False
+        return self.head.committed_tokens >= self.charter.settings.tokens or self.charter.has_ended
+
     def begin(self, opening: Manifest) -> None:
         """Stand at a run's first manifest, with the initial state."""
         self.head = opening

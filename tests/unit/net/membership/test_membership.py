@@ -91,3 +91,25 @@ def test_a_callback_that_fails_is_told_and_who_is_silent_is_noticed_as_ever(worl
             await member.aclose()
 
     world.run(scenario)
+
+
+def test_who_was_killed_is_silent_for_a_while_and_who_said_goodbye_is_not(world):
+    async def scenario():
+        await world.started(3)
+        members = memberships(world)
+        for member in members:
+            await member.start()
+        await asyncio.sleep(5)
+        assert members[0].silent(60.0) == ()
+        await members[1].say_goodbye("done")
+        await members[2].aclose()
+        world.network.kill(world.ids[2])
+        await asyncio.sleep(20)
+        assert members[0].silent(60.0) == (world.ids[2],)
+        assert members[0].silent(10.0) == ()
+        await asyncio.sleep(60)
+        assert members[0].silent(60.0) == ()
+        for member in members:
+            await member.aclose()
+
+    world.run(scenario)

@@ -1,11 +1,13 @@
 """When a peer whose run is complete may go: once all members have told that they made the last outer step."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from weft.clock import VirtualClock
+from weft.events import Event, Notice
 from weft.ids import PeerId
 from weft.peer.loop.lifecycle import LINGER_S, LOOK_S, Shutdown
 
@@ -19,22 +21,35 @@ def beat(round: int, *, has_begun: bool = True) -> SimpleNamespace:
 
 
 def lingered_s(
-    beats: Callable[[float], SimpleNamespace | None], *, is_alive: bool = False, is_linked: bool = True
+    beats: Callable[[float], SimpleNamespace | None],
+    *,
+    is_alive: bool = False,
+    is_linked: bool = True,
+    back_until_s: float | None = None,
+    told: list[Event] | None = None,
 ) -> float:
     """Return how long a peer stays.
 
     Args:
         beats: returns what anna has told at a time; None: nothing.
         is_alive: others say so, where she has told nothing.
+        back_until_s: she is silent, and until then it is believed that she may come back.
     """
     clock = VirtualClock()
     node = SimpleNamespace(is_linked=lambda peer: is_linked and peer == ANNA)
     membership = SimpleNamespace(
         members=lambda: {ANNA} if is_alive or beats(clock.now()) else {},
-        alive=lambda: (ANNA,) if is_alive or beats(clock.now()) else (),
+        alive=lambda: (ANNA,) if back_until_s is None and (is_alive or beats(clock.now())) else (),
+        silent=lambda _within_s: (ANNA,) if back_until_s is not None and clock.now() < back_until_s else (),
         heartbeat_of=lambda peer: beats(clock.now()) if peer == ANNA else None,
     )
-    shutdown = Shutdown(node, membership, SimpleNamespace(head=HEAD), SimpleNamespace(rounds=None), lambda _event: None)  # type: ignore[arg-type]
+    shutdown = Shutdown(
+        node,  # type: ignore[arg-type]
+        membership,  # type: ignore[arg-type]
+        SimpleNamespace(head=HEAD),  # type: ignore[arg-type]
+        SimpleNamespace(rounds=None),  # type: ignore[arg-type]
+        lambda event: None if told is None else told.append(event),
+    )
 
     async def main() -> float:
         await shutdown.linger()
@@ -55,3 +70,16 @@ def test_it_goes_at_once_where_all_have_made_the_last_step_or_are_away() -> None
 def test_it_stays_until_a_member_says_so_and_not_for_ever(before: SimpleNamespace | None) -> None:
     assert lingered_s(lambda now: beat(5) if now > 3 else before) == pytest.approx(3, abs=2 * LOOK_S)
     assert lingered_s(lambda _now: before) == pytest.approx(LINGER_S)
+
+
+def test_it_stays_for_who_is_silent_as_long_as_that_one_may_come_back() -> None:
+    stayed_s = partial(lingered_s, is_linked=False, back_until_s=20.0)
+    told: list[Event] = []
+    assert stayed_s(lambda now: beat(5) if now > 1 else beat(4), told=told) == pytest.approx(1, abs=2 * LOOK_S)
+    assert told == []
+    assert stayed_s(lambda now: beat(5) if now > 3 else beat(4), told=told) == pytest.approx(3, abs=2 * LOOK_S)
+    (said,) = told
+    assert isinstance(said, Notice)
+    assert "aaaaaaaa has not made the last round yet: this peer waits" in said.text
+    assert stayed_s(lambda _now: beat(4)) == pytest.approx(20, abs=2 * LOOK_S)
+    assert stayed_s(lambda _now: beat(5)) == 0  # it fell silent after the last step

@@ -17,6 +17,7 @@ from weft.peer.state.replica import Replica
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
+from weft.sync.records.messages import Counted, payload_of
 from weft.sync.round.machine import Fate
 from weft.training.trainer import Trainer
 
@@ -245,3 +246,16 @@ def test_a_payload_that_waits_is_encoded_anew_once_another_codec_holds(tmp_path:
     replica.load(replica.head, msgspec.structs.replace(charter, settings=settings), replica.vectors())
     (after,) = carry.encode(whole, 3)
     assert len(after.encoded) == 2 * replica.outer.numel()
+
+
+def test_what_was_made_once_more_on_samples_that_an_earlier_process_was_counted_for_is_known(tmp_path: Path) -> None:
+    carry, _, trainer = carry_of(tiny.run_config(), tmp_path)
+    carry.add_steps(trainer.train(LEASE, 0, 1))
+    mine, other = ("a" * 64,), ("b" * 64,)
+    counted = Counted(peer="c" * 64, tokens=carry.due, payload=payload_of(mine))
+    carry.offer(mine)
+    assert carry.made_twice(None) == carry.made_twice(counted) == 0
+    carry.offer(other)
+    assert carry.made_twice(counted) == carry.due
+    carry.is_restored = True  # and may be what is counted
+    assert carry.made_twice(counted) == 0
