@@ -211,6 +211,7 @@ class RoundDriver:
             group: whose mean it is, where it is not this peer's alone.
         """
         digests = self.parts.offer(parts)
+        self.parts.hand_out()
         self.timers.note_announced()
         legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
         ready = messages.Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
@@ -288,7 +289,9 @@ class RoundDriver:
     def follow(self, certificate: messages.Certificate) -> bool:
         """Take over a decision that was made elsewhere; return whether it follows on the head and can be made here."""
         self.inbox.evidence.read(certificate)
-        if certificate.manifest.round != self.chain.base.round or not self.chain.proven(certificate):
+        if certificate.manifest.round != self.chain.base.round or not self.chain.proven(
+            certificate, self.inbox.signatures.verify
+        ):
             return False
         if self.quorum.are_results_lost and not self.parts.has_results(certificate.manifest):
             return False
