@@ -52,6 +52,7 @@ def test_two_loops_end_with_the_same_parameters(tmp_path: Path) -> None:
     assert all(set(event.contributors) == {outcome.peer for outcome in outcomes} for event in rounds)
 
 
+@pytest.mark.full
 def test_who_joins_is_told_what_it_costs_and_may_refuse(tmp_path: Path) -> None:
     yard, told = Yard(tmp_path), list[str]()
 
@@ -319,6 +320,7 @@ def test_a_config_that_was_changed_begins_nothing_anew_unasked(tmp_path: Path) -
     assert newest.outcome.round == 2
 
 
+@pytest.mark.full
 def test_what_cannot_go_on_says_why_and_what_can(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     with ending(yard):
