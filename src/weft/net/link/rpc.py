@@ -405,19 +405,20 @@ class Session:
                 data = await self._burden.read(self._reader)
                 if data is None:
                     raise PeerError(f"{short(self.peer)} closed the connection")
-                frames = self._with_those_at_hand(data, num_left, nbytes_left)
-                self._num_frames += len(frames)
-                self._burden.do(partial(self._take_in, frames))
-                num_left, nbytes_left = num_left - len(frames), nbytes_left - sum(map(len, frames))
+                num, nbytes = self._burden.do(partial(self._take_in, data, num_left, nbytes_left))
+                num_left, nbytes_left = num_left - num, nbytes_left - nbytes
             await asyncio.sleep(self._pause_s())
 
-    def _with_those_at_hand(self, data: bytes, most: int, most_nbytes: int) -> list[bytes]:
-        """Return a frame and those behind it that have come whole, as many as one turn takes."""
-        frames, num_bytes = [data], len(data)
-        while len(frames) < most and num_bytes < most_nbytes and (more := self._reader.at_hand()) is not None:
-            frames.append(more)
-            num_bytes += len(more)
-        return frames
+    def _take_in(self, first: bytes, most: int, most_nbytes: int) -> tuple[int, int]:
+        """Take in a frame and those behind it that have come whole; return how many these are, and their bytes."""
+        data, num, num_bytes = first, 0, 0
+        while True:
+            self._num_frames += 1
+            self._dispatch(decode(data, messages.RpcFrame))
+            num, num_bytes = num + 1, num_bytes + len(data)
+            if num >= most or num_bytes >= most_nbytes or (more := self._reader.at_hand()) is None:
+                return num, num_bytes
+            data = more
 
     def _pause_s(self) -> float:
         """Return for how long nothing is read, by what the peer has cost.
@@ -434,10 +435,6 @@ class Session:
             cost_s = self._burden.cost_s
             raise Flooded(f"it floods: {self._num_frames} frames, {cost_s:.1f} s of computing here, without a pause")
         return pause_s
-
-    def _take_in(self, frames: list[bytes]) -> None:
-        for data in frames:
-            self._dispatch(decode(data, messages.RpcFrame))
 
     def _dispatch(self, frame: messages.RpcFrame) -> None:
         match frame:
