@@ -112,7 +112,8 @@ class Payloads:
         self._parent: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
         self._offered: tuple[Buffer, ...] = ()  # the same, as it was cut
-        self.asked_by: dict[PeerId, bool] = {}  # who has begun to fetch of this round: the payload, or a result only
+        # Who has begun to fetch of this round, or was handed something: whether it fetches the payload.
+        self.asked_by: dict[PeerId, bool] = {}
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
         self._coming: dict[Digest, asyncio.Event] = {}  # those that are being fetched so
         is_spread = isinstance(context.initial, SpreadVector)
@@ -184,14 +185,17 @@ class Payloads:
             return
         for owner, data in zip(base.electorate, self._offered, strict=True):
             if owner != me:
-                self.asked_by |= dict.fromkeys(self._handing.hand([owner], data), True)
+                self._note_handed(self._handing.hand([owner], data))
 
     def hand_on(self, result: Buffer) -> None:
         """Give all others a part that was merged here, where that is small."""
         base, me = self._chain.base, self._node.peer
         if self._is_handing(base):
-            told = self._handing.hand([peer for peer in base.electorate if peer != me], result)
-            self.asked_by = dict.fromkeys(told, False) | self.asked_by
+            self._note_handed(self._handing.hand([peer for peer in base.electorate if peer != me], result))
+
+    def _note_handed(self, to: list[PeerId]) -> None:
+        for peer in to:  # it may be counted there; but nothing goes on travelling of what is as small
+            self.asked_by.setdefault(peer, False)
 
     def _is_handing(self, base: Base) -> bool:
         """Return whether each part has one owner, who gives all the same."""
@@ -207,7 +211,7 @@ class Payloads:
 
     @property
     def is_asked_for(self) -> bool:
-        """Whether somebody has begun to fetch the payload that is offered."""
+        """Whether somebody has begun to fetch the payload that is offered, which may take long."""
         return any(self.asked_by.values())
 
     def fetch_first_from(self, parent: PeerId | None) -> None:

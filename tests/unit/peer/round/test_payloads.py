@@ -36,9 +36,11 @@ class FakeNode:
         self.num_fetched = 0
         self.events = []
         self.posted = []
+        self.lookups = []
 
     def serve_blobs(self, lookup, *, is_patient=False):
         self.lookup = lookup
+        self.lookups.append(lookup)
 
     def on_note(self, kind, handler):
         self.take = handler
@@ -174,14 +176,33 @@ async def test_a_decision_is_written_where_others_do_not_wait_for_the_disk(data,
     assert list(written.rounds()) == [certificate]
 
 
-async def test_a_small_part_is_handed_to_its_owner_and_counts_as_asked_for(data):
+async def test_a_small_part_is_handed_to_its_owner_who_may_count_it(data):
+    node = FakeNode(data)
+    parts, _ = parts_and_manifest(node)
+    parts.offer([named(b"mine"), named(b"theirs")])
+    assert parts.asked_by == {}
+    parts.hand_out()
+    assert [(peer, note.data) for peer, note in node.posted] == [(B, b"theirs")]
+    assert parts.asked_by == {B: False}
+    assert not parts.is_asked_for  # it is there as soon as the announcement is: it does not go on travelling
+
+
+async def test_a_small_result_is_handed_to_all_others_who_then_hold_what_is_in_it(data):
     node = FakeNode(data)
     parts, _ = parts_and_manifest(node)
     parts.offer([named(b"mine"), named(b"theirs")])
     parts.hand_on(b"mean")
-    assert parts.asked_by == {B: False}  # a result: who has it need not have the payload
+    assert [(peer, note.data) for peer, note in node.posted] == [(B, b"mean")]
+    assert parts.asked_by == {B: False}
+
+
+async def test_who_fetches_what_it_was_handed_counts_as_who_fetches(data):
+    node = FakeNode(data)
+    parts, _ = parts_and_manifest(node)
+    theirs = named(b"theirs")
+    parts.offer([named(b"mine"), theirs])
     parts.hand_out()
-    assert [(peer, note.data) for peer, note in node.posted] == [(B, b"mean"), (B, b"theirs")]
+    assert node.lookups[0](B, theirs.digest) == b"theirs"  # it is from before there was that note
     assert parts.asked_by == {B: True}
     parts.hand_on(b"mean")
     assert parts.asked_by == {B: True}
