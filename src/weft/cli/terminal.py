@@ -9,6 +9,8 @@ import sys
 import textwrap
 from typing import Any
 
+import typer
+
 from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
 from weft.events import Event, Working
@@ -63,6 +65,24 @@ def wrapped(text: str, width: int | None, indent: str = "") -> str:
     if width is None:
         return text
     return textwrap.fill(text, max(20, width), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def agrees(question: str, *, default: bool) -> bool:
+    """Ask the person at the terminal until the answer is a yes or a no; Enter alone is the default.
+
+    Raises:
+        typer.Abort: the input has ended.
+    """
+    yes_or_no = "Y/n" if default else "y/N"
+    while True:
+        given = (
+            str(typer.prompt(f"{question} [{yes_or_no}]", default="", show_default=False, err=True)).strip().casefold()
+        )
+        if given in ("", "y", "yes", "n", "no"):
+            return given.startswith("y") if given else default
+        tell(
+            f"{given[:40]!r} is no answer here. Type y for yes or n for no; Enter alone is {'yes' if default else 'no'}."
+        )
 
 
 def tell(text: str) -> None:
