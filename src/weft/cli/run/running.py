@@ -19,6 +19,7 @@ from weft.cli.run.summary import Begun, summary
 from weft.cli.run.torchrun import trainers
 from weft.cli.screen.screen import make_screen
 from weft.cli.signals import NOTHING_TO_SAVE
+from weft.cli.terminal import TO_SCREEN
 from weft.config import alike
 from weft.dashboard.run import about_of
 from weft.dashboard.scalars import make_sink
@@ -36,8 +37,6 @@ _OTHERS = (
     "others join with this ticket, which is a secret: `weft join -` asks for it, and no list of processes shows it"
 )
 _LASTING = "the ticket leads to this machine; once others have joined, `weft ticket` prints one that leads to them, too"
-
-TO_SCREEN = "json:-"  # lines for a program where the picture would be
 
 Ask = Callable[[str], bool]
 Make = Callable[[Ask, Trainers], Workload[Participant]]

@@ -81,9 +81,9 @@ def kept_ticket(run: str | None, home: Path, verb: str = "") -> Path:
         left, weft = files[0].parents[1], command_for(home)
         told = f" `{weft} {verb} last` tells what it logged until then." if verb else ""
         raise TicketError(
-            f"no member here has a ticket of run {called(left)} now: the one that had it was killed, or its machine went "
-            f"down.{told} To start it again: {weft} train {short(left.name)}, or {weft} join - with a ticket of another "
-            "member."
+            f"no member here has a ticket of run {called(left)} now: the one that had it was killed, or its machine "
+            f"went down.{told} To start it again: {weft} train {short(left.name)}, or {weft} join - with a ticket of "
+            "another member."
         )
     if file is None and run is not None:
         raise TicketError(

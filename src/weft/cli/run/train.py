@@ -12,6 +12,7 @@ from weft.cli.options import spread, until
 from weft.cli.run.after import Learnt, learnt, run_file_after
 from weft.cli.run.own_text import Asked, Wishes, kind_of, run_file_for
 from weft.cli.run.torchrun import served
+from weft.cli.terminal import TO_SCREEN, say_loading
 from weft.clock import SystemClock
 from weft.errors import ConfigError
 from weft.ids import RunId
@@ -91,6 +92,7 @@ def train(
     stays = until(stay.until, SystemClock().wall())
     wish: Wish = "go on" if go_on else "new" if new else "ask"
     kind, changed = kind_of(what), list(changes or ())
+    say_loading(is_quiet=stay.quiet or TO_SCREEN in (log or ()))
     path, kept = Path(what), None
     before = None if after is None else _before(after, kind, what, home_of(context))
     if kind == "text":
