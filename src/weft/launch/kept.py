@@ -108,8 +108,9 @@ def meant(wanted: G, options: Options, wish: Wish) -> tuple[G, Amend | None, str
     if found.peer not in keys:
         raise ConfigError(_not_mine(found, options))
     if not fields:
-        return run, None, f"going on with run {short(run.run)}, which was amended to what this file says"
-    return run, amend, f"going on with run {short(run.run)}, amended: {'; '.join(fields)}"
+        text = f"going on with run {short(run.run)}, which was changed before to what this file says"
+        return run, None, _told(run, found) if found.is_complete else text
+    return run, amend, f"going on with run {short(run.run)}, with these changes: {'; '.join(fields)}"
 
 
 def require_named(run_file: RunFile, made: RunConfig, home: Home) -> None:
@@ -201,7 +202,7 @@ def _told(run: Genesis, kept: Kept) -> str:
         )
     at = f"from round {kept.round}" if kept.round else "from its beginning"
     fields = differences(kept.run, kept.now)
-    since = f"; it was amended since its file was written: {'; '.join(fields)}" if fields else ""
+    since = f"; it was changed since its file was written: {'; '.join(fields)}" if fields else ""
     return f"going on with run {short(run.run)} ({printable(run.name)}) {at}{since}"
 
 

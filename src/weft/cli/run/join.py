@@ -165,7 +165,8 @@ def capped(caps: "CapsConfig") -> list[str]:
 
 
 def _stewards(num: int) -> list[str]:
-    return [f"stewards  {num}, who may remove and ban peers and amend the run (docs/stewards.md)"] if num else []
+    keys = "1 key" if num == 1 else f"{num} keys"
+    return [f"stewards  {keys} that may change the run, and remove and ban peers (docs/stewards.md)"] if num else []
 
 
 def _teams(terms: "Terms") -> str:

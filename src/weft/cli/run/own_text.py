@@ -513,6 +513,11 @@ class _Machine:
         yield f"memory    about {memory}"
         yield f"disk      about {figures.nbytes(disk)}: the text as tokens, and checkpoints"
         yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"
+        if described.peers > 1 and not described.stewards:
+            yield (
+                "later     once others hold the run, none may change it alone, its length neither. Keys that --set stewards "
+                "names now may: docs/stewards.md"
+            )
         yield (
             "others    whoever has the ticket can join and then has this text: machines fetch it from one another. "
             "If the text must stay on this machine: recipes/private.toml"
