@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from weft.cli.home import CHECKPOINT_FILE, find_checkpoint
+from weft.cli.home import CHECKPOINT_FILE, LAST, find_checkpoint
 from weft.cli.settings import changes_of
 from weft.cli.terminal import WorkLine, tell
 from weft.clock import SystemClock
@@ -40,6 +40,7 @@ class Learnt:
     run: RunId
     name: str
     round: int
+    is_last: bool = False  # it was meant as "last"
 
     @property
     def model(self) -> "ModelConfig":
@@ -54,6 +55,17 @@ class Learnt:
         """Return how its tokenizer has written the run's own text."""
         data = None if self.trained.run is None else self.trained.run.data
         return data.num_tokens("train") / data.train_text_nbytes if data is not None and data.train_text_nbytes else 1.0
+
+    def begins(self, path: Path) -> bool:
+        """Return whether a run file begins with it. What was the last run when the file was written is so no more: by
+        now that is the run that the file makes."""
+        try:
+            tree = load_tree(path)
+        except ConfigError:
+            return False
+        before, own = tree.get("predecessor"), None if self.trained.run is None else self.trained.run.predecessor
+        is_made = self.is_last and before is not None and before == own and tree.get("name") == self.name
+        return bool(before == self.run or is_made)
 
     def __str__(self) -> str:
         return f"run {short(self.run)} ({self.name}) has learnt by round {self.round}"
@@ -113,7 +125,7 @@ def learnt(given: str, home: Path) -> Learnt:
             f"--after {given[:200]}: run {short(trained.run.run)} ({trained.run.name}) is at round 0 and has learnt "
             "nothing yet. Leave out --after."
         )
-    return Learnt(trained, trained.run.run, trained.run.name, trained.round)
+    return Learnt(trained, trained.run.run, trained.run.name, trained.round, is_last=given == LAST)
 
 
 def model_beside(run_file: Path) -> Path:
@@ -121,16 +133,9 @@ def model_beside(run_file: Path) -> Path:
     return run_file.with_name(f"{run_file.stem}-model")
 
 
-def begins_after(path: Path, run: RunId) -> bool:
-    """Return whether a run file is there that begins with what `run` has learnt."""
-    try:
-        return load_tree(path).get("predecessor") == run
-    except ConfigError:
-        return False
-
-
-def say_found(path: Path, before: Learnt) -> None:
-    tell(f"{path} begins with what run {short(before.run)} had learnt; weft uses that. Another: --new")
+def say_found(path: Path) -> None:
+    before = str(load_tree(path).get("predecessor"))
+    tell(f"{path} begins with what run {before[:8]} had learnt; weft uses that. Another: --new")
 
 
 def say_made(path: Path, name: str, before: Learnt) -> None:
@@ -158,9 +163,9 @@ def run_file_after(given: Path, changes: Sequence[str], before: Learnt, *, is_ne
     from weft.run.config import RunFile
 
     others = partial(numbered, given.parent, given.stem)
-    there = [each for each in takewhile(Path.exists, others()) if begins_after(each, before.run)]
+    there = [each for each in takewhile(Path.exists, others()) if before.begins(each)]
     if there and not is_new:
-        say_found(there[-1], before)
+        say_found(there[-1])
         return there[-1], list(changes)
     tree, changed = load_tree(given), changes_of(changes)
     tree.pop("run", None)  # it names the run that the old file makes

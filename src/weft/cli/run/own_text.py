@@ -22,7 +22,7 @@ import typer
 
 from weft import reading
 from weft.cli.options import Length, length
-from weft.cli.run.after import Learnt, begins_after, model_beside, numbered, say_found, say_made, write_new
+from weft.cli.run.after import Learnt, model_beside, numbered, say_found, say_made, write_new
 from weft.cli.settings import changes_of, run_file
 from weft.cli.terminal import WorkLine, tell
 from weft.clock import SystemClock
@@ -151,7 +151,7 @@ def run_file_for(text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig
         ConfigError: nobody answers, or an answer makes no sense; DataError: the text cannot be read, or is too little.
     """
     all_there, before, changes = list(existing(text)), asked.before, list(asked.changes)
-    there = [each for each in all_there if before is None or begins_after(each, before.run)]
+    there = [each for each in all_there if before is None or before.begins(each)]
     if there and not asked.is_new:
         if wishes.given() == ["--length"] and asked.is_longer:
             changes += _longer(text, there[-1], str(wishes.length))
@@ -164,7 +164,7 @@ def run_file_for(text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig
         if before is None:
             tell(f"{there[-1]} says how to train {text}; weft uses that{others}")
         else:
-            say_found(there[-1], before)
+            say_found(there[-1])
         return there[-1], changes, run_file(there[-1], changes).peers
     path, tree = _made(text, wishes, asked, settings, num_before=len(all_there))
     if before is None:
@@ -515,7 +515,7 @@ class _Machine:
         yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"
         if described.peers > 1 and not described.stewards:
             yield (
-                "later     once others hold the run, none may change it alone, its length neither. Keys that --set stewards "
+                "later     once others hold the run, none may change it alone, nor its length. Keys that --set stewards "
                 "names now may: docs/stewards.md"
             )
         yield (

@@ -144,7 +144,7 @@ def test_what_a_run_has_learnt_begins_another_on_more_text(weft: Weft, run_path:
     run = find_checkpoint("last", home).parents[1].name
     text = run_path.parent / "text.txt"
     text.write_text(text.read_text() + "one more line\n")
-    answer = weft(*train, "--after", "small")
+    answer = weft(*train, "--after", "last")
     assert answer.code == 0, answer.err
     made = run_path.with_name("run-2.toml")
     said = " ".join(answer.err.split())
@@ -161,8 +161,11 @@ def test_what_a_run_has_learnt_begins_another_on_more_text(weft: Weft, run_path:
     assert again.code == 0, again.err
     assert f"{made} begins with what run {run[:8]} had learnt" in " ".join(again.err.split())
     assert len(list((home / "runs").iterdir())) == 2
+    same = weft(*train, "--after", "last")  # which is the new run by now
+    assert f"{made} begins with what run {run[:8]} had learnt" in " ".join(same.err.split())
     assert weft("train", made, *LOCAL, "--quiet").code == 0
     assert rounds(home, other.parents[1].name) == [1, 2]
+    assert sorted(path.name for path in run_path.parent.glob("*.toml")) == ["run-2.toml", "run.toml"]
 
 
 def test_what_cannot_begin_another_is_refused_and_leaves_nothing(weft: Weft, run_path: Path, home: Path) -> None:
