@@ -515,8 +515,8 @@ class _Machine:
         yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"
         if described.peers > 1 and not described.stewards:
             yield (
-                "later     once others hold the run, none may change it alone, nor its length. Keys that --set stewards "
-                "names now may: docs/stewards.md"
+                "later     once others hold the run, none may change it, or its length, alone. Keys that "
+                "--set stewards names now may: docs/stewards.md"
             )
         yield (
             "others    whoever has the ticket can join and then has this text: machines fetch it from one another. "
