@@ -277,7 +277,8 @@ def test_where_nothing_trains_that_is_said_with_what_to_ask_instead(weft: Weft, 
     for asked in (("ticket",), ("act", "show")):
         said = weft(*asked)
         assert said.code == TicketError.exit_code
-        assert f"so there is no ticket. To go on with the last run, {called}: weft --home {home} train" in said.err
+        assert f"so there is no ticket. `weft --home {home} runs` says how each run here goes on" in said.err
+        assert f"the last was {called}" in said.err
     assert "nothing trains in" in weft("pause").err
 
 
