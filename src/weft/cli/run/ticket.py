@@ -64,8 +64,8 @@ def nobody_here(home: Path, verb: str = "") -> str:
     if verb:
         return f"{where}; `{weft} {verb} last` tells of the last run, {called(last)}, and `{weft} runs` lists all."
     return (
-        f"{where}, so there is no ticket. `{weft} runs` says how each run here goes on; the last was {called(last)}. Or "
-        "ask a member elsewhere for its ticket."
+        f"{where}, so there is no ticket. `{weft} runs` says how each run here goes on; the last was {called(last)}. "
+        "Or ask a member elsewhere for its ticket."
     )
 
 
