@@ -94,7 +94,7 @@ def test_where_nothing_runs_or_another_run_is_meant_it_is_said(shells: Callable[
     alone = shells("alone")
     said = weft(alone, "pause")
     assert said.returncode == 2
-    assert "no peer runs in" in said.stderr
+    assert "nothing trains in" in said.stderr
     alone.run("train", str(run_file), *LOCAL)
     alone.ticket()
     said = weft(alone, "pause", "other")

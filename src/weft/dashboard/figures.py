@@ -99,9 +99,11 @@ def nats_per_byte(per_byte: float) -> str:
 
 
 def heldout(loss: float, per_byte: float | None) -> str:
-    """Return a held-out loss in all its units; per byte only where the bytes of the text are known."""
-    is_known = per_byte is not None and math.isfinite(per_byte)
-    return f"{nats(loss)}, {nats_per_byte(per_byte)}" if per_byte is not None and is_known else nats(loss)
+    """Return a held-out loss per byte, which compares across tokenizers, and per token where that is another number;
+    per token alone where the bytes of the text are not known."""
+    if per_byte is None or not math.isfinite(per_byte):
+        return nats(loss)
+    return nats_per_byte(per_byte) + ("" if loss == per_byte else f"; {nats(loss)}")
 
 
 MOST_SPELLED = 40.0  # nats, whose perplexity is a number that says something

@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -38,8 +38,10 @@ from weft.net.node import Node
 from weft.net.ticket import Ticket, read
 from weft.peer.context import Data
 from weft.peer.messages import CharterAnswer, CharterRequest
-from weft.peer.peer import Context, Outcome, Peer
+from weft.peer.peer import COMPLETE, Context, Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot, load, read_contents
+from weft.peer.state.replica import is_complete
+from weft.run.amend import first_charter
 from weft.run.config import Genesis
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
@@ -49,7 +51,10 @@ from weft.sync.records.charter import Charter
 from weft.training.learner import Learner
 
 CALL_S = 10.0
-BEGUN = "--wait-for (wait_for) has no effect: the run has begun already, and goes on with the peers that are here"
+BEGUN = "the run has begun already: it goes on with the peers that are here, and waits for no more"
+
+Stand = Literal["new", "begun", "complete"]
+"""How far a run is that this machine has kept."""
 
 
 class Participant(Guarded, Protocol):
@@ -67,9 +72,6 @@ class Participant(Guarded, Protocol):
 P = TypeVar("P", bound=Participant)
 P_co = TypeVar("P_co", bound=Participant, covariant=True)
 
-OnStarted = Callable[[P, str, Emit], None]
-"""Told the peer, a fresh ticket and what to tell the peer's log, once others can join."""
-
 
 @dataclass(frozen=True)
 class Prepared(Generic[P_co]):
@@ -78,6 +80,19 @@ class Prepared(Generic[P_co]):
     peer: P_co
     live: Callable[[int | None], Awaitable[Outcome]]  # to the end: begin the run with so many peers, or (None) join it
     standing: Callable[[PeerId], int | None] = lambda _peer: 1  # as `Peer.standing`
+    stand: Stand = "new"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What whoever starts a peer is told once others can join."""
+
+    ticket: str  # a fresh one
+    emit: Emit  # to the peer's log
+    stand: Stand
+
+
+OnStarted = Callable[[P, Opened], None]
 
 
 @dataclass(frozen=True)
@@ -183,7 +198,7 @@ async def _joined(
 async def _live(s: Session, prepared: Prepared[P], wait_for: int | None, on_started: OnStarted[P]) -> Outcome:
     with s.ticket(prepared.standing) as ticket:
         async with s.guarded(prepared.peer):
-            on_started(prepared.peer, ticket, s.emit)
+            on_started(prepared.peer, Opened(ticket, s.emit, prepared.stand))
             return await prepared.live(wait_for)
 
 
@@ -209,15 +224,21 @@ async def whole(s: Session, run: Genesis, context: Context, amends: Amend | None
     """Return a peer that goes on from what this machine has kept of the run."""
     snapshot = await _snapshot(s, run, context.memory)
     peer = Peer(run, context)
+    stand: Stand = "new"
+    if snapshot is not None and snapshot.head is not None:
+        charter = snapshot.charter or first_charter(run)
+        stand = "complete" if amends is None and is_complete(snapshot.head, charter) else "begun"
 
     async def live(wait_for: int | None) -> Outcome:
         if wait_for is None:
+            if stand == "complete":
+                s.emit(Notice(text=COMPLETE))
             return await peer.join(snapshot=snapshot)
-        if wait_for > 1 and snapshot is not None and snapshot.head is not None:
+        if wait_for > 1 and stand == "begun":
             s.emit(Notice(text=BEGUN))
         return await peer.found(wait_for=wait_for, snapshot=snapshot, amends=amends)
 
-    return Prepared(peer, live, peer.standing)
+    return Prepared(peer, live, peer.standing, stand)
 
 
 def context_of(

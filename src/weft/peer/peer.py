@@ -59,6 +59,7 @@ from weft.wire import seal
 
 __all__ = ["Context", "Outcome", "Peer"]
 
+COMPLETE = "the run is complete: nothing is left to train"
 LAG_S = 1.0  # between two looks whether others are further
 
 Begin = Callable[[], Coroutine[Any, Any, Manifest]]
@@ -187,9 +188,9 @@ class Peer:
                 head = self.replica.head
                 if head is None or not self.is_complete:
                     head = await self._shutdown.unless_asked(self._come(begin))
-                if self.is_complete:
-                    self.context.emit(Notice(text="the run is complete already: nothing is left to train"))
-                else:
+                    if self.is_complete:
+                        self.context.emit(Notice(text=COMPLETE))
+                if not self.is_complete:
                     await self._take_part(head)
             if isinstance(self._shutdown.failure, Removed):
                 await self._autosave.save()

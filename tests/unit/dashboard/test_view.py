@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from weft.cli.screen.draw import curve, draw, progress, scale, traffic
-from weft.cli.screen.screen import PlainScreen, plain_line
+from weft.cli.screen.screen import LiveScreen, PlainScreen, plain_line
 from weft.cost import training as cost
 from weft.dashboard import figures
 from weft.dashboard.view import MAX_NOTABLE, MAX_VISITS, About, Line, View, update
@@ -328,7 +328,8 @@ def test_a_ratio_has_three_digits_that_count(more: float, text: str) -> None:
 
 
 def test_losses_have_their_units_and_perplexity() -> None:
-    assert figures.heldout(2.0, 1.0) == "2.0000 nats per token (perplexity 7.39), 1.0000 nats per byte (1.4427 bits)"
+    assert figures.heldout(2.0, 1.0) == "1.0000 nats per byte (1.4427 bits); 2.0000 nats per token (perplexity 7.39)"
+    assert figures.heldout(1.0, 1.0) == "1.0000 nats per byte (1.4427 bits)"  # a token is a byte
     assert figures.nats(1e9) == "1000000000.0000 nats per token"
     assert figures.nats(math.nan) == "nan nats per token"
 
@@ -527,7 +528,7 @@ def test_bytes_are_shown_beside_the_rings() -> None:
     view = replace(View(), sent_nbytes=3_000_000, received_nbytes=1_000_000, ring_nbytes=400_000_000)
     assert traffic(view).splitlines() == [
         "sent 3 MB, received 1 MB",
-        "bf16 gradients at every step (ring DDP): 400 MB, 100x as much",
+        "ring DDP, with an exchange at every step: 400 MB, 100x as much",
     ]
     two = replace(view, peers={A: Line(is_heard=True), B: Line(is_heard=True)})
     assert traffic(two).startswith("2 peers together sent 3 MB")
@@ -583,6 +584,14 @@ def test_who_waits_says_for_how_many() -> None:
 def test_the_plain_screen_says_that_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
     PlainScreen().start(RUN, 2)
     assert capsys.readouterr().err == "waiting for 1 more peer\n"
+
+
+def test_where_there_will_be_no_view_what_has_happened_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for screen in (PlainScreen(), LiveScreen()):
+        screen.write(entry(Notice(text="the run is complete")))
+        screen.say()
+        screen.close()
+        assert capsys.readouterr().err.count("the run is complete") == 1
 
 
 def test_who_is_about_to_join_is_shown_as_joining() -> None:

@@ -239,7 +239,8 @@ def finish(folder: Path, swarm: Swarm, view: View, score: "Future[float]") -> in
         print(f"\nit writes\n\n{excerpt(prompt + first.sample.rstrip())}\n")  # noqa: T201
     print(  # noqa: T201
         f"{beside('checkpoint', first.checkpoint)}\n{beside('exported', exported)}\nto load it with transformers\n"
-        f'  AutoModelForCausalLM.from_pretrained("{exported}")\n\n{try_next(command_for(swarm.home), short(first.run))}'
+        f'  AutoModelForCausalLM.from_pretrained("{exported}")\n\n'
+        f"{try_next(command_for(swarm.home), short(first.run), prompt)}"
     )
     return 0
 

@@ -10,6 +10,7 @@ from weft.cli import settings
 from weft.cli.home import home_of
 from weft.cli.options import ASKED, own_source, spread, ticket_of, until
 from weft.cli.run.torchrun import served
+from weft.cli.terminal import TO_SCREEN, say_loading
 from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
 from weft.errors import ConfigError
@@ -52,6 +53,7 @@ def join(
     text = ticket_of(ticket)
     read(text)  # a bad ticket is refused before anything heavy is loaded
     is_asked = sys.stdin.isatty()
+    say_loading(is_quiet=stay.quiet or TO_SCREEN in (log or ()))
     stays = until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
     from weft.data.corpus import CorpusConfig
@@ -163,7 +165,8 @@ def capped(caps: "CapsConfig") -> list[str]:
 
 
 def _stewards(num: int) -> list[str]:
-    return [f"stewards  {num}, who may remove and ban peers and amend the run (docs/stewards.md)"] if num else []
+    keys = "1 key" if num == 1 else f"{num} keys"
+    return [f"stewards  {keys} that may change the run, and remove and ban peers (docs/stewards.md)"] if num else []
 
 
 def _teams(terms: "Terms") -> str:

@@ -122,7 +122,7 @@ def traffic(view: View) -> str:
 def ring(view: View) -> str:
     """Return what the same rounds would have cost the same peers with gradients exchanged at each step."""
     times = figures.ratio(view.ring_nbytes, view.sent_nbytes + view.received_nbytes)
-    return f"bf16 gradients at every step (ring DDP): {figures.nbytes(view.ring_nbytes)}, {times} as much"
+    return f"ring DDP, with an exchange at every step: {figures.nbytes(view.ring_nbytes)}, {times} as much"
 
 
 def curve(values: Sequence[float], width: int, height: int) -> list[str]:

@@ -92,7 +92,7 @@ def test_a_report_is_one_file_that_loads_nothing(weft: Weft, run: Path, tmp_path
     assert sum(name == "svg" for name, _ in tags.found) == 2  # loss and bytes
     for words in (
         "2,048 tokens in 2 rounds",
-        "2.4000 nats per token (perplexity 11), 1.2000 nats per byte (1.7312 bits)",
+        "1.2000 nats per byte (1.7312 bits); 2.4000 nats per token (perplexity 11)",
         "87.5 %",
         "12.5 %",
         "1 x MemberGone",
