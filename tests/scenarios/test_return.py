@@ -12,7 +12,7 @@ from torch import Tensor
 
 from scenarios.swarm import Member
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.events import BranchLeft, BranchOpened, Notice, RoundCommitted, StateJoined, StepDone
+from weft.events import BranchLeft, BranchOpened, Notice, RoundCommitted, StateJoined, StepDone, WorkDropped
 from weft.peer.fork import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
 from weft.peer.join.state_transfer import StateServer
 from weft.peer.state.carry import FORGOTTEN
@@ -99,7 +99,7 @@ def test_who_comes_again_and_is_set_back_to_a_state_pinned_for_another_says_what
         one_replica(await swarm.done(*members))
         before, after = (life.committed for life in c.lives)
         assert after[0].round <= before[-1].round
-        assert any(note.text.endswith(FORGOTTEN) for note in c.life.seen(Notice))
+        assert any(each.reason == FORGOTTEN for each in c.life.seen(WorkDropped))
 
     swarm.run(scenario)
     swarm.check()

@@ -89,10 +89,10 @@ def _short(run: Run, tree: dict[str, Any]) -> list[str]:
         )
     if now.moved_nbytes:
         moved = f"{_whose(run)} moved {figures.nbytes(now.moved_nbytes)}, sent and received"
-        times = figures.ratio(now.ring_nbytes, now.moved_nbytes)
+        times = figures.times(now.ring_nbytes, now.moved_nbytes)
         ring = (
             f"; for the same rounds ring data-parallel training in bf16 would have moved "
-            f"{figures.nbytes(now.ring_nbytes)}: {times} as much."
+            f"{figures.nbytes(now.ring_nbytes)}{times}."
         )
         texts.append(moved + (ring if now.ring_nbytes else "."))
     return texts
