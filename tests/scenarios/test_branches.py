@@ -13,16 +13,7 @@ from scenarios import rules
 from scenarios.swarm import LEASE_TOKENS, SEQ_LEN, Life, Member, Swarm
 from weft.codec.build import build
 from weft.codec.config import Fp32Config
-from weft.events import (
-    BranchLeft,
-    BranchOpened,
-    Event,
-    LegacyCounted,
-    LegacyDropped,
-    Notice,
-    RoundCommitted,
-    WorkDropped,
-)
+from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, RoundCommitted, WorkDropped
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.peer.loop.contribution import MOST_ROUNDS
 from weft.peer.state.carry import FORGOTTEN

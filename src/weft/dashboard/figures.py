@@ -68,6 +68,11 @@ def work_in_short(told: Working) -> str:
     return f"{told.what} {percent(told.done, told.total)}" if told.total else told.what
 
 
+def several(num: int, one: str) -> str:
+    """Return a number of things: 1 peer, 1,024 peers."""
+    return f"{num:,} {one}{'' if num == 1 else 's'}"
+
+
 def percent(done: float, total: float) -> str:
     """Return the share that is done, rounded down: 100 % is all of it, and there is no more."""
     return f"{min(100, math.floor(100 * done / total))} %"

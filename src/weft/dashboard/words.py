@@ -57,6 +57,9 @@ class _Writer(Formatter):
             "time": figures.duration,
             "bytes": figures.nbytes,
             "rate": figures.rate,
+            "samples": lambda num: figures.several(num, "sample"),
+            "training steps": lambda num: figures.several(num, "training step"),
+            "micro-batches": lambda num: f"{num} micro-batch{'' if num == 1 else 'es'}",
             "silent": lambda reason: reason.removeprefix("silent "),  # behind that word
         }
 
@@ -336,7 +339,7 @@ _ROWS: dict[type[Event], _Row] = {
         lambda e, _: "{me:peer} has compiled the model in {duration_s:time}" if e.is_compiled else None,
         "ready to train after {duration_s:.1f} s, {micro_batch} samples at a time",
     ),
-    events.MicroBatchChanged: _Row(NOTE, "{me:peer} computes {after} samples at a time, not {before}: {reason}"),
+    events.MicroBatchChanged: _Row(NOTE, "{me:peer} computes {after:samples} at a time, not {before}: {reason}"),
     events.Evaluated: _Row(
         NOTE, plain=lambda e: f"held-out loss after round {{round}}: {figures.heldout(e.loss, e.nats_per_byte)}"
     ),
@@ -372,7 +375,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.MajorityLost: _Row(ERROR, _majority_lost, advice=_majority_advice),
     events.TrainsOn: _Row(
-        NOTE, "{me:peer} keeps training meanwhile, for at most {steps} training steps; later rounds count them"
+        NOTE, "{me:peer} keeps training meanwhile, for at most {steps:training steps}; later rounds count them"
     ),
     events.BranchOpened: _Row(WARNING, _branch_opened),
     events.BranchLeft: _Row(NOTE, _branch_left),
@@ -416,7 +419,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.HeldDropped: _Row(
         WARNING,
-        "{me:peer} had no room in {stage:stage} for the results of {num} micro-batches that came a second time: they "
+        "{me:peer} had no room in {stage:stage} for the results of {num:micro-batches} that came a second time: they "
         "count nowhere",
     ),
     events.StateJoined: _Row(

@@ -60,6 +60,14 @@ def patience_s(run: Genesis, electorate: Sequence[PeerId]) -> float:
     return default if run.orphan_after_s is None else run.orphan_after_s
 
 
+def waits_s(run: Genesis, electorate: Sequence[PeerId], me: PeerId) -> float | None:
+    """Return how long `me`, back from a checkpoint of a member of `electorate`, waits where nobody answers, before it
+    goes on alone; None: a strict run goes on with a majority only."""
+    if tuple(electorate) == (me,):
+        return 0.0
+    return None if run.is_strict else patience_s(run, electorate)
+
+
 class Split:
     def __init__(self, run: Genesis, context: Context, rounds: RoundDriver) -> None:
         self._run = run

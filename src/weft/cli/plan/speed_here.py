@@ -255,7 +255,8 @@ def is_disturbed(all_s: Sequence[float], computed_s: float) -> bool:
     """
     if not all_s:
         return False
-    return computed_s < _WHOLE * sum(all_s) or len(all_s) >= _LEAST_COMPARED and median(all_s) > _UNSTEADY * min(all_s)
+    is_uneven = len(all_s) >= _LEAST_COMPARED and median(all_s) > _UNSTEADY * min(all_s)
+    return is_uneven or computed_s < _WHOLE * sum(all_s)
 
 
 def core_s(step: Callable[[], None], computed_s: Callable[[], float], expected_s: float) -> float:

@@ -23,7 +23,7 @@ from weft.ids import BranchId, Digest, PeerId, Tokens
 from weft.net.membership.membership import Membership
 from weft.peer.chain import RESULTS_NBYTES, Chain, Heads, branch_name, genesis, open_branch
 from weft.peer.context import Context
-from weft.peer.fork import ForkWatch, patience_s
+from weft.peer.fork import ForkWatch, waits_s
 from weft.peer.group.records import GroupRecords
 from weft.peer.join.backpressure import Backpressure
 from weft.peer.join.state_transfer import StateFetch
@@ -141,9 +141,7 @@ class Entrance:
 
     def _patience_s(self, head: Manifest) -> float:
         """Return how long to wait for anybody; a strict run waits with its head, as any member that is left alone."""
-        if head.members == (self._node.peer,) or self._replica.run.is_strict:
-            return 0.0
-        return patience_s(self._replica.run, head.members)
+        return waits_s(self._replica.run, head.members, self._node.peer) or 0.0
 
     async def _states(self, head: Manifest) -> Heads:
         """Return what linked peers hold; where nobody has a state yet, wait for other members of `head`.
