@@ -12,7 +12,7 @@ from torch import Tensor
 
 from scenarios.swarm import Member
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.events import BranchLeft, BranchOpened, Notice, RoundCommitted, StateJoined, StepDone, WorkDropped
+from weft.events import BranchLeft, BranchOpened, Notice, RoundCommitted, Sponsored, StateJoined, StepDone, WorkDropped
 from weft.peer.fork import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
 from weft.peer.join.state_transfer import StateServer
 from weft.peer.state.carry import FORGOTTEN
@@ -49,6 +49,26 @@ def test_who_left_and_comes_again_goes_on_with_its_inner_optimizer_and_its_carry
 
     swarm.run(scenario)
     swarm.check()
+
+
+def test_who_comes_back_into_a_long_round_trains_through_another_until_a_round_counts_it_in(
+    make_swarm: MakeSwarm,
+) -> None:
+    """That there is room is said with it: it is no leaf for good."""
+    swarm = make_swarm(num_rounds=9)
+
+    async def scenario() -> None:
+        a, _, c = await swarm.start("abc", train_s=20.0)
+        await swarm.round(a, 2)
+        await stop(c)
+        await swarm.round(a, 4)
+        swarm.launch(c, train_s=20.0)
+        told = await swarm.when(c, Sponsored)
+        assert told.has_room is True
+        await swarm.when(a, RoundCommitted, lambda event: c.id in event.contributors and event.num_through == 0)
+        assert c.peer._in_rounds.groups.leaf.aggregator is None  # type: ignore[union-attr]
+
+    swarm.run(scenario)
 
 
 @pytest.mark.full
