@@ -12,7 +12,17 @@ from torch import Tensor
 
 from scenarios.swarm import Member
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.events import BranchLeft, BranchOpened, Notice, RoundCommitted, Sponsored, StateJoined, StepDone, WorkDropped
+from weft.events import (
+    BranchLeft,
+    BranchOpened,
+    MajorityLost,
+    Notice,
+    RoundCommitted,
+    Sponsored,
+    StateJoined,
+    StepDone,
+    WorkDropped,
+)
 from weft.peer.fork import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
 from weft.peer.join.state_transfer import StateServer
 from weft.peer.state.carry import FORGOTTEN
@@ -49,6 +59,24 @@ def test_who_left_and_comes_again_goes_on_with_its_inner_optimizer_and_its_carry
 
     swarm.run(scenario)
     swarm.check()
+
+
+def test_who_is_left_alone_goes_on_when_it_says(make_swarm: MakeSwarm) -> None:
+    """It had heard nothing for a while before it said so, and has waited for so long already."""
+    swarm = make_swarm(num_rounds=30, num_peers=2)
+
+    async def scenario() -> None:
+        a, b = await swarm.start("ab", train_s=4.0)
+        await swarm.round(a, 3)
+        swarm.kill(b)
+        lost = await swarm.when(a, MajorityLost)
+        assert lost.opens_branch_in_s is not None
+        at = swarm.clock.now()
+        await swarm.when(a, BranchOpened)
+        assert swarm.clock.now() - at == pytest.approx(lost.opens_branch_in_s, abs=1.0)
+        await stop(a)
+
+    swarm.run(scenario)
 
 
 def test_who_comes_back_into_a_long_round_trains_through_another_until_a_round_counts_it_in(

@@ -259,7 +259,7 @@ class Quorum:
         if self.are_results_lost:
             return "nobody here has the results of the last round"
         if not is_quorum(self._chain.base, self.present()):
-            return "the others are away"
+            return "the other one is away" if len(self._chain.base.electorate) == 2 else "the others are away"
         num_voteless = len(self.voteless) + self.abstains
         who = "1 member" if num_voteless == 1 else f"{num_voteless} members"
         return f"{who} left, or came back without what was agreed on last"
