@@ -77,7 +77,7 @@ def test_on_a_busy_machine_a_step_takes_what_one_core_computes(
 def test_what_one_core_computes_is_told_by_its_own_time() -> None:
     """However long others had the core meanwhile."""
     before, computed = torch.get_num_threads(), iter([0.0, 0.3, 5.0, 5.2, 6.0, 6.25])
-    threads = []
+    threads: list[int] = []
     try:
         assert speed_here.core_s(lambda: threads.append(torch.get_num_threads()), lambda: next(computed), 1.0) == (
             pytest.approx(0.2)
