@@ -141,6 +141,7 @@ class Kept:
     """Where a run stands that this machine has kept, and of which nobody answers.
 
     Args:
+        round: that its checkpoint is of; rounds that were decided later may lie beside it.
         wait_s: for the others, before it goes on alone; None: it goes on with a majority only.
     """
 
@@ -192,7 +193,8 @@ class Terms:
             day = f"about {figures.nbytes(self.day_nbytes)} a day, as members measured"
         alone = ""
         if self.kept is not None:
-            alone = f"nobody of it answers, and this machine has it at round {self.kept.round}: {self.kept.then}; "
+            alone = f"nobody of it answers, and this machine has it at round {self.kept.round} or later: "
+            alone += f"{self.kept.then}; "
         return (
             f"joining run {short(self.ticket.run)} ({printable(self.run.name)}): {alone}"
             f"{figures.amount(self.num_parameters)} parameters; {figures.nbytes(self.fetch_nbytes)} to fetch, "

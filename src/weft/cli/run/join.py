@@ -118,7 +118,7 @@ def _through(terms: "Terms") -> list[str]:
     if (kept := terms.kept) is not None:
         return [
             "through   nobody: no peer of this run answers now",
-            f"from      round {kept.round}, which this machine has kept. If you join, {kept.then}",
+            f"from      round {kept.round} or later, which this machine has kept. If you join, {kept.then}",
         ]
     return [f"through   {listed([each.peer[:16] for each in terms.ticket.contacts])}, named on the ticket"]
 

@@ -122,7 +122,7 @@ def test_a_peer_that_was_killed_is_told_with_its_return_and_what_it_lost(weft: W
     out = tmp_path / "report.md"
     assert weft("report", log, "--out", out).code == 0
     text = out.read_text()
-    assert "Rounds missed: 2, times work did not count: 1, restarts without an end: 1." in text
+    assert "Rounds missed: 2, restarts without an end: 1, times work did not count: 1." in text
     assert "| 0:04 | bert | bert begins again, 2 s after its last word: it was killed, or failed |" in text
     assert "10,240 tokens that bert trained last do not count: it is old" in text
     assert text.count("begins again") == 1
