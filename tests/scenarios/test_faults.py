@@ -116,7 +116,7 @@ def test_a_member_killed_in_its_inner_steps_is_left_out_with_a_reason(make_swarm
         swarm.kill(b)
         event = await swarm.when(a, RoundCommitted)
         assert swarm.clock.now() - at < 3
-        assert event.left_out == {b.id: "it was suspected"}
+        assert event.left_out == {b.id: "it was silent"}
         one_replica(await swarm.done(a, c, d))
         for member in (a, c, d):
             (gone,) = member.life.times(MemberGone)

@@ -128,7 +128,9 @@ class Corpus:
         now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
         heard, me = await invitation.members.heard(), s.identity.peer
-        asked = await asyncio.to_thread(terms, now, invitation.ticket, s.options.home, settings, heard, me)
+        asked = await asyncio.to_thread(
+            terms, now, invitation.ticket, s.options.home, settings, heard, me, invitation.kept
+        )
         if self.agree_to is None:
             tell(asked, s.emit, self.on_terms)
         elif not await asyncio.to_thread(self.agree_to, asked):

@@ -30,13 +30,14 @@ from weft.keys import Identity
 from weft.launch.fetch import fetch_run
 from weft.launch.guard import Guarded
 from weft.launch.session import Options, Session, present, session
-from weft.launch.terms import MemberWatch
+from weft.launch.terms import Kept, MemberWatch
 from weft.net.admission import new_secret
 from weft.net.membership.gossip import ClaimReader
 from weft.net.membership.membership import say_goodbye
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
 from weft.peer.context import Data
+from weft.peer.fork import waits_s
 from weft.peer.messages import CharterAnswer, CharterRequest
 from weft.peer.peer import COMPLETE, Context, Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot, load, read_contents
@@ -103,6 +104,7 @@ class Invitation:
     run: Genesis
     charter: Charter | None  # what holds now; None: nobody has said
     members: MemberWatch
+    kept: Kept | None = None  # where nobody of it answers
 
 
 class Workload(Protocol[P_co]):
@@ -187,7 +189,8 @@ async def _joined(
             genesis = await fetch_run(s.node, members, options.home, options.settings.max_parameters)
             charter = await charter_at(s.node, members[0]) if members else None
             require_going(run, charter)
-            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, watch))
+            kept = None if members else _kept(s, genesis)
+            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, watch, kept))
         if not has_agreed:
             await say_goodbye(s.node, "did not agree to the terms")
             return None
@@ -213,8 +216,16 @@ async def _members(s: Session, ticket: Ticket) -> list[PeerId]:
     except Unreachable as error:
         if not s.folder.has_checkpoint:
             raise
-        s.emit(Notice(text=f"going on with what this machine kept of the run: {error}"))
+        s.emit(Notice(text=f"nobody of this run answers, so only what this machine kept of it is here: {error}"))
         return []
+
+
+def _kept(s: Session, run: Genesis) -> Kept | None:
+    """Return where this machine's checkpoint stands, and what `Peer.join` does with it where nobody answers."""
+    with suppress(CheckpointError):  # whoever reads the rest says what is wrong
+        if (head := read_contents(s.folder.checkpoint).head) is not None:
+            return Kept(head.round, waits_s(run, head.members, s.identity.peer))
+    return None
 
 
 # --- a peer of a whole model ---

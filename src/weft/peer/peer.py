@@ -27,7 +27,7 @@ from typing import Any
 
 from weft import __version__
 from weft.errors import ActVoid, PeerError, Removed
-from weft.events import Emit, Event, Notice, PeerStarted, PeerStopped
+from weft.events import Emit, Event, Notice, PeerStarted, PeerStopped, WorkDropped
 from weft.ids import Digest, PeerId, Tokens
 from weft.net.membership.full_mesh import Gone, Left, New, Recovered, Suspected
 from weft.net.membership.membership import Membership
@@ -46,7 +46,7 @@ from weft.peer.loop.outliers import Sentinel
 from weft.peer.loop.report import Report
 from weft.peer.round.driver import Decided, Participation, RoundDriver
 from weft.peer.state.autosave import Autosave
-from weft.peer.state.carry import FORGOTTEN, MADE_TWICE, OUTDATED, Carry, dropped
+from weft.peer.state.carry import FORGOTTEN, MADE_TWICE, OUTDATED, Carry
 from weft.peer.state.checkpoint import Snapshot
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
@@ -366,7 +366,7 @@ class Peer:
         if not is_counted:
             self._report.tell_dropped(tokens, FORGOTTEN if is_opening else OUTDATED)
         elif made_twice:
-            self.context.emit(dropped(Tokens(made_twice), MADE_TWICE))
+            self.context.emit(WorkDropped(tokens=Tokens(made_twice), reason=MADE_TWICE))
         if manifest.contributions:
             self._report.tell_commit(decided, began)
             self._report.tell_mixing(decided)

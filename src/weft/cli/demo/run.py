@@ -119,7 +119,7 @@ def prepare(folder: Path, wishes: Wishes) -> RunFile:
     run_file = _described(wishes)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(dump(run_file), encoding="utf-8")
-    what = f"{run_file.peers} peers on this machine; everything is kept in {folder}"
+    what = f"{figures.several(run_file.peers, 'peer')} on this machine; everything is kept in {folder}"
     tell(f"starting {what}")
     return run_file
 

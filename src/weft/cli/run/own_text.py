@@ -342,7 +342,7 @@ def _answered(
         tokens_of,
     )
     peers = asks.ask(
-        "machines that train, this one included; training begins once all are here",
+        "number of machines that train, this one included: with more than 1, training waits until all are here",
         None if wishes.peers is None else str(wishes.peers),
         "1",
         _peers,

@@ -78,7 +78,7 @@ def test_with_yes_it_says_what_it_takes_and_writes_a_run_file_beside_the_text(
         "name of the run: notes",
         "size of the model: nano",
         "how long: 210ktokens",
-        "machines that train: 1",
+        "number of machines that train: 1",
         "about 35 min of training steps, at 100 tokens/s measured on cpu",
         "memory about",
         "disk about",

@@ -45,7 +45,7 @@ def test_the_end_of_a_run_is_told_with_its_figures_and_what_to_try(kept: Kept) -
         "held-out     1.5000 nats per byte (2.1640 bits)\n             loss on the text that was held out",
         "             1.2500 nats per token (perplexity 3.49), for this tokenizer only",
         "bytes        3 MB sent, 1 MB received",
-        "ring DDP, with an exchange at every step: 400 MB, 100x as much",
+        "ring DDP, which exchanges gradients at every step: 400 MB, 100 times as much",
         "checkpoint   checkpoint",
         "x = 1",
         f"weft --home h generate {kept.run.run[:8]}",
