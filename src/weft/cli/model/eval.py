@@ -40,7 +40,7 @@ def eval(
     windows: Annotated[int, typer.Option(help="Number of samples, spread evenly over the text; 0: all.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
-    """Print the loss on held-out text, in nats per token and per byte."""
+    """Print the loss on held-out text, in nats per byte."""
     say_loading()
     from weft.cli.model.trained import open_trained, say_which
 

@@ -132,7 +132,7 @@ def test_a_run_of_this_home_is_found_by_its_name_its_digits_or_as_the_last(weft:
         assert json.loads(answer.out)["committed_tokens"] == 64
         assert f"this is run {kept.run.run[:8]} (small), as peers here have logged it; none of them runs" in answer.err
     refused(weft, 2, f"holds runs {kept.run.run[:8]} (small)", "status", "smell")
-    refused(weft, 15, "give `last`", "status")
+    refused(weft, 15, "status last` tells of the last run", "status")
 
 
 @pytest.mark.full
