@@ -330,7 +330,7 @@ def test_what_cannot_go_on_says_why_and_what_can(tmp_path: Path) -> None:
         wider = refused(yard, model=nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 1)))
         alike = refused(yard, model=small(1), wish="new")
         nothing = refused(yard, config=msgspec.structs.replace(yard.config, name="elsewhere"), wish="go on")
-    assert "It cannot go on with this change: only samples, batch_size, method.every" in said
+    assert "That run cannot go on with this change: only samples, batch_size, method.every" in said
     assert "start the loop with the config as it was" in said
     assert "the model's parameters differ" in wider
     assert "it is exactly this run" in alike

@@ -98,15 +98,15 @@ def _why(base: messages.Base, peer: PeerId, state: State | None, statuses: Mappi
     if state is not None and peer in state.farewells:
         return "it said goodbye"
     if status in ("gone", "suspected"):
-        return f"it was {status}"
+        return "it was gone" if status == "gone" else "it was silent"
     if state is not None and peer in state.unusable:
-        return "its payload could not be fetched or was not valid"
+        return "its update could not be fetched or was not valid"
     if peer in base.newcomers:
-        return "it is new, and nobody waits for a new member in its first round"
+        return "it has just joined or come back, and nobody waits for it in its first round"
     if peer in base.resting:
         return RESTING
     if state is not None and peer in state.ready:
-        return "it was ready after the round was planned, or its payload could not be fetched"
+        return "it was ready too late for the round, or its update could not be fetched"
     if state is not None and peer in state.passing:
         return PAUSED
     return "it was not ready in time" if base.charter.settings.method.wait == "all" else AT_WORK
