@@ -150,7 +150,7 @@ class Contributed:
 
     def _aim(self) -> str:
         if self.until.rounds is not None:
-            return f"{self.until.rounds:,} rounds"
+            return "1 round" if self.until.rounds == 1 else f"{self.until.rounds:,} rounds"
         return "" if self.until.tokens is None else f"{self.until.tokens:,} tokens"
 
 

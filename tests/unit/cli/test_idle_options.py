@@ -123,6 +123,10 @@ TABLE: dict[str, Rows] = {
             Refused("train {run} --new --go-on", "exclude each other"),
             Shown(TRAIN, "test_a_run_that_is_just_this_one_is_not_begun_anew"),
         ),
+        "--after": (
+            Refused("train {run} --after last --go-on", "exclude each other"),
+            Shown(TRAIN, "test_what_cannot_begin_another_is_refused_and_leaves_nothing"),
+        ),
         **{
             option: (Refused(f"train {{run}} {option} {value}".rstrip(), f"{option}: no effect on"),)
             for option, value in {

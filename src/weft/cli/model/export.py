@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.home import home_of
-from weft.cli.terminal import WorkLine
+from weft.cli.terminal import WorkLine, say_loading
 from weft.clock import SystemClock
 from weft.progress import Meter
 
@@ -29,6 +29,7 @@ def export(
     ] = False,
 ) -> None:
     """Write config.json, safetensors, tokenizer.json and what else came with the model, such as its chat template."""
+    say_loading()
     from weft.cli.model.trained import open_trained, say_which
 
     trained = open_trained(checkpoint, home_of(context))
