@@ -1,4 +1,4 @@
-"""What each of the four processes of `averaging` does: `python -m benchmarks._averaging_members weft|gloo|hivemind`.
+"""What each of the processes of `averaging` does: `python -m benchmarks._averaging_members weft|gloo|hivemind`.
 
 Each is asked in lines of JSON: to start (it tells where it is), to meet the others, to prepare a round (fill the
 vector, and whatever the library does beforehand), to do the round, and to check it. Only the round itself is timed.
@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-GROUP = 4
-
 
 class Vector:
     """The member's vector, the mean, and how far a result is from it."""
 
-    def __init__(self, rank: int, num: int) -> None:
+    def __init__(self, rank: int, num: int, group: int) -> None:
+        self._group = group
         self.rank = rank
         self.values = torch.empty(num)
         self._x = torch.rand(num, generator=torch.Generator().manual_seed(7))
@@ -37,11 +36,11 @@ class Vector:
         into.add_(self._number)
 
     def check(self, result: Tensor) -> dict[str, Any]:
-        error = self._x.mul((GROUP + 1) / 2).add_(self._number).sub_(result).abs_().max()
+        error = self._x.mul((self._group + 1) / 2).add_(self._number).sub_(result).abs_().max()
         return {"error": float(error), "digest": hashlib.sha256(result.numpy().tobytes()).hexdigest()[:16]}
 
 
-async def weft(rank: int, num: int, folder: Path) -> None:
+async def weft(rank: int, num: int, folder: Path, group: int) -> None:
     from benchmarks._member import Member, averaging
     from weft.codec.config import Fp32Config
     from weft.keys import Identity
@@ -50,7 +49,7 @@ async def weft(rank: int, num: int, folder: Path) -> None:
     identity = Identity.generate()
     transport = TlsTransport(identity, TlsConfig(host="127.0.0.1"))
     member = Member(identity, [transport], num, averaging(Fp32Config()), folder)
-    vector, result = Vector(rank, num), torch.zeros(num)
+    vector, result = Vector(rank, num, group), torch.zeros(num)
     try:
         while question := await asyncio.to_thread(_ask):
             match question["do"]:
@@ -71,35 +70,35 @@ async def weft(rank: int, num: int, folder: Path) -> None:
         await member.aclose()
 
 
-def gloo(rank: int, num: int, folder: Path) -> None:
+def gloo(rank: int, num: int, folder: Path, group: int) -> None:
     import torch.distributed as dist
 
-    vector = Vector(rank, num)
+    vector = Vector(rank, num, group)
     while question := _ask():
         match question["do"]:
             case "start":
                 _tell()
             case "meet":
-                dist.init_process_group("gloo", init_method=f"file://{folder.parent}/gloo", rank=rank, world_size=GROUP)
+                dist.init_process_group("gloo", init_method=f"file://{folder.parent}/gloo", rank=rank, world_size=group)
                 _tell()
             case "prepare":
                 vector.fill(vector.values)
                 _tell()
             case "round":
                 dist.all_reduce(vector.values)
-                vector.values.div_(GROUP)
-                _tell(at=time.monotonic(), counted=GROUP)
+                vector.values.div_(group)
+                _tell(at=time.monotonic(), counted=group)
             case "check":
                 _tell(**vector.check(vector.values))
     dist.destroy_process_group()
 
 
-def hivemind(rank: int, num: int, _folder: Path) -> None:
+def hivemind(rank: int, num: int, _folder: Path, group: int) -> None:
     from hivemind import DHT
     from hivemind.averaging import DecentralizedAverager
     from hivemind.averaging.control import AveragingStage
 
-    vector = Vector(rank, num)
+    vector = Vector(rank, num, group)
     step: Any = None
     averager: Any = None
     quiet: dict[str, Any] = {
@@ -122,8 +121,8 @@ def hivemind(rank: int, num: int, _folder: Path) -> None:
                     dht,
                     start=True,
                     prefix="weft_benchmark",
-                    target_group_size=GROUP,
-                    min_group_size=GROUP,
+                    target_group_size=group,
+                    min_group_size=group,
                     min_matchmaking_time=3.0,
                     request_timeout=1.5,
                     part_size_bytes=question["part_size"],
@@ -159,10 +158,16 @@ def _tell(**answer: Any) -> None:
 
 
 if __name__ == "__main__":
-    library, rank, num, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    library, rank, num, folder, group = (
+        sys.argv[1],
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        Path(sys.argv[4]),
+        int(sys.argv[5]),
+    )
     if library == "weft":
         torch.set_num_threads(1)
         folder.mkdir()
-        asyncio.run(weft(rank, num, folder))
+        asyncio.run(weft(rank, num, folder, group))
     else:
-        {"gloo": gloo, "hivemind": hivemind}[library](rank, num, folder)
+        {"gloo": gloo, "hivemind": hivemind}[library](rank, num, folder, group)

@@ -1,9 +1,9 @@
-"""Four processes average a vector on loopback: weft against hivemind's averager and gloo's all_reduce.
+"""Processes average a vector on loopback: weft against hivemind's averager and gloo's all_reduce.
 
     python -m benchmarks.averaging
 
-Each library has four processes, kept alive; they take turns, round by round, so all see the same machine. A round's
-seconds run from the word to go until the last process holds the mean. Every result is checked.
+Each library has four processes (`--peers`), kept alive; they take turns, round by round, so all see the same machine.
+A round's seconds run from the word to go until the last process holds the mean. Every result is checked.
 
 hivemind is measured where it is installed (`make bench` does), or with `--hivemind` naming the Python that has it:
 
@@ -24,7 +24,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks._averaging_members import GROUP
 from benchmarks._crew import Crew
 from benchmarks._isolated import isolate
 from benchmarks.report import load, load_line, table, write
@@ -41,6 +40,7 @@ def main() -> None:
     parser.add_argument("--hivemind", type=Path, default=here, help="python of the environment that holds hivemind")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--num", type=int, default=25_000_000, help="elements of the vector")
+    parser.add_argument("--peers", type=int, default=4, help="processes; two on two cores are like four on four")
     parser.add_argument("--part-size", type=int, default=1 << 19, help="hivemind's part_size_bytes; 2**19 is its own")
     parser.add_argument("--isolated", action="store_true", help=argparse.SUPPRESS)
     options, before = parser.parse_args(), load()
@@ -58,7 +58,7 @@ def main() -> None:
         measured: dict[str, list[dict[str, Any]]] = {name: [] for name in crews}
         for number in range(WARM_UP + options.rounds):
             for name, crew in crews.items():
-                figures = _round(name, crew)
+                figures = _round(name, crew, options.peers)
                 print(f"{name:9} {figures}", file=sys.stderr, flush=True)
                 if number >= WARM_UP:
                     measured[name].append(figures)
@@ -69,7 +69,10 @@ def _crew(name: str, python: str, options: argparse.Namespace, folder: Path) -> 
     place = folder / name
     place.mkdir()
     members = str(HERE / "_averaging_members.py")
-    commands = [[python, members, name, str(rank), str(options.num), str(place / str(rank))] for rank in range(GROUP)]
+    commands = [
+        [python, members, name, str(rank), str(options.num), str(place / str(rank)), str(options.peers)]
+        for rank in range(options.peers)
+    ]
     # One thread of arithmetic per process: with four processes on few cores more threads only wait for each other.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     if name == "hivemind":
@@ -81,25 +84,25 @@ def _meet(name: str, crew: Crew, options: argparse.Namespace) -> None:
     if name == "hivemind":
         (first,) = crew.ask([{"do": "start", "initial_peers": None}], only=[0])
         initial = {"do": "start", "initial_peers": first["addresses"]}
-        crew.ask([initial] * (GROUP - 1), only=range(1, GROUP))
-        crew.ask([{"do": "meet", "part_size": options.part_size}] * GROUP)
+        crew.ask([initial] * (options.peers - 1), only=range(1, options.peers))
+        crew.ask([{"do": "meet", "part_size": options.part_size}] * options.peers)
         return
-    started = crew.ask([{"do": "start"}] * GROUP)
+    started = crew.ask([{"do": "start"}] * options.peers)
     addresses = {each["peer"]: each["addresses"] for each in started if "peer" in each}
-    crew.ask([{"do": "meet", "addresses": addresses}] * GROUP)
+    crew.ask([{"do": "meet", "addresses": addresses}] * options.peers)
 
 
-def _round(name: str, crew: Crew) -> dict[str, Any]:
+def _round(name: str, crew: Crew, group: int) -> dict[str, Any]:
     """Do one round and check it; return its figures."""
-    prepared = crew.ask([{"do": "prepare"}] * GROUP)
+    prepared = crew.ask([{"do": "prepare"}] * group)
     cpu_s, began = crew.cpu_s(), time.monotonic()
-    done = crew.ask([{"do": "round"}] * GROUP)
+    done = crew.ask([{"do": "round"}] * group)
     took_s = max(each["at"] for each in done) - began
     cpu_s = crew.cpu_s() - cpu_s
-    checked = crew.ask([{"do": "check"}] * GROUP)
+    checked = crew.ask([{"do": "check"}] * group)
     worst = max(each["error"] for each in checked)
-    if worst > TOLERANCE or any(each["counted"] != GROUP for each in done):
-        raise RuntimeError(f"{name}: a round that did not average all four: {done}, {checked}")
+    if worst > TOLERANCE or any(each["counted"] != group for each in done):
+        raise RuntimeError(f"{name}: a round that did not average all: {done}, {checked}")
     figures = {"s": took_s, "cpu_s": cpu_s, "is_equal": len({each["digest"] for each in checked}) == 1}
     if name == "hivemind":
         figures["matchmaking_s"] = max(each["matchmaking_s"] for each in prepared)
@@ -107,14 +110,14 @@ def _round(name: str, crew: Crew) -> dict[str, Any]:
 
 
 def _report(options: argparse.Namespace, measured: dict[str, list[dict[str, Any]]], before: float | None) -> None:
-    gigabytes = 2 * (GROUP - 1) * 4 * options.num / 1e9
+    gigabytes = 2 * (options.peers - 1) * 4 * options.num / 1e9
     seconds = {name: median(each["s"] for each in rounds) for name, rounds in measured.items()}
     cpu = {name: sum(each["cpu_s"] for each in rounds) / len(rounds) for name, rounds in measured.items()}
     what = (
-        f"{options.num:,} fp32 numbers in each of {GROUP} processes; {options.rounds} rounds of each library in turn, "
-        f"after {WARM_UP} that warm up. All processes together send {gigabytes:.2f} GB a round, 2 (n - 1) / n of the "
-        "vector each: weft and hivemind encrypted, gloo in the clear. weft checks every payload and result by its "
-        "digest and commits by majority with signed messages; hivemind forms its group before the clock starts."
+        f"{options.num:,} fp32 numbers in each of {options.peers} processes; {options.rounds} rounds of each library "
+        f"in turn, after {WARM_UP} that warm up. All processes together send {gigabytes:.2f} GB a round, 2 (n - 1) / n "
+        "of the vector each: weft and hivemind encrypted, gloo in the clear. weft checks every payload and result by "
+        "its digest and commits by majority with signed messages; hivemind forms its group before the clock starts."
     )
     header = (
         "library",
@@ -146,7 +149,9 @@ def _report(options: argparse.Namespace, measured: dict[str, list[dict[str, Any]
     ]
     is_elsewhere = options.hivemind and options.hivemind != Path(sys.executable)
     command = "python -m benchmarks.averaging" + " --hivemind .venv-hivemind/bin/python" * bool(is_elsewhere)
-    write("averaging", "Averaging a vector among four processes", command, sections)
+    command += f" --peers {options.peers}" * (options.peers != 4)
+    name = "averaging" if options.peers == 4 else f"averaging_{options.peers}"
+    write(name, f"Averaging a vector among {options.peers} processes", command, sections)
 
 
 def _extremes(rounds: list[dict[str, Any]]) -> tuple[float, float]:

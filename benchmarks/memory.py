@@ -25,9 +25,8 @@ import torch
 from benchmarks.report import load, load_line, table, write
 from weft.cost import training as cost
 from weft.data.corpus import CorpusConfig, TextSource
-from weft.events import Emit
 from weft.launch.corpus import Corpus
-from weft.launch.peer import Participant, found
+from weft.launch.peer import Opened, Participant, found
 from weft.launch.session import Options
 from weft.model.config import num_parameters
 from weft.model.flat import layout
@@ -120,7 +119,7 @@ def child(name: str, folder: Path) -> None:
     watch = Watch()
     watch.start()
 
-    def started(peer: Participant, _ticket: str, _emit: Emit) -> None:
+    def started(peer: Participant, _opened: Opened) -> None:
         assert isinstance(peer, Peer)
         watch.peer = peer
 

@@ -40,23 +40,27 @@ class Echo(msgspec.Struct, frozen=True, tag="Echo"):
     body: bytes
 
 
-async def measure(num_members: int, transport: str) -> tuple[list[float], list[float], dict[str, float]]:
-    """Return the ms of each round, of each plain call, and of a profiled round by what was done."""
+Rounds = list[tuple[float, float]]
+
+
+async def measure(num_members: int, transport: str) -> tuple[Rounds, list[float], dict[str, float]]:
+    """Return the ms of each round and what it took of processors, the ms of each plain call, and the shares of what was
+    done in a profiled round."""
     num = BLOCK * num_members
     vectors, outs = [torch.randn(num) for _ in range(num_members)], [torch.empty(num) for _ in range(num_members)]
 
-    async def one_round(members: list[Member]) -> float:
+    async def one_round(members: list[Member]) -> tuple[float, float]:
         for vector in vectors:
             vector.mul_(1.1)
-        began = time.perf_counter()
+        began, computed = time.perf_counter(), time.process_time()
         await asyncio.gather(*(each.average(x, y) for each, x, y in zip(members, vectors, outs, strict=True)))
-        return 1000 * (time.perf_counter() - began)
+        return 1000 * (time.perf_counter() - began), 1000 * (time.process_time() - computed)
 
     async with swarm(num_members, num, averaging(Int8Config()), transport) as members:  # type: ignore[arg-type]
         members[1].node.serve(Echo, _echo)
         for _ in range(2):
             await one_round(members)
-        rounds, calls = [], []
+        rounds, calls = Rounds(), []
         for _ in range(ROUNDS):
             rounds.append(await one_round(members))
             began = time.perf_counter()
@@ -94,15 +98,27 @@ def main() -> None:
     for num_members in (4, 16):
         for transport in ("tls", "memory"):
             rounds, calls, where = asyncio.run(measure(num_members, transport))
-            ms, call_ms = median(rounds), median(calls)
-            figures = [f"{figure:.1f}" for figure in (ms, min(rounds), max(rounds), ms / num_members, call_ms)]
+            took, computed = zip(*rounds, strict=True)
+            ms, cpu_ms, call_ms = median(took), median(computed), median(calls)
+            figures = [f"{figure:.1f}" for figure in (ms, min(took), max(took), cpu_ms, ms / num_members, call_ms)]
             rows.append((num_members, transport, *figures, f"{ms / call_ms:.0f}"))
             shares[f"{num_members}, {transport}"] = where
     sections = [
         load_line(before),
         f"{ROUNDS} rounds each, after two. All members in one process and one event loop.",
         table(
-            ("members", "transport", "median ms", "min", "max", "ms per member", "one call, ms", "round / call"), rows
+            (
+                "members",
+                "transport",
+                "median ms",
+                "min",
+                "max",
+                "median CPU ms",
+                "ms per member",
+                "one call, ms",
+                "round / call",
+            ),
+            rows,
         ),
         "Where the event loop's time goes, in a profiled run of three rounds (profiling slows small functions most):",
         table(

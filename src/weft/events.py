@@ -279,6 +279,13 @@ class RoundMissed(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class WorkDropped(Event, frozen=True, kw_only=True):
+    """What this peer had trained, and no round is known to have counted, is carried no more."""
+
+    tokens: Tokens
+    reason: str
+
+
 class MethodTuned(Event, frozen=True, kw_only=True):
     """From a round on all members synchronise every so many inner steps, in this codec."""
 
@@ -300,10 +307,11 @@ class GraphChosen(Event, frozen=True, kw_only=True):
 
 
 class Sponsored(Event, frozen=True, kw_only=True):
-    """The electorate has no room for this peer: from now on it contributes through an elector."""
+    """No round has counted this peer in, or the electorate has no room: it contributes through an elector from now."""
 
     round: Round
     sponsor: PeerId
+    has_room: bool | msgspec.UnsetType = msgspec.UNSET  # the electorate has: it is an elector once a round counts it in
 
 
 class CountedThrough(Event, frozen=True, kw_only=True):

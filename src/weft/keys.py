@@ -15,6 +15,7 @@ import errno
 import os
 import re
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -81,9 +82,14 @@ def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
         return False
 
 
+@lru_cache(maxsize=256)  # those of a round: to read one takes a tenth of a check
+def _public_key(key: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(key)
+
+
 def _holds(key: bytes, message: bytes, signature: bytes) -> bool:
     try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+        _public_key(key).verify(signature, message)
     except InvalidSignature:
         return False
     return True

@@ -19,6 +19,7 @@ from weft.ids import Digest, PeerId, short
 
 Buffer = bytes | bytearray | memoryview
 R = TypeVar("R", bound=msgspec.Struct)
+Verify = Callable[[PeerId, bytes, bytes], bool]  # of the signer, the message and the signature, as `keys.verify`
 
 # Control records are small; bulk bytes travel as blobs. 4 MiB holds a manifest of 64 contributors with 64 parts.
 MAX_RECORD_NBYTES = 4 << 20
@@ -98,19 +99,28 @@ def seal(signer: Signer, record: msgspec.Struct) -> Signed:
     return Signed(kind=kind, body=body, signer=signer.peer, signature=signer.sign(_signed_message(kind, body)))
 
 
-def unseal(signed: Signed, kind: type[R], verify: Callable[[PeerId, bytes, bytes], bool]) -> R:
+def unseal(signed: Signed, kind: type[R], verify: Verify) -> R:
     """Return the record inside `signed` once its signature holds.
 
     Args:
-        verify: `keys.verify`, taking the signer, the message and the signature.
+        verify: `keys.verify`, or what remembers its answers.
 
     Raises:
         WireError: another kind, a bad signature, or bytes that are no such record.
     """
     _require_kind(signed, kind)
+    require_signature(signed, verify)
+    return claimed(signed, kind)
+
+
+def require_signature(signed: Signed, verify: Verify) -> None:
+    """Check that the signature holds, whatever it signs.
+
+    Raises:
+        WireError: it does not.
+    """
     if not verify(signed.signer, _signed_message(signed.kind, signed.body), signed.signature):
         raise WireError(f"signature of {short(signed.signer)} on a {signed.kind} does not hold")
-    return claimed(signed, kind)
 
 
 def claimed(signed: Signed, kind: type[R]) -> R:

@@ -12,7 +12,6 @@ from typing import Any, cast
 import jsonschema
 import openai
 import pytest
-import torch
 import uvicorn
 from pydantic import BaseModel
 
@@ -49,7 +48,7 @@ SLOW, SLOW_KEY = new_key("slow", requests_per_minute=60)
 def random_model() -> Model:
     """Return a model of random weights, which writes any bytes."""
     pages = 48
-    stepper = Stepper(Weights(CONFIG, vector_of(CONFIG), "fp32"), KeysAndValues(CONFIG, pages, CPU, torch.float32))
+    stepper = Stepper(Weights(CONFIG, vector_of(CONFIG), "fp32"), KeysAndValues(CONFIG, pages, CPU, "fp32"))
     engine = Engine(stepper, vocab_size=CONFIG.vocab_size, context=CONFIG.max_seq_len, num_pages=pages)
     return model_of("random", 1, engine, ByteTokenizer(), CameWith(), "fp")
 
@@ -213,6 +212,18 @@ def test_completions_and_responses(client: openai.OpenAI) -> None:
         tools=[{"type": "function", "name": "look", "parameters": PARAMETERS, "strict": False}],
     )
     assert called.output[0].type == "function_call"
+
+
+def test_embeddings_are_the_same_as_numbers_and_as_the_client_asks_for_them(client: openai.OpenAI) -> None:
+    texts = ["one text", "another one, longer", "one text"]
+    coded = [each.embedding for each in client.embeddings.create(model="random", input=texts).data]
+    plain = client.embeddings.create(model="random", input=texts, encoding_format="float")
+    for one, other in zip(coded, plain.data, strict=True):
+        assert one == pytest.approx(other.embedding, abs=1e-6)
+        assert sum(each**2 for each in one) == pytest.approx(1.0, abs=1e-5)
+    assert (len(coded[0]), coded[0]) == (CONFIG.width, pytest.approx(coded[2], abs=1e-6))
+    assert coded[0] != pytest.approx(coded[1], abs=1e-3)
+    assert plain.usage.prompt_tokens == sum(map(len, texts))
 
 
 def test_a_failure_on_the_way_is_an_error_of_the_client(client: openai.OpenAI) -> None:

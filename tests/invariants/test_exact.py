@@ -32,6 +32,7 @@ SHARED_PATH = (
     "codec/sign.py",
     "codec/sparse.py",
     "model/initial.py",
+    "sync/merge/dense.py",
     "sync/merge/low_rank.py",
     "sync/merge/method.py",
     "sync/merge/outer.py",

@@ -50,7 +50,7 @@ FLOORS = (
     ("peer",),
     # around a peer
     ("anchor", "plan", "stages.reader", "dashboard", "serve"),
-    ("launch", "dashboard.page"),
+    ("launch", "dashboard.page", "serve.backend"),
     ("stages.step", "stages.gather"),
     ("stages", "library"),
     # played, and shown
@@ -60,7 +60,7 @@ FLOORS = (
     ("cli.screen",),
     ("cli",),
     ("cli.model", "cli.plan"),
-    ("cli.run", "cli.doctor", "cli.chat"),
+    ("cli.run", "cli.doctor", "cli.chat", "cli.serve"),
     ("cli.watch",),
     ("cli.demo",),
     ("cli.main",),

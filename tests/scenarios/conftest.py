@@ -5,16 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import jaxtyping
+import msgspec
 import pytest
 
 from scenarios.swarm import Swarm
 from scenarios.theatre import Theatre, make_run_file
 from weft.ids import Digest, PeerId
 from weft.net.node import Node
+from weft.peer.messages import Handed
 from weft.run.config import RunFile
 from weft.sim.memo import shared
+from weft.wire import digest
 
-Fetched = tuple[PeerId, PeerId, Digest, int]  # who fetched of whom which blob, and its bytes
+Fetched = tuple[PeerId, PeerId, Digest, int]  # who fetched of whom which blob, or was handed it, and its bytes
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -57,13 +60,20 @@ def theatre(run_file: RunFile, tmp_path: Path) -> Theatre:
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Fetched]:
-    """All blobs that anybody fetched."""
+    """All blobs that anybody fetched, or was handed."""
     found: list[Fetched] = []
-    fetch = Node.fetch
+    fetch, post = Node.fetch, Node.post
 
     async def noted(node: Node, peer: PeerId, wanted: Digest, into: Any) -> None:
         await fetch(node, peer, wanted, into)
         found.append((node.peer, peer, wanted, memoryview(into).nbytes))
 
+    def noted_post(node: Node, peer: PeerId, record: msgspec.Struct) -> bool:
+        is_sent = post(node, peer, record)
+        if is_sent and isinstance(record, Handed):
+            found.append((peer, node.peer, digest(record.data), len(record.data)))
+        return is_sent
+
     monkeypatch.setattr(Node, "fetch", noted)
+    monkeypatch.setattr(Node, "post", noted_post)
     return found

@@ -19,7 +19,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from scenarios.rules import Place, stakes
-from weft.events import Notice
+from weft.events import WorkDropped
 from weft.ids import Digest, PeerId, Round
 from weft.peer.state.carry import OUTDATED, Carry
 from weft.peer.state.mixing import Met
@@ -94,8 +94,7 @@ class Book:
         Args:
             is_sure: leave out those of which it did not know whether a round had counted them.
         """
-        said = (note.text for note in self.life.seen(Notice) if " tokens of work are dropped: " in note.text)
-        return sum(int(text.split()[0]) for text in said if text.endswith(OUTDATED) or not is_sure)
+        return sum(each.tokens for each in self.life.seen(WorkDropped) if each.reason == OUTDATED or not is_sure)
 
 
 class WatchedCarry(Carry):

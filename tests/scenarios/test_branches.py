@@ -13,8 +13,8 @@ from scenarios import rules
 from scenarios.swarm import LEASE_TOKENS, SEQ_LEN, Life, Member, Swarm
 from weft.codec.build import build
 from weft.codec.config import Fp32Config
-from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, Notice, RoundCommitted
-from weft.ids import BranchId, Digest, PeerId, Round
+from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, RoundCommitted, WorkDropped
+from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.peer.loop.contribution import MOST_ROUNDS
 from weft.peer.state.carry import FORGOTTEN
 from weft.peer.state.legacies import Brought
@@ -183,7 +183,7 @@ def test_what_a_round_counts_of_who_is_cut_off_in_its_middle_is_not_counted_in_a
         swarm.heal(*([member] for member in members))
         await swarm.done(*members)
         assert len(rules.legacies(swarm.chains.values(), swarm.kept().branch)) == 1
-        assert f"{LEASE_TOKENS} tokens of work are dropped: {FORGOTTEN}" in [e.text for e in alone.life.seen(Notice)]
+        assert WorkDropped(tokens=Tokens(LEASE_TOKENS), reason=FORGOTTEN) in alone.life.seen(WorkDropped)
 
     swarm.run(scenario)
     swarm.check(has_branches=True)

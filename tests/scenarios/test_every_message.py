@@ -7,14 +7,21 @@ nobody left out without a reason (R3), and no wait that measured times do not as
 import pytest
 
 from scenarios import rules
-from scenarios.swarm import Life, Member, Swarm
+from scenarios.swarm import EVERY, Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
+from weft.codec.config import E3m0Config
 from weft.events import MajorityLost, RoundCommitted
 from weft.ids import PeerId
+from weft.peer.messages import Handed
+from weft.sync.method.presets import FedAvgConfig
 from weft.sync.records.messages import Certificate, RoundMessage
 
 ROUND = 5  # the first have measured too little for deadlines of their own
+SMALL = FedAvgConfig(every=EVERY, codec=E3m0Config())  # 4 bits a number: all parts are handed
 MAX_WAIT_S = 30.0  # gone after 8 s, and a few attempts of a few seconds each
+
+
+Message = RoundMessage | Certificate | Handed
 
 
 def play(swarm: Swarm, num_members: int, victim: int, number: int, is_sent: bool) -> bool:
@@ -29,7 +36,7 @@ def play(swarm: Swarm, num_members: int, victim: int, number: int, is_sent: bool
 
         def strike(life: Life, to: PeerId, message: object) -> bool:
             nonlocal count
-            if life is not target.lives[0] or life.is_dead or not isinstance(message, RoundMessage | Certificate):
+            if life is not target.lives[0] or life.is_dead or not isinstance(message, Message):
                 return True
             count += 1
             if count < number:
@@ -69,6 +76,13 @@ def play_all(make_swarm: MakeSwarm, num_members: int, victim: int, is_sent: bool
     while play(make_swarm(num_rounds=8, num_peers=num_members), num_members, victim, number, is_sent):
         number += 1
     return number - 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_member_dies_as_it_hands_its_parts_to_their_owners(make_swarm: MakeSwarm, number: int) -> None:
+    for victim in range(3):
+        assert play(make_swarm(method=SMALL, num_rounds=8, num_peers=3), 3, victim, number, is_sent=False)
 
 
 @pytest.mark.parametrize("number", [1, 5])

@@ -116,7 +116,7 @@ def test_a_member_killed_in_its_inner_steps_is_left_out_with_a_reason(make_swarm
         swarm.kill(b)
         event = await swarm.when(a, RoundCommitted)
         assert swarm.clock.now() - at < 3
-        assert event.left_out == {b.id: "it was suspected"}
+        assert event.left_out == {b.id: "it was silent"}
         one_replica(await swarm.done(a, c, d))
         for member in (a, c, d):
             (gone,) = member.life.times(MemberGone)
@@ -167,7 +167,7 @@ def test_a_payload_that_is_not_finite_is_refused_and_the_round_goes_on(make_swar
         b.peer._carry.encode = lie  # type: ignore[method-assign]
         event = await swarm.when(a, RoundCommitted, lambda event: event.round == 3)
         assert event.left_out.keys() == {b.id}
-        assert "payload" in event.left_out[b.id]
+        assert "update" in event.left_out[b.id]
         rejected = [each for member in (a, c, d) for each in member.life.seen(PayloadRejected)]
         assert {each.member for each in rejected} == {b.id}
         assert "NaN" in rejected[0].reason
@@ -317,7 +317,7 @@ def test_the_maker_alone_after_a_crash_goes_on_as_a_branch(make_swarm: MakeSwarm
         swarm.launch(a, settings=settings)
         (outcome,) = await swarm.done(a)
         assert outcome.reason == "complete"
-        assert "branch of its own" in a.life.seen(Notice)[0].text
+        assert "going on alone" in a.life.seen(Notice)[0].text
         assert a.life.committed[0].branch != a.lives[0].committed[0].branch
 
     swarm.run(scenario)

@@ -149,7 +149,7 @@ def test_a_minority_opens_a_branch_and_comes_over_when_the_branches_meet(make_sw
         assert len({outcome.replica for outcome in outcomes}) == 1
         assert all(event.branch == swarm.run_config.run for event in a.life.committed)
         for member in (d, e):
-            assert any("switching from" in event.text for event in member.life.seen(Notice))
+            assert any("went on apart from this peer" in event.text for event in member.life.seen(Notice))
 
     swarm.run(scenario)
 

@@ -63,7 +63,7 @@ def test_who_is_stopped_says_goodbye_and_comes_back(theatre: Theatre) -> None:
     assert ends(played) == 4 * ["complete"]
     reasons = [why for event in theatre.commits(played.machines[1]) for why in event.left_out.values()]
     assert reasons
-    assert all("goodbye" in why or "it is new" in why for why in reasons)
+    assert all("goodbye" in why or "come back" in why for why in reasons)
 
 
 def test_a_minority_that_was_cut_off_hands_its_work_in_later(theatre: Theatre) -> None:

@@ -12,7 +12,17 @@ from torch import Tensor
 
 from scenarios.swarm import Member
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.events import BranchLeft, BranchOpened, Notice, RoundCommitted, StateJoined, StepDone
+from weft.events import (
+    BranchLeft,
+    BranchOpened,
+    MajorityLost,
+    Notice,
+    RoundCommitted,
+    Sponsored,
+    StateJoined,
+    StepDone,
+    WorkDropped,
+)
 from weft.peer.fork import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
 from weft.peer.join.state_transfer import StateServer
 from weft.peer.state.carry import FORGOTTEN
@@ -49,6 +59,44 @@ def test_who_left_and_comes_again_goes_on_with_its_inner_optimizer_and_its_carry
 
     swarm.run(scenario)
     swarm.check()
+
+
+def test_who_is_left_alone_goes_on_when_it_says(make_swarm: MakeSwarm) -> None:
+    """It had heard nothing for a while before it said so, and has waited for so long already."""
+    swarm = make_swarm(num_rounds=30, num_peers=2)
+
+    async def scenario() -> None:
+        a, b = await swarm.start("ab", train_s=4.0)
+        await swarm.round(a, 3)
+        swarm.kill(b)
+        lost = await swarm.when(a, MajorityLost)
+        assert lost.opens_branch_in_s is not None
+        at = swarm.clock.now()
+        await swarm.when(a, BranchOpened)
+        assert swarm.clock.now() - at == pytest.approx(lost.opens_branch_in_s, abs=1.0)
+        await stop(a)
+
+    swarm.run(scenario)
+
+
+def test_who_comes_back_into_a_long_round_trains_through_another_until_a_round_counts_it_in(
+    make_swarm: MakeSwarm,
+) -> None:
+    """That there is room is said with it: it is no leaf for good."""
+    swarm = make_swarm(num_rounds=9)
+
+    async def scenario() -> None:
+        a, _, c = await swarm.start("abc", train_s=20.0)
+        await swarm.round(a, 2)
+        await stop(c)
+        await swarm.round(a, 4)
+        swarm.launch(c, train_s=20.0)
+        told = await swarm.when(c, Sponsored)
+        assert told.has_room is True
+        await swarm.when(a, RoundCommitted, lambda event: c.id in event.contributors and event.num_through == 0)
+        assert c.peer._in_rounds.groups.leaf.aggregator is None  # type: ignore[union-attr]
+
+    swarm.run(scenario)
 
 
 @pytest.mark.full
@@ -99,7 +147,7 @@ def test_who_comes_again_and_is_set_back_to_a_state_pinned_for_another_says_what
         one_replica(await swarm.done(*members))
         before, after = (life.committed for life in c.lives)
         assert after[0].round <= before[-1].round
-        assert any(note.text.endswith(FORGOTTEN) for note in c.life.seen(Notice))
+        assert any(each.reason == FORGOTTEN for each in c.life.seen(WorkDropped))
 
     swarm.run(scenario)
     swarm.check()

@@ -48,7 +48,7 @@ def test_each_round_counts_those_that_were_drawn_for_it(make_swarm: MakeSwarm) -
     events = [event for life in swarm.lives for event in life.committed]
     assert {reason for event in events for reason in event.left_out.values()} <= {
         RESTING,
-        "it is new, and nobody waits for a new member in its first round",
+        "it has just joined or come back, and nobody waits for it in its first round",
     }
     assert not any(life.seen(RoundMissed) for life in swarm.lives)
     rules.one_history(events)

@@ -52,7 +52,7 @@ class Played:
 
     def assert_all_are_back(self) -> None:
         assert all(peer.num_returned == peer.num_begun for peer in self.alive)
-        assert len(self.begun) > 50
+        assert len(self.begun) > 40  # of a stage of one member, which ends one in three seconds
 
     def assert_each_counts_once(self) -> None:
         for rounds in self.pipeline.rounds:
@@ -146,7 +146,7 @@ def test_who_moves_ends_what_it_has_taken_and_works_in_its_new_stage() -> None:
         moving = pipeline.of(0)[-1]
         pipeline.move(moving, 2, 30.0)
         assert moving.stage is None
-        await asyncio.sleep(90.0)
+        await asyncio.sleep(120.0)  # its last ones come back within a minute, and the round after counts them
         assert (moving.stage, len(moving.workers)) == (2, 1)
         assert moving.holding is not None
         assert moving.holding.worker.counting.exactly_once.past

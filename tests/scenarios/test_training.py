@@ -157,7 +157,7 @@ def test_late_joiner_receives_the_state_and_stops_nobody(make_swarm: MakeSwarm) 
         (missed,) = d.life.seen(RoundMissed)
         assert missed.round == first + 1
         assert missed.carried_tokens == LEASE_TOKENS
-        assert "it is new" in missed.reason
+        assert "just joined" in missed.reason
 
     swarm.run(scenario)
     swarm.check()

@@ -16,7 +16,7 @@ NUM_STEPS = 600  # of each member
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("delay_s", "is_slow"), [(0.2, True), pytest.param(0.001, False, marks=pytest.mark.slow)], ids=["far", "near"]
+    ("delay_s", "is_slow"), [(0.3, True), pytest.param(0.001, False, marks=pytest.mark.slow)], ids=["far", "near"]
 )
 def test_all_go_over_at_once_to_what_the_links_bear(make_swarm: MakeSwarm, delay_s: float, is_slow: bool) -> None:
     swarm = make_swarm(method=AutoConfig(), num_rounds=NUM_STEPS, delay_s=delay_s, has_even_leases=False)

@@ -11,10 +11,16 @@ from pathlib import Path
 from weft.events import Entry
 from weft.log import read_jsonl
 
-RUN = """
-name = "two shells"
-peers = 2
-orphan_after_s = 5.0
+
+def run_of(head: str, train: str) -> str:
+    """Return a run file of a small model on text.txt.
+
+    Args:
+        head: lines of the file's top.
+        train: lines of [train], beside the size of a batch.
+    """
+    return f"""
+{head}
 [model]
 type = "shape"
 num_layers = 1
@@ -27,15 +33,19 @@ paths = ["text.txt"]
 [train]
 seq_len = 64
 batch_size = 4
-tokens = 4_000_000_000
-evaluate_every = 1000
-evaluate_windows = 4
+{train}
 [train.schedule]
 type = "constant"
 [method]
 type = "diloco"
 every = 20
 """
+
+
+RUN = run_of(
+    'name = "two shells"\npeers = 2\norphan_after_s = 5.0',
+    "tokens = 4_000_000_000\nevaluate_every = 1000\nevaluate_windows = 4",
+)
 LOCAL = ("--threads", "1", "--host", "127.0.0.1", "--transports", "tls", "--device", "cpu")
 START_S, COMMIT_S, STOP_S = 120.0, 90.0, 25.0
 

@@ -46,11 +46,11 @@ AGAIN = 0.2  # of the times that chance takes one that has not come back yet, it
 LIMIT_S = 2400.0
 BATCH, SEQ_LEN = 4, 64
 METHODS = {  # and rounds of all six: as long as many a process takes to start, however busy the machine is
-    "ddp": ('{type = "ddp"}', 1200),
-    "diloco": ('{type = "diloco", every = 10}', 400),
-    "streaming": ('{type = "streaming", every = 40, overlap = 3}', 400),
-    "async-diloco": ('{type = "async-diloco", every = 10}', 400),
-    "noloco": ('{type = "noloco", every = 10, mean_every = 4}', 400),
+    "ddp": ('{type = "ddp"}', 360),
+    "diloco": ('{type = "diloco", every = 10}', 120),
+    "streaming": ('{type = "streaming", every = 40, overlap = 3}', 120),
+    "async-diloco": ('{type = "async-diloco", every = 10}', 120),
+    "noloco": ('{type = "noloco", every = 10, mean_every = 4}', 120),
 }
 RUN = f"""
 name = "chaos"

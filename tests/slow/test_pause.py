@@ -80,7 +80,7 @@ def test_a_pause_frees_the_machine_within_five_seconds_and_nobody_waits(
     assert again.returncode == 0, again.stderr
     assert "(two shells): paused" in again.stdout
     asked_at = time.time()
-    again = weft(bert, "resume", "two sh")
+    again = weft(bert, "resume", "two shells")
     assert "training again" in again.stdout
     bert.wait(lambda entry: isinstance(entry.event, Resumed), after=asked_at)
     bert.wait(lambda entry: isinstance(entry.event, StepDone), after=asked_at)
@@ -94,7 +94,7 @@ def test_where_nothing_runs_or_another_run_is_meant_it_is_said(shells: Callable[
     alone = shells("alone")
     said = weft(alone, "pause")
     assert said.returncode == 2
-    assert "no peer runs in" in said.stderr
+    assert "nothing trains in" in said.stderr
     alone.run("train", str(run_file), *LOCAL)
     alone.ticket()
     said = weft(alone, "pause", "other")

@@ -2,10 +2,12 @@
 
 import signal
 import time
+import tomllib
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import tomli_w
 
 from slow.shell import COMMIT_S, LOCAL, START_S, Shell
 from weft.events import Evaluated, Event, MicroBatchFailed, RoundCommitted, StageHeld
@@ -67,7 +69,12 @@ def test_six_processes_train_what_one_does_though_one_is_killed_one_stands_still
         ours = seen(first, Evaluated)[-1]
 
         # The first stage's two members make steps of two batches together.
-        alone.run("train", str(RECIPE), *changed("stages=1", "train.batch_size=16", "model.is_tied=false"), *LOCAL)
+        whole = tmp_path / "whole.toml"
+        tree = tomllib.loads(RECIPE.read_text())
+        whole.write_text(
+            tomli_w.dumps({name: value for name, value in tree.items() if name not in {"stages", "pipeline"}})
+        )
+        alone.run("train", str(whole), *changed("train.batch_size=16", "model.is_tied=false"), *LOCAL)
         alone.ticket()
         assert alone.process.wait(END_S) == 0, alone.said.read_text()
         theirs = seen(alone, Evaluated)[-1]

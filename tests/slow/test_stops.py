@@ -18,35 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from slow.shell import COMMIT_S, LOCAL, Shell
+from slow.shell import COMMIT_S, LOCAL, Shell, run_of
 from weft.events import Entry, RoundCommitted
 
 pytestmark = pytest.mark.slow
 
-SHORT = """
-name = "short"
-peers = 1
-[model]
-type = "shape"
-num_layers = 1
-num_heads = 2
-width = 32
-ffn_width = 64
-[data.source]
-type = "text"
-paths = ["text.txt"]
-[train]
-seq_len = 64
-batch_size = 4
-tokens = 60_000
-evaluate_every = 2
-evaluate_windows = 64
-[train.schedule]
-type = "constant"
-[method]
-type = "diloco"
-every = 20
-"""
+SHORT = run_of('name = "short"\npeers = 1', "tokens = 60_000\nevaluate_every = 2\nevaluate_windows = 64")
 MACHINE = "checkpoint_every_s = 0.2\n"
 ALONE = (*LOCAL, "--port", "0", "--machine", "machine.toml")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

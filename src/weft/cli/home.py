@@ -164,7 +164,7 @@ def listing(home: Path) -> str:
     found = sorted(((last_trained(run), run) for run in runs_of(home)), reverse=True)
     names = [called(run) for trained, run in found if any(trained)]
     if not names:
-        return f"There is none in {home}; name another home with --home."
+        return f"There is no run in {home} yet; name another home with --home."
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
     return f'The home {home} holds runs {", ".join(names[:_MAX_LISTED])}{more}; "last" is the one trained last.'
 

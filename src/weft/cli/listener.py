@@ -7,7 +7,10 @@ from weft.errors import ConfigError
 LOCAL = {"127.0.0.1", "::1", "localhost"}
 
 
-def listen(host: str, port: int) -> socket.socket:
+UNREAD_S = 60.0  # a connection whose other end takes nothing for so long is ended by the system, where it can
+
+
+def listen(host: str, port: int, *, unread_s: float = UNREAD_S) -> socket.socket:
     """Listen on a port; 0 lets the system choose.
 
     Raises:
@@ -15,12 +18,15 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(
             f"--host {host} --port {port}: cannot listen there: {error.strerror or error}. Choose another port, or "
             "--port 0 for any that is free."
         ) from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections have what their listener has
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_s * 1000))
+    return listener
 
 
 def address(listener: socket.socket) -> str:

@@ -18,15 +18,17 @@ from weft.cli.demo import demo
 from weft.cli.doctor import doctor
 from weft.cli.failure import explain, explain_usage
 from weft.cli.home import Place
-from weft.cli.model import eval, export, generate, inspect, serve, tokenizer
+from weft.cli.model import eval, export, generate, inspect, tokenizer
 from weft.cli.options import given
 from weft.cli.plan import bench, methods, plan, simulate
 from weft.cli.run import act, anchor, gather, join, keys, pause, runs, ticket, train
+from weft.cli.serve import key, serve
 from weft.cli.terminal import tell
 from weft.cli.watch import report, status, watch
 from weft.errors import ConfigError
 from weft.library.home import default_home
 
+_EPILOGS = {"train": train.EXAMPLE, "serve": "API keys: weft serve key --help"}
 _USAGE: type[BaseException] = typer.BadParameter.__mro__[1]  # UsageError, which lies elsewhere in every typer
 
 
@@ -122,7 +124,8 @@ def make_app(place: Place) -> typer.Typer:
         methods.methods,
         simulate.simulate,
     ):
-        app.command(verb.__name__, epilog=train.EXAMPLE if verb is train.train else None)(verb)
+        kind = key.WithKeys if verb is serve.serve else None
+        app.command(verb.__name__, cls=kind, epilog=_EPILOGS.get(verb.__name__))(verb)
     app.add_typer(act.make_app(), name="act")
     app.add_typer(bench.make_app(), name="bench")
     app.add_typer(keys.make_app(), name="keys")

@@ -75,13 +75,26 @@ def until(text: str | None, now: float, timezone: tzinfo | None = None, *, contr
         if number < 1:
             raise ConfigError(f"--until {text[:40]}: it must be more than 0.")
         return Until(rounds=number) if count[3].lower().startswith("round") else Until(tokens=number)
-    at = _moment(given, here)
+    share = ", or what to contribute (20rounds, 5Mtokens)" if contributes else ""
+    return Until(wall=_later("--until", text, here, share).timestamp())
+
+
+def later(option: str, text: str, now: float) -> datetime:
+    """Return what a person means by 07:00, 30d or 2026-12-01, which is after the wall time `now`.
+
+    Raises:
+        ConfigError: no moment, or one that has passed; names `option`.
+    """
+    return _later(option, text, datetime.fromtimestamp(now).astimezone())
+
+
+def _later(option: str, text: str, here: datetime, more: str = "") -> datetime:
+    at = _moment(text.strip(), here)
     if at is None:
-        share = ", or what to contribute (20rounds, 5Mtokens)" if contributes else ""
-        raise ConfigError(f"--until {text[:40]}: {_MOMENTS}{share}.")
+        raise ConfigError(f"{option} {text[:40]}: {_MOMENTS}{more}.")
     if at <= here:
-        raise ConfigError(f"--until {text[:40]}: that time has passed; it is now {here:%Y-%m-%d %H:%M}.")
-    return Until(wall=at.timestamp())
+        raise ConfigError(f"{option} {text[:40]}: that time has passed; it is now {here:%Y-%m-%d %H:%M}.")
+    return at
 
 
 def _moment(given: str, here: datetime) -> datetime | None:
@@ -137,7 +150,7 @@ class Contributed:
 
     def _aim(self) -> str:
         if self.until.rounds is not None:
-            return f"{self.until.rounds:,} rounds"
+            return "1 round" if self.until.rounds == 1 else f"{self.until.rounds:,} rounds"
         return "" if self.until.tokens is None else f"{self.until.tokens:,} tokens"
 
 

@@ -1,6 +1,6 @@
 """How signals end a peer in the foreground, and the event loop that verbs with a network run on.
 
-SIGINT or SIGTERM    the peer says goodbye, saves, and the command exits 0
+Ctrl-C or SIGTERM    the peer says goodbye, saves, and the command exits 0
 within two seconds   the same signal, told twice: `timeout` and terminals do so
 the same again       the process ends at once
 nothing to save      nobody waits longer than `_REST_S` for what still computes, nor than `_CLOSES_S` once all is saved
@@ -24,10 +24,10 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import psutil
-import typer
 
 from weft.cli.screen.screen import Screen
-from weft.cli.signals import ENDING, NOTHING_TO_SAVE, Outside
+from weft.cli.signals import ENDING, NOTHING_TO_SAVE, Outside, called
+from weft.cli.terminal import agrees
 from weft.clock import Clock, SystemClock, Wish
 
 _PATIENCE_S = 22.0  # to say goodbye and save: the promise is 25 s, and a process takes a moment to end
@@ -81,12 +81,12 @@ class Stopper:
         """Ask the person at the terminal, from any thread. A signal meanwhile is a no, for which nothing waits."""
         self._is_asking = True
         try:
-            return typer.confirm(question, default=True, err=True)
+            return agrees(question, default=True)
         finally:
             self._is_asking = False
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        name, is_first, is_over = signal.Signals(number).name, not self._wish.is_told, self._is_over.is_set()
+        name, is_first, is_over = called(number), not self._wish.is_told, self._is_over.is_set()
         if self._is_asking:
             self._end(0, "not joined")
         if self._wish.is_again():

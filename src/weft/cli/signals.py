@@ -22,6 +22,11 @@ NOTHING_TO_SAVE = "stopped before it joined: there is nothing to save"
 _OF_PEERS = ("train", "join", "anchor", "demo")
 
 
+def called(number: int) -> str:
+    """Return what a person calls a signal."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
 class Outside:
     """Handles signals while no peer runs.
 

@@ -9,10 +9,13 @@ import sys
 import textwrap
 from typing import Any
 
+import typer
+
 from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
 from weft.events import Event, Working
 
+TO_SCREEN = "json:-"  # of --log: lines for a program where the picture would be
 PRINTED_EVERY_S = 10.0  # where lines stay
 _WIPE = "\r\x1b[2K"
 
@@ -63,6 +66,26 @@ def wrapped(text: str, width: int | None, indent: str = "") -> str:
     if width is None:
         return text
     return textwrap.fill(text, max(20, width), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def agrees(question: str, *, default: bool) -> bool:
+    """Ask the person at the terminal until the answer is a yes or a no; Enter alone is the default.
+
+    Raises:
+        typer.Abort: the input has ended.
+    """
+    asked, usual = (f"{question} [Y/n]", "yes") if default else (f"{question} [y/N]", "no")
+    while True:
+        given = str(typer.prompt(asked, default="", show_default=False, err=True)).strip().casefold()
+        if given in ("", "y", "yes", "n", "no"):
+            return given.startswith("y") if given else default
+        tell(f"{given[:40]!r} is no answer here. Type y for yes or n for no; Enter alone is {usual}.")
+
+
+def say_loading(*, is_quiet: bool = False) -> None:
+    """Say, before PyTorch is imported, what a person waits for: on a busy machine that takes a minute."""
+    if not is_quiet and "torch" not in sys.modules:
+        tell("loading PyTorch ...")
 
 
 def tell(text: str) -> None:

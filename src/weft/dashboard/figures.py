@@ -51,7 +51,9 @@ def work(told: Working) -> str:
     """Return how far something has come: fetching the state: 45 % of 1.2 GB, 4.1 MB/s, 3:20 left."""
 
     def said(count: float) -> str:
-        return nbytes(count) if told.unit == "B" else f"{amount(count)} {told.unit}"
+        if told.unit == "B":
+            return nbytes(count)
+        return f"{_three(count) if 0 < count < LEAST_WHOLE else amount(count)} {told.unit}"
 
     parts = (
         f"{percent(told.done, told.total)} of {said(told.total)}" if told.total else said(told.done),
@@ -64,6 +66,11 @@ def work(told: Working) -> str:
 def work_in_short(told: Working) -> str:
     """Return the same for a column: fetching the state 45 %."""
     return f"{told.what} {percent(told.done, told.total)}" if told.total else told.what
+
+
+def several(num: int, one: str) -> str:
+    """Return a number of things: 1 peer, 1,024 peers."""
+    return f"{num:,} {one}{'' if num == 1 else 's'}"
 
 
 def percent(done: float, total: float) -> str:
@@ -80,6 +87,11 @@ def tokens(committed: int, total: int) -> str:
 def ratio(more: float, less: float) -> str:
     """Return how many times `less` goes into `more`; a dash where that says nothing."""
     return f"{_three(more / less)}x" if more > 0 and less > 0 else "-"
+
+
+def times(more: float, less: float) -> str:
+    """Return the same behind a figure: ", 26.7 times as much"; nothing where it says nothing."""
+    return f", {_three(more / less)} times as much" if more > 0 and less > 0 else ""
 
 
 def _three(number: float) -> str:
@@ -99,12 +111,15 @@ def nats_per_byte(per_byte: float) -> str:
 
 
 def heldout(loss: float, per_byte: float | None) -> str:
-    """Return a held-out loss in all its units; per byte only where the bytes of the text are known."""
-    is_known = per_byte is not None and math.isfinite(per_byte)
-    return f"{nats(loss)}, {nats_per_byte(per_byte)}" if per_byte is not None and is_known else nats(loss)
+    """Return a held-out loss per byte, which compares across tokenizers, and per token where that is another number;
+    per token alone where the bytes of the text are not known."""
+    if per_byte is None or not math.isfinite(per_byte):
+        return nats(loss)
+    return nats_per_byte(per_byte) + ("" if loss == per_byte else f"; {nats(loss)}")
 
 
 MOST_SPELLED = 40.0  # nats, whose perplexity is a number that says something
+LEAST_WHOLE = 10.0  # below it a rate has digits after the point: 0.4 steps/s are not none
 WAS = "was "  # before the last state of who is heard of no more: whoever told of it has stopped
 _AWAY = frozenset(("gone", "left", "stopped", "finished", "silent"))
 

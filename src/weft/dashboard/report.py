@@ -16,18 +16,52 @@ from html import escape
 from statistics import median
 from typing import Any
 
+from weft import events
 from weft.config import dump
 from weft.dashboard import figures
 from weft.dashboard.chart import Curve, chart
 from weft.dashboard.history import PeerNow
 from weft.dashboard.run import Run
 from weft.dashboard.words import WARNING, in_words
+from weft.events import PeerStarted, PeerStopped
 from weft.ids import PeerId
 from weft.run.amend import MODEL, TOKENIZER, run_file_of, text_of, without_places
 from weft.run.config import RunConfig, RunFile
 
 MAX_FAULTS = 40  # that are told one by one, and moves
 MAX_SPANS = 6  # peers that are named in a sentence
+_RESTART = "restart"
+_RETURNS = frozenset(kind.__name__ for kind in (events.WorkDropped, events.BranchLeft))  # what a return may cost
+# What is counted of each kind, where anything is amiss.
+FAULTS = {
+    _RESTART: "restarts without an end",
+    **{
+        kind.__name__: what
+        for kind, what in {
+            events.FellBack: "replacements of what does not work",
+            events.ConnectionDropped: "connections dropped",
+            events.AdmissionRefused: "peers not admitted",
+            events.MemberSuspected: "peers silent",
+            events.MemberGone: "peers gone",
+            events.MemberStrays: "updates or losses unlike the others'",
+            events.LoopStalled: "times a machine stood still",
+            events.NotLearning: "losses that do not fall",
+            events.RoundMissed: "rounds missed",
+            events.MajorityLost: "times without most of the members",
+            events.BranchOpened: "times some went on by themselves",
+            events.BranchLeft: "returns to what the others had trained",
+            events.WorkDropped: "times work did not count",
+            events.LegacyDropped: "times work of some by themselves did not count",
+            events.LieProven: "lies",
+            events.ActRefused: "acts without effect",
+            events.PayloadRejected: "updates refused",
+            events.StageEmpty: "times nobody held a stage",
+            events.HeldDropped: "results without room",
+            events.JoinTooSlow: "lines slower than the run",
+            events.CheckpointFailed: "checkpoints not saved",
+        }.items()
+    },
+}
 COLUMN = 9  # of a round's row, that says of which stage it is
 
 
@@ -89,10 +123,10 @@ def _short(run: Run, tree: dict[str, Any]) -> list[str]:
         )
     if now.moved_nbytes:
         moved = f"{_whose(run)} moved {figures.nbytes(now.moved_nbytes)}, sent and received"
-        times = figures.ratio(now.ring_nbytes, now.moved_nbytes)
+        times = figures.times(now.ring_nbytes, now.moved_nbytes)
         ring = (
             f"; for the same rounds ring data-parallel training in bf16 would have moved "
-            f"{figures.nbytes(now.ring_nbytes)}: {times} as much."
+            f"{figures.nbytes(now.ring_nbytes)}{times}."
         )
         texts.append(moved + (ring if now.ring_nbytes else "."))
     return texts
@@ -107,8 +141,8 @@ def _extent(run: Run) -> str:
     elif now.total_tokens is not None:
         done = f", {figures.percent(now.committed_tokens, now.total_tokens)} of the {now.total_tokens:,} wanted"
     num = len([peer for peer in now.peers if peer.round is not None or peer.counted_tokens])
-    peers = f"{num} peer{'s' if num != 1 else ''}"
-    return f"{now.committed_tokens:,} tokens in {view.round or 0} rounds by {peers}{done}."
+    peers = figures.several(num, "peer")
+    return f"{now.committed_tokens:,} tokens in {figures.several(view.round or 0, 'round')} by {peers}{done}."
 
 
 def _vantage(run: Run, tree: dict[str, Any]) -> list[str]:
@@ -127,7 +161,8 @@ def _vantage(run: Run, tree: dict[str, Any]) -> list[str]:
     ]
     if len(spans) > MAX_SPANS:
         spans = [*spans[:MAX_SPANS], f"{len(spans) - MAX_SPANS} more for parts of it"]
-    texts = [f"As {_listed(spans)}: {run.history.now.num_rounds} rounds in {figures.duration(_took_s(tree))}."]
+    rounds = figures.several(run.history.now.num_rounds, "round")
+    texts = [f"As {_listed(spans)}: {rounds} in {figures.duration(_took_s(tree))}."]
     first: list[Any] = min(tree["rounds"], key=lambda row: row[1]) if tree["rounds"] else []
     if first and first[5] > first[4]:
         texts[0] += f" {first[5] - first[4]:,} tokens were counted before that, as members told."
@@ -192,7 +227,16 @@ def _curves(runs: Sequence[Run], trees: Sequence[dict[str, Any]]) -> list[Sectio
 
 def _peers(peers: Sequence[PeerNow]) -> tuple[tuple[str, ...], ...]:
     whole = sum(peer.counted_tokens for peer in peers) or 1
-    head = ("peer", "tokens counted", "share", "sent", "received", "missed rounds", "tokens/s, training", "at last")
+    head = (
+        "peer",
+        "tokens counted",
+        "share of all counted",
+        "sent",
+        "received",
+        "missed rounds",
+        "tokens/s, training",
+        "at last",
+    )
 
     def row(peer: PeerNow) -> tuple[str, ...]:
         own = (figures.nbytes(peer.sent_nbytes), figures.nbytes(peer.received_nbytes), str(peer.num_missed))
@@ -254,15 +298,37 @@ def _called(run: Run, peer: PeerNow) -> str:
 
 def _faults(run: Run, tree: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     peers = run.history.now.peers
-    faults = [row for row in tree["events"] if row[2] >= WARNING]
+    faults = [row for row in tree["events"] if row[2] >= WARNING or row[3] in _RETURNS]
+    faults = sorted([*faults, *_restarts(run, tree)], key=lambda row: float(row[0]))
     if not faults:
         return ("None was told.",), ()
-    counts = ", ".join(f"{count} x {kind}" for kind, count in Counter(row[3] for row in faults).most_common())
+    counts = Counter(FAULTS.get(row[3], row[3]) for row in faults)
+    said = ", ".join(f"{what}: {count}" for what, count in counts.most_common())
     began = tree["events"][0][0]
     told_by = ["" if row[1] is None else _called(run, peers[row[1]]) for row in faults[:MAX_FAULTS]]
     rows = [(figures.duration(row[0] - began), who, row[4]) for row, who in zip(faults, told_by, strict=False)]
     more = f"The first {MAX_FAULTS} of {len(faults)}." if len(faults) > MAX_FAULTS else ""
-    return tuple(text for text in (f"{counts}.", more) if text), (("after", "told by", "what"), *rows)
+    texts = (f"{said[0].upper()}{said[1:]}.", more)
+    return tuple(filter(None, texts)), (("after", "told by", "what"), *rows)
+
+
+def _restarts(run: Run, tree: dict[str, Any]) -> list[list[Any]]:
+    """Return rows, as of events, of the times when a peer began that had not ended: its log holds no word of that.
+
+    Where each stage of a run begins by itself, that says nothing.
+    """
+    found: list[list[Any]] = []
+    last: dict[int, tuple[float, bool]] = {}  # of each peer: when it was heard last, and whether it has ended
+    for at, peer, _, kind, _ in tree["events"] if not run.history.now.stages else ():
+        if peer is None:
+            continue
+        before, has_ended = last.get(peer, (0.0, True))
+        if kind == PeerStarted.__name__ and not has_ended:
+            name = _called(run, run.history.now.peers[peer])
+            text = f"{name} begins again, {figures.seconds(at - before)} after its last word: it was killed, or failed"
+            found.append([at, peer, WARNING, _RESTART, text])
+        last[peer] = at, kind == PeerStopped.__name__
+    return found
 
 
 def _environment(peers: Sequence[PeerNow]) -> tuple[tuple[str, ...], ...]:

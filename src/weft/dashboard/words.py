@@ -30,6 +30,7 @@ ROUTINE, NOTE, WARNING, ERROR = range(len(SEVERITIES))
 
 SLEPT_S = 5.0  # a shorter stall concerns nobody but who reads the log
 LONG_STALL_S = 30.0
+MAX_NAMED = 4  # in a sentence; of more it says how many they are
 MANY_ATTEMPTS = 3
 
 
@@ -56,6 +57,10 @@ class _Writer(Formatter):
             "time": figures.duration,
             "bytes": figures.nbytes,
             "rate": figures.rate,
+            "samples": lambda num: figures.several(num, "sample"),
+            "training steps": lambda num: figures.several(num, "training step"),
+            "micro-batches": lambda num: f"{num} micro-batch{'' if num == 1 else 'es'}",
+            "silent": lambda reason: reason.removeprefix("silent "),  # behind that word
         }
 
     def get_value(self, key: int | str, *_: Any) -> Any:
@@ -160,26 +165,56 @@ def _attempts_advice(e: events.AttemptStarted) -> Remedy | None:
 
 
 def _majority_lost(e: events.MajorityLost, _own: PeerId) -> str:
-    then = "waits for the others" if e.opens_branch_in_s is None else "goes on alone in {opens_branch_in_s:.0f} s"
-    return f"{{me:peer}} reaches {{alive}} of {{electorate}} members and {then}: {{reason}}"
+    then = "waits for the others" if e.opens_branch_in_s is None else f"{_alone(e)} in {{opens_branch_in_s:.0f}} s"
+    return f"{{me:peer}} reaches {_reached(e)} and {then}: {{reason}}"
+
+
+def _reached(e: events.MajorityLost) -> str:
+    if e.alive <= 1:
+        return f"none of the {e.electorate - 1} other members" if e.electorate > 2 else "no other member"
+    return "{alive} of {electorate} members, itself included,"
+
+
+def _alone(e: events.MajorityLost) -> str:
+    return "goes on alone" if e.alive <= 1 else "goes on with these alone"
 
 
 def _majority_advice(e: events.MajorityLost) -> Remedy:
-    alone = "it goes on alone in {opens_branch_in_s:.0f} s"
-    then = "nothing is decided until more are back" if e.opens_branch_in_s is None else alone
+    alone = f"it {_alone(e)} in {{opens_branch_in_s:.0f}} s"
+    then = "no round can end until more are back" if e.opens_branch_in_s is None else alone
     return (
         "me",
-        f"{{me:peer}} reaches {{alive}} of {{electorate}} members: {then}.",
+        f"{{me:peer}} reaches {_reached(e).rstrip(',')}: {then}.",
         "Check that the others' machines run and that the network between them is up. No work is lost.",
     )
 
 
 def _branch_left(e: events.BranchLeft, _own: PeerId) -> str:
-    what = "{tokens:,} tokens that only its own branch had counted"
+    what = "{tokens:,} tokens that were counted apart from them"
     if e.kept == e.tokens:
-        return f"{{me:peer}} switches to another branch and brings {what}"
+        return f"{{me:peer}} goes on with what the others have trained and brings {what}"
     kept = ", except {kept:,} that it brings" if e.kept else ""
-    return f"{{me:peer}} switches to another branch and loses {what}{kept}: {{reason}}"
+    return f"{{me:peer}} goes on with what the others have trained and loses {what}{kept}: {{reason}}"
+
+
+def _branch_opened(e: events.BranchOpened, _own: PeerId) -> str:
+    if len(e.members) == 1:
+        return "{members:peers} goes on alone: {reason}"
+    who = "{members:peers}" if len(e.members) <= MAX_NAMED else f"{len(e.members)} peers"
+    return f"{who} go on by themselves: {{reason}}"
+
+
+def _sponsored(e: events.Sponsored, _own: PeerId) -> str:
+    if e.has_room is True:
+        return "no round has counted {me:peer} in yet: until one does, {sponsor:peer} hands its updates on"
+    return (
+        "{sponsor:peer} hands the updates of {me:peer} on from now: as many peers decide on rounds as this run allows, "
+        "and all others train through one of them"
+    )
+
+
+def _suspected(e: events.MemberSuspected, _own: PeerId) -> str:
+    return f"{{member:peer}} is silent ({'{reason:silent}' if e.reason else 'for {silent_s:.0f} s'})"
 
 
 def _act_enacted(e: events.ActEnacted, _own: PeerId) -> str:
@@ -278,9 +313,7 @@ _ROWS: dict[type[Event], _Row] = {
     events.ConnectionDropped: _Row(WARNING, _dropped),
     events.AdmissionRefused: _Row(WARNING, "{remote:key} was not admitted: {reason}"),
     events.MemberJoined: _Row(NOTE, lambda e, _: "{name} joined" if e.name else "{member:key} joined"),
-    events.MemberSuspected: _Row(
-        WARNING, lambda e, _: f"{{member:peer}} is silent ({'{reason}' if e.reason else '{silent_s:.0f} s'})"
-    ),
+    events.MemberSuspected: _Row(WARNING, _suspected),
     events.MemberRecovered: _Row(NOTE, "{member:peer} is back"),
     events.MemberGone: _Row(
         WARNING,
@@ -306,7 +339,7 @@ _ROWS: dict[type[Event], _Row] = {
         lambda e, _: "{me:peer} has compiled the model in {duration_s:time}" if e.is_compiled else None,
         "ready to train after {duration_s:.1f} s, {micro_batch} samples at a time",
     ),
-    events.MicroBatchChanged: _Row(NOTE, "{me:peer} computes {after} samples at a time, not {before}: {reason}"),
+    events.MicroBatchChanged: _Row(NOTE, "{me:peer} computes {after:samples} at a time, not {before}: {reason}"),
     events.Evaluated: _Row(
         NOTE, plain=lambda e: f"held-out loss after round {{round}}: {figures.heldout(e.loss, e.nats_per_byte)}"
     ),
@@ -335,20 +368,21 @@ _ROWS: dict[type[Event], _Row] = {
     events.GraphChosen: _Row(
         NOTE, "peers exchange with neighbours: {graph} of {num_members}, spectral gap {spectral_gap:.4f}"
     ),
-    events.Sponsored: _Row(NOTE, "{me:peer} contributes through {sponsor:peer}: there is no room for another vote"),
+    events.WorkDropped: _Row(NOTE, "{tokens:,} tokens that {me:peer} trained last do not count: {reason}"),
+    events.Sponsored: _Row(NOTE, _sponsored),
     events.CountedThrough: _Row(
-        ROUTINE, plain="{tokens:,} tokens of it are counted in round {round}, through a peer that votes"
+        ROUTINE, plain="{tokens:,} tokens of it are counted in round {round}, which another peer handed on"
     ),
     events.MajorityLost: _Row(ERROR, _majority_lost, advice=_majority_advice),
     events.TrainsOn: _Row(
-        NOTE, "{me:peer} keeps training meanwhile, for at most {steps} training steps; later rounds count them"
+        NOTE, "{me:peer} keeps training meanwhile, for at most {steps:training steps}; later rounds count them"
     ),
-    events.BranchOpened: _Row(WARNING, lambda e, _: f"{len(e.members)} peers go on as a branch: {{reason}}"),
+    events.BranchOpened: _Row(WARNING, _branch_opened),
     events.BranchLeft: _Row(NOTE, _branch_left),
     events.LegacyCounted: _Row(
-        NOTE, "{by:peer} brought {tokens:,} tokens of a branch that was given up; they count as {weight:,}"
+        NOTE, "{by:peer} brought {tokens:,} tokens that were counted apart from the others; they count as {weight:,}"
     ),
-    events.LegacyDropped: _Row(WARNING, "{tokens:,} tokens of a branch that was given up do not count: {reason}"),
+    events.LegacyDropped: _Row(WARNING, "{tokens:,} tokens that were counted apart do not count: {reason}"),
     events.ActWaits: _Row(
         NOTE,
         lambda e, _: (
@@ -368,7 +402,7 @@ _ROWS: dict[type[Event], _Row] = {
     events.ActEnacted: _Row(NOTE, _act_enacted),
     events.PayloadRejected: _Row(
         WARNING,
-        "the payload of {member:peer} was refused: {reason}",
+        "the update of {member:peer} was refused: {reason}",
         advice=(
             "member",
             "What {member:peer} sent was refused: {reason}.",
@@ -385,7 +419,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.HeldDropped: _Row(
         WARNING,
-        "{me:peer} had no room in {stage:stage} for the results of {num} micro-batches that came a second time: they "
+        "{me:peer} had no room in {stage:stage} for the results of {num:micro-batches} that came a second time: they "
         "count nowhere",
     ),
     events.TextMoved: _Row(NOTE, "an answer goes on with {member:peer} in place of {before:peer} in {stage:stage}"),

@@ -24,7 +24,7 @@ from weft.clock import Clock, SystemClock
 from weft.engine.draw import Counts, Drawing, Drawn, draw
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool
-from weft.engine.schedule import Row, Scheduler, Sequence
+from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
 from weft.engine.step import Piece, Stepper
 from weft.errors import ConfigError, WeftError
 
@@ -62,6 +62,7 @@ class Wanted:
         max_new_tokens: at most so many are drawn.
         stop_ids: tokens that end the text, and are not in it.
         salt: who may share pages with it.
+        is_mean: the mean of the prompt's last hidden states is wanted, `Text.mean`, and nothing is drawn.
     """
 
     key: str
@@ -71,6 +72,7 @@ class Wanted:
     stop_ids: Collection[int] = ()
     salt: bytes = b""
     constraint: Constraint | None = None
+    is_mean: bool = False
 
 
 class Text:
@@ -80,6 +82,7 @@ class Text:
         self.wanted = wanted
         self.ended: Ending | None = None
         self.num_shared = 0  # tokens of the prompt that had been read for another text
+        self.mean: NDArray[np.float32] | None = None  # once it has ended, where it is wanted
         self.began_s: float | None = None  # by the engine's clock: when its first piece was computed
         self._cancel = cancel
         self._loop = asyncio.get_running_loop()
@@ -145,12 +148,15 @@ class _Job:
     text: Text
     sequence: Sequence
     counts: Counts | None
+    num_summed: int = 0  # tokens of the prompt
+    sum: "NDArray[np.float64] | float" = 0.0
 
 
 class Engine:
     """Serves one model.
 
     Args:
+        max_rows, max_running, max_slowdown: see `Scheduler`.
         on_step: told how many texts drew, how many tokens were read, and how long it took, on the engine's thread.
     """
 
@@ -163,6 +169,7 @@ class Engine:
         num_pages: int,
         max_rows: int = 64,
         max_running: int = 256,
+        max_slowdown: float = MAX_SLOWDOWN,
         clock: Clock | None = None,
         on_step: Callable[[int, int, float], None] = lambda _drawn, _read, _s: None,
     ) -> None:
@@ -171,7 +178,9 @@ class Engine:
         self.context = min(context, num_pages * PAGE)
         self._pool = PagePool(num_pages)
         self._pace = Pace()
-        self._schedule = Scheduler(self._pool, self._pace, max_rows=max_rows, max_running=max_running)
+        self._schedule = Scheduler(
+            self._pool, self._pace, max_rows=max_rows, max_running=max_running, max_slowdown=max_slowdown
+        )
         self._clock = clock or SystemClock()
         self._on_step = on_step
         self._jobs: dict[Sequence, _Job] = {}
@@ -253,14 +262,44 @@ class Engine:
         self._tell_totals()  # who reads the ending finds its pages free
         job.text.tell(ending)
 
+    def _reads_on(self, row: Row) -> bool:
+        """Return whether a row may be computed: not where a mean lacks tokens, for they were found in pages again.
+
+        It gave its pages up and got some of them back. It is read anew, under a salt by which none is found.
+        """
+        job, sequence = self._jobs[row.sequence], row.sequence
+        if not job.text.wanted.is_mean or row.start in (0, job.num_summed):
+            return True
+        self._schedule.remove(sequence)
+        sequence.salt += b"+"
+        self._schedule.add(sequence)
+        return False
+
+    def _add_sums(self, rows: list[Row]) -> None:
+        summed = [row for row in rows if self._jobs[row.sequence].text.wanted.is_mean]
+        for row, of_row in zip(summed, self._stepper.sums if summed else (), strict=True):
+            job = self._jobs[row.sequence]
+            job.sum = of_row.cpu().double().numpy() + (job.sum if row.start else 0.0)
+            job.num_summed = row.stop
+
     def _step(self, rows: list[Row]) -> None:
+        rows = [row for row in rows if self._reads_on(row)]
+        if not rows:
+            return
         began = self._clock.now()
         pieces = [
-            Piece(row.sequence.tokens[row.start : row.stop], row.start, row.sequence.pages, draws=row.draws)
+            Piece(
+                row.sequence.tokens[row.start : row.stop],
+                row.start,
+                row.sequence.pages,
+                draws=row.draws,
+                sums=self._jobs[row.sequence].text.wanted.is_mean,
+            )
             for row in rows
         ]
         try:
             logits = self._stepper.step(pieces).cpu().numpy()
+            self._add_sums(rows)
         except Exception as error:  # out of memory, a broken device: whoever waits hears of it
             for row in rows:
                 self._end(self._jobs[row.sequence], error)
@@ -286,6 +325,10 @@ class Engine:
 
     def _draw(self, job: _Job, logits: NDArray[np.float64]) -> None:
         wanted, sequence = job.text.wanted, job.sequence
+        if wanted.is_mean:
+            job.text.mean = np.asarray(job.sum / job.num_summed, dtype=np.float32)
+            self._end(job, "stop")
+            return
         try:
             allowed = None if wanted.constraint is None else wanted.constraint.allowed()
             if allowed is not None and not allowed.any():

@@ -29,7 +29,6 @@ class Plan:
     """
 
     kind: Kind
-    kv_dtype: torch.dtype
     num_pages: int
     weights_nbytes: int
     kv_nbytes: int
@@ -47,6 +46,17 @@ def kind_for(device: torch.device) -> Kind:
     return "bf16"
 
 
+def required(kind: Kind, device: torch.device) -> Kind:
+    """Return the kind, if this device computes it rightly.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if kind in {"int8", "exact"} and not probe(device):
+        raise ConfigError(f"{device} does not multiply eight-bit integers rightly, which {kind} needs. Choose bf16.")
+    return kind
+
+
 def plan(
     config: ModelConfig, device: torch.device, kind: Kind, context: int, kv_nbytes: int | None, free_nbytes: int
 ) -> Plan:
@@ -61,9 +71,8 @@ def plan(
         TooLarge: there is no room for the model, or beside it for one text.
         ConfigError: `kv_nbytes` does not hold one text.
     """
-    dtype = torch.float32 if kind == "fp32" else torch.bfloat16
     weights = weights_nbytes(config, kind)
-    page = page_nbytes(config, dtype)
+    page = page_nbytes(config, kind)
     least = num_pages(context)
     left = free_nbytes - weights
     if left < least * page:
@@ -78,14 +87,14 @@ def plan(
             f"{_gb(kv_nbytes)} for keys and values hold {num * PAGE:,} tokens; one text of the context takes "
             f"{context:,}, which is {_gb(least * page)}. Give more, or choose a smaller context."
         )
-    return Plan(kind, dtype, num, weights, num * page)
+    return Plan(kind, num, weights, num * page)
 
 
 def weights_nbytes(config: ModelConfig, kind: Kind) -> int:
     """Return about how many bytes the model's matrices take; a tied head is there twice, for it is read in two ways."""
     num = num_parameters(config) + (config.vocab_size * config.width if config.is_tied else 0)
     table = config.vocab_size * config.width * (4 if kind == "fp32" else 2)
-    return table + (num - config.vocab_size * config.width) * {"fp32": 4, "bf16": 2, "int8": 1}[kind]
+    return table + (num - config.vocab_size * config.width) * {"fp32": 4, "bf16": 2, "int8": 1, "exact": 1}[kind]
 
 
 def free_nbytes(device: torch.device) -> int:
@@ -105,7 +114,7 @@ def engine_of(
 ) -> Engine:
     """Return an engine; `vector` is read and not kept."""
     weights = Weights(config, vector.to(device), planned.kind)
-    kept = KeysAndValues(config, planned.num_pages, device, planned.kv_dtype)
+    kept = KeysAndValues(config, planned.num_pages, device, planned.kind)
     return Engine(
         Stepper(weights, kept),
         vocab_size=config.vocab_size,

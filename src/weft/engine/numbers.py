@@ -3,10 +3,11 @@
     fp32   as trained
     bf16   weights and activations rounded to bf16; sums in fp32, as the matmul has them
     int8   weights to seven bits with a scale per output, activations to eight with a scale per row; sums are integers
+    exact  as int8; keys and values (`attention`) and norms are summed as integers, too
 
-Integer sums have no order, so a row's numbers do not depend on what else is in the step. Weights have seven bits and
-not eight: processors that add pairs of products in 16 bits (AVX2 and AVX-512 without VNNI) saturate in silence beyond
-(`probe`).
+Integer sums have no order: with `exact` a row comes to the same bits whatever else is in the step. Weights have seven
+bits and not eight: processors that add pairs of products in 16 bits (AVX2 and AVX-512 without VNNI) saturate in silence
+beyond (`probe`).
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from torch.nn.functional import linear
 
 from weft import rng
 
-Kind = Literal["fp32", "bf16", "int8"]
+Kind = Literal["fp32", "bf16", "int8", "exact"]
 MAX_WEIGHT, MAX_ACTIVATION = 63, 127
 
 
@@ -61,12 +62,19 @@ class Eight:
         self._product = _packed(eighths, scale) if eighths.device.type == "cpu" else _plain(eighths, scale)
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
-        most = torch.linalg.vector_norm(x, torch.inf, dim=1, keepdim=True).clamp_min_(_LEAST)
-        eighths = (x * (MAX_ACTIVATION / most)).round_().to(torch.int8)
-        return self._product(eighths).mul_(most / MAX_ACTIVATION)
+        whole, scale = rounded(x)
+        return self._product(whole.to(torch.int8)).mul_(scale)
+
+
+def rounded(x: Float[Tensor, "*rows width"]) -> tuple[Float[Tensor, "*rows width"], Float[Tensor, "*rows one"]]:
+    """Return integers up to `MAX_ACTIVATION`, and the scales by which they are x again."""
+    most = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True).clamp_min_(_LEAST)
+    return (x * (MAX_ACTIVATION / most)).round_(), most / MAX_ACTIVATION
 
 
 _LEAST = torch.finfo(torch.float32).tiny * MAX_ACTIVATION  # of a row of zeros: nothing is divided by 0
+
+_SQUARED = 2.0**20  # fp64 holds sums of so large integers' squares whole, up to a width of 2^13
 
 Product = Callable[[Int8[Tensor, "rows in"]], Float[Tensor, "rows out"]]
 
@@ -88,7 +96,26 @@ def _packed(weight: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> Pro
     return product
 
 
-MATRICES: dict[Kind, type[Full] | type[Half] | type[Eight]] = {"fp32": Full, "bf16": Half, "int8": Eight}
+MATRICES: dict[Kind, type[Full] | type[Half] | type[Eight]] = {
+    "fp32": Full,
+    "bf16": Half,
+    "int8": Eight,
+    "exact": Eight,
+}
+
+
+def normed(
+    x: Float[Tensor, "*rows width"], weight: Float[Tensor, " width"], eps: float
+) -> Float[Tensor, "*rows width"]:
+    """Return x over its root mean square, whose sum is one of integers: the same to the bit in every order.
+
+    Raises no error at widths up to 2^13: 2^13 squares of 20 bits are what fp64 holds whole.
+    """
+    most = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True).clamp_min_(_LEAST).double()
+    whole = (x * (_SQUARED / most).float()).round_().double()
+    mean = whole.square_().mean(-1, keepdim=True).mul_((most / _SQUARED).square_())
+    found: Tensor = x * mean.add_(eps).rsqrt_().float() * weight
+    return found
 
 
 def probe(device: torch.device) -> bool:

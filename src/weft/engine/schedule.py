@@ -5,7 +5,7 @@ values are in its pages. Who has one left to read draws in the next step; who ha
 (arXiv:2309.06180) and Sarathi (arXiv:2403.02310), each step takes
 
     1. all that draw, oldest first, at most `max_rows`
-    2. pieces of prompts, as many tokens as let the step last `MAX_SLOWDOWN` times as long as without them
+    2. pieces of prompts, as many tokens as let the step last `max_slowdown` times as long as without them
 
 so a long prompt slows others down by a bounded factor. Pieces end where pages end, so the same prompt is always cut in
 the same places. Keys take turns at reading by deficit round robin (Shreedhar and Varghese, 1995), in tokens; within a
@@ -72,12 +72,15 @@ class Scheduler:
     Args:
         max_rows: sequences that draw in one step.
         max_running: sequences that have pages.
+        max_slowdown: how many times as long a step may last as without the prompts that it reads.
     """
 
-    def __init__(self, pool: PagePool, pace: Pace, *, max_rows: int, max_running: int) -> None:
+    def __init__(
+        self, pool: PagePool, pace: Pace, *, max_rows: int, max_running: int, max_slowdown: float = MAX_SLOWDOWN
+    ) -> None:
         self.pool = pool
         self._pace = pace
-        self._max_rows, self._max_running = max_rows, max_running
+        self._max_rows, self._max_running, self._max_slowdown = max_rows, max_running, max_slowdown
         self._running: list[Sequence] = []  # oldest first
         self._waiting: dict[str, deque[Sequence]] = {}
         self._turns: deque[str] = deque()  # keys with something to read, whose turn it is first
@@ -160,7 +163,7 @@ class Scheduler:
     # --- pieces of prompts ---
 
     def _pieces(self, num_drawing: int) -> Iterator[Row]:
-        budget, num_idle = num_readable(self._pace, num_drawing, self._num_since_read), 0
+        budget, num_idle = num_readable(self._pace, num_drawing, self._num_since_read, self._max_slowdown), 0
         planned = set[int]()  # a sequence reads one piece in a step
         while budget > 0 and num_idle < len(self._turns):
             key = self._turns[0]
@@ -240,16 +243,17 @@ class Scheduler:
         return self._waiting.setdefault(key, deque())
 
 
-def num_readable(pace: Pace, num_drawing: int, num_since_read: int) -> int:
+def num_readable(pace: Pace, num_drawing: int, num_since_read: int, max_slowdown: float = MAX_SLOWDOWN) -> int:
     """Return how many tokens of prompts a step may read beside those that draw.
 
     Args:
         num_since_read: steps since the last that read some.
+        max_slowdown: how many times as long as without them it may last.
     """
     if not pace.knows_reading:
         return FIRST_PIECE
     if not num_drawing:
         return max(PAGE, pace.readable(0, ALONE_S) // PAGE * PAGE)
-    whole_s = MAX_SLOWDOWN * pace.step_s(num_drawing, 0)
+    whole_s = max_slowdown * pace.step_s(num_drawing, 0)
     budget = pace.readable(num_drawing, whole_s) // PAGE * PAGE
     return max(budget, PAGE) if num_since_read + 1 >= STARVED_STEPS else budget

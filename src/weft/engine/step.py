@@ -6,20 +6,20 @@ next goes what the layers made of each row.
     rows     tokens one after the other, those of one sequence together: [rows, width] all the way
     pages    keys and values: [pages, kv heads, PAGE, head], one tensor each per layer
 
-The residual stream is fp32; matrices are as `numbers` has them. What a row comes to depends on its own sequence alone,
-up to rounding: matmuls of other shapes add in another order.
+The residual stream is fp32; matrices are as `numbers` has them. What a row comes to depends on its own sequence alone:
+to the bit where numbers are exact, else up to rounding, for matmuls of other shapes add in another order.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, silu
 
-from weft.engine.numbers import MATRICES, Kind, Matrix
+from weft.engine.attention import Group, kept_of, vector_nbytes
+from weft.engine.numbers import MATRICES, Kind, Matrix, normed
 from weft.engine.pages import PAGE, num_pages
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
@@ -36,12 +36,14 @@ class Piece:
         start: the position of the first.
         pages: of the sequence, those of the new tokens among them.
         draws: whether the logits after the last are wanted.
+        sums: whether the sum of the last hidden states of these tokens is.
     """
 
     tokens: Sequence[int] | Float[Tensor, "new width"]
     start: int
     pages: Sequence[int]
     draws: bool
+    sums: bool = False
 
     @property
     def stop(self) -> int:
@@ -142,44 +144,21 @@ class KeysAndValues:
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        num_pages: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        num_layers: int | None = None,
+        self, config: ModelConfig, num_pages: int, device: torch.device, kind: Kind, num_layers: int | None = None
     ) -> None:
         shape = (num_pages, config.num_kv_heads, PAGE, config.channels_per_head)
-        layers = range(config.num_layers if num_layers is None else num_layers)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
+        self.num_pages = num_pages
+        self.layers = [kept_of(kind, shape, device) for _ in range(_num_layers(config, num_layers))]
 
 
-def page_nbytes(config: ModelConfig, dtype: torch.dtype, num_layers: int | None = None) -> int:
+def page_nbytes(config: ModelConfig, kind: Kind, num_layers: int | None = None) -> int:
     """Return the bytes of one page, in all layers, or in those of a section."""
-    num_layers = config.num_layers if num_layers is None else num_layers
-    return 2 * num_layers * config.kv_width * PAGE * dtype.itemsize
+    num_vectors = 2 * _num_layers(config, num_layers) * config.num_kv_heads * PAGE
+    return num_vectors * vector_nbytes(kind, config.channels_per_head)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Sequences whose attention is one pair of matmuls: as many new tokens each, and as many pages at most.
-
-    Args:
-        start, num: their rows among all are the `num` times `num_new` from `start` on, one sequence after the other.
-        kept: where their keys and values are, by sequence, head and page; what a shorter one lacks is page 0, masked.
-        mask: added to scores, 0 or -inf: [sequences, 1, new, all], by window.
-    """
-
-    start: int
-    num: int
-    num_new: int
-    kept: Int64[Tensor, " places"]
-    mask: Mapping[int | None, Float[Tensor, "sequences one new all"]]
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.start, self.start + self.num * self.num_new)
+def _num_layers(config: ModelConfig, of_section: int | None) -> int:
+    return config.num_layers if of_section is None else of_section
 
 
 class Stepper:
@@ -194,6 +173,8 @@ class Stepper:
         self._heads_of_kv = torch.arange(self._config.num_kv_heads, device=self._device)
         self._windows = {layer.window for layer in weights.layers}
         self._score_factor = self._config.yarn.score_factor if self._config.yarn else 1.0
+        self.sums: list[Float[Tensor, " width"]] = []
+        """Of the last step: of each piece that asks for them, in order."""
 
     @torch.inference_mode()
     def step(self, pieces: Sequence[Piece]) -> Float[Tensor, "drawing vocab"]:
@@ -201,23 +182,26 @@ class Stepper:
 
         Of the last section.
         """
-        order = _order(pieces)
         head, norm = self._weights.head, self._weights.norm
         assert head is not None
         assert norm is not None
-        x = self._through([pieces[number] for number in order])
-        return head(self._normed(x[self._ids(_last(pieces, order))], norm))
+        x, spans = self._through(pieces)
+        self.sums = [
+            self._normed(x[span], norm).sum(0) for piece, span in zip(pieces, spans, strict=True) if piece.sums
+        ]
+        last = [span.stop - 1 for piece, span in zip(pieces, spans, strict=True) if piece.draws]
+        return head(self._normed(x[self._ids(last)], norm))
 
     @torch.inference_mode()
     def pass_on(self, pieces: Sequence[Piece]) -> list[Float[Tensor, "new width"]]:
         """Compute all rows, keep their keys and values, and return what goes to the next section, fp32, by piece."""
-        order = _order(pieces)
-        x = self._through([pieces[number] for number in order])
-        parts = dict(zip(order, x.split([len(pieces[number].tokens) for number in order]), strict=True))
-        return [parts[number] for number in range(len(pieces))]
+        x, spans = self._through(pieces)
+        return [x[span] for span in spans]
 
-    def _through(self, rows: Sequence[Piece]) -> Float[Tensor, "rows width"]:
-        """Return what the layers make of rows, those of a group together."""
+    def _through(self, pieces: Sequence[Piece]) -> tuple[Float[Tensor, "rows width"], list[slice]]:
+        """Return what the layers make of all rows, those of a group together, and which rows are whose."""
+        order = sorted(range(len(pieces)), key=lambda number: (len(pieces[number].tokens), pieces[number].stop))
+        rows = [pieces[number] for number in order]
         places = self._ids([at for piece in rows for at in range(piece.start, piece.stop)])
         written = self._written(rows, places)
         turn = self._turn(places)
@@ -225,17 +209,16 @@ class Stepper:
         x = self._given(rows)
         for number, layer in enumerate(self._weights.layers):
             q, k, v = self._heads(layer, x, turn)
-            keys, values = self._kept.keys[number], self._kept.values[number]
-            _write(keys, written, k)
-            _write(values, written, v)
+            kept = self._kept.layers[number]
+            kept.write(written, k, v)
             mixed = torch.empty_like(q)
             for group in groups:
-                mixed[group.rows] = self._attended(group, q[group.rows], keys, values, layer.window)
+                mixed[group.rows] = kept.attend(group, q[group.rows], layer.window)
             y = layer.out(mixed.flatten(1))
             x = x + (y if layer.out_bias is None else y + layer.out_bias)
             gate, up = layer.gate_up(self._normed(x, layer.ffn_norm)).chunk(2, dim=1)
             x = x + layer.down(silu(gate) * up)
-        return x
+        return x, _spans(pieces, order)
 
     def _given(self, rows: Sequence[Piece]) -> Float[Tensor, "rows width"]:
         if self._weights.embed is not None:
@@ -259,17 +242,15 @@ class Stepper:
             qk = qk * self._score_factor
         return qk[:, :heads], qk[:, heads:], v
 
-    def _attended(self, group: Group, q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
-        shape = (group.num, self._config.num_kv_heads, -1, self._config.channels_per_head)
-        k, v = (kept.flatten(0, 1).flatten(1).index_select(0, group.kept).view(shape) for kept in (keys, values))
-        return _attend(q.view(group.num, group.num_new, *q.shape[1:]), k, v, group.mask[window]).flatten(0, 1)
-
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self._weights.kind == "exact":
+            return normed(x, weight, self._config.norm_eps)
         return rms_norm(x, weight.shape, weight, self._config.norm_eps)
 
     def _turn(self, places: Int64[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
         angles = (places.to(torch.float32)[:, None] * self._inverse)[:, None, :]
-        cos, sin = angles.cos(), angles.sin()
+        angles = angles.double()  # whose rounded cosine does not depend on the library that computes it
+        cos, sin = angles.cos().float(), angles.sin().float()
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
     def _written(self, rows: Sequence[Piece], places: Int64[Tensor, " rows"]) -> Int64[Tensor, " written"]:
@@ -304,19 +285,6 @@ class Stepper:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
 
-def _write(
-    kept: Float[Tensor, "pages kv_heads page head"],
-    written: Int64[Tensor, " written"],
-    x: Float[Tensor, "rows kv_heads head"],
-) -> None:
-    kept.view(-1, kept.shape[-1]).index_copy_(0, written, x.reshape(-1, x.shape[-1]).to(kept.dtype))
-
-
-def _order(pieces: Sequence[Piece]) -> list[int]:
-    """Return the order in which those of a group are together."""
-    return sorted(range(len(pieces)), key=lambda number: (len(pieces[number].tokens), pieces[number].stop))
-
-
 def _alike(rows: Sequence[Piece]) -> list[list[Piece]]:
     """Cut pieces, sorted by their length and then their place, so that none is padded to more than twice its pages."""
     found: list[list[Piece]] = []
@@ -330,28 +298,11 @@ def _alike(rows: Sequence[Piece]) -> list[list[Piece]]:
     return found
 
 
-def _last(pieces: Sequence[Piece], order: Sequence[int]) -> list[int]:
-    """Return the rows after which pieces draw, in the order of `pieces`; rows are in `order`."""
-    ends = dict[int, int]()
+def _spans(pieces: Sequence[Piece], order: Sequence[int]) -> list[slice]:
+    """Return the rows of each piece, of rows in `order`."""
+    found = dict[int, slice]()
     at = 0
     for number in order:
-        at += len(pieces[number].tokens)
-        ends[number] = at - 1
-    return [ends[number] for number, piece in enumerate(pieces) if piece.draws]
-
-
-def _attend(
-    q: Float[Tensor, "sequences new heads head"],
-    keys: Float[Tensor, "sequences kv_heads all head"],
-    values: Float[Tensor, "sequences kv_heads all head"],
-    mask: Float[Tensor, "sequences one new all"],
-) -> Float[Tensor, "sequences new heads head"]:
-    """Let new tokens look at their sequences: two matmuls, for torch's own attention in bf16 is slow on CPUs."""
-    num, num_new, num_heads, width = q.shape
-    num_kv = keys.shape[1]
-    shared = num_heads // num_kv
-    q = q.view(num, num_new, num_kv, shared, width).permute(0, 2, 3, 1, 4).reshape(num, num_kv, -1, width)
-    scores = torch.matmul((q / sqrt(width)).to(keys.dtype), keys.transpose(2, 3)).float()
-    scores = scores.view(num, num_heads, num_new, -1).add_(mask).softmax(-1)
-    mixed = torch.matmul(scores.view(num, num_kv, shared * num_new, -1).to(values.dtype), values).float()
-    return mixed.view(num, num_heads, num_new, width).transpose(1, 2)
+        found[number] = slice(at, at + len(pieces[number].tokens))
+        at = found[number].stop
+    return [found[number] for number in range(len(pieces))]

@@ -16,9 +16,9 @@ from weft.data.store import DataIndex
 from weft.data.tokenizer import Tokenizer
 from weft.errors import ConfigError
 from weft.events import Emit, Event, Notice
-from weft.ids import PeerId, RunId, short
+from weft.ids import PeerId, RunId
 from weft.launch.fetch import fetch_files, fetch_initial, read_came_with
-from weft.launch.kept import Wish, kept_run, meant, require_named
+from weft.launch.kept import Wish, kept_run, meant, require_named, told_kept
 from weft.launch.peer import Invitation, Participant, Prepared, context_of, whole
 from weft.launch.session import Options, Session
 from weft.launch.terms import Terms, tell, terms
@@ -97,7 +97,7 @@ class Corpus:
             limit_cores(options.settings.caps.cores)
             run, data = kept_run(self.kept, options)
             self.trainers.check_fits(held_of(run), options.settings)
-            emit(Notice(text=f"going on with run {short(run.run)} ({run.name}) from what this home has saved"))
+            emit(Notice(text=told_kept(run, options)))
             return run, data
         assert self.described is not None
         if self.own_data is not None:
@@ -124,11 +124,13 @@ class Corpus:
         limit_cores(settings.caps.cores)
         run = on_corpus(invitation.run)
         self._note(run, settings, s.emit)
-        self._require_fitting_data(run)
+        self._require_fitting_data(run, s.options.names.data)
         now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
         heard, me = await invitation.members.heard(), s.identity.peer
-        asked = await asyncio.to_thread(terms, now, invitation.ticket, s.options.home, settings, heard, me)
+        asked = await asyncio.to_thread(
+            terms, now, invitation.ticket, s.options.home, settings, heard, me, invitation.kept
+        )
         if self.agree_to is None:
             tell(asked, s.emit, self.on_terms)
         elif not await asyncio.to_thread(self.agree_to, asked):
@@ -177,7 +179,7 @@ class Corpus:
         return Data(tokenizer, home.shards, run.data, came_with)
 
     async def _own(self, s: Session, run: RunConfig, tokenizer: Tokenizer) -> DataIndex:
-        self._require_fitting_data(run)
+        self._require_fitting_data(run, s.options.names.data)
         assert self.own_data is not None
         corpus, base = self.own_data
         loop = asyncio.get_running_loop()
@@ -194,17 +196,18 @@ class Corpus:
         for text in (*self.notes, *told_idle("this machine's settings", said(settings), idle)):
             emit(Notice(text=text))
 
-    def _require_fitting_data(self, run: RunConfig) -> None:
+    def _require_fitting_data(self, run: RunConfig, name: str) -> None:
         """
+        Args:
+            name: of what files of one's own are given with.
+
         Raises:
             ConfigError: files of one's own are named where none are trained on, or the other way round.
         """
         if run.is_private and self.own_data is None:
-            raise ConfigError(
-                "this run is private: every peer trains on its own files. Name yours with --data, in Python data=[...]."
-            )
+            raise ConfigError(f"this run is private: every peer trains on its own files. Name yours with {name}.")
         if self.own_data is not None and not run.is_private:
             raise ConfigError(
                 "this run is not private: everybody trains on the run's own text, fetched from members, and weft "
-                "reads none of your files. Leave out --data, in Python data=[...]."
+                f"reads none of your files. Leave out {name}."
             )

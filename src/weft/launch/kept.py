@@ -26,9 +26,10 @@ from weft.errors import CheckpointError, ConfigError, DataError, KeyFileError, W
 from weft.ids import Digest, PeerId, RunId, short
 from weft.keys import read_peer
 from weft.launch.fetch import read_came_with
-from weft.launch.session import Options, who_keep
+from weft.launch.session import Names, Options, who_keep
 from weft.peer.context import Data
 from weft.peer.state.checkpoint import Contents, read_contents
+from weft.peer.state.replica import is_complete
 from weft.run.amend import amended, first_charter
 from weft.run.config import Genesis, LoopConfig, RunConfig, RunFile
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, read_run
@@ -66,6 +67,10 @@ class Kept:
         return () if self.contents is None or self.contents.head is None else tuple(self.contents.head.members)
 
     @property
+    def is_complete(self) -> bool:
+        return self.contents is not None and is_complete(self.contents.head, self.charter)
+
+    @property
     def now(self) -> Genesis:
         return amended(self.run, self.charter)
 
@@ -82,29 +87,30 @@ def meant(wanted: G, options: Options, wish: Wish) -> tuple[G, Amend | None, str
     mine = [(run, each) for run, each in same if each.peer in keys]
     if wish == "new":
         if alike := [each for run, each in mine if run == wanted and each.round]:
-            raise ConfigError(_no_other(alike[0]))
+            raise ConfigError(_no_other(alike[0], options.names))
         return wanted, None, ""
     if mine:
         run, newest = max(mine, key=lambda pair: pair[1].saved_at)
-        return run, None, _told_kept(run, newest)
+        return run, None, _told(run, newest)
     if elsewhere := [each for _, each in same if each.round]:
         raise ConfigError(_not_mine(elsewhere[0], options))
     others = [(run, each) for run, each in kept if each.round and not each.charter.has_ended]
     others = [(run, each) for run, each in others if not begins_elsewhere(run, wanted)]
     if not others:
         if wish == "go on":
-            raise ConfigError(_nothing_to_go_on_with(wanted, options.home))
+            raise ConfigError(_nothing_to_go_on_with(wanted, options))
         return wanted, None, ""
     run, found = max(others, key=lambda pair: (pair[1].peer in keys, pair[1].round))
     fields = differences(found.now, wanted)
     amend = amendment_to(found, wanted)
     if fields and (wish != "go on" or amend is None):
-        raise ConfigError(_question(found, fields, amend, wish))
+        raise ConfigError(_question(found, fields, amend, wish, options.names))
     if found.peer not in keys:
         raise ConfigError(_not_mine(found, options))
     if not fields:
-        return run, None, f"going on with run {short(run.run)}, which was amended to what this file says"
-    return run, amend, f"going on with run {short(run.run)}, amended: {'; '.join(fields)}"
+        text = f"going on with run {short(run.run)}, which was changed before to what this file says"
+        return run, None, _told(run, found) if found.is_complete else text
+    return run, amend, f"going on with run {short(run.run)}, with these changes: {'; '.join(fields)}"
 
 
 def require_named(run_file: RunFile, made: RunConfig, home: Home) -> None:
@@ -179,11 +185,24 @@ def _keys(options: Options) -> set[PeerId]:
     return found
 
 
-def _told_kept(run: Genesis, kept: Kept) -> str:
+def told_kept(run: G, options: Options) -> str:
+    """Return that a run goes on from what this home has of it, and from where; or that it is complete."""
+    keys = _keys(options)
+    mine = [each for same, each in kept_of(_kind(run), run.name, options) if same == run and each.peer in keys]
+    if not mine:
+        return f"going on with run {short(run.run)} ({printable(run.name)}) from what this home has saved"
+    return _told(run, max(mine, key=lambda each: each.saved_at))
+
+
+def _told(run: Genesis, kept: Kept) -> str:
     """Return that a run goes on, from where, and what was amended of it since its file was written."""
+    if kept.is_complete:
+        return (
+            f"run {short(run.run)} ({printable(run.name)}) is complete at round {kept.round}: nothing is left to train"
+        )
     at = f"from round {kept.round}" if kept.round else "from its beginning"
     fields = differences(kept.run, kept.now)
-    since = f"; it was amended since its file was written: {'; '.join(fields)}" if fields else ""
+    since = f"; it was changed since its file was written: {'; '.join(fields)}" if fields else ""
     return f"going on with run {short(run.run)} ({printable(run.name)}) {at}{since}"
 
 
@@ -232,7 +251,7 @@ def differences(before: Genesis, after: Genesis) -> list[str]:
         names = [name for name in names if not name.startswith("pipeline.")]  # of one of them alone
     of_model = [] if isinstance(before, LoopConfig) else [name for name in names if name == "initial"]
     names = [name for name in names if name not in _FOLLOW] or of_model
-    found = [_told(name, old.get(name), new.get(name)) for name in names]
+    found = [_change(name, old.get(name), new.get(name)) for name in names]
     if before.data is None or after.data is None or before.data == after.data:
         return found
     if before.data.tokenizer != after.data.tokenizer:
@@ -246,7 +265,7 @@ def _fields(run: Genesis) -> dict[str, Any]:
     return {name: value for name, value in tree.items() if name != "data"}
 
 
-def _told(name: str, old: Any, new: Any) -> str:
+def _change(name: str, old: Any, new: Any) -> str:
     if name in _LARGE:
         return f"{_LARGE[name]} differ"
     return f"{name} {_shown(old)} -> {_shown(new)}"
@@ -288,42 +307,47 @@ def amendment_to(kept: Kept, wanted: Genesis) -> Amend | None:
 # --- what to say ---
 
 
-def _question(found: Kept, fields: list[str], amend: Amend | None, wish: Wish) -> str:
+def _question(found: Kept, fields: list[str], amend: Amend | None, wish: Wish, names: Names) -> str:
     more = f"; and {len(fields) - MAX_SHOWN} more" if len(fields) > MAX_SHOWN else ""
     text = (
         f"{_holds(found)}, and this is a different run with the same name: {'; '.join(fields[:MAX_SHOWN])}{more}. "
         "Nothing was started. "
     )
-    if wish == "go on":
-        text += f"It cannot go on with this change: {_why_not(found)}. "
-    elif amend is not None:
-        text += (
-            'To go on with that run, with these settings from its next round on, add --go-on (in Python wish="go on"). '
-        )
     if amend is None:
-        text += _from_what_it_has_learnt(found.run)
+        text += f"That run cannot go on with this change: {_why_not(found)}. {_from_what_it_has_learnt(found, names)}"
+    elif wish == "ask":
+        text += f"To go on with that run, with these settings from its next round on, add {names.go_on}. "
     return (
-        f"{text}To go on with it as it was, undo the change. For a new run beside it, add --new (in Python "
-        'wish="new") or give another name.'
+        f"{text}To go on with it as it was, undo the change. For a new run beside it, which begins anew, add "
+        f"{names.new} or give another name."
     )
 
 
 def _holds(found: Kept) -> str:
-    return f"this home holds run {short(found.run.run)} ({printable(found.run.name)}) at round {found.round}"
+    many = f", as {len(found.members)} members do," if len(found.members) > 1 else ""
+    return f"this home holds run {short(found.run.run)} ({printable(found.run.name)}){many} at round {found.round}"
 
 
-def _from_what_it_has_learnt(run: Genesis) -> str:
+def _from_what_it_has_learnt(found: Kept, names: Names) -> str:
+    run = found.run
     if isinstance(run, LoopConfig):
         return (
             "To start another run from what it has learnt: start the loop with the config as it was, which puts its "
             'parameters into the model; then make a weft.Sync of that model with this config and wish="new". '
         )
-    whole = f"`weft gather {short(run.run)}` and " if isinstance(run, StagedConfig) else ""
+    whole = f"`weft gather {short(run.run)}`, then " if isinstance(run, StagedConfig) else ""
+    others = ", and whoever has its ticket joins it" if len(found.members) > 1 else ""
+    keeps = "It has the parameters of that run, not the optimizer's memory, and counts rounds and tokens from 0"
+    if names.after:
+        return (
+            f"To begin another run with what it has learnt: {whole}the same command with {names.after} "
+            f"{short(run.run)}. {keeps}{others}. "
+        )
     return (
-        f"To start another run from what it has learnt: {whole}`weft export {short(run.run)} FOLDER`; then write "
-        f'model = {{type = "folder", path = "FOLDER"}}, tokenizer = {{type = "json", path = "FOLDER"}} and '
-        f'predecessor = "{run.run}" into the run file. That keeps the parameters, not the optimizer\'s '
-        "memory, and counts rounds and tokens from 0. "
+        f"To begin another run with what it has learnt: {whole}`weft export {short(run.run)} FOLDER`; then write "
+        f'predecessor = "{run.run}" above the first table of the run file, and model = {{type = "folder", path = '
+        '"FOLDER"} and tokenizer = {type = "json", path = "FOLDER"} there, too, in the place of [model] and '
+        f"[tokenizer]. {keeps}{others}. "
     )
 
 
@@ -333,7 +357,7 @@ def _why_not(found: Kept) -> str:
     if found.charter.stewards:
         return "it has stewards, who amend it with `weft act amend` while it runs"
     if len(found.members) != 1:
-        return f"{len(found.members)} members hold it, and none of them may change it alone"
+        return f"{len(found.members)} members hold it, and none of them may change it alone (docs/stewards.md)"
     if found.charter.forks:
         return "it has split into branches, and others may hold another one"
     if isinstance(found.run, LoopConfig):
@@ -341,32 +365,31 @@ def _why_not(found: Kept) -> str:
     return "only train.tokens, seq_len, batch_size, schedule, method.every, codecs and rates of method.apply can change"
 
 
-def _no_other(found: Kept) -> str:
+def _no_other(found: Kept, names: Names) -> str:
     how = "another model to begin with, another name or another seed"
     if isinstance(found.run, RunConfig):
         how = "another name or another seed (--set seed=1)"
     return (
         f"{_holds(found)}, and it is exactly this run: a run's digest follows from its settings, so there cannot be "
-        f"two alike. For a new run beside it, give {how}. To go on with this one, leave out --new (in Python "
-        'wish="new").'
+        f"two alike. For a new run beside it, give {how}. To go on with this one, leave out {names.new}."
     )
 
 
 def _not_mine(found: Kept, options: Options) -> str:
-    text = f"{_holds(found)}, trained by peer {short(found.peer)}, and "
+    names, text = options.names, f"{_holds(found)}, trained by peer {short(found.peer)}, and "
     if options.key is None:
-        text += f"that peer's key is not in {options.home.keys}. To go on with the run, name the key: --key FILE"
+        text += f"that peer's key is not in {options.home.keys}. To go on with the run, name the key: {names.key_file}"
     else:
-        text += f"{options.key} is another peer's key. To go on with the run, leave out --key"
+        text += f"{options.key} is another peer's key. To go on with the run, leave out {names.key}"
     return (
-        f"{text} (in Python the key of weft.Machine). Nothing was started. For a second peer on this machine: `weft "
-        'join - --key FILE`. To begin the run anew, add --new (in Python wish="new").'
+        f"{text}. Nothing was started. For a second peer on this machine: `weft join - --key FILE`. To begin the run "
+        f"anew, add {names.new}."
     )
 
 
-def _nothing_to_go_on_with(wanted: Genesis, home: Home) -> str:
+def _nothing_to_go_on_with(wanted: Genesis, options: Options) -> str:
     return (
-        f"no run called {printable(wanted.name)} in {home.root} has made a round, so there is nothing to go on with. "
-        "Nothing was started. If the run is in another home, name that: weft --home FOLDER. To begin it, leave out "
-        '--go-on (in Python wish="go on").'
+        f"no run called {printable(wanted.name)} in {options.home.root} has made a round, so there is nothing to go on "
+        "with. Nothing was started. If the run is in another home, name that: weft --home FOLDER. To begin it, leave "
+        f"out {options.names.go_on}."
     )

@@ -88,7 +88,8 @@ class Loop:
         check_fits_loop(run, settings)
         now = run if charter is None else amended(run, charter)
         heard = await invitation.members.heard()
-        asked = await asyncio.to_thread(terms, now, invitation.ticket, s.options.home, settings, heard, s.identity.peer)
+        me, kept = s.identity.peer, invitation.kept
+        asked = await asyncio.to_thread(terms, now, invitation.ticket, s.options.home, settings, heard, me, kept)
         tell(asked, s.emit, self.on_terms)
         s.day.require(asked.fetch_nbytes)
         return True

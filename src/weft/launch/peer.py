@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -30,16 +30,19 @@ from weft.keys import Identity
 from weft.launch.fetch import fetch_run
 from weft.launch.guard import Guarded
 from weft.launch.session import Options, Session, present, session
-from weft.launch.terms import MemberWatch
+from weft.launch.terms import Kept, MemberWatch
 from weft.net.admission import new_secret
 from weft.net.membership.gossip import ClaimReader
 from weft.net.membership.membership import say_goodbye
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
 from weft.peer.context import Data
+from weft.peer.fork import waits_s
 from weft.peer.messages import CharterAnswer, CharterRequest
-from weft.peer.peer import Context, Outcome, Peer
+from weft.peer.peer import COMPLETE, Context, Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot, load, read_contents
+from weft.peer.state.replica import is_complete
+from weft.run.amend import first_charter
 from weft.run.config import Genesis
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
@@ -49,7 +52,10 @@ from weft.sync.records.charter import Charter
 from weft.training.learner import Learner
 
 CALL_S = 10.0
-BEGUN = "--wait-for (wait_for) has no effect: the run has begun already, and goes on with the peers that are here"
+BEGUN = "the run has begun already: it goes on with the peers that are here, and waits for no more"
+
+Stand = Literal["new", "begun", "complete"]
+"""How far a run is that this machine has kept."""
 
 
 class Participant(Guarded, Protocol):
@@ -67,9 +73,6 @@ class Participant(Guarded, Protocol):
 P = TypeVar("P", bound=Participant)
 P_co = TypeVar("P_co", bound=Participant, covariant=True)
 
-OnStarted = Callable[[P, str, Emit], None]
-"""Told the peer, a fresh ticket and what to tell the peer's log, once others can join."""
-
 
 @dataclass(frozen=True)
 class Prepared(Generic[P_co]):
@@ -78,6 +81,19 @@ class Prepared(Generic[P_co]):
     peer: P_co
     live: Callable[[int | None], Awaitable[Outcome]]  # to the end: begin the run with so many peers, or (None) join it
     standing: Callable[[PeerId], int | None] = lambda _peer: 1  # as `Peer.standing`
+    stand: Stand = "new"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What whoever starts a peer is told once others can join."""
+
+    ticket: str  # a fresh one
+    emit: Emit  # to the peer's log
+    stand: Stand
+
+
+OnStarted = Callable[[P, Opened], None]
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,7 @@ class Invitation:
     run: Genesis
     charter: Charter | None  # what holds now; None: nobody has said
     members: MemberWatch
+    kept: Kept | None = None  # where nobody of it answers
 
 
 class Workload(Protocol[P_co]):
@@ -172,7 +189,8 @@ async def _joined(
             genesis = await fetch_run(s.node, members, options.home, options.settings.max_parameters)
             charter = await charter_at(s.node, members[0]) if members else None
             require_going(run, charter)
-            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, watch))
+            kept = None if members else _kept(s, genesis)
+            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, watch, kept))
         if not has_agreed:
             await say_goodbye(s.node, "did not agree to the terms")
             return None
@@ -183,7 +201,7 @@ async def _joined(
 async def _live(s: Session, prepared: Prepared[P], wait_for: int | None, on_started: OnStarted[P]) -> Outcome:
     with s.ticket(prepared.standing) as ticket:
         async with s.guarded(prepared.peer):
-            on_started(prepared.peer, ticket, s.emit)
+            on_started(prepared.peer, Opened(ticket, s.emit, prepared.stand))
             return await prepared.live(wait_for)
 
 
@@ -198,8 +216,16 @@ async def _members(s: Session, ticket: Ticket) -> list[PeerId]:
     except Unreachable as error:
         if not s.folder.has_checkpoint:
             raise
-        s.emit(Notice(text=f"going on with what this machine kept of the run: {error}"))
+        s.emit(Notice(text=f"nobody of this run answers, so only what this machine kept of it is here: {error}"))
         return []
+
+
+def _kept(s: Session, run: Genesis) -> Kept | None:
+    """Return where this machine's checkpoint stands, and what `Peer.join` does with it where nobody answers."""
+    with suppress(CheckpointError):  # whoever reads the rest says what is wrong
+        if (head := read_contents(s.folder.checkpoint).head) is not None:
+            return Kept(head.round, waits_s(run, head.members, s.identity.peer))
+    return None
 
 
 # --- a peer of a whole model ---
@@ -209,15 +235,21 @@ async def whole(s: Session, run: Genesis, context: Context, amends: Amend | None
     """Return a peer that goes on from what this machine has kept of the run."""
     snapshot = await _snapshot(s, run, context.memory)
     peer = Peer(run, context)
+    stand: Stand = "new"
+    if snapshot is not None and snapshot.head is not None:
+        charter = snapshot.charter or first_charter(run)
+        stand = "complete" if amends is None and is_complete(snapshot.head, charter) else "begun"
 
     async def live(wait_for: int | None) -> Outcome:
         if wait_for is None:
+            if stand == "complete":
+                s.emit(Notice(text=COMPLETE))
             return await peer.join(snapshot=snapshot)
-        if wait_for > 1 and snapshot is not None and snapshot.head is not None:
+        if wait_for > 1 and stand == "begun":
             s.emit(Notice(text=BEGUN))
         return await peer.found(wait_for=wait_for, snapshot=snapshot, amends=amends)
 
-    return Prepared(peer, live, peer.standing)
+    return Prepared(peer, live, peer.standing, stand)
 
 
 def context_of(

@@ -64,6 +64,28 @@ OPENS_S = 10.0  # that a process takes at most to open its identity
 
 
 @dataclass(frozen=True, kw_only=True)
+class Names:
+    """What a message calls that which a person may give: options of the shell, or arguments of Python."""
+
+    go_on: str = "--go-on"
+    new: str = "--new"
+    after: str = "--after"  # empty: there is none
+    key: str = "--key"
+    key_file: str = "--key FILE"
+    data: str = "--data"
+
+
+IN_PYTHON = Names(
+    go_on='wish="go on"',
+    new='wish="new"',
+    after="",
+    key="the key of weft.Machine",
+    key_file="weft.Machine(key=FILE)",
+    data="data=[...]",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """What one machine brings."""
 
@@ -75,6 +97,7 @@ class Options:
     aside: Emit = lambda _event: (
         None
     )  # takes how far that has come which takes long before this peer has a name in the run
+    names: Names = Names()
 
 
 @dataclass(frozen=True, kw_only=True)

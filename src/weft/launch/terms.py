@@ -28,7 +28,7 @@ from weft.cost.training import HEARTBEAT_S
 from weft.dashboard import figures
 from weft.errors import TooLarge
 from weft.events import Emit, Notice
-from weft.ids import PeerId, short
+from weft.ids import PeerId, Round, short
 from weft.model.sections import num_section_parameters
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
@@ -136,6 +136,27 @@ FIRST_S = 600.0  # until a day's bytes are told of which the terms could not say
 TOLERANCE = 1.5  # times what was shown: an estimate may be so much too low and nothing is said
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Where a run stands that this machine has kept, and of which nobody answers.
+
+    Args:
+        round: that its checkpoint is of; rounds that were decided later may lie beside it.
+        wait_s: for the others, before it goes on alone; None: it goes on with a majority only.
+    """
+
+    round: Round
+    wait_s: float | None
+
+    @property
+    def then(self) -> str:
+        """Return what this machine does then, in words."""
+        if self.wait_s is None:
+            return "it goes on once a majority of its members is back"
+        waits = f"waits {self.wait_s:.0f} s for the others and then " if self.wait_s else ""
+        return f"it {waits}goes on alone"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Terms:
     ticket: Ticket
@@ -151,12 +172,15 @@ class Terms:
     round_nbytes: int  # sent and received in one round of so many: as was measured, else in closed form
     rounds: Rounds | None  # as members have measured them; None: none has
     day_nbytes: float | None  # that such rounds come to; None: nobody has measured them among several
+    kept: Kept | None = None  # what this machine has of it, where nobody answers
 
     @property
     def why_no_day(self) -> str:
         """Return why the bytes of a day are not known; nothing where they are."""
         if self.day_nbytes is not None:
             return ""
+        if self.kept is not None:
+            return "nobody of the run answers"
         if self.rounds is None:
             return "no member has said yet how long its rounds take"
         return "its only member trains alone, and rounds take longer once there are two"
@@ -167,8 +191,12 @@ class Terms:
         day = f"bytes a day are not known: {self.why_no_day}"
         if self.day_nbytes is not None:
             day = f"about {figures.nbytes(self.day_nbytes)} a day, as members measured"
+        alone = ""
+        if self.kept is not None:
+            alone = f"nobody of it answers, and this machine has it at round {self.kept.round} or later: "
+            alone += f"{self.kept.then}; "
         return (
-            f"joining run {short(self.ticket.run)} ({printable(self.run.name)}): "
+            f"joining run {short(self.ticket.run)} ({printable(self.run.name)}): {alone}"
             f"{figures.amount(self.num_parameters)} parameters; {figures.nbytes(self.fetch_nbytes)} to fetch, "
             f"{figures.nbytes(self.disk_nbytes)} of disk, about {memory} of memory; "
             f"{figures.nbytes(self.round_nbytes)} a round among {self.num_peers} peers with this one; {day}"
@@ -217,7 +245,13 @@ class Allowance:
 
 
 def terms(
-    run: Genesis, ticket: Ticket, home: Home, settings: PeerConfig, heard: Heard = NOBODY, me: PeerId | None = None
+    run: Genesis,
+    ticket: Ticket,
+    home: Home,
+    settings: PeerConfig,
+    heard: Heard = NOBODY,
+    me: PeerId | None = None,
+    kept: Kept | None = None,
 ) -> Terms:
     """Return what joining `run` costs.
 
@@ -225,12 +259,13 @@ def terms(
         run: as all of it is; of a model that is cut, not a stage's.
         heard: of those who train already.
         me: who would join; decides between stages that are as weak.
+        kept: of the run, where nobody answers.
 
     Raises:
         ConfigError: the settings name a device that is not there.
     """
     num_here = heard.num_members or (heard.num_linked if isinstance(run, StagedConfig) else 0)
-    num_peers = max(1, num_here or len(ticket.contacts)) + 1
+    num_peers = max(1, num_here or (0 if kept is not None else len(ticket.contacts))) + 1
     stages = () if not isinstance(run, StagedConfig) else stages_of(run, heard.news, num_peers, me)
     parts = _parts(run, stages, num_peers, settings)
     num = sum(part.num_parameters for part in parts)
@@ -259,6 +294,7 @@ def terms(
         round_nbytes=round_nbytes,
         rounds=rounds,
         day_nbytes=day_nbytes,
+        kept=kept,
     )
 
 

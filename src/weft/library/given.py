@@ -18,7 +18,7 @@ from weft.config import from_tree, load, said, told_idle
 from weft.errors import ConfigError
 from weft.events import Sink
 from weft.launch.kept import Wish
-from weft.launch.session import Options
+from weft.launch.session import IN_PYTHON, Options
 from weft.library.home import default_home
 from weft.run.machine import PeerConfig, Use, without_effect
 from weft.store.home import Home
@@ -51,7 +51,7 @@ class Machine:
         settings = config_of(given, PeerConfig, "machine: settings")
         home = Home(default_home() if self.home is None else Path(self.home).absolute())
         key = None if self.key is None else Path(self.key)
-        return Options(home=home, key=key, settings=settings, sinks=tuple(self.sinks))
+        return Options(home=home, key=key, settings=settings, sinks=tuple(self.sinks), names=IN_PYTHON)
 
 
 def show_ticket(ticket: str) -> None:

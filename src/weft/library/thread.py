@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Generic
 
 from weft.clock import Clock, SystemClock, Wish
-from weft.events import Emit, Entry, Notice, RoundCommitted
-from weft.launch.peer import P, Workload, found, join
+from weft.events import Entry, Notice, RoundCommitted
+from weft.launch.peer import Opened, P, Workload, found, join
 from weft.launch.session import Options
 from weft.peer.peer import Outcome, Peer
 from weft.sync.round.machine import MIN_MEASURED, NUM_REMEMBERED, deadline_s
@@ -82,12 +82,12 @@ class PeerThread(threading.Thread, Generic[P]):
             return await found(self._work, self._options, wait_for=self._wait_for, on_started=self._begun)
         return await join(self._work, self._given, self._options, on_started=self._begun)
 
-    def _begun(self, peer: P, ticket: str, _emit: Emit) -> None:
-        self.peer, self.ticket = peer, ticket
+    def _begun(self, peer: P, opened: Opened) -> None:
+        self.peer, self.ticket = peer, opened.ticket
         if self._reason:
             peer.stop(self._reason)
         elif self._given is None:
-            self._on_ticket(ticket)
+            self._on_ticket(opened.ticket)
 
     # --- what other threads call ---
 

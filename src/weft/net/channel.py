@@ -39,6 +39,7 @@ class Channel(Node):
         self._node = node
         self._links, self._dialer, self._book, self._blobs = node._links, node._dialer, node._book, node._blobs
         self._traffic, self._handlers, self._emit = node._traffic, node._handlers, node._emit
+        self._posted = None
         self._name = name
         instance = _instance(node.passport.instance, since)
         self.passport = replace(node.passport, run=run, instance=instance, banned=frozenset(), banned_by=set())

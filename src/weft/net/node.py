@@ -32,7 +32,7 @@ from weft.net.link.address_book import AddressBook, Directory, OnContact
 from weft.net.link.dialer import Dialer
 from weft.net.link.handshake import Passport
 from weft.net.link.links import Link, Links, Listener, OnLink
-from weft.net.link.rpc import CallHandler, Handlers, LinkTraffic, NoteHandler, Traffic
+from weft.net.link.rpc import CallHandler, Handlers, LinkTraffic, NoteHandler, Traffic, note_frame
 from weft.net.link.trial import Trial, failed, nobody
 from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease
 from weft.net.transport.base import Transport
@@ -94,6 +94,7 @@ class Node:
         self._book.on_forgotten(self._dialer.release)
         self._book.on_news(self._on_news)
         self._on_settled: list[Callable[[], object]] = []
+        self._posted: tuple[msgspec.Struct, bytes] | None = None  # the last note, and its frame
         self._settling: asyncio.TimerHandle | None = None
 
     # --- life ---
@@ -389,7 +390,11 @@ class Node:
     def post(self, peer: PeerId, record: msgspec.Struct) -> bool:
         """Send `record` one way if a link stands and its queue has room; return whether it was queued."""
         link = self._links.get(peer)
-        return link is not None and link.session.post(self._method(type(record)), encode(record))
+        if link is None:
+            return False
+        if self._posted is None or self._posted[0] is not record:  # what goes to many is encoded once
+            self._posted = record, note_frame(self._method(type(record)), encode(record))
+        return link.session.post_frame(self._posted[1])
 
     async def flush(self, peer: PeerId) -> None:
         """Wait until what is queued for `peer` has been handed to the transport."""

@@ -28,6 +28,7 @@ from statistics import median_low
 
 from weft.data.assign import leases
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
+from weft.keys import verify
 from weft.net.messages import Heartbeat
 from weft.peer.messages import GENESIS
 from weft.rng import order_key
@@ -38,7 +39,7 @@ from weft.sync.records.ancestry import Stretch
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
 from weft.sync.round.rules import is_quorum, is_successor
-from weft.wire import Buffer, digest_of, encode
+from weft.wire import Buffer, Verify, digest_of, encode
 
 Heads = Sequence[tuple[PeerId, messages.Manifest]]  # who holds which
 
@@ -56,6 +57,7 @@ class Chain:
             charter: what holds after `head`, which names its digest.
         """
         self._charters: dict[Round, Charter] = {}
+        self._choices: dict[Round, Choices] = {}  # found since there is this head: asked for with each blob
         self._electors: dict[PeerId, None] = {}  # as they came
         self._set_head(head, charter)
         self._certificates: dict[Round, messages.Certificate] = {}
@@ -100,8 +102,11 @@ class Chain:
 
     def choices_in(self, round: Round) -> Choices:
         """Return the choices by which a round is computed: of gossip, or of a mean."""
-        method = self.charter_in(round).settings.method
-        return method if self.base.round == round and self.base.is_gossip else method.of_mean()
+        if (found := self._choices.get(round)) is None:
+            method = self.charter_in(round).settings.method
+            is_gossip = self.base.round == round and self.base.is_gossip
+            found = self._choices[round] = method if is_gossip else method.of_mean()
+        return found
 
     @property
     def electors(self) -> frozenset[PeerId]:
@@ -116,6 +121,7 @@ class Chain:
             del self._electors[peer]
         self.base = messages.next_base(head, charter)  # of the round after the head: asked for at each message
         self._charters[self.base.round] = charter
+        self._choices = {}
 
     def after(self, round: Round, limit: int) -> tuple[messages.Certificate, ...] | None:
         """Return the certificates after `round`, oldest first and at most `limit`; None where they are forgotten."""
@@ -156,19 +162,19 @@ class Chain:
         round, data = self._results.get(digest, (FIRST, None))
         return data if round >= since else None
 
-    def proven(self, certificate: messages.Certificate) -> bool:
+    def proven(self, certificate: messages.Certificate, verify: Verify = verify) -> bool:
         """Return whether a quorum of the present electorate accepted the manifest."""
-        return self.proof(certificate) is not None
+        return self.proof(certificate, verify) is not None
 
-    def proof(self, certificate: messages.Certificate) -> set[PeerId] | None:
+    def proof(self, certificate: messages.Certificate, verify: Verify = verify) -> set[PeerId] | None:
         """Return who of the present electorate accepted the manifest; None: no quorum did."""
         base, manifest = self.base, certificate.manifest
         if not is_successor(base, manifest):
             return None
-        voters = signers(certificate, base.electorate)
+        voters = signers(certificate, base.electorate, verify)
         left = {
             peer
-            for peer, goodbye in said(manifest, base.electorate, certificate.farewells, messages.Goodbye)
+            for peer, goodbye in said(manifest, base.electorate, certificate.farewells, messages.Goodbye, verify)
             if goodbye.promised <= certificate.attempt
         }
         return voters if is_quorum(base, voters, left) else None

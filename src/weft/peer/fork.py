@@ -60,6 +60,14 @@ def patience_s(run: Genesis, electorate: Sequence[PeerId]) -> float:
     return default if run.orphan_after_s is None else run.orphan_after_s
 
 
+def waits_s(run: Genesis, electorate: Sequence[PeerId], me: PeerId) -> float | None:
+    """Return how long `me`, back from a checkpoint of a member of `electorate`, waits where nobody answers, before it
+    goes on alone; None: a strict run goes on with a majority only."""
+    if tuple(electorate) == (me,):
+        return 0.0
+    return None if run.is_strict else patience_s(run, electorate)
+
+
 class Split:
     def __init__(self, run: Genesis, context: Context, rounds: RoundDriver) -> None:
         self._run = run
@@ -142,14 +150,15 @@ class Split:
         return wait_s is not None and self._lost_at is not None and now - self._lost_at >= wait_s
 
     def _tell(self) -> None:
-        base = self._rounds.chain.base
+        base, wait_s = self._rounds.chain.base, self.orphan_after_s()
+        waited_s = 0.0 if self._lost_at is None else self._clock.now() - self._lost_at
         self._emit(
             MajorityLost(
                 branch=base.branch,
                 round=base.round,
                 alive=len(self._rounds.quorum.present()),
                 electorate=len(base.electorate),
-                opens_branch_in_s=self.orphan_after_s(),
+                opens_branch_in_s=None if wait_s is None else max(0.0, wait_s - waited_s),
                 reason=self._rounds.quorum.why_undecidable(),
             )
         )

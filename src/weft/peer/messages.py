@@ -25,6 +25,8 @@ from weft.sync.records.messages import MAX_COUNT, Certificate, Manifest
 from weft.wire import Record, Signed
 
 GENESIS = Digest("0" * 64)  # what the first manifest of a run names as the one before it
+# Of a part that is sent unasked: on the slowest uplink that rounds wait for, 1 Mbit/s, it takes 50 ms, as asking does.
+HANDED_NBYTES = 6 << 10
 MAX_CERTIFICATES = 16  # per answer, and no more than fit a call's body
 
 
@@ -140,6 +142,12 @@ class Gathered(Record, frozen=True, kw_only=True, tag="Gathered"):
     round: Round
     peers: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_MEMBERS)]
     missing: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_MEMBERS)] = ()
+
+
+class Handed(Record, frozen=True, kw_only=True, tag="Handed"):
+    """A note: bytes that its receiver is about to want, a part of a payload or a result (peer/round/handing.py)."""
+
+    data: Annotated[bytes, Meta(max_length=HANDED_NBYTES)]
 
 
 class BranchProposal(Record, frozen=True, kw_only=True, tag="BranchProposal"):

@@ -27,7 +27,7 @@ from typing import Any
 
 from weft import __version__
 from weft.errors import ActVoid, PeerError, Removed
-from weft.events import Emit, Event, Notice, PeerStarted, PeerStopped
+from weft.events import Emit, Event, Notice, PeerStarted, PeerStopped, WorkDropped
 from weft.ids import Digest, PeerId, Tokens
 from weft.net.membership.full_mesh import Gone, Left, New, Recovered, Suspected
 from weft.net.membership.membership import Membership
@@ -46,7 +46,7 @@ from weft.peer.loop.outliers import Sentinel
 from weft.peer.loop.report import Report
 from weft.peer.round.driver import Decided, Participation, RoundDriver
 from weft.peer.state.autosave import Autosave
-from weft.peer.state.carry import FORGOTTEN, MADE_TWICE, OUTDATED, Carry, dropped
+from weft.peer.state.carry import FORGOTTEN, MADE_TWICE, OUTDATED, Carry
 from weft.peer.state.checkpoint import Snapshot
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
@@ -59,6 +59,7 @@ from weft.wire import seal
 
 __all__ = ["Context", "Outcome", "Peer"]
 
+COMPLETE = "the run is complete: nothing is left to train"
 LAG_S = 1.0  # between two looks whether others are further
 
 Begin = Callable[[], Coroutine[Any, Any, Manifest]]
@@ -187,9 +188,9 @@ class Peer:
                 head = self.replica.head
                 if head is None or not self.is_complete:
                     head = await self._shutdown.unless_asked(self._come(begin))
-                if self.is_complete:
-                    self.context.emit(Notice(text="the run is complete already: nothing is left to train"))
-                else:
+                    if self.is_complete:
+                        self.context.emit(Notice(text=COMPLETE))
+                if not self.is_complete:
                     await self._take_part(head)
             if isinstance(self._shutdown.failure, Removed):
                 await self._autosave.save()
@@ -365,7 +366,7 @@ class Peer:
         if not is_counted:
             self._report.tell_dropped(tokens, FORGOTTEN if is_opening else OUTDATED)
         elif made_twice:
-            self.context.emit(dropped(Tokens(made_twice), MADE_TWICE))
+            self.context.emit(WorkDropped(tokens=Tokens(made_twice), reason=MADE_TWICE))
         if manifest.contributions:
             self._report.tell_commit(decided, began)
             self._report.tell_mixing(decided)

@@ -10,7 +10,7 @@ Sources: Muennighoff et al., arXiv:2305.16264, section 5; Hoffmann et al., arXiv
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class Answers:
     size: Size
     tokens: int
     peers: int
+    context: int | None = None  # tokens that the model takes, where the run begins with one; None: as of its size
 
 
 def read_text(source: Source, base: Path, on_read: Callable[[int], None] = lambda _nbytes: None) -> Text:
@@ -104,6 +105,12 @@ def read_text(source: Source, base: Path, on_read: Callable[[int], None] = lambd
         heldout_tokens=nbytes["heldout"] + between["heldout"],
         begins=begins,
     )
+
+
+def scaled(text: Text, tokens_per_byte: float) -> Text:
+    """Return a text as a tokenizer other than that of bytes writes it."""
+    train, heldout = int(text.train_tokens * tokens_per_byte), int(text.heldout_tokens * tokens_per_byte)
+    return replace(text, train_tokens=train, heldout_tokens=heldout)
 
 
 def first_words(text: str, at_most: int = 24) -> str:
@@ -151,6 +158,16 @@ def usual_size(text: Text, sizes: Iterable[Size], *, is_gpu: bool) -> Size:
     return chosen
 
 
+def size_like(text: Text, num: int) -> Size:
+    """Return the size whose rates suit a model of `num` parameters: the largest that has no more, or the smallest."""
+    first, *others = _SETTINGS
+    return max(
+        (each for each in others if num_parameters(model_of(text, each)) <= num),
+        key=list(_SETTINGS).index,
+        default=first,
+    )
+
+
 def model_of(text: Text, size: Size) -> ModelConfig:
     """Return the model of that size for this text."""
     tree = run_tree(text, Answers(name="text", size=size, tokens=1 << 20, peers=1))
@@ -182,7 +199,7 @@ def run_tree(text: Text, answers: Answers) -> dict[str, Any]:
         DataError: too little text for even the shortest context.
     """
     lr, longest = _SETTINGS[answers.size]
-    seq_len = _seq_len(text, longest, answers.peers)
+    seq_len = _seq_len(text, min(longest, answers.context or longest), answers.peers)
     per_round = 20 * BATCH_SIZE * seq_len * answers.peers
     rounds = answers.tokens // per_round
     every = 20 if rounds >= MANY_ROUNDS else 10

@@ -20,6 +20,7 @@ from statistics import NormalDist
 
 from weft.cost import training as cost
 from weft.net.transport.memory import CHUNK_NBYTES, MSS_NBYTES, NUM_REPEATS, RTO_S
+from weft.peer.messages import HANDED_NBYTES
 from weft.sync.round.machine import FIRST_S, FLOOR_S, TELL_S
 
 
@@ -200,11 +201,12 @@ class Way:
         letters = self._letters
         # Uplinks are busy from the first request on, so the last member's plan counts half.
         planned = [0.0] + [hop_s(leader, kind) + self._send_s(leader, letters.collect) / 2 for kind, _ in entries[1:]]
+        asking = _num_asking(self._load.merged_nbytes[1])
         # What is planned is here: it is merged at once.
         sent = [
             planned[j]
             + self._send_s(owner, letters.merged)
-            + max(2 * hop_s(owner, other) for k, (other, count) in enumerate(entries) if k != j or count > 1)
+            + max(asking * hop_s(owner, other) for k, (other, count) in enumerate(entries) if k != j or count > 1)
             for j, (owner, _) in enumerate(entries)
         ]
         held = [
@@ -250,7 +252,8 @@ class Way:
 
     def _fetched_s(self, source: Kind, owner: Kind) -> float:
         """Return how long it takes from an announcement until an owner holds its part of the payload."""
-        asked_s = 3 * hop_s(source, owner)  # Ready, a request, the answer
+        nbytes = self._load.part_nbytes[1]
+        asked_s = (1 + _num_asking(nbytes)) * hop_s(source, owner)  # Ready, a request, the answer
         return asked_s + self._payload_s(source, owner) + self._tail_s(owner, self._load.part_nbytes[1]) + TELL_S
 
     def _decided_s(self, entries: Sequence[tuple[Kind, int]], held: Sequence[float], need: int) -> float:
@@ -295,15 +298,16 @@ class Way:
     def late_s(self) -> float:
         """Return what jitter and lost packets add to a round.
 
-        Each of n (n - 1) ways from a plan over a payload to a result has six hops, and the slowest of all is waited
-        for; then the votes of a majority, one hop there and two back; then each member's way over the decision to its
-        next announcement, two hops.
+        Each of n (n - 1) ways from a plan over a payload to a result has six hops, two where nobody asks, and the
+        slowest of all is waited for; then the votes of a majority, one hop there and two back; then each member's way
+        over the decision to its next announcement, two hops.
         """
         pairs = self.num * self._others
         nbytes = (self._load.part_nbytes[1], self._load.merged_nbytes[1])
         bulk = [max(1, math.ceil(each / MSS_NBYTES)) for each in nbytes]
         short = [num_packets for num_packets in bulk if num_packets <= NUM_REPEATS]
-        exchanged = self.latest_s(6, pairs) + self.again_s(pairs * (4 + sum(short)))
+        asking = sum(map(_num_asking, nbytes))
+        exchanged = self.latest_s(2 + asking, pairs) + self.again_s(pairs * (asking + sum(short)))
         exchanged += sum(self.again_s(pairs, num_packets) for num_packets in bulk if num_packets > NUM_REPEATS)
         voted = 3 * self._jitter_s() / 2 + self.again_s(3)
         return exchanged + voted + self.latest_s(2, self._others) + self.again_s(2 * self._others)
@@ -331,6 +335,11 @@ class Way:
         """Return how long others wait for who evaluates: about as long as they differ anyhow."""
         spread_s = max(kind.train_s for kind in self.kinds) - min(kind.train_s for kind in self.kinds)
         return min(FIRST_S, max(FLOOR_S, spread_s))
+
+
+def _num_asking(nbytes: int) -> int:
+    """Return how many hops it takes to be told of a blob and to ask for it, before it comes: small ones are handed."""
+    return 0 if 0 < nbytes <= HANDED_NBYTES else 2
 
 
 def rank(num: int) -> float:

@@ -1,7 +1,7 @@
 """The server's application: what may be asked for, who is let in, and how every failure is told.
 
-    POST /v1/chat/completions   /v1/completions   /v1/responses        GET /v1/models   /v1/models/{id}
-    POST /tokenize   /detokenize                                       GET /health   /metrics   /version
+    POST /v1/chat/completions   /v1/completions   /v1/responses   /v1/embeddings   /tokenize   /detokenize
+    GET  /v1/models   /v1/models/{id}   /health   /metrics   /version
 
     app(models, keys, limits)  ──uvicorn──►  clients
 
@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from ipaddress import ip_address
 from pathlib import PurePath
 from traceback import extract_tb
@@ -32,16 +33,17 @@ from weft.engine.draw import Drawing
 from weft.engine.engine import Wanted
 from weft.errors import DataError
 from weft.rng import fresh_secret
-from weft.serve import chat, completions, responses
+from weft.serve import chat, completions, embeddings, responses
 from weft.serve.failures import Fault, fault_of, no_model, not_built, wrong
 from weft.serve.generation import Model, Serving
-from weft.serve.keys import Admission, Asker, Key, Limits, Visit
+from weft.serve.keys import Admission, Asker, Keys, Limits, Visit
 from weft.serve.metrics import CONTENT_TYPE_LATEST, Metrics
 from weft.serve.schemas import (
     Asked,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     ResponseRequest,
     TokenizeRequest,
     read,
@@ -54,12 +56,13 @@ BODY_S = 30.0  # a body that has not come by then is not waited for
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 R = TypeVar("R", bound=Asked)
+M = TypeVar("M")
 Work = Callable[[Wire, Asker, bytes], Awaitable[None]]
 
 
 def app(
     models: Mapping[str, Model],
-    keys: tuple[Key, ...] | None = None,
+    keys: Keys | None = None,
     limits: Limits | None = None,
     *,
     clock: Clock | None = None,
@@ -80,32 +83,36 @@ def app(
     )
 
 
-class _Server:
-    def __init__(
-        self, models: Mapping[str, Model], keys: tuple[Key, ...] | None, limits: Limits, clock: Clock, metrics: Metrics
-    ) -> None:
-        self._models, self._limits, self._clock, self._metrics = models, limits, clock, metrics
-        self._has_keys = keys is not None
-        self._admission = Admission(keys, limits, clock)
-        self._serving = Serving(clock, metrics, limits)
-        self._healths: dict[int, _Health] = {}  # by engine
+class Front:
+    """Who is let in, and how every failure is told, whatever answers."""
 
-    def app(self, page: Sequence[BaseRoute]) -> Starlette:
-        posts: dict[str, Work] = {
-            "/v1/chat/completions": self._making(ChatRequest, chat.begin),
-            "/v1/completions": self._making(CompletionRequest, completions.begin),
-            "/v1/responses": self._making(ResponseRequest, responses.begin, are_named=True),
-            "/v1/embeddings": self._embed,
-            "/tokenize": self._tokenize,
-            "/detokenize": self._detokenize,
-        }
-        gets: dict[str, Work] = {"/v1/models": self._list, "/metrics": self._measure}
+    def __init__(self, keys: Keys | None, limits: Limits, clock: Clock, metrics: Metrics) -> None:
+        self.limits, self.clock, self.metrics = limits, clock, metrics
+        self._has_keys = keys is not None
+        self.admission = Admission(keys, limits, clock)
+
+    def app(
+        self,
+        posts: Mapping[str, Work],
+        gets: Mapping[str, Work],
+        one: Callable[[str, Wire, Asker], Awaitable[None]],
+        health: Callable[[Request], Awaitable[Plain]],
+        page: Sequence[BaseRoute],
+    ) -> Starlette:
+        """Return the application.
+
+        Args:
+            posts, gets: what answers, by path.
+            one: answers for one model, by its id.
+            page: more routes.
+        """
+        gets = {**gets, "/metrics": self._measure}
         routes: list[BaseRoute] = [
             *(Route(path, self._endpoint(work), methods=["POST"]) for path, work in posts.items()),
             *(Route(path, self._endpoint(work), methods=["GET"]) for path, work in gets.items()),
-            Route("/v1/models/{id:path}", self._one, methods=["GET"]),
-            Route("/health", self._health, methods=["GET"]),
-            Route("/version", self._version, methods=["GET"]),
+            Route("/v1/models/{id:path}", self._of_one(one), methods=["GET"]),
+            Route("/health", health, methods=["GET"]),
+            Route("/version", _version, methods=["GET"]),
             *page,
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _not_here})
@@ -116,12 +123,12 @@ class _Server:
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
             headers = Headers(scope=scope)
             id = _request_id(headers)
-            wire = Wire(receive, send, self._limits, {"x-request-id": id}, self._note)
+            wire = Wire(receive, send, self.limits, {"x-request-id": id}, self._note)
             try:
                 asker = self._asker(scope, headers)
                 length = headers.get("content-length", "0")
-                if length.isdecimal() and int(length) > self._limits.max_body_nbytes:
-                    raise _too_long(self._limits)
+                if length.isdecimal() and int(length) > self.limits.max_body_nbytes:
+                    raise _too_long(self.limits)
                 await work(wire, asker, await _in_time(wire.body()))
             except Gone:
                 return
@@ -134,23 +141,65 @@ class _Server:
 
         return _Endpoint(endpoint)
 
+    def _of_one(self, one: Callable[[str, Wire, Asker], Awaitable[None]]) -> ASGIApp:
+        async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+            async def work(wire: Wire, asker: Asker, _body: bytes) -> None:
+                await one(scope["path_params"]["id"], wire, asker)
+
+            await self._endpoint(work)(scope, receive, send)
+
+        return _Endpoint(endpoint)
+
     def _asker(self, scope: Scope, headers: Headers) -> Asker:
         if not self._has_keys:
             _refuse_pages(headers)
         client = scope.get("client")
-        return self._admission.asker(headers.get("authorization"), client[0] if client else "")
+        return self.admission.asker(headers.get("authorization"), client[0] if client else "")
 
     def _note(self, fault: Fault) -> None:
-        self._metrics.refused(fault.status)
+        self.metrics.refused(fault.status)
+
+    async def _measure(self, wire: Wire, _asker: Asker, _body: bytes) -> None:
+        await wire.tell(self.metrics.text(), CONTENT_TYPE_LATEST)
+
+    def pick(self, models: Mapping[str, M], asker: Asker, name: str | None) -> M:
+        """Return the model that a request names; the first, where it names none.
+
+        Raises:
+            Fault: there is none of that name, or the key is for others.
+        """
+        if name is None and models:
+            name = next(iter(models))
+        if (model := models.get(name or "")) is None:
+            seen = [each for each in models if self.admission.may_see(asker, each)]
+            raise no_model(name or "", ", ".join(seen[:8]) or "none is loaded yet")
+        self.admission.check_model(asker, name or "")
+        return model
+
+
+class _Server:
+    def __init__(
+        self, models: Mapping[str, Model], keys: Keys | None, limits: Limits, clock: Clock, metrics: Metrics
+    ) -> None:
+        self._models, self._clock = models, clock
+        self._front = Front(keys, limits, clock, metrics)
+        self._admission = self._front.admission
+        self._serving = Serving(clock, metrics, limits)
+        self._healths: dict[int, Health] = {}  # by engine
+
+    def app(self, page: Sequence[BaseRoute]) -> Starlette:
+        posts: dict[str, Work] = {
+            "/v1/chat/completions": self._making(ChatRequest, chat.begin),
+            "/v1/completions": self._making(CompletionRequest, completions.begin),
+            "/v1/responses": self._making(ResponseRequest, responses.begin, are_named=True),
+            "/v1/embeddings": self._making(EmbeddingRequest, embeddings.begin),
+            "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+        }
+        return self._front.app(posts, {"/v1/models": self._list}, self._one, self._health, page)
 
     def _model(self, asker: Asker, name: str | None) -> Model:
-        if name is None and self._models:
-            name = next(iter(self._models))
-        if (model := self._models.get(name or "")) is None:
-            seen = [each for each in self._models if self._admission.may_see(asker, each)]
-            raise no_model(name or "", ", ".join(seen[:8]) or "none is loaded yet")
-        self._admission.check_model(asker, model.id)
-        return model
+        return self._front.pick(self._models, asker, name)
 
     # --- texts ---
 
@@ -176,9 +225,6 @@ class _Server:
 
         return work
 
-    async def _embed(self, _wire: Wire, _asker: Asker, _body: bytes) -> None:
-        raise not_built("Embeddings: what this server computes with keeps no hidden states. /v1/embeddings")
-
     async def _tokenize(self, wire: Wire, asker: Asker, body: bytes) -> None:
         request = read(body, TokenizeRequest)
         model = self._model(asker, request.model)
@@ -203,18 +249,8 @@ class _Server:
         trees = [_about(model) for model in self._models.values() if self._admission.may_see(asker, model.id)]
         await wire.tell_tree({"object": "list", "data": trees})
 
-    @property
-    def _one(self) -> ASGIApp:
-        async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-            async def work(wire: Wire, asker: Asker, _body: bytes) -> None:
-                await wire.tell_tree(_about(self._model(asker, scope["path_params"]["id"])))
-
-            await self._endpoint(work)(scope, receive, send)
-
-        return _Endpoint(endpoint)
-
-    async def _measure(self, wire: Wire, _asker: Asker, _body: bytes) -> None:
-        await wire.tell(self._metrics.text(), CONTENT_TYPE_LATEST)
+    async def _one(self, id: str, wire: Wire, asker: Asker) -> None:
+        await wire.tell_tree(_about(self._model(asker, id)))
 
     async def _health(self, _request: Request) -> Plain:
         models = list(self._models.values())
@@ -222,14 +258,13 @@ class _Server:
             del self._healths[engine]
         said = {}
         for model in models:
-            health = self._healths.setdefault(id(model.engine), _Health(model, self._clock))
+            health = self._healths.setdefault(id(model.engine), Health(partial(_draw_one, model), self._clock))
             said[model.id] = await health.said()
-        is_well = bool(said) and not any(said.values())
-        status = "ok" if is_well else "; ".join(f"{name}: {why}" for name, why in said.items() if why) or "no model"
-        return JSONResponse({"status": status}, 200 if is_well else 503)
+        return tell_health(said)
 
-    async def _version(self, _request: Request) -> Plain:
-        return JSONResponse({"version": weft.__version__})
+
+async def _version(_request: Request) -> Plain:
+    return JSONResponse({"version": weft.__version__})
 
 
 class _Endpoint:
@@ -242,11 +277,15 @@ class _Endpoint:
         await self._call(scope, receive, send)
 
 
-class _Health:
-    """Whether a model draws tokens: one is drawn, at most every `HEALTHY_S`."""
+class Health:
+    """Whether tokens are drawn: one is drawn, at most every `HEALTHY_S`.
 
-    def __init__(self, model: Model, clock: Clock) -> None:
-        self._model, self._clock = model, clock
+    Args:
+        draw: draws one; returns what is wrong, None: nothing.
+    """
+
+    def __init__(self, draw: Callable[[], Awaitable[str | None]], clock: Clock) -> None:
+        self._draw, self._clock = draw, clock
         self._lock = asyncio.Lock()
         self._at: float | None = None
         self._said: str | None = None
@@ -259,21 +298,32 @@ class _Health:
                 self._at = self._clock.now()
             return self._said
 
-    async def _draw(self) -> str | None:
-        text = None
-        try:
-            async with asyncio.timeout(DRAWN_S):
-                wanted = Wanted("health", (0,), 1, Drawing(temperature=0.0))
-                text = self._model.engine.begin(wanted)
-                num = len([drawn async for drawn in text])
-            return None if num == 1 else "no token came"
-        except TimeoutError:
-            return f"no token came within {DRAWN_S:g} s"
-        except Exception as error:
-            return f"it fails ({type(error).__name__})"
-        finally:
-            if text is not None:
-                text.cancel()
+
+def tell_health(said: Mapping[str, str | None]) -> Plain:
+    """Return the answer to a question for health.
+
+    Args:
+        said: what is wrong, by model.
+    """
+    is_well = bool(said) and not any(said.values())
+    status = "ok" if is_well else "; ".join(f"{name}: {why}" for name, why in said.items() if why) or "no model"
+    return JSONResponse({"status": status}, 200 if is_well else 503)
+
+
+async def _draw_one(model: Model) -> str | None:
+    text = None
+    try:
+        async with asyncio.timeout(DRAWN_S):
+            text = model.engine.begin(Wanted("health", (0,), 1, Drawing(temperature=0.0)))
+            num = len([drawn async for drawn in text])
+        return None if num == 1 else "no token came"
+    except TimeoutError:
+        return f"no token came within {DRAWN_S:g} s"
+    except Exception as error:
+        return f"it fails ({type(error).__name__})"
+    finally:
+        if text is not None:
+            text.cancel()
 
 
 def _about(model: Model) -> dict[str, Any]:

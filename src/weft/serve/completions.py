@@ -101,28 +101,33 @@ def _joined(one: Tree | None, other: Tree | None) -> Tree | None:
     return {name: [*one[name], *other[name]] for name in one}
 
 
-def prompts_of(request: CompletionRequest, model: Model) -> list[list[int]]:
-    """Return the prompts as tokens.
+def texts_of(given: str | list[Any], model: Model, most: int, param: str) -> list[list[int]]:
+    """Return texts as tokens: one, as text or tokens, or a list of such.
+
+    Args:
+        most: of them.
+        param: the field that they stand in.
 
     Raises:
-        Fault: a prompt is neither text nor tokens, or there are too many.
+        Fault: one is neither text nor tokens of the model, or there are too many.
     """
-    given = request.prompt
     many: list[Any] = [given] if isinstance(given, str) or all(type(each) is int for each in given) else given
-    if not 1 <= len(many) * (request.n or 1) <= MAX_TEXTS:
-        raise wrong(f"prompt: 1 to {MAX_TEXTS} texts together, not {len(many) * (request.n or 1)}.", "prompt")
+    if not 1 <= len(many) <= most:
+        raise wrong(f"{param}: 1 to {most} texts together, not {len(many)}.", param)
     found = []
     for number, each in enumerate(many):
-        param = "prompt" if len(many) == 1 else f"prompt[{number}]"
+        place = param if len(many) == 1 else f"{param}[{number}]"
         if isinstance(each, str):
             try:
                 found.append(model.vocabulary.encode_plain(each))
             except DataError as error:
-                raise wrong(f"{param}: {error}", param) from None
+                raise wrong(f"{place}: {error}", place) from None
         elif isinstance(each, list) and all(type(token) is int and token >= 0 for token in each):
+            if (token := next((one for one in each if one >= model.engine.vocab_size), None)) is not None:
+                raise wrong(f"{place}: token {token} is outside the model's {model.engine.vocab_size}.", place)
             found.append(each)
         else:
-            raise wrong(f"{param}: text or a list of tokens is needed.", param)
+            raise wrong(f"{place}: text or a list of tokens is needed.", place)
     return found
 
 
@@ -141,7 +146,7 @@ async def begin(request: CompletionRequest, model: Model, visit: Visit, serving:
         raise wrong("echo: the prompt's log-probabilities are not known; leave out echo or logprobs.", "echo")
     use = ToolUse(None, None, is_parallel=None)
     form = await form_of(model, use, request.response_format)
-    prompts = prompts_of(request, model)
+    prompts = texts_of(request.prompt, model, MAX_TEXTS // (request.n or 1), "prompt")
     generations: list[Generation] = []
     try:
         for prompt in prompts:

@@ -11,9 +11,13 @@ A file of keys is TOML. It holds no key, only what a key is known by:
 
 Requests and tokens of a minute are token buckets: they fill steadily, and hold a minute's worth. Tokens are charged as
 they are read and drawn, so an answer that is under way is finished, and the next one waits until the debt is paid.
+
+A server reads its file again once it has changed. What was used is counted in memory: a server that starts again counts
+anew.
 """
 
 import hmac
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -49,7 +53,7 @@ ROOM = {"low": 0.25, "normal": 0.75, "high": 1.0}
 class Key(config.Config, frozen=True, kw_only=True):
     """Somebody who may ask. What is left out has no limit."""
 
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.@-]{1,64}$", description="Whose it is; logs and metrics know it.")]
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.@-]{1,64}$", description="Whose it is; what is refused names it.")]
     salt: Annotated[_Salt, Meta(description="Hex, of this key alone.")]
     hash: Annotated[_Salt, Meta(description="BLAKE3 of the key, keyed by the salt; hex.")]
     requests_per_minute: Annotated[_Limit, Meta(description="Requests that are begun.")] = None
@@ -120,6 +124,41 @@ def save_keys(path: Path, keys: Sequence[Key]) -> None:
     new.replace(path)
 
 
+class KeysOfFile:
+    """The keys of a file, which is read again once it has changed. One that cannot be used by then changes nothing.
+
+    Raises:
+        ConfigError: it cannot be used; only when this is made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mark = _mark(path)
+        self._keys = load_keys(path)
+
+    def now(self) -> tuple[Key, ...]:
+        """Return them."""
+        if (mark := _mark(self._path)) != self._mark:
+            self._mark = mark
+            try:
+                self._keys = load_keys(self._path)
+            except ConfigError as error:
+                logging.getLogger("weft.serve").error("%s The keys from before go on being taken.", error)
+        return self._keys
+
+
+Keys = tuple[Key, ...] | KeysOfFile
+
+
+def _mark(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when the file does; None: there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 def _hash(secret: str, salt: str) -> str:
     return blake3(secret.encode(), key=bytes.fromhex(salt)).hexdigest()
 
@@ -146,8 +185,13 @@ class Bucket:
 
 @dataclass
 class _Account:
-    """What somebody has used."""
+    """What somebody has used.
 
+    Args:
+        key: as it was when they asked last; another file may have set other limits since.
+    """
+
+    key: Key | None = None
     requests: Bucket | None = None
     tokens: Bucket | None = None
     num_running: int = 0
@@ -182,7 +226,7 @@ class Admission:
         keys: None: whoever reaches this server may ask.
     """
 
-    def __init__(self, keys: tuple[Key, ...] | None, limits: Limits, clock: Clock) -> None:
+    def __init__(self, keys: Keys | None, limits: Limits, clock: Clock) -> None:
         self._keys, self._limits, self._clock = keys, limits, clock
         self._accounts: dict[str, _Account] = {}
 
@@ -202,7 +246,8 @@ class Admission:
         if kind.lower() != "bearer" or not secret:
             raise no_key("A key is needed: send the header `Authorization: Bearer sk-weft-...`.")
         found: Key | None = None
-        for key in self._keys:  # all of them, so that the time tells nothing
+        keys = self._keys.now() if isinstance(self._keys, KeysOfFile) else self._keys
+        for key in keys:  # all of them, so that the time tells nothing
             if hmac.compare_digest(_hash(secret, key.salt), key.hash):
                 found = key
         if found is None:
@@ -257,13 +302,11 @@ class Admission:
         return Visit(self, asker, account)
 
     def _account(self, asker: Asker, now: float) -> _Account:
-        if asker.name not in self._accounts:
-            key = asker.key
-            self._accounts[asker.name] = _Account(
-                None if key is None or key.requests_per_minute is None else Bucket(key.requests_per_minute, now),
-                None if key is None or key.tokens_per_minute is None else Bucket(key.tokens_per_minute, now),
-            )
-        account = self._accounts[asker.name]
+        account, key = self._accounts.setdefault(asker.name, _Account()), asker.key
+        if key is not None and key != account.key:
+            account.key = key
+            account.requests = None if key.requests_per_minute is None else Bucket(key.requests_per_minute, now)
+            account.tokens = None if key.tokens_per_minute is None else Bucket(key.tokens_per_minute, now)
         if account.day_began is None or now - account.day_began >= DAY_S:
             account.day_began, account.num_today = now, 0
         return account

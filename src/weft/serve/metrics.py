@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from weft.clock import Clock, SystemClock
-from weft.engine.engine import Serves
+from weft.engine.engine import Totals
 from weft.engine.pages import PAGE
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
@@ -51,6 +51,13 @@ _TEXTS = (1, 2, 5, 10, 20)
 _LENGTHS = (*(each * 10**ten for ten in range(5) for each in (1, 2, 5)), 100_000)
 
 
+class Counted(Protocol):
+    """What computes it, as far as it is measured."""
+
+    @property
+    def totals(self) -> Totals: ...
+
+
 class Measured(Protocol):
     """A model, as far as it is measured."""
 
@@ -58,7 +65,7 @@ class Measured(Protocol):
     def id(self) -> str: ...
 
     @property
-    def engine(self) -> Serves: ...
+    def engine(self) -> Counted: ...
 
 
 class Metrics:

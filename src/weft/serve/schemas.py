@@ -15,13 +15,16 @@ MAX_MESSAGES = 2048
 MAX_TOOLS = 64
 MAX_STOPS = 4
 MAX_TEXTS = 4
+MAX_INPUTS = 2048  # texts of a request for embeddings, as the API has it
 MAX_SCHEMA_NBYTES = 64 << 10
 MAX_LIKELIEST = 20
+MAX_BIASES = 1024  # each is added at every token
 
 R = TypeVar("R", bound="Asked")
 
 Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
 Ids = list[Annotated[int, Meta(ge=0, lt=1 << 31)]]
 
@@ -112,7 +115,7 @@ class TextRequest(Asked, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
     stop: str | list[str] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_TEXTS)] | None = None
     ignore_eos: bool | None = None
@@ -173,7 +176,7 @@ class Item(Asked, frozen=True, kw_only=True):
 
 
 class ResponseRequest(TextRequest, frozen=True, kw_only=True):
-    input: str | list[Item]
+    input: str | Annotated[list[Item], Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
     stream: bool | None = None
@@ -185,6 +188,14 @@ class ResponseRequest(TextRequest, frozen=True, kw_only=True):
     background: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
     metadata: dict[str, Any] | None = None
+
+
+class EmbeddingRequest(Asked, frozen=True, kw_only=True):
+    model: str
+    input: str | list[Any]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Count | None = None
+    stream: bool | None = None
 
 
 class TokenizeRequest(Asked, frozen=True, kw_only=True):

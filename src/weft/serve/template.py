@@ -158,8 +158,13 @@ def template_of(came_with: CameWith) -> Template | None:
     Raises:
         TemplateFault: it has one that cannot be read.
     """
-    config = _object(came_with, TOKENIZER_CONFIG)
-    given: Any = config.get("chat_template")
+    first, with_tools = sources_of(came_with)
+    return None if first is None else Template(first, _named_tokens(came_with), with_tools)
+
+
+def sources_of(came_with: CameWith) -> tuple[str | None, str | None]:
+    """Return the text of a model's template, and of another one for chats with tools, as far as there are any."""
+    given: Any = _object(came_with, TOKENIZER_CONFIG).get("chat_template")
     if (of_json := _object(came_with, "chat_template.json").get("chat_template")) is not None:
         given = of_json
     if (jinja := came_with.files.get("chat_template.jinja")) is not None:
@@ -169,9 +174,7 @@ def template_of(came_with: CameWith) -> Template | None:
         first, with_tools = named.get("default"), named.get("tool_use")
     else:
         first, with_tools = given, None
-    if not isinstance(first, str):
-        return None
-    return Template(first, _named_tokens(came_with), with_tools if isinstance(with_tools, str) else None)
+    return (first if isinstance(first, str) else None), (with_tools if isinstance(with_tools, str) else None)
 
 
 def _named_tokens(came_with: CameWith) -> dict[str, str]:

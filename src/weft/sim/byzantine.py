@@ -23,7 +23,7 @@ from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryTransport
-from weft.peer.messages import ChainAnswer, Decision, Letter, StateOffer
+from weft.peer.messages import ChainAnswer, Decision, Handed, Letter, StateOffer
 from weft.sim.scenario import Corrupt, Drop, Fault, Lie
 from weft.sync.records.messages import Manifest, Merged, Promise, Propose, Ready, RoundNote, Stuck, Vote
 from weft.wire import Buffer, Signed, decode, digest, seal
@@ -68,6 +68,8 @@ class CrookedNode(Node):
         transport.on_send = self._write
 
     def post(self, peer: PeerId, record: msgspec.Struct) -> bool:
+        if self._in_force() and isinstance(record, Handed):
+            return False  # what is lost, damaged or untrue of it is asked for, as `_served` has it
         if self._in_force() and isinstance(record, Letter | Decision):
             note = decode(record.signed.body, RoundNote) if isinstance(record, Letter) else None
             kind = "Decision" if note is None else type(note.message).__name__

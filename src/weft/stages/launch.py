@@ -25,6 +25,7 @@ from weft.launch.session import Session
 from weft.peer.context import Data
 from weft.peer.peer import Outcome
 from weft.run.staged import StagedConfig
+from weft.stages.backup import StagesOnDisk
 from weft.stages.gather.gather import Found, Gather, Gathered, Means, found_in
 from weft.stages.peer import FINISH_S, StagesPeer
 from weft.stages.reader import StageReader
@@ -113,7 +114,7 @@ def prepare(s: Session, run: StagedConfig, data: Data) -> Prepared[StagesPeer]:
             peer.ending.plan(partial(gather_at_end, peer))
         return await live(peer, wait_for)
 
-    return Prepared(peer, run_to_end)
+    return Prepared(peer, run_to_end, stand="begun" if StagesOnDisk(s.folder).rounds else "new")
 
 
 def kit_of(s: Session, run: StagedConfig, data: Data) -> Kit:

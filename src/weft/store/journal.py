@@ -193,6 +193,11 @@ class Journal:
         self._failure: str | None = None
         self._nbytes: int | None = None  # None: nobody has looked since files were removed
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is written."""
+        return self._is_on
+
     def take_failure(self) -> str | None:
         """Return, once, why nothing is kept. What is written is written by any thread; events are not."""
         failure, self._failure = self._failure, None

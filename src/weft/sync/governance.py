@@ -48,7 +48,7 @@ from weft.sync.records import acts, messages
 from weft.sync.records.ancestry import Fork, History, Stretch, fork_point, with_fork, with_taken
 from weft.sync.records.charter import MAX_BANNED, MAX_TOKENS_PER_STEP, Body, Charter, Expelled, Settings, Struck
 from weft.sync.records.tuning import Tuned, is_allowed, tuned_charter
-from weft.wire import Signed, decode, digest_of, unseal
+from weft.wire import Signed, Verify, decode, digest_of, unseal
 
 
 @dataclass(frozen=True)
@@ -507,19 +507,19 @@ def legacy_tokens(base: messages.Base, ready: messages.Ready) -> Tokens:
     return Tokens(tokens)
 
 
-def signers(certificate: messages.Certificate, known: Iterable[PeerId]) -> set[PeerId]:
+def signers(certificate: messages.Certificate, known: Iterable[PeerId], verify: Verify = verify) -> set[PeerId]:
     """Return who of `known` has accepted the certificate's manifest."""
     manifest = certificate.manifest
     name = digest_of(manifest)
     return {
         peer
-        for peer, accept in said(manifest, known, certificate.votes, messages.Accept)
+        for peer, accept in said(manifest, known, certificate.votes, messages.Accept, verify)
         if accept.attempt == certificate.attempt and accept.manifest == name
     }
 
 
 def said(
-    of: messages.Manifest, known: Iterable[PeerId], letters: Iterable[Signed], kind: type[M]
+    of: messages.Manifest, known: Iterable[PeerId], letters: Iterable[Signed], kind: type[M], verify: Verify = verify
 ) -> list[tuple[PeerId, M]]:
     """Return what `known` said of a round, one letter of each: to check a signature takes longer than to send one."""
     found, awaited = list[tuple[PeerId, M]](), set(known)

@@ -1,7 +1,8 @@
 """What computes a stage's layers for texts: rows are decoded, passed through, and encoded; the last stage draws.
 
 On the wire each row is encoded by itself, so that a log can be cut at any place, and a row's numbers do not depend on
-which others were sent with it.
+which others were sent with it. With exact numbers rows are handed on in fp32, and what a model in sections
+gives is what it gives whole, to the bit.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.codec.codec import Codec
+from weft.codec.dense import Fp32
 from weft.engine.draw import Counts, Drawing, Drawn, draw
 from weft.engine.step import KeysAndValues, Piece, Stepper, Weights
-from weft.errors import PayloadError, WeftError
+from weft.errors import ConfigError, PayloadError, WeftError
 from weft.texts.messages import TOKEN_NBYTES
 
 
@@ -76,9 +78,17 @@ class Section:
 
     Args:
         codec: of activations between sections.
+
+    Raises:
+        ConfigError: numbers are exact, and the codec rounds.
     """
 
     def __init__(self, weights: Weights, kept: KeysAndValues, codec: Codec) -> None:
+        if weights.kind == "exact" and not isinstance(codec, Fp32):
+            raise ConfigError(
+                "exact numbers of a model in stages need activations in fp32, and this run rounds them: a text would "
+                "not be the same to the bit. Choose other numbers, or a run whose activations are of type fp32 (pipeline)."
+            )
         self._stepper = Stepper(weights, kept)
         self._codec = codec
         self._width = weights.config.width

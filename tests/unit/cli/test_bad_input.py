@@ -77,7 +77,7 @@ def test_a_ticket_of_this_very_key_says_so(weft: Weft, tmp_path: Path) -> None:
 
 
 def test_asking_for_a_ticket_where_no_member_is_is_15(weft: Weft) -> None:
-    refused(weft, 15, "has a ticket", "ticket")
+    refused(weft, 15, "nothing trains in", "ticket")
 
 
 # --- run files ---

@@ -123,6 +123,10 @@ TABLE: dict[str, Rows] = {
             Refused("train {run} --new --go-on", "exclude each other"),
             Shown(TRAIN, "test_a_run_that_is_just_this_one_is_not_begun_anew"),
         ),
+        "--after": (
+            Refused("train {run} --after last --go-on", "exclude each other"),
+            Shown(TRAIN, "test_what_cannot_begin_another_is_refused_and_leaves_nothing"),
+        ),
         **{
             option: (Refused(f"train {{run}} {option} {value}".rstrip(), f"{option}: no effect on"),)
             for option, value in {
@@ -184,9 +188,27 @@ TABLE: dict[str, Rows] = {
         ),
         "--device": ALWAYS,
     },
+    "serve": {
+        **dict.fromkeys(("--host", "--port", "--keys", "--name"), ALWAYS),
+        **{
+            option: (Refused(f"serve --backend vllm {option} {value}", "the server of --backend computes"),)
+            for option, value in {
+                **{"--device": "cpu", "--threads": "1", "--numbers": "fp32", "--max-context": "9", "--cache": "1GB"}
+            }.items()
+        },
+        "--backend": ALWAYS,
+        "--backend-key": (Refused("serve last --backend-key {machine}", "it is of --backend"),),
+    },
+    "serve key add": {
+        "--keys": ALWAYS,
+        **dict.fromkeys(("--requests-per-minute", "--tokens-per-minute", "--tokens-per-day", "--concurrent"), ALWAYS),
+        **dict.fromkeys(("--model", "--priority", "--expires"), ALWAYS),
+    },
+    "serve key list": {"--keys": ALWAYS},
+    "serve key remove": {"--keys": ALWAYS},
     "chat": dict.fromkeys(("--model", "--key-file", "--system", "--temperature", "--max-tokens"), ALWAYS),
     "eval": dict.fromkeys(("--data", "--windows", "--device"), ALWAYS),
-    "export": {"--dtype": ALWAYS},
+    "export": {"--dtype": ALWAYS, "--gguf": ALWAYS},
     "inspect": {},
     "doctor": {"--machine": ALWAYS, "--port": ALWAYS, "--json": ALWAYS},
     "plan": {

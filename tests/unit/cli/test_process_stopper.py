@@ -69,15 +69,17 @@ def test_a_peer_that_is_told_twice_within_two_seconds_saves(wait_s: float) -> No
 
 
 def test_a_signal_told_twice_does_not_end_a_process_that_has_just_saved() -> None:
-    clock = VirtualClock()
+    clock, reasons = VirtualClock(), list[str]()
     stopper = Stopper(Screen(), clock)
 
     async def main() -> None:
         stopper.install(asyncio.get_running_loop())
-        stopper.started(lambda _reason: None, lambda: False)
+        stopper.started(reasons.append, lambda: False)
         signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0.0)
 
     process.run_loop(main())
+    assert reasons == ["stopped by Ctrl-C"]  # as a person calls it
     stopper.remove()
     signal.raise_signal(signal.SIGINT)  # were it as before, a KeyboardInterrupt
     clock.advance(3.0)

@@ -212,7 +212,8 @@ def test_a_secret_outlives_a_full_disk(weft: Weft, run_path: Path, home: Path, m
         real_replace(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    answer = weft("train", run_path, *LOCAL)  # only what others can do without is not kept
+    longer = ("--set", "train.tokens=2880", "--go-on")
+    answer = weft("train", run_path, *LOCAL, *longer)  # only what others can do without is not kept
     assert answer.code == 0, answer.err
     assert secret.read_text() == before
     assert read(answer.out.splitlines()[0]).secret == read(first.out.splitlines()[0]).secret

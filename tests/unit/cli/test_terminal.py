@@ -1,9 +1,12 @@
 """The line of work: rewritten on a terminal and wiped at the end, seldom printed elsewhere."""
 
 import io
+import sys
+
+import pytest
 
 from unit.hands import Hands
-from weft.cli.terminal import PRINTED_EVERY_S, WorkLine
+from weft.cli.terminal import PRINTED_EVERY_S, WorkLine, agrees, say_loading
 from weft.events import Notice, Working
 
 
@@ -54,3 +57,25 @@ def test_what_nobody_was_shown_needs_no_wiping() -> None:
     stream = Stream(is_terminal=True)
     WorkLine(stream).close()
     assert stream.getvalue() == ""
+
+
+def test_a_question_says_what_it_takes_as_an_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("maybe\nY\n\n\nno\n"))
+    assert agrees("join?", default=True)
+    assert "'maybe' is no answer here. Type y for yes or n for no; Enter alone is yes." in capsys.readouterr().err
+    assert agrees("join?", default=True)
+    assert not agrees("delete it?", default=False)
+    assert not agrees("join?", default=True)
+
+
+def test_that_pytorch_is_loaded_is_said_before_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say_loading()
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    say_loading(is_quiet=True)
+    assert capsys.readouterr().err == ""
+    say_loading()
+    assert "loading PyTorch" in capsys.readouterr().err

@@ -190,7 +190,7 @@ def test_what_is_wrong_comes_with_what_to_do() -> None:
     lost = MajorityLost(branch=BRANCH, round=Round(1), alive=1, electorate=4, opens_branch_in_s=None, reason="a cable")
     ((at, about, text, what_to_do),) = rows("advice", said(A, started("anna")), said(A, lost, 9.0))
     assert (at, about) == (9.0, 0)
-    assert text == "anna reaches 1 of 4 members: nothing is decided until more are back."
+    assert text == "anna reaches none of the 3 other members: no round can end until more are back."
     assert "network" in what_to_do
 
 
@@ -288,7 +288,7 @@ def test_who_checks_signatures_is_no_peer_of_the_run() -> None:
         (CheckpointSaved(path="", round=Round(2), digest=Digest("d" * 64), nbytes=2_000_000), "saves round 2, 2 MB"),
         (
             CountedThrough(round=Round(2), tokens=Tokens(64)),
-            "64 tokens of it are counted in round 2, through a peer that votes",
+            "64 tokens of it are counted in round 2, which another peer handed on",
         ),
     ],
     ids=lambda each: type(each).__name__,

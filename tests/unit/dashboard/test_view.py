@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from weft.cli.screen.draw import curve, draw, progress, scale, traffic
-from weft.cli.screen.screen import PlainScreen, plain_line
+from weft.cli.screen.draw import axis, curve, draw, progress, scale, traffic
+from weft.cli.screen.screen import LiveScreen, PlainScreen, plain_line
 from weft.cost import training as cost
 from weft.dashboard import figures
 from weft.dashboard.view import MAX_NOTABLE, MAX_VISITS, About, Line, View, update
@@ -50,6 +50,7 @@ from weft.events import (
     Sponsored,
     StepDone,
     TrainsOn,
+    WorkDropped,
     Working,
 )
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
@@ -295,7 +296,7 @@ def test_a_held_out_loss_is_that_of_its_round_whenever_it_is_told() -> None:
     view = fold(evaluated(200, 1.5), evaluated(100, 2.0))
     assert view.evaluated is not None
     assert view.evaluated.committed_tokens == 200
-    assert "held-out 1.500 nats per byte (round 1)" in progress(fold(commit(2, 200), view=view))
+    assert "held-out 3.000 nats per token (round 1)" in progress(fold(commit(2, 200), view=view))
     assert "(round" not in progress(fold(commit(1, 100), view=view))
 
 
@@ -328,7 +329,8 @@ def test_a_ratio_has_three_digits_that_count(more: float, text: str) -> None:
 
 
 def test_losses_have_their_units_and_perplexity() -> None:
-    assert figures.heldout(2.0, 1.0) == "2.0000 nats per token (perplexity 7.39), 1.0000 nats per byte (1.4427 bits)"
+    assert figures.heldout(2.0, 1.0) == "1.0000 nats per byte (1.4427 bits); 2.0000 nats per token (perplexity 7.39)"
+    assert figures.heldout(1.0, 1.0) == "1.0000 nats per byte (1.4427 bits)"  # a token is a byte
     assert figures.nats(1e9) == "1000000000.0000 nats per token"
     assert figures.nats(math.nan) == "nan nats per token"
 
@@ -407,7 +409,29 @@ TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_bl
         (MemberJoined(member=B, name="bert"), "bert joined"),
         (MemberLeft(member=B), "bert left with a goodbye"),
         (MemberGone(member=B, silent_s=8.0), "bert is gone"),
-        (Sponsored(round=Round(1), sponsor=B), "anna contributes through bert: there is no room for another vote"),
+        (
+            Sponsored(round=Round(1), sponsor=B),
+            "bert hands the updates of anna on from now: as many peers decide on rounds as this run allows",
+        ),
+        (
+            Sponsored(round=Round(1), sponsor=B, has_room=True),
+            "no round has counted anna in yet: until one does, bert hands its updates on",
+        ),
+        (MemberSuspected(member=B, silent_s=6.0, reason="silent for 6.0 s"), "bert is silent (for 6.0 s)"),
+        (MemberSuspected(member=B, silent_s=6.0, reason=""), "bert is silent (for 6 s)"),
+        (MemberSuspected(member=B, silent_s=0.0, reason="no {heartbeat}"), "bert is silent (no {heartbeat})"),
+        (
+            BranchOpened(branch=BranchId("b" * 64), round=Round(4), members=(A,), reason="the others are away"),
+            "anna goes on alone: the others are away",
+        ),
+        (
+            BranchOpened(branch=BranchId("b" * 64), round=Round(4), members=(A, B), reason="the others are away"),
+            "anna, bert go on by themselves: the others are away",
+        ),
+        (
+            WorkDropped(tokens=Tokens(10240), reason="it is old"),
+            "10,240 tokens that anna trained last do not count: it is old",
+        ),
         (
             RunBlocked(by=B, needs_s=90.0, longest_s=600.0),
             "bert is slower than this run: anna waits until it has caught up, about 1:30 as it estimates, 10:00",
@@ -450,7 +474,6 @@ TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_bl
         (ConnectionDropped(address="tls (incoming)", remote=B, reason="x"), "a connection with bert was dropped: x"),
         (ConnectionDropped(address="1.2.3.4:5", remote=None, reason="x"), "a connection with 1.2.3.4:5 was dropped"),
         (ConnectionDropped(address="", remote=None, reason="no handle is left"), "a connection was dropped: no handle"),
-        (BranchOpened(branch=BranchId("f" * 64), round=Round(1), members=(A,), reason="alone"), "1 peers go on"),
         (
             TrainsOn(branch=BranchId("f" * 64), round=Round(1), steps=80),
             "anna keeps training meanwhile, for at most 80",
@@ -497,6 +520,30 @@ def test_the_curve_falls_where_the_loss_falls() -> None:
     assert rows[-1][-1] != " "  # the lowest value is still there
 
 
+def test_the_curve_says_its_highest_and_its_lowest_value_where_they_lie() -> None:
+    """Four values that differ little do not reach the lowest line, which stands for 3/4 of the highest."""
+    assert axis([4.0, 3.9, 3.6, 3.4], width=10, height=4) == ["4.000", "", "3.400", ""]
+    assert axis([4.0, 1.0], width=10, height=4) == ["4.000", "", "", "1.000"]
+    assert axis([2.0, 2.0], width=10, height=4) == ["2.000", "", "", ""]
+
+
+def test_before_the_first_round_nothing_is_said_of_what_is_done() -> None:
+    """Who has just come to a run knows only how many tokens it wants."""
+    view = fold(started(), progressed(B))
+    assert "1k tokens in all" in progress(view)
+    assert "0 of 1k" not in progress(view)
+    assert "500 of 1k tokens (50 %)" in progress(fold(commit(1, 500), view=view))
+
+
+def test_a_loss_of_one_peer_alone_says_whose_it_is() -> None:
+    alone = fold(started(), step(3.0), commit(1, 100))
+    assert "loss 3.000 nats per token  " in progress(alone) + "  "
+    view = fold(progressed(B), view=alone)
+    assert "loss 3.000 nats per token of anna" in progress(view)
+    assert "training loss of anna" in "".join(drawn(fold(step(2.0), commit(2, 200), view=view)))
+    assert " of anna" not in progress(fold(started(B, "bert"), step(2.0, B), view=view))
+
+
 def test_a_long_curve_is_averaged_to_its_width() -> None:
     rows = curve([1.0, 3.0] * 50, width=10, height=2)
     assert [len(row) for row in rows] == [10, 10]
@@ -510,7 +557,7 @@ def test_the_whole_view_is_drawn() -> None:
     console = Console(file=io.StringIO(), width=100)
     console.print(draw(fold(*entries, evaluated(400, 1.9), entry(Notice(text="a thing"))), 100))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("anna", "bert", "tls", "round 4", "40 %", "loss 1.000", "1.900 nats", "ring DDP", "█", "a thing"):
+    for words in ("anna", "bert", "tls", "round 4", "40 %", "loss 1.000", "3.800 nats", "ring DDP", "█", "a thing"):
         assert words in text
 
 
@@ -527,7 +574,7 @@ def test_bytes_are_shown_beside_the_rings() -> None:
     view = replace(View(), sent_nbytes=3_000_000, received_nbytes=1_000_000, ring_nbytes=400_000_000)
     assert traffic(view).splitlines() == [
         "sent 3 MB, received 1 MB",
-        "bf16 gradients at every step (ring DDP): 400 MB, 100x as much",
+        "ring DDP, which exchanges gradients at every step: 400 MB, 100 times as much",
     ]
     two = replace(view, peers={A: Line(is_heard=True), B: Line(is_heard=True)})
     assert traffic(two).startswith("2 peers together sent 3 MB")
@@ -566,7 +613,7 @@ def test_the_line_of_progress_never_takes_a_second_line(width: int) -> None:
     assert [each for each in drawn(busy(), width) if each == line.rstrip()] == [line.rstrip()]
     assert "67 %" in line
     if width >= 80:
-        assert "held-out 1.424" in line
+        assert "held-out 2.848" in line
 
 
 def test_who_waits_says_for_how_many() -> None:
@@ -583,6 +630,14 @@ def test_who_waits_says_for_how_many() -> None:
 def test_the_plain_screen_says_that_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
     PlainScreen().start(RUN, 2)
     assert capsys.readouterr().err == "waiting for 1 more peer\n"
+
+
+def test_where_there_will_be_no_view_what_has_happened_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for screen in (PlainScreen(), LiveScreen()):
+        screen.write(entry(Notice(text="the run is complete")))
+        screen.say()
+        screen.close()
+        assert capsys.readouterr().err.count("the run is complete") == 1
 
 
 def test_who_is_about_to_join_is_shown_as_joining() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from weft.rng import stream
 
 def made(num_pages: int = 48, max_running: int = 16) -> Engine:
     weights = Weights(CONFIG, vector_of(CONFIG), "fp32")
-    stepper = Stepper(weights, KeysAndValues(CONFIG, num_pages, CPU, torch.float32))
+    stepper = Stepper(weights, KeysAndValues(CONFIG, num_pages, CPU, "fp32"))
     return Engine(
         stepper, vocab_size=CONFIG.vocab_size, context=CONFIG.max_seq_len, num_pages=num_pages, max_running=max_running
     )
@@ -82,6 +83,51 @@ async def test_a_prompt_that_begins_like_another_is_read_once(engine: Engine) ->
     second = engine.begin(wanted(prompt, salt=b"one"))
     assert await whole(second) == await whole(third := engine.begin(wanted(prompt, salt=b"two")))
     assert (second.num_shared, third.num_shared) == (4 * PAGE, 0)
+
+
+def mean_of(prompt: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return assemble(CONFIG, vector_of(CONFIG)).features(torch.tensor([prompt]), None)[0].mean(0)
+
+
+async def test_a_mean_of_hidden_states_is_that_of_the_model_beside_texts_that_are_drawn(engine: Engine) -> None:
+    drawn = [wanted(prompt, seed=number, temperature=0.9) for number, prompt in enumerate(PROMPTS)]
+    alone = await asyncio.gather(*(whole(engine.begin(each)) for each in drawn))
+    means = [engine.begin(wanted(prompt, num=1, salt=b"%d" % len(prompt), is_mean=True)) for prompt in PROMPTS]
+    *texts, nothing = await asyncio.gather(*(whole(engine.begin(each)) for each in drawn), whole(means[0]))
+    assert (texts, nothing) == (alone, [])
+    for text, prompt in zip(means, PROMPTS, strict=True):
+        assert await whole(text) == []
+        assert text.ended == "stop"
+        torch.testing.assert_close(torch.from_numpy(text.mean), mean_of(prompt), rtol=1e-4, atol=1e-4)
+    assert engine.totals.num_held == 0
+
+
+async def test_a_mean_that_gives_up_its_pages_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.engine.schedule.num_readable", lambda _pace, num_drawing, *_: 64 if num_drawing else 999)
+    few, prompt = made(num_pages=14), text_of(500, 3)
+    try:
+        texts = [
+            few.begin(replace(wanted(text_of(num, num), num=70), key=key)) for key, num in (("a", 191), ("b", 127))
+        ]
+        mean = few.begin(wanted(prompt, num=1, salt=b"its own", is_mean=True))
+        assert [len(each) for each in await asyncio.gather(*map(whole, [*texts, mean]))] == [70, 70, 0]
+        assert few.totals.num_yielded > 0
+        torch.testing.assert_close(torch.from_numpy(mean.mean), mean_of(prompt), rtol=1e-4, atol=1e-4)
+    finally:
+        few.close()
+
+
+async def test_a_mean_whose_tokens_are_found_again_is_read_anew(engine: Engine) -> None:
+    engine.close()  # its thread; what is called here is called from nowhere else
+    text = Text(wanted(text_of(300, 1), salt=b"its own", is_mean=True), engine._cancel)
+    engine._open(text)
+    (row,) = engine._schedule.plan()
+    engine._by_text[text].num_summed = 192
+    assert engine._reads_on(row)
+    for start, is_read in ((192, True), (64, False)):
+        assert engine._reads_on(replace(row, start=start)) == is_read
+    assert (row.sequence.salt, row.sequence.pages, engine._schedule.num_waiting) == (b"its own+", [], 1)
 
 
 async def test_who_is_cancelled_leaves_no_page(engine: Engine) -> None:

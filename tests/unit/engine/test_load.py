@@ -9,16 +9,17 @@ from weft.engine.step import KeysAndValues, Weights, page_nbytes
 from weft.errors import ConfigError, TooLarge
 
 
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8", "exact"])
 def test_what_is_planned_is_what_is_held(kind: Kind) -> None:
     weights = Weights(CONFIG, vector_of(CONFIG), kind)
     assert weights.nbytes == pytest.approx(weights_nbytes(CONFIG, kind), rel=0.05)
-    kept = KeysAndValues(CONFIG, 3, CPU, torch.bfloat16)
-    assert sum(each.nbytes for each in (*kept.keys, *kept.values)) == 3 * page_nbytes(CONFIG, torch.bfloat16)
+    kept = KeysAndValues(CONFIG, 3, CPU, kind)
+    tensors = [each for layer in kept.layers for each in vars(layer).values() if isinstance(each, torch.Tensor)]
+    assert sum(each.nbytes for each in tensors) == 3 * page_nbytes(CONFIG, kind)
 
 
 def test_there_is_room_for_one_text_at_least_and_no_more_than_is_of_use() -> None:
-    page, weights = page_nbytes(CONFIG, torch.bfloat16), weights_nbytes(CONFIG, "int8")
+    page, weights = page_nbytes(CONFIG, "int8"), weights_nbytes(CONFIG, "int8")
     with pytest.raises(TooLarge, match="Close other programs"):
         plan(CONFIG, CPU, "int8", 512, None, weights + 8 * page - 1)
     assert plan(CONFIG, CPU, "int8", 512, None, weights + 8 * page).num_pages == 8

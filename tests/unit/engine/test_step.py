@@ -1,5 +1,9 @@
 """Steps over many sequences give the logits that the model gives each alone."""
 
+import dataclasses
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +15,8 @@ from weft.engine.numbers import MATRICES, Kind, probe
 from weft.engine.pages import PAGE
 from weft.engine.step import KeysAndValues, Piece, Stepper, Weights
 from weft.model.config import ModelConfig, YarnScaling, num_parameters
-from weft.model.flat import assemble
+from weft.model.flat import assemble, cut
+from weft.model.sections import sections
 
 CONFIG = ModelConfig(
     vocab_size=96, num_layers=3, num_heads=4, num_kv_heads=2, width=64, ffn_width=96, max_seq_len=512, is_tied=True
@@ -33,6 +38,20 @@ def vector_of(config: ModelConfig) -> torch.Tensor:
     return torch.from_numpy(draws).float() * 0.15
 
 
+DIGEST = """
+import torch
+torch.set_num_threads({threads})
+from blake3 import blake3
+from unit.engine.test_step import CONFIG, Bench, text_of
+bench = Bench(CONFIG, "exact")
+texts = [text_of(60 + 50 * number, number) for number in range(5)]
+found = [bench.read(*((name, text, 0, len(text) - 20) for name, text in enumerate(texts)))]
+for at in range(-20, -1):
+    found.append(bench.read(*((name, text, len(text) + at, len(text) + at + 1) for name, text in enumerate(texts))))
+print(blake3(torch.stack(found).numpy().tobytes()).hexdigest())
+"""
+
+
 class Bench:
     """A model as a step has it, and as training has it."""
 
@@ -40,7 +59,7 @@ class Bench:
         vector = vector_of(config)
         self.model = assemble(config, vector)
         weights = Weights(config, vector, kind)
-        self.stepper = Stepper(weights, KeysAndValues(config, num_pages, CPU, torch.float32))
+        self.stepper = Stepper(weights, KeysAndValues(config, num_pages, CPU, kind))
         self._free = list(range(num_pages))
         self.pages: dict[int, list[int]] = {}
 
@@ -52,11 +71,32 @@ class Bench:
             while len(pages) * PAGE < stop:
                 pages.append(self._free.pop())
             pieces.append(Piece(text[start:stop], start, pages, draws=True))
+        return self._step(pieces)
+
+    def _step(self, pieces: list[Piece]) -> torch.Tensor:
         return self.stepper.step(pieces)
 
     @torch.inference_mode()
     def wanted(self, *texts: list[int]) -> torch.Tensor:
         return torch.stack([self.model(torch.tensor([text]))[0, -1] for text in texts])
+
+
+class InSections(Bench):
+    """The same model in three sections."""
+
+    def __init__(self, config: ModelConfig, kind: Kind) -> None:
+        super().__init__(config, kind)
+        self.steppers = []
+        for part in sections(config, 3):
+            weights = Weights(config, cut(config, vector_of(config), part), kind, part)
+            self.steppers.append(Stepper(weights, KeysAndValues(config, 64, CPU, kind, len(part.layers))))
+
+    def _step(self, pieces: list[Piece]) -> torch.Tensor:
+        *before, last = self.steppers
+        for stepper in before:
+            given = stepper.pass_on(pieces)
+            pieces = [dataclasses.replace(piece, tokens=rows) for piece, rows in zip(pieces, given, strict=True)]
+        return last.step(pieces)
 
 
 def text_of(num: int, seed: int) -> list[int]:
@@ -77,7 +117,21 @@ def test_texts_of_unequal_length_together_have_the_logits_of_each_alone(form: st
         torch.testing.assert_close(found, bench.wanted(a, b, c), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "share"), [("bf16", 0.02), ("int8", 0.05)])
+@pytest.mark.parametrize("kind", ["fp32", "exact"])
+@pytest.mark.parametrize("form", ["grouped", "apart", "window of some"])
+def test_sections_one_after_the_other_give_the_logits_of_the_whole_model(form: str, kind: Kind) -> None:
+    config = replace(CONFIG, **FORMS[form])
+    whole, cut_up = Bench(config, kind), InSections(config, kind)
+    a, b = text_of(70, 1), text_of(3, 2)
+    for rows in (((0, a, 0, 64), (1, b, 0, 2)), ((1, b, 2, 3), (0, a, 64, 70))):
+        expected, found = whole.read(*rows), cut_up.read(*rows)
+        if kind == "exact":
+            assert torch.equal(found, expected)
+        else:
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "share"), [("bf16", 0.02), ("int8", 0.05), ("exact", 0.05)])
 def test_smaller_numbers_are_near(kind: Kind, share: float) -> None:
     full, small = Bench(CONFIG), Bench(CONFIG, kind)
     text = text_of(100, 1)
@@ -94,3 +148,40 @@ def test_products_of_eight_bits_are_right_here_and_alike_beside_any_others() -> 
     for rows in (slice(0, 1), slice(3, 11), slice(7, 40)):
         assert torch.equal(matrix(x[rows]), together[rows])
     assert torch.equal(matrix(torch.zeros(1, 64)), torch.zeros(1, 96))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_exact_numbers_are_the_same_to_the_bit_in_whatever_steps_a_text_is_read(form: str) -> None:
+    config = replace(CONFIG, **FORMS[form])
+    text = text_of(97, 1)
+    alone = Bench(config, "exact")
+    one_by_one = torch.cat([alone.read((0, text, at, at + 1)) for at in range(len(text))])
+    assert not torch.equal(one_by_one[-2], one_by_one[-1])
+    others = [text_of(60, 2 + number) for number in range(7)]
+    for size in (97, 16, 11):
+        bench = Bench(config, "exact")
+        for number, start in enumerate(range(0, len(text), size)):
+            stop = min(start + size, len(text))
+            beside = [
+                (1 + each, other, number * each, (number + 1) * each)
+                for each, other in enumerate(others)
+                if each and size == 11
+            ]
+            assert torch.equal(bench.read((0, text, start, stop), *beside)[0], one_by_one[stop - 1])
+
+
+def test_exact_numbers_are_the_same_to_the_bit_on_every_kind_of_processor() -> None:
+    held = {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", DIGEST.format(threads=threads)],
+            env=os.environ | changed | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout
+        for threads, changed in ((1, {}), (2, {}), (1, held), (2, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}))
+    }
+    assert len(found) == 1
+    assert len(found.pop().strip()) == 64

@@ -13,7 +13,7 @@ from tickets import signed_ticket
 from unit.peer.crew import Crew, Member
 from weft.codec.config import Fp32Config
 from weft.errors import KeyLocked, NotFinite, Refused, TicketMismatch, TooLarge, Unreachable
-from weft.events import ActEnacted, DataReady, RoundCommitted, StepDone
+from weft.events import ActEnacted, DataReady, Notice, RoundCommitted, StepDone
 from weft.ids import RunId
 from weft.keys import Identity, open_identity, read_peer
 from weft.launch import corpus
@@ -128,6 +128,9 @@ async def test_a_joiner_that_nobody_answers_goes_on_with_its_checkpoint_and_with
         again = crew.join("b", a.ticket, home=home)
         alone = await again.until(RoundCommitted)
         assert alone.contributors == (again.id,)
+        (told,) = [each.text for each in again.seen(Notice) if each.text.startswith("joining run")]
+        assert "nobody of it answers, and this machine has it at round " in told
+        assert " or later: it waits 1 s for the others and then goes on alone; " in told
         with pytest.raises(Unreachable):
             await crew.join("c", a.ticket).task
 

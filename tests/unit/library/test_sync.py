@@ -52,6 +52,7 @@ def test_two_loops_end_with_the_same_parameters(tmp_path: Path) -> None:
     assert all(set(event.contributors) == {outcome.peer for outcome in outcomes} for event in rounds)
 
 
+@pytest.mark.full
 def test_who_joins_is_told_what_it_costs_and_may_refuse(tmp_path: Path) -> None:
     yard, told = Yard(tmp_path), list[str]()
 
@@ -319,6 +320,7 @@ def test_a_config_that_was_changed_begins_nothing_anew_unasked(tmp_path: Path) -
     assert newest.outcome.round == 2
 
 
+@pytest.mark.full
 def test_what_cannot_go_on_says_why_and_what_can(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     with ending(yard):
@@ -328,7 +330,7 @@ def test_what_cannot_go_on_says_why_and_what_can(tmp_path: Path) -> None:
         wider = refused(yard, model=nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 1)))
         alike = refused(yard, model=small(1), wish="new")
         nothing = refused(yard, config=msgspec.structs.replace(yard.config, name="elsewhere"), wish="go on")
-    assert "It cannot go on with this change: only samples, batch_size, method.every" in said
+    assert "That run cannot go on with this change: only samples, batch_size, method.every" in said
     assert "start the loop with the config as it was" in said
     assert "the model's parameters differ" in wider
     assert "it is exactly this run" in alike

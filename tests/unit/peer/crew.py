@@ -17,10 +17,10 @@ import torch
 
 from weft.codec.config import Fp32Config
 from weft.data.corpus import CorpusConfig, TextSource
-from weft.events import Emit, Entry, Event, MemberProgress, StepDone
+from weft.events import Entry, Event, MemberProgress, StepDone
 from weft.ids import PeerId
 from weft.launch.corpus import Corpus
-from weft.launch.peer import found, join
+from weft.launch.peer import Opened, found, join
 from weft.launch.session import Options
 from weft.net.transport.tls import TlsConfig
 from weft.peer.peer import Outcome, Peer
@@ -190,8 +190,8 @@ class Crew:
             home=home, key=given.pop("key", None), settings=PeerConfig(**(fields | given)), sinks=(member,)
         )
 
-        def on_started(peer: Peer, ticket: str, _emit: Emit) -> None:
-            member.peer, member.ticket = peer, ticket
+        def on_started(peer: Peer, opened: Opened) -> None:
+            member.peer, member.ticket = peer, opened.ticket
             member.started.set()
             side = None if prepare is None else prepare(peer)
             if side is not None:

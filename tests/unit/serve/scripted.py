@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import httpx2
+import numpy as np
 
 from weft.clock import Clock, SystemClock
 from weft.data.tokenizer import ByteTokenizer, Tokenizer
@@ -26,6 +27,7 @@ class ScriptedText:
         self.ended: str | None = None
         self.num_shared = 0
         self.began_s: float | None = None
+        self.mean = np.array([len(wanted.prompt), 1, 0], dtype=np.float32) if wanted.is_mean else None
         self.is_cancelled = False
         self._engine = engine
         self._steps = self._tokens([script] if isinstance(script, str) else script)
@@ -45,7 +47,7 @@ class ScriptedText:
                 self._end("cancelled")
         if self.ended is not None:
             raise StopAsyncIteration
-        step = next(self._steps, None)
+        step = None if self.wanted.is_mean else next(self._steps, None)
         if isinstance(step, float):
             await asyncio.sleep(step)
             return await self.__anext__()
@@ -73,8 +75,9 @@ class ScriptedText:
         return Drawn(step, -0.5, tuple((step + place, -0.5 - place) for place in range(num)))
 
     def _end(self, ended: str) -> None:
-        self.ended = ended
-        self._engine.totals.num_running -= 1
+        if self.ended is None:
+            self.ended = ended
+            self._engine.totals.num_running -= 1
 
     def cancel(self) -> None:
         self.is_cancelled = True

@@ -1,8 +1,10 @@
 """The application: each answer in the API's shape, each failure told, and whoever goes away leaves nothing."""
 
 import asyncio
+import base64
 import json
 import logging
+import struct
 from typing import Any
 
 import pytest
@@ -258,6 +260,36 @@ async def test_responses_of_text_and_of_calls() -> None:
         assert done["arguments"] == '{"n": 1}'
 
 
+async def test_embeddings_of_texts_and_of_tokens_as_numbers_and_as_base64() -> None:
+    async with asking(scripted("x")) as client:
+        for given, lengths in (("abc", [3]), ([97, 98], [2]), (["a", "abcd"], [1, 4]), ([[97], [98, 99, 1]], [1, 3])):
+            answer = (await client.post("/v1/embeddings", input=given)).json()
+            assert [each["index"] for each in answer["data"]] == list(range(len(lengths)))
+            for each, length in zip(answer["data"], lengths, strict=True):
+                size = (length**2 + 1) ** 0.5
+                assert each["embedding"] == pytest.approx([length / size, 1 / size, 0.0])
+            assert answer["usage"] == {"prompt_tokens": sum(lengths), "total_tokens": sum(lengths)}
+            coded = (await client.post("/v1/embeddings", input=given, encoding_format="base64")).json()
+            for each, other in zip(answer["data"], coded["data"], strict=True):
+                numbers = struct.unpack("<3f", base64.b64decode(other["embedding"]))
+                assert each["embedding"] == pytest.approx(numbers)
+        metrics = (await client.http.get("/metrics")).text
+    assert 'vllm:prompt_tokens_total{engine="0",model_name="tiny"} 28.0' in metrics
+
+
+async def test_embeddings_are_charged_and_share_no_pages() -> None:
+    secret, key = new_key("a", tokens_per_day=10)
+    model = scripted("x")
+    engine: Any = model.engine
+    headers = {"authorization": f"Bearer {secret}"}
+    async with asking(model, keys=(key,)) as client:
+        assert (await client.post("/v1/embeddings", headers, input=["a" * 5] * 2)).status_code == 200
+        assert (await client.post("/v1/embeddings", headers, input="a")).status_code == 429
+    assert len({text.wanted.salt for text in engine.begun}) == 2
+    async with asking(scripted(Full(2.0))) as client:
+        assert (await client.post("/v1/embeddings", input="a")).status_code == 429
+
+
 async def test_models_tokens_version() -> None:
     async with asking(scripted("x")) as client:
         listed = (await client.http.get("/v1/models")).json()["data"]
@@ -359,7 +391,14 @@ async def test_what_is_not_here_is_told_in_the_same_shape() -> None:
             (await client.http.get("/v1/models/no"), 404),
             (await client.http.get("/nowhere"), 404),
             (await client.http.get("/v1/chat/completions"), 405),
-            (await client.post("/v1/embeddings", input="x"), 404),
+            (await client.post("/v1/embeddings", input="x", dimensions=2), 400),
+            (await client.post("/v1/embeddings", input=[]), 400),
+            (await client.post("/v1/embeddings", input=["x", ""]), 400),
+            (await client.post("/v1/embeddings", input=["x", 5]), 400),
+            (await client.post("/v1/embeddings", input=["x"] * 2049), 400),
+            (await client.post("/v1/embeddings", input="x" * 5000), 400),
+            (await client.post("/v1/embeddings", input=[300]), 400),
+            (await client.post("/v1/embeddings", input="x", encoding_format="int8"), 400),
             (await client.post("/v1/completions", prompt="a", suffix="b"), 400),
             (await client.post("/v1/completions", prompt=["a"] * 5), 400),
             (await client.post("/v1/completions", prompt=[-1]), 400),

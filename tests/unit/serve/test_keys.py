@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import tomli_w
 
 from weft.clock import VirtualClock
 from weft.errors import ConfigError
 from weft.serve.failures import Fault
-from weft.serve.keys import DAY_S, Admission, Key, Limits, load_keys, new_key, save_keys
+from weft.serve.keys import DAY_S, Admission, Key, KeysOfFile, Limits, load_keys, new_key, save_keys
 
 
 def admission(clock: VirtualClock, **limits: object) -> tuple[Admission, str]:
@@ -159,3 +160,28 @@ def test_names_are_such_as_logs_can_hold() -> None:
     assert isinstance(new_key("a.b@c-d_e")[1], Key)
     with pytest.raises(ValueError, match="name"):
         new_key("a b\n")
+
+
+def test_a_file_that_changes_is_read_again_and_new_limits_hold(tmp_path: Path) -> None:
+    path, clock = tmp_path / "keys", VirtualClock()
+    secret, key = new_key("anna", requests_per_minute=1)
+    save_keys(path, [key])
+    admission = Admission(KeysOfFile(path), Limits(), clock)
+
+    def ask() -> None:
+        admission.admit(admission.asker(f"Bearer {secret}", "")).end()
+
+    ask()
+    with pytest.raises(Fault, match="1 requests a minute"):
+        ask()
+    save_keys(path, [msgspec.structs.replace(key, requests_per_minute=2)])
+    ask()
+    ask()
+    with pytest.raises(Fault, match="2 requests a minute"):
+        ask()
+    path.write_text("key = [")
+    with pytest.raises(Fault, match="2 requests a minute"):
+        ask()
+    save_keys(path, [])
+    with pytest.raises(Fault, match="not known here"):
+        ask()

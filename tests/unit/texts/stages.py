@@ -9,8 +9,9 @@ from unit.engine.test_step import CONFIG, CPU, vector_of
 from weft.clock import VirtualClock
 from weft.codec.build import build
 from weft.codec.config import CodecConfig, Fp32Config
-from weft.engine.draw import Drawing
+from weft.engine.draw import Drawing, Drawn
 from weft.engine.engine import Engine, Text, Wanted
+from weft.engine.numbers import Kind
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.events import Event
 from weft.ids import PeerId, RunId
@@ -39,6 +40,7 @@ class Served:
         num_pages: of each member.
         log_nbytes: of each member.
         codec: of activations.
+        kind: of numbers.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class Served:
         log_nbytes: int = 1 << 24,
         codec: CodecConfig = Fp32Config(),  # noqa: B008  # frozen
         wait_s: float = 10.0,
+        kind: Kind = "fp32",
     ) -> None:
         self.clock = VirtualClock()
         self.network = MemoryNetwork(delay_s=0.005)
         self.sizes = tuple(sizes)
         self.num_pages, self.log_nbytes, self.wait_s = num_pages, log_nbytes, wait_s
         self.codec = build(codec)
+        self.kind = kind
         self.members: list[Member] = []
         self.kept: list[KeysAndValues] = []
         self.nodes: dict[PeerId, Node] = {}
@@ -128,7 +132,7 @@ class Served:
 
     def section(self, stage: int, vector: torch.Tensor, kept: KeysAndValues) -> Section:
         part = sections(CONFIG, len(self.sizes))[stage]
-        return Section(Weights(CONFIG, cut(CONFIG, vector, part), "fp32", part), kept, self.codec)
+        return Section(Weights(CONFIG, cut(CONFIG, vector, part), self.kind, part), kept, self.codec)
 
     def renew(self, round: int, vector: torch.Tensor) -> None:
         """Let all members have other weights."""
@@ -137,7 +141,7 @@ class Served:
 
     def _member(self, stage: int, link: StageLink) -> Member:
         part = sections(CONFIG, len(self.sizes))[stage]
-        kept = KeysAndValues(CONFIG, self.num_pages, CPU, torch.float32, len(part.layers))
+        kept = KeysAndValues(CONFIG, self.num_pages, CPU, self.kind, len(part.layers))
         self.kept.append(kept)
         return Member(
             link,
@@ -172,18 +176,26 @@ def wanted(prompt: list[int], num: int, temperature: float = 0.0, **options: obj
     return Wanted("key", tuple(prompt), num, drawing)
 
 
+async def drawn_of(text: Text) -> list[Drawn]:
+    return [drawn async for drawn in text]
+
+
 async def tokens_of(text: Text) -> list[int]:
-    return [drawn.token async for drawn in text]
+    return [drawn.token for drawn in await drawn_of(text)]
 
 
 def of_the_whole(*asked: Wanted, vector: torch.Tensor | None = None) -> list[list[int]]:
     """Return what the engine of the whole model draws, each text alone."""
+    return [[drawn.token for drawn in text] for text in drawn_by_the_whole(*asked, vector=vector)]
+
+
+def drawn_by_the_whole(*asked: Wanted, vector: torch.Tensor | None = None, kind: Kind = "fp32") -> list[list[Drawn]]:
     vector = vector_of(CONFIG) if vector is None else vector
-    stepper = Stepper(Weights(CONFIG, vector, "fp32"), KeysAndValues(CONFIG, 48, CPU, torch.float32))
+    stepper = Stepper(Weights(CONFIG, vector, kind), KeysAndValues(CONFIG, 48, CPU, kind))
     engine = Engine(stepper, vocab_size=CONFIG.vocab_size, context=CONFIG.max_seq_len, num_pages=48)
 
-    async def play() -> list[list[int]]:
-        return [await tokens_of(engine.begin(each)) for each in asked]
+    async def play() -> list[list[Drawn]]:
+        return [await drawn_of(engine.begin(each)) for each in asked]
 
     try:
         return asyncio.run(play())

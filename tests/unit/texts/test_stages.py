@@ -4,14 +4,19 @@ import asyncio
 
 import pytest
 
-from unit.engine.test_step import CONFIG, text_of, vector_of
-from unit.texts.stages import Served, of_the_whole, tokens_of, wanted
+from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
+from unit.texts.stages import Served, drawn_by_the_whole, drawn_of, of_the_whole, tokens_of, wanted
 from weft.codec.config import Int8Config
+from weft.codec.dense import Bf16
 from weft.engine.engine import Text, Wanted
+from weft.engine.step import KeysAndValues, Weights
 from weft.errors import ConfigError
 from weft.events import TextMoved
+from weft.model.flat import cut
+from weft.model.sections import sections
 from weft.texts import member
 from weft.texts.entry import NoPath
+from weft.texts.section import Section
 
 PROMPT = text_of(70, 1)
 
@@ -213,6 +218,29 @@ def test_penalties_count_what_was_drawn_before_a_member_died() -> None:
     served.run(play)
 
 
+def test_exact_numbers_in_stages_are_those_of_the_whole_model_to_the_bit_whoever_dies() -> None:
+    texts = [text_of(num, num) for num in (70, 65, 130)]
+    asked = [wanted(text, 12, temperature=0.8, num_likeliest=20) for text in texts]
+    expected = drawn_by_the_whole(*asked, kind="exact")
+    served = Served((1, 2), kind="exact")
+
+    async def play() -> None:
+        begun = [served.entry.begin(each) for each in asked]
+        found = [await anext(text) for text in begun]
+        served.kill_peer(next(iter(served.entry._under_way.values())).peers[1])
+        rest = await asyncio.gather(*map(drawn_of, begun))
+        assert [[first, *others] for first, others in zip(found, rest, strict=True)] == expected
+
+    served.run(play)
+
+
+def test_exact_numbers_are_refused_where_activations_would_be_rounded() -> None:
+    part = sections(CONFIG, 2)[0]
+    weights = Weights(CONFIG, cut(CONFIG, vector_of(CONFIG), part), "exact", part)
+    with pytest.raises(ConfigError, match="need activations in fp32"):
+        Section(weights, KeysAndValues(CONFIG, 1, CPU, "exact", len(part.layers)), Bf16())
+
+
 def test_activations_in_eight_bits_give_a_text() -> None:
     served = Served((1, 1), codec=Int8Config())
 
@@ -269,7 +297,9 @@ def test_what_stages_cannot_do_is_refused_at_once() -> None:
     async def play() -> None:
         with pytest.raises(ConfigError, match="is empty"):
             served.entry.begin(wanted([], 3))
-        with pytest.raises(ConfigError, match="need the whole model on one machine"):
+        with pytest.raises(ConfigError, match="embeddings need the whole model on one machine"):
+            served.entry.begin(Wanted("key", (1,), 1, is_mean=True))
+        with pytest.raises(ConfigError, match=r"answers of a form .* need the whole model on one machine"):
             served.entry.begin(Wanted("key", (1,), 3, constraint=object()))  # type: ignore[arg-type]
 
     served.run(play)

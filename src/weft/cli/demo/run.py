@@ -119,7 +119,7 @@ def prepare(folder: Path, wishes: Wishes) -> RunFile:
     run_file = _described(wishes)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(dump(run_file), encoding="utf-8")
-    what = f"{run_file.peers} peers on this machine; everything is kept in {folder}"
+    what = f"{figures.several(run_file.peers, 'peer')} on this machine; everything is kept in {folder}"
     tell(f"starting {what}")
     return run_file
 
@@ -239,7 +239,8 @@ def finish(folder: Path, swarm: Swarm, view: View, score: "Future[float]") -> in
         print(f"\nit writes\n\n{excerpt(prompt + first.sample.rstrip())}\n")  # noqa: T201
     print(  # noqa: T201
         f"{beside('checkpoint', first.checkpoint)}\n{beside('exported', exported)}\nto load it with transformers\n"
-        f'  AutoModelForCausalLM.from_pretrained("{exported}")\n\n{try_next(command_for(swarm.home), short(first.run))}'
+        f'  AutoModelForCausalLM.from_pretrained("{exported}")\n\n'
+        f"{try_next(command_for(swarm.home), short(first.run), prompt)}"
     )
     return 0
 

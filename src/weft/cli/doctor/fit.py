@@ -283,7 +283,7 @@ def of_run_file(path: Path, settings: PeerConfig, flops_per_s: float) -> Iterato
     share = 1 / described.peers if described.stages == 1 else None
     yield _pace(found, trained, None, share, notes)
     if described.stages == 1:
-        yield _planned(question, f"among {described.peers} peers like this machine, on a home line")
+        yield _planned(question, f"among {figures.several(described.peers, 'peer')} like this machine, on a home line")
 
 
 def _fit(run: RunConfig, shown: Terms, home: Path, settings: PeerConfig) -> Finding:
@@ -377,9 +377,10 @@ def _pace(
 def _bytes_of(shown: Terms, question: Question | None) -> Finding:
     """Return what a day moves: as members have measured it; else planned; else why it is not known."""
     if shown.day_nbytes is not None and (rounds := shown.rounds) is not None:
+        told = figures.several(rounds.num_told, "member")
         text = (
             f"{figures.nbytes(shown.round_nbytes)} a round, about {figures.nbytes(shown.day_nbytes)} a day: "
-            f"{figures.seconds(rounds.round_s)} from one round to the next, as {rounds.num_told} members measured"
+            f"{figures.seconds(rounds.round_s)} from one round to the next, as {told} measured"
         )
         return Finding("bytes", "ok", text, facts=_byte_facts(shown.round_nbytes, rounds.round_s, shown.day_nbytes))
     if question is not None:

@@ -10,7 +10,7 @@ import typer
 
 from weft.cli.home import home_of
 from weft.cli.options import own_documents, own_nbytes
-from weft.cli.terminal import WorkLine
+from weft.cli.terminal import WorkLine, say_loading
 from weft.clock import SystemClock
 from weft.dashboard import figures
 from weft.errors import DataError, NotFinite
@@ -40,20 +40,21 @@ def eval(
     windows: Annotated[int, typer.Option(help="Number of samples, spread evenly over the text; 0: all.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
-    """Print the loss on held-out text, in nats per token and per byte."""
+    """Print the loss on held-out text, in nats per byte."""
+    say_loading()
     from weft.cli.model.trained import open_trained, say_which
 
     trained = open_trained(checkpoint, home_of(context))
     say_which(trained, checkpoint)
     text = _given(trained, data) if data else _heldout(trained, home_of(context))
     with Meter(
-        "evaluating", "windows", WorkLine(), SystemClock(), min(windows or text.num_windows, text.num_windows)
+        "evaluating", "samples", WorkLine(), SystemClock(), min(windows or text.num_windows, text.num_windows)
     ) as meter:
         loss, num_tokens = measure(trained.on(device), meter.over(text.batches(windows), lambda batch: len(batch[0])))
     per_byte = loss * text.num_tokens / text.nbytes if text.nbytes else None
     measured, there = num_tokens // text.seq_len, text.num_windows
     share = f"all {there}" if measured == there else f"{measured} of {there}"
-    typer.echo(f"{figures.heldout(loss, per_byte)}, over {num_tokens} tokens ({share} windows) of {text.name}")
+    typer.echo(f"{figures.heldout(loss, per_byte)}, over {num_tokens} tokens ({share} samples) of {text.name}")
 
 
 @dataclass(frozen=True)

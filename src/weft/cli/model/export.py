@@ -1,4 +1,4 @@
-"""`weft export`: a checkpoint as a Hugging Face folder that transformers, vLLM and llama.cpp load."""
+"""`weft export`: a checkpoint as a Hugging Face folder for transformers and vLLM, or a GGUF file for llama.cpp."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.home import home_of
-from weft.cli.terminal import WorkLine
+from weft.cli.terminal import WorkLine, say_loading
 from weft.clock import SystemClock
 from weft.progress import Meter
 
@@ -22,16 +22,22 @@ def export(
     checkpoint: Annotated[
         str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
     ],
-    folder: Annotated[Path, typer.Argument(help="The new folder.", show_default=False)],
+    target: Annotated[Path, typer.Argument(help="The new folder, or file.", show_default=False)],
     dtype: Annotated[Dtype, typer.Option(help="Number format of the tensors.")] = Dtype.float32,
+    gguf: Annotated[
+        bool, typer.Option("--gguf", help="Write one file for llama.cpp, Ollama and others instead (pip: weft[gguf]).")
+    ] = False,
 ) -> None:
     """Write config.json, safetensors, tokenizer.json and what else came with the model, such as its chat template."""
+    say_loading()
     from weft.cli.model.trained import open_trained, say_which
 
     trained = open_trained(checkpoint, home_of(context))
     nbytes = trained.vector.numel() * (4 if dtype is Dtype.float32 else 2)
     with Meter("writing", "B", WorkLine(), SystemClock(), nbytes) as meter:
-        trained.export(folder, dtype.value, meter.add)
+        write = trained.export_gguf if gguf else trained.export
+        write(target, dtype.value, meter.add)
     say_which(trained, checkpoint)
-    typer.echo(str(folder))
-    typer.echo(f'load it with: transformers.AutoModelForCausalLM.from_pretrained("{folder}")', err=True)
+    typer.echo(str(target))
+    call = f"llama-server -m {target}" if gguf else f'transformers.AutoModelForCausalLM.from_pretrained("{target}")'
+    typer.echo(f"load it with: {call}", err=True)

@@ -8,6 +8,7 @@ import typer
 from weft import rng
 from weft.cli.home import home_of
 from weft.cli.settings import refuse_idle
+from weft.cli.terminal import say_loading
 from weft.config import from_tree
 from weft.errors import ConfigError
 
@@ -33,6 +34,7 @@ def generate(
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
     """Let a trained model continue a prompt."""
+    say_loading()
     from weft.cli.model.trained import open_trained, say_which
     from weft.inference.sample import Sampling
     from weft.inference.sample import generate as generate_tokens

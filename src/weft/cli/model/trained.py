@@ -84,6 +84,23 @@ class Trained:
             on_written=on_written,
         )
 
+    def export_gguf(
+        self, file: Path, dtype: FileDtype = "float32", on_written: Callable[[int], None] = lambda _nbytes: None
+    ) -> None:
+        """Write the model as a GGUF file; arguments and errors are those of `write_gguf`."""
+        from weft.model.gguf import Words, write_gguf
+        from weft.serve.template import sources_of
+
+        ids = {"eos_token_id": self.tokenizer.end_of_text, **self.came_with.ids.below(self.config.vocab_size)}
+        first = {name: next(iter(id), None) if isinstance(id, list | tuple) else id for name, id in ids.items()}
+        words = Words(
+            self.called,
+            self.tokenizer.to_json(),
+            sources_of(self.came_with)[0],
+            {name: id for name, id in first.items() if id is not None},
+        )
+        write_gguf(file, self.config, self.vector, words, dtype=dtype, on_written=on_written)
+
 
 def place(device: str) -> torch.device:
     """Return the device that a command line names.

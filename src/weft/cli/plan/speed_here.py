@@ -2,15 +2,17 @@
 
 The median of many steps is what the machine keeps up. The fastest is up to a fifth faster even where nothing disturbs
 it. Where another program wants all cores, threads wait for one another, and single steps take up to a hundred times as
-long: the median leaves them out while most are well.
+long: the median leaves them out while most are well. Where most are not (`is_disturbed`), it says what other programs
+leave at the moment, and nothing of a run of hours: a step on a single core then counts, by the time that it computes.
 
 Where several peers share the machine, each has its share of the cores as threads. Cores share caches and often units,
 so as many processes as have room make the same steps meanwhile; what one of them does is shared out among the peers.
 """
 
+import math
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Semaphore
@@ -21,7 +23,7 @@ import msgspec
 import torch
 
 from weft.cli.terminal import WorkLine
-from weft.clock import Clock, SystemClock
+from weft.clock import Clock, SystemClock, cpu_s
 from weft.cost import training as cost
 from weft.errors import TooLarge
 from weft.model.config import ModelConfig, num_parameters
@@ -40,6 +42,10 @@ _NUM_WARM = 3  # the first steps allocate, and wake threads
 _LEAST_STEPS, _MEASURED_S = 8, 3.0  # timed: so many at least, and then until so much time has passed
 _PATIENCE_S = 10.0  # of warm steps and of timed ones: the last of either begins before that
 _START_S = 120.0  # of a process that works beside: it imports torch. One that has not begun by then is not waited for
+_UNSTEADY = 2.0  # times the fastest step, that the usual one takes where something disturbs it
+_LEAST_COMPARED = 3  # steps: the first may take longer by itself
+_WHOLE = 0.8  # of a core, or more, is what steps compute where nothing disturbs them
+_CORE_STEPS, _CORE_S = 3, 5.0  # made on a single core: so many, and none more once so much was computed
 _SHARE = 0.6  # of the time goes into inner steps, in the demo on two cores; the rest: exchange, outer steps, evaluation
 
 Timed = Callable[[Callable[[], None]], float]
@@ -148,18 +154,24 @@ def measure(
         )
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    step = _step(model, train, device)
+    watched, is_disturbed = _Watched(step), False
     try:
         at_once = max(1.0, cores / threads) if device.is_cpu else 1.0
         with (
             Meter("timing this machine", "steps", WorkLine(), SystemClock()) as meter,
             _others(min(num_sharing, int(at_once)) - 1, model, train, threads),
         ):
-            step_s = (timed or usual_s)(_counted(_step(model, train, device), meter))
+            step_s = (timed or usual_s)(_counted(watched, meter))
+        is_disturbed = device.is_cpu and num_sharing == 1 and watched.is_disturbed
+        if is_disturbed:
+            step_s = min(step_s, watched.fastest_s, core_s(step, cpu_s, watched.least_computed_s))
     finally:
         torch.set_num_threads(before)
     alone = train.batch_size * train.seq_len / step_s
+    name = f"cpu, threads: {threads}" if device.is_cpu else device.name
     return Here(
-        name=f"cpu, threads: {threads}" if device.is_cpu else device.name,
+        name="cpu, with a core to itself: other programs use the cores now" if is_disturbed else name,
         tokens_per_s=alone * min(1.0, at_once / num_sharing),
         crowding=max(1.0, num_sharing / cores),
         is_gpu=not device.is_cpu,
@@ -204,6 +216,65 @@ def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[]
         float(flat.vector[0])  # waits for a GPU
 
     return step
+
+
+class _Watched:
+    """Steps, and how they went."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        self._all_s: list[float] = []
+        self._all_computed_s: list[float] = []
+
+    def __call__(self) -> None:
+        clock = SystemClock()
+        began, computed_s = clock.now(), cpu_s()
+        self._step()
+        self._all_s.append(clock.now() - began)
+        self._all_computed_s.append(cpu_s() - computed_s)
+
+    @property
+    def fastest_s(self) -> float:
+        return min(self._all_s)
+
+    @property
+    def least_computed_s(self) -> float:
+        return min(self._all_computed_s)
+
+    @property
+    def is_disturbed(self) -> bool:
+        return is_disturbed(self._all_s, sum(self._all_computed_s))
+
+
+def is_disturbed(all_s: Sequence[float], computed_s: float) -> bool:
+    """Return whether other programs had the cores in steps that took `all_s`: this one had less than one of them, or
+    the steps differ as they never do by themselves.
+
+    Args:
+        computed_s: by all threads of this process meanwhile.
+    """
+    if not all_s:
+        return False
+    is_uneven = len(all_s) >= _LEAST_COMPARED and median(all_s) > _UNSTEADY * min(all_s)
+    return is_uneven or computed_s < _WHOLE * sum(all_s)
+
+
+def core_s(step: Callable[[], None], computed_s: Callable[[], float], expected_s: float) -> float:
+    """Return the seconds that a step computes on one core, whoever else has it meanwhile; inf where it would be long.
+
+    Args:
+        computed_s: returns what this process has computed so far.
+        expected_s: that all threads computed in a step: they wait for one another by computing, so it is no less.
+    """
+    if expected_s > _PATIENCE_S:
+        return math.inf
+    torch.set_num_threads(1)
+    all_s: list[float] = []
+    while len(all_s) < _CORE_STEPS and sum(all_s) < _CORE_S:
+        before = computed_s()
+        step()
+        all_s.append(computed_s() - before)
+    return min(all_s) or math.inf  # a clock may be too coarse for a step
 
 
 def _counted(step: Callable[[], None], meter: Meter) -> Callable[[], None]:

@@ -18,6 +18,7 @@ from weft.cli.process import run_loop
 from weft.cli.run.ticket import ticket_here
 from weft.clock import SystemClock
 from weft.config import dump
+from weft.dashboard import figures
 from weft.errors import ActVoid, ConfigError, KeyFileError, Refused
 from weft.ids import PeerId, RunId, short
 from weft.wire import Signed, printable
@@ -314,7 +315,7 @@ def describe(answer: "CharterAnswer") -> str:
     from weft.run.amend import as_run_file
 
     charter = answer.charter
-    lines = [f"round     {answer.round}, {len(answer.members)} members"]
+    lines = [f"round     {answer.round}, {figures.several(len(answer.members), 'member')}"]
     lines += [f"member    {peer}" for peer in answer.members]
     acted = zip(charter.stewards, charter.serials, strict=True)
     lines += [f"steward   {peer}  {count} acts" for peer, count in acted] or ["steward   none: nobody can act alone"]

@@ -10,6 +10,7 @@ from weft.cli import settings
 from weft.cli.home import home_of
 from weft.cli.options import ASKED, own_source, spread, ticket_of, until
 from weft.cli.run.torchrun import served
+from weft.cli.terminal import TO_SCREEN, say_loading
 from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
 from weft.errors import ConfigError
@@ -52,6 +53,7 @@ def join(
     text = ticket_of(ticket)
     read(text)  # a bad ticket is refused before anything heavy is loaded
     is_asked = sys.stdin.isatty()
+    say_loading(is_quiet=stay.quiet or TO_SCREEN in (log or ()))
     stays = until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
     from weft.data.corpus import CorpusConfig
@@ -88,7 +90,6 @@ def join(
 
 def describe(terms: "Terms") -> str:
     """Return what joining means, line by line."""
-    from weft.net.link.trial import listed
     from weft.run.genesis import on_corpus
 
     run = on_corpus(terms.run)
@@ -98,7 +99,7 @@ def describe(terms: "Terms") -> str:
     return "\n".join(
         (
             f"run       {run.name}  {ticket.run[:16]}",
-            f"through   {listed([each.peer[:16] for each in ticket.contacts])}, named on the ticket",
+            *_through(terms),
             f"model     {_model(terms)}",
             f"data      {where}",
             *_stewards(len(run.stewards)),
@@ -110,6 +111,18 @@ def describe(terms: "Terms") -> str:
             *_network(terms),
         )
     )
+
+
+def _through(terms: "Terms") -> list[str]:
+    """Return who leads into the run, or that nobody does and where this machine would go on from."""
+    from weft.net.link.trial import listed
+
+    if (kept := terms.kept) is not None:
+        return [
+            "through   nobody: no peer of this run answers now",
+            f"from      round {kept.round} or later, which this machine has kept. If you join, {kept.then}",
+        ]
+    return [f"through   {listed([each.peer[:16] for each in terms.ticket.contacts])}, named on the ticket"]
 
 
 def _model(terms: "Terms") -> str:
@@ -129,6 +142,8 @@ def _network(terms: "Terms") -> tuple[str, str]:
     """Return what a round moves, and a day, and where that is from."""
     of_round = f"network   {figures.nbytes(terms.round_nbytes)} a round among {_peers(terms)} with this one"
     alone = ""
+    if terms.kept is not None:
+        return f"{of_round}; nothing while alone", "          (weft says what a day comes to once others are back)"
     if (rounds := terms.rounds) is not None:
         steps = f"{terms.run.method.every} training steps"
         if terms.day_nbytes is not None:
@@ -163,7 +178,8 @@ def capped(caps: "CapsConfig") -> list[str]:
 
 
 def _stewards(num: int) -> list[str]:
-    return [f"stewards  {num}, who may remove and ban peers and amend the run (docs/stewards.md)"] if num else []
+    keys = "1 key" if num == 1 else f"{num} keys"
+    return [f"stewards  {keys} that may change the run, and remove and ban peers (docs/stewards.md)"] if num else []
 
 
 def _teams(terms: "Terms") -> str:

@@ -11,7 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -20,6 +22,7 @@ import typer
 
 from weft import reading
 from weft.cli.options import Length, length
+from weft.cli.run.after import Learnt, model_beside, numbered, say_found, say_made, write_new
 from weft.cli.settings import changes_of, run_file
 from weft.cli.terminal import WorkLine, tell
 from weft.clock import SystemClock
@@ -124,31 +127,69 @@ def _refuse_folder(path: Path) -> None:
         raise ConfigError(f"{path} holds run files: {names}. Name the one to train.")
 
 
-def run_file_for(
-    text: Path, wishes: Wishes, changes: list[str], settings: "PeerConfig", *, is_new: bool
-) -> tuple[Path, list[str], int]:
-    """Return the run file of a text, made now where there is none; what is still to be changed of it; and its peers.
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What else is asked of a text.
 
     Args:
         changes: of `--set`: written into a file that is made, else for the caller to make.
         is_new: make another, though there is one.
+        is_longer: `--length` is for a run that goes on.
+        before: make one that begins with what this has learnt.
+    """
+
+    changes: Sequence[str] = ()
+    is_new: bool = False
+    is_longer: bool = False
+    before: Learnt | None = None
+
+
+def run_file_for(text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig") -> tuple[Path, list[str], int]:
+    """Return the run file of a text, made now where there is none; what is still to be changed of it; and its peers.
 
     Raises:
         ConfigError: nobody answers, or an answer makes no sense; DataError: the text cannot be read, or is too little.
     """
-    there = list(existing(text))
-    if there and not is_new:
-        if given := wishes.given():
+    all_there, before, changes = list(existing(text)), asked.before, list(asked.changes)
+    there = [each for each in all_there if before is None or before.begins(each)]
+    if there and not asked.is_new:
+        if wishes.given() == ["--length"] and asked.is_longer:
+            changes += _longer(text, there[-1], str(wishes.length))
+        elif given := wishes.given():
             raise ConfigError(
                 f"{', '.join(given)}: {there[-1]} already says how to train {text}. Change that file, or make "
                 "another run of this text: --new."
             )
         others = f". There are older ones: {', '.join(map(str, there[:-1]))}" if there[:-1] else ""
-        tell(f"{there[-1]} says how to train {text}; weft uses that{others}")
+        if before is None:
+            tell(f"{there[-1]} says how to train {text}; weft uses that{others}")
+        else:
+            say_found(there[-1])
         return there[-1], changes, run_file(there[-1], changes).peers
-    path, tree = _made(text, wishes, changes, settings, num_before=len(there))
-    tell(f"run file: {path}")
+    path, tree = _made(text, wishes, asked, settings, num_before=len(all_there))
+    if before is None:
+        tell(f"run file: {path}")
+    else:
+        say_made(path, str(tree["name"]), before)
     return path, [], int(tree["peers"])
+
+
+def _longer(text: Path, path: Path, wanted: str) -> list[str]:
+    """Return what to change of a run file so that the run is so long in all."""
+    from weft.plan import own_text
+
+    meant, tree = length("--length", wanted), load_tree(path)
+    if meant.seconds is not None:
+        raise ConfigError(
+            f"--length {wanted[:40]}: of a run that goes on, weft takes tokens or passes, of the run from its first "
+            "round: 5Mtokens, 10passes."
+        )
+    changed = changes_of(())
+    tokens = own_text.rounded(int(_tokens(meant, own_text.read_text(_source(text, changed), _whole(text).parent), 0)))
+    fields = ["train.tokens"]
+    if "total_tokens" in tree["train"].get("schedule", {}):
+        fields.append("train.schedule.total_tokens")
+    return [f"{field}={tokens}" for field in fields]
 
 
 # --- where it lies ---
@@ -157,9 +198,7 @@ def run_file_for(
 def existing(text: Path) -> Iterator[Path]:
     """Yield the run files beside a text, or here, that train just this text; the newest last."""
     for folder in _folders(text):
-        for path in _candidates(text, folder):
-            if not path.exists():
-                break
+        for path in takewhile(Path.exists, numbered(folder, _stem(text))):
             if _is_of(path, text):
                 yield path
 
@@ -172,14 +211,6 @@ def _whole(text: Path) -> Path:
 def _folders(text: Path) -> list[Path]:
     whole, here = _whole(text), Path.cwd()
     return [whole.parent, *([here] if here != whole.parent and not here.is_relative_to(whole) else [])]
-
-
-def _candidates(text: Path, folder: Path) -> Iterator[Path]:
-    from itertools import count
-
-    stem = _stem(text)
-    yield folder / f"{stem}.toml"
-    yield from (folder / f"{stem}-{number}.toml" for number in count(2))
 
 
 def _stem(text: Path) -> str:
@@ -195,18 +226,23 @@ def _is_of(path: Path, text: Path) -> bool:
         return False
 
 
+def _as_file(text: Path, tree: dict[str, Any], folder: Path) -> bytes:
+    """Return a run file of a text for that folder."""
+    whole = _whole(text)
+    tree["data"]["source"]["paths"] = [whole.name if whole.parent == folder else str(whole)]
+    head = (
+        f"# Made by `weft train {text.name}`, which goes on with it. docs/run_file.md has all fields,\n"
+        f"# recipes/mytext.toml the reasons. If you change it, `weft train` says what that means for the run.\n"
+    )
+    return (head + tomli_w.dumps(tree)).encode()
+
+
 def _write(text: Path, tree: dict[str, Any]) -> Path:
     """Write a run file where there is none yet, beside the text, or here where that cannot be, and return where."""
     refused: OSError | None = None
     for folder in _folders(text):
-        whole = _whole(text)
-        tree["data"]["source"]["paths"] = [whole.name if whole.parent == folder else str(whole)]
-        head = (
-            f"# Made by `weft train {text.name}`, which goes on with it. docs/run_file.md has all fields,\n"
-            f"# recipes/mytext.toml the reasons. If you change it, `weft train` says what that means for the run.\n"
-        )
-        data = (head + tomli_w.dumps(tree)).encode()
-        for path in _candidates(text, folder):
+        data = _as_file(text, tree, folder)
+        for path in numbered(folder, _stem(text)):
             try:
                 with path.open("xb") as file:
                     file.write(data)
@@ -226,9 +262,35 @@ def _write(text: Path, tree: dict[str, Any]) -> Path:
 
 
 def _made(
-    text: Path, wishes: Wishes, changes: Sequence[str], settings: "PeerConfig", *, num_before: int
+    text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig", num_before: int
 ) -> tuple[Path, dict[str, Any]]:
-    asks = _Asks(is_on=not wishes.yes, given=wishes.given())
+    if asked.before is None:
+        return _answered(text, wishes, asked, settings, num_before)
+    if wishes.size is not None:
+        raise ConfigError(f"--size: no effect with --after: the model is what {asked.before}. Leave it out.")
+    with _placed(text, asked.before) as path:
+        return _answered(text, replace(wishes, size=""), asked, settings, num_before, path)
+
+
+@contextmanager
+def _placed(text: Path, before: Learnt) -> Iterator[Path]:
+    """Write the model that a run begins with, as `Learnt.placed`, beside the text, or here where that cannot be."""
+    folder = next((each for each in _folders(text) if os.access(each, os.W_OK)), None)
+    if folder is None:
+        raise ConfigError(f"weft can write neither beside {text} nor in {Path.cwd()}. Change to a folder of yours.")
+    with before.placed(numbered(folder, _stem(text))) as path:
+        yield path
+
+
+def _answered(
+    text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig", num_before: int, path: Path | None = None
+) -> tuple[Path, dict[str, Any]]:
+    """Ask, and write the run file.
+
+    Args:
+        path: of the run file, where a model to begin with lies beside it.
+    """
+    asks, changes, before = _Asks(is_on=not wishes.yes, given=wishes.given()), asked.changes, asked.before
     changed = _checked(changes)
     from weft.data.corpus import text_nbytes
     from weft.plan import own_text
@@ -239,18 +301,31 @@ def _made(
     source, base = _source(text, changed), _whole(text).parent
     with Meter("reading", "B", WorkLine(), SystemClock(), text_nbytes(source, base)) as meter:
         found = own_text.read_text(source, base, meter.add)
+    nbytes = found.nbytes
+    if before is not None:
+        found, base = own_text.scaled(found, before.tokens_per_byte), base if path is None else path.parent
     machine = _Machine(found, settings)  # too little text is refused before anything is asked
     many = "1 document" if found.num_documents == 1 else f"{found.num_documents:,} documents"
-    tell(f"{text}: {figures.nbytes(found.nbytes)} of text in {many}; a tenth is held out, to measure the loss")
+    tell(f"{text}: {figures.nbytes(nbytes)} of text in {many}; a tenth is held out, to measure the loss")
 
     usual_name = own_text.run_name(_whole(text))
     usual_name = usual_name if not num_before else f"{usual_name[:60]}-{num_before + 1}"
     name = asks.ask("name of the run", wishes.run_name, usual_name, _name)
-    sizes = machine.sizes
-    usual = own_text.usual_size(found, sizes, is_gpu=machine.is_gpu)
-    offered = ", ".join(f"{each} ({figures.amount(machine.num_parameters(each))} parameters)" for each in sizes)
-    size = asks.ask(f"size of the model: {offered}", wishes.size, usual, machine.size_of)
-    here = machine.pace(size)
+    begins: dict[str, Any] = {}
+    if before is None or path is None:
+        sizes = machine.sizes
+        usual = own_text.usual_size(found, sizes, is_gpu=machine.is_gpu)
+        offered = ", ".join(f"{each} ({figures.amount(machine.num_parameters(each))} parameters)" for each in sizes)
+        size, context = asks.ask(f"size of the model: {offered}", wishes.size, usual, machine.size_of), None
+        here, num = machine.pace(size), machine.num_parameters(size)
+    else:
+        begins, context, num = before.fields(model_beside(path).name), before.model.max_seq_len, before.num_parameters
+        size = own_text.size_like(found, num)
+        tell(f"model: what {before}, {figures.amount(num)} parameters")
+        draft = own_text.run_tree(
+            found, own_text.Answers(name=name, size=size, tokens=1 << 20, peers=1, context=context)
+        )
+        here = machine.pace_of(from_tree(draft | begins, RunFile, where=str(text)), base)
 
     def tokens_of(given: str) -> int:
         tokens = own_text.rounded(int(_tokens(length("--length", given), found, here.tokens_per_s)))
@@ -258,7 +333,7 @@ def _made(
             raise ConfigError(f"--length {given[:40]}: Allowed: at most {MAX_TOKENS:,} tokens; these are {tokens:,}.")
         return tokens
 
-    usual_tokens = own_text.usual_tokens(found, machine.num_parameters(size), here.tokens_per_s, USUAL_S)
+    usual_tokens = own_text.usual_tokens(found, num, here.tokens_per_s, USUAL_S)
     tokens = asks.ask(
         f"how long: a while (2h), tokens (5Mtokens) or passes over the text (10passes); this machine trains at "
         f"{figures.amount(here.tokens_per_s)} tokens/s",
@@ -267,13 +342,13 @@ def _made(
         tokens_of,
     )
     peers = asks.ask(
-        "machines that train, this one included; training begins once all are here",
+        "number of machines that train, this one included: with more than 1, training waits until all are here",
         None if wishes.peers is None else str(wishes.peers),
         "1",
         _peers,
     )
-    answers = own_text.Answers(name=name, size=size, tokens=tokens, peers=peers)
-    tree = own_text.run_tree(found, answers)
+    answers = own_text.Answers(name=name, size=size, tokens=tokens, peers=peers, context=context)
+    tree = own_text.run_tree(found, answers) | begins
     for dotted, value in changed.items():
         replace_field(tree, dotted, value)
     described: RunFile = from_tree(tree, RunFile, where=" ".join(f"--set {change}" for change in changes) or str(text))
@@ -282,7 +357,10 @@ def _made(
     here = machine.pace_of(described, base) if changed else here  # --set may have made another model of it
     for line in machine.takes(described, here, base):
         typer.echo(line, err=True)
-    return _write(text, tree), tree
+    if path is None:
+        return _write(text, tree), tree
+    write_new(path, _as_file(text, tree, path.parent))
+    return path, tree
 
 
 class _Asks:
@@ -435,6 +513,11 @@ class _Machine:
         yield f"memory    about {memory}"
         yield f"disk      about {figures.nbytes(disk)}: the text as tokens, and checkpoints"
         yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"
+        if described.peers > 1 and not described.stewards:
+            yield (
+                "later     once others hold the run, none may change it, or its length, alone. Keys that "
+                "--set stewards names now may: docs/stewards.md"
+            )
         yield (
             "others    whoever has the ticket can join and then has this text: machines fetch it from one another. "
             "If the text must stay on this machine: recipes/private.toml"

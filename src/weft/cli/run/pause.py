@@ -79,7 +79,9 @@ def running_peers(home: Path, run: str | None, every: bool) -> "list[PeerFolder]
         if is_kept(ticket, home):
             runs.setdefault(ticket.parents[1], []).append(PeerFolder(ticket.parent))
     if not runs:
-        raise ConfigError(f"no peer runs in {home}. If one runs in another home: weft --home FOLDER pause, or resume.")
+        raise ConfigError(
+            f"nothing trains in {home} now. If a peer runs in another home: weft --home FOLDER pause, or resume."
+        )
     names = {path: called(path) for path in runs}
     chosen = list(runs) if run is None else meant(run, list(runs))
     if not chosen:

@@ -6,6 +6,7 @@ It imports torch: verbs import it when they run.
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,28 +15,28 @@ import msgspec
 from weft.cli.home import command_for
 from weft.cli.options import Contributed, Until
 from weft.cli.process import Stopper, run_loop, stop_with_parent
-from weft.cli.run.summary import summary
+from weft.cli.run.summary import Begun, summary
 from weft.cli.run.torchrun import trainers
 from weft.cli.screen.screen import make_screen
 from weft.cli.signals import NOTHING_TO_SAVE
+from weft.cli.terminal import TO_SCREEN
 from weft.config import alike
 from weft.dashboard.run import about_of
 from weft.dashboard.scalars import make_sink
 from weft.data.store import write_atomically
-from weft.errors import ConfigError
+from weft.errors import CheckpointError, ConfigError
 from weft.events import Emit
-from weft.launch.peer import Participant, Workload, found, join
+from weft.launch.peer import Opened, Participant, Workload, found, join
 from weft.launch.session import Options
 from weft.net.ticket import why_long
 from weft.peer.context import Trainers
 from weft.peer.peer import Outcome
+from weft.peer.state.checkpoint import read_contents
 
 _OTHERS = (
     "others join with this ticket, which is a secret: `weft join -` asks for it, and no list of processes shows it"
 )
 _LASTING = "the ticket leads to this machine; once others have joined, `weft ticket` prints one that leads to them, too"
-
-TO_SCREEN = "json:-"  # lines for a program where the picture would be
 
 Ask = Callable[[str], bool]
 Make = Callable[[Ask, Trainers], Workload[Participant]]
@@ -51,6 +52,8 @@ class Manner:
     wait_for: int = 1  # peers with which the run begins
     until: Until = field(default_factory=Until)  # when it leaves by itself
     logs: tuple[str, ...] = ()  # where curves are drawn, too
+    source: str = ""  # the text or run file that was given, as a shell takes it
+    is_text: bool = False
 
 
 def run(
@@ -83,16 +86,19 @@ def run(
         options, sinks=(*options.sinks, screen, contributed, *boards), until=manner.until.wall, aside=screen.aside
     )
 
-    def started(peer: Participant, fresh: str, emit: Emit) -> None:
+    def started(peer: Participant, opened: Opened) -> None:
         stopper.started(peer.stop, lambda: peer.is_at_rest)
-        contributed.started(peer.stop, emit)
-        on_started(emit)
+        contributed.started(peer.stop, opened.emit)
+        on_started(opened.emit)
+        if ticket is None and opened.stand == "complete":
+            screen.say()  # that it is: there is nothing to join or to watch
+            return
+        waits_for = manner.wait_for if opened.stand == "new" else 1
         if ticket is None:
-            print(fresh, flush=True)  # noqa: T201  # the one line that was asked for
+            print(opened.ticket, flush=True)  # noqa: T201  # the one line that was asked for
             if not is_for_program:
-                said = [_OTHERS, _LASTING, *filter(None, (why_long(fresh),))]
-                print("\n".join(said), file=sys.stderr, flush=True)  # noqa: T201
-        screen.start(about_of(peer.run), manner.wait_for)
+                print("\n".join(_said(opened.ticket, waits_for)), file=sys.stderr, flush=True)  # noqa: T201
+        screen.start(about_of(peer.run), waits_for)
 
     async def main(who: Trainers) -> Outcome | None:
         stopper.install(asyncio.get_running_loop())
@@ -112,9 +118,17 @@ def run(
         stopper.remove()
         screen.close()
     if outcome is not None:
-        print(summary(outcome, screen.view, command_for(options.home.root)), flush=True)  # noqa: T201
+        begun = Begun(source=manner.source, is_text=manner.is_text, key=options.key)
+        command = command_for(options.home.root)
+        print(summary(outcome, screen.view, command, begun, _num_members(outcome)), flush=True)  # noqa: T201
         if manner.report is not None:
             write_atomically(manner.report, [msgspec.json.encode(report_of(outcome))])
+
+
+def _said(ticket: str, waits_for: int) -> list[str]:
+    """Return what a person should know of a ticket, in lines."""
+    begins = "" if waits_for == 1 else f"training begins once {waits_for} peers are here; --wait-for 1 begins at once"
+    return list(filter(None, (_OTHERS, _LASTING, why_long(ticket), begins)))
 
 
 def _check_report(report: Path) -> None:
@@ -122,6 +136,14 @@ def _check_report(report: Path) -> None:
     folder = report.absolute().parent
     if not folder.exists() and not folder.parent.is_dir():
         raise ConfigError(f"--report {report}: there is no folder {folder.parent}. Make it, or name another place.")
+
+
+def _num_members(outcome: Outcome) -> int:
+    """Return how many hold the run, as its checkpoint says."""
+    with suppress(CheckpointError):
+        head = read_contents(outcome.checkpoint).head
+        return 1 if head is None else len(head.members)
+    return 1
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import typer
 
 from weft.cli.home import Standing, called, command_for, home_of, listing, meant, on_disk, own_name
 from weft.cli.run.ticket import is_kept
+from weft.cli.terminal import agrees
 from weft.clock import SystemClock
 from weft.dashboard import figures
 from weft.errors import CheckpointError, ConfigError, KeyLocked
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from weft.launch.runs import Held
     from weft.store.home import Home
 
+_NO_NAME = "(no name)"
 State = Literal["running", "complete", "ended", "stopped", "empty", "unknown"]
 
 
@@ -48,9 +50,9 @@ def list_all(
     if not found:
         typer.echo(f"no runs in {root} yet; name another home with --home", err=True)
         return
-    width = max(len(each.name or "?") for each in found)
+    width = max(len(each.name or _NO_NAME) for each in found)
     for each in found:
-        typer.echo(f"{short(each.held.run)}  {each.name or '?':<{width}}  {_line(each)}")
+        typer.echo(f"{short(each.held.run)}  {each.name or _NO_NAME:<{width}}  {_line(each)}")
         typer.echo(f"{'':<8}  {each.how}")
     many = "1 run" if len(found) == 1 else f"{len(found)} runs"
     typer.echo(f"{many} in {root}; {command_for(root)} runs delete RUN removes one", err=True)
@@ -83,7 +85,7 @@ def delete(
             raise ConfigError(
                 "weft has no terminal to ask you whether to delete it. Add --yes, or delete from a terminal."
             )
-        if not typer.confirm("delete it?", default=False, err=True):
+        if not agrees("delete it?", default=False):
             typer.echo("nothing was deleted", err=True)
             return
     name = called(held.folder)
@@ -149,8 +151,10 @@ def _goes_on(held: "Held", stands: Standing | None, home: "Home") -> tuple[State
         return "running", f"peer {short(peer)} trains it now"
     if _is_anchored(held, home):
         return "running", "an anchor keeps it now"
+    if outline is None and not _is_known(held, home):
+        return "empty", f"a join that nobody answered; to remove it: {weft} runs delete {short(held.run)}"
     if outline is None:
-        return "unknown", "its config is not here, or another version of weft made it"
+        return "unknown", "another version of weft made it, or its config is damaged"
     if stands is None and any(held.folder.glob("*/anchored")):
         return "stopped", f"go on: {weft} anchor -"
     if stands is None:
@@ -169,6 +173,15 @@ def _goes_on(held: "Held", stands: Standing | None, home: "Home") -> tuple[State
     if not who_keep(held.run, home):
         return "stopped", f"go on: {train} --key FILE, with the key that trained it: it is not in this home"
     return "stopped", f"go on: {train}"
+
+
+def _is_known(held: "Held", home: "Home") -> bool:
+    """Return whether anything here says what the run is, or of its state."""
+    return (
+        (home.blobs.folder / held.run).exists()
+        or any(held.folder.glob("*/*/checkpoint"))
+        or any(held.folder.glob("*/checkpoint"))
+    )
 
 
 def _is_anchored(held: "Held", home: "Home") -> bool:

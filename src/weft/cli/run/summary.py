@@ -1,9 +1,11 @@
 """How a run ended, as a person reads it: held-out loss, sample, bytes, digest, checkpoint, what to try next.
 
-It knows the digest of this peer's replica alone: no message tells that of another, only the round it has reached.
+It knows the digest of this peer's model alone: no message tells that of another, only the round it has reached.
 """
 
 import math
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,14 +22,30 @@ if TYPE_CHECKING:
 INDENT = " " * 13
 STAGE = "stage-"  # folders of a peer's sections begin so
 _WIDTH = 80  # columns
+_WHAT_LOSS = "loss on the text that was held out of training; lower is better"
 
 
-def summary(outcome: "Outcome", view: View, command: str) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """What a run was begun with on this machine, as it was typed.
+
+    Args:
+        source: its text or run file; empty: neither was.
+        key: None: one of the home's.
+    """
+
+    source: str = ""
+    is_text: bool = False
+    key: Path | None = None
+
+
+def summary(outcome: "Outcome", view: View, command: str, begun: Begun = Begun(), num_members: int = 1) -> str:
     """Return the text for the end of a run.
 
     Args:
         view: adds the bytes that ring DDP would have moved, and the others.
         command: `weft`, with --home where it is not the default one.
+        num_members: that hold the run.
     """
     if not outcome.replica:
         return _of_nothing(outcome, command)
@@ -36,22 +54,26 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
         f"run {outcome.run.name}: {outcome.reason} after {outcome.committed_tokens:,} tokens, round {outcome.round}",
     ]
     if outcome.nats_per_byte is not None and outcome.loss is not None:
-        lines.append(f"held-out     {figures.nats(outcome.loss)}")
-        if math.isfinite(outcome.nats_per_byte):
-            lines.append(f"{INDENT}{figures.nats_per_byte(outcome.nats_per_byte)}")
+        per_byte = outcome.nats_per_byte
+        is_known = math.isfinite(per_byte)
+        lines.append(f"held-out     {figures.nats_per_byte(per_byte) if is_known else figures.nats(outcome.loss)}")
+        lines.append(f"{INDENT}{_WHAT_LOSS}")
+        if is_known and outcome.loss != per_byte:
+            lines.append(f"{INDENT}{figures.nats(outcome.loss)}, for this tokenizer only")
         lines += measured(view)
     lines.append(
         f"bytes        {figures.nbytes(outcome.sent_nbytes)} sent, {figures.nbytes(outcome.received_nbytes)} received"
     )
     if view.ring_nbytes:
         lines.append(f"{INDENT}{ring(view)}")
-    lines.append(f"replica      {outcome.replica}")
+    lines.append(f"model        {outcome.replica}")
     section = section_of(outcome)
     if section:
-        lines.append(f"{INDENT}of {section}; all who hold that section have the same one after the same round")
+        lines.append(f"{INDENT}digest of {section}; all who hold that section have the same")
+        lines.append(f"{INDENT}after the same round")
     others = sorted((view.name(peer), peer) for peer in view.lines if peer != outcome.peer)
     if others and not section:
-        lines.append(f"{INDENT}of this peer; all peers have the same one after the same round")
+        lines.append(f"{INDENT}digest of this peer's; all peers have the same after the same round")
     is_complete = outcome.reason == "complete"
     lines += [f"{INDENT}{name}: {_ending(view.lines[peer], is_complete=is_complete)}" for name, peer in others]
     if not is_complete and any(view.lines[peer].state != "left" for _, peer in others):
@@ -69,8 +91,51 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
 
         lines += ["", excerpt(on_corpus(outcome.run).train.sample_prompt + outcome.sample.rstrip()), ""]
     run = short(outcome.run.run)
-    lines.append(gather_next(command, run) if is_part else try_next(command, run))
+    lines.append(gather_next(command, run) if is_part else try_next(command, run, _prompt(outcome)))
+    lines += _longer(outcome, command, begun, num_members) if is_complete else _goes_on(outcome, command, begun)
     return "\n".join(lines)
+
+
+def _prompt(outcome: "Outcome") -> str:
+    from weft.run.genesis import on_corpus
+
+    return on_corpus(outcome.run).train.sample_prompt
+
+
+def _goes_on(outcome: "Outcome", command: str, begun: Begun) -> list[str]:
+    """Return how the run is trained on from here."""
+    from weft.run.genesis import on_corpus
+
+    if outcome.successor is not None:
+        return []
+    if on_corpus(outcome.run).is_private:
+        return ["to go on with the run: the same command again"]
+    key = "" if begun.key is None else f" --key {shlex.quote(str(begun.key))}"
+    return ["to go on with the run", f"  {command} train {short(outcome.run.run)}{key}"]
+
+
+def _longer(outcome: "Outcome", command: str, begun: Begun, num_members: int) -> list[str]:
+    """Return how a complete run is trained longer, or on more text, where a person may."""
+    from weft.run.genesis import on_corpus
+    from weft.run.staged import StagedConfig
+
+    run, after = short(outcome.run.run), f"--after {short(outcome.run.run)}"
+    if outcome.successor is not None or outcome.checkpoint.parent.name.startswith(STAGE):
+        return []
+    if num_members > 1:
+        return [
+            f"to train longer: {num_members} members hold run {run}, and none may change it alone.",
+            "Begin another with what it has learnt, which they can join",
+            f"  {command} train {begun.source or 'FILE'} {after}",
+        ]
+    lines = ["to train longer, or on more text"]
+    if begun.is_text:
+        lines.append(
+            f"  {command} train {begun.source} --go-on --length {figures.amount(2 * outcome.committed_tokens)}tokens"
+        )
+    elif begun.source and not isinstance(outcome.run, StagedConfig) and not on_corpus(outcome.run).stewards:
+        lines.append(f"  {command} train {begun.source} --go-on   with train.tokens raised in it")
+    return [*lines, f"  {command} train MORE.txt {after}"]
 
 
 def _of_nothing(outcome: "Outcome", command: str) -> str:
@@ -85,7 +150,7 @@ def _of_nothing(outcome: "Outcome", command: str) -> str:
     ]
     run = short(outcome.run.run)
     if (outcome.checkpoint / CHECKPOINT_FILE).exists():  # the whole model, put together before
-        lines += [beside("checkpoint", outcome.checkpoint), try_next(command, run)]
+        lines += [beside("checkpoint", outcome.checkpoint), try_next(command, run, _prompt(outcome))]
     elif PeerFolder(outcome.checkpoint.parent).stages:
         lines.append(gather_next(command, run))
     return "\n".join(lines)
@@ -141,13 +206,20 @@ def _ending(line: Line, *, is_complete: bool) -> str:
     return f"{line.state or 'silent'}{'' if line.round is None else f', last heard of at round {line.round}'}"
 
 
-def try_next(command: str, checkpoint: str) -> str:
-    """Return what a person may do with a checkpoint; `command` is `weft` with the options that lead to it."""
+def try_next(command: str, checkpoint: str, prompt: str = "") -> str:
+    """Return what a person may do with a checkpoint.
+
+    Args:
+        command: `weft` with the options that lead to it.
+        prompt: what a text of the run's begins with.
+    """
+    quoted = f'"{prompt}"' if not set(prompt) & set('"$`\\!%') else shlex.quote(prompt)
     return "\n".join(
         (
             "try next",
-            f'  {command} generate {checkpoint} "def "',
+            f"  {command} generate {checkpoint}{f' {quoted}' if prompt else ''}",
             f"  {command} eval {checkpoint}",
             f"  {command} export {checkpoint} my-model",
+            f"  {command} serve {checkpoint}  # talk to it in a browser, or from any program of the OpenAI API",
         )
     )

@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.home import called, command_for, find_tickets, home_of
+from weft.cli.home import called, command_for, find_tickets, home_of, last_trained, listing, runs_of
 from weft.errors import KeyLocked, TicketError, WeftError
 from weft.ids import short
+from weft.library.home import default_home
 
 
 def ticket(
@@ -31,20 +32,44 @@ def ticket(
             typer.echo(why, err=True)
 
 
-def ticket_here(run: str | None, home: Path) -> str:
+def ticket_here(run: str | None, home: Path, verb: str = "") -> str:
     """Return the newest ticket that a member on this machine keeps; say of which run it is where there are several.
+
+    Args:
+        verb: as of `nobody_here`.
 
     Raises:
         TicketError: there is none.
     """
-    file = kept_ticket(run, home)
+    file = kept_ticket(run, home, verb)
     text = read_kept(file)
     if len({each.parents[1] for each in find_tickets(run, home)}) > 1:
         typer.echo(f"this is run {called(file.parents[1])}", err=True)
     return text
 
 
-def kept_ticket(run: str | None, home: Path) -> Path:
+def nobody_here(home: Path, verb: str = "") -> str:
+    """Return that nothing trains here now, and what to do.
+
+    Args:
+        verb: that takes a run's logs, too; empty: it takes a ticket of somebody who trains.
+    """
+    weft = command_for(home)
+    last = max(runs_of(home), key=last_trained, default=None)
+    where = "nothing trains here now" if home == default_home() else f"nothing trains in {home} now"
+    if last is None:
+        return (
+            f"{where}, and nothing has. To begin: {weft} train FILE, or {weft} join - with a ticket of somebody else's."
+        )
+    if verb:
+        return f"{where}; `{weft} {verb} last` tells of the last run, {called(last)}, and `{weft} runs` lists all."
+    return (
+        f"{where}, so there is no ticket. `{weft} runs` says how each run here goes on; the last was {called(last)}. "
+        "Or ask a member elsewhere for its ticket."
+    )
+
+
+def kept_ticket(run: str | None, home: Path, verb: str = "") -> Path:
     """Return the file of the newest ticket that a member on this machine keeps, of `run` where that is given.
 
     Raises:
@@ -53,18 +78,19 @@ def kept_ticket(run: str | None, home: Path) -> Path:
     files = find_tickets(run, home)
     file = next((each for each in files if is_kept(each, home)), None)
     if file is None and files:
-        left = files[0].parents[1]
+        left, weft = files[0].parents[1], command_for(home)
+        told = f" `{weft} {verb} last` tells what it logged until then." if verb else ""
         raise TicketError(
-            f"no member here has a ticket of run {called(left)} now: the one that had it ended without a goodbye. "
-            "Start it again, with `weft train` and its run file or `weft join` and a ticket of another member; then "
-            f"ask again with `{command_for(home)} ticket {short(left.name)}`."
+            f"no member here has a ticket of run {called(left)} now: the one that had it was killed, or its machine "
+            f"went down.{told} To start it again: {weft} train {short(left.name)}, or {weft} join - with a ticket of "
+            "another member."
+        )
+    if file is None and run is not None:
+        raise TicketError(
+            f"no member here has a ticket of a run called {run[:64]}: none of it runs now. {listing(home)}"
         )
     if file is None:
-        which = "" if run is None else f" of a run called {run[:64]}"
-        raise TicketError(
-            f"no member{which} has a ticket in {home}. Start one with weft train, or take a ticket from another "
-            "member's machine; name another home with --home."
-        )
+        raise TicketError(nobody_here(home, verb))
     return file
 
 

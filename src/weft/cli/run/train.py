@@ -1,5 +1,6 @@
 """`weft train`: make the run a file describes, or of somebody's own text, or go on with one, and print a ticket."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,9 +9,10 @@ import typer
 from weft.cli import settings
 from weft.cli.home import SECTIONS, WHOLE, find_run, home_of, listing
 from weft.cli.options import spread, until
-from weft.cli.run.own_text import Wishes, kind_of, run_file_for
+from weft.cli.run.after import Learnt, learnt, run_file_after
+from weft.cli.run.own_text import Asked, Wishes, kind_of, run_file_for
 from weft.cli.run.torchrun import served
-from weft.cli.terminal import tell
+from weft.cli.terminal import TO_SCREEN, say_loading
 from weft.clock import SystemClock
 from weft.errors import ConfigError
 from weft.ids import RunId
@@ -57,6 +59,15 @@ def train(
     new: Annotated[
         bool, typer.Option("--new", help="Start a new run, although one of this name, or of this text, is kept here.")
     ] = False,
+    after: Annotated[
+        str | None,
+        typer.Option(
+            "--after",
+            metavar="RUN",
+            help='Begin a new run with what a run of this home has learnt: its name, its digits, or "last". A new run '
+            "file is written beside the given one, or beside the text.",
+        ),
+    ] = None,
     wait_for: Annotated[
         int | None,
         typer.Option(
@@ -76,19 +87,22 @@ def train(
     chosen = settings.machine_settings(here.machine, here.fields() | hardware.fields())
     if served(chosen):
         return
-    if go_on and new:
-        raise ConfigError("--go-on and --new exclude each other. Give one.")
+    if go_on and (new or after is not None):
+        raise ConfigError(f"--go-on and {'--new' if new else '--after'} exclude each other. Give one.")
     stays = until(stay.until, SystemClock().wall())
     wish: Wish = "go on" if go_on else "new" if new else "ask"
     kind, changed = kind_of(what), list(changes or ())
+    say_loading(is_quiet=stay.quiet or TO_SCREEN in (log or ()))
     path, kept = Path(what), None
+    before = None if after is None else _before(after, kind, what, home_of(context))
     if kind == "text":
-        path, changed, peers = run_file_for(path, own, changed, chosen, is_new=new)
-        if wait_for is None and peers > 1:
-            tell(f"training begins once {peers} peers are here; --wait-for 1 begins at once")
+        asked = Asked(changes=changed, is_new=new, is_longer=go_on, before=before)
+        path, changed, peers = run_file_for(path, own, asked, chosen)
         wait_for = wait_for or peers
     else:
         own.refuse_for("a run file" if kind == "run file" else "a run of this home")
+    if kind == "run file" and before is not None:
+        path, changed = run_file_after(path, changed, before, is_new=new)
     if kind == "run":
         kept = _kept(what, home_of(context), {"--set": bool(changed), "--go-on": go_on, "--new": new})
     described = None if kept else (settings.run_file(path, changed), path.absolute().parent)
@@ -109,8 +123,23 @@ def train(
             parent=stay.parent,
             wait_for=wait_for or 1,
             logs=tuple(log or ()),
+            source="" if kind == "run" else shlex.quote(what if after is None else str(path)),
+            is_text=kind == "text" and after is None,
         ),
     )
+
+
+def _before(after: str, kind: str, what: str, home: Path) -> Learnt:
+    """Return what `--after` names.
+
+    Raises:
+        ConfigError: it has no effect on what is trained; or as `learnt`, like CheckpointError.
+    """
+    if kind == "run":
+        raise ConfigError(
+            f"--after {after[:80]}: it begins a new run, on a text or from a run file, and {what[:80]} is neither here."
+        )
+    return learnt(after, home)
 
 
 def _kept(given: str, home: Path, changing: dict[str, bool]) -> RunId:

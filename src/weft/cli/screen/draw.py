@@ -46,7 +46,8 @@ def draw(view: View, width: int = 80, height: int = 40) -> RenderableType:
         parts[1:1] = [*held, stages]
         num_rows += len(held) + (1 + stages.row_count if isinstance(stages, Table) else 1)
     if len(losses) > 1 and height >= _CURVE_FROM_ROWS:
-        parts.append(_curve_panel(losses, min(_CURVE_WIDTH, max(8, width - 12))))
+        of = f" of {whose}" if (whose := _whose_loss(view)) else ""
+        parts.append(_curve_panel(losses, min(_CURVE_WIDTH, max(8, width - 12)), of))
         num_rows += _CURVE_HEIGHT + 2
     if view.ring_nbytes or (view.cut.num and view.sent_nbytes):
         text = "\n".join(wrapped(line, width, "  ") for line in traffic(view).split("\n"))
@@ -93,21 +94,28 @@ def _said(view: View) -> dict[str, tuple[str, str]]:
         said["empty"] = (f"nobody computes {ordinal(empty, 0)}", f"{len(empty)} without peers")
     if view.run.total_tokens is not None:
         total, done = view.run.total_tokens, view.committed_tokens
-        said["tokens"] = (figures.tokens(done, total), figures.percent(done, total))
+        is_known = view.round is not None  # who comes to a run hears what is done with the first round
+        said["tokens"] = (
+            (figures.tokens(done, total), figures.percent(done, total))
+            if is_known
+            else (f"{figures.amount(total)} tokens in all",) * 2
+        )
     if view.losses.points:
         loss = f"loss {view.losses.points[-1][1]:.3f}"
-        said["loss"] = (f"{loss} nats per token", f"{loss} nats/token")
+        of = f" of {whose}" if (whose := _whose_loss(view)) else ""
+        said["loss"] = (f"{loss} nats per token{of}", f"{loss} nats/token")
     if (told := view.evaluated) is not None:
-        is_known = math.isfinite(told.nats_per_byte)
-        heldout = f"held-out {told.nats_per_byte if is_known else told.loss:.3f}"
-        at = "" if told.round == view.round else f" (round {told.round})"
-        said["heldout"] = (
-            f"{heldout} nats per {'byte' if is_known else 'token'}{at}",
-            f"{heldout} nats/{'byte' if is_known else 'token'}{at}",
-        )
+        heldout, at = f"held-out {told.loss:.3f}", "" if told.round == view.round else f" (round {told.round})"
+        said["heldout"] = (f"{heldout} nats per token{at}", f"{heldout} nats/token{at}")
     if view.time_left_s is not None and not view.is_complete:
         said["left"] = (f"{figures.duration(view.time_left_s)} left", "")
     return said
+
+
+def _whose_loss(view: View) -> str:
+    """Return whose steps alone the training loss is of; empty: of all that take part."""
+    heard = [peer for peer, line in view.peers.items() if line.is_heard]
+    return view.name(heard[0]) if len(heard) == 1 and len(view.lines) > 1 else ""
 
 
 def traffic(view: View) -> str:
@@ -121,8 +129,8 @@ def traffic(view: View) -> str:
 
 def ring(view: View) -> str:
     """Return what the same rounds would have cost the same peers with gradients exchanged at each step."""
-    times = figures.ratio(view.ring_nbytes, view.sent_nbytes + view.received_nbytes)
-    return f"bf16 gradients at every step (ring DDP): {figures.nbytes(view.ring_nbytes)}, {times} as much"
+    times = figures.times(view.ring_nbytes, view.sent_nbytes + view.received_nbytes)
+    return f"ring DDP, which exchanges gradients at every step: {figures.nbytes(view.ring_nbytes)}{times}"
 
 
 def curve(values: Sequence[float], width: int, height: int) -> list[str]:
@@ -132,13 +140,26 @@ def curve(values: Sequence[float], width: int, height: int) -> list[str]:
         values: at least one; more than `width` are averaged into columns.
     """
     columns = _columns(values, width)
-    low, high = scale(columns)
-    span = high - low
-    # The lowest value still shows one eighth, so that a column is never missing.
-    eighths = [1 + round((value - low) / span * (8 * height - 1)) for value in columns]
+    eighths = _eighths(columns, height)
     return [
         "".join(_LEVELS[min(8, max(0, count - 8 * (height - 1 - row)))] for count in eighths) for row in range(height)
     ]
+
+
+def _eighths(columns: Sequence[float], height: int) -> list[int]:
+    """Return how high each column is. The lowest value still shows one eighth, so that a column is never missing."""
+    low, high = scale(columns)
+    return [1 + round((value - low) / (high - low) * (8 * height - 1)) for value in columns]
+
+
+def axis(values: Sequence[float], width: int, height: int) -> list[str]:
+    """Return a label for each line of the same curve: the highest value, and the lowest where it lies."""
+    columns = _columns(values, width)
+    lowest = min(columns)
+    at = height - -(-min(_eighths(columns, height)) // 8)
+    labels = [""] * height
+    labels[at], labels[0] = f"{lowest:.3f}", f"{max(columns):.3f}"
+    return labels
 
 
 def _resample(values: Sequence[float], width: int) -> list[float]:
@@ -160,12 +181,12 @@ def _columns(values: Sequence[float], width: int) -> list[float]:
     return [sum(each) / len(each) for each in near]
 
 
-def _curve_panel(losses: Sequence[float], width: int) -> RenderableType:
+def _curve_panel(losses: Sequence[float], width: int, of: str) -> RenderableType:
     rows = curve(losses, width, _CURVE_HEIGHT)
-    low, high = scale(_columns(losses, width))
-    axis = [f"{high:7.3f} ", *["        "] * (_CURVE_HEIGHT - 2), f"{low:7.3f} "]
-    body = Text("\n").join(Text.assemble((label, "dim"), (row, "cyan")) for label, row in zip(axis, rows, strict=True))
-    return Panel(body, title="training loss, nats per token", title_align="left", expand=False, border_style="dim")
+    labels = [f"{label:>7} " for label in axis(losses, width, _CURVE_HEIGHT)]
+    lines = zip(labels, rows, strict=True)
+    body = Text("\n").join(Text.assemble((label, "dim"), (row, "cyan")) for label, row in lines)
+    return Panel(body, title=f"training loss{of}, nats per token", title_align="left", expand=False, border_style="dim")
 
 
 def _news(view: View, width: int, num_rows: int) -> list[str]:

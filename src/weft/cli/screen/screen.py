@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from weft.cli.screen.draw import draw, progress
-from weft.cli.terminal import WorkLine
+from weft.cli.terminal import WorkLine, tell
 from weft.dashboard import figures
 from weft.dashboard.view import About, View, news_of, update
 from weft.events import Entry, Evaluated, Event, RoundCommitted
@@ -38,6 +38,9 @@ class Screen:
 
     def aside(self, event: Event) -> None:
         """Take how far work has come before there is a view of the run."""
+
+    def say(self) -> None:
+        """Say what has happened so far, where there will be no view."""
 
     def close(self) -> None:
         pass
@@ -83,6 +86,13 @@ class LiveScreen(Screen):
         with self._lock:
             if self._live is None:
                 self._work(event)
+
+    def say(self) -> None:
+        with self._lock:
+            self._work.close()
+            said = [news.text for news in self.view.notables]
+        for text in said:
+            tell(text)
 
     def start(self, run: About, wait_for: int = 1) -> None:
         super().start(run, wait_for)

@@ -23,7 +23,7 @@ from weft.cli.settings import check_transports, machine_settings, refuse_idle
 from weft.clock import SystemClock
 from weft.dashboard.logs import find_logs, in_order, is_there, older
 from weft.dashboard.view import About
-from weft.errors import ConfigError, TicketError, WeftError
+from weft.errors import ConfigError, WeftError
 from weft.events import Entry
 from weft.ids import Digest, short
 from weft.log import LogTail, read_jsonl
@@ -60,10 +60,7 @@ def find(given: str | None, context: typer.Context) -> "tuple[Path, ...] | Ticke
 
     home = home_of(context)
     if given is None:
-        try:
-            return read(ticket_or_none(None) or ticket_here(None, home))
-        except TicketError as error:
-            raise TicketError(f"{error} For what peers here have logged, give `last` or a run's name.") from None
+        return read(ticket_or_none(None) or ticket_here(None, home, str(context.info_name)))
     unused = "logs are read from this machine's disk", "transports"
     if (
         given != "-"

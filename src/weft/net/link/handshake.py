@@ -21,6 +21,7 @@ from blake3 import blake3
 from weft.errors import DialError, GenesisMismatch, PeerError, Refused, WireError
 from weft.ids import PeerId, RunId, short
 from weft.net.admission import Admission, Anyone, ByKeys, ByTicket
+from weft.net.link.trial import TURNED_AWAY
 from weft.net.messages import MAX_HANDSHAKE_NBYTES, MAX_TOLD_CONTACTS, PROTOCOL, Admitted, Greeting, Hello, Rejected
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import FrameReader, write_frame
@@ -144,7 +145,7 @@ def _raise_rejected(who: str, rejected: Rejected) -> None:
         case "admission" | "banned":
             raise Refused(f"{who} refuses this peer: {reason}")
         case _:
-            raise DialError(f"{who} turned the connection away: {reason}")
+            raise DialError(f"{who} {TURNED_AWAY}: {reason}")
 
 
 async def hear(reader: FrameReader) -> Hello | Rejected | None:

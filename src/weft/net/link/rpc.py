@@ -207,7 +207,9 @@ class SendQueue:
 
     def add(self, payload: bytes) -> None:
         """Queue `payload` as one frame, to be sent after those before it."""
-        frame = encode_frame(payload)
+        self.add_frame(encode_frame(payload))
+
+    def add_frame(self, frame: bytes) -> None:
         self._frames.append(frame)
         self._queued_nbytes += len(frame)
         self._changed.set()
@@ -368,19 +370,22 @@ class Session:
         _check_body(method, body)
         await self._queue.room()
         self._check_open(method)
-        self._add_note(method, body)
+        self._add_note(note_frame(method, body))
 
     def post(self, method: str, body: bytes) -> bool:
         """Queue a one-way message if there is room; return whether there was."""
-        _check_body(method, body)
+        return self.post_frame(note_frame(method, body))
+
+    def post_frame(self, frame: bytes) -> bool:
+        """Do so with what `note_frame` has made of it: one message to many is encoded once."""
         if self._ended is not None or not self._queue.has_room:
             return False
-        self._add_note(method, body)
+        self._add_note(frame)
         return True
 
-    def _add_note(self, method: str, body: bytes) -> None:
+    def _add_note(self, frame: bytes) -> None:
         self._burden.note()
-        self._queue.add(encode(messages.Note(method=method, body=body)))
+        self._queue.add_frame(frame)
 
     def stop(self) -> None:
         """Let `run` end; no call is sent any more."""
@@ -395,17 +400,25 @@ class Session:
 
     async def _read(self) -> None:
         while True:
-            num_bytes = 0
-            for _ in range(1 if self._burden.is_beyond else TURN_FRAMES):
+            num_left, nbytes_left = 1 if self._burden.is_beyond else TURN_FRAMES, TURN_NBYTES
+            while num_left > 0 and nbytes_left > 0:
                 data = await self._burden.read(self._reader)
                 if data is None:
                     raise PeerError(f"{short(self.peer)} closed the connection")
-                self._num_frames += 1
-                self._burden.do(partial(self._take_in, data))
-                num_bytes += len(data)
-                if num_bytes >= TURN_NBYTES:
-                    break
+                num, nbytes = self._burden.do(partial(self._take_in, data, num_left, nbytes_left))
+                num_left, nbytes_left = num_left - num, nbytes_left - nbytes
             await asyncio.sleep(self._pause_s())
+
+    def _take_in(self, first: bytes, most: int, most_nbytes: int) -> tuple[int, int]:
+        """Take in a frame and those behind it that have come whole; return how many these are, and their bytes."""
+        data, num, num_bytes = first, 0, 0
+        while True:
+            self._num_frames += 1
+            self._dispatch(decode(data, messages.RpcFrame))
+            num, num_bytes = num + 1, num_bytes + len(data)
+            if num >= most or num_bytes >= most_nbytes or (more := self._reader.at_hand()) is None:
+                return num, num_bytes
+            data = more
 
     def _pause_s(self) -> float:
         """Return for how long nothing is read, by what the peer has cost.
@@ -422,9 +435,6 @@ class Session:
             cost_s = self._burden.cost_s
             raise Flooded(f"it floods: {self._num_frames} frames, {cost_s:.1f} s of computing here, without a pause")
         return pause_s
-
-    def _take_in(self, data: bytes) -> None:
-        self._dispatch(decode(data, messages.RpcFrame))
 
     def _dispatch(self, frame: messages.RpcFrame) -> None:
         match frame:
@@ -532,6 +542,12 @@ class Session:
                 future.set_exception(PeerError(f"link to {short(self.peer)} went down during a call: {reason}"))
         self._waiting.clear()
         self._queue.close()
+
+
+def note_frame(method: str, body: bytes) -> bytes:
+    """Return the frame of a one-way message."""
+    _check_body(method, body)
+    return encode_frame(encode(messages.Note(method=method, body=body)))
 
 
 def _check_body(method: str, body: bytes) -> None:

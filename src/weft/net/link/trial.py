@@ -25,7 +25,8 @@ from weft.net.messages import Contact
 from weft.net.transport.address import direct_places, host_of, hosts_of, is_loopback, is_private
 from weft.wire import printable
 
-Outcome = Literal["admitted", "refused", "other run", "no peer", "silent", "no way"]
+Outcome = Literal["admitted", "refused", "full", "other run", "no peer", "silent", "no way"]
+# full: a member answers, and has no room for another link now.
 # no peer: something answers, and it is not this member. silent: packets are swallowed. no way: told at once that
 # nothing is there, or this machine has no such transport.
 
@@ -33,6 +34,7 @@ MAX_PLACES = 3  # of one member and one transport, that are worth reading
 _MAX_SAID = 120
 _CLOSED = (errno.ECONNREFUSED,)
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL)
+TURNED_AWAY = "turned the connection away"
 _WAYS = {"tls": "TLS over TCP to", "iroh": "iroh over UDP to", "via": "through"}
 
 
@@ -122,6 +124,8 @@ def told(trials: list[Trial]) -> str:
 
 def _why_closed(said: str) -> Outcome:
     """Return what kind of failure a dial's words tell of."""
+    if TURNED_AWAY in said:
+        return "full"
     if "did not answer" in said or "no answer" in said or "timed out" in said:
         return "silent"
     if "answers there" in said or "not a weft peer" in said:
@@ -156,6 +160,11 @@ def verdict(trials: Sequence[Trial]) -> tuple[str, str]:
     if not trials:
         return "the ticket has no address that this machine's transports can dial", (
             f"{FRESH}, and check which transports the machine file turns on"
+        )
+    if any(trial.outcome == "full" for trial in trials):
+        return (
+            "a member answers, and has no room for another link now",
+            "try again in a minute, or with the ticket of another member",
         )
     outside = [trial for trial in trials if any(not is_private(host) for host in trial.hosts)]
     if not outside:
@@ -200,7 +209,7 @@ def nobody(trials: Sequence[Trial], others: Sequence[str] = ()) -> str:
     more = len(tried) - MAX_MEMBERS
     text, fix = verdict(trials)
     said = [
-        "nobody answered",
+        "nobody let this peer in" if any(trial.outcome == "full" for trial in trials) else "nobody answered",
         *([f"Tried {'. '.join(tried[:MAX_MEMBERS])}"] if tried else []),
         *([f"And {more} more member{'s' if more > 1 else ''}"] if more > 0 else []),
         *others[:MAX_MEMBERS],

@@ -92,12 +92,30 @@ class FrameReader:
             WireError: the frame is too long, of another version, not finished in time, or the stream ends inside it.
             PeerError: the other side is gone.
         """
+        if self._start == self._stop and len(self._buffer):
+            self._start, self._stop = 0, await self._receive(self._buffer)
+            self.num_refills += 1
+            if not self._stop:
+                return None
+        if (payload := self.at_hand()) is not None:
+            return payload
         header = memoryview(bytearray(_HEADER.size))
         num_bytes = await self.recv_into(header)
         if num_bytes == 0:
             return None
         async with within(self.finish_s, self._overdue):
             return await self._finish(header, num_bytes)
+
+    def at_hand(self) -> bytes | None:
+        """Return the next frame's payload if all of it has come; None: `read` waits for it, or says what is wrong."""
+        begin = self._start + _HEADER.size
+        if begin > self._stop:
+            return None
+        length, version = _HEADER.unpack_from(self._buffer, self._start)
+        if version != FRAME_VERSION or length > self.max_nbytes or begin + length > self._stop:
+            return None
+        self._start = begin + length
+        return bytes(self._buffer[begin : self._start])
 
     def _overdue(self) -> WireError:
         return WireError(f"a frame was begun and not finished within {self.finish_s:g} s")

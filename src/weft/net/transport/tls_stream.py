@@ -113,7 +113,7 @@ class TlsStream:
         self._is_closed = False
         self._sending = asyncio.Lock()
         self._turn = asyncio.Lock()
-        self._watched: dict[Direction, asyncio.Future[None]] = {}
+        self._watched: dict[Direction, list[asyncio.Future[None]]] = {}  # who waits for it
         self._poll_read, self._poll_write = _poller(tls, "read"), _poller(tls, "write")
 
     def set_runner(self, runner: Runner) -> None:
@@ -209,20 +209,25 @@ class TlsStream:
 
     async def _ready(self, direction: Direction) -> None:
         """Wait until the socket can be read or written, or the stream is closed."""
+        if self._is_closed:
+            return
         loop = asyncio.get_running_loop()
-        if direction not in self._watched and not self._is_closed:
-            self._watched[direction] = loop.create_future()
+        waiter = loop.create_future()
+        if direction not in self._watched:
+            self._watched[direction] = []
             watch = loop.add_reader if direction == "read" else loop.add_writer
             watch(self._tls.fileno(), self._wake, direction)
-        if direction in self._watched:
-            await asyncio.shield(self._watched[direction])  # two calls may wait for the same
+        self._watched[direction].append(waiter)  # two calls may wait for the same
+        await waiter
 
     def _wake(self, direction: Direction) -> None:
-        future = self._watched.pop(direction, None)
-        if future is not None:
-            loop = future.get_loop()
+        waiters = self._watched.pop(direction, None)
+        if waiters:
+            loop = waiters[0].get_loop()
             (loop.remove_reader if direction == "read" else loop.remove_writer)(self._tls.fileno())
-            future.set_result(None)
+            for waiter in waiters:
+                if not waiter.done():  # it was cancelled
+                    waiter.set_result(None)
 
     def _end(self) -> bool:
         if self._is_closed:

@@ -144,7 +144,7 @@ class Leaf:
 
     def _why_leave(self, aggregator: PeerId) -> str:
         if aggregator not in self._rounds.chain.base.electorate:
-            return "it has no vote any more"
+            return "it takes no part in decisions any more"
         if self._rounds.quorum.statuses.get(aggregator) == "gone":
             return "it is gone"
         if self._num_missed >= MAX_MISSED:
@@ -153,7 +153,7 @@ class Leaf:
 
     def _leave(self, reason: str) -> None:
         assert self.aggregator is not None
-        self._emit(Notice(text=f"this peer no longer contributes through {short(self.aggregator)}: {reason}"))
+        self._emit(Notice(text=f"{short(self.aggregator)} no longer hands this peer's updates on: {reason}"))
         self._left, self.aggregator, self._pause_s = self.aggregator, None, LOOK_S
         self.take_from(None)
         self._rounds.decided.put_nowait(None)  # no decision comes from there any more: who waits for one looks around
@@ -182,7 +182,7 @@ class Leaf:
                 return
             if answer.is_taken:
                 self.aggregator, self._num_missed, self._pause_s = elector, 0, LOOK_S
-                self._emit(Sponsored(round=base.round, sponsor=elector))
+                self._emit(Sponsored(round=base.round, sponsor=elector, has_room=has_room))
                 return
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 

@@ -18,18 +18,18 @@ from contextlib import suppress
 from typing import Literal
 
 from weft.errors import NetError, PeerError, Refused, WeftError
-from weft.events import Notice
-from weft.ids import BranchId, Digest, PeerId, short
+from weft.events import Notice, WorkDropped
+from weft.ids import BranchId, Digest, PeerId, Tokens
 from weft.net.membership.membership import Membership
 from weft.peer.chain import RESULTS_NBYTES, Chain, Heads, branch_name, genesis, open_branch
 from weft.peer.context import Context
-from weft.peer.fork import ForkWatch, patience_s
+from weft.peer.fork import ForkWatch, waits_s
 from weft.peer.group.records import GroupRecords
 from weft.peer.join.backpressure import Backpressure
 from weft.peer.join.state_transfer import StateFetch
 from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin
 from weft.peer.round.driver import Participation, RoundDriver
-from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
+from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry
 from weft.peer.state.legacies import Legacies
 from weft.peer.state.replica import Replica
 from weft.peer.state.state_client import Ranking, StateClient
@@ -141,9 +141,7 @@ class Entrance:
 
     def _patience_s(self, head: Manifest) -> float:
         """Return how long to wait for anybody; a strict run waits with its head, as any member that is left alone."""
-        if head.members == (self._node.peer,) or self._replica.run.is_strict:
-            return 0.0
-        return patience_s(self._replica.run, head.members)
+        return waits_s(self._replica.run, head.members, self._node.peer) or 0.0
 
     async def _states(self, head: Manifest) -> Heads:
         """Return what linked peers hold; where nobody has a state yet, wait for other members of `head`.
@@ -159,7 +157,7 @@ class Entrance:
                 return heads
             if not (is_told or has_company) and (waited_s >= JOINING_EXPIRES_S or not self._node.peers):
                 is_told = True
-                text = f"no other member answers: waiting {wait_s:.0f} s for them, then going on alone as a branch. "
+                text = f"no other member answers: waiting {wait_s:.0f} s for them, then going on alone. "
                 text += "Members that cannot find this peer need a fresh ticket from it (weft ticket)"
                 self._context.emit(Notice(text=text))
             await asyncio.sleep(JOINING_S)
@@ -175,7 +173,7 @@ class Entrance:
             return head  # nothing is decided until enough have come back
         opening = open_branch(base, [me], me, branch_name(base, [me], me))
         why = "the run had gone on after this checkpoint" if has_gone_on else "no other member has come so far"
-        self._context.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
+        self._context.emit(Notice(text=f"{why}: going on alone after round {head.round}"))
         await self.legacies.keep_fork()
         # What an earlier process had offered, the others may have counted: counted here, it would come back to them.
         is_doubtful = self._carry.is_restored and not self._carry.sends_gradient
@@ -187,7 +185,7 @@ class Entrance:
         num_carried = self._carry.tokens
         await self._context.compute.serve(lambda: self._carry.settle(apply, is_counted))
         if num_dropped := num_carried - self._carry.tokens:
-            self._context.emit(dropped(num_dropped, why))
+            self._context.emit(WorkDropped(tokens=Tokens(num_dropped), reason=why))
 
     def _beginners(self) -> list[PeerId]:
         return [peer for peer in self._recent() if self._asking[peer][0] == GENESIS]
@@ -289,8 +287,10 @@ class Entrance:
             self._order.note_failure(*self._state_fetch.failed)
             raise
         if before is not None and before.branch != head.branch:
-            left = f"branch {short(before.branch)}, round {before.round}"
-            self._context.emit(Notice(text=f"switching from {left} to branch {short(head.branch)}, which counts more"))
+            text = (
+                f"the others went on apart from this peer: it takes over their state of round {head.round}, in place "
+            )
+            self._context.emit(Notice(text=f"{text}of its own of round {before.round}"))
         # Members may offer an older state, pinned for another. Rounds that count this peer come by again then, and what
         # it has trained since cannot be told from what they count.
         is_back = before is not None and before.branch == head.branch and before.round > head.round

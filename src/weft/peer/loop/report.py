@@ -14,7 +14,7 @@ from weft.peer.context import Context, Outcome
 from weft.peer.loop.contribution import LeaseTraining
 from weft.peer.round.acts import REMOVALS, told, why_removed
 from weft.peer.round.driver import AT_WORK, PAUSED, RESTING, Decided
-from weft.peer.state.carry import OUTDATED, Carry, dropped
+from weft.peer.state.carry import OUTDATED, Carry
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
 from weft.store.chunks import replica_digest
@@ -108,14 +108,14 @@ class Report:
         if is_counted and tokens and not is_its_own:
             self._context.emit(events.CountedThrough(round=manifest.round, tokens=tokens))
         elif was_offered and not is_counted:
-            reason = "the peer that it contributes through was not counted, or did not have its payload in time"
+            reason = "the peer that hands its updates on was not counted, or did not have its update in time"
             missed = events.RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
             self._context.emit(missed)
 
     def tell_dropped(self, due: Tokens, why: str = OUTDATED) -> None:
         """Tell how much of what was due before a round that did not count it is carried no more."""
         if num := due - self._carry.due:
-            self._context.emit(dropped(num, why))
+            self._context.emit(events.WorkDropped(tokens=Tokens(num), reason=why))
 
     def tell_mixing(self, decided: Decided) -> None:
         """Tell who exchanges with whom, where that has changed, and of what was exchanged and is not here."""

@@ -61,7 +61,7 @@ from weft.sync.governance import Void, binds, equivocation
 from weft.sync.records import acts, messages
 from weft.sync.records.messages import Manifest
 from weft.sync.round.rules import leader
-from weft.wire import Record, Signed, claimed, decode, digest_of, printable, unseal
+from weft.wire import Record, Signed, Verify, claimed, decode, digest_of, printable, unseal
 
 MAX_LIES = MAX_MEMBERS  # one of each of an electorate
 MAX_NBYTES = 4 << 20  # ten of the largest; most have some hundred bytes
@@ -457,12 +457,16 @@ class EvidenceKeeper:
 
     Args:
         accuse: given what proves a lie.
+        verify: `keys.verify`, or what remembers its answers.
     """
 
-    def __init__(self, node: Node, chain: Chain, accuse: Callable[[acts.Warrant], None]) -> None:
+    def __init__(
+        self, node: Node, chain: Chain, accuse: Callable[[acts.Warrant], None], verify: Verify = verify
+    ) -> None:
         self._node = node
         self._chain = chain
         self._accuse = accuse
+        self._verify = verify
         self._kept: dict[tuple[BranchId, Round], dict[PeerId, dict[Slot, Kept]]] = {}
         node.on_note(Shown, self._on_shown)
 
@@ -507,7 +511,7 @@ class EvidenceKeeper:
             if letter.signer not in self._chain.base.electorate or self._is_known(letter, place):
                 continue
             try:
-                note = unseal(letter, messages.RoundNote, verify)
+                note = unseal(letter, messages.RoundNote, self._verify)
             except WireError:
                 continue
             if (note.branch, note.round) == place:
@@ -545,7 +549,7 @@ class EvidenceKeeper:
     async def _on_shown(self, _peer: PeerId, shown: Shown) -> None:
         if not self.wants(shown.signed, claimed(shown.signed, messages.RoundNote)):
             return
-        note = unseal(shown.signed, messages.RoundNote, verify)
+        note = unseal(shown.signed, messages.RoundNote, self._verify)
         self.hear(shown.signed, note)
 
 

@@ -98,15 +98,15 @@ def _why(base: messages.Base, peer: PeerId, state: State | None, statuses: Mappi
     if state is not None and peer in state.farewells:
         return "it said goodbye"
     if status in ("gone", "suspected"):
-        return f"it was {status}"
+        return "it was gone" if status == "gone" else "it was silent"
     if state is not None and peer in state.unusable:
-        return "its payload could not be fetched or was not valid"
+        return "its update could not be fetched or was not valid"
     if peer in base.newcomers:
-        return "it is new, and nobody waits for a new member in its first round"
+        return "it has just joined or come back, and nobody waits for it in its first round"
     if peer in base.resting:
         return RESTING
     if state is not None and peer in state.ready:
-        return "it was ready after the round was planned, or its payload could not be fetched"
+        return "it was ready too late for the round, or its update could not be fetched"
     if state is not None and peer in state.passing:
         return PAUSED
     return "it was not ready in time" if base.charter.settings.method.wait == "all" else AT_WORK
@@ -211,6 +211,7 @@ class RoundDriver:
             group: whose mean it is, where it is not this peer's alone.
         """
         digests = self.parts.offer(parts)
+        self.parts.hand_out()
         self.timers.note_announced()
         legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
         ready = messages.Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
@@ -288,7 +289,9 @@ class RoundDriver:
     def follow(self, certificate: messages.Certificate) -> bool:
         """Take over a decision that was made elsewhere; return whether it follows on the head and can be made here."""
         self.inbox.evidence.read(certificate)
-        if certificate.manifest.round != self.chain.base.round or not self.chain.proven(certificate):
+        if certificate.manifest.round != self.chain.base.round or not self.chain.proven(
+            certificate, self.inbox.signatures.verify
+        ):
             return False
         if self.quorum.are_results_lost and not self.parts.has_results(certificate.manifest):
             return False

@@ -1,7 +1,7 @@
 """What the members of a round say to this peer, and when its machine hears of it.
 
     of this round                  one of a round gone by is answered with what was decided, one of the next waits
-    signed by its sender           checked once, and not of what is decided already; else an event says so
+    signed by its sender           checked once, of what binds it and is not decided yet; else an event says so
     a member's
     its claims within leases       a plan that claims more is not followed, an announcement is cut (`Claims`)
     its payload here               of an announcement (`Gather`)
@@ -72,25 +72,25 @@ import msgspec
 from weft.clock import Clock
 from weft.errors import PeerError, WireError
 from weft.events import Emit, Notice, PayloadRejected
-from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
-from weft.keys import Identity, verify
+from weft.ids import Attempt, PeerId, Round, Tokens, short
+from weft.keys import Identity
 from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.messages import GENESIS, Decision, Letter
 from weft.peer.round.acts import EvidenceKeeper
 from weft.peer.round.members import Member, Quorum
 from weft.peer.round.merge import Gather, RoundMerger
+from weft.peer.round.signatures import Signatures
 from weft.peer.round.timers import Timers
-from weft.sync.governance import legacy_tokens
+from weft.sync.governance import binds, legacy_tokens
 from weft.sync.records import messages
 from weft.sync.records.acts import Warrant
 from weft.sync.records.charter import Charter
 from weft.sync.round.groups import is_true
 from weft.sync.round.machine import Noticed, Received, State
 from weft.sync.round.rules import is_quorum, is_successor, spent_farewells
-from weft.wire import Signed, claimed, digest, digest_of, seal, unseal
+from weft.wire import Signed, claimed, digest_of, require_signature, seal
 
-MAX_VERIFIED = 64  # letters of one sender: twice what an attempt of the largest run takes
 TELL_AGAIN_S = 1.0  # a decision to the same peer
 MAX_TOLD = 4096  # peers: keys are free to make
 RECOVER_S = 5.0  # between two looks for results that nobody had
@@ -399,10 +399,10 @@ class Inbox:
         self._early = Early()
         self._leaps = Leaps(context.clock, timers.progress_s)
         self._weighing: dict[PeerId, asyncio.Task[None]] = {}  # by sender: what it names is being fetched
-        self._verified: dict[PeerId, dict[bytes, Digest]] = {}  # letters of this round and the next, by signature
+        self.signatures = Signatures()
         self._told: dict[PeerId, tuple[Round, float]] = {}  # who was told which decision last, and when
         self._clock = context.clock
-        self.evidence = EvidenceKeeper(context.node, chain, accuse)
+        self.evidence = EvidenceKeeper(context.node, chain, accuse, self.signatures.verify)
 
     def on_record(self, callback: Callable[[messages.GroupRecord], object]) -> None:
         """Call `callback(record)` for each that is announced, and says of its group what that can bring."""
@@ -419,7 +419,7 @@ class Inbox:
         self.proofs.begin()
         self.evidence.begin()
         self._weighing.clear()
-        self._verified.clear()
+        self.signatures.begin()
         self._gather.begin()
         return early
 
@@ -452,9 +452,10 @@ class Inbox:
             raise WireError(f"{short(peer)} passed on a letter of {short(signed.signer)}")
         note = claimed(signed, messages.RoundNote)
         is_present = note.branch == base.branch and note.round in (base.round, base.round + 1)
-        # What is decided already needs no signature: nothing but the decision comes of it.
-        if is_present or self.evidence.wants(signed, note):
-            self._verify(signed)
+        # What is decided already needs no signature: nothing but the decision comes of it. Nor does what binds nobody:
+        # it is never shown to others, and the key at the link's other end is proven.
+        if (is_present and binds(note.message)) or self.evidence.wants(signed, note):
+            require_signature(signed, self.signatures.verify)
             self.evidence.hear(signed, note)
         if note.branch != base.branch:
             return
@@ -464,21 +465,6 @@ class Inbox:
             self._early.keep_for_next(peer, letter.signed, note, base.electorate)
         elif note.round == base.round:
             self._judge(Heard(peer, letter.signed, note.message, base))
-
-    def _verify(self, signed: Signed) -> None:
-        """Check a signature, once for all times that the letter comes.
-
-        Raises:
-            WireError: it does not hold.
-        """
-        known = self._verified.setdefault(signed.signer, {})
-        name = digest(signed.body)
-        if known.get(signed.signature) == name:
-            return
-        unseal(signed, messages.RoundNote, verify)
-        if len(known) >= MAX_VERIFIED:
-            del known[next(iter(known))]
-        known[signed.signature] = name
 
     def _judge(self, heard: Heard, after: Step | None = None) -> None:
         """Let the machine hear a letter of this round that passes all steps, in this order.

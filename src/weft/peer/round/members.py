@@ -257,11 +257,12 @@ class Quorum:
     def why_undecidable(self) -> str:
         """Return, for a person, why nothing can be decided; what follows where `has_majority` does not hold."""
         if self.are_results_lost:
-            return "nobody here has the results of the round that was accepted"
+            return "nobody here has the results of the last round"
         if not is_quorum(self._chain.base, self.present()):
-            return "the others are away"
+            return "the other one is away" if len(self._chain.base.electorate) == 2 else "the others are away"
         num_voteless = len(self.voteless) + self.abstains
-        return f"{num_voteless} left, came back with states older than their votes, or lost what they voted for"
+        who = "1 member" if num_voteless == 1 else f"{num_voteless} members"
+        return f"{who} left, or came back without what was agreed on last"
 
     def is_attempt_over(self, state: State) -> bool:
         """Return whether nobody leads the attempt of `state`: its leader or a quorum is further, or it has no vote."""

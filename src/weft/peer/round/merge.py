@@ -32,6 +32,7 @@ Failure:
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,9 +46,9 @@ from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.messages import Gathered
 from weft.peer.round.members import Member
-from weft.peer.round.payloads import Payloads, Wanted
+from weft.peer.round.payloads import Payloads, Wanted, serve
 from weft.peer.round.timers import Timers
-from weft.sync.merge import reduce
+from weft.sync.merge import dense, reduce
 from weft.sync.merge.method import Scope
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
@@ -173,7 +174,7 @@ class Gather:
         """Let those announcements through whose payloads every owner holds; all of them where nobody waits."""
         if not self._held_back:
             return
-        said = {**self._told, self._member.peer: self._mine()}
+        said = {**self._told, self._member.peer: self._mine()} if self.is_waiting else {}
         for peer in list(self._held_back):
             if peer in self._held_back and (not self.is_waiting or self._is_gathered(peer, said)):
                 event = self._held_back.pop(peer)
@@ -193,10 +194,14 @@ class Gather:
         for part, num in self._parts.wanted(base, brought.peer)[base.electorate.index(me)].items():
             wanted = brought.parts[part]
             self._wanted_in[wanted] = self._round
-            if self._parts.is_here(wanted) if brought.peer == me else self._parts.hold(wanted):
+            is_mine = brought.peer == me
+            if self._parts.is_here(wanted) if is_mine else self._is_held(brought, wanted, num):
                 self._tell_soon()
             elif wanted not in self._fetching:
                 self._fetching[wanted] = self._member.tasks.spawn(self._fetch(brought, wanted, num))
+
+    def _is_held(self, brought: Contribution, wanted: Digest, num: int) -> bool:
+        return self._parts.hold(wanted) or self._parts.take(brought, wanted, num)
 
     async def _fetch(self, brought: Contribution, wanted: Digest, num: int) -> None:
         while wanted in self._wanted_in:
@@ -258,6 +263,8 @@ class Gather:
         return all(owner in said and peer in said[owner].peers for owner in owners)
 
     def _is_lost(self, peer: PeerId, said: Mapping[PeerId, Gathered]) -> bool:
+        if not any(note.missing for note in said.values()):
+            return False
         owners = [owner for owner in self._owners(peer) if owner != peer]
         return 2 * sum(owner in said and peer in said[owner].missing for owner in owners) > len(owners)
 
@@ -339,6 +346,7 @@ class RoundMerger:
         if isinstance(found, _Failed):
             return MergeFailed(plan=plan, part=part, missing=found.missing)
         await self.parts.keep(round, found.digest, found.encoded)
+        self.parts.hand_on(found.encoded)
         return MergeDone(plan=plan, part=part, result=found.digest)
 
     async def find(self, base: Base, plan: Collect, wanted: Wanted, here: range) -> ResultHeld | Noticed | None:
@@ -412,8 +420,7 @@ class RoundMerger:
         digests = [each.parts[wanted.part] for each in plan.contributions]
         brought = [await self.parts.here(each) if wanted.num else b"" for each in digests]
         async with self.parts.alone(wanted.result):  # who makes the outer step waits, and fetches nothing
-            nbytes = reduce.reply_codec_in(work.choices, work.round).nbytes(wanted.num)
-            if await self.parts.kept(work.round, wanted.result, nbytes) is not None:
+            if await self.parts.kept(work.round, wanted.result, wanted.num) is not None:
                 return True
             if any(data is None for data in brought) or self._chain.base != base:
                 return False
@@ -437,6 +444,8 @@ class RoundMerger:
             return _Failed(tuple(each.peer for each in contributions))
         has_legacies = any(each.legacy is not None for each in contributions)
         coding = reduce.coding_in(work.choices, round)
+        if not has_legacies and (found := await self._added_up(work, coding, brought)) is not None:
+            return found
         merger = reduce.Merger(len(here), coding, work.awaited, self.parts.pool.empty, has_legacies)
         missing = []
         inorder = sorted(zip(contributions, brought, strict=True), key=lambda each: each[0].legacy is not None)
@@ -446,22 +455,55 @@ class RoundMerger:
         if missing:
             return _Failed(tuple(missing))
 
-        def reply() -> reduce.EncodedPart:
-            found = self._replies.encode(merger.merged(), here, round, work.choices)
-            return reduce.EncodedPart(encoded=self.parts.pool.moved(found.encoded), digest=found.digest)
+        return await serve(self._compute, len(here), lambda: self._reply(work, merger.merged()))
 
-        return await self._compute.serve(reply)
+    def _reply(self, work: _Work, mean: torch.Tensor) -> reduce.EncodedPart:
+        found = self._replies.encode(mean, work.here, work.round, work.choices)
+        return reduce.EncodedPart(encoded=self.parts.pool.moved(found.encoded), digest=found.digest)
+
+    async def _added_up(
+        self, work: _Work, coding: reduce.Coding, brought: Sequence[Buffer | None]
+    ) -> reduce.EncodedPart | _Failed | None:
+        """Merge large dense contributions, all of which are here, a few numbers at a time; None: they are others."""
+        contributions, num = work.plan.contributions, len(work.here)
+        parts = [
+            dense.Brought(weight_of(work.charter, each), data, reduce.payload_codec_in(work.choices, work.round, each))
+            for each, data in zip(contributions, brought, strict=True)
+            if data is not None
+        ]
+        if num <= dense.STEP or len(parts) < len(contributions) or not dense.is_dense(coding, parts):
+            return None
+        lengths, missing = [0.0] * len(parts), []
+
+        def seen(number: int, values: torch.Tensor) -> None:
+            lengths[number] = math.hypot(lengths[number], float(torch.linalg.vector_norm(values)))
+
+        mean, faults = await self._compute.serve(
+            lambda: dense.add_up(parts, num, work.awaited, self.parts.pool.empty, seen)
+        )
+        for each, fault, length in zip(contributions, faults, lengths, strict=True):
+            if fault is not None:
+                missing.append(each.peer)
+            if fault is not None and work.is_mine:
+                self._emit(PayloadRejected(round=work.round, member=each.peer, reason=str(fault)))
+            elif work.is_mine:
+                self._tell(work.round, each, length, is_whole=False)
+        if missing:
+            return _Failed(tuple(missing))
+        return await self._compute.serve(lambda: self._reply(work, mean))
 
     async def _add(self, work: _Work, merger: reduce.Merger, contribution: Contribution, data: Buffer) -> bool:
         try:
             weight, legacy = weight_of(work.charter, contribution), contribution.legacy
             codec = reduce.payload_codec_in(work.choices, work.round, contribution)
             if legacy is None:
-                length = await self._compute.serve(lambda: _add(merger, weight, data, codec))
+                length = await serve(self._compute, len(work.here), lambda: _add(merger, weight, data, codec))
                 if work.is_mine:
                     self._tell(work.round, contribution, length, is_whole=False)
             else:
-                await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec))
+                await serve(
+                    self._compute, len(work.here), lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec)
+                )
         except PayloadError as error:
             if work.is_mine:
                 self._emit(PayloadRejected(round=work.round, member=contribution.peer, reason=str(error)))

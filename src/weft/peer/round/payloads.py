@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from weft.codec.codec import Codec
@@ -25,18 +26,29 @@ from weft.ids import Digest, PeerId, Round, short
 from weft.net.blobs.blobs import StillComing, first_of
 from weft.peer.chain import Chain
 from weft.peer.context import Context
+from weft.peer.messages import HANDED_NBYTES
+from weft.peer.round.handing import Handing
 from weft.store.pool import Pool
-from weft.sync.merge import reduce
+from weft.sync.merge import dense, reduce
 from weft.sync.merge.method import Scope
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
 from weft.sync.round.machine import Noticed, ResultHeld, Status
 from weft.sync.round.neighbours import dealt, receives
+from weft.tasks import Compute
 from weft.wire import Buffer
 
-LEAST_NBYTES = 1 << 12  # of a transfer: a smaller one measures its delay only
+T = TypeVar("T")
+
+FEW = 1 << 14  # elements: a codec takes 50 us for them, and a change of threads 100
+LEAST_NBYTES = HANDED_NBYTES + 1  # of a transfer: a smaller one measures its delay only
 LEAST_S = 1e-4
 NUM_REMEMBERED = 9
+
+
+async def serve(compute: Compute, num: int, work: Callable[[], T]) -> T:
+    """Do `work` on `num` elements beside training; here and now where that is sooner done than handed to a thread."""
+    return work() if num <= FEW else await compute.serve(work)
 
 
 class Rates:
@@ -96,15 +108,22 @@ class Payloads:
         self._journal = context.journal
         self._scope = scope
         self.rates = Rates()
+        self._handing = Handing(context.node, chain)
         self._parent: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
-        self.asked_by: dict[PeerId, bool] = {}  # who has begun to fetch of this round: the payload, or a result only
+        self._offered: tuple[Buffer, ...] = ()  # the same, as it was cut
+        # Who has begun to fetch of this round, or was handed something: whether it fetches the payload.
+        self.asked_by: dict[PeerId, bool] = {}
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
         self._coming: dict[Digest, asyncio.Event] = {}  # those that are being fetched so
         is_spread = isinstance(context.initial, SpreadVector)
         self.pool = Pool(POOL_VECTORS * 4 * scope.most_sent, context.folder.scratch if is_spread else None)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
+        self._cut_in: Base | None = None
+        self._cut: tuple[range, ...] = ()
+        self._wanted_in: Base | None = None
+        self._wanted: dict[PeerId | None, tuple[dict[int, int], ...]] = {}
         self._gone: set[PeerId] = set()
         self._limits: dict[PeerId, set[asyncio.Timeout]] = {}  # of what is being fetched, by who holds it
         self._node.serve_blobs(self._lookup)
@@ -112,6 +131,11 @@ class Payloads:
 
     def cut(self, base: Base) -> tuple[range, ...]:
         """Return how a payload is cut that is brought to a round: where the parts lie, or whole, for neighbours."""
+        if self._cut_in is not base:
+            self._cut_in, self._cut = base, self._cut_of(base)
+        return self._cut
+
+    def _cut_of(self, base: Base) -> tuple[range, ...]:
         if base.is_gossip:
             return (range(base.charter.settings.method.num_gossiped(self._scope.num)),)
         return reduce.cut(self._scope.num_sent(base.round), base.uplinks)
@@ -132,6 +156,14 @@ class Payloads:
 
         An empty part is none.
         """
+        if self._wanted_in is not base:  # asked of each with every message of a round
+            self._wanted_in, self._wanted = base, {}
+        key = peer if base.is_gossip else None  # of a mean everybody brings the same
+        if key not in self._wanted:
+            self._wanted[key] = self._wanted_of(base, peer)
+        return self._wanted[key]
+
+    def _wanted_of(self, base: Base, peer: PeerId) -> tuple[dict[int, int], ...]:
         nums = {part: num for part, num in enumerate(self.nums(base, peer)) if num}
         if base.charter.settings.method.is_merged_by_all:
             return (nums,) * base.num_parts
@@ -140,14 +172,46 @@ class Payloads:
     def offer(self, parts: Sequence[reduce.EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
         self._payload, self.asked_by = {part.digest: part.encoded for part in parts}, {}
+        self._offered = tuple(part.encoded for part in parts)
         base, me = self._chain.base, self._node.peer
         if base.is_gossip and me in base.electorate:
             return dealt(base, me, parts[0].digest)
         return tuple(part.digest for part in parts)
 
+    def hand_out(self) -> None:
+        """Give each owner the part of the offered payload that it merges, where that is small."""
+        base, me = self._chain.base, self._node.peer
+        if me not in base.electorate or len(self._offered) != len(base.electorate) or not self._is_handing(base):
+            return
+        for owner, data in zip(base.electorate, self._offered, strict=True):
+            if owner != me:
+                self._note_handed(self._handing.hand([owner], data))
+
+    def hand_on(self, result: Buffer) -> None:
+        """Give all others a part that was merged here, where that is small."""
+        base, me = self._chain.base, self._node.peer
+        if self._is_handing(base):
+            self._note_handed(self._handing.hand([peer for peer in base.electorate if peer != me], result))
+
+    def _note_handed(self, to: list[PeerId]) -> None:
+        for peer in to:  # it may be counted there; but nothing goes on travelling of what is as small
+            self.asked_by.setdefault(peer, False)
+
+    def _is_handing(self, base: Base) -> bool:
+        """Return whether each part has one owner, who gives all the same."""
+        return not base.is_gossip and not base.charter.settings.method.is_merged_by_all
+
+    def take(self, brought: Brought, wanted: Digest, num: int) -> bool:
+        """Return whether a part of another's payload was handed to this peer. If so, it stays until `forget`."""
+        nbytes = self._codec_of(brought, self._chain.base.round).nbytes(num)
+        if (data := self._handing.take(brought.peer, wanted, nbytes)) is None:
+            return False
+        self._gathered[wanted] = data
+        return True
+
     @property
     def is_asked_for(self) -> bool:
-        """Whether somebody has begun to fetch the payload that is offered."""
+        """Whether somebody has begun to fetch the payload that is offered, which may take long."""
         return any(self.asked_by.values())
 
     def fetch_first_from(self, parent: PeerId | None) -> None:
@@ -315,6 +379,12 @@ class Payloads:
             PayloadError: one of them is no part of a vector.
         """
         parts = reduce.parts_of(manifest, self._scope)
+        codec = self._reply_codec(manifest.round)
+        known = [
+            self._known(part.result, codec.nbytes(len(here))) for here, part in zip(parts, manifest.parts, strict=True)
+        ]
+        if (found := tuple(each for each in known if each is not None)) and len(found) == len(known):
+            return found
         others = [*manifest.members, *(each.peer for each in manifest.contributions), *sorted(self._node.peers)]
         return tuple(
             await asyncio.gather(
@@ -354,7 +424,7 @@ class Payloads:
             return known
         # Where a quorum commits before this member holds the result, its round and its outer step both want it.
         async with self.alone(wanted):
-            if (kept := await self.kept(round, wanted, nbytes)) is not None:
+            if (kept := await self.kept(round, wanted, num)) is not None:
                 return kept
             # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
             first = () if self._parent is None else (self._parent,)
@@ -362,17 +432,16 @@ class Payloads:
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
                 limit_s = self._limit_s(codec)
                 data = await self._from_any(others, wanted, nbytes, limit_s)
-                await self._compute.serve(
-                    lambda: reduce.decode_parts(codec, [data], [range(num)], self.pool.empty(num))
-                )
+                await serve(self._compute, num, lambda: dense.check(codec, data, num, self.pool.empty))
                 await self.keep(round, wanted, data)
             return data
 
-    async def kept(self, round: Round, wanted: Digest, nbytes: int) -> Buffer | None:
-        """Return a result that is here, or on disk, of a process before this one; None: it is not."""
+    async def kept(self, round: Round, wanted: Digest, num: int) -> Buffer | None:
+        """Return a result of `num` elements that is here, or on disk, of a process before this one; None: it is not."""
+        nbytes = self._reply_codec(round).nbytes(num)
         if (known := self._known(wanted, nbytes)) is not None:
             return known
-        kept = await self._compute.serve(lambda: self._journal.result(round, wanted))
+        kept = await serve(self._compute, num, lambda: self._journal.result(round, wanted))
         if kept is None or len(kept) != nbytes:
             return None
         self._chain.keep(round, wanted, kept)
@@ -380,17 +449,21 @@ class Payloads:
 
     async def keep(self, round: Round, result: Digest, data: Buffer) -> None:
         """Keep a result, on disk before anybody counts on it that this peer holds it."""
-        await self._compute.serve(lambda: self._journal.keep(round, result, data))
+        if self._journal.is_on:
+            await self._compute.serve(lambda: self._journal.keep(round, result, data))
         if (failure := self._journal.take_failure()) is not None:
             self._emit(Notice(text=failure))
         self._chain.keep(round, result, data)
 
     async def note(self, certificate: Certificate) -> None:
-        await self._compute.serve(lambda: self._journal.decide(certificate))
+        if self._journal.is_on:
+            await self._compute.serve(lambda: self._journal.decide(certificate))
 
     async def _fetch(self, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
         if holder in self._gone:
             raise PeerError(f"{short(holder)} is gone")
+        if (handed := self._handing.take(holder, wanted, nbytes)) is not None:
+            return handed
         began, data = self._clock.now(), self.pool.block(nbytes)
         try:
             async with self._limited(holder, limit_s):

@@ -5,11 +5,11 @@ from contextlib import suppress
 import torch
 
 from weft.errors import CheckpointError, DiskFull
-from weft.events import CheckpointFailed, CheckpointSaved, Notice
+from weft.events import CheckpointFailed, CheckpointSaved, Event, Notice, WorkDropped
 from weft.ids import BranchId, Round, Tokens
 from weft.peer.chain import Chain
 from weft.peer.context import Context
-from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
+from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry
 from weft.peer.state.checkpoint import NAME, Contents, Snapshot, save
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
@@ -35,7 +35,7 @@ class Autosave:
         self._branch = BranchId(replica.run.run)  # of the newest checkpoint
         self._journal = context.journal
         self._replayed: list[Certificate] = []  # the newest
-        self._told: list[str] = []  # what is to be said of it, from the event loop
+        self._told: list[Event] = []  # what is to be said of it, from the event loop
         self._trained_at_ms, self._num_steps = 0, 0
 
     async def save_if_due(self) -> None:
@@ -128,16 +128,17 @@ class Autosave:
                 )
                 chain.append(certificate)
                 if (lost := carried - self._carry.tokens - (0 if mine is None else mine.tokens)) > 0:
-                    self._told.append(dropped(Tokens(lost), OUTDATED if mine is None else FORGOTTEN).text)
+                    why = OUTDATED if mine is None else FORGOTTEN
+                    self._told.append(WorkDropped(tokens=Tokens(lost), reason=why))
             self._replayed = [*self._replayed, certificate][-NUM_KEPT:]
         if chain.head.round > head.round:
             text = f"loaded the checkpoint of round {head.round} and what was decided since, up to round"
-            self._told.append(f"{text} {chain.head.round}, from this disk")
+            self._told.append(Notice(text=f"{text} {chain.head.round}, from this disk"))
 
     def hand_on(self, chain: Chain) -> None:
         """Let others have the newest rounds of the journal: who was killed a moment earlier makes them again, too."""
-        for text in self._told:
-            self._context.emit(Notice(text=text))
+        for event in self._told:
+            self._context.emit(event)
         self._told = []
         for certificate in self._replayed:
             if certificate.manifest.branch == chain.head.branch:

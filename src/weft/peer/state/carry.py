@@ -28,7 +28,6 @@ from torch import Tensor, zeros
 
 from weft.codec.config import CodecConfig, RandomKConfig
 from weft.errors import CheckpointError
-from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.state.mixing import Met, Mixing
 from weft.peer.state.replica import Replica
@@ -39,17 +38,17 @@ from weft.sync.round.machine import Fate
 from weft.training.learner import Learner, Work
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
-FORGOTTEN = "a round that this peer has forgotten may have counted them"  # why work is dropped that nobody can tell of
+# Why work is dropped.
+FORGOTTEN = (
+    "a round that this peer did not follow to its end may have counted them, and none may count them twice. That is "
+    "usual after a restart, or after a time apart from the others"
+)
 MADE_TWICE = "a round has counted what this peer offered on the same samples before it was started again"
-OUTDATED = "a gradient that two rounds did not count is too old"  # why it is dropped
+OUTDATED = "a gradient that two rounds did not count is too old"
 MAX_TRAVELLING = 64  # rounds for which the same payload is offered: then its holder trains on
 
 
 _KEPT = ("local", "mark", "error", "gradient")  # vectors of a checkpoint
-
-
-def dropped(num_tokens: int, why: str) -> Notice:
-    return Notice(text=f"{num_tokens} tokens of work are dropped: {why}")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,13 @@ from weft.sync.records.messages import Manifest, next_base
 from weft.wire import Buffer
 
 
+def is_complete(head: Manifest | None, charter: Charter) -> bool:
+    """Whether all is trained, or another run goes on. The last round is a mean, also where an act ends the run."""
+    if head is None or head.is_gossip:
+        return False
+    return head.committed_tokens >= charter.settings.tokens or charter.has_ended
+
+
 class Replica:
     """
     Args:
@@ -47,10 +54,7 @@ class Replica:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all is trained, or another run goes on. The last round is a mean, also where an act ends the run."""
-        if self.head is None or self.head.is_gossip:
-            return False
-        return self.head.committed_tokens >= self.charter.settings.tokens or self.charter.has_ended
+        return is_complete(self.head, self.charter)
 
     def begin(self, opening: Manifest) -> None:
         """Stand at a run's first manifest, with the initial state."""

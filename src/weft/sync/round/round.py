@@ -57,9 +57,9 @@ def step(state: machine.State, event: machine.Input) -> machine.Result:
     """Return the state after `event`, and what to do about it, in order."""
     if state.durable.has_left:
         return state, ()
-    was_due = _is_due(state)
+    before = state
     state, outputs = _react(state, event)
-    if _is_due(state) and not was_due:
+    if _is_other_said(before, state) and _is_due(state) and not _is_due(before):
         outputs = (*outputs, machine.SetTimer(timer="progress", attempt=state.attempt))
     to_others: list[machine.Output] = []
     for output in outputs:
@@ -75,6 +75,17 @@ def _is_due(state: machine.State) -> bool:
     """Return whether the leader could go on, as far as this member knows; until then nobody is to blame."""
     return state.committed is None and rules.is_under_way(
         state.base, state.ready.keys() | state.passing, state.farewells
+    )
+
+
+def _is_other_said(before: machine.State, after: machine.State) -> bool:
+    """Return whether what `_is_due` looks at may have changed."""
+    return (
+        after.ready is not before.ready
+        or after.passing is not before.passing
+        or after.farewells is not before.farewells
+        or after.committed is not before.committed
+        or after.base is not before.base
     )
 
 

@@ -30,15 +30,20 @@ def leader(base: Base, attempt: Attempt) -> PeerId:
 
     Newcomers come last: they may still be fetching what was decided before they were counted in.
     """
-    settled = tuple(peer for peer in base.electorate if peer not in base.newcomers)
-    order = _order(base.run, base.branch, base.round, settled)
-    order += _order(base.run, base.branch, base.round, base.newcomers)
+    order = _order(base.run, base.branch, base.round, base.electorate, base.newcomers)
     return order[attempt % len(order)]
 
 
 @lru_cache(maxsize=64)  # asked with every message of a round
-def _order(run: RunId, branch: BranchId, round: Round, peers: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
-    return tuple(sorted(peers, key=lambda peer: order_key(run, branch, round, peer)))
+def _order(
+    run: RunId, branch: BranchId, round: Round, electorate: tuple[PeerId, ...], newcomers: tuple[PeerId, ...]
+) -> tuple[PeerId, ...]:
+    settled = (peer for peer in electorate if peer not in newcomers)
+    return tuple(
+        peer
+        for group in (settled, newcomers)
+        for peer in sorted(group, key=lambda peer: order_key(run, branch, round, peer))
+    )
 
 
 def is_quorum(base: Base, voters: Iterable[PeerId], left: Iterable[PeerId] = ()) -> bool:

@@ -243,7 +243,7 @@ def test_bytes_of_all_peers_are_told_as_sent_once_and_received_once() -> None:
     view = replace(View(), sent_nbytes=3_000_000, received_nbytes=3_000_000, ring_nbytes=600_000_000)
     lines = "\n".join(judge(REPORT, view, 2.0))
     assert "3 MB sent by all peers together, as much received" in lines
-    assert "bf16 gradients at every step (ring DDP): 600 MB, 100x as much" in lines
+    assert "ring DDP, which exchanges gradients at every step: 600 MB, 100 times as much" in lines
 
 
 @pytest.mark.full

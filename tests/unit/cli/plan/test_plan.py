@@ -106,6 +106,7 @@ def test_this_machine_is_timed_alone_and_shared(weft: Weft, run_path: Path, monk
         return 1.0
 
     monkeypatch.setattr("weft.cli.plan.speed_here.usual_s", one_second)
+    monkeypatch.setattr("weft.cli.plan.speed_here.is_disturbed", lambda *_: False)
     monkeypatch.setattr("weft.cli.plan.speed_here.num_cores", lambda: 2)
     monkeypatch.setattr("weft.training.device._best", lambda: "cpu")
     options = ("plan", run_path, "--device", "here", "--peers", 8, "--json")

@@ -1,5 +1,6 @@
 """What is timed is a step as a run makes it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,3 +31,61 @@ def test_a_step_begins_with_the_parameters_that_a_run_begins_with(monkeypatch: p
     train = TrainConfig(seq_len=8, batch_size=2, tokens=64, schedule=ConstantConfig(lr=1e-3))
     speed_here._step(model, train, choose(PeerConfig(device="cpu")))()
     assert torch.equal(made[0], initial_vector(model, 0))
+
+
+@pytest.mark.parametrize(
+    ("all_s", "computed_s", "found"),
+    [
+        ((0.1, 0.1, 0.12), 0.5, False),  # two cores
+        ((0.3, 0.1, 0.1, 0.1), 0.7, False),  # the first allocates
+        ((9.0, 0.1), 18.0, False),  # too few to compare
+        ((9.0,), 2.0, True),
+        ((), 0.0, False),
+        ((0.1, 0.1, 0.12), 0.2, True),  # less than one core
+        ((0.1, 3.0, 2.0, 0.9), 8.0, True),  # threads wait for one another, and compute nothing meanwhile
+    ],
+)
+def test_steps_tell_whether_other_programs_have_the_cores(
+    all_s: tuple[float, ...], computed_s: float, found: bool
+) -> None:
+    assert speed_here.is_disturbed(all_s, computed_s) is found
+
+
+SMALL = ModelConfig(vocab_size=257, num_layers=1, num_heads=2, num_kv_heads=2, width=16, ffn_width=32, max_seq_len=8)
+TRAIN = TrainConfig(seq_len=8, batch_size=2, tokens=64, schedule=ConstantConfig(lr=1e-3))
+
+
+@pytest.mark.parametrize(("is_busy", "step_s"), [(True, 1e-9), (False, 60.0)])
+def test_on_a_busy_machine_a_step_takes_what_one_core_computes(
+    is_busy: bool, step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the minute that it took."""
+    monkeypatch.setattr(speed_here, "is_disturbed", lambda *_: is_busy)
+    monkeypatch.setattr(speed_here, "core_s", lambda *_: 1e-9)
+
+    def a_minute(step: Callable[[], None]) -> float:
+        step()
+        return 60.0
+
+    before = torch.get_num_threads()
+    here = speed_here.measure(SMALL, TRAIN, 1, a_minute, on="cpu", num_threads=2)
+    assert here.tokens_per_s == pytest.approx(TRAIN.batch_size * TRAIN.seq_len / step_s)
+    assert ("other programs use the cores now" in here.name) is is_busy
+    assert torch.get_num_threads() == before
+
+
+def test_what_one_core_computes_is_told_by_its_own_time() -> None:
+    """However long others had the core meanwhile."""
+    before, computed = torch.get_num_threads(), iter([0.0, 0.3, 5.0, 5.2, 6.0, 6.25])
+    threads: list[int] = []
+    try:
+        assert speed_here.core_s(lambda: threads.append(torch.get_num_threads()), lambda: next(computed), 1.0) == (
+            pytest.approx(0.2)
+        )
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [1, 1, 1]
+
+
+def test_a_step_that_would_be_long_on_one_core_is_not_made_there() -> None:
+    assert speed_here.core_s(lambda: pytest.fail("it was made"), lambda: 0.0, 60.0) == float("inf")

@@ -79,7 +79,7 @@ def test_sections_of_one_home_become_a_model_that_all_verbs_take(
     assert torch.equal(load_model(folder)[2], join(run.model, parts))
 
     assert weft("generate", "last", "def ", "--max-tokens", "4").code == 0
-    assert "nats per token" in weft("eval", "last", "--windows", "4").out
+    assert "nats per byte" in weft("eval", "last", "--windows", "4").out
     assert weft("export", run.run[:8], tmp_path / "exported").code == 0
     assert (tmp_path / "exported" / "model.safetensors").exists()
     assert (tmp_path / "exported" / "tokenizer_config.json").read_bytes() == SETTINGS

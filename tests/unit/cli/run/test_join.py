@@ -8,11 +8,12 @@ import pytest
 from unit.cli.company import founder
 from unit.cli.small import Weft
 from unit.launch.test_terms import HERE, TICKET, SteppingClock, cut, made, news, told
+from unit.peer.tiny import run_config
 from weft.cli.run.join import TrafficWatch, describe
 from weft.errors import ConfigError
 from weft.events import Entry, Event, Notice, RoundCommitted
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
-from weft.launch.terms import Heard, terms
+from weft.launch.terms import Heard, Kept, terms
 from weft.store.home import Home
 
 ME = PeerId("e" * 64)
@@ -51,6 +52,24 @@ def test_a_person_reads_why_a_day_is_not_known_and_what_is(tmp_path: Path) -> No
     assert "trains alone" in why
     assert "a round alone takes 0.05 s, of 4 training steps" in why
     assert "weft doctor -" in why
+
+
+@pytest.mark.parametrize(
+    ("kept", "then"),
+    [
+        (Kept(Round(45), 15.0), "it waits 15 s for the others and then goes on alone"),
+        (Kept(Round(45), 0.0), "it goes on alone"),
+        (Kept(Round(45), None), "it goes on once a majority of its members is back"),
+    ],
+)
+def test_where_nobody_answers_the_terms_say_so_and_name_nobody(tmp_path: Path, kept: Kept, then: str) -> None:
+    found = terms(run_config(), TICKET, Home(tmp_path), HERE, kept=kept)
+    text = describe(found)
+    assert "through   nobody: no peer of this run answers now\n" in text
+    assert f"from      round 45 or later, which this machine has kept. If you join, {then}\n" in text
+    assert "named on the ticket" not in text
+    assert "a round among 2 peers with this one; nothing while alone" in text
+    assert f"this machine has it at round 45 or later: {then};" in str(found)
 
 
 def test_of_a_model_that_is_cut_a_person_reads_which_part_this_machine_would_hold(tmp_path: Path) -> None:

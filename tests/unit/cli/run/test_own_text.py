@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unit.cli.small import Answer, Weft
+from unit.cli.small import Answer, Kept, Weft, as_trained
 from unit.cli.test_bad_input import LOCAL, a_ticket, refused
 from weft.cli.home import find_checkpoint
 from weft.cli.options import Length, length
@@ -21,7 +21,7 @@ from weft.errors import ConfigError
 from weft.launch.corpus import Corpus
 from weft.launch.session import Options
 from weft.peer.state.checkpoint import load as load_checkpoint
-from weft.run.config import RunFile
+from weft.run.config import FolderModel, RunFile
 
 TEXT = "".join(f"It was day {n}, and the sea was calm.\n" for n in range(400))  # 15 kB
 
@@ -78,7 +78,7 @@ def test_with_yes_it_says_what_it_takes_and_writes_a_run_file_beside_the_text(
         "name of the run: notes",
         "size of the model: nano",
         "how long: 210ktokens",
-        "machines that train: 1",
+        "number of machines that train: 1",
         "about 35 min of training steps, at 100 tokens/s measured on cpu",
         "memory about",
         "disk about",
@@ -110,7 +110,6 @@ def test_a_person_is_asked_four_questions_and_again_where_an_answer_makes_no_sen
     ):
         assert fault in said
     assert "by 2 machines as fast as this one" in said
-    assert "training begins once 2 peers are here" in said
     assert begun[0][1].wait_for == 2
 
 
@@ -154,6 +153,46 @@ def test_the_same_text_again_finds_its_run_file_and_says_so(weft: Weft, notes: P
     other = notes.with_name("notes-2.toml")
     assert load(other, RunFile).name == "notes-2"
     assert f"{other} says how" in words(weft("train", notes))
+
+
+def test_a_text_is_trained_on_with_what_a_run_has_learnt(
+    weft: Weft, notes: Path, begun: Begun, kept: Kept, home: Path
+) -> None:
+    assert weft("train", notes, "--yes").code == 0
+    after = ("train", notes, "--after", kept.run.run[:8])
+    refused(weft, 2, "is at round 0 and has learnt nothing yet", *after, "--yes")
+    as_trained(kept.folder, 3, 5_000)
+    refused(weft, 2, "--size: no effect with --after", *after, "--yes", "--size", "nano")
+    assert weft(*after, "--yes", "--length", "long").code == 2
+    assert not notes.with_name("notes-2-model").exists(), "what broke off leaves nothing"
+    answer = weft(*after, "--yes", "--length", "2passes")
+    assert answer.code == 0, answer.err
+    made = notes.with_name("notes-2.toml")
+    described = load(made, RunFile)
+    assert (described.name, described.predecessor) == ("notes-2", kept.run.run)
+    assert described.model == FolderModel(path="notes-2-model")
+    assert described.train.seq_len == 16  # as much as that model takes
+    said = words(answer)
+    assert f"model: what run {kept.run.run[:8]} (small) has learnt by round 3" in said
+    assert f"the new run notes-2 begins with what run {kept.run.run[:8]} (small) has learnt by round 3" in said
+    again = weft(*after)
+    assert f"{made} begins with what run {kept.run.run[:8]} had learnt" in words(again)
+    assert begun[-1][0].described == begun[-2][0].described == (described, notes.parent)
+    assert len(begun) == 3
+    assert home.is_dir()
+
+
+def test_a_run_that_goes_on_takes_a_length(weft: Weft, notes: Path, begun: Begun) -> None:
+    assert weft("train", notes, "--yes").code == 0
+    for given, tokens in (("400ktokens", 400_000), ("30passes", 400_000)):
+        answer = weft("train", notes, "--go-on", "--length", given)
+        assert answer.code == 0, answer.err
+        described = begun[-1][0].described
+        assert described is not None
+        train = described[0].train
+        assert (train.tokens, train.schedule.total_tokens) == (tokens, tokens)  # type: ignore[union-attr]
+    refused(weft, 2, "weft takes tokens or passes", "train", notes, "--go-on", "--length", "2h")
+    refused(weft, 2, "already says how", "train", notes, "--length", "5Mtokens")
 
 
 def test_no_file_of_anybody_is_overwritten(weft: Weft, notes: Path, begun: Begun) -> None:

@@ -117,6 +117,17 @@ def test_how_a_run_goes_on_depends_on_what_of_it_is_here(weft: Weft, kept: Kept,
     assert how()[0] == "unknown"
 
 
+def test_a_join_that_nobody_answered_is_called_that_and_can_be_removed(weft: Weft, home: Path) -> None:
+    run = "9" * 64
+    (home / "runs" / run / ("ab" * 32)).mkdir(parents=True)
+    (home / "runs" / run / ("ab" * 32) / "log.jsonl").write_text("")
+    first, how = weft("runs").out.splitlines()
+    assert first.startswith("99999999  (no name)  no checkpoint")
+    assert how.strip() == f"a join that nobody answered; to remove it: weft --home {home} runs delete 99999999"
+    assert weft("runs", "delete", "99999999", "--yes").code == 0
+    assert told(weft) == {}
+
+
 def test_a_run_that_is_trained_now_is_listed_so_and_not_deleted(weft: Weft, kept: Kept, home: Path) -> None:
     lock = take_lock(kept.folder.parent / "lock")
     assert lock is not None

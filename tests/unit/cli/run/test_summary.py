@@ -7,7 +7,7 @@ import msgspec
 
 from unit.cli.small import Kept
 from weft.cli.model.generate import excerpt
-from weft.cli.run.summary import summary
+from weft.cli.run.summary import Begun, summary
 from weft.dashboard.view import Line, View
 from weft.events import Evaluated
 from weft.ids import Digest, PeerId, Round, Tokens
@@ -42,9 +42,10 @@ def test_the_end_of_a_run_is_told_with_its_figures_and_what_to_try(kept: Kept) -
     text = summary(outcome_of(kept), view, "weft --home h")
     for words in (
         "run small: complete after 12,000 tokens, round 12",
-        "held-out     1.2500 nats per token (perplexity 3.49)\n             1.5000 nats per byte (2.1640 bits)",
+        "held-out     1.5000 nats per byte (2.1640 bits)\n             loss on the text that was held out",
+        "             1.2500 nats per token (perplexity 3.49), for this tokenizer only",
         "bytes        3 MB sent, 1 MB received",
-        "bf16 gradients at every step (ring DDP): 400 MB, 100x as much",
+        "ring DDP, which exchanges gradients at every step: 400 MB, 100 times as much",
         "checkpoint   checkpoint",
         "x = 1",
         f"weft --home h generate {kept.run.run[:8]}",
@@ -60,9 +61,9 @@ def test_of_others_it_tells_the_round_and_leaves_their_digests_to_them(kept: Kep
         ANNA: Line(name="anna", state="joined"),
     }
     text = summary(outcome_of(kept), replace(View(), peers=lines), "weft").splitlines()
-    start = text.index(f"replica      {'d' * 64}")
+    start = text.index(f"model        {'d' * 64}")
     assert [line.strip() for line in text[start + 1 : start + 4]] == [
-        "of this peer; all peers have the same one after the same round",
+        "digest of this peer's; all peers have the same after the same round",
         "anna: joined",
         "bert: left, last heard of at round 11",
     ]
@@ -74,7 +75,7 @@ def test_whoever_brought_a_complete_run_to_its_end_has_finished(kept: Kept) -> N
     text = summary(outcome, view, "weft")
     assert "anna: finished\n" in text
     assert "bert: left, last heard of at round 3\n" in text
-    stopped = summary(replace(outcome, reason="stopped by SIGINT"), view, "weft")
+    stopped = summary(replace(outcome, reason="stopped by Ctrl-C"), view, "weft")
     assert "anna: finishing, last heard of at round 11" in stopped
     hint = "tickets      that name only this machine"
     assert hint in stopped
@@ -98,6 +99,38 @@ def test_a_long_path_has_a_line_of_its_own_and_all_others_fit_the_terminal(kept:
     assert [line for line in text if len(line) > 80] == [str(folder)]
 
 
+def lines_after(text: str, line: str) -> list[str]:
+    lines = text.splitlines()
+    return [each.strip() for each in lines[lines.index(line) + 1 :]]
+
+
+def test_who_stopped_reads_how_to_go_on_and_with_which_prompt_to_generate(kept: Kept, tmp_path: Path) -> None:
+    train = msgspec.structs.replace(kept.run.train, sample_prompt="It was ")
+    run = msgspec.structs.replace(kept.run, train=train)
+    stopped = replace(outcome_of(kept), run=run, reason="stopped by Ctrl-C")
+    text = summary(stopped, View(), "weft --home h")
+    assert f'weft --home h generate {run.run[:8]} "It was "\n' in text
+    assert lines_after(text, "to go on with the run") == [f"weft --home h train {run.run[:8]}"]
+    own = summary(stopped, View(), "weft", Begun(key=tmp_path / "own.pem"))
+    assert lines_after(own, "to go on with the run") == [f"weft train {run.run[:8]} --key {tmp_path / 'own.pem'}"]
+    private = replace(stopped, run=msgspec.structs.replace(run, is_private=True))
+    assert summary(private, View(), "weft").endswith("to go on with the run: the same command again")
+
+
+def test_who_has_a_complete_run_reads_how_to_train_longer(kept: Kept) -> None:
+    run, longer = kept.run.run[:8], "to train longer, or on more text"
+    more = f"weft train MORE.txt --after {run}"
+    of_text = summary(outcome_of(kept), View(), "weft", Begun(source="notes.txt", is_text=True))
+    assert lines_after(of_text, longer) == ["weft train notes.txt --go-on --length 24ktokens", more]
+    of_file = summary(outcome_of(kept), View(), "weft", Begun(source="first.toml"))
+    assert lines_after(of_file, longer) == ["weft train first.toml --go-on   with train.tokens raised in it", more]
+    assert lines_after(summary(outcome_of(kept), View(), "weft"), longer) == [more]
+    held = summary(outcome_of(kept), View(), "weft", Begun(source="notes.txt", is_text=True), 3)
+    assert f"3 members hold run {run}, and none may change it alone" in held
+    assert held.endswith(f"weft train notes.txt --after {run}")
+    assert "--go-on" not in held
+
+
 def cut(kept: Kept, checkpoint: Path) -> Outcome:
     """Return how a peer of a run with stages ended."""
     model = msgspec.structs.replace(kept.run.model, num_layers=5, is_tied=False)
@@ -116,13 +149,13 @@ def test_of_a_section_nothing_is_suggested_that_takes_a_whole_model(kept: Kept) 
     assert "weft --home h gather -" in text
     for verb in ("generate", "eval", "export"):
         assert f"weft --home h {verb}" not in text
-    assert "all peers have the same one after the same round" not in text
+    assert "all peers have the same after the same round" not in text
 
 
 def test_of_a_whole_model_that_was_put_together_the_usual_is_suggested(kept: Kept) -> None:
     ended = cut(kept, Path("run") / "checkpoint")
     text = summary(ended, View(), "weft")
-    assert f'weft generate {ended.run.run[:8]} "def "' in text
+    assert f"weft generate {ended.run.run[:8]}\n" in text
     assert "of a section" in text
     assert "gather" not in text
 
@@ -133,9 +166,9 @@ def write_text(path: Path) -> None:
 
 
 def test_who_held_no_part_of_the_model_reads_no_figures_and_only_what_is_there(kept: Kept, tmp_path: Path) -> None:
-    nothing = replace(cut(kept, tmp_path / "checkpoint"), replica=Digest(""), loss=None, reason="stopped by SIGINT")
+    nothing = replace(cut(kept, tmp_path / "checkpoint"), replica=Digest(""), loss=None, reason="stopped by Ctrl-C")
     assert summary(nothing, View(), "weft").splitlines()[1:] == [
-        "run small: stopped by SIGINT; this peer trained nothing this time",
+        "run small: stopped by Ctrl-C; this peer trained nothing this time",
         "bytes        3 MB sent, 1 MB received",
     ]
     write_text(tmp_path / "stage-1" / "checkpoint" / CHECKPOINT_FILE)

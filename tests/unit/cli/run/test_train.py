@@ -1,17 +1,23 @@
 """`weft train` from a home that has trained before."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 
 from unit.cli.small import Weft
 from unit.cli.test_bad_input import LOCAL, refused
 from weft.cli.home import find_checkpoint
 from weft.errors import ConfigError
 from weft.events import Notice, RoundCommitted
+from weft.ids import PeerId
 from weft.log import read_jsonl
-from weft.peer.state.checkpoint import load, read_contents
+from weft.peer.state.checkpoint import load, read_contents, save
 from weft.run.config import RunConfig
+from weft.run.genesis import initial
+from weft.store.home import Home
 
 TWO_ROUNDS = ("--set", "method={type='fedavg', every=5}")
 
@@ -127,7 +133,7 @@ def test_more_text_is_another_run_and_is_told_how(weft: Weft, run_path: Path, ho
     for more in ((), ("--go-on",)):
         said = " ".join(weft(*train, *more).err.split())
         assert " B of text -> " in said
-        assert "weft export" in said
+        assert f"the same command with --after {find_checkpoint('last', home).parents[1].name[:8]}" in said
     assert weft(*train, "--new").code == 0
     assert len(list((home / "runs").iterdir())) == 2
 
@@ -136,15 +142,75 @@ def test_what_a_run_has_learnt_begins_another_on_more_text(weft: Weft, run_path:
     train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet")
     assert weft(*train).code == 0
     run = find_checkpoint("last", home).parents[1].name
-    assert weft("export", "last", run_path.parent / "ours").code == 0
     text = run_path.parent / "text.txt"
     text.write_text(text.read_text() + "one more line\n")
-    start = ("model={type='folder', path='ours'}", "tokenizer={type='json', path='ours'}", f"predecessor='{run}'")
-    answer = weft(*train, *(word for change in start for word in ("--set", change)))
+    answer = weft(*train, "--after", "last")
     assert answer.code == 0, answer.err
-    other = find_checkpoint("last", home)
-    assert other.parents[1].name != run
-    assert load(other).config.predecessor == run
+    made = run_path.with_name("run-2.toml")
+    said = " ".join(answer.err.split())
+    assert f"run file: {made}" in said
+    assert f"the new run small-2 begins with what run {run[:8]} (small) has learnt by round 2" in said
+    other = find_checkpoint("small-2", home)
+    began, learnt = load(other).config, load(find_checkpoint("small", home)).replicated["outer"]
+    assert isinstance(began, RunConfig)
+    assert began.predecessor == run
+    weights = initial(began, Home(home))
+    assert weights is not None
+    assert torch.equal(weights, learnt)
+    again = weft(*train, "--after", run[:8])  # finds what it has written, and begins nothing anew
+    assert again.code == 0, again.err
+    assert f"{made} begins with what run {run[:8]} had learnt" in " ".join(again.err.split())
+    assert len(list((home / "runs").iterdir())) == 2
+    same = weft(*train, "--after", "last")  # which is the new run by now
+    assert f"{made} begins with what run {run[:8]} had learnt" in " ".join(same.err.split())
+    assert weft("train", made, *LOCAL, "--quiet").code == 0
+    assert rounds(home, other.parents[1].name) == [1, 2]
+    assert sorted(path.name for path in run_path.parent.glob("*.toml")) == ["run-2.toml", "run.toml"]
+
+
+def test_what_cannot_begin_another_is_refused_and_leaves_nothing(weft: Weft, run_path: Path, home: Path) -> None:
+    train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet")
+    refused(weft, 40, "names no checkpoint", *train, "--after", "last")
+    assert weft(*train).code == 0
+    refused(weft, 2, "exclude each other", *train, "--after", "last", "--go-on")
+    refused(weft, 2, "it begins a new run", "train", "last", *LOCAL, "--after", "last")
+    refused(weft, 2, "tokens", *train, "--after", "last", "--set", "train.tokens=none")
+    assert weft("export", "last", run_path.parent / "ours").code == 0
+    refused(weft, 2, "that is a model folder, not a run", *train, "--after", run_path.parent / "ours")
+    assert sorted(path.name for path in run_path.parent.iterdir()) == ["home", "ours", "run.toml", "text.txt"]
+
+
+def test_a_complete_run_says_so_and_asks_for_nobody(weft: Weft, run_path: Path, home: Path) -> None:
+    seen = [option for option in LOCAL if option != "--quiet"]
+    train = ("train", run_path, *TWO_ROUNDS, *seen)
+    assert weft(*train).code == 0
+    run = find_checkpoint("last", home).parents[1].name
+    for given in (train, ("train", "last", *seen)):
+        answer = weft(*given, "--wait-for", 3)
+        assert answer.code == 0, answer.err
+        first, *others = answer.err.splitlines()
+        assert first.endswith(f"run {run[:8]} (small) is complete at round 2: nothing is left to train")
+        assert [line for line in others if "held-out loss" not in line] == []
+        assert answer.out.startswith("\nrun small: complete after 320 tokens, round 2")
+        assert f"weft --home {home} train MORE.txt --after {run[:8]}" in answer.out
+
+
+def test_what_several_hold_nobody_changes_alone_and_that_is_said_first(weft: Weft, run_path: Path, home: Path) -> None:
+    train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet")
+    assert weft(*train).code == 0
+    folder = find_checkpoint("last", home)
+    snapshot = load(folder)
+    assert snapshot.head is not None
+    members = tuple(sorted((*snapshot.head.members, PeerId("a" * 64), PeerId("b" * 64))))
+    head = msgspec.structs.replace(snapshot.head, members=members)
+    save(folder, replace(snapshot, head=head, replicated=dict(snapshot.replicated)))
+    run = folder.parents[1].name
+    for more in ((), ("--go-on",)):
+        said = " ".join(refused(weft, 2, "Nothing was started", *train, *LONGER, *more).split())
+        assert f"this home holds run {run[:8]} (small), as 3 members do, at round 2" in said
+        assert "3 members hold it, and none of them may change it alone" in said
+        assert f"the same command with --after {run[:8]}" in said
+        assert "Python" not in said
 
 
 def test_a_run_that_is_just_this_one_is_not_begun_anew(weft: Weft, run_path: Path, home: Path) -> None:
@@ -185,7 +251,7 @@ def test_a_run_that_has_begun_waits_for_nobody_and_says_so(weft: Weft, run_path:
     train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet")
     assert weft(*train, "--until", "1rounds").code == 0
     assert weft(*train, "--wait-for", 2).code == 0
-    assert any("--wait-for (wait_for) has no effect" in text for text in notices(home))
+    assert any("it goes on with the peers that are here, and waits for no more" in text for text in notices(home))
 
 
 def test_a_field_of_the_file_that_does_nothing_is_named(weft: Weft, run_path: Path) -> None:
@@ -214,7 +280,7 @@ def test_of_a_run_with_stages_nothing_is_amended_and_nothing_begun_anew_unasked(
     assert f"run {run[:8]} (small) at round " in said
     assert "train.tokens 320 -> 640" in said
     assert "initial" not in said
-    assert f"`weft gather {run[:8]}` and `weft export {run[:8]} FOLDER`" in said
+    assert f"`weft gather {run[:8]}`, then the same command with --after {run[:8]}" in said
     assert "--go-on" not in said, "it could not"
     asked = weft(*train, *LONGER, "--go-on")
     assert asked.code == ConfigError.exit_code
@@ -226,7 +292,7 @@ def test_of_a_run_with_stages_nothing_is_amended_and_nothing_begun_anew_unasked(
     machine.write_text("micro_batch = 1\n")
     assert weft(*train, "--machine", machine, "--wait-for", 2).code == 0  # as it was: nothing is asked
     told = notices(home)
-    assert any("--wait-for (wait_for) has no effect" in text for text in told)
+    assert any("and waits for no more" in text for text in told)
     assert any(text.endswith("sets the micro-batch for all peers (pipeline): micro_batch") for text in told)
     assert weft(*train, "--new").code == ConfigError.exit_code
     assert [path.name for path in (home / "runs").iterdir()] == [run]

@@ -10,8 +10,9 @@ from unit.cli.small import Kept, Weft
 from unit.cli.test_bad_input import LOCAL, refused
 from unit.cli.watch.test_status import A, B, commit, started, step, write_log
 from weft.config import dump, load
-from weft.dashboard.words import in_words
-from weft.events import Evaluated, LinkUp, MemberGone, Notice, PayloadOffered, RoundMissed
+from weft.dashboard.report import FAULTS
+from weft.dashboard.words import _ROWS, WARNING, in_words
+from weft.events import Evaluated, LinkUp, MemberGone, Notice, PayloadOffered, PeerStopped, RoundMissed, WorkDropped
 from weft.ids import Round, Tokens
 from weft.run.config import RunFile
 
@@ -92,14 +93,44 @@ def test_a_report_is_one_file_that_loads_nothing(weft: Weft, run: Path, tmp_path
     assert sum(name == "svg" for name, _ in tags.found) == 2  # loss and bytes
     for words in (
         "2,048 tokens in 2 rounds",
-        "2.4000 nats per token (perplexity 11), 1.2000 nats per byte (1.7312 bits)",
+        "1.2000 nats per byte (1.7312 bits); 2.4000 nats per token (perplexity 11)",
         "87.5 %",
         "12.5 %",
-        "1 x MemberGone",
+        "peers gone: 1",
     ):
         assert words in text
     for private in ("10.1.2.3", "/home/anna", "<script"):
         assert private not in text
+
+
+def test_a_peer_that_was_killed_is_told_with_its_return_and_what_it_lost(weft: Weft, tmp_path: Path) -> None:
+    """Its log holds no word of its end; what it says of the time after is told with the faults."""
+    dropped = WorkDropped(tokens=Tokens(10240), reason="it is old")
+    stopped = PeerStopped(reason="asked to")
+    missed = RoundMissed(round=Round(2), carried_tokens=Tokens(5), reason="late")
+    events = [
+        started("bert"),
+        commit(1, 1024, A, B),
+        started("bert"),
+        dropped,
+        missed,
+        missed,
+        stopped,
+        started("bert"),
+    ]
+    log = write_log(tmp_path / "run" / B / "log.jsonl", B, *((2.0 * at, event) for at, event in enumerate(events)))
+    out = tmp_path / "report.md"
+    assert weft("report", log, "--out", out).code == 0
+    text = out.read_text()
+    assert "Rounds missed: 2, restarts without an end: 1, times work did not count: 1." in text
+    assert "| 0:04 | bert | bert begins again, 2 s after its last word: it was killed, or failed |" in text
+    assert "10,240 tokens that bert trained last do not count: it is old" in text
+    assert text.count("begins again") == 1
+
+
+def test_whatever_is_amiss_is_counted_in_words() -> None:
+    amiss = {kind.__name__ for kind, row in _ROWS.items() if row.severity >= WARNING}
+    assert amiss <= FAULTS.keys()
 
 
 def test_the_same_as_markdown(weft: Weft, run: Path, tmp_path: Path) -> None:

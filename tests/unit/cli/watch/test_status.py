@@ -132,7 +132,7 @@ def test_a_run_of_this_home_is_found_by_its_name_its_digits_or_as_the_last(weft:
         assert json.loads(answer.out)["committed_tokens"] == 64
         assert f"this is run {kept.run.run[:8]} (small), as peers here have logged it; none of them runs" in answer.err
     refused(weft, 2, f"holds runs {kept.run.run[:8]} (small)", "status", "smell")
-    refused(weft, 15, "give `last`", "status")
+    refused(weft, 15, "status last` tells of the last run", "status")
 
 
 @pytest.mark.full
@@ -157,7 +157,7 @@ def test_what_is_no_run_is_refused_with_what_there_is_to_give(weft: Weft, tmp_pa
     refused(weft, 2, "is not a ticket, a log file", "status", "nothing")
     (tmp_path / "log.jsonl").write_text("no event\n")
     refused(weft, 2, "line 1 is not an event", "status", tmp_path)
-    refused(weft, 15, "no member has a ticket", "status")
+    refused(weft, 15, "nothing trains in", "status")
 
 
 def test_markup_and_control_characters_in_a_log_are_shown_as_text(weft: Weft, tmp_path: Path) -> None:

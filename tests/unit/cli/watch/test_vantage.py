@@ -145,7 +145,7 @@ def test_the_ratio_of_bytes_is_the_same_wherever_it_is_told(weft: Weft, homes: d
         now = Run.load(folder).history.now
         ratio = now.ring_nbytes / now.moved_nbytes
         assert ratio > 1
-        text = f"{ratio:.3g}x as much"
+        text = f"{ratio:.3g} times as much"
         assert text in reported(weft, tmp_path, folder)
         assert text in " ".join(weft("status", folder).out.split())
         tree = json.loads(weft("status", folder, "--json").out)

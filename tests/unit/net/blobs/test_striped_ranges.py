@@ -9,6 +9,7 @@ from weft.net.blobs.striped import (
     MAX_STREAMS,
     MOST_NBYTES,
     NUM_LOOKS,
+    RANGE_S,
     WORTH_S,
     Ranges,
 )
@@ -44,6 +45,31 @@ def test_the_front_is_what_has_come_without_a_gap() -> None:
     ranges.arrived(one)
     assert ranges.front == two[1]
     assert not ranges.is_done
+
+
+def test_one_stream_has_no_short_ranges_at_the_end() -> None:
+    ranges, sizes = Ranges(9 * MIB, 0.0), []
+    while (span := ranges.take(1)) is not None:
+        sizes.append(span[1] - span[0])
+    assert sizes == [FIRST_NBYTES] * 4 + [MIB]
+
+
+def test_on_a_fast_line_ranges_become_longer_before_the_first_look() -> None:
+    ranges, sizes = Ranges(64 * MIB, 0.0), []
+    while len(sizes) < 5 and (span := ranges.take(1)) is not None:
+        sizes.append(span[1] - span[0])
+        ranges.arrived(span, RANGE_S / 10)
+    assert sizes == [FIRST_NBYTES, 2 * FIRST_NBYTES, MOST_NBYTES, MOST_NBYTES, MOST_NBYTES]
+
+
+@pytest.mark.parametrize("took_s", [RANGE_S / 4, 2 * RANGE_S])
+def test_on_another_they_stay_as_they_are(took_s: float) -> None:
+    ranges = Ranges(64 * MIB, 0.0)
+    for _ in range(3):
+        span = ranges.take(1)
+        assert span is not None
+        assert span[1] - span[0] == FIRST_NBYTES
+        ranges.arrived(span, took_s)
 
 
 def test_what_did_not_come_is_asked_for_next() -> None:

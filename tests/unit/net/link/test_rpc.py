@@ -547,6 +547,7 @@ def test_session_ends_on_any_bytes_with_a_fault_of_the_peer(chunks):
     VirtualClock().run(scenario())
 
 
+@pytest.mark.full
 @settings(max_examples=100)
 @given(st.binary(max_size=300) | FRAMES)
 def test_any_bytes_are_a_handshake_or_a_wire_error(data):

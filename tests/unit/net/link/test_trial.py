@@ -80,6 +80,7 @@ def test_outcomes_are_told_apart():
         "did not answer within 4 s": "silent",
         f"{TLS}: {os.strerror(errno.ETIMEDOUT).lower()}": "silent",
         "another key answers there": "no peer",
+        "ada turned the connection away: this peer has as many links as it can serve": "full",
         refused(errno.ECONNREFUSED): "no way",
     }
     assert [trial(TLS, said).outcome for said in outcomes] == list(outcomes.values())

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from weft.ids import PeerId
-from weft.net.link.trial import failed, nobody, one, verdict
+from weft.net.link.trial import TURNED_AWAY, failed, nobody, one, verdict
 from weft.net.messages import Contact
 
 PEERS = [PeerId(f"{n:02x}" * 32) for n in range(16)]
@@ -62,6 +62,14 @@ def test_one_paragraph_says_who_was_tried_how_and_what_to_do():
     assert PEERS[0] not in said
     assert "\n" not in said
     assert ".." not in said
+
+
+def test_a_member_that_has_no_room_is_no_stale_ticket():
+    full = f"x {TURNED_AWAY}: this peer has as many links as it can serve; ask another member"
+    said = nobody([trial("tls://127.0.0.1:7", full), trial("tls://192.168.1.2:7", SILENT)])
+    assert said.startswith("nobody let this peer in. Tried attic")
+    assert "Try again in a minute" in said
+    assert "fresh ticket" not in said
 
 
 def test_of_many_members_a_few_are_named():

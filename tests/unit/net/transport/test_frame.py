@@ -132,6 +132,30 @@ def test_raw_bytes_follow_a_frame() -> None:
     asyncio.run(run())
 
 
+def test_what_has_come_whole_is_at_hand() -> None:
+    async def run() -> None:
+        reader = FrameReader(Script([b"".join(map(encode_frame, (b"one", b"two", b""))) + encode_frame(b"four")[:-1]]))
+        assert reader.at_hand() is None  # nothing was read yet
+        assert await reader.read() == b"one"
+        assert [reader.at_hand() for _ in range(3)] == [b"two", b"", None]
+        with pytest.raises(WireError, match="3 of the 4"):
+            await reader.read()
+
+    asyncio.run(run())
+
+
+def test_what_is_wrong_with_a_frame_at_hand_is_told_where_it_is_read() -> None:
+    async def run() -> None:
+        too_long = encode_frame(bytes(11))
+        reader = FrameReader(Script([encode_frame(b"one") + too_long]), max_nbytes=10)
+        assert await reader.read() == b"one"
+        assert reader.at_hand() is None
+        with pytest.raises(WireError, match="exceeds the bound"):
+            await reader.read()
+
+    asyncio.run(run())
+
+
 def test_a_reader_that_reads_nothing_ahead_leaves_the_rest() -> None:
     stream = Script([encode_frame(b"first") + b"rest"])
 

@@ -58,7 +58,7 @@ class FakeParts:
     async def __aexit__(self, *error):
         pass
 
-    async def kept(self, round, wanted, nbytes):
+    async def kept(self, round, wanted, num):
         return self.held.get(wanted)
 
     async def keep(self, round, result, data):

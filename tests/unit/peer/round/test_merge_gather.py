@@ -32,6 +32,7 @@ class FakeParts:
 
     def __init__(self) -> None:
         self.here: set[Digest] = set()
+        self.handed: set[Digest] = set()
         self.asked: list[Digest] = []
         self.forgotten: list[Digest] = []
         self.deliver: Callable[[Digest], Coroutine[Any, Any, None]] = self.at_once
@@ -50,6 +51,10 @@ class FakeParts:
 
     def hold(self, wanted: Digest) -> bool:
         return self.is_here(wanted)
+
+    def take(self, _brought: Contribution, wanted: Digest, _num: int) -> bool:
+        self.here |= self.handed & {wanted}
+        return wanted in self.handed
 
     async def gather(self, _brought: Contribution, wanted: Digest, _num: int) -> None:
         self.asked.append(wanted)

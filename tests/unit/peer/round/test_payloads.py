@@ -13,6 +13,7 @@ from weft.errors import PayloadError, PeerError
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
+from weft.peer.messages import Handed
 from weft.peer.round.payloads import FETCH_FLOOR_S, Payloads
 from weft.store.journal import Journal
 from weft.sync.merge.method import Scope
@@ -34,9 +35,22 @@ class FakeNode:
         self.data, self.failures = data, failures
         self.num_fetched = 0
         self.events = []
+        self.posted = []
+        self.lookups = []
 
     def serve_blobs(self, lookup, *, is_patient=False):
         self.lookup = lookup
+        self.lookups.append(lookup)
+
+    def on_note(self, kind, handler):
+        self.take = handler
+
+    def on_link(self, callback):
+        self.linked = callback
+
+    def post(self, peer, note):
+        self.posted.append((peer, note))
+        return True
 
     def is_linked(self, peer):
         return peer == B
@@ -160,6 +174,50 @@ async def test_a_decision_is_written_where_others_do_not_wait_for_the_disk(data,
     assert list(written.rounds()) == []
     waiting[0]()
     assert list(written.rounds()) == [certificate]
+
+
+async def test_a_small_part_is_handed_to_its_owner_who_may_count_it(data):
+    node = FakeNode(data)
+    parts, _ = parts_and_manifest(node)
+    parts.offer([named(b"mine"), named(b"theirs")])
+    assert parts.asked_by == {}
+    parts.hand_out()
+    assert [(peer, note.data) for peer, note in node.posted] == [(B, b"theirs")]
+    assert parts.asked_by == {B: False}
+    assert not parts.is_asked_for  # it is there as soon as the announcement is: it does not go on travelling
+
+
+async def test_a_small_result_is_handed_to_all_others_who_then_hold_what_is_in_it(data):
+    node = FakeNode(data)
+    parts, _ = parts_and_manifest(node)
+    parts.offer([named(b"mine"), named(b"theirs")])
+    parts.hand_on(b"mean")
+    assert [(peer, note.data) for peer, note in node.posted] == [(B, b"mean")]
+    assert parts.asked_by == {B: False}
+
+
+async def test_who_fetches_what_it_was_handed_counts_as_who_fetches(data):
+    node = FakeNode(data)
+    parts, _ = parts_and_manifest(node)
+    theirs = named(b"theirs")
+    parts.offer([named(b"mine"), theirs])
+    parts.hand_out()
+    assert node.lookups[0](B, theirs.digest) == b"theirs"  # it is from before there was that note
+    assert parts.asked_by == {B: True}
+    parts.hand_on(b"mean")
+    assert parts.asked_by == {B: True}
+
+
+async def test_a_part_that_was_handed_is_here_and_is_not_fetched(data):
+    node = FakeNode(data)
+    parts, _ = parts_and_manifest(node)
+    part = bytes(parts._codec(Round(1)).nbytes(100))
+    brought = Contribution(peer=B, tokens=Tokens(8), parts=(digest(part),))
+    assert not parts.take(brought, digest(part), 100)
+    await node.take(B, Handed(data=part))
+    assert parts.take(brought, digest(part), 100)
+    assert parts.is_here(digest(part))
+    assert node.num_fetched == 0
 
 
 async def test_a_result_that_is_no_vector_is_not_kept(data):

@@ -1,0 +1,1 @@
+"""`weft serve`: a model answers over the OpenAI API; its API keys."""

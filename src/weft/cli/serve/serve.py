@@ -1,0 +1,326 @@
+"""`weft serve`: a trained model answers over the API that most programs know, with a chat page.
+
+    MODEL ──load──► engine on this machine ─────┐
+    --backend ────► another server of the API ──┴─► application ──uvicorn──► a port, until Ctrl-C or SIGTERM
+
+What is refused is refused before a model is loaded.
+"""
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.home import home_of
+from weft.cli.listener import LOCAL, address, listen
+from weft.cli.options import nbytes, spread
+from weft.cli.process import run_loop
+from weft.cli.settings import refuse_idle
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    import socket
+
+    from starlette.applications import Starlette
+
+    from weft.cli.model.trained import Trained
+    from weft.engine.load import Plan
+    from weft.engine.numbers import Kind
+    from weft.serve.generation import Model
+    from weft.serve.keys import KeysOfFile
+    from weft.serve.metrics import Metrics
+
+PORT = 8000
+USUAL = {"vllm": "http://127.0.0.1:8000/v1", "llama.cpp": "http://127.0.0.1:8080/v1"}
+GIVEN_UP = (
+    "given up for it: one text for a seed whatever else is asked, turns between keys, and prompts' pages that keys do "
+    "not share; what that server logs of questions and answers is not known here"
+)
+ENDS_S = 3
+
+
+class Numbers(StrEnum):
+    auto = "auto"
+    int8 = "int8"
+    exact = "exact"
+    bf16 = "bf16"
+    fp32 = "fp32"
+
+
+KINDS: "dict[Numbers, Kind]" = {
+    Numbers.int8: "int8",
+    Numbers.exact: "exact",
+    Numbers.bf16: "bf16",
+    Numbers.fp32: "fp32",
+}
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where it listens, and who may ask."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on; another machine's requests need --keys.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, typer.Option(help="Port; 0 lets the system choose.", min=0, max=65535)] = PORT
+    keys: Annotated[
+        Path | None, typer.Option(help="File of API keys: who may ask, and how much; see weft serve key --help.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class How:
+    """How this machine computes."""
+
+    device: Annotated[str, typer.Option(help="Where torch runs: auto, cpu, cuda, cuda:1.")] = "auto"
+    threads: Annotated[int, typer.Option(help="Threads of torch on the CPU; 0: its own choice.", min=0, max=1024)] = 0
+    numbers: Annotated[
+        Numbers,
+        typer.Option(
+            help="How weights are held: int8 is the fastest on CPUs, fp32 is as trained. With exact a text is the same "
+            "to the bit on every machine, whatever else is computed beside it."
+        ),
+    ] = Numbers.auto
+    max_context: Annotated[
+        int, typer.Option(help="Tokens of question and answer together; 0: as many as the model reads.", min=0)
+    ] = 0
+    cache: Annotated[
+        str | None, typer.Option(help="Memory for keys and values: 2GB. Default: a quarter of what is free.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Another server that computes."""
+
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Let another server that runs already compute: its address (http://127.0.0.1:8080/v1), or vllm or "
+            "llama.cpp at their usual ones. Keys, limits, page and figures are weft's.",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    backend_key: Annotated[
+        Path | None, typer.Option(help="File whose first line is the API key that the other server wants.")
+    ] = None
+
+
+@spread
+def serve(
+    context: typer.Context,
+    where: Where,
+    how: How,
+    behind: Behind,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help='Folder, or a run: its name, its digits, or "last". With --backend: one of its models; default: all.',
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option(help="What requests call the model. Default: the run's or the folder's.")] = "",
+) -> None:
+    """Answer over the OpenAI API, and show a page to chat with the model. Ctrl-C ends it."""
+    from weft.cli.model.trained import open_trained, say_which
+
+    keys = keys_of(where)
+    if behind.backend is not None:
+        refuse_idle(context, "the server of --backend computes", *(each.name for each in fields(How)))
+        serve_backend(behind, model, name, where, keys)
+        return
+    refuse_idle(context, "it is of --backend", "backend_key")
+    if model is None:
+        raise ConfigError('which model? Give a folder, or a run by its name or digits; "last" is the one trained last.')
+    cache_nbytes = nbytes("--cache", how.cache)
+    listener = listen(where.host, where.port)
+    try:
+        trained = open_trained(model, home_of(context))
+        say_which(trained, model)
+        loaded = load(trained, name or trained.called, how, cache_nbytes)
+        try:
+            _tell(loaded)
+            tell_address(address(listener), where.host)
+            run_until_told(loaded.app(keys), listener, loaded.model.engine.close)
+        finally:
+            loaded.model.engine.close()
+    finally:
+        listener.close()
+
+
+def serve_backend(behind: Behind, model: str | None, name: str, where: Where, keys: "KeysOfFile | None") -> None:
+    """Answer by what another server answers.
+
+    Raises:
+        ConfigError: no address, no such model there, or a name for several.
+        Unreachable, Refused, CallFailed, PeerError: that server does not tell its models.
+    """
+    from weft.serve.backend.backend import app, models_of
+    from weft.serve.backend.client import site_of
+    from weft.web.web import page_routes
+
+    site = site_of(USUAL.get(str(behind.backend), str(behind.backend)), key_in(behind.backend_key))
+    found = {each.id: each for each in run_loop(models_of(site))}
+    if not found:
+        raise ConfigError(f"{site.address} lists no models. Load one there, then start this server again.")
+    if model is not None and model not in found:
+        raise ConfigError(f"{site.address} has no model {model[:80]!r}, but {', '.join(found)}.")
+    served = list(found.values()) if model is None else [found[model]]
+    if name and len(served) != 1:
+        raise ConfigError(f"--name {name[:80]}: {len(served)} models would have it. Give one of them before --backend.")
+    served = [replace(each, id=name or each.id) for each in served]
+    listener = listen(where.host, where.port)
+    try:
+        page = page_routes("serve")
+        application, backend = app(site, {each.id: each for each in served}, keys, page=page)
+        told = f"{', '.join(each.id for each in served)}: computed by {site.address}\n{GIVEN_UP}"
+        print(told, file=sys.stderr)  # noqa: T201
+        tell_address(address(listener), where.host)
+        run_until_told(application, listener, backend.close)
+    finally:
+        listener.close()
+
+
+def key_in(file: Path | None) -> str | None:
+    """Return the first line of a file.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no key.
+    """
+    if file is None:
+        return None
+    try:
+        key = file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--backend-key {file}: it cannot be read: {error}.") from None
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"--backend-key {file}: its first line is no API key.")
+    return key
+
+
+def keys_of(where: Where) -> "KeysOfFile | None":
+    """Return who may ask; None: this machine alone.
+
+    Raises:
+        ConfigError: other machines could ask without keys; or the file of keys cannot be used.
+    """
+    from weft.serve.keys import KeysOfFile
+
+    if where.keys is not None:
+        return KeysOfFile(where.keys)
+    if where.host not in LOCAL:
+        raise ConfigError(
+            f"--host {where.host}: other machines could ask, and nobody would be refused. Make a key with `weft serve "
+            "key add NAME` and give its file with --keys, or leave --host out to answer this machine alone."
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to be asked."""
+
+    model: "Model"
+    planned: "Plan"
+    metrics: "Metrics"
+    models: "Mapping[str, Model]"
+
+    def app(self, keys: "KeysOfFile | None") -> "Starlette":
+        from weft.serve.app import app
+        from weft.web.web import page_routes
+
+        return app(self.models, keys, metrics=self.metrics, page=page_routes("serve"))
+
+
+def load(trained: "Trained", name: str, how: How, cache_nbytes: int | None) -> Loaded:
+    """Put a model on this machine.
+
+    Raises:
+        ConfigError: no such device, or more context than the model reads.
+        TooLarge: no room.
+    """
+    import torch
+
+    from weft.cli.model.trained import place
+    from weft.engine.load import engine_of, free_nbytes, kind_for, plan, required
+    from weft.serve.generation import model_of
+    from weft.serve.metrics import Metrics
+
+    if how.threads:
+        torch.set_num_threads(how.threads)
+    here = place(how.device)
+    kind = kind_for(here) if how.numbers is Numbers.auto else required(KINDS[how.numbers], here)
+    most = trained.config.max_seq_len
+    if how.max_context > most:
+        raise ConfigError(f"--max-context {how.max_context}: the model reads {most} tokens at most.")
+    context = how.max_context or most
+    planned = plan(trained.config, here, kind, context, cache_nbytes, free_nbytes(here))
+    models: dict[str, Model] = {}
+    metrics = Metrics(models)
+    engine = engine_of(trained.config, trained.vector, here, planned, context, metrics.step(name))
+    try:
+        models[name] = model_of(
+            name, int(trained.made_at), engine, trained.tokenizer, trained.came_with, trained.fingerprint(kind)
+        )
+    except BaseException:
+        engine.close()
+        raise
+    return Loaded(models[name], planned, metrics, models)
+
+
+def run_until_told(app: "Starlette", listener: "socket.socket", on_told: Callable[[], None]) -> None:
+    """Answer requests until Ctrl-C or SIGTERM, which end it alike.
+
+    Args:
+        on_told: ends the answers that are under way, from any thread; they have `ENDS_S` for their last words.
+    """
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if not self.should_exit:
+                threading.Thread(target=on_told, daemon=True, name="ending").start()
+            super().handle_exit(sig, frame)
+
+    server = Server(
+        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=ENDS_S, lifespan="off")
+    )
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run_loop(server.serve(sockets=[listener]))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tell(loaded: Loaded) -> None:
+    """Say what is served."""
+    model, planned = loaded.model, loaded.planned
+    said = (
+        f"{model.id}: {planned.kind} weights, {planned.weights_nbytes / 1e9:.2f} GB; room for {planned.num_tokens:,} "
+        f"tokens of all conversations together, {planned.kv_nbytes / 1e9:.2f} GB; a conversation has at most "
+        f"{model.context:,}"
+    )
+    print(said, file=sys.stderr)  # noqa: T201
+    if model.template is None:
+        text = "the model has no chat template: in chats it is given plain turns (User: ...) and goes on from them"
+        print(text, file=sys.stderr)  # noqa: T201
+
+
+def tell_address(address: str, host: str) -> None:
+    if host not in LOCAL:
+        text = (
+            "keys and what is said go over plain HTTP, which others on the way can read: put a proxy with TLS before it"
+        )
+        print(text, file=sys.stderr)  # noqa: T201
+    print(f"programs: {address}v1 (OpenAI API); terminal: weft chat {address}v1", file=sys.stderr)  # noqa: T201
+    print(address, flush=True)  # noqa: T201  # what was asked for

@@ -1,0 +1,225 @@
+"""What strangers may send, each line of it bounded: sizes, counts, time, slow readers; and nothing of it is logged."""
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import uvicorn
+
+from unit.serve.scripted import asking, scripted
+from weft.cli.listener import listen
+from weft.serve import app as served
+from weft.serve.app import app
+from weft.serve.generation import Model
+from weft.serve.keys import Limits
+from weft.serve.schemas import MAX_BIASES, MAX_MESSAGES, MAX_SCHEMA_NBYTES
+
+MESSAGE = {"role": "user", "content": "hi"}
+MARK = "giraffe"
+
+
+@contextmanager
+def running(model: Model, limits: Limits) -> Iterator[tuple[tuple[str, int], uvicorn.Server]]:
+    """Serve on a thread; yield host and port, and the server."""
+    listener = listen("127.0.0.1", 0, unread_s=limits.slow_reader_s)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)  # else the system takes megabytes itself
+    config = uvicorn.Config(
+        app({"tiny": model}, limits=limits), log_level="debug", timeout_graceful_shutdown=1, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    try:
+        yield listener.getsockname()[:2], server
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def request(body: bytes, more: str = "") -> bytes:
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n{more}\r\n"
+    return head.encode() + body
+
+
+def said(connection: socket.socket) -> bytes:
+    """Return all that comes until the other side hangs up."""
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def soon(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+# --- sizes and counts ---
+
+BOUNDS: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", {"messages": [MESSAGE] * (MAX_MESSAGES + 1)}, "messages"),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "tools": [{"type": "function"}] * 65}, "tools"),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "n": 5}, "n"),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "stop": ["x" * 1025]}, "stop"),
+    (
+        "/v1/chat/completions",
+        {"messages": [MESSAGE], "logit_bias": {str(each): 1 for each in range(MAX_BIASES + 1)}},
+        "logit_bias",
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [MESSAGE],
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"type": "object", "description": "x" * MAX_SCHEMA_NBYTES}},
+            },
+        },
+        "response_format",
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [MESSAGE],
+            "tool_choice": "required",
+            "tools": [
+                {"type": "function", "function": {"name": f"f{n}", "parameters": {"description": "x" * 33_000}}}
+                for n in range(2)
+            ],
+        },
+        "tools",
+    ),
+    ("/v1/responses", {"input": [{"role": "user", "content": "x"}] * (MAX_MESSAGES + 1)}, "input"),
+    ("/v1/completions", {"prompt": ["x"] * 5}, "prompt"),
+    ("/v1/completions", {"prompt": ["x", "x"], "n": 3}, "prompt"),
+    ("/v1/embeddings", {"input": ["x"] * 2049}, "input"),
+    ("/tokenize", {"messages": [MESSAGE] * (MAX_MESSAGES + 1)}, "messages"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), BOUNDS)
+async def test_each_count_and_size_is_bounded(path: str, fields: dict[str, Any], param: str) -> None:
+    model = scripted("x")
+    engine: Any = model.engine
+    async with asking(model) as client:
+        answer = await client.post(path, **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert len(answer.content) < 1000
+    assert engine.begun == []
+
+
+async def test_a_body_is_bounded_whether_or_not_its_length_is_told() -> None:
+    num_sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        while True:
+            num_sent += 1
+            yield b"x" * 1000
+
+    async with asking(scripted("x"), limits=Limits(max_body_nbytes=5000)) as client:
+        answer = await client.http.post("/v1/chat/completions", content=endless())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+        assert num_sent <= 6
+        told = await client.http.post("/v1/chat/completions", content=b"{}", headers={"content-length": "99999999"})
+        assert told.status_code == 413
+    assert Limits().max_body_nbytes == 4 << 20
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "BODY_S", 0.02)
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    async with asking(scripted("x")) as client:
+        answer = await client.http.post("/v1/chat/completions", content=slow())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 50_000, b'{"messages":' + b"[" * 50_000])
+async def test_what_is_nested_deeply_is_refused(body: bytes) -> None:
+    async with asking(scripted("x")) as client:
+        for path in ("/v1/chat/completions", "/v1/responses", "/tokenize"):
+            assert (await client.http.post(path, content=body)).status_code == 400
+
+
+# --- who reads slowly ---
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system ends no connection by itself")
+async def test_slow_readers_hold_up_nobody_and_are_let_go() -> None:
+    model = scripted(*["word " * 150] * 8, "quick")
+    engine: Any = model.engine
+    fields = {"model": "tiny", "messages": [MESSAGE], "stream": True, "logprobs": True, "top_logprobs": 20}
+    body = json.dumps(fields).encode()
+    slow = []
+    with running(model, Limits(slow_reader_s=1.0)) as (place, server):
+        try:
+            for _ in range(8):
+                connection = socket.socket()
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.connect(place)
+                connection.sendall(request(body))
+                slow.append(connection)  # and reads nothing
+            await soon(lambda: len(engine.begun) == 8)
+            with socket.create_connection(place) as connection:
+                asked = json.dumps({"model": "tiny", "messages": [MESSAGE]}).encode()
+                connection.sendall(request(asked, "connection: close\r\n"))
+                answer = await asyncio.to_thread(said, connection)
+            assert b'"content":"quick"' in answer
+            await soon(lambda: not server.server_state.connections)
+            await soon(lambda: engine.totals.num_running == 0)
+            for connection in slow:
+                with suppress(ConnectionResetError):
+                    assert b"[DONE]" not in await asyncio.to_thread(said, connection)
+        finally:
+            for connection in slow:
+                connection.close()
+
+
+# --- nothing is logged ---
+
+
+@pytest.mark.full
+async def test_what_strangers_send_is_in_no_log(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(served, "BODY_S", 2.0)  # of the one that is cut short
+    model = scripted([MARK, ValueError(MARK)])
+    engine: Any = model.engine
+    whole = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": MARK}]}).encode()
+    broken = [
+        request(whole),
+        request(whole.replace(b"messages", b"massages")),
+        request(whole[:-1] + b"]"),
+        request(f'{{"model": "{MARK}", "messages": []}}'.encode()),
+        request(whole, f"x-request-id: {MARK} x\r\n"),
+        request(whole, f"authorization: Bearer {MARK}\r\n"),
+        request(whole, f"origin: http://{MARK}\r\n"),
+        request(whole.replace(b"tiny", MARK.encode())),
+        request(whole)[:-5],
+        f"{MARK} {MARK}\r\n\r\n".encode(),
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {MARK}\r\n\r\n".encode(),
+    ]
+    with running(model, Limits(max_wait_s=5.0)) as (place, _):
+        for each in broken:
+            with socket.create_connection(place) as connection:
+                connection.sendall(each.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+                await asyncio.to_thread(said, connection)
+    assert engine.begun
+    told = caplog.text + "".join(capfd.readouterr())
+    assert "request req_" in told
+    assert MARK not in told
