@@ -60,6 +60,10 @@ class Strip:
             self.nbytes -= len(data)
         self.start = self._parts[0][0] if self._parts else self.stop
 
+    @property
+    def num_parts(self) -> int:
+        return len(self._parts)
+
     def forget_some(self) -> None:
         """Drop the oldest part."""
         if self._parts:
@@ -72,7 +76,8 @@ class Strip:
 
 
 class Log:
-    """What came out, of all texts: at most `most_nbytes`. Who was silent longest loses first, its beginning first.
+    """What came out, of all texts: at most `most_nbytes`, or what came last, which is about to be sent. Who was silent
+    longest loses first, its beginning first.
 
     Args:
         row_nbytes: of each row.
@@ -90,7 +95,7 @@ class Log:
         self.nbytes -= strip.nbytes
         strip.add(start, data)
         self.nbytes += strip.nbytes
-        return self._forgotten()
+        return self._forgotten(text)
 
     def part(self, text: bytes, start: int, stop: int) -> bytes:
         strip = self._strips.get(text)
@@ -106,10 +111,11 @@ class Log:
         if (strip := self._strips.pop(text, None)) is not None:
             self.nbytes -= strip.nbytes
 
-    def _forgotten(self) -> list[tuple[bytes, int]]:
+    def _forgotten(self, newest: bytes) -> list[tuple[bytes, int]]:
         lost = dict[bytes, int]()
         while self.nbytes > self._most_nbytes:
-            text, strip = next((each for each in self._strips.items() if each[1].nbytes), (b"", None))
+            texts = self._strips.items()
+            text, strip = next((each for each in texts if each[1].num_parts > (each[0] == newest)), (b"", None))
             if strip is None:
                 break
             self.nbytes -= strip.nbytes
