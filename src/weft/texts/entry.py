@@ -106,10 +106,15 @@ class Entry:
         """Begin a text.
 
         Raises:
-            ConfigError: as `engine.engine.check`; or an answer is held to a form, or has more conditions than fit.
+            ConfigError: as `engine.engine.check`; or an embedding is wanted, or an answer is held to a form.
             Full: too many wait.
         """
         check(wanted, self.vocab_size, self.context)
+        if wanted.is_mean:
+            raise ConfigError(
+                "embeddings need the whole model on one machine; this one is served by several. Ask one that serves a "
+                "checkpoint of the run."
+            )
         if wanted.constraint is not None:
             raise ConfigError(
                 "answers of a form (response_format, or a tool that must be called) need the whole model on one "
@@ -295,9 +300,7 @@ class _UnderWay:
         num_drawn = min(EXPECTED, wanted.max_new_tokens)
         num_prompt = len(wanted.prompt) if state is None else len(state.tokens)
         asked = Asked(num_prompt, num_drawn, entry.row_nbytes)
-        held: dict[PeerId, int] = {}
-        if state is not None:
-            held = {p: each.num for p, each in zip(state.path, state.held, strict=False) if each is not None}
+        held = {} if state is None else machine.held_by(state)
         deadline = entry.clock.now() + entry.wait_s
         while not self._is_over:
             now = entry.clock.now()

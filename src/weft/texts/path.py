@@ -96,7 +96,7 @@ def back_s(link: Link, wanted: Wanted) -> float:
 class Path:
     peers: tuple[PeerId, ...]
     cost_s: float
-    num_held: int  # by all of them
+    num_held: int  # tokens of the text that they have already, all of them together
 
 
 def best(stages: Sequence[Mapping[PeerId, Figures]], between: Between, wanted: Wanted, tie: str = "") -> Path | None:
@@ -139,7 +139,7 @@ def _best_from(
         ways = found
     whole = [(each_s + back_s(between(end, first), wanted), way) for end, (each_s, way) in ways.items()]
     cost_s, peers = min(whole, key=lambda each: (each[0], order_key(tie, *each[1])))
-    return Path(peers, cost_s, min(stage[peer].num_held for stage, peer in zip(stages, peers, strict=True)))
+    return Path(peers, cost_s, sum(stage[peer].num_held for stage, peer in zip(stages, peers, strict=True)))
 
 
 # --- what an asker knows of members, and has sent them ---

@@ -199,6 +199,14 @@ def marks_of(text: Text) -> Marks:
     return Marks(at, tuple(text.chain[place] for place in at))
 
 
+def held_by(text: Text) -> dict[PeerId, int]:
+    """Return how much of the text each member of its path may have: what it answered; all of it where it has not yet,
+    or was given the rest since."""
+    is_given = None not in text.held
+    each_held = zip(text.path, text.held, strict=False)
+    return {peer: len(text.tokens) if is_given or each is None else each.num for peer, each in each_held}
+
+
 def step(text: Text, event: Event) -> Moved:
     if text.phase == "ended":
         return text, []
