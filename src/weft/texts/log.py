@@ -1,7 +1,7 @@
 """Rows of numbers by their place in a text: what came in and waits, and what came out, kept for who needs it again.
 
 A log of what was sent on is 1/4 to 1/32 of the keys and values that were computed with it, and lets a member's place be
-taken by another that computes one section again (docs/adr/0061-a-log-of-activations.md).
+taken by another that computes one section again (docs/adr/0065-a-log-of-activations.md).
 """
 
 from collections import OrderedDict, deque

@@ -87,7 +87,7 @@ class Section:
         if weights.kind == "exact" and not isinstance(codec, Fp32):
             raise ConfigError(
                 "exact numbers of a model in stages need activations in fp32, and this run rounds them: a text would "
-                "not be the same to the bit. Choose other numbers, or a run whose activations are of type fp32 (pipeline)."
+                "not be the same to the bit. Choose other numbers, or a run whose activations are in fp32 (pipeline)."
             )
         self._stepper = Stepper(weights, kept)
         self._codec = codec

@@ -163,5 +163,14 @@ def test_of_logs_that_have_no_room_the_one_silent_longest_loses_first() -> None:
     assert log.nbytes == 2
 
 
+def test_a_log_holds_what_was_put_there_last_even_where_it_has_no_room_for_it() -> None:
+    log = Log(2, most_nbytes=4)
+    assert log.add(b"old", 0, of(0, 1)) == []
+    assert log.add(b"new", 0, of(0, 5)) == [(b"old", 1)]
+    assert log.part(b"new", 0, 9) == of(0, 5)
+    assert log.add(b"new", 5, of(5, 6)) == [(b"new", 5)]
+    assert log.part(b"new", 0, 9) == of(5, 6)
+
+
 def test_pages_are_64_tokens() -> None:
     assert PAGE == 64  # which the orders above are for
