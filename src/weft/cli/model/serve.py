@@ -1,29 +1,36 @@
 """`weft serve`: a trained model answers over the API that most programs know, with a chat page."""
 
 import asyncio
+import re
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.cli.home import home_of
 from weft.cli.listener import LOCAL, address, listen
-from weft.cli.options import nbytes
+from weft.cli.options import nbytes, ticket_of
 from weft.cli.process import run_loop
+from weft.cli.settings import refuse_idle
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Coroutine
 
     from weft.cli.model.trained import Trained
     from weft.engine.load import Plan
     from weft.engine.numbers import Kind
     from weft.serve.generation import Model
     from weft.serve.keys import Key
+    from weft.serve.metrics import Metrics
+    from weft.store.home import Home
 
 PORT = 8000
+_TICKET = re.compile(r"\s*weft\d")
+_OF_DEVICE = ("device", "threads", "numbers", "cache")
 
 
 class Numbers(StrEnum):
@@ -39,7 +46,12 @@ KINDS: "dict[Numbers, Kind]" = {Numbers.int8: "int8", Numbers.bf16: "bf16", Numb
 def serve(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
+        str,
+        typer.Argument(
+            help='Folder, or a run: its name, its digits, or "last". Or a ticket of a run with stages, whose members '
+            'then compute: "-" reads it from standard input, @FILE from a file.',
+            show_default=False,
+        ),
     ],
     name: Annotated[str, typer.Option(help="What requests call the model. Default: the run's or the folder's.")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on; another machine's requests need --keys.")] = (
@@ -70,27 +82,65 @@ def serve(
         )
     known = None if keys is None else load_keys(keys)
     cache_nbytes = nbytes("--cache", cache)
+    if (ticket := _ticket_in(model)) is not None:
+        from weft.store.home import Home
+
+        refuse_idle(context, "the run's members compute; this machine asks them", *_OF_DEVICE)
+        listener = listen(host, port)
+        _run(_serve_stages(ticket, name, listener, known, Home(home_of(context)), max_context), listener)
+        return
     trained = open_trained(model, home_of(context))
     say_which(trained, model)
     listener = listen(host, port)
+    serving = _serve(
+        trained,
+        name or trained.called,
+        listener,
+        known,
+        device=device,
+        threads=threads,
+        numbers=numbers,
+        max_context=max_context,
+        cache_nbytes=cache_nbytes,
+    )
+    _run(serving, listener)
+
+
+def _ticket_in(given: str) -> str | None:
+    """Return the ticket that is given; None: it is a folder or a run."""
+    if given == "-" or (given.startswith("@") and not Path(given).exists()):
+        return ticket_of(given)
+    return given if _TICKET.match(given) and not Path(given).exists() else None
+
+
+def _run(serving: "Coroutine[Any, Any, None]", listener: "socket.socket") -> None:
     try:
-        run_loop(
-            _serve(
-                trained,
-                name or trained.called,
-                listener,
-                known,
-                device=device,
-                threads=threads,
-                numbers=numbers,
-                max_context=max_context,
-                cache_nbytes=cache_nbytes,
-            )
-        )
+        run_loop(serving)
     except (KeyboardInterrupt, asyncio.CancelledError):
         pass
     finally:
         listener.close()
+
+
+async def _serve_stages(
+    ticket: str, name: str, listener: "socket.socket", keys: "tuple[Key, ...] | None", home: "Home", max_context: int
+) -> None:
+    from weft.clock import SystemClock
+    from weft.launch.session import Options
+    from weft.run.machine import PeerConfig
+    from weft.serve.generation import model_of
+    from weft.serve.metrics import Metrics
+    from weft.stages.asking import asking
+
+    options = Options(home=home, key=None, settings=PeerConfig())
+    async with asking(ticket, options, max_context) as asked:
+        name = name or asked.run.name
+        models: dict[str, Model] = {}
+        model = model_of(name, int(SystemClock().wall()), asked.entry, asked.tokenizer, asked.came_with)
+        models[name] = model
+        said = f"{name}: {asked.run.stages} stages, held by members; a conversation has at most {model.context:,}"
+        print(f"{said} tokens", file=sys.stderr)  # noqa: T201
+        await _answer(models, keys, Metrics(models), listener)
 
 
 async def _serve(
@@ -106,14 +156,11 @@ async def _serve(
     cache_nbytes: int | None,
 ) -> None:
     import torch
-    import uvicorn
 
     from weft.cli.model.trained import place
     from weft.engine.load import engine_of, free_nbytes, kind_for, plan
-    from weft.serve.app import app
     from weft.serve.generation import model_of
     from weft.serve.metrics import Metrics
-    from weft.web.web import page_routes
 
     if threads:
         torch.set_num_threads(threads)
@@ -129,29 +176,42 @@ async def _serve(
     models[name] = model_of(
         name, int(trained.made_at), engine, trained.tokenizer, trained.came_with, trained.fingerprint(kind)
     )
-    _tell(models[name], planned, address(listener))
+    _tell(models[name], planned)
+    try:
+        await _answer(models, keys, metrics, listener)
+    finally:
+        engine.close()
+
+
+async def _answer(
+    models: "dict[str, Model]", keys: "tuple[Key, ...] | None", metrics: "Metrics", listener: "socket.socket"
+) -> None:
+    """Say how to ask, and answer until the process is to end."""
+    import uvicorn
+
+    from weft.serve.app import app
+    from weft.web.web import page_routes
+
+    where = address(listener)
+    if any(model.template is None for model in models.values()):
+        text = "the model has no chat template: in chats it is given plain turns (User: ...) and goes on from them"
+        print(text, file=sys.stderr)  # noqa: T201
+    print(f"programs: {where}v1 (OpenAI API); terminal: weft chat {where}v1", file=sys.stderr)  # noqa: T201
+    print(where, flush=True)  # noqa: T201  # what was asked for
     config = uvicorn.Config(
         app(models, keys, metrics=metrics, page=page_routes("serve")),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=1,
     )
-    try:
-        await uvicorn.Server(config).serve(sockets=[listener])
-    finally:
-        engine.close()
+    await uvicorn.Server(config).serve(sockets=[listener])
 
 
-def _tell(model: "Model", planned: "Plan", address: str) -> None:
-    """Say what is served, and how to ask it."""
+def _tell(model: "Model", planned: "Plan") -> None:
+    """Say what is served."""
     said = (
         f"{model.id}: {planned.kind} weights, {planned.weights_nbytes / 1e9:.2f} GB; room for {planned.num_tokens:,} "
         f"tokens of all conversations together, {planned.kv_nbytes / 1e9:.2f} GB; a conversation has at most "
         f"{model.context:,}"
     )
     print(said, file=sys.stderr)  # noqa: T201
-    if model.template is None:
-        text = "the model has no chat template: in chats it is given plain turns (User: ...) and goes on from them"
-        print(text, file=sys.stderr)  # noqa: T201
-    print(f"programs: {address}v1 (OpenAI API); terminal: weft chat {address}v1", file=sys.stderr)  # noqa: T201
-    print(address, flush=True)  # noqa: T201  # what was asked for
