@@ -79,12 +79,14 @@ class House:
         train_s: float = 0.01,
         every_s: float = 0.0,
         has_recompute: bool = False,
+        serve_nbytes: int = 0,
     ) -> None:
         self.sealed = sealed
         self.home = home
         self.clock = clock
         self.train_s = train_s
         self.has_recompute = has_recompute
+        self.serve_nbytes = serve_nbytes
         self.every_s = every_s  # between two checkpoints; 0: at the end only
         self.network = MemoryNetwork()
         self.machines: list[Machine] = []
@@ -118,7 +120,12 @@ class House:
             node.remember(other.id, [SCHEME + other.id], other.name)
         await node.start()
         folder = self.home.folder(run.run, machine.id)
-        settings = PeerConfig(device="cpu", checkpoint_every_s=self.every_s, has_recompute=self.has_recompute)
+        settings = PeerConfig(
+            device="cpu",
+            checkpoint_every_s=self.every_s,
+            has_recompute=self.has_recompute,
+            serve_nbytes=self.serve_nbytes,
+        )
         s = Session(
             options=Options(home=self.home, key=None, settings=settings),
             identity=machine.identity,

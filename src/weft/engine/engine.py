@@ -140,6 +140,10 @@ class Serves(Protocol):
         """Begin a text; raises as `Engine.begin` does."""
         ...
 
+    def close(self) -> None:
+        """End all texts."""
+        ...
+
 
 @dataclass(eq=False)
 class _Job:

@@ -142,6 +142,10 @@ class PeerConfig(Config, frozen=True, kw_only=True):
         600.0
     )
     """As long this machine waits for one newcomer that asks for it, at most."""
+    serve_nbytes: Annotated[
+        int, msgspec.Meta(ge=0, description="bytes for conversations, of each stage that this peer holds; 0: none")
+    ] = 0
+    """Draw text for whoever asks the members of a run with stages, beside training."""
     caps: CapsConfig = CapsConfig()
 
     def __post_init__(self) -> None:
@@ -159,16 +163,16 @@ Use = Literal["training", "stage", "loop", "anchor", "visit"]
 own; an anchor; or a process that looks, fetches or acts, and ends."""
 
 _OF_DEVICE = ("device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes")
-_OF_STAYING = ("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s")
+_OF_STAYING = ("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "serve_nbytes")
 _OF_LIMITS = ("caps.memory_nbytes", "caps.cores")
 _OF_WAYS = ("transports", "tls", "iroh")
 _IDLE: dict[Use, tuple[tuple[str, ...], str]] = {
-    "training": ((), ""),
+    "training": (("serve_nbytes",), "the run has no stages: any member's checkpoint is the whole model (weft serve)"),
     "stage": (
         ("micro_batch", "is_compiled"),
         "the run has stages, and its run file sets the micro-batch for all peers (pipeline)",
     ),
-    "loop": ((*_OF_DEVICE, "caps.cores"), "your own loop decides where and how it trains"),
+    "loop": ((*_OF_DEVICE, "caps.cores", "serve_nbytes"), "your own loop decides where and how it trains"),
     "anchor": ((*_OF_DEVICE, *_OF_STAYING), "this peer does not train"),
     "visit": ((*_OF_DEVICE, *_OF_STAYING, *_OF_LIMITS), "this process takes no part in the run"),
 }

@@ -284,12 +284,15 @@ class _UnderWay:
         assert state is not None
         round = None if self._reserved is None else self._reserved.round
         reserved = await self._sought(without, round)
-        if reserved is not None and round is not None and reserved.round != round:
+        if reserved is None:
+            self.hear(machine.Found(None))
+            return
+        if round is not None and reserved.round != round:
             self._state = machine.with_key(self._state or state, key_of(self.text.wanted.salt, reserved.round))
-        changed = [] if reserved is None else [n for n, peer in enumerate(reserved.peers) if peer != before[n]]
-        for stage in changed if reserved is not None else ():
-            self._entry.emit(TextMoved(stage=stage, before=before[stage], member=reserved.peers[stage]))
-        self.hear(machine.Found(None if reserved is None else reserved.peers))
+        for stage, (old, new) in enumerate(zip(before, reserved.peers, strict=True)):
+            if old != new:
+                self._entry.emit(TextMoved(stage=stage, before=old, member=new))
+        self.hear(machine.Found(reserved.peers))
 
     async def _sought(self, without: frozenset[PeerId], round: int | None) -> Reserved | None:
         """Return a path, with `round`'s weights if there is one; wait for it where a stage has nobody."""

@@ -191,10 +191,21 @@ TABLE: dict[str, Rows] = {
     "serve": {
         **dict.fromkeys(("--host", "--port", "--keys", "--name"), ALWAYS),
         **{
-            option: (Refused(f"serve --backend vllm {option} {value}", "the server of --backend computes"),)
+            option: (
+                Refused(f"serve --backend vllm {option} {value}", "the server of --backend computes"),
+                Refused(f"serve {{ticket}} {option} {value}", "the run's members compute"),
+            )
             for option, value in {
-                **{"--device": "cpu", "--threads": "1", "--numbers": "fp32", "--max-context": "9", "--cache": "1GB"}
+                **{"--device": "cpu", "--threads": "1", "--numbers": "fp32", "--cache": "1GB"}
             }.items()
+        },
+        "--max-context": (Refused("serve --backend vllm --max-context 9", "the server of --backend computes"),),
+        **{
+            option: (
+                Refused(f"serve --backend vllm {option} {value}", "the server of --backend computes"),
+                Refused(f"serve last {option} {value}", "this machine computes, and asks nobody"),
+            )
+            for option, value in {"--transports": "tls", "--machine": "{machine}"}.items()
         },
         "--backend": ALWAYS,
         "--backend-key": (Refused("serve last --backend-key {machine}", "it is of --backend"),),

@@ -316,12 +316,12 @@ def test_what_a_program_sets_is_what_differs_from_the_defaults() -> None:
 # --- a machine's settings ---
 
 DEVICE = {"device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes"}
-STAYING = {"caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s"}
+STAYING = {"caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "serve_nbytes"}
 WAYS = ("transports", "tls.", "iroh.")
 MACHINE: dict[machine.Use, set[str]] = {
-    "training": set(),
+    "training": {"serve_nbytes"},
     "stage": {"micro_batch", "is_compiled"},
-    "loop": {*DEVICE, "caps.cores"},
+    "loop": {*DEVICE, "caps.cores", "serve_nbytes"},
     "anchor": {*DEVICE, *STAYING},
     "visit": {*DEVICE, *STAYING, "caps.memory_nbytes", "caps.cores"},
 }

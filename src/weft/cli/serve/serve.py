@@ -1,42 +1,49 @@
 """`weft serve`: a trained model answers over the API that most programs know, with a chat page.
 
     MODEL ──load──► engine on this machine ─────┐
+    TICKET ───────► members of a run's stages ──┤
     --backend ────► another server of the API ──┴─► application ──uvicorn──► a port, until Ctrl-C or SIGTERM
 
 What is refused is refused before a model is loaded.
 """
 
 import asyncio
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.cli.home import home_of
 from weft.cli.listener import LOCAL, address, listen
-from weft.cli.options import nbytes, spread
+from weft.cli.options import nbytes, spread, ticket_or_none, ticket_text
 from weft.cli.process import run_loop
-from weft.cli.settings import refuse_idle
+from weft.cli.settings import Machine, Transports, check_transports, machine_settings, refuse_idle
+from weft.dashboard.logs import is_there
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     import socket
+    from contextlib import AbstractAsyncContextManager
 
     from starlette.applications import Starlette
 
     from weft.cli.model.trained import Trained
     from weft.engine.load import Plan
     from weft.engine.numbers import Kind
+    from weft.launch.session import Options
     from weft.serve.generation import Model
     from weft.serve.keys import KeysOfFile
     from weft.serve.metrics import Metrics
+    from weft.stages.asking import Asked
 
 PORT = 8000
 USUAL = {"vllm": "http://127.0.0.1:8000/v1", "llama.cpp": "http://127.0.0.1:8080/v1"}
@@ -98,6 +105,14 @@ class How:
 
 
 @dataclass(frozen=True)
+class Asking:
+    """How this machine asks the members of a run that a ticket names."""
+
+    transports: Transports = None
+    machine: Machine = None
+
+
+@dataclass(frozen=True)
 class Behind:
     """Another server that computes."""
 
@@ -119,41 +134,143 @@ def serve(
     context: typer.Context,
     where: Where,
     how: How,
+    asks: Asking,
     behind: Behind,
     model: Annotated[
         str | None,
         typer.Argument(
-            help='Folder, or a run: its name, its digits, or "last". With --backend: one of its models; default: all.',
+            help='Folder, or a run: its name, its digits, or "last". Or a ticket of a run with stages, whose members '
+            'then compute: "-" reads it from standard input, @FILE from a file. With --backend: one of its models; '
+            "default: all.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="What requests call the model. Default: the run's or the folder's.")] = "",
 ) -> None:
     """Answer over the OpenAI API, and show a page to chat with the model. Ctrl-C ends it."""
-    from weft.cli.model.trained import open_trained, say_which
-
     keys = keys_of(where)
     if behind.backend is not None:
-        refuse_idle(context, "the server of --backend computes", *(each.name for each in fields(How)))
+        refuse_idle(context, "the server of --backend computes", *names_of(How), *names_of(Asking))
         serve_backend(behind, model, name, where, keys)
         return
     refuse_idle(context, "it is of --backend", "backend_key")
+    if (ticket := ticket_in(model)) is not None:
+        mine = [each for each in names_of(How) if each != "max_context"]
+        refuse_idle(context, "the run's members compute, and this machine asks them", *mine)
+        serve_stages(ticket, name, where, options_of(asks, home_of(context)), how.max_context, keys)
+        return
+    refuse_idle(context, "this machine computes, and asks nobody", *names_of(Asking))
     if model is None:
-        raise ConfigError('which model? Give a folder, or a run by its name or digits; "last" is the one trained last.')
+        raise ConfigError(
+            'which model? Give a folder, or a run by its name or digits; "last" is the one trained last. Or a ticket '
+            "of a run with stages."
+        )
+    serve_here(model, name, where, how, home_of(context), keys)
+
+
+def names_of(group: type[Any]) -> list[str]:
+    return [each.name for each in fields(group)]
+
+
+def ticket_in(given: str | None) -> str | None:
+    """Return the ticket that is given, or is in the environment where nothing is; None: it is a folder or a run.
+
+    Raises:
+        TicketError: standard input or a file holds none.
+    """
+    if given is None:
+        return ticket_or_none(None)
+    if is_there(Path(given)):
+        return None
+    return ticket_text(given) if given == "-" or re.match(r"@|\s*weft\d", given) else None
+
+
+def serve_here(model: str, name: str, where: Where, how: How, home: Path, keys: "KeysOfFile | None") -> None:
+    """Answer by what this machine computes.
+
+    Raises:
+        HomeError, CheckpointError: there is no such model.
+        ConfigError, TooLarge: as `load`.
+    """
+    from weft.cli.model.trained import open_trained, say_which
+
     cache_nbytes = nbytes("--cache", how.cache)
     listener = listen(where.host, where.port)
     try:
-        trained = open_trained(model, home_of(context))
+        trained = open_trained(model, home)
         say_which(trained, model)
         loaded = load(trained, name or trained.called, how, cache_nbytes)
         try:
-            _tell(loaded)
+            planned = loaded.planned
+            held = f"room for {planned.num_tokens:,} tokens of all conversations together"
+            weights = f"{planned.kind} weights, {planned.weights_nbytes / 1e9:.2f} GB"
+            _tell(loaded.model, f"{weights}; {held}, {planned.kv_nbytes / 1e9:.2f} GB")
             tell_address(address(listener), where.host)
             run_until_told(loaded.app(keys), listener, loaded.model.engine.close)
         finally:
             loaded.model.engine.close()
     finally:
         listener.close()
+
+
+def options_of(asks: Asking, home: Path) -> "Options":
+    """Return what this machine brings to a run that it asks.
+
+    Raises:
+        ConfigError: names the option, or the field of its file.
+    """
+    from weft.launch.session import Options
+    from weft.store.home import Home
+
+    settings = machine_settings(asks.machine, {"transports": check_transports(asks.transports)}, use="visit")
+    return Options(home=Home(home), key=None, settings=settings)
+
+
+def serve_stages(
+    ticket: str, name: str, where: Where, options: "Options", max_context: int, keys: "KeysOfFile | None"
+) -> None:
+    """Answer by what the members of a run with stages compute.
+
+    Raises:
+        TicketError, TicketMismatch, Unreachable, Refused: as `asking`.
+        ConfigError: the run has no stages, or its model reads less.
+    """
+    from weft.net.ticket import read
+
+    read(ticket)  # a bad one is refused before anything heavy is loaded
+    from weft.stages.asking import asking
+
+    listener = listen(where.host, where.port)
+    try:
+        _run(_ask_stages(asking(ticket, options, max_context), name, listener, where.host, keys))
+    finally:
+        listener.close()
+
+
+async def _ask_stages(
+    run: "AbstractAsyncContextManager[Asked]",
+    name: str,
+    listener: "socket.socket",
+    host: str,
+    keys: "KeysOfFile | None",
+) -> None:
+    from weft.clock import SystemClock
+    from weft.serve.app import app
+    from weft.serve.generation import model_of
+    from weft.serve.metrics import Metrics
+    from weft.web.web import page_routes
+
+    loop = asyncio.get_running_loop()
+    async with run as asked:
+        name = name or asked.run.name
+        model = model_of(name, int(SystemClock().wall()), asked.entry, asked.tokenizer, asked.came_with)
+        models = {name: model}
+        _tell(model, f"{asked.run.stages} stages, computed by the run's members")
+        tell_address(address(listener), host)
+        application = app(models, keys, metrics=Metrics(models), page=page_routes("serve"))
+        await answering(application, listener, lambda: loop.call_soon_threadsafe(asked.entry.close))
+        with suppress(asyncio.CancelledError):  # what ended the server is told once more, and cancels this task
+            await asyncio.sleep(0)
 
 
 def serve_backend(behind: Behind, model: str | None, name: str, where: Where, keys: "KeysOfFile | None") -> None:
@@ -277,7 +394,22 @@ def load(trained: "Trained", name: str, how: How, cache_nbytes: int | None) -> L
 
 
 def run_until_told(app: "Starlette", listener: "socket.socket", on_told: Callable[[], None]) -> None:
-    """Answer requests until Ctrl-C or SIGTERM, which end it alike.
+    """Answer requests until Ctrl-C or SIGTERM, which end it alike; arguments as of `answering`."""
+    _run(answering(app, listener, on_told))
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run_loop(main)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+async def answering(app: "Starlette", listener: "socket.socket", on_told: Callable[[], object]) -> None:
+    """Answer requests until a signal comes, which is then told once more.
 
     Args:
         on_told: ends the answers that are under way, from any thread; they have `ENDS_S` for their last words.
@@ -293,23 +425,12 @@ def run_until_told(app: "Starlette", listener: "socket.socket", on_told: Callabl
     server = Server(
         uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=ENDS_S, lifespan="off")
     )
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        run_loop(server.serve(sockets=[listener]))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    await server.serve(sockets=[listener])
 
 
-def _tell(loaded: Loaded) -> None:
+def _tell(model: "Model", how: str) -> None:
     """Say what is served."""
-    model, planned = loaded.model, loaded.planned
-    said = (
-        f"{model.id}: {planned.kind} weights, {planned.weights_nbytes / 1e9:.2f} GB; room for {planned.num_tokens:,} "
-        f"tokens of all conversations together, {planned.kv_nbytes / 1e9:.2f} GB; a conversation has at most "
-        f"{model.context:,}"
-    )
+    said = f"{model.id}: {how}; a conversation has at most {model.context:,} tokens"
     print(said, file=sys.stderr)  # noqa: T201
     if model.template is None:
         text = "the model has no chat template: in chats it is given plain turns (User: ...) and goes on from them"

@@ -45,8 +45,9 @@ FETCHING = StageNews(held=(), kept=(), is_trainer=False, is_busy=True)
 class Visitor:
     """Of a node that is linked to one member at least."""
 
-    def __init__(self, node: Node, run: StagedConfig, clock: Clock) -> None:
+    def __init__(self, node: Node, run: StagedConfig, clock: Clock, news: StageNews = FETCHING) -> None:
         self._node = node
+        self._news = news
         self._clock = clock
         self.table = StageTable(run.stages, has_tied=run.tied is not None)
         node.on_note(StageNews, self._on_news)
@@ -59,7 +60,7 @@ class Visitor:
             self._node.keep(peer)
         while True:
             for peer in self._node.peers:
-                self._node.post(peer, FETCHING)
+                self._node.post(peer, self._news)
             await asyncio.sleep(NEWS_S)
 
     async def met(self) -> None:
@@ -76,7 +77,7 @@ class Visitor:
 
     def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
         if is_up:
-            self._node.post(peer, FETCHING)
+            self._node.post(peer, self._news)
         else:
             self.table.gone(peer)
 
@@ -97,8 +98,9 @@ async def visit(ticket_text: str, options: Options, into: Path | None) -> Gather
     identity = open_for(options, ticket.run, is_maker=False)
     async with session(options, ticket.run, identity, ticket.admission()) as s:
         await s.start()
-        run, tokenizer = await _introduced(s, ticket)
-        async with _visiting(s.node, run, s.clock) as visitor:
+        run, tokenizer = await introduced(s, ticket)
+        s.day.require(4 * run.num_parameters)
+        async with visiting(s.node, run, s.clock) as visitor:
             await visitor.met()
             folders = folders_of(s.folder.root.parent)
             readers = {
@@ -164,11 +166,10 @@ def _newest_round(folder: PeerFolder, run: StagedConfig) -> int:
     return max(found, default=-1)
 
 
-async def _introduced(s: Session, ticket: Ticket) -> tuple[StagedConfig, bytes]:
+async def introduced(s: Session, ticket: Ticket) -> tuple[StagedConfig, bytes]:
     """Return the run and its tokenizer's blob; the run's held-out text comes, too, as far as others may have it."""
     members, home = await s.meet(ticket), s.options.home
     run = _with_stages(on_corpus(await fetch_run(s.node, members, home, s.options.settings.max_parameters)))
-    s.day.require(4 * run.num_parameters)
     s.node.admit(admission_of(run.admission, run.stewards, ticket.secret))
     heldout = msgspec.structs.replace(run, data=msgspec.structs.replace(run.data, train=()))
     tokenizer = await fetch_files(s.node, members, heldout, home, s.clock, s.emit)
@@ -183,12 +184,14 @@ def _with_stages(run: object) -> StagedConfig:
 
 
 @asynccontextmanager
-async def _visiting(node: Node, run: StagedConfig, clock: Clock) -> AsyncIterator[Visitor]:
+async def visiting(node: Node, run: StagedConfig, clock: Clock, news: StageNews = FETCHING) -> AsyncIterator[Visitor]:
+    """Be linked to members of all stages meanwhile, and tell them `news`."""
+
     def fail(error: Exception) -> None:
         failures.append(error)
 
     failures: list[Exception] = []
-    visitor = Visitor(node, run, clock)
+    visitor = Visitor(node, run, clock, news)
     async with aclosing(Tasks(fail)) as tasks:
         tasks.spawn(visitor.watch())
         yield visitor

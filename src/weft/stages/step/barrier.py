@@ -238,10 +238,14 @@ class Snapshots:
 
     Args:
         pin: keeps the present state for a while.
+        told: of each round that is in the state, before anything changes it; None: nobody is.
     """
 
-    def __init__(self, pin: Callable[[], Awaitable[object]]) -> None:
+    def __init__(
+        self, pin: Callable[[], Awaitable[object]], told: Callable[[int], Awaitable[None]] | None = None
+    ) -> None:
         self._pin = pin
+        self._told = told
         self._wanted: dict[int, asyncio.Future[Digest | None]] = {}
         self._round = 0
         self._rounds: dict[Digest, int] = {}  # the oldest first
@@ -263,5 +267,7 @@ class Snapshots:
         due = [each for each in self._wanted if each <= round]
         if round in due:
             await self._pin()
+        if self._told is not None:
+            await self._told(round)
         for each in due:
             self._wanted.pop(each).set_result(manifest if each == round else None)

@@ -85,7 +85,7 @@ class Membership:
         self.channel = Channel(kit.node, channel_of(stage), self.run.run, since)
         self.channel.serve(BeatRequest, self._round_of)
         self.channel.serve(PinAt, self._pin_at)
-        self.snapshots = Snapshots(lambda: self.peer.pin())
+        self.snapshots = Snapshots(lambda: self.peer.pin(), self._settled)
 
     def _make_context(self, trainer: Trainer, conductor: Conductor | TiedConductor, outer: Tensor) -> Context:
         """
@@ -130,11 +130,17 @@ class Membership:
             return await self.peer.join(snapshot=snapshot)
         finally:
             self.is_leaving = True
+            if self._pipeline.serving is not None:
+                await self._pipeline.serving.let_go(self.stage)
             await self._end()
             self.channel.close()
 
     async def _end(self) -> None:
         """Let go of what it has beside its peer."""
+
+    async def _settled(self, round: int) -> None:
+        if (serving := self._pipeline.serving) is not None:
+            await serving.settled(self.stage, round, self.peer.replica.outer)
 
     def leave(self) -> None:
         """Let nobody send it anything more: it is about to go."""

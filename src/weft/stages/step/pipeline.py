@@ -22,6 +22,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.stages.report import StageReports
 from weft.stages.step.barrier import Barrier
+from weft.stages.step.serving import Serving
 from weft.stages.table import StageTable, leaders
 from weft.store.home import Home, PeerFolder
 from weft.tasks import Compute
@@ -57,6 +58,10 @@ class Pipeline:
         run = kit.run
         self.table = StageTable(run.stages, has_tied=run.tied is not None, costs=relative_costs(run))
         self.link = StageLink(kit.node)
+        settings = kit.settings
+        self.serving = (
+            Serving(run, settings, self.link, kit.clock, kit.compute, kit.emit) if settings.serve_nbytes else None
+        )
         self.barrier = Barrier(kit.node, self.table)
         self.exchanges = Exchanges(self.link)
         self.reports = StageReports(kit.node, kit.clock, kit.emit)
@@ -98,5 +103,7 @@ class Pipeline:
             router.seen({peer: each.since for peer, each in ready.items() if peer in linked})
 
     async def aclose(self) -> None:
+        if self.serving is not None:
+            await self.serving.aclose()
         for sender, _ in self._senders.values():
             await sender.aclose()

@@ -1,0 +1,68 @@
+"""Who asks the members of a run with stages for text, and takes no other part in the run.
+
+async with asking(ticket_text, options) as asked:
+    asked.entry.begin(Wanted(...))         # as of an engine
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+from weft.data.tokenizer import Tokenizer, from_bytes
+from weft.errors import ConfigError
+from weft.launch.fetch import read_came_with
+from weft.launch.session import Options, open_for, session
+from weft.model.came_with import CameWith, decode
+from weft.net.ticket import read
+from weft.pipeline.link import StageLink
+from weft.run.staged import StagedConfig
+from weft.stages.gather.visit import introduced, visiting
+from weft.stages.messages import StageNews
+from weft.stages.step.serving import codec_of
+from weft.texts.entry import Entry
+from weft.texts.member import listen
+
+LOOKING = StageNews(held=(), kept=(), is_trainer=False)  # nobody stays for it at the run's end
+
+
+@dataclass(frozen=True)
+class Asked:
+    entry: Entry
+    run: StagedConfig
+    tokenizer: Tokenizer
+    came_with: CameWith
+
+
+@asynccontextmanager
+async def asking(ticket_text: str, options: Options, max_context: int = 0) -> AsyncIterator[Asked]:
+    """Link to the members of the run that a ticket names.
+
+    Args:
+        max_context: tokens of prompt and answer; 0: as many as the model reads.
+
+    Raises:
+        TicketError: no ticket; TicketMismatch: of another version or run.
+        Unreachable, Refused: nobody on it answered, or let this peer in.
+        ConfigError: the run has no stages, or its model reads less.
+        WireError: what came with the model is nothing that weft wrote.
+    """
+    ticket = read(ticket_text)
+    identity = open_for(options, ticket.run, is_maker=False)
+    async with session(options, ticket.run, identity, ticket.admission()) as s:
+        await s.start()
+        run, blob = await introduced(s, ticket)
+        if max_context > run.model.max_seq_len:
+            raise ConfigError(f"--max-context {max_context}: the model reads {run.model.max_seq_len} tokens at most.")
+        link = StageLink(s.node)
+        listen(link)
+        entry = Entry(
+            link,
+            num_stages=run.stages,
+            vocab_size=run.model.vocab_size,
+            context=max_context or run.model.max_seq_len,
+            row_nbytes=codec_of(run).nbytes(run.model.width),
+            clock=s.clock,
+            emit=s.emit,
+        )
+        async with visiting(s.node, run, s.clock, LOOKING), aclosing(entry):
+            yield Asked(entry, run, from_bytes(blob), decode(read_came_with(run, options.home)))
