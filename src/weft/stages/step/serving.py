@@ -15,13 +15,16 @@ Failure:
 
 import asyncio
 
+import torch
 from torch import Tensor
 
 from weft.clock import Clock, SystemClock
 from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.codec.config import Bf16Config
+from weft.codec.dense import Fp32
 from weft.engine.load import kind_for
+from weft.engine.numbers import Kind
 from weft.engine.pages import PAGE
 from weft.engine.step import KeysAndValues, Weights, page_nbytes
 from weft.events import Emit, Notice
@@ -45,6 +48,12 @@ def codec_of(run: StagedConfig) -> Codec:
     return build(activations if isinstance(activations, NumberConfig) else Bf16Config())
 
 
+def kind_with(codec: Codec, device: torch.device) -> Kind:
+    """Return the numbers of a member: exact ones where activations are handed on whole, and cost no more than int8."""
+    kind = kind_for(device)
+    return "exact" if kind == "int8" and isinstance(codec, Fp32) else kind
+
+
 class Serving:
     """Of one peer.
 
@@ -62,7 +71,7 @@ class Serving:
         self._copying = compute
         self._compute: Compute = Threads() if isinstance(clock, SystemClock) else Inline()
         self._device = choose(settings).torch
-        self._kind = kind_for(self._device)
+        self._kind = kind_with(self._codec, self._device)
         self._kept: dict[int, KeysAndValues] = {}
         self._members: dict[int, Member] = {}
         self._copies: dict[int, dict[int, Tensor]] = {}  # of each piece, by round
