@@ -126,6 +126,7 @@ def test_who_goes_on_from_a_checkpoint_does_not_hold_its_vectors_twice(
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_who_comes_again_and_is_set_back_to_a_state_pinned_for_another_says_what_it_drops(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +329,7 @@ def test_a_newcomer_is_nobody_to_go_on_with_before_the_other_members_have_had_th
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_who_joined_a_strict_run_and_comes_back_to_nobody_waits(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=20, num_peers=2, is_strict=True)
 

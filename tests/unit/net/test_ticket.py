@@ -176,6 +176,7 @@ ADDRESSES = st.lists(
 )
 
 
+@pytest.mark.full
 @given(st.lists(ADDRESSES, min_size=1, max_size=5))
 def test_a_ticket_of_members_is_short_and_names_only_what_there_is(each_at):
     members = [Contact(peer=PEER, name="", addresses=tuple(addresses)) for addresses in each_at]
