@@ -98,8 +98,11 @@ class LinkDown(Event, frozen=True, kw_only=True):
     reason: str
 
 
+HUNG_UP = "it hung up in the handshake"  # so begins the reason where who left had broken nothing
+
+
 class ConnectionDropped(Event, frozen=True, kw_only=True):
-    """Somebody broke the protocol; the connection is closed and the run goes on."""
+    """Somebody broke the protocol, or left before it said who it is; the connection is closed and the run goes on."""
 
     address: str
     remote: PeerId | None

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from weft import events
-from weft.dashboard import figures
+from weft.dashboard import deeds, figures
 from weft.dashboard.stages import ordinal, prefixed
 from weft.events import Entry, Event
 from weft.ids import PeerId, short
@@ -32,6 +32,7 @@ SLEPT_S = 5.0  # a shorter stall concerns nobody but who reads the log
 LONG_STALL_S = 30.0
 MAX_NAMED = 4  # in a sentence; of more it says how many they are
 MANY_ATTEMPTS = 3
+_SUBJECT = "\0"  # stands for the key or run that an act is about
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,6 @@ class _Writer(Formatter):
             "others": lambda peers: ", ".join(map(name, peers[1:])),
             "key": short,
             "stage": lambda stage: ordinal([stage], 0),
-            "settings": lambda changes: ", ".join(f"{key} = {value}" for key, value in changes.items()),
             "time": figures.duration,
             "bytes": figures.nbytes,
             "rate": figures.rate,
@@ -96,6 +96,8 @@ def described(event: Event, name: Name) -> str:
 def severity_of(event: Event) -> int:
     is_good = isinstance(event, events.MemberStrays) and event.is_back
     if isinstance(event, events.LoopStalled) and event.stall_s < SLEPT_S:
+        return ROUTINE
+    if isinstance(event, events.ConnectionDropped) and _is_hung_up(event):
         return ROUTINE
     return NOTE if is_good else _row(event).severity
 
@@ -221,17 +223,39 @@ def _act_enacted(e: events.ActEnacted, _own: PeerId) -> str:
     if e.kind == "strike out":
         return "members banned the key of {subject:peer}, which lied: {reason}"
     who = "{by[0]:peer}" if len(e.by) == 1 else f"{len(e.by)} members"
-    return (
-        f"{who}: {{kind}} {'{subject:peer}' if e.subject else '{changes:settings}'}{' ({reason})' if e.reason else ''}"
-    )
+    what = deeds.done(e.kind, _SUBJECT if e.subject else "", e.changes, by_one=len(e.by) == 1)
+    return f"{who}{_about(what, e.kind)}{' ({reason})' if e.reason else ''}"
 
 
-def _dropped(e: events.ConnectionDropped, _own: PeerId) -> str:
+def _act_waits(e: events.ActWaits, _own: PeerId) -> str:
+    what = deeds.wanted(e.kind, _SUBJECT if e.subject else "")
+    return f"{{by:peer}} asks to {_about(what, e.kind)}: that waits for a round"
+
+
+def _act_refused(e: events.ActRefused, _own: PeerId) -> str:
+    what = deeds.wanted(e.kind, _SUBJECT if e.subject else "")
+    return f"{{by:peer}} asks to {_about(what, e.kind)}, which has no effect: {{reason}}"
+
+
+def _about(text: str, kind: str) -> str:
+    """Return a text whose braces, which others may have written, are no fields, and whose subject is one."""
+    subject = "{subject:key}" if kind == "succeed" else "{subject:peer}"
+    return text.replace("{", "{{").replace("}", "}}").replace(_SUBJECT, subject)
+
+
+def _dropped(e: events.ConnectionDropped, _own: PeerId) -> str | None:
+    if _is_hung_up(e):
+        return None
     if e.remote is None:
         return f"a connection{' with {address}' if e.address else ''} was dropped: {{reason}}"
     if e.address == "bulk stream":
         return "{me:peer} could not fetch from {remote:peer}: {reason}"
     return "a connection with {remote:peer} was dropped: {reason}"
+
+
+def _is_hung_up(e: events.ConnectionDropped) -> bool:
+    """Whether somebody looked whether this machine answers, or gave up: that is no news."""
+    return e.remote is None and e.reason.startswith(events.HUNG_UP)
 
 
 def _team_formed(e: events.TeamFormed, own: PeerId) -> str | None:
@@ -310,7 +334,7 @@ _ROWS: dict[type[Event], _Row] = {
     events.TransportUp: _Row(ROUTINE, plain="can be reached over {transport}"),
     events.LinkUp: _Row(ROUTINE, plain="connected to {remote:peer} over {transport}"),
     events.LinkDown: _Row(ROUTINE, plain="no longer connected to {remote:peer}: {reason}"),
-    events.ConnectionDropped: _Row(WARNING, _dropped),
+    events.ConnectionDropped: _Row(WARNING, _dropped, "somebody at {address} did not say who it is: {reason}"),
     events.AdmissionRefused: _Row(WARNING, "{remote:key} was not admitted: {reason}"),
     events.MemberJoined: _Row(NOTE, lambda e, _: "{name} joined" if e.name else "{member:key} joined"),
     events.MemberSuspected: _Row(WARNING, _suspected),
@@ -383,12 +407,7 @@ _ROWS: dict[type[Event], _Row] = {
         NOTE, "{by:peer} brought {tokens:,} tokens that were counted apart from the others; they count as {weight:,}"
     ),
     events.LegacyDropped: _Row(WARNING, "{tokens:,} tokens that were counted apart do not count: {reason}"),
-    events.ActWaits: _Row(
-        NOTE,
-        lambda e, _: (
-            f"{{kind}}{' {subject:peer}' if e.subject else ''}: {{by:peer}} asked for it, it waits for a round"
-        ),
-    ),
+    events.ActWaits: _Row(NOTE, _act_waits),
     events.LieProven: _Row(
         ERROR,
         "{member:peer} lied in round {round}: {what}. Members ban its key",
@@ -398,7 +417,7 @@ _ROWS: dict[type[Event], _Row] = {
             "Members ban its key by themselves. If it is yours, two peers run with it, or it was stolen.",
         ),
     ),
-    events.ActRefused: _Row(WARNING, "{kind} of {by:peer} has no effect: {reason}"),
+    events.ActRefused: _Row(WARNING, _act_refused),
     events.ActEnacted: _Row(NOTE, _act_enacted),
     events.PayloadRejected: _Row(
         WARNING,

@@ -16,9 +16,11 @@ from weft.cli.screen.screen import LiveScreen, PlainScreen, plain_line
 from weft.cost import training as cost
 from weft.dashboard import figures
 from weft.dashboard.view import MAX_NOTABLE, MAX_VISITS, About, Line, View, update
-from weft.dashboard.words import notable
+from weft.dashboard.words import ROUTINE, WARNING, notable, severity_of
 from weft.events import (
+    HUNG_UP,
     ActEnacted,
+    ActRefused,
     ActWaits,
     BranchOpened,
     CheckpointSaved,
@@ -403,6 +405,12 @@ def test_any_order_of_entries_can_be_shown(said: list[tuple[int, PeerId, int]]) 
 TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_blocking=False)
 
 
+def enacted(kind: str, subject: str = "", num: int = 1, **changes: str) -> ActEnacted:
+    by = (B, A)[:num]
+    said = {"branch": BranchId("f" * 64), "round": Round(1), "by": by, "reason": "slow", "changes": changes}
+    return ActEnacted(kind=kind, subject=subject, **said)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("event", "words"),
     [
@@ -468,8 +476,24 @@ TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_bl
             NotLearning(round=Round(9), committed_tokens=Tokens(65536), first_loss=3.69, loss=4.31),
             "after 65,536 tokens the members' loss is 4.31, no lower than the 3.69",
         ),
-        (ActWaits(by=B, kind="amend", subject=""), "amend: bert asked for it"),
-        (ActWaits(by=B, kind="ban", subject=A), "ban anna: bert asked for it"),
+        (ActWaits(by=B, kind="amend", subject=""), "bert asks to change the run's settings: that waits for a round"),
+        (ActWaits(by=B, kind="ban", subject=A), "bert asks to ban anna: that waits for a round"),
+        (ActWaits(by=B, kind="{by}", subject=A), "bert asks to {by} anna"),
+        (ActRefused(by=B, kind="remove", subject=A, reason="x"), "bert asks to remove anna, which has no effect: x"),
+        (enacted("pardon", A), "bert lets anna in again"),
+        (enacted("vote out", A, 2), "2 members vote anna out (slow)"),
+        (enacted("succeed", "f" * 64), "bert says that run ffffffff goes on in place of this one"),
+        (
+            enacted("amend", tokens="6000000", schedule='{"type":"wsd","lr":0.003,"total_tokens":6000000,"floor":0.0}'),
+            "bert changes the run's settings: 6,000,000 tokens in all, learning rate at most 0.003, planned for "
+            "6,000,000 tokens (slow)",
+        ),
+        (
+            enacted("amend", batch_size="1", every="1", codec='{"type":"int8"}', apply='{"type":"sgd","lr":0.5}'),
+            "settings: 1 sample a training step, 1 training step a round, updates sent in int8, results applied by sgd "
+            "(lr 0.5) (slow)",
+        ),
+        (enacted("amend", tokens="{me}", later="[1]"), "tokens = {me}, later = [1]"),
         (ConnectionDropped(address="bulk stream", remote=B, reason="gone"), "anna could not fetch from bert: gone"),
         (ConnectionDropped(address="tls (incoming)", remote=B, reason="x"), "a connection with bert was dropped: x"),
         (ConnectionDropped(address="1.2.3.4:5", remote=None, reason="x"), "a connection with 1.2.3.4:5 was dropped"),
@@ -503,6 +527,13 @@ def test_who_shares_a_name_is_told_with_a_part_of_the_key() -> None:
     assert [view.name(peer) for peer in (A, B, C, D)] == ["anna", "bert (bbbbbbbb)", "bert (cccccccc)", "dddddddd"]
     assert view.name(B) in "".join(drawn(view))
     assert fold(started(C, "cleo"), view=view).name(B) == "bert"
+
+
+def test_who_only_looked_whether_this_machine_answers_is_no_news() -> None:
+    gone = ConnectionDropped(address="1.2.3.4:5", remote=None, reason=f"{HUNG_UP}: Connection reset by peer")
+    assert notable(entry(gone), str) is None
+    assert severity_of(gone) == ROUTINE
+    assert severity_of(msgspec.structs.replace(gone, reason="it lies")) == WARNING
 
 
 def test_routine_is_not_notable() -> None:
