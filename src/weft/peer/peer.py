@@ -467,6 +467,7 @@ class Peer:
             )
         )
         await self.pausing.begin(lambda: None if snapshot is None else self._autosave.restore(snapshot))
+        self._autosave.tell()
         if snapshot is not None:
             self._entrance.legacies.read()
         await self._membership.start()
