@@ -361,7 +361,7 @@ _ROWS: dict[type[Event], _Row] = {
     events.WarmedUp: _Row(
         NOTE,
         lambda e, _: "{me:peer} has compiled the model in {duration_s:time}" if e.is_compiled else None,
-        "ready to train after {duration_s:.1f} s, {micro_batch} samples at a time",
+        "ready to train after {duration_s:.1f} s, {micro_batch:samples} at a time",
     ),
     events.MicroBatchChanged: _Row(NOTE, "{me:peer} computes {after:samples} at a time, not {before}: {reason}"),
     events.Evaluated: _Row(
@@ -497,7 +497,7 @@ def in_words(choices: Choices) -> str:
     if choices.fragments > 1:
         said.append(f"in {choices.fragments} fragments")
     if choices.overlap:
-        said.append(f"overlapping {choices.overlap} steps")
+        said.append(f"overlapping {figures.several(choices.overlap, 'step')}")
     said.append("among all" if choices.among == "all" else f"among {_named(choices.among)}")
     said.append(f"{choices.merge} applied by {_named(choices.apply)}")
     if choices.wait != "all":

@@ -297,7 +297,7 @@ def amendment_to(kept: Kept, wanted: Genesis) -> Amend | None:
         if getattr(old, name) != getattr(new, name)
     }
     try:
-        amend = Amend(reason="the run file was changed", **changed)
+        amend = Amend(reason="", **changed)
         is_all: bool = amended_settings(kept.charter, amend) == after
     except (Void, TypeError):
         return None

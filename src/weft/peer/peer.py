@@ -55,6 +55,7 @@ from weft.store.journal import Votes
 from weft.sync.records.acts import Act, Amend
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in, own_work
 from weft.tasks import Tasks
+from weft.training.device import best
 from weft.wire import seal
 
 __all__ = ["Context", "Outcome", "Peer"]
@@ -462,7 +463,7 @@ class Peer:
                 run=self.run.run,
                 name=context.node.passport.name,
                 software=f"weft {__version__}",
-                device=context.settings.device,
+                device=best() if context.settings.device == "auto" else context.settings.device,
                 num_parameters=self.run.num_parameters,
             )
         )

@@ -241,11 +241,15 @@ def _seq_len(text: Text, longest: int, peers: int) -> int:
         who = "one peer needs" if peers == 1 else f"{peers} peers need"
         needed = int(max(num_samples * seq_len / (1 - HELDOUT), seq_len / HELDOUT)) + 2
         raise DataError(
-            f"too little text to train on: {text.nbytes:,} bytes in {text.num_documents:,} documents, of which "
-            f"{text.heldout_tokens:,} are held out to measure the loss; {who} about {needed:,}. Give more text, "
-            "such as a folder of files."
+            f"too little text to train on: {_many(text.nbytes, 'byte')} in {_many(text.num_documents, 'document')}, of "
+            f"which {_many(text.heldout_tokens, 'byte')} would be held out to measure the loss; {who} about "
+            f"{needed:,}. Give more text, such as a folder of files."
         )
     return seq_len
+
+
+def _many(num: int, one: str) -> str:
+    return f"{num:,} {one}{'' if num == 1 else 's'}"
 
 
 def _given(source: Source) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def choose(peer: PeerConfig) -> Device:
     Raises:
         ConfigError: a device this machine, or this build of torch, does not have.
     """
-    device = torch.device(_best() if peer.device == "auto" else peer.device)
+    device = torch.device(best() if peer.device == "auto" else peer.device)
     if device.type == "cuda":
         _require_cuda(device)
     elif device.type == "mps" and not torch.backends.mps.is_available():
@@ -81,7 +81,8 @@ def choose(peer: PeerConfig) -> Device:
     return Device(device, precision, _name(device))
 
 
-def _best() -> str:
+def best() -> str:
+    """Return what "auto" means on this machine."""
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"

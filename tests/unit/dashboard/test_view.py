@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from dataclasses import replace
 from functools import reduce
 
@@ -15,7 +16,7 @@ from weft.cli.screen.draw import axis, curve, draw, progress, scale, traffic
 from weft.cli.screen.screen import LiveScreen, PlainScreen, plain_line
 from weft.cost import training as cost
 from weft.dashboard import figures
-from weft.dashboard.view import MAX_NOTABLE, MAX_VISITS, About, Line, View, update
+from weft.dashboard.view import MAX_NOTABLE, MAX_VISITS, About, Line, View, ended, update
 from weft.dashboard.words import ROUTINE, WARNING, notable, severity_of
 from weft.events import (
     HUNG_UP,
@@ -534,6 +535,46 @@ def test_who_only_looked_whether_this_machine_answers_is_no_news() -> None:
     assert notable(entry(gone), str) is None
     assert severity_of(gone) == ROUTINE
     assert severity_of(msgspec.structs.replace(gone, reason="it lies")) == WARNING
+
+
+def test_news_are_told_with_the_time_that_they_are_of() -> None:
+    """Long after all were back, a screen said that one goes on alone."""
+    told = msgspec.structs.replace(entry(Notice(text="one is away")), at=3 * 86400.0)
+    later = msgspec.structs.replace(commit(1, 100), at=3 * 86400.0 + 480)
+    assert re.search(r"· \d\d:\d\d one is away", "".join(drawn(fold(told, later))))
+    days = msgspec.structs.replace(commit(1, 100), at=9 * 86400.0)
+    assert re.search(r"· 1970-01-0\d \d\d:\d\d one is away", "".join(drawn(fold(told, days))))
+
+
+def test_nobody_says_how_long_a_run_takes_that_nobody_trains() -> None:
+    view = fold(started(), commit(1, 100, at=10.0), commit(2, 200, at=20.0))
+    assert "left" in progress(view)
+    assert "left" not in progress(fold(entry(PeerStopped(reason="stopped by Ctrl-C")), view=view))
+    gone = ended(view)
+    assert "left" not in progress(gone)
+    assert gone.line(A).state == "was training"
+
+
+def test_both_losses_are_written_with_the_same_unit_however_narrow_the_line() -> None:
+    view = fold(started(), step(1.0), commit(1, 100), evaluated(100, 2.0), step(1.0), commit(2, 200))
+    both = [progress(view, width) for width in range(30, 200)]
+    assert any("nats/token" in line for line in both)
+    assert any(line.count("nats per token") == 2 for line in both)
+    assert not any("nats/token" in line and "nats per token" in line for line in both)
+
+
+def test_what_happened_before_is_shown_and_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = PlainScreen()
+    screen.recall(commit(1, 100))
+    assert (screen.view.round, capsys.readouterr().err) == (1, "")
+
+
+def test_data_that_was_ready_before_a_peer_began_is_ready() -> None:
+    ready = entry(DataReady(num_shards=1, fetched_nbytes=0, train_tokens=1, heldout_tokens=1))
+    view = fold(ready, started())
+    assert view.lines[A].state == "data ready"
+    stopped = fold(entry(PeerStopped(reason="asked to")), started(), view=view)
+    assert stopped.lines[A].state == "starting"
 
 
 def test_routine_is_not_notable() -> None:

@@ -163,6 +163,7 @@ class _Follower:
         self._swarm = swarm
         self._screen = screen
         self._clock = SystemClock()
+        self._began = self._clock.wall()
         self._wish = Wish(self._clock)
 
     def watch_signals(self) -> None:
@@ -193,8 +194,8 @@ class _Follower:
 
     def _show(self) -> bool:
         news = self._swarm.news()
-        for entry in news:
-            self._screen.write(entry)
+        for entry in news:  # of what happened before this demo began, all that it has come to is shown
+            (self._screen.write if entry.at >= self._began else self._screen.recall)(entry)
         return bool(news)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:

@@ -89,7 +89,13 @@ def summary(outcome: "Outcome", view: View, command: str, begun: Begun = Begun()
     if outcome.sample:
         from weft.run.genesis import on_corpus
 
-        lines += ["", excerpt(on_corpus(outcome.run).train.sample_prompt + outcome.sample.rstrip()), ""]
+        lines += [
+            "",
+            "it writes",
+            "",
+            excerpt(on_corpus(outcome.run).train.sample_prompt + outcome.sample.rstrip()),
+            "",
+        ]
     run = short(outcome.run.run)
     lines.append(gather_next(command, run) if is_part else try_next(command, run, _prompt(outcome)))
     lines += _longer(outcome, command, begun, num_members) if is_complete else _goes_on(outcome, command, begun)

@@ -28,6 +28,10 @@ class Screen:
         self._lock = threading.Lock()
 
     def write(self, entry: Entry) -> None:
+        self.recall(entry)
+
+    def recall(self, entry: Entry) -> None:
+        """Take what happened before, which is no news."""
         with self._lock:
             self.view = update(self.view, entry)
 
