@@ -347,7 +347,7 @@ def _restarts(run: Run) -> list[list[Any]]:
         if isinstance(event, PeerStarted) and not has_ended:
             after = figures.seconds(at - before)
             text = f"{run.history.name(peer)} begins again, {after} after its last word: it was killed, or failed"
-            found.append([at, numbers[peer], WARNING, _RESTART, text])
+            found.append([at, numbers.get(peer), WARNING, _RESTART, text])
         if isinstance(event, PeerStarted | PeerStopped) or peer in last:
             last[peer] = at, isinstance(event, PeerStopped) or (has_ended and not isinstance(event, PeerStarted))
     return found

@@ -193,7 +193,7 @@ def _is_anchored(held: "Held", home: "Home") -> bool:
 def _line(known: Known) -> str:
     parts = []
     if known.stands is not None:
-        share = f", {min(1.0, known.stands.committed_tokens / known.total_tokens):.0%}" if known.total_tokens else ""
+        share = f", {figures.percent(known.stands.committed_tokens, known.total_tokens)}" if known.total_tokens else ""
         parts.append(f"round {known.stands.round}{share}")
     else:
         parts.append("no checkpoint")
