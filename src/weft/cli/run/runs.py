@@ -98,11 +98,11 @@ def _what_goes(held: "Held", kept: OnDisk) -> str:
     at = at if kept.standing is None else f"at round {kept.standing.round}"
     what = "checkpoints and logs" if has_any else "logs"
     more = f" and {figures.nbytes(held.alone_nbytes)} of data and settings" if held.alone_nbytes else ""
-    kept = (
+    stay = (
         f"; {figures.nbytes(held.shared_nbytes)} stay, because other runs here need them" if held.shared_nbytes else ""
     )
     return (
-        f"run {called(held.folder)}, {at}: {figures.nbytes(held.own_nbytes)} of {what}{more}{kept}. Run "
+        f"run {called(held.folder)}, {at}: {figures.nbytes(held.own_nbytes)} of {what}{more}{stay}. Run "
         "files, texts and keys stay. If no other machine holds this run, nobody can restore it."
     )
 

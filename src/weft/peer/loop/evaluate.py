@@ -65,8 +65,7 @@ class Evaluator(Unmeasured):
 
         Not where the model is cut: others hold the rest of it, and are not here yet.
         """
-        is_learnt = not self._run.is_seeded and self._context.companion is None
-        if is_learnt and self._run.train.evaluate_every:
+        if not self._run.is_seeded and self._context.companion is None:
             with suppress(_Stopped):
                 self._first = await self._evaluation(Round(0), Tokens(0))
                 self._take(self._first)
