@@ -193,7 +193,8 @@ def _already(given: Sequence[str], path: Path, text: Path, asked: Asked) -> str:
     said = f"{', '.join(given)}: {path} already says how to train {text}. "
     if asked.before is None and "--length" in given:
         alone = "" if given == ["--length"] else ", without the others"
-        said += f"To go on with the run for so long, counted from its first round, add --go-on{alone}. "
+        how = "leave out the others" if asked.is_longer else f"add --go-on{alone}"
+        said += f"To go on with the run for so long, counted from its first round, {how}. "
     file = shlex.quote(str(path))
     if asked.is_longer:
         return f"{said}For anything else, change that file; then: weft train {file} --go-on"
