@@ -215,6 +215,16 @@ class NotLearning(Event, frozen=True, kw_only=True):
     committed_tokens: Tokens
     first_loss: float  # nats per token: medians over members and some rounds
     loss: float
+    num_members: int | msgspec.UnsetType = msgspec.UNSET  # unset: nobody says
+
+
+class Diverged(Event, frozen=True, kw_only=True):
+    """The held-out loss is far above that of a model which gives every token the same chance."""
+
+    round: Round
+    committed_tokens: Tokens
+    loss: float  # nats per token
+    nothing: float  # the loss of such a model: the logarithm of the vocabulary
 
 
 class Sampled(Event, frozen=True, kw_only=True):

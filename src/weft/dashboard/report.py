@@ -47,6 +47,7 @@ FAULTS = {
             events.MemberStrays: "updates or losses unlike the others'",
             events.LoopStalled: "times a machine stood still",
             events.NotLearning: "losses that do not fall",
+            events.Diverged: "losses above that of who knows nothing",
             events.RoundMissed: "rounds missed",
             events.MajorityLost: "times without most of the members",
             events.BranchOpened: "times some went on by themselves",

@@ -128,6 +128,14 @@ def _strays(e: events.MemberStrays, _own: PeerId) -> str:
     return f"an update of {{member:peer}} is {times} as large as the others': other data or rates?"
 
 
+def _not_learning(e: events.NotLearning, _own: PeerId) -> str:
+    outdated = "" if e.num_members == 1 else ", or rounds count outdated work"  # one peer's work never is
+    return (
+        "after {committed_tokens:,} tokens the members' loss is {loss:.2f}, no lower than the {first_loss:.2f} at the "
+        f"start: learning rates may be too high{outdated}"
+    )
+
+
 def _strays_advice(e: events.MemberStrays) -> Remedy | None:
     if e.is_back:
         return None
@@ -365,17 +373,30 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.MicroBatchChanged: _Row(NOTE, "{me:peer} computes {after:samples} at a time, not {before}: {reason}"),
     events.Evaluated: _Row(
-        NOTE, plain=lambda e: f"held-out loss after round {{round}}: {figures.heldout(e.loss, e.nats_per_byte)}"
+        NOTE,
+        plain=lambda e: (
+            f"held-out loss {'after round {round}' if e.round else 'before the first round'}: "
+            f"{figures.heldout(e.loss, e.nats_per_byte)}"
+        ),
     ),
     events.NotLearning: _Row(
         ERROR,
-        "after {committed_tokens:,} tokens the members' loss is {loss:.2f}, no lower than the {first_loss:.2f} at the "
-        "start: learning rates may be too high, or rounds count outdated work",
+        _not_learning,
         advice=(
             None,
             "Rounds go on, but the loss is no lower than at the start of the run.",
             "Lower a learning rate, in train or method. Whoever may change the run can do so while it runs: weft act "
             "amend.",
+        ),
+    ),
+    events.Diverged: _Row(
+        ERROR,
+        "after {committed_tokens:,} tokens the held-out loss is {loss:.4g} nats per token, far above the {nothing:.2f} "
+        "of a model that knows nothing: learning rates are too high, and training makes it worse",
+        advice=(
+            None,
+            "The held-out loss is far above that of a model that knows nothing.",
+            "Stop the run, lower the learning rates, in train or method, and begin it anew: it seldom recovers.",
         ),
     ),
     events.Sampled: _Row(ROUTINE, plain="a sample of what the model writes after round {round}"),

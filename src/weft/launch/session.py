@@ -71,6 +71,7 @@ class Names:
     go_on: str = "--go-on"
     new: str = "--new"
     after: str = "--after"  # empty: there is none
+    train: str = ""  # a command that these options are added to; empty: the same that was given
     key: str = "--key"
     key_file: str = "--key FILE"
     data: str = "--data"

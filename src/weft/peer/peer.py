@@ -159,9 +159,11 @@ class Peer:
 
         async def begin() -> Manifest:
             self._report.enter("waiting for peers")
+            await self._evaluator.begin()
             opening = await self._entrance.gather(wait_for)
             await self._autosave.save()  # before anybody hears of it: a run is begun once
             self._entrance.begin(opening)
+            self._evaluator.tell_begun()
             return opening
 
         self._amends = amends

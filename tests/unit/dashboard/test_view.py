@@ -28,6 +28,7 @@ from weft.events import (
     ConnectionDropped,
     CountedThrough,
     DataReady,
+    Diverged,
     Entry,
     Evaluated,
     Event,
@@ -475,7 +476,11 @@ def enacted(kind: str, subject: str = "", num: int = 1, **changes: str) -> ActEn
         ),
         (
             NotLearning(round=Round(9), committed_tokens=Tokens(65536), first_loss=3.69, loss=4.31),
-            "after 65,536 tokens the members' loss is 4.31, no lower than the 3.69",
+            "no lower than the 3.69 at the start: learning rates may be too high, or rounds count outdated work",
+        ),
+        (
+            Diverged(round=Round(1), committed_tokens=Tokens(65536), loss=239.0, nothing=5.549),
+            "after 65,536 tokens the held-out loss is 239 nats per token, far above the 5.55 of a model that knows",
         ),
         (ActWaits(by=B, kind="amend", subject=""), "bert asks to change the run's settings: that waits for a round"),
         (ActWaits(by=B, kind="ban", subject=A), "bert asks to ban anna: that waits for a round"),
@@ -508,6 +513,11 @@ def enacted(kind: str, subject: str = "", num: int = 1, **changes: str) -> ActEn
 def test_what_matters_is_said_with_names(event: Event, words: str) -> None:
     names = {A: "anna", B: "bert"}
     assert words in (notable(entry(event), lambda peer: names[peer]) or "")
+
+
+def test_nobody_s_work_is_outdated_in_a_run_of_one_peer() -> None:
+    event = NotLearning(round=Round(9), committed_tokens=Tokens(1), first_loss=3.69, loss=4.31, num_members=1)
+    assert (notable(entry(event), lambda _peer: "anna") or "").endswith("learning rates may be too high")
 
 
 def test_what_a_peer_did_before_it_said_its_name_is_told_with_it() -> None:

@@ -1,5 +1,6 @@
 """What is proposed for somebody's own text: sizes, length, and a run file that every text it takes can be sealed by."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -60,6 +61,12 @@ def test_every_run_file_has_samples_for_all_and_held_out_ones(nbytes: int, peers
 def test_any_length_has_a_schedule(tokens: int) -> None:
     run_file: RunFile = from_tree(run_tree(a_text(10**6), answers(tokens)), RunFile, where="")
     assert run_file.train.tokens == tokens
+
+
+def test_a_run_that_begins_with_a_model_has_a_third_of_the_rate() -> None:
+    new, further = (run_tree(a_text(10**6), replace(answers(), context=context))["train"] for context in (None, 128))
+    assert (new["schedule"]["lr"], further["schedule"]["lr"]) == (3e-3, 1e-3)
+    assert new["schedule"] | {"lr": 1e-3} == further["schedule"]
 
 
 def test_what_is_read_is_counted_as_it_is_packed(tmp_path: Path) -> None:

@@ -266,7 +266,9 @@ class Sentinel:
             return
         if stalled := self._progress.take(head.round, head.committed_tokens / tokens, middle):
             counted, first, now = head.committed_tokens, stalled.first, stalled.now
-            self._emit(NotLearning(round=head.round, committed_tokens=counted, first_loss=first, loss=now))
+            num = len(head.members)
+            told = NotLearning(round=head.round, committed_tokens=counted, first_loss=first, loss=now, num_members=num)
+            self._emit(told)
 
     def _news(self, beats: dict[PeerId, Heartbeat | None]) -> dict[PeerId, float]:
         """Return the last loss that each told in a round that is over for it, once.

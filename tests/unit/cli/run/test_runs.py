@@ -207,7 +207,9 @@ def test_a_run_that_was_never_begun_is_listed_and_deleted(weft: Weft, kept: Kept
 
     shutil.rmtree(home / "runs")
     assert told(weft)[kept.run.run]["state"] == "empty"
-    assert weft("runs", "delete", "small", "--yes").code == 0
+    answer = weft("runs", "delete", "small", "--yes")
+    assert answer.code == 0
+    assert "without a checkpoint: 0 B of logs and" in " ".join(answer.err.split())
     assert files(home) == {}
 
 

@@ -227,7 +227,9 @@ def test_that_nobody_learns_is_said_of_few_members_and_of_few_rounds_too(num: in
     for number in range(1, rounds):
         watch.tell(dict.fromkeys(PEERS[:num], 5.0 + 0.1 * number), PEERS[:num], rounds)
         learning.tell(dict.fromkeys(PEERS[:num], 5.0 - 2.0 * number / rounds), PEERS[:num], rounds)
-    assert [type(event) for event in watch.events] == [NotLearning]
+    (said,) = watch.events
+    assert isinstance(said, NotLearning)
+    assert said.num_members == num
     assert not learning.events
 
 
