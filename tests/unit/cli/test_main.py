@@ -63,6 +63,25 @@ def test_wrong_usage_is_2(weft: Weft, arguments: list[str]) -> None:
     assert answer.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["join", "x", "--size", "nano"], "`weft join` has no option --size; `weft train` has it. `weft join --help`"),
+        (["train", "x", "--max-tokens", "9"], "`weft train` has no option --max-tokens; `weft "),
+        (["train", "x", "--host-name", "9"], "`weft train` has no option --host-name"),
+        (["status", "--home", "x"], "has no option --home; it stands before the verb: weft --home ... status."),
+        (["generate", "x", "--temprature", "9"], "has no option --temprature. Did you mean --temperature? `weft gen"),
+        (["trian"], "Did you mean 'train'? `weft --help`"),
+    ],
+)
+def test_an_option_of_another_verb_is_said_to_be_that_ones(weft: Weft, arguments: list[str], words: str) -> None:
+    answer = weft(*arguments)
+    assert answer.code == 2
+    assert words in answer.err
+    assert "?." not in answer.err
+    assert answer.err.count("\n") == 1
+
+
 def test_neither_torch_nor_rich_tables_are_needed_to_refuse_a_ticket() -> None:
     program = (
         "import sys; from weft.cli.main import run; assert run(['join', 'weft1abc']) == 15; "

@@ -290,6 +290,8 @@ def _answered(
     Args:
         path: of the run file, where a model to begin with lies beside it.
     """
+    if wishes.length is not None:
+        length("--length", wishes.length)  # what is no length is refused before anything is read or timed
     asks, changes, before = _Asks(is_on=not wishes.yes, given=wishes.given()), asked.changes, asked.before
     changed = _checked(changes)
     from weft.data.corpus import text_nbytes
