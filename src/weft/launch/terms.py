@@ -45,7 +45,7 @@ from weft.store.home import Home
 from weft.sync.costs import round_traffic
 from weft.sync.merge.method import Method
 from weft.training import section_memory as holding
-from weft.training.device import Device, beside_loop_nbytes, check_fits, choose, needed_nbytes
+from weft.training.device import Device, beside_loop_nbytes, check_fits, choose, needed_nbytes, program_nbytes
 from weft.wire import printable
 
 CALLED_S = 1.0  # for the other members of a run that has begun to call a newcomer that one of them told them of
@@ -176,7 +176,7 @@ class Terms:
     num_parameters: int  # that this machine would hold
     fetch_nbytes: int  # data, first weights and state, as far as they are not here
     disk_nbytes: int  # data and checkpoint
-    process_nbytes: int  # of memory, that this process has taken: Python, torch
+    process_nbytes: int  # of memory, that the program takes itself; where a loop of one's own trains: that it has taken
     memory_nbytes: int  # that training takes beside it; where a loop of one's own trains: that the peer takes
     micro_batch: int  # samples that are trained on at a time, or pass through a stage, or of a loop's step
     num_peers: int  # who takes part, as far as is known, or else as many as the ticket tells, and this one
@@ -333,7 +333,7 @@ def terms(
         num_parameters=num,
         fetch_nbytes=fetch_nbytes,
         disk_nbytes=fetch_nbytes + 4 * num * CHECKPOINT_VECTORS,
-        process_nbytes=process_nbytes(),
+        process_nbytes=process_nbytes() if isinstance(run, LoopConfig) else program_nbytes(choose(settings)),
         memory_nbytes=sum(part.memory_nbytes for part in parts),
         micro_batch=parts[0].micro_batch,
         num_peers=num_peers,

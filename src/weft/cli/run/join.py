@@ -120,7 +120,7 @@ def describe(terms: "Terms") -> str:
             *_stewards(len(run.stewards)),
             f"to fetch  {figures.nbytes(terms.fetch_nbytes)}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
-            f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for this program as it stands, "
+            f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for the program itself, "
             f"{figures.nbytes(terms.memory_nbytes)} to train {terms.micro_batch} of a batch's "
             f"{run.train.batch_size} samples at a time",
             *_network(terms),

@@ -125,7 +125,7 @@ def test_of_a_model_that_is_cut_a_person_reads_which_part_this_machine_would_hol
 
 def test_memory_is_that_of_the_program_and_of_training(tmp_path: Path) -> None:
     found = replace(made(tmp_path), process_nbytes=290_000_000, memory_nbytes=212_000_000, micro_batch=2)
-    said = "memory    about 502 MB: 290 MB for this program as it stands, 212 MB to train 2 of a batch's 4 samples"
+    said = "memory    about 502 MB: 290 MB for the program itself, 212 MB to train 2 of a batch's 4 samples"
     assert said in describe(found)
 
 
