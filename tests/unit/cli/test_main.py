@@ -30,6 +30,14 @@ def test_help_names_every_verb(weft: Weft) -> None:
     assert [verb for verb in VERBS if not re.search(rf"\b{verb}\b", answer.out)] == []
 
 
+def test_help_groups_verbs_by_what_they_are_for(weft: Weft) -> None:
+    said = weft("--help").out
+    titles = ("Train together:", "Use the model:", "Look:", "Plan and compare:", "This machine:")
+    assert [said.index(title) for title in titles] == sorted(said.index(title) for title in titles)
+    assert "Others:" not in said
+    assert said.index("Use the model:") < said.index("  generate ") < said.index("Look:")
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(weft: Weft, verb: str) -> None:
     answer = weft(verb, "--help")
