@@ -356,6 +356,9 @@ class BranchOpened(Event, frozen=True, kw_only=True):
     round: Round
     members: tuple[PeerId, ...]
     reason: str
+    is_everybody: bool | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # nobody is missing: all were stopped in one round, and are back
 
 
 class BranchLeft(Event, frozen=True, kw_only=True):

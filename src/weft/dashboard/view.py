@@ -426,6 +426,9 @@ def _start(view: View, own: PeerId, event: events.PeerStarted) -> View:
     if stage_of(event) is None:  # else both are of the stage
         run = replace(view.run, num_parameters=event.num_parameters, id=view.run.id or event.run)
         view = replace(view, run=run)
+    others = (line for peer, line in view.peers.items() if peer != own and line.is_heard)
+    if all(is_away(line.state) or line.state in ("", "starting") for line in others):
+        view = replace(view, commits=())  # nobody told of the time that passed: it is no part of a round
     named = {"name": event.name, "device": event.device, "software": event.software}
     told_before = {name: text for name, text in named.items() if text}
     return _line(view, own, state="starting", work="", **told_before)

@@ -211,7 +211,7 @@ def _branch_opened(e: events.BranchOpened, _own: PeerId) -> str:
     if len(e.members) == 1:
         return "{members:peers} goes on alone: {reason}"
     who = "{members:peers}" if len(e.members) <= MAX_NAMED else f"{len(e.members)} peers"
-    return f"{who} go on by themselves: {{reason}}"
+    return f"{who} go on {'together' if e.is_everybody is True else 'by themselves'}: {{reason}}"
 
 
 def _sponsored(e: events.Sponsored, _own: PeerId) -> str:

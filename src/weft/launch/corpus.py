@@ -137,9 +137,8 @@ class Corpus:
         now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
         heard, me = await invitation.members.heard(), s.identity.peer
-        asked = await asyncio.to_thread(
-            terms, now, invitation.ticket, s.options.home, settings, heard, me, invitation.kept
-        )
+        ticket, kept, is_here = invitation.ticket, invitation.kept, invitation.is_here
+        asked = await asyncio.to_thread(terms, now, ticket, s.options.home, settings, heard, me, kept, is_here=is_here)
         if self.agree_to is None:
             tell(asked, s.emit, self.on_terms)
         elif not await asyncio.to_thread(self.agree_to, asked):

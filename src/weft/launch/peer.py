@@ -108,6 +108,7 @@ class Invitation:
     charter: Charter | None  # what holds now; None: nobody has said
     members: MemberWatch
     kept: Kept | None = None  # where nobody of it answers
+    is_here: bool = False  # it is complete, and this machine has all of it
 
 
 class Workload(Protocol[P_co]):
@@ -200,7 +201,8 @@ async def _joined(
             charter = await charter_at(s.node, members[0]) if members else None
             require_going(run, charter)
             kept = None if members else _kept(s, genesis)
-            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, watch, kept))
+            is_here = _is_complete_here(s, genesis, charter)
+            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, watch, kept, is_here=is_here))
         if not has_agreed:
             await say_goodbye(s.node, "did not agree to the terms")
             return None
@@ -235,8 +237,17 @@ def _kept(s: Session, run: Genesis) -> Kept | None:
     """Return where this machine's checkpoint stands, and what `Peer.join` does with it where nobody answers."""
     with suppress(CheckpointError):  # whoever reads the rest says what is wrong
         if (head := read_contents(s.folder.checkpoint).head) is not None:
-            return Kept(head.round, waits_s(run, head.members, s.identity.peer))
+            return Kept(head.round, waits_s(run, head.members, s.identity.peer), head.committed_tokens)
     return None
+
+
+def _is_complete_here(s: Session, run: Genesis, charter: Charter | None) -> bool:
+    """Return whether this machine's checkpoint is of the run's end, as members have it or else as it says itself."""
+    with suppress(CheckpointError):
+        if s.folder.has_checkpoint:
+            contents = read_contents(s.folder.checkpoint)
+            return is_complete(contents.head, charter or contents.charter or first_charter(run))
+    return False
 
 
 # --- a peer of a whole model ---

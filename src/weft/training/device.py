@@ -18,6 +18,7 @@ import torch
 from torch import dtype
 
 from weft.cost import training as cost
+from weft.cost.pipeline import BASE_NBYTES
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
 from weft.run.config import LoopConfig, RunConfig
@@ -204,6 +205,14 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
         ),
     )
     return by_place(memory, device)
+
+
+def program_nbytes(device: Device) -> int:
+    """Return the bytes of main memory that the program itself takes, beside what `needed_nbytes` says: Python, torch.
+
+    One figure before anything is trained or timed, so that all who tell of a run's memory tell the same.
+    """
+    return BASE_NBYTES if device.is_cpu else max(BASE_NBYTES, process_nbytes())  # with a GPU's context it is more
 
 
 def by_place(memory: cost.Memory, device: Device) -> dict[str, int]:

@@ -286,6 +286,17 @@ def replace_at(before: Entry, at: float) -> Entry:
     return Entry(v=before.v, at=at, peer=before.peer, event=before.event)
 
 
+def test_the_time_that_all_were_away_is_no_part_of_the_pace() -> None:
+    """All were stopped, or killed, and came back; where one stayed, its rounds went on."""
+    about = View(run=About(total_tokens=1000))
+    before = fold(started(), started(B, "bert"), commit(1, 100, at=100.0), commit(2, 200, at=110.0), view=about)
+    both = fold(started(), started(B, "bert"), view=before)
+    after = fold(commit(3, 300, at=90_000.0), commit(4, 400, at=90_010.0), view=both)
+    assert after.time_left_s == pytest.approx(60.0)
+    stayed = fold(step(1.0), started(B, "bert"), view=before)
+    assert stayed.commits == before.commits
+
+
 def test_time_left_is_unknown_before_the_second_commit() -> None:
     assert fold(commit(1, 100)).time_left_s is None
     assert replace(fold(commit(1, 100), commit(2, 200, at=200.0)), run=About()).time_left_s is None

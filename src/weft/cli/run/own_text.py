@@ -325,6 +325,8 @@ def _answered(
     Args:
         path: of the run file, where a model to begin with lies beside it.
     """
+    if wishes.length is not None:
+        length("--length", wishes.length)  # what is no length is refused before anything is read or timed
     asks, changes, before = _Asks(is_on=not wishes.yes, given=wishes.given()), asked.changes, asked.before
     changed = _checked(changes)
     from weft.data.corpus import text_nbytes
@@ -524,14 +526,13 @@ class _Machine:
         """Yield what a run takes, line by line; nothing that is not measured, counted or in closed form."""
         from weft.launch.terms import CHECKPOINT_VECTORS
         from weft.plan.own_text import disk_nbytes, unsealed
-        from weft.run.host import process_nbytes
         from weft.sync.costs import round_traffic
-        from weft.training.device import check_fits, needed_nbytes
+        from weft.training.device import check_fits, needed_nbytes, program_nbytes
 
         run, train = unsealed(described, base), described.train
         micro_batch = check_fits(run, self._settings, self._device)
         needed = needed_nbytes(run, self._settings, self._device, micro_batch)
-        needed["cpu"] += process_nbytes()
+        needed["cpu"] += program_nbytes(self._device)
         memory = ", ".join(
             f"{figures.nbytes(nbytes)}{'' if place == 'cpu' else f' on {place}'}" for place, nbytes in needed.items()
         )

@@ -114,6 +114,14 @@ def test_a_person_is_asked_four_questions_and_again_where_an_answer_makes_no_sen
     assert begun[0][1].wait_for == 2
 
 
+def test_a_wrong_unit_is_refused_before_anything_is_read_or_timed(weft: Weft, notes: Path) -> None:
+    answer = weft("train", notes, "--yes", "--length", "10minuts")
+    assert answer.code == 2
+    assert "--length 10minuts: Allowed" in words(answer)
+    assert "as given" not in words(answer)
+    assert "held out" not in words(answer)
+
+
 def test_what_would_have_no_effect_is_not_written(weft: Weft, notes: Path, begun: Begun) -> None:
     answer = weft("train", notes, "--yes", "--set", "stages=2")
     assert answer.code == 0, answer.err
