@@ -265,10 +265,15 @@ class Sentinel:
         if middle is None or not is_new:
             return
         if stalled := self._progress.take(head.round, head.committed_tokens / tokens, middle):
-            counted, first, now = head.committed_tokens, stalled.first, stalled.now
-            num = len(head.members)
-            told = NotLearning(round=head.round, committed_tokens=counted, first_loss=first, loss=now, num_members=num)
-            self._emit(told)
+            self._emit(
+                NotLearning(
+                    round=head.round,
+                    committed_tokens=head.committed_tokens,
+                    first_loss=stalled.first,
+                    loss=stalled.now,
+                    num_members=len(head.members),
+                )
+            )
 
     def _news(self, beats: dict[PeerId, Heartbeat | None]) -> dict[PeerId, float]:
         """Return the last loss that each told in a round that is over for it, once.
