@@ -6,6 +6,7 @@ BIN := .venv/bin
 
 # The command weft, in .venv/bin.
 install: .venv/user
+	@echo "weft is in $(BIN): type \`source $(BIN)/activate\`, then \`weft demo\`, or \`weft train FILE\` with a text of yours"
 
 demo: .venv/user
 	$(BIN)/weft demo

@@ -330,9 +330,12 @@ def _shown(value: Any) -> str:
 
 
 def _rule_between_fields(message: str) -> str:
-    """Turn msgspec's "what - at `$.section`" into "section: what."."""
+    """Turn msgspec's "what - at `$.section`" into "section: what.", which names the section once."""
     what, _, path = message.partition(" - at `$")
     place = path.rstrip("`").lstrip(".")
+    if place and what.startswith(f"{place}."):
+        place = ""
+    what = what.removeprefix(f"{place.rpartition('.')[2]}: ")
     return f"{place + ': ' if place else ''}{what.rstrip('.')}."
 
 

@@ -98,8 +98,11 @@ class LinkDown(Event, frozen=True, kw_only=True):
     reason: str
 
 
+HUNG_UP = "it hung up in the handshake"  # so begins the reason where who left had broken nothing
+
+
 class ConnectionDropped(Event, frozen=True, kw_only=True):
-    """Somebody broke the protocol; the connection is closed and the run goes on."""
+    """Somebody broke the protocol, or left before it said who it is; the connection is closed and the run goes on."""
 
     address: str
     remote: PeerId | None
@@ -212,6 +215,16 @@ class NotLearning(Event, frozen=True, kw_only=True):
     committed_tokens: Tokens
     first_loss: float  # nats per token: medians over members and some rounds
     loss: float
+    num_members: int | msgspec.UnsetType = msgspec.UNSET  # unset: nobody says
+
+
+class Diverged(Event, frozen=True, kw_only=True):
+    """The held-out loss is far above that of a model which gives every token the same chance."""
+
+    round: Round
+    committed_tokens: Tokens
+    loss: float  # nats per token
+    nothing: float  # the loss of such a model: the logarithm of the vocabulary
 
 
 class Sampled(Event, frozen=True, kw_only=True):
@@ -343,6 +356,9 @@ class BranchOpened(Event, frozen=True, kw_only=True):
     round: Round
     members: tuple[PeerId, ...]
     reason: str
+    is_everybody: bool | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # nobody is missing: all were stopped in one round, and are back
 
 
 class BranchLeft(Event, frozen=True, kw_only=True):

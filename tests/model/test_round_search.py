@@ -97,7 +97,7 @@ def walks() -> tuple[Search, list[World]]:
     return search, search.some_worlds(600)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_no_interleaving_commits_two_manifests_and_walks_at_random_come_upon_no_others(
     walks: tuple[Search, list[World]],
 ) -> None:

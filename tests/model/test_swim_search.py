@@ -68,6 +68,7 @@ def test_who_answers_is_alive_and_who_died_is_not(seed):
     assert wrong_beliefs(world) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(2))
 def test_jitter_and_loss_alone_remove_nobody(seed):
     world = World(NUM, seed)

@@ -56,6 +56,7 @@ async def error_of(member: Member) -> BaseException | None:
     return (await asyncio.gather(member.life.task, return_exceptions=True))[0]
 
 
+@pytest.mark.full
 def test_a_removed_member_is_told_why_ends_and_may_come_back(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=14, stewards=BOTH)
 
@@ -257,6 +258,7 @@ def test_a_run_that_is_told_to_train_on_less_is_complete_sooner(make_swarm: Make
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_a_member_that_all_others_but_one_vote_out_is_out(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=14)
 
@@ -337,6 +339,7 @@ def test_forged_acts_are_refused_and_change_nothing(make_swarm: MakeSwarm) -> No
     swarm.check()
 
 
+@pytest.mark.full
 def test_an_act_that_was_decided_cannot_be_replayed(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=20, stewards=BOTH)
 

@@ -136,6 +136,7 @@ def test_what_a_branch_did_not_come_to_count_is_counted_where_it_goes_over_to(ma
     swarm.check(has_branches=True)
 
 
+@pytest.mark.full
 def test_who_is_stopped_ahead_of_its_leases_comes_back_as_far_ahead_and_goes_no_further(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=30, num_peers=3, is_strict=True)
 

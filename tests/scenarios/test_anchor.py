@@ -202,6 +202,7 @@ def test_an_anchor_that_can_follow_no_more_ends_and_says_why(make: Make, tmp_pat
     run(swarm, scenario)
 
 
+@pytest.mark.full
 def test_the_run_goes_on_with_a_newcomer_after_every_trainer_was_killed(make: Make, tmp_path: Path) -> None:
     swarm = make(method=DILOCO, num_rounds=12, num_peers=3)
 

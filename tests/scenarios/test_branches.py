@@ -158,6 +158,7 @@ def test_what_the_lesser_branch_counted_is_counted_once_in_the_other(make_swarm:
     swarm.check(has_branches=True)
 
 
+@pytest.mark.full
 def test_what_a_round_counts_of_who_is_cut_off_in_its_middle_is_not_counted_in_a_branch_again(
     make_swarm: MakeSwarm,
 ) -> None:

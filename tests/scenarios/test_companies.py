@@ -115,6 +115,7 @@ def test_as_many_samples_a_step_teach_the_same_whoever_holds_which_stage(tmp_pat
     assert found[0] == pytest.approx(found[1], rel=2e-3)
 
 
+@pytest.mark.full
 def test_what_is_measured_through_the_stages_is_the_loss_of_the_model_that_they_hold(tmp_path: Path) -> None:
     run = sealed(tmp_path, num_steps=4)
 
@@ -217,6 +218,7 @@ def test_one_left_alone_waits_for_who_has_the_other_stages_and_begins_none_anew(
     assert left[0].seen(StageEmpty), "it says what is missing"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["m0", "m1", "m2"])
 def test_one_that_comes_back_alone_to_what_is_complete_says_so_and_ends(tmp_path: Path, name: str) -> None:
     run, back = sealed(tmp_path), list[Machine]()

@@ -71,6 +71,7 @@ def test_a_voter_that_denies_its_vote_is_struck_out(theatre: Theatre) -> None:
     assert "it denied what it accepted in attempt" in struck_out(theatre, played, "lab-1")
 
 
+@pytest.mark.full
 def test_honest_members_that_are_killed_and_come_back_are_believed(theatre: Theatre) -> None:
     kills = [Kill(peer=f"lab-{number % 4}", at_s=3.0 + 2.3 * number, returns_after_s=1.0) for number in range(6)]
     loss = Drop(peer="lab", what="letters", kinds=("Propose", "Accept"), share=0.3, at_s=3.0, lasts_s=5.0)

@@ -85,6 +85,7 @@ def test_a_member_dies_as_it_hands_its_parts_to_their_owners(make_swarm: MakeSwa
         assert play(make_swarm(method=SMALL, num_rounds=8, num_peers=3), 3, victim, number, is_sent=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [1, 5])
 def test_a_member_dies_at_some_messages_of_a_round(make_swarm: MakeSwarm, number: int) -> None:
     for victim in range(3):

@@ -122,6 +122,7 @@ def accused(members: Sequence[Member]) -> set[PeerId]:
     return {event.member for member in members for event in member.life.seen(PayloadRejected)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("spoils", [False, True], ids=["of payloads", "of what is no payload"])
 def test_an_owner_that_names_another_mean_is_found_out_by_all(make_swarm: MakeSwarm, spoils: bool) -> None:
     """Also one that lets nobody find its mean, by what it brings itself to the part that it owns."""
@@ -155,6 +156,7 @@ def swarm_index(member: Member) -> int:
     return base.electorate.index(member.id)
 
 
+@pytest.mark.full
 def test_who_hears_of_means_only_as_their_round_is_decided_accuses_nobody(make_swarm: MakeSwarm) -> None:
     """They are of what the round counted, as that round encodes it, not of what the next one brings."""
     method = msgspec.structs.replace(DELTA, codec=RandomKConfig(values="fp32"), feedback=1.0)

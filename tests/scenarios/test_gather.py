@@ -298,6 +298,7 @@ def test_a_stage_that_loses_its_only_member_goes_on_from_the_copy_that_another_k
     assert victim.id != keeper.id
 
 
+@pytest.mark.full
 def test_who_has_no_room_for_an_empty_stage_says_so_and_keeps_its_own(
     play: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +321,7 @@ def test_who_has_no_room_for_an_empty_stage_says_so_and_keeps_its_own(
     assert all(len(machine.held) == 1 for machine in left)  # type: ignore[attr-defined]
 
 
+@pytest.mark.full
 def test_who_alone_holds_a_stage_hands_it_over_before_it_goes(play: Callable[..., object]) -> None:
     async def script(house: House) -> tuple[list[Machine], Machine, int]:
         machines = [house.start("a", wait_for=3), house.start("b"), house.start("c")]

@@ -93,6 +93,7 @@ def test_branches_meet(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm.check(has_branches=True)
 
 
+@pytest.mark.full
 def test_members_say_who_exchanges_and_how_far_they_were_from_the_mean(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(learns=True, method=METHODS["dpsgd"], num_rounds=12, train={"evaluate_every": 1})
 

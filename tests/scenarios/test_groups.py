@@ -71,6 +71,7 @@ def test_nine_peers_train_through_an_electorate_of_three(make_swarm: MakeSwarm) 
     swarm.check()
 
 
+@pytest.mark.full
 def test_two_levels_make_the_outer_step_that_one_would(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     swarm = start_of(make_swarm, num_rounds=6)
     brought: dict[Digest, list[tuple[int, torch.Tensor]]] = {}  # by the manifest before
@@ -226,6 +227,7 @@ def test_an_aggregator_sends_what_was_decided_to_two_leaves_and_the_others_have_
     swarm.check()
 
 
+@pytest.mark.full
 def test_a_full_aggregator_sends_leaves_on(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.peer.group.groups.MAX_GROUP", 3)
     swarm = start_of(make_swarm)

@@ -77,6 +77,7 @@ def test_of_two_the_tie_breaker_goes_on_as_the_majority(make_swarm: MakeSwarm) -
     swarm.check()
 
 
+@pytest.mark.full
 def test_a_strict_run_that_fell_silent_waits_for_a_majority_to_come_back(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=6, is_strict=True)
 
@@ -171,6 +172,7 @@ def test_a_link_that_freezes_for_a_moment_costs_no_member(make_swarm: MakeSwarm)
     swarm.check()
 
 
+@pytest.mark.full
 def test_a_member_given_up_for_gone_comes_back_with_its_carry(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=12)
 

@@ -52,6 +52,7 @@ def test_who_is_killed_comes_back_and_is_counted_again(theatre: Theatre) -> None
     assert victim.counted <= victim.trained
 
 
+@pytest.mark.full
 def test_who_is_killed_for_good_is_missed_once(theatre: Theatre) -> None:
     played = theatre(Kill(peer="lab-3", at_round=2))
     assert ends(played) == [*3 * ["complete"], "killed"]

@@ -45,6 +45,7 @@ def owners(member: Member) -> set[str]:
     return {part.owner for part in member.peer.rounds.chain.head.parts}
 
 
+@pytest.mark.full
 def test_who_is_reached_through_others_merges_nothing_and_is_counted(swarm: Relaying) -> None:
     async def scenario() -> None:
         a, b, c, d = (swarm.member(name) for name in "abcd")

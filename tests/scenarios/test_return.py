@@ -23,7 +23,8 @@ from weft.events import (
     StepDone,
     WorkDropped,
 )
-from weft.peer.fork import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
+from weft.peer.fork import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, TOGETHER_S
+from weft.peer.join.entrance import JOINING_EXPIRES_S
 from weft.peer.join.state_transfer import StateServer
 from weft.peer.state.carry import FORGOTTEN
 from weft.peer.state.checkpoint import Snapshot, load
@@ -126,6 +127,7 @@ def test_who_goes_on_from_a_checkpoint_does_not_hold_its_vectors_twice(
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_who_comes_again_and_is_set_back_to_a_state_pinned_for_another_says_what_it_drops(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +233,12 @@ def test_members_that_all_left_in_one_round_meet_again(make_swarm: MakeSwarm, pa
         await asyncio.sleep(pause_s)
         swarm.launch(b, train_s=train_s)
         swarm.launch(c, train_s=train_s)
+        at = swarm.clock.now()
         await swarm.when(b, RoundCommitted, lambda event: len(event.contributors) == 3)
+        assert swarm.clock.now() - at < TOGETHER_S + JOINING_EXPIRES_S + 2 * train_s + 10  # nobody is waited for
+        opened = [event for member in (a, b, c) for event in member.life.seen(BranchOpened)]
+        assert all(event.is_everybody is True and "all are back" in event.reason for event in opened)
+        assert not [event for member in (a, b, c) for event in member.life.seen(MajorityLost)]
         one_replica(await swarm.done(a, b, c))
         assert num_committed(a, 1) > num_committed(a, 0)
 
@@ -328,6 +335,7 @@ def test_a_newcomer_is_nobody_to_go_on_with_before_the_other_members_have_had_th
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_who_joined_a_strict_run_and_comes_back_to_nobody_waits(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=20, num_peers=2, is_strict=True)
 

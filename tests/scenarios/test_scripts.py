@@ -42,6 +42,7 @@ def test_who_stands_still_for_a_moment_is_waited_for(theatre: Theatre) -> None:
     assert NUM_ROUNDS + 4 <= played.took_s < theatre().took_s + 8.0  # its inner steps, and what it slept
 
 
+@pytest.mark.full
 def test_who_stands_still_for_longer_is_suspected_and_comes_back_with_its_work(theatre: Theatre) -> None:
     lasts_s = (SUSPECT_S + GONE_S) / 2
     played = theatre(Freeze(peer="lab-2", at_round=2, lasts_s=lasts_s))
@@ -53,6 +54,7 @@ def test_who_stands_still_for_longer_is_suspected_and_comes_back_with_its_work(t
     assert frozen.peer in theatre.commits(frozen)[-1].contributors
 
 
+@pytest.mark.full
 def test_who_stands_still_until_it_is_given_up_comes_back_with_its_work(theatre: Theatre) -> None:
     played = theatre(Freeze(peer="lab-1", at_round=2, lasts_s=2 * GONE_S), tokens_per_s=SPEED / 3)
     (frozen,) = names(played, "lab-1")
@@ -89,6 +91,7 @@ def test_letters_of_a_kind_may_be_lost(theatre: Theatre) -> None:
     assert theatre.heard(AttemptStarted)
 
 
+@pytest.mark.full
 def test_two_sides_reach_nobody_of_each_other_and_who_is_on_none_reaches_both(theatre: Theatre) -> None:
     fault = Partition(sides=(("lab-0",), ("lab-1", "lab-2")), at_s=3.5, lasts_s=15.0)
     played = theatre(fault, tokens_per_s=SPEED / 2)
@@ -109,6 +112,7 @@ def test_partitions_that_overlap_leave_no_link_cut(theatre: Theatre) -> None:
     assert cut_off == {names(played, "lab-1")[0].peer}  # the shorter one's end heals nothing of the longer's
 
 
+@pytest.mark.full
 def test_damaged_payloads_are_not_counted_and_the_work_is_later(theatre: Theatre) -> None:
     played = theatre(Corrupt(peer="lab-1", at_s=3.0, lasts_s=5.0))
     theatre.check(played)
@@ -118,6 +122,7 @@ def test_damaged_payloads_are_not_counted_and_the_work_is_later(theatre: Theatre
     assert broken.counted > 0
 
 
+@pytest.mark.full
 def test_a_machine_that_writes_damaged_bytes_harms_no_other(theatre: Theatre) -> None:
     played = theatre(Corrupt(peer="lab-1", what="bytes", share=0.1, at_s=3.0, lasts_s=6.0))
     theatre.check(played)
@@ -160,6 +165,7 @@ def test_who_claims_to_be_far_ahead_in_a_long_first_round_takes_nobody_along(the
     assert theatre.heard(StateJoined) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("about", ["branch", "progress"])
 def test_a_newcomer_and_who_returns_follow_the_others_and_not_who_claims_to_be_ahead(
     theatre: Theatre, about: Literal["branch", "progress"]
@@ -186,6 +192,7 @@ def test_an_owner_whose_results_are_no_numbers_owns_nothing_of_that_round(theatr
     assert liar.counted == liar.trained
 
 
+@pytest.mark.full
 def test_an_owner_that_says_it_can_have_nobodys_work_keeps_nobody_out(theatre: Theatre) -> None:
     """It owns nothing more in an attempt that another leads, and one that it leads itself comes to nothing."""
     played = theatre(Lie(peer="lab-1", about="stuck", at_round=2))

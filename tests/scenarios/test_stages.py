@@ -84,6 +84,7 @@ def test_members_do_nine_tenths_of_what_they_could_that_never_wait(sizes: Sequen
     found.assert_each_counts_once()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_who_dies_without_a_word_takes_no_micro_batch_of_others_with_it(stage: int) -> None:
     lost: list[int] = []

@@ -66,6 +66,7 @@ def test_more_members_than_the_vector_has_blocks_leave_some_parts_empty(make_swa
     swarm.check()
 
 
+@pytest.mark.full
 def test_a_scenario_has_one_log_byte_for_byte(make_swarm: MakeSwarm) -> None:
     logs = []
     for _ in range(2):

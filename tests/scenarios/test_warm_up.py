@@ -197,6 +197,7 @@ def test_who_is_stopped_while_it_compiles_does_not_wait_for_that(
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_who_is_stopped_in_a_long_step_says_goodbye_before_its_end(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=NUM_ROUNDS)
     step_s = 20.0

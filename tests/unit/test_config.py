@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from weft.config import UNBOUNDED, Config, dump, from_tree, load, load_tree, replace_field
 from weft.errors import ConfigError
+from weft.sync.method.schedule import ScheduleConfig
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=10, description="step size of the outer update")]
 
@@ -22,6 +23,10 @@ class Sgd(Config, frozen=True, kw_only=True, tag_field="kind", tag="sgd"):
 class Nesterov(Config, frozen=True, kw_only=True, tag_field="kind", tag="nesterov"):
     learning_rate: Rate = 0.7
     momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+
+
+class Scheduled(Config, frozen=True, kw_only=True):
+    schedule: ScheduleConfig
 
 
 class Method(Config, frozen=True, kw_only=True):
@@ -148,6 +153,13 @@ class Clipped(Config, frozen=True, kw_only=True, tag_field="kind", tag="clipped"
 class Step(Config, frozen=True, kw_only=True):
     apply: Sgd | Clipped
     clip: float = 1.0
+
+
+def test_a_rule_between_fields_names_their_section_once() -> None:
+    schedule = {"type": "wsd", "decay_tokens": 9, "total_tokens": 3}
+    with pytest.raises(ConfigError) as said:
+        from_tree({"schedule": schedule}, Scheduled, where="run.toml")
+    assert str(said.value).startswith("run.toml: schedule: total_tokens: 3 is less than the 9 tokens")
 
 
 def test_infinity_is_a_value_where_a_field_says_so() -> None:

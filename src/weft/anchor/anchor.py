@@ -46,6 +46,7 @@ from weft.peer.state import state_client
 from weft.run.outline import Outline, data_ready
 from weft.store.home import Home
 from weft.store.index import MAX_INDEX_NBYTES, StateIndex
+from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Certificate, Manifest
 from weft.tasks import Compute, Tasks
 from weft.wire import Buffer, digest_of
@@ -99,6 +100,11 @@ class Anchor:
     def head(self) -> Manifest | None:
         """Return the newest manifest whose state can be had from here."""
         return None if self._kept.chain is None else self._kept.chain.head
+
+    @property
+    def charter(self) -> Charter | None:
+        """Return what holds of the run by what is kept here; None: nothing is yet."""
+        return None if self._kept.chain is None else self._kept.chain.charter
 
     def standing(self, peer: PeerId) -> int | None:
         """Return what another is to whoever looks for the run; see `Membership.standing`."""

@@ -11,11 +11,14 @@ out of memory, from anywhere     42, as OutOfMemory
 anything else                    where the traceback was written; 1
 """
 
+import difflib
 import errno
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -27,6 +30,7 @@ from weft.wire import printable
 _INTERRUPTED = 130  # 128 + SIGINT
 _UNEXPECTED = 1
 _WRONG_USAGE = 2
+MAX_OWNERS = 3  # verbs that have an option, which are named
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOLCK)
 
 
@@ -79,8 +83,36 @@ def explain_usage(error: BaseException) -> int:
     context = getattr(error, "ctx", None)
     verb = "weft" if context is None else context.command_path
     message = message.replace("Value error, ", "").rstrip(".")
-    say(f"{message}. `{verb} --help` shows what is allowed.")
+    option = getattr(error, "option_name", None)
+    if context is not None and isinstance(option, str):
+        message = _no_such_option(option, context)
+    say(f"{message}{'' if message.endswith('?') else '.'} `{verb} --help` shows what is allowed.")
     return _WRONG_USAGE
+
+
+def _no_such_option(option: str, context: Any) -> str:
+    """Return that a verb has no such option, and which verbs have it; else which of its own is much like it."""
+    verb, root = context.command_path, context.find_root()
+    said = f"`{verb}` has no option {printable(option)}"
+    if context is not root and option in _options_of(root.command):
+        return f"{said}; it stands before the verb: weft {option} ... {verb.removeprefix('weft ')}"
+    owners = [f"`{name}`" for name, command in _verbs(root.command, "weft") if option in _options_of(command)]
+    if owners:
+        more = f" and {len(owners) - MAX_OWNERS} more" if len(owners) > MAX_OWNERS else ""
+        many = f"{', '.join(owners[:MAX_OWNERS])}{more} have" if len(owners) > 1 else f"{owners[0]} has"
+        return f"{said}; {many} it"
+    near = difflib.get_close_matches(option, sorted(_options_of(context.command)), n=1)
+    return f"{said}. Did you mean {near[0]}?" if near else said
+
+
+def _verbs(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    for verb, each in getattr(command, "commands", {}).items():
+        yield f"{name} {verb}", each
+        yield from _verbs(each, f"{name} {verb}")
+
+
+def _options_of(command: Any) -> set[str]:
+    return {name for each in command.params for name in (*each.opts, *each.secondary_opts) if name.startswith("-")}
 
 
 def say(message: str) -> None:

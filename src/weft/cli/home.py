@@ -7,7 +7,8 @@
     a Hugging Face folder                       itself
     a run, as above                             its newest checkpoint in this home
 
-A file or folder comes before a run that is called as it is. The newest checkpoint is the one that was trained last on
+A file or folder comes before a run that is called as it is, if it holds what is looked for. Where it does not, the run
+is taken, and that is said. The newest checkpoint is the one that was trained last on
 this machine. A run that was only joined again, or has just begun, comes after those, whenever it was saved.
 
 In a run with stages each peer keeps sections, which are no model: none of these chooses them, and an error says how
@@ -57,11 +58,13 @@ def find_checkpoint(given: str, home: Path) -> Path:
         found = _newest(path.glob(f"checkpoint/{CHECKPOINT_FILE}"), whole)
         if found is None:
             _require_no_sections(_newest(path.glob(_SECTIONS), path.glob(f"*/{_SECTIONS}")))
+        if found is None and run_instead(given, home, "checkpoint", having=(WHOLE, SECTIONS)) is None:
             raise CheckpointError(
                 f"{path} holds no checkpoint: there is no {CHECKPOINT_FILE} in it. It is half-written, or the wrong "
                 f"folder. {listing(home)}"
             )
-        return found
+        if found is not None:
+            return found
     run = find_run(given, home, having=(WHOLE, SECTIONS))
     found = None if run is None else _newest(run.glob(WHOLE))
     if run is not None and found is None:
@@ -116,6 +119,24 @@ def find_run(given: str, home: Path, *, having: Sequence[str] = ()) -> Path | No
         shown = ", ".join(map(called, found[:_MAX_LISTED]))
         raise CheckpointError(f"{len(found)} runs match {given[:64]}: {shown}. Give more digits of the one you mean.")
     return found[0] if found else None
+
+
+def run_instead(given: str, home: Path, wanted: str, *, having: Sequence[str] = ()) -> Path | None:
+    """Return the run of this home that is called as a file or folder which holds nothing of what is looked for, and
+    say so; None: there is none.
+
+    Args:
+        wanted: what it does not hold, in a word or two.
+        having: as of `find_run`.
+
+    Raises:
+        CheckpointError: several runs are called so.
+    """
+    run = find_run(given, home, having=having)
+    if run is not None:
+        kind = "folder" if Path(given).is_dir() else "file"
+        tell(f"the {kind} {given} holds no {wanted}, so run {called(run)} of this home is taken")
+    return run
 
 
 def meant(given: str, runs: Sequence[Path]) -> list[Path]:
@@ -192,6 +213,7 @@ class _Named(msgspec.Struct):
 class _Head(msgspec.Struct):
     round: int
     committed_tokens: int
+    members: list[str] = []
 
 
 class _Successor(msgspec.Struct):
@@ -225,6 +247,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
     round: int = 0
     committed_tokens: int = 0
+    num_members: int = 1
     total_tokens: int | None = None  # as amended; None: as it began
     successor: str | None = None  # the run that goes on in its place
 
@@ -275,6 +298,7 @@ def _standing(contents: "_Contents") -> Standing:
     return Standing(
         round=head.round,
         committed_tokens=head.committed_tokens,
+        num_members=max(1, len(head.members)),
         total_tokens=None if charter.settings is None else charter.settings.tokens,
         successor=charter.successor.run if charter.successor is not None and is_over else None,
     )

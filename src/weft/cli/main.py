@@ -7,9 +7,10 @@ most mistakes are answered before torch is loaded.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import weft
 from weft.cli import streams
@@ -29,6 +30,13 @@ from weft.errors import ConfigError
 from weft.library.home import default_home
 
 _EPILOGS = {"train": train.EXAMPLE, "serve": "API keys: weft serve key --help"}
+_GROUPS = {  # as `weft --help` shows the verbs
+    "Train together": ("demo", "train", "join", "ticket", "pause", "resume", "anchor", "act"),
+    "Use the model": ("generate", "serve", "chat", "eval", "export", "inspect", "gather", "tokenizer"),
+    "Look": ("status", "watch", "report", "compare"),
+    "Plan and compare": ("plan", "methods", "simulate", "bench"),
+    "This machine": ("doctor", "runs", "keys"),
+}
 _USAGE: type[BaseException] = typer.BadParameter.__mro__[1]  # UsageError, which lies elsewhere in every typer
 
 
@@ -74,10 +82,26 @@ def _require_folder() -> None:
         ) from None
 
 
+class _Grouped(TyperGroup):
+    """Shows verbs by what they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        named = {name for verbs in _GROUPS.values() for name in verbs}
+        others = {"Others": tuple(name for name in self.list_commands(ctx) if name not in named)}
+        width = max(map(len, self.commands))
+        for title, verbs in (_GROUPS | others).items():
+            room = formatter.width - 6 - width
+            rows = [(f"{verb:<{width}}", self.commands[verb].get_short_help_str(room)) for verb in verbs]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 def make_app(place: Place) -> typer.Typer:
     """Return the command line; `place` is told where home is before a verb runs."""
     app = typer.Typer(
         name="weft",
+        cls=_Grouped,
         help="Train one transformer on machines of many owners, over ordinary internet lines.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,

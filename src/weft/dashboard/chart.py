@@ -147,7 +147,7 @@ class Chart:
 
     def _words(self) -> str:
         now = self._history.now
-        words = [f"{now.num_rounds:,} rounds", f"{figures.amount(now.committed_tokens)} tokens"]
+        words = [figures.several(now.num_rounds, "round"), f"{figures.amount(now.committed_tokens)} tokens"]
         if now.loss is not None:
             words.append(f"loss {figures.nats(now.loss)}")
         if now.heldout is not None:

@@ -7,16 +7,18 @@ import heapq
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from weft.errors import ConfigError
-from weft.events import Entry
-from weft.log import read_jsonl
+from weft.events import Entry, Evaluated, RoundCommitted
+from weft.log import read_jsonl, read_lines
 
 _RUN = re.compile(r"[0-9a-f]{64}")
+MAX_LINE_NBYTES = 1 << 20  # of a log's first line
 LOG_FILES = ("*.jsonl", "*/*.jsonl", "*/*/*.jsonl")
 
 
@@ -64,6 +66,30 @@ def require_one_run(logs: Sequence[Path], told: Collection[str] = ()) -> None:
             f"these are logs of {len(runs)} runs: {some}{' and more' if len(runs) > 4 else ''}. Name the folder of "
             "one, runs/RUN in the home; to see several side by side: weft compare RUN RUN"
         )
+
+
+def holds_logs(path: Path) -> bool:
+    """Return whether a file is a log of events by its first line, or a folder has such a file in it."""
+    if not path.is_dir():
+        return _begins_as_log(path)
+    return any(_begins_as_log(log) for pattern in LOG_FILES for log in path.glob(pattern))
+
+
+def first_measured(log: Path) -> Evaluated | None:
+    """Return what was measured before a run's first round; None: nothing was, or the log does not reach back so far."""
+    with suppress(OSError, ConfigError), next(iter((*older(log), log))).open("rb") as file:
+        for entry in read_lines(file, str(log)):
+            if isinstance(entry.event, Evaluated) and not entry.event.round:
+                return entry.event
+            if isinstance(entry.event, RoundCommitted):
+                return None
+    return None
+
+
+def _begins_as_log(path: Path) -> bool:
+    with suppress(OSError, ConfigError), path.open("rb") as file:
+        return any(True for _ in read_lines([file.readline(MAX_LINE_NBYTES)], str(path)))
+    return False
 
 
 def is_there(path: Path) -> bool:

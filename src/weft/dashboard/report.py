@@ -9,7 +9,7 @@ Pure: figures in, text out.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -22,8 +22,9 @@ from weft.dashboard import figures
 from weft.dashboard.chart import Curve, chart
 from weft.dashboard.history import PeerNow
 from weft.dashboard.run import Run
+from weft.dashboard.view import BEFORE_IT_BEGINS
 from weft.dashboard.words import WARNING, in_words
-from weft.events import PeerStarted, PeerStopped
+from weft.events import BranchOpened, PeerStarted, PeerStopped
 from weft.ids import PeerId
 from weft.run.amend import MODEL, TOKENIZER, run_file_of, text_of, without_places
 from weft.run.config import RunConfig, RunFile
@@ -46,6 +47,7 @@ FAULTS = {
             events.MemberStrays: "updates or losses unlike the others'",
             events.LoopStalled: "times a machine stood still",
             events.NotLearning: "losses that do not fall",
+            events.Diverged: "losses above that of who knows nothing",
             events.RoundMissed: "rounds missed",
             events.MajorityLost: "times without most of the members",
             events.BranchOpened: "times some went on by themselves",
@@ -142,7 +144,7 @@ def _extent(run: Run) -> str:
         done = f", {figures.percent(now.committed_tokens, now.total_tokens)} of the {now.total_tokens:,} wanted"
     num = len([peer for peer in now.peers if peer.round is not None or peer.counted_tokens])
     peers = figures.several(num, "peer")
-    return f"{now.committed_tokens:,} tokens in {figures.several(view.round or 0, 'round')} by {peers}{done}."
+    return f"{now.committed_tokens:,} tokens by {peers}, up to round {view.round or 0}{done}."
 
 
 def _vantage(run: Run, tree: dict[str, Any]) -> list[str]:
@@ -162,7 +164,7 @@ def _vantage(run: Run, tree: dict[str, Any]) -> list[str]:
     if len(spans) > MAX_SPANS:
         spans = [*spans[:MAX_SPANS], f"{len(spans) - MAX_SPANS} more for parts of it"]
     rounds = figures.several(run.history.now.num_rounds, "round")
-    texts = [f"As {_listed(spans)}: {rounds} in {figures.duration(_took_s(tree))}."]
+    texts = [f"As {_listed(spans)}: {rounds} in {figures.duration(_took_s(tree))}{_gaps(run, seen.values())}."]
     first: list[Any] = min(tree["rounds"], key=lambda row: row[1]) if tree["rounds"] else []
     if first and first[5] > first[4]:
         texts[0] += f" {first[5] - first[4]:,} tokens were counted before that, as members told."
@@ -174,6 +176,23 @@ def _vantage(run: Run, tree: dict[str, Any]) -> list[str]:
             "report: weft report RUN RUN"
         )
     return texts
+
+
+def _gaps(run: Run, seen: Iterable[Sequence[int]]) -> str:
+    """Return which numbers between the first round and the last are of none that was seen."""
+    rounds = {round for those in seen for round in those}
+    missing = set(range(min(rounds), max(rounds))) - rounds
+    opened = {entry.event.round for entry in run.entries if isinstance(entry.event, BranchOpened)} & missing
+    number = next(iter(opened), None)
+    said = [
+        f"round {number} counted nothing: some went on by themselves from there"
+        if len(opened) == 1
+        else f"{len(opened)} others counted nothing: some went on by themselves from there"
+        if opened
+        else "",
+        f"no log here tells of {figures.several(len(missing - opened), 'other')}" if missing - opened else "",
+    ]
+    return "".join(f"; {each}" for each in said if each)
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -299,7 +318,7 @@ def _called(run: Run, peer: PeerNow) -> str:
 def _faults(run: Run, tree: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     peers = run.history.now.peers
     faults = [row for row in tree["events"] if row[2] >= WARNING or row[3] in _RETURNS]
-    faults = sorted([*faults, *_restarts(run, tree)], key=lambda row: float(row[0]))
+    faults = sorted([*faults, *_restarts(run)], key=lambda row: float(row[0]))
     if not faults:
         return ("None was told.",), ()
     counts = Counter(FAULTS.get(row[3], row[3]) for row in faults)
@@ -312,22 +331,26 @@ def _faults(run: Run, tree: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tupl
     return tuple(filter(None, texts)), (("after", "told by", "what"), *rows)
 
 
-def _restarts(run: Run, tree: dict[str, Any]) -> list[list[Any]]:
+def _restarts(run: Run) -> list[list[Any]]:
     """Return rows, as of events, of the times when a peer began that had not ended: its log holds no word of that.
 
-    Where each stage of a run begins by itself, that says nothing.
+    What a process tells before it begins is no word of the one before. Where each stage of a run begins by itself, a
+    beginning says nothing.
     """
     found: list[list[Any]] = []
-    last: dict[int, tuple[float, bool]] = {}  # of each peer: when it was heard last, and whether it has ended
-    for at, peer, _, kind, _ in tree["events"] if not run.history.now.stages else ():
-        if peer is None:
+    last: dict[PeerId, tuple[float, bool]] = {}  # of each that has begun: its last word, and whether it has ended
+    numbers = {peer.key: number for number, peer in enumerate(run.history.now.peers)}
+    for entry in run.entries if not run.history.now.stages else ():
+        at, peer, event = entry.at, entry.peer, entry.event
+        if isinstance(event, BEFORE_IT_BEGINS):
             continue
         before, has_ended = last.get(peer, (0.0, True))
-        if kind == PeerStarted.__name__ and not has_ended:
-            name = _called(run, run.history.now.peers[peer])
-            text = f"{name} begins again, {figures.seconds(at - before)} after its last word: it was killed, or failed"
-            found.append([at, peer, WARNING, _RESTART, text])
-        last[peer] = at, kind == PeerStopped.__name__
+        if isinstance(event, PeerStarted) and not has_ended:
+            after = figures.seconds(at - before)
+            text = f"{run.history.name(peer)} begins again, {after} after its last word: it was killed, or failed"
+            found.append([at, numbers.get(peer), WARNING, _RESTART, text])
+        if isinstance(event, PeerStarted | PeerStopped) or peer in last:
+            last[peer] = at, isinstance(event, PeerStopped) or (has_ended and not isinstance(event, PeerStarted))
     return found
 
 
@@ -343,12 +366,19 @@ def _configuration(run: Run) -> list[Section]:
         return [Section("Configuration", ("It is not on this machine; members of the run have it.",))]
     digest = (
         f"Everything that its peers share. Its digest names the run: {run.digest}. Digests also name data and "
-        "tokenizer."
+        f"tokenizer. {_spelled_out(run)}"
     )
     sections = [Section("Configuration", (in_words(shared.method), digest), code=dump(shared))]
     if isinstance(shared, RunConfig):
         sections.append(_recipe(run, shared))
     return sections
+
+
+def _spelled_out(run: Run) -> str:
+    """Return why the method there has another type than the one that was asked for."""
+    asked = None if run.file is None else str(run.file.method.__struct_config__.tag)
+    what = f"The run was made with the method {asked}" if asked not in (None, "custom") else "A method such as diloco"
+    return f'{what}, which stands for choices: these are below, as type = "custom".'
 
 
 def _recipe(run: Run, shared: RunConfig) -> Section:

@@ -38,6 +38,7 @@ _TOLD_BY_ANYBODY = (
     *(events.TransportUp, events.LinkUp, events.LinkDown, events.ConnectionDropped, events.AdmissionRefused),
     *(events.Notice, events.Working, events.FellBack, events.RoundProven),
 )
+BEFORE_IT_BEGINS = (*_TOLD_BY_ANYBODY, events.DataReady)  # what a process tells before its `PeerStarted`
 _ENDED = frozenset(("stopped", "finished", "left"))  # by a peer's own word: that others miss it is no news
 
 
@@ -195,8 +196,12 @@ class View:
 
     @property
     def time_left_s(self) -> float | None:
-        """Seconds until the run's tokens are committed, at the pace of the last commits; None while unknown."""
-        if self.run.total_tokens is None or len(self.commits) < 2:
+        """Seconds until the run's tokens are committed, at the pace of the last commits.
+
+        None: it is not known, or nobody is here that goes on.
+        """
+        goes_on = any(line.state and not is_away(line.state) for line in self.peers.values())
+        if self.run.total_tokens is None or len(self.commits) < 2 or not goes_on:
             return None
         (first_at, first), (last_at, last) = self.commits[0], self.commits[-1]
         if last <= first or last_at <= first_at:
@@ -292,7 +297,7 @@ def _fold(view: View, entry: events.Entry) -> View:
             return view  # it holds other stages still
         case events.PeerStopped():
             ending = "finished" if event.reason == "complete" else "stopped"
-            return _unseen(_line(view, own, state=ending, work="", tokens_per_s=0.0))
+            return _unseen(_line(view, own, state=ending, work="", is_ready=False, tokens_per_s=0.0))
         case events.LinkUp() | events.LinkDown():
             return _link(view, own, event.remote, event.transport if isinstance(event, events.LinkUp) else None)
         case events.Working() if own in view.peers:
@@ -391,6 +396,14 @@ def _miss(view: View, peer: PeerId, state: str) -> View:
     return view if line.state in _ENDED else _line(view, peer, state=state, tokens_per_s=speed)
 
 
+def ended(view: View) -> View:
+    """Return the view of who is heard no more, and has not said why: what all did last, they did then."""
+    for peer, line in view.peers.items():
+        if line.state and not is_away(line.state):
+            view = _line(view, peer, state=f"{WAS}{line.state}", work="", tokens_per_s=0.0)
+    return view
+
+
 def _unseen(view: View) -> View:
     """Return the view once nobody is here any more that is heard: what others did last, they did then."""
     if any(line.is_heard and not is_away(line.state) for line in view.peers.values()):
@@ -413,9 +426,12 @@ def _start(view: View, own: PeerId, event: events.PeerStarted) -> View:
     if stage_of(event) is None:  # else both are of the stage
         run = replace(view.run, num_parameters=event.num_parameters, id=view.run.id or event.run)
         view = replace(view, run=run)
+    others = (line for peer, line in view.peers.items() if peer != own and line.is_heard)
+    if all(is_away(line.state) or line.state in ("", "starting") for line in others):
+        view = replace(view, commits=())  # nobody told of the time that passed: it is no part of a round
     named = {"name": event.name, "device": event.device, "software": event.software}
     told_before = {name: text for name, text in named.items() if text}
-    return _line(view, own, state="starting", work="", is_ready=False, **told_before)
+    return _line(view, own, state="starting", work="", **told_before)
 
 
 def _seen(view: View, own: PeerId, event: events.StagesSeen) -> View:

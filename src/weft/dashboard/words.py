@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from weft import events
-from weft.dashboard import figures
+from weft.dashboard import deeds, figures
 from weft.dashboard.stages import ordinal, prefixed
 from weft.events import Entry, Event
 from weft.ids import PeerId, short
@@ -32,6 +32,7 @@ SLEPT_S = 5.0  # a shorter stall concerns nobody but who reads the log
 LONG_STALL_S = 30.0
 MAX_NAMED = 4  # in a sentence; of more it says how many they are
 MANY_ATTEMPTS = 3
+_SUBJECT = "\0"  # stands for the key or run that an act is about
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,6 @@ class _Writer(Formatter):
             "others": lambda peers: ", ".join(map(name, peers[1:])),
             "key": short,
             "stage": lambda stage: ordinal([stage], 0),
-            "settings": lambda changes: ", ".join(f"{key} = {value}" for key, value in changes.items()),
             "time": figures.duration,
             "bytes": figures.nbytes,
             "rate": figures.rate,
@@ -97,6 +97,8 @@ def severity_of(event: Event) -> int:
     is_good = isinstance(event, events.MemberStrays) and event.is_back
     if isinstance(event, events.LoopStalled) and event.stall_s < SLEPT_S:
         return ROUTINE
+    if isinstance(event, events.ConnectionDropped) and _is_hung_up(event):
+        return ROUTINE
     return NOTE if is_good else _row(event).severity
 
 
@@ -124,6 +126,14 @@ def _strays(e: events.MemberStrays, _own: PeerId) -> str:
         return "the loss of {member:peer} is {value:.2f}, and the others' is {usual:.2f}: other data or rates?"
     times = f"{e.value / e.usual:.3g} times" if e.value > e.usual else f"1/{e.usual / e.value:.3g}"
     return f"an update of {{member:peer}} is {times} as large as the others': other data or rates?"
+
+
+def _not_learning(e: events.NotLearning, _own: PeerId) -> str:
+    outdated = "" if e.num_members == 1 else ", or rounds count outdated work"  # one peer's work never is
+    return (
+        "after {committed_tokens:,} tokens the members' loss is {loss:.2f}, no lower than the {first_loss:.2f} at the "
+        f"start: learning rates may be too high{outdated}"
+    )
 
 
 def _strays_advice(e: events.MemberStrays) -> Remedy | None:
@@ -201,7 +211,7 @@ def _branch_opened(e: events.BranchOpened, _own: PeerId) -> str:
     if len(e.members) == 1:
         return "{members:peers} goes on alone: {reason}"
     who = "{members:peers}" if len(e.members) <= MAX_NAMED else f"{len(e.members)} peers"
-    return f"{who} go on by themselves: {{reason}}"
+    return f"{who} go on {'together' if e.is_everybody is True else 'by themselves'}: {{reason}}"
 
 
 def _sponsored(e: events.Sponsored, _own: PeerId) -> str:
@@ -221,17 +231,39 @@ def _act_enacted(e: events.ActEnacted, _own: PeerId) -> str:
     if e.kind == "strike out":
         return "members banned the key of {subject:peer}, which lied: {reason}"
     who = "{by[0]:peer}" if len(e.by) == 1 else f"{len(e.by)} members"
-    return (
-        f"{who}: {{kind}} {'{subject:peer}' if e.subject else '{changes:settings}'}{' ({reason})' if e.reason else ''}"
-    )
+    what = deeds.done(e.kind, _SUBJECT if e.subject else "", e.changes, by_one=len(e.by) == 1)
+    return f"{who}{_about(what, e.kind)}{' ({reason})' if e.reason else ''}"
 
 
-def _dropped(e: events.ConnectionDropped, _own: PeerId) -> str:
+def _act_waits(e: events.ActWaits, _own: PeerId) -> str:
+    what = deeds.wanted(e.kind, _SUBJECT if e.subject else "")
+    return f"{{by:peer}} asks to {_about(what, e.kind)}: that waits for a round"
+
+
+def _act_refused(e: events.ActRefused, _own: PeerId) -> str:
+    what = deeds.wanted(e.kind, _SUBJECT if e.subject else "")
+    return f"{{by:peer}} asks to {_about(what, e.kind)}, which has no effect: {{reason}}"
+
+
+def _about(text: str, kind: str) -> str:
+    """Return a text whose braces, which others may have written, are no fields, and whose subject is one."""
+    subject = "{subject:key}" if kind == "succeed" else "{subject:peer}"
+    return text.replace("{", "{{").replace("}", "}}").replace(_SUBJECT, subject)
+
+
+def _dropped(e: events.ConnectionDropped, _own: PeerId) -> str | None:
+    if _is_hung_up(e):
+        return None
     if e.remote is None:
         return f"a connection{' with {address}' if e.address else ''} was dropped: {{reason}}"
     if e.address == "bulk stream":
         return "{me:peer} could not fetch from {remote:peer}: {reason}"
     return "a connection with {remote:peer} was dropped: {reason}"
+
+
+def _is_hung_up(e: events.ConnectionDropped) -> bool:
+    """Whether somebody looked whether this machine answers, or gave up: that is no news."""
+    return e.remote is None and e.reason.startswith(events.HUNG_UP)
 
 
 def _team_formed(e: events.TeamFormed, own: PeerId) -> str | None:
@@ -310,7 +342,7 @@ _ROWS: dict[type[Event], _Row] = {
     events.TransportUp: _Row(ROUTINE, plain="can be reached over {transport}"),
     events.LinkUp: _Row(ROUTINE, plain="connected to {remote:peer} over {transport}"),
     events.LinkDown: _Row(ROUTINE, plain="no longer connected to {remote:peer}: {reason}"),
-    events.ConnectionDropped: _Row(WARNING, _dropped),
+    events.ConnectionDropped: _Row(WARNING, _dropped, "somebody at {address} did not say who it is: {reason}"),
     events.AdmissionRefused: _Row(WARNING, "{remote:key} was not admitted: {reason}"),
     events.MemberJoined: _Row(NOTE, lambda e, _: "{name} joined" if e.name else "{member:key} joined"),
     events.MemberSuspected: _Row(WARNING, _suspected),
@@ -337,21 +369,34 @@ _ROWS: dict[type[Event], _Row] = {
     events.WarmedUp: _Row(
         NOTE,
         lambda e, _: "{me:peer} has compiled the model in {duration_s:time}" if e.is_compiled else None,
-        "ready to train after {duration_s:.1f} s, {micro_batch} samples at a time",
+        "ready to train after {duration_s:.1f} s, {micro_batch:samples} at a time",
     ),
     events.MicroBatchChanged: _Row(NOTE, "{me:peer} computes {after:samples} at a time, not {before}: {reason}"),
     events.Evaluated: _Row(
-        NOTE, plain=lambda e: f"held-out loss after round {{round}}: {figures.heldout(e.loss, e.nats_per_byte)}"
+        NOTE,
+        plain=lambda e: (
+            f"held-out loss {'after round {round}' if e.round else 'before the first round'}: "
+            f"{figures.heldout(e.loss, e.nats_per_byte)}"
+        ),
     ),
     events.NotLearning: _Row(
         ERROR,
-        "after {committed_tokens:,} tokens the members' loss is {loss:.2f}, no lower than the {first_loss:.2f} at the "
-        "start: learning rates may be too high, or rounds count outdated work",
+        _not_learning,
         advice=(
             None,
             "Rounds go on, but the loss is no lower than at the start of the run.",
             "Lower a learning rate, in train or method. Whoever may change the run can do so while it runs: weft act "
             "amend.",
+        ),
+    ),
+    events.Diverged: _Row(
+        ERROR,
+        "after {committed_tokens:,} tokens the held-out loss is {loss:.4g} nats per token, far above the {nothing:.2f} "
+        "of a model that knows nothing: learning rates are too high, and training makes it worse",
+        advice=(
+            None,
+            "The held-out loss is far above that of a model that knows nothing.",
+            "Stop the run, lower the learning rates, in train or method, and begin it anew: it seldom recovers.",
         ),
     ),
     events.Sampled: _Row(ROUTINE, plain="a sample of what the model writes after round {round}"),
@@ -383,12 +428,7 @@ _ROWS: dict[type[Event], _Row] = {
         NOTE, "{by:peer} brought {tokens:,} tokens that were counted apart from the others; they count as {weight:,}"
     ),
     events.LegacyDropped: _Row(WARNING, "{tokens:,} tokens that were counted apart do not count: {reason}"),
-    events.ActWaits: _Row(
-        NOTE,
-        lambda e, _: (
-            f"{{kind}}{' {subject:peer}' if e.subject else ''}: {{by:peer}} asked for it, it waits for a round"
-        ),
-    ),
+    events.ActWaits: _Row(NOTE, _act_waits),
     events.LieProven: _Row(
         ERROR,
         "{member:peer} lied in round {round}: {what}. Members ban its key",
@@ -398,7 +438,7 @@ _ROWS: dict[type[Event], _Row] = {
             "Members ban its key by themselves. If it is yours, two peers run with it, or it was stolen.",
         ),
     ),
-    events.ActRefused: _Row(WARNING, "{kind} of {by:peer} has no effect: {reason}"),
+    events.ActRefused: _Row(WARNING, _act_refused),
     events.ActEnacted: _Row(NOTE, _act_enacted),
     events.PayloadRejected: _Row(
         WARNING,
@@ -479,7 +519,7 @@ def in_words(choices: Choices) -> str:
     if choices.fragments > 1:
         said.append(f"in {choices.fragments} fragments")
     if choices.overlap:
-        said.append(f"overlapping {choices.overlap} steps")
+        said.append(f"overlapping {figures.several(choices.overlap, 'step')}")
     said.append("among all" if choices.among == "all" else f"among {_named(choices.among)}")
     said.append(f"{choices.merge} applied by {_named(choices.apply)}")
     if choices.wait != "all":

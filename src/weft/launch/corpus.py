@@ -14,12 +14,13 @@ from weft.data.batch import Batches
 from weft.data.corpus import CorpusConfig
 from weft.data.store import DataIndex
 from weft.data.tokenizer import Tokenizer
-from weft.errors import ConfigError
+from weft.errors import ConfigError, WeftError
 from weft.events import Emit, Event, Notice
 from weft.ids import PeerId, RunId
 from weft.launch.fetch import fetch_files, fetch_initial, read_came_with
 from weft.launch.kept import Wish, kept_run, meant, require_named, told_kept
 from weft.launch.peer import Invitation, Participant, Prepared, context_of, whole
+from weft.launch.runs import drop_unbegun, names_in
 from weft.launch.session import Options, Session
 from weft.launch.terms import Terms, tell, terms
 from weft.peer.context import Data, Trainers
@@ -107,11 +108,19 @@ class Corpus:
         run_file, base = self.described
         settings = options.settings
         limit_cores(settings.caps.cores)
+        before = names_in(options.home)
         sealed = seal(run_file, base, options.home, emit, max_parameters=settings.max_parameters)
-        require_named(run_file, sealed.config, options.home)
-        self.files[sealed.config.run] = run_file
-        self.trainers.check_fits(held_of(sealed.config), settings)
-        run, amends, text = meant(sealed.config, options, self.wish)
+        made = sealed.config.run
+        try:
+            require_named(run_file, sealed.config, options.home)
+            self.files[made] = run_file
+            self.trainers.check_fits(held_of(sealed.config), settings)
+            run, amends, text = meant(sealed.config, options, self.wish)
+        except WeftError:
+            drop_unbegun(made, options.home, before)
+            raise
+        if run.run != made:  # the one that is gone on with has all that both name
+            drop_unbegun(made, options.home, before)
         self._note(run, settings, emit)
         if text:
             emit(Notice(text=text))
@@ -128,9 +137,8 @@ class Corpus:
         now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
         heard, me = await invitation.members.heard(), s.identity.peer
-        asked = await asyncio.to_thread(
-            terms, now, invitation.ticket, s.options.home, settings, heard, me, invitation.kept
-        )
+        ticket, kept, is_here = invitation.ticket, invitation.kept, invitation.is_here
+        asked = await asyncio.to_thread(terms, now, ticket, s.options.home, settings, heard, me, kept, is_here=is_here)
         if self.agree_to is None:
             tell(asked, s.emit, self.on_terms)
         elif not await asyncio.to_thread(self.agree_to, asked):

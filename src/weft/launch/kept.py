@@ -297,7 +297,7 @@ def amendment_to(kept: Kept, wanted: Genesis) -> Amend | None:
         if getattr(old, name) != getattr(new, name)
     }
     try:
-        amend = Amend(reason="the run file was changed", **changed)
+        amend = Amend(reason="", **changed)
         is_all: bool = amended_settings(kept.charter, amend) == after
     except (Void, TypeError):
         return None
@@ -314,13 +314,14 @@ def _question(found: Kept, fields: list[str], amend: Amend | None, wish: Wish, n
         "Nothing was started. "
     )
     if amend is None:
-        text += f"That run cannot go on with this change: {_why_not(found)}. {_from_what_it_has_learnt(found, names)}"
+        text += f"That run cannot go on with this change: {_why_not(found)}. "
+        text += _from_what_it_has_learnt(found, wish, names)
     elif wish == "ask":
         text += f"To go on with that run, with these settings from its next round on, add {names.go_on}. "
-    return (
-        f"{text}To go on with it as it was, undo the change. For a new run beside it, which begins anew, add "
-        f"{names.new} or give another name."
-    )
+    anew = f"`{names.train} {names.new}`."
+    if not names.train:
+        anew = f"add {names.new}{_in_place(wish, names)} or give another name."
+    return f"{text}To go on with it as it was, undo the change. For a new run beside it, which begins anew: {anew}"
 
 
 def _holds(found: Kept) -> str:
@@ -328,7 +329,7 @@ def _holds(found: Kept) -> str:
     return f"this home holds run {short(found.run.run)} ({printable(found.run.name)}){many} at round {found.round}"
 
 
-def _from_what_it_has_learnt(found: Kept, names: Names) -> str:
+def _from_what_it_has_learnt(found: Kept, wish: Wish, names: Names) -> str:
     run = found.run
     if isinstance(run, LoopConfig):
         return (
@@ -339,16 +340,21 @@ def _from_what_it_has_learnt(found: Kept, names: Names) -> str:
     others = ", and whoever has its ticket joins it" if len(found.members) > 1 else ""
     keeps = "It has the parameters of that run, not the optimizer's memory, and counts rounds and tokens from 0"
     if names.after:
-        return (
-            f"To begin another run with what it has learnt: {whole}the same command with {names.after} "
-            f"{short(run.run)}. {keeps}{others}. "
-        )
+        after = f"{names.after} {short(run.run)}"
+        same = f"the same command with {after}{_in_place(wish, names)}"
+        command = f"`{names.train} {after}`" if names.train else same
+        return f"To begin another run with what it has learnt: {whole}{command}. {keeps}{others}. "
     return (
         f"To begin another run with what it has learnt: {whole}`weft export {short(run.run)} FOLDER`; then write "
         f'predecessor = "{run.run}" above the first table of the run file, and model = {{type = "folder", path = '
         '"FOLDER"} and tokenizer = {type = "json", path = "FOLDER"} there, too, in the place of [model] and '
         f"[tokenizer]. {keeps}{others}. "
     )
+
+
+def _in_place(wish: Wish, names: Names) -> str:
+    """Return which option goes where one is to be added that excludes it."""
+    return f" in the place of {names.go_on}" if wish == "go on" else ""
 
 
 def _why_not(found: Kept) -> str:

@@ -89,7 +89,8 @@ class Loop:
         now = run if charter is None else amended(run, charter)
         heard = await invitation.members.heard()
         me, kept = s.identity.peer, invitation.kept
-        asked = await asyncio.to_thread(terms, now, invitation.ticket, s.options.home, settings, heard, me, kept)
+        ticket, is_here = invitation.ticket, invitation.is_here
+        asked = await asyncio.to_thread(terms, now, ticket, s.options.home, settings, heard, me, kept, is_here=is_here)
         tell(asked, s.emit, self.on_terms)
         s.day.require(asked.fetch_nbytes)
         return True

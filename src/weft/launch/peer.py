@@ -18,17 +18,18 @@ A member of the successor, whose genesis names the run before, answers an old ti
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
-from weft.errors import CheckpointError, TicketMismatch, Unreachable
+from weft.errors import CheckpointError, TicketMismatch, Unreachable, WeftError
 from weft.events import Emit, Event, Notice, Working
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity
 from weft.launch.fetch import fetch_run
 from weft.launch.guard import Guarded
+from weft.launch.runs import drop_unbegun, names_in
 from weft.launch.session import Options, Session, present, session
 from weft.launch.terms import Kept, MemberWatch
 from weft.net.admission import new_secret
@@ -82,6 +83,7 @@ class Prepared(Generic[P_co]):
     live: Callable[[int | None], Awaitable[Outcome]]  # to the end: begin the run with so many peers, or (None) join it
     standing: Callable[[PeerId], int | None] = lambda _peer: 1  # as `Peer.standing`
     stand: Stand = "new"
+    charter: Charter | None = None  # what holds by this machine's checkpoint; None: there is none
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Opened:
     ticket: str  # a fresh one
     emit: Emit  # to the peer's log
     stand: Stand
+    charter: Charter | None = None  # what holds of the run now; None: what its config says
 
 
 OnStarted = Callable[[P, Opened], None]
@@ -105,6 +108,7 @@ class Invitation:
     charter: Charter | None  # what holds now; None: nobody has said
     members: MemberWatch
     kept: Kept | None = None  # where nobody of it answers
+    is_here: bool = False  # it is complete, and this machine has all of it
 
 
 class Workload(Protocol[P_co]):
@@ -148,16 +152,23 @@ async def found(work: Workload[P], options: Options, *, wait_for: int = 1, on_st
     def emit(event: Event) -> None:  # this peer has no name in the run yet
         (options.aside if isinstance(event, Working) else pending.append)(event)
 
+    before, is_prepared = names_in(options.home), False
     genesis, data = await asyncio.to_thread(work.seal, options, emit)
     run = genesis.run
-    with present(options, run, is_maker=True) as identity:
-        async with session(options, run, identity) as s:
-            for event in pending:
-                s.emit(event)
-            require_unended(s.folder, run)
-            s.admit(genesis, read_secret(s.folder) or new_secret())
-            await s.start()
-            return await _live(s, await work.prepare(s, genesis, (), data), wait_for, on_started)
+    try:
+        with present(options, run, is_maker=True) as identity:
+            async with session(options, run, identity) as s:
+                for event in pending:
+                    s.emit(event)
+                require_unended(s.folder, run)
+                s.admit(genesis, read_secret(s.folder) or new_secret())
+                await s.start()
+                prepared, is_prepared = await work.prepare(s, genesis, (), data), True
+                return await _live(s, prepared, wait_for, on_started)
+    except WeftError:
+        if not is_prepared:  # nobody was invited
+            drop_unbegun(run, options.home, before)
+        raise
 
 
 async def join(work: Workload[P], ticket_text: str, options: Options, *, on_started: OnStarted[P]) -> Outcome | None:
@@ -190,18 +201,20 @@ async def _joined(
             charter = await charter_at(s.node, members[0]) if members else None
             require_going(run, charter)
             kept = None if members else _kept(s, genesis)
-            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, watch, kept))
+            is_here = _is_complete_here(s, genesis, charter)
+            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, watch, kept, is_here=is_here))
         if not has_agreed:
             await say_goodbye(s.node, "did not agree to the terms")
             return None
         s.admit(genesis, ticket.secret)
-        return await _live(s, await work.prepare(s, genesis, members, None), None, on_started)
+        prepared = await work.prepare(s, genesis, members, None)
+        return await _live(s, replace(prepared, charter=charter or prepared.charter), None, on_started)
 
 
 async def _live(s: Session, prepared: Prepared[P], wait_for: int | None, on_started: OnStarted[P]) -> Outcome:
     with s.ticket(prepared.standing) as ticket:
         async with s.guarded(prepared.peer):
-            on_started(prepared.peer, Opened(ticket, s.emit, prepared.stand))
+            on_started(prepared.peer, Opened(ticket, s.emit, prepared.stand, prepared.charter))
             return await prepared.live(wait_for)
 
 
@@ -224,8 +237,17 @@ def _kept(s: Session, run: Genesis) -> Kept | None:
     """Return where this machine's checkpoint stands, and what `Peer.join` does with it where nobody answers."""
     with suppress(CheckpointError):  # whoever reads the rest says what is wrong
         if (head := read_contents(s.folder.checkpoint).head) is not None:
-            return Kept(head.round, waits_s(run, head.members, s.identity.peer))
+            return Kept(head.round, waits_s(run, head.members, s.identity.peer), head.committed_tokens)
     return None
+
+
+def _is_complete_here(s: Session, run: Genesis, charter: Charter | None) -> bool:
+    """Return whether this machine's checkpoint is of the run's end, as members have it or else as it says itself."""
+    with suppress(CheckpointError):
+        if s.folder.has_checkpoint:
+            contents = read_contents(s.folder.checkpoint)
+            return is_complete(contents.head, charter or contents.charter or first_charter(run))
+    return False
 
 
 # --- a peer of a whole model ---
@@ -236,8 +258,9 @@ async def whole(s: Session, run: Genesis, context: Context, amends: Amend | None
     snapshot = await _snapshot(s, run, context.memory)
     peer = Peer(run, context)
     stand: Stand = "new"
+    charter = None if snapshot is None else snapshot.charter
     if snapshot is not None and snapshot.head is not None:
-        charter = snapshot.charter or first_charter(run)
+        charter = charter or first_charter(run)
         stand = "complete" if amends is None and is_complete(snapshot.head, charter) else "begun"
 
     async def live(wait_for: int | None) -> Outcome:
@@ -249,7 +272,7 @@ async def whole(s: Session, run: Genesis, context: Context, amends: Amend | None
             s.emit(Notice(text=BEGUN))
         return await peer.found(wait_for=wait_for, snapshot=snapshot, amends=amends)
 
-    return Prepared(peer, live, peer.standing, stand)
+    return Prepared(peer, live, peer.standing, stand, charter)
 
 
 def context_of(

@@ -10,7 +10,7 @@ Failure:
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +105,28 @@ def delete(held: Held, home: Home) -> int:
                 f"cannot remove {error.filename}: {error.strerror or error}. Mend that; then the same command "
                 "removes the rest."
             ) from error
+
+
+def names_in(home: Home) -> set[str]:
+    """Return the names of all runs that a home holds anything of, and of other blobs."""
+    folders = (home.root / "runs", home.blobs.folder)
+    return {path.name for folder in folders if folder.is_dir() for path in folder.iterdir()}
+
+
+def drop_unbegun(run: RunId, home: Home, before: Container[str]) -> None:
+    """Remove what was put into a home for a run that does not begin after all.
+
+    Args:
+        before: as `names_in` told before it was put there; a run that is among them stays.
+    """
+    if run in before:
+        return
+    home.blobs.close()  # of what is removed nothing is kept open, or taken to be there
+    home.shards.close()
+    with suppress(KeyLocked, DataError):  # somebody has begun it meanwhile; or it cannot be removed: then it is listed
+        for held in held_by(home):
+            if held.run == run:
+                delete(held, home)
 
 
 def _remove(path: Path) -> int:

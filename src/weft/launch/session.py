@@ -40,6 +40,7 @@ from weft.net.transport.rate_limit import Throttled
 from weft.net.transport.tls import TlsTransport
 from weft.observe.pace import PaceTeller, RoundPace
 from weft.observe.telemetry import Bulletins, Relaying
+from weft.observe.unsaved import last_entries, of_killed, told
 from weft.run.host import max_files
 from weft.run.machine import PeerConfig
 from weft.run.outline import Outline, admission_of, public
@@ -70,6 +71,7 @@ class Names:
     go_on: str = "--go-on"
     new: str = "--new"
     after: str = "--after"  # empty: there is none
+    train: str = ""  # a command that these options are added to; empty: the same that was given
     key: str = "--key"
     key_file: str = "--key FILE"
     data: str = "--data"
@@ -225,10 +227,13 @@ async def session(
         day = DayCount(folder.moved, settings.caps, clock)
         day.require()
         bulletins, pace = Bulletins(identity, run, clock), RoundPace(clock)
+        unsaved = of_killed(last_entries(folder.log))
         log = stack.enter_context(
             closing(EventLog(clock, identity.peer, [JsonlSink(folder.log), bulletins, pace, *options.sinks]))
         )
         name = _own_name(settings.name, folder, identity.peer, log.emit)
+        if unsaved is not None:
+            log.emit(Notice(text=told(unsaved)))
         passport = Passport(identity=identity, run=run, name=name, admission=admission)
         via = identity if VIA in settings.transports else None
 

@@ -45,7 +45,7 @@ from weft.store.home import Home
 from weft.sync.costs import round_traffic
 from weft.sync.merge.method import Method
 from weft.training import section_memory as holding
-from weft.training.device import Device, beside_loop_nbytes, check_fits, choose, needed_nbytes
+from weft.training.device import Device, beside_loop_nbytes, check_fits, choose, needed_nbytes, program_nbytes
 from weft.wire import printable
 
 CALLED_S = 1.0  # for the other members of a run that has begun to call a newcomer that one of them told them of
@@ -59,6 +59,9 @@ class Heard:
     Args:
         num_linked: who are here, heard or not.
         speeds: tokens a second of inner steps, of each member that has made any.
+        names: what each of them calls itself, as far as it does.
+        committed_tokens: of the one that is furthest.
+        is_complete: whether one said that nothing is left to train.
         news: of each that holds stages, or waits for one.
         rounds: as members have measured them.
     """
@@ -66,6 +69,9 @@ class Heard:
     num_members: int = 0
     num_linked: int = 0
     speeds: tuple[float, ...] = ()
+    names: Mapping[PeerId, str] = field(default_factory=dict)
+    committed_tokens: int = 0
+    is_complete: bool = False  # of a run with stages
     news: Mapping[PeerId, StageNews] = field(default_factory=dict)
     rounds: Rounds | None = None
 
@@ -108,6 +114,9 @@ class MemberWatch:
             num_members=len(members),
             num_linked=len(self._node.peers),
             speeds=tuple(sorted(speed for speed in speeds if 0 < speed < math.inf)),
+            names={peer: printable(beat.name) for peer, beat in beats.items() if beat.name},
+            committed_tokens=max((beat.committed_tokens for beat in beats.values()), default=0),
+            is_complete=any(news.is_complete for news in stages.values()),
             news=stages,
             rounds=await measured(self._node, sorted(members & set(self._node.peers))),
         )
@@ -143,10 +152,12 @@ class Kept:
     Args:
         round: that its checkpoint is of; rounds that were decided later may lie beside it.
         wait_s: for the others, before it goes on alone; None: it goes on with a majority only.
+        committed_tokens: up to that round.
     """
 
     round: Round
     wait_s: float | None
+    committed_tokens: int = 0
 
     @property
     def then(self) -> str:
@@ -165,7 +176,7 @@ class Terms:
     num_parameters: int  # that this machine would hold
     fetch_nbytes: int  # data, first weights and state, as far as they are not here
     disk_nbytes: int  # data and checkpoint
-    process_nbytes: int  # of memory, that this process has taken: Python, torch
+    process_nbytes: int  # of memory, that the program takes itself; where a loop of one's own trains: that it has taken
     memory_nbytes: int  # that training takes beside it; where a loop of one's own trains: that the peer takes
     micro_batch: int  # samples that are trained on at a time, or pass through a stage, or of a loop's step
     num_peers: int  # who takes part, as far as is known, or else as many as the ticket tells, and this one
@@ -173,6 +184,30 @@ class Terms:
     rounds: Rounds | None  # as members have measured them; None: none has
     day_nbytes: float | None  # that such rounds come to; None: nobody has measured them among several
     kept: Kept | None = None  # what this machine has of it, where nobody answers
+    names: Mapping[PeerId, str] = field(default_factory=dict)  # of those who take part
+    done_tokens: int = 0  # of a loop: samples
+    left_s: float | None = None  # until nothing is left to train, by how fast members are now; None: nobody knows
+    is_complete: bool = False  # nothing is left to train
+    is_here: bool = False  # it is complete, and this machine has all of it
+
+    @property
+    def total_tokens(self) -> int:
+        return self.run.settings.tokens
+
+    @property
+    def length(self) -> str:
+        """Return how long the run is, and what is left of it: 5M tokens to train, 12 % done; about 3.1 h left."""
+        what = "samples" if isinstance(self.run, LoopConfig) else "tokens"
+        done = f", {figures.percent(self.done_tokens, self.total_tokens)} done" if self.done_tokens else ""
+        left = "" if self.left_s is None or self.is_complete else f"; about {figures.seconds(self.left_s)} left"
+        return f"{figures.amount(self.total_tokens)} {what} to train{done}{left}"
+
+    @property
+    def left_nbytes(self) -> float | None:
+        """Return what is moved until the run is complete; None: that is more than a day away, or not known."""
+        if self.day_nbytes is None or self.left_s is None or self.left_s >= DAY_S:
+            return None
+        return self.day_nbytes * self.left_s / DAY_S
 
     @property
     def why_no_day(self) -> str:
@@ -189,17 +224,20 @@ class Terms:
         """Return the terms in one line."""
         memory = figures.nbytes(self.process_nbytes + self.memory_nbytes)
         day = f"bytes a day are not known: {self.why_no_day}"
-        if self.day_nbytes is not None:
+        if self.left_nbytes is not None:
+            day = f"about {figures.nbytes(self.left_nbytes)} until the run is complete, as members measured"
+        elif self.day_nbytes is not None:
             day = f"about {figures.nbytes(self.day_nbytes)} a day, as members measured"
-        alone = ""
-        if self.kept is not None:
-            alone = f"nobody of it answers, and this machine has it at round {self.kept.round} or later: "
-            alone += f"{self.kept.then}; "
+        stands = "it is complete, and nothing is left to train; " if self.is_complete else ""
+        if self.kept is not None and not self.is_complete:
+            stands = f"nobody of it answers, and this machine has it at round {self.kept.round} or later: "
+            stands += f"{self.kept.then}; "
         return (
-            f"joining run {short(self.ticket.run)} ({printable(self.run.name)}): {alone}"
-            f"{figures.amount(self.num_parameters)} parameters; {figures.nbytes(self.fetch_nbytes)} to fetch, "
-            f"{figures.nbytes(self.disk_nbytes)} of disk, about {memory} of memory; "
-            f"{figures.nbytes(self.round_nbytes)} a round among {self.num_peers} peers with this one; {day}"
+            f"joining run {short(self.ticket.run)} ({printable(self.run.name)}): {stands}"
+            f"{figures.amount(self.num_parameters)} parameters; {self.length}; "
+            f"{figures.nbytes(self.fetch_nbytes)} to fetch, {figures.nbytes(self.disk_nbytes)} of disk, "
+            f"about {memory} of memory; {figures.nbytes(self.round_nbytes)} a round among {self.num_peers} peers "
+            f"with this one; {day}"
         )
 
 
@@ -252,6 +290,8 @@ def terms(
     heard: Heard = NOBODY,
     me: PeerId | None = None,
     kept: Kept | None = None,
+    *,
+    is_here: bool = False,
 ) -> Terms:
     """Return what joining `run` costs.
 
@@ -260,12 +300,16 @@ def terms(
         heard: of those who train already.
         me: who would join; decides between stages that are as weak.
         kept: of the run, where nobody answers.
+        is_here: whether this machine has it, and it is complete.
 
     Raises:
         ConfigError: the settings name a device that is not there.
     """
     num_here = heard.num_members or (heard.num_linked if isinstance(run, StagedConfig) else 0)
-    num_peers = max(1, num_here or (0 if kept is not None else len(ticket.contacts))) + 1
+    num_measured = 0 if heard.rounds is None or isinstance(run, StagedConfig) else heard.rounds.num_members
+    # Members that this machine has no link to yet are in the rounds of those that it heard.
+    num_members = max(num_here, num_measured) or (0 if kept is not None else len(ticket.contacts))
+    num_peers = max(1, num_members) + 1
     stages = () if not isinstance(run, StagedConfig) else stages_of(run, heard.news, num_peers, me)
     parts = _parts(run, stages, num_peers, settings)
     num = sum(part.num_parameters for part in parts)
@@ -277,9 +321,11 @@ def terms(
     rounds, round_nbytes, day_nbytes = heard.rounds, sum(part.round_nbytes for part in parts), None
     if rounds is not None and (rounds.num_members > 1 or (stages and num_here > 1)):
         # One more takes part. In a run with stages it takes over work of others.
-        more = 1.0 if stages else _round_nbytes(run, rounds.num_members + 1) / _round_nbytes(run, rounds.num_members)
+        more = 1.0 if stages else _round_nbytes(run, num_peers) / _round_nbytes(run, rounds.num_members)
         round_nbytes = round(rounds.round_nbytes * more)
         day_nbytes = 1e9 * cost.gigabytes_per_day(round_nbytes, rounds.round_s)
+    done_tokens = heard.committed_tokens if kept is None else kept.committed_tokens
+    left_tokens = max(0, run.settings.tokens - done_tokens)
     return Terms(
         ticket=ticket,
         run=run,
@@ -287,7 +333,7 @@ def terms(
         num_parameters=num,
         fetch_nbytes=fetch_nbytes,
         disk_nbytes=fetch_nbytes + 4 * num * CHECKPOINT_VECTORS,
-        process_nbytes=process_nbytes(),
+        process_nbytes=process_nbytes() if isinstance(run, LoopConfig) else program_nbytes(choose(settings)),
         memory_nbytes=sum(part.memory_nbytes for part in parts),
         micro_batch=parts[0].micro_batch,
         num_peers=num_peers,
@@ -295,7 +341,22 @@ def terms(
         rounds=rounds,
         day_nbytes=day_nbytes,
         kept=kept,
+        names=heard.names,
+        done_tokens=done_tokens,
+        left_s=_left_s(run, left_tokens, heard),
+        is_complete=is_here or heard.is_complete or left_tokens == 0,
+        is_here=is_here,
     )
+
+
+def _left_s(run: Genesis, left_tokens: int, heard: Heard) -> float | None:
+    """Return how long members take for the rest of a run without this machine: by their rounds, else by their steps."""
+    if heard.rounds is not None and not isinstance(run, StagedConfig):
+        of_round = heard.rounds.num_members * run.settings.quota_tokens
+        return left_tokens / of_round * heard.rounds.round_s
+    if heard.speeds and not isinstance(run, StagedConfig):
+        return left_tokens / sum(heard.speeds)
+    return None
 
 
 def stages_of(

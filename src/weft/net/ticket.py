@@ -33,6 +33,7 @@ from weft.wire import Record, Signed, decode, unseal
 
 VERSION = 2
 MAX_LETTERS = 200  # of a ticket, unless an address that it needs is very long
+_FEWEST_LETTERS = 52  # the name of the run alone
 MAX_NBYTES = (MAX_LETTERS - len("weft2")) * 5 // 8  # in as many letters of base32
 MAX_CHARS = 16_384  # a paste that is longer is something else
 MAX_CONTACTS = 8  # on a ticket of format 1
@@ -164,6 +165,11 @@ def _unframe(letters: str, version: int) -> bytes:
     total = begin + size + _CHECKSUM_NBYTES
     if len(framed) < total:
         wanted = -(-total * 8 // 5)
+        if wanted < _FEWEST_LETTERS:  # not even its length is whole
+            raise TicketError(
+                f"this ticket is cut short: {len(letters)} letters follow weft{version}, and no ticket has so few. "
+                "Copy it all."
+            )
         raise TicketError(
             f"this ticket is cut short: {len(letters)} of {wanted} letters after weft{version}. Copy it all."
         )

@@ -226,9 +226,8 @@ class Observer:
             if getattr(entry.event, "remote", None) != self._node.peer:  # it is no news that this one looks
                 self._on_entry(entry)
         if num_lost := bulletin.num_dropped + len(bulletin.lines) - len(entries):
-            self._tell(
-                f"{num_lost} events of {short(peer)} are not shown: it had no room for them, or this weft is older"
-            )
+            many = "1 event" if num_lost == 1 else f"{num_lost} events"
+            self._tell(f"left out: {many} of {short(peer)}: it had no room for them, or this weft is older")
         if num_missed:
             self._tell(f"{num_missed * WINDOW_S:g} s of {short(peer)} are not shown: it no longer keeps them")
 

@@ -31,6 +31,12 @@ class Unmeasured:
     def on_heard(self, callback: Callable[[Evaluation], object]) -> None:
         """Call `callback(evaluation)` for each that another member tells: none, of a run without figures."""
 
+    async def begin(self) -> None:
+        """Measure what a run begins with, where that has learnt something before."""
+
+    def tell_begun(self) -> None:
+        """Tell the others what was measured then."""
+
     async def maybe(self, manifest: Manifest) -> None:
         """Evaluate and sample where the run asks for it after this round; break off when this peer is to end."""
 

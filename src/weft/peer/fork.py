@@ -20,6 +20,8 @@ Failure:
   among them that had consented and left their round.
 - enough are alive, but some have no vote, because they came back from states older than their votes: they say so,
   and the majority is lost until those return that hold what was decided.
+- all were stopped in one round, and are back: nobody of them can decide it, and nobody is missing. They go on as a
+  branch at once.
 - the opener's word comes when the round was decided after all: it is not followed.
 - the majority comes back first: the wait is over.
 - who has left the round comes back before it is decided, and its last word was missed: it says it again.
@@ -29,6 +31,8 @@ Failure:
 
 import asyncio
 from collections.abc import Sequence
+
+from msgspec import UNSET
 
 from weft.errors import WeftError
 from weft.events import BranchOpened, MajorityLost
@@ -45,8 +49,10 @@ from weft.peer.state.replica import Replica
 from weft.run.config import Genesis
 from weft.sync.governance import signers
 from weft.sync.records.messages import Manifest
+from weft.sync.round.rules import is_quorum
 
 ORPHAN_AFTER_S = 60.0
+TOGETHER_S = 5.0  # where all who vote are here, nobody of them is waited for: who only keeps a state may come yet
 ORPHAN_AFTER_PAIR_S = 15.0  # of two peers, one is all that is left to wait for
 CHECK_S = 0.5
 CONSENT_S = 5.0
@@ -77,6 +83,8 @@ class Split:
         self._emit = context.emit
         self.lost = asyncio.Event()  # set while no majority is in sight
         self._lost_at: float | None = None
+        self._together_at: float | None = None  # since when all stand in a round that they cannot decide
+        self._is_told = False  # that the majority is lost
         self._looked = self._clock.now(), self._clock.wall()  # a machine that sleeps may stop one of them
         self._consented: Manifest | None = None
         self._missed_at: dict[PeerId, float] = {}  # members without a link, since when
@@ -103,10 +111,17 @@ class Split:
             else:
                 self.lost.set()
             if self._rounds.quorum.has_majority():
-                self._lost_at = None
+                self._lost_at = self._together_at = None
                 continue
             if self._lost_at is None:
                 self._lost_at = now - GONE_S  # for so long nothing was heard of those that are gone
+                self._is_told = False
+            if not self._rounds.quorum.are_together():
+                self._together_at = None
+            elif self._together_at is None:
+                self._together_at = now
+            if not self._is_told and self._is_worth_telling(now):
+                self._is_told = True
                 self._tell()
             if self._is_due(now):
                 await self._open()
@@ -145,7 +160,15 @@ class Split:
     async def _take_standing(self, peer: PeerId, note: StandingNote) -> None:
         self._rounds.quorum.take(peer, note)
 
+    def _is_worth_telling(self, now: float) -> bool:
+        """Return whether a person should hear of it: not where all were stopped, and are just coming back."""
+        quorum = self._rounds.quorum
+        is_short = quorum.are_results_lost or not is_quorum(self._rounds.chain.base, quorum.present())
+        return is_short or (self._lost_at is not None and now - self._lost_at >= GONE_S + 2 * TOGETHER_S)
+
     def _is_due(self, now: float) -> bool:
+        if self._together_at is not None and now - self._together_at >= TOGETHER_S:
+            return True
         wait_s = self.orphan_after_s()
         return wait_s is not None and self._lost_at is not None and now - self._lost_at >= wait_s
 
@@ -208,8 +231,19 @@ class Split:
             self._go(opening, self._rounds.quorum.why_undecidable())
 
     def _go(self, opening: Manifest, reason: str) -> None:
-        self._lost_at, self._consented = None, None
-        self._emit(BranchOpened(branch=opening.branch, round=opening.round, members=opening.members, reason=reason))
+        is_everybody = opening.members == self._rounds.chain.base.electorate
+        if is_everybody and not self._rounds.quorum.are_results_lost:
+            reason = "all are back, and begin the round again in which they were stopped"
+        self._lost_at, self._together_at, self._consented = None, None, None
+        self._emit(
+            BranchOpened(
+                branch=opening.branch,
+                round=opening.round,
+                members=opening.members,
+                reason=reason,
+                is_everybody=is_everybody or UNSET,
+            )
+        )
         self._rounds.branch_off(opening)
 
 

@@ -55,6 +55,7 @@ from weft.store.journal import Votes
 from weft.sync.records.acts import Act, Amend
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in, own_work
 from weft.tasks import Tasks
+from weft.training.device import best
 from weft.wire import seal
 
 __all__ = ["Context", "Outcome", "Peer"]
@@ -158,9 +159,11 @@ class Peer:
 
         async def begin() -> Manifest:
             self._report.enter("waiting for peers")
+            await self._evaluator.begin()
             opening = await self._entrance.gather(wait_for)
             await self._autosave.save()  # before anybody hears of it: a run is begun once
             self._entrance.begin(opening)
+            self._evaluator.tell_begun()
             return opening
 
         self._amends = amends
@@ -462,11 +465,12 @@ class Peer:
                 run=self.run.run,
                 name=context.node.passport.name,
                 software=f"weft {__version__}",
-                device=context.settings.device,
+                device=best() if context.settings.device == "auto" else context.settings.device,
                 num_parameters=self.run.num_parameters,
             )
         )
         await self.pausing.begin(lambda: None if snapshot is None else self._autosave.restore(snapshot))
+        self._autosave.tell()
         if snapshot is not None:
             self._entrance.legacies.read()
         await self._membership.start()

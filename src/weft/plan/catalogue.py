@@ -102,7 +102,8 @@ CATALOGUE = (
         config=presets.DiLoCoConfig(),
         codec="int8",
         apply="SGD-Nesterov",
-        tolerates="links that can carry half of that; a peer that dies costs its training steps since the last round",
+        tolerates="links that can carry a byte for each parameter every few minutes; a peer that dies costs its "
+        "training steps since the last round",
         pick="no other method fits better: the default",
         source="Douillard et al., 2311.08105, algorithm 1",
     ),

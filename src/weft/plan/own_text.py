@@ -44,6 +44,10 @@ _SETTINGS: dict[Size, tuple[float, int]] = {
     "400m": (4e-4, 512),
 }
 
+# Of the peak rate, where a run begins with what another has learnt: at the whole of it, much of that would be lost at
+# first (arXiv:2403.08763: a lower peak keeps more of what was learnt before, and learns less that is new).
+FURTHER = 1 / 3
+
 Source = TextSource | JsonlSource | ParquetSource
 
 
@@ -77,6 +81,12 @@ class Answers:
     tokens: int
     peers: int
     context: int | None = None  # tokens that the model takes, where the run begins with one; None: as of its size
+
+    @property
+    def lr(self) -> float:
+        """Return the peak learning rate: a third of a new model's, in two digits, where the run begins with a model."""
+        lr = _SETTINGS[self.size][0]
+        return lr if self.context is None else float(f"{FURTHER * lr:.1e}")
 
 
 def read_text(source: Source, base: Path, on_read: Callable[[int], None] = lambda _nbytes: None) -> Text:
@@ -198,7 +208,7 @@ def run_tree(text: Text, answers: Answers) -> dict[str, Any]:
     Raises:
         DataError: too little text for even the shortest context.
     """
-    lr, longest = _SETTINGS[answers.size]
+    longest = _SETTINGS[answers.size][1]
     seq_len = _seq_len(text, min(longest, answers.context or longest), answers.peers)
     per_round = 20 * BATCH_SIZE * seq_len * answers.peers
     rounds = answers.tokens // per_round
@@ -220,7 +230,7 @@ def run_tree(text: Text, answers: Answers) -> dict[str, Any]:
             "sample_prompt": text.begins,
             "schedule": {
                 "type": "wsd",
-                "lr": lr,
+                "lr": answers.lr,
                 "warmup_tokens": min(100_000, answers.tokens // 20),
                 "decay_tokens": answers.tokens // 4,
                 "total_tokens": answers.tokens,
@@ -241,11 +251,15 @@ def _seq_len(text: Text, longest: int, peers: int) -> int:
         who = "one peer needs" if peers == 1 else f"{peers} peers need"
         needed = int(max(num_samples * seq_len / (1 - HELDOUT), seq_len / HELDOUT)) + 2
         raise DataError(
-            f"too little text to train on: {text.nbytes:,} bytes in {text.num_documents:,} documents, of which "
-            f"{text.heldout_tokens:,} are held out to measure the loss; {who} about {needed:,}. Give more text, "
-            "such as a folder of files."
+            f"too little text to train on: {_many(text.nbytes, 'byte')} in {_many(text.num_documents, 'document')}, of "
+            f"which {_many(text.heldout_tokens, 'byte')} would be held out to measure the loss; {who} about "
+            f"{needed:,}. Give more text, such as a folder of files."
         )
     return seq_len
+
+
+def _many(num: int, one: str) -> str:
+    return f"{num:,} {one}{'' if num == 1 else 's'}"
 
 
 def _given(source: Source) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import torch
 from torch import dtype
 
 from weft.cost import training as cost
+from weft.cost.pipeline import BASE_NBYTES
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
 from weft.run.config import LoopConfig, RunConfig
@@ -67,7 +68,7 @@ def choose(peer: PeerConfig) -> Device:
     Raises:
         ConfigError: a device this machine, or this build of torch, does not have.
     """
-    device = torch.device(_best() if peer.device == "auto" else peer.device)
+    device = torch.device(best() if peer.device == "auto" else peer.device)
     if device.type == "cuda":
         _require_cuda(device)
     elif device.type == "mps" and not torch.backends.mps.is_available():
@@ -81,7 +82,8 @@ def choose(peer: PeerConfig) -> Device:
     return Device(device, precision, _name(device))
 
 
-def _best() -> str:
+def best() -> str:
+    """Return what "auto" means on this machine."""
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
@@ -203,6 +205,14 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
         ),
     )
     return by_place(memory, device)
+
+
+def program_nbytes(device: Device) -> int:
+    """Return the bytes of main memory that the program itself takes, beside what `needed_nbytes` says: Python, torch.
+
+    One figure before anything is trained or timed, so that all who tell of a run's memory tell the same.
+    """
+    return BASE_NBYTES if device.is_cpu else max(BASE_NBYTES, process_nbytes())  # with a GPU's context it is more
 
 
 def by_place(memory: cost.Memory, device: Device) -> dict[str, int]:

@@ -247,6 +247,10 @@ TABLE: dict[str, Rows] = {
             Refused("plan {scenario} --price-per-hour 1", SCENARIO),
         ),
         "--watts": (Refused(f"plan {{staged}} {FAST} --watts 1", MONEY),),
+        "--details": (
+            Refused(f"plan {{staged}} {FAST} --details", "a run with stages is told whole"),
+            Refused(f"plan {{run}} {FAST} --json --details", "--json prints everything"),
+        ),
         "--cluster": (Refused(f"plan {{staged}} {FAST} --cluster h100-sxm", MONEY),),
         "--cluster-size": (Refused(f"plan {{staged}} {FAST} --cluster-size 1", MONEY),),
         "--cluster-price": (Refused(f"plan {{staged}} {FAST} --cluster-price 1", MONEY),),

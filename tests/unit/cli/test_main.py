@@ -30,6 +30,14 @@ def test_help_names_every_verb(weft: Weft) -> None:
     assert [verb for verb in VERBS if not re.search(rf"\b{verb}\b", answer.out)] == []
 
 
+def test_help_groups_verbs_by_what_they_are_for(weft: Weft) -> None:
+    said = weft("--help").out
+    titles = ("Train together:", "Use the model:", "Look:", "Plan and compare:", "This machine:")
+    assert [said.index(title) for title in titles] == sorted(said.index(title) for title in titles)
+    assert "Others:" not in said
+    assert said.index("Use the model:") < said.index("  generate ") < said.index("Look:")
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(weft: Weft, verb: str) -> None:
     answer = weft(verb, "--help")
@@ -60,6 +68,25 @@ def test_wrong_usage_is_2(weft: Weft, arguments: list[str]) -> None:
     assert answer.code == 2
     assert answer.err.startswith("weft: ")
     assert "--help` shows what is allowed." in answer.err
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["join", "x", "--size", "nano"], "`weft join` has no option --size; `weft train` has it. `weft join --help`"),
+        (["train", "x", "--max-tokens", "9"], "`weft train` has no option --max-tokens; `weft "),
+        (["train", "x", "--host-name", "9"], "`weft train` has no option --host-name"),
+        (["status", "--home", "x"], "has no option --home; it stands before the verb: weft --home ... status."),
+        (["generate", "x", "--temprature", "9"], "has no option --temprature. Did you mean --temperature? `weft gen"),
+        (["trian"], "Did you mean 'train'? `weft --help`"),
+    ],
+)
+def test_an_option_of_another_verb_is_said_to_be_that_ones(weft: Weft, arguments: list[str], words: str) -> None:
+    answer = weft(*arguments)
+    assert answer.code == 2
+    assert words in answer.err
+    assert "?." not in answer.err
     assert answer.err.count("\n") == 1
 
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from dataclasses import replace
 from functools import reduce
 
@@ -15,16 +16,19 @@ from weft.cli.screen.draw import axis, curve, draw, progress, scale, traffic
 from weft.cli.screen.screen import LiveScreen, PlainScreen, plain_line
 from weft.cost import training as cost
 from weft.dashboard import figures
-from weft.dashboard.view import MAX_NOTABLE, MAX_VISITS, About, Line, View, update
-from weft.dashboard.words import notable
+from weft.dashboard.view import MAX_NOTABLE, MAX_VISITS, About, Line, View, ended, update
+from weft.dashboard.words import ROUTINE, WARNING, notable, severity_of
 from weft.events import (
+    HUNG_UP,
     ActEnacted,
+    ActRefused,
     ActWaits,
     BranchOpened,
     CheckpointSaved,
     ConnectionDropped,
     CountedThrough,
     DataReady,
+    Diverged,
     Entry,
     Evaluated,
     Event,
@@ -282,6 +286,17 @@ def replace_at(before: Entry, at: float) -> Entry:
     return Entry(v=before.v, at=at, peer=before.peer, event=before.event)
 
 
+def test_the_time_that_all_were_away_is_no_part_of_the_pace() -> None:
+    """All were stopped, or killed, and came back; where one stayed, its rounds went on."""
+    about = View(run=About(total_tokens=1000))
+    before = fold(started(), started(B, "bert"), commit(1, 100, at=100.0), commit(2, 200, at=110.0), view=about)
+    both = fold(started(), started(B, "bert"), view=before)
+    after = fold(commit(3, 300, at=90_000.0), commit(4, 400, at=90_010.0), view=both)
+    assert after.time_left_s == pytest.approx(60.0)
+    stayed = fold(step(1.0), started(B, "bert"), view=before)
+    assert stayed.commits == before.commits
+
+
 def test_time_left_is_unknown_before_the_second_commit() -> None:
     assert fold(commit(1, 100)).time_left_s is None
     assert replace(fold(commit(1, 100), commit(2, 200, at=200.0)), run=About()).time_left_s is None
@@ -403,6 +418,12 @@ def test_any_order_of_entries_can_be_shown(said: list[tuple[int, PeerId, int]]) 
 TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_blocking=False)
 
 
+def enacted(kind: str, subject: str = "", num: int = 1, **changes: str) -> ActEnacted:
+    by = (B, A)[:num]
+    said = {"branch": BranchId("f" * 64), "round": Round(1), "by": by, "reason": "slow", "changes": changes}
+    return ActEnacted(kind=kind, subject=subject, **said)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("event", "words"),
     [
@@ -466,10 +487,30 @@ TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_bl
         ),
         (
             NotLearning(round=Round(9), committed_tokens=Tokens(65536), first_loss=3.69, loss=4.31),
-            "after 65,536 tokens the members' loss is 4.31, no lower than the 3.69",
+            "no lower than the 3.69 at the start: learning rates may be too high, or rounds count outdated work",
         ),
-        (ActWaits(by=B, kind="amend", subject=""), "amend: bert asked for it"),
-        (ActWaits(by=B, kind="ban", subject=A), "ban anna: bert asked for it"),
+        (
+            Diverged(round=Round(1), committed_tokens=Tokens(65536), loss=239.0, nothing=5.549),
+            "after 65,536 tokens the held-out loss is 239 nats per token, far above the 5.55 of a model that knows",
+        ),
+        (ActWaits(by=B, kind="amend", subject=""), "bert asks to change the run's settings: that waits for a round"),
+        (ActWaits(by=B, kind="ban", subject=A), "bert asks to ban anna: that waits for a round"),
+        (ActWaits(by=B, kind="{by}", subject=A), "bert asks to {by} anna"),
+        (ActRefused(by=B, kind="remove", subject=A, reason="x"), "bert asks to remove anna, which has no effect: x"),
+        (enacted("pardon", A), "bert lets anna in again"),
+        (enacted("vote out", A, 2), "2 members vote anna out (slow)"),
+        (enacted("succeed", "f" * 64), "bert says that run ffffffff goes on in place of this one"),
+        (
+            enacted("amend", tokens="6000000", schedule='{"type":"wsd","lr":0.003,"total_tokens":6000000,"floor":0.0}'),
+            "bert changes the run's settings: 6,000,000 tokens in all, learning rate at most 0.003, planned for "
+            "6,000,000 tokens (slow)",
+        ),
+        (
+            enacted("amend", batch_size="1", every="1", codec='{"type":"int8"}', apply='{"type":"sgd","lr":0.5}'),
+            "settings: 1 sample a training step, 1 training step a round, updates sent in int8, results applied by sgd "
+            "(lr 0.5) (slow)",
+        ),
+        (enacted("amend", tokens="{me}", later="[1]"), "tokens = {me}, later = [1]"),
         (ConnectionDropped(address="bulk stream", remote=B, reason="gone"), "anna could not fetch from bert: gone"),
         (ConnectionDropped(address="tls (incoming)", remote=B, reason="x"), "a connection with bert was dropped: x"),
         (ConnectionDropped(address="1.2.3.4:5", remote=None, reason="x"), "a connection with 1.2.3.4:5 was dropped"),
@@ -483,6 +524,11 @@ TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_bl
 def test_what_matters_is_said_with_names(event: Event, words: str) -> None:
     names = {A: "anna", B: "bert"}
     assert words in (notable(entry(event), lambda peer: names[peer]) or "")
+
+
+def test_nobody_s_work_is_outdated_in_a_run_of_one_peer() -> None:
+    event = NotLearning(round=Round(9), committed_tokens=Tokens(1), first_loss=3.69, loss=4.31, num_members=1)
+    assert (notable(entry(event), lambda _peer: "anna") or "").endswith("learning rates may be too high")
 
 
 def test_what_a_peer_did_before_it_said_its_name_is_told_with_it() -> None:
@@ -503,6 +549,53 @@ def test_who_shares_a_name_is_told_with_a_part_of_the_key() -> None:
     assert [view.name(peer) for peer in (A, B, C, D)] == ["anna", "bert (bbbbbbbb)", "bert (cccccccc)", "dddddddd"]
     assert view.name(B) in "".join(drawn(view))
     assert fold(started(C, "cleo"), view=view).name(B) == "bert"
+
+
+def test_who_only_looked_whether_this_machine_answers_is_no_news() -> None:
+    gone = ConnectionDropped(address="1.2.3.4:5", remote=None, reason=f"{HUNG_UP}: Connection reset by peer")
+    assert notable(entry(gone), str) is None
+    assert severity_of(gone) == ROUTINE
+    assert severity_of(msgspec.structs.replace(gone, reason="it lies")) == WARNING
+
+
+def test_news_are_told_with_the_time_that_they_are_of() -> None:
+    """Long after all were back, a screen said that one goes on alone."""
+    told = msgspec.structs.replace(entry(Notice(text="one is away")), at=3 * 86400.0)
+    later = msgspec.structs.replace(commit(1, 100), at=3 * 86400.0 + 480)
+    assert re.search(r"· \d\d:\d\d one is away", "".join(drawn(fold(told, later))))
+    days = msgspec.structs.replace(commit(1, 100), at=9 * 86400.0)
+    assert re.search(r"· 1970-01-0\d \d\d:\d\d one is away", "".join(drawn(fold(told, days))))
+
+
+def test_nobody_says_how_long_a_run_takes_that_nobody_trains() -> None:
+    view = fold(started(), commit(1, 100, at=10.0), commit(2, 200, at=20.0))
+    assert "left" in progress(view)
+    assert "left" not in progress(fold(entry(PeerStopped(reason="stopped by Ctrl-C")), view=view))
+    gone = ended(view)
+    assert "left" not in progress(gone)
+    assert gone.line(A).state == "was training"
+
+
+def test_both_losses_are_written_with_the_same_unit_however_narrow_the_line() -> None:
+    view = fold(started(), step(1.0), commit(1, 100), evaluated(100, 2.0), step(1.0), commit(2, 200))
+    both = [progress(view, width) for width in range(30, 200)]
+    assert any("nats/token" in line for line in both)
+    assert any(line.count("nats per token") == 2 for line in both)
+    assert not any("nats/token" in line and "nats per token" in line for line in both)
+
+
+def test_what_happened_before_is_shown_and_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = PlainScreen()
+    screen.recall(commit(1, 100))
+    assert (screen.view.round, capsys.readouterr().err) == (1, "")
+
+
+def test_data_that_was_ready_before_a_peer_began_is_ready() -> None:
+    ready = entry(DataReady(num_shards=1, fetched_nbytes=0, train_tokens=1, heldout_tokens=1))
+    view = fold(ready, started())
+    assert view.lines[A].state == "data ready"
+    stopped = fold(entry(PeerStopped(reason="asked to")), started(), view=view)
+    assert stopped.lines[A].state == "starting"
 
 
 def test_routine_is_not_notable() -> None:

@@ -128,6 +128,7 @@ def test_anyone_recomputes_the_same_leases(cursor: int, wanted: dict[PeerId, int
     assert leases(cursor, wanted) == leases(cursor, reordered)
 
 
+@pytest.mark.full
 @settings(max_examples=40)
 @given(st.lists(quotas, min_size=1, max_size=8), st.integers(20, 90), seeds)
 def test_a_run_that_is_resumed_anywhere_sees_no_window_twice_in_an_epoch(

@@ -1,6 +1,7 @@
 """What watches over a running peer does not end in silence."""
 
 import asyncio
+from contextlib import closing
 from datetime import UTC
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,13 @@ import pytest
 
 from weft.clock import VirtualClock
 from weft.errors import Refused
-from weft.events import Entry, Notice
-from weft.ids import Digest, PeerId, RunId, short, start_of
+from weft.events import VERSION, Entry, Event, Notice, PeerStarted, PeerStopped, StepDone
+from weft.ids import Digest, PeerId, RunId, Step, short, start_of
 from weft.keys import Identity
 from weft.launch import control
 from weft.launch.guard import DayCount
 from weft.launch.session import Options, Session, session
+from weft.log import JsonlSink
 from weft.net.messages import Contact
 from weft.net.ticket import read
 from weft.run.machine import CapsConfig, PeerConfig
@@ -152,3 +154,31 @@ def test_a_ticket_names_an_anchor_first_and_nobody_who_watches(tmp_path: Path) -
             return [contact.peer for contact in read(text).contacts]
 
     assert asyncio.run(main()) == ["c" * 30, start_of(identity.peer), "b" * 30]
+
+
+def test_who_was_killed_is_told_at_the_next_start_what_is_lost(tmp_path: Path) -> None:
+    identity = Identity.from_seed(bytes(32))
+
+    def begun(*before: Event) -> list[str]:
+        log = Home(tmp_path).folder(RUN, identity.peer).log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with closing(JsonlSink(log)) as sink:
+            for event in before:
+                sink.write(Entry(v=VERSION, at=1.0, peer=identity.peer, event=event))
+        told = Told()
+        options = Options(home=Home(tmp_path), key=None, settings=PeerConfig(name="anna"), sinks=(told,))
+
+        async def main() -> None:
+            async with session(options, RUN, identity):
+                pass
+
+        asyncio.run(main())
+        return told.notices
+
+    step = StepDone(step=Step(1), loss=1.0, learning_rate=0.1, gradient_norm=1.0, num_tokens=1024, duration_s=1.0)
+    assert begun() == []
+    killed = begun(PeerStarted(run=RUN, name="anna", software="", device="cpu", num_parameters=1), step)
+    assert killed == [
+        "this peer was killed, or failed, last time: 1,024 tokens that it had trained were not saved and are lost"
+    ]
+    assert begun(PeerStopped(reason="stopped by Ctrl-C")) == []

@@ -103,6 +103,37 @@ def test_members_that_were_heard_are_counted(tmp_path: Path) -> None:
     assert made(tmp_path, Heard(num_members=1)).num_peers == 2  # none has made a step yet
 
 
+def test_a_member_that_was_not_heard_counts_where_rounds_are_among_more(tmp_path: Path) -> None:
+    """Peers and bytes of a round are of the same company: two measured, one of them was heard, and this one comes."""
+    found = made(tmp_path, told(2, num_members=1, num_linked=1))
+    assert found.num_peers == 3
+    assert found.round_nbytes == pytest.approx(100_000 * 4 / 3, rel=0.1)
+    more = made(tmp_path, told(2, num_members=3))  # one has come since it was measured
+    assert more.num_peers == 4
+    assert more.round_nbytes == pytest.approx(100_000 * 6 / 4, rel=0.1)
+
+
+def test_the_rest_of_the_run_is_said_in_tokens_time_and_bytes(tmp_path: Path) -> None:
+    run = run_config()
+    total = run.train.tokens
+    found = made(tmp_path, told(2, round_s=2.0, committed_tokens=total // 2))
+    num_rounds = (total - total // 2) / (2 * run.settings.quota_tokens)
+    assert found.left_s == pytest.approx(2.0 * num_rounds)
+    assert found.left_nbytes == pytest.approx(found.round_nbytes * num_rounds)
+    assert f"{found.length}; " in str(found)
+    assert "50 % done" in found.length
+    assert " until the run is complete" in str(found)
+    assert " a day" not in str(found)
+    by_steps = made(tmp_path, Heard(num_members=1, speeds=(total / 10, total / 10)))
+    assert by_steps.left_s == pytest.approx(5.0)
+
+
+def test_a_complete_run_is_told_first(tmp_path: Path) -> None:
+    found = made(tmp_path, Heard(num_members=1, committed_tokens=run_config().train.tokens))
+    assert found.is_complete
+    assert "): it is complete, and nothing is left to train; " in str(found)
+
+
 def test_of_a_loop_only_the_state_is_fetched_and_memory_is_what_the_peer_takes(tmp_path: Path) -> None:
     """The loop holds the model, on a device that it chooses: what the settings say of one is not looked at."""
     run, elsewhere = loop_config(), PeerConfig(device="cuda:99")
@@ -114,9 +145,9 @@ def test_of_a_loop_only_the_state_is_fetched_and_memory_is_what_the_peer_takes(t
 
 
 def test_in_one_line_the_terms_have_the_figures_that_a_person_is_asked_with(tmp_path: Path) -> None:
-    line = str(made(tmp_path, told(2, round_s=8.3, round_nbytes=1_100_000)))
+    line = str(made(tmp_path, told(2, round_s=83, round_nbytes=1_100_000)))
     assert "\n" not in line
-    assert "1.5 MB a round among 3 peers with this one; about 15.6 GB a day, as members measured" in line
+    assert "1.5 MB a round among 3 peers with this one; about 1.56 GB a day, as members measured" in line
     assert "bytes a day are not known: no member has said" in str(made(tmp_path))
 
 

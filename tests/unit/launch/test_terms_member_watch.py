@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tickets import signed_ticket
@@ -66,6 +67,10 @@ def beat(tokens_per_s: float = 0.0, *, has_begun: bool = True) -> Heartbeat:
     )
 
 
+def replace_tokens(said: Heartbeat, tokens: int) -> Heartbeat:
+    return msgspec.structs.replace(said, committed_tokens=tokens)
+
+
 def news(*stages: int, is_trainer: bool = True) -> StageNews:
     held = tuple(Held(stage=stage, since=1, state="ready", round=1, rate=1.0, num_waiting=0) for stage in stages)
     return StageNews(held=held, kept=(), is_trainer=is_trainer)
@@ -94,7 +99,16 @@ def heard(node: Node, *said: tuple[float, PeerId, Said]) -> tuple[Heard, float]:
 def test_all_who_send_heartbeats_count_and_tell_their_speed() -> None:
     said = ((0.1, ANNA, beat(900.0)), (0.3, BERT, beat(2000.0)), (0.5, CARL, beat()))
     found, after_s = heard(Node(ANNA), *said)
-    assert (found, after_s) == (Heard(num_members=3, num_linked=1, speeds=(900.0, 2000.0)), CALLED_S)
+    names = dict.fromkeys((ANNA, BERT, CARL), "x")
+    assert (found, after_s) == (Heard(num_members=3, num_linked=1, speeds=(900.0, 2000.0), names=names), CALLED_S)
+
+
+def test_how_far_the_run_is_comes_from_the_member_that_is_furthest() -> None:
+    behind, ahead = (replace_tokens(beat(), tokens) for tokens in (100, 900))
+    found, _ = heard(Node(ANNA, BERT), (0.1, ANNA, ahead), (0.2, BERT, behind))
+    assert found.committed_tokens == 900
+    found, _ = heard(Node(ANNA), (0.1, ANNA, msgspec.structs.replace(news(0), is_complete=True)))
+    assert found.is_complete
 
 
 def test_a_linked_peer_that_sends_no_heartbeat_is_not_counted() -> None:

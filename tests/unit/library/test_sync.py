@@ -249,6 +249,7 @@ def test_a_loop_that_ends_early_has_its_last_steps_counted(tmp_path: Path) -> No
     assert a.outcome.committed_tokens == (EVERY + 1) * BATCH
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_goes_on_from_its_checkpoint_whatever_the_model_is_built_with(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     began: list[Tensor] = []
@@ -356,6 +357,7 @@ def test_a_run_is_not_begun_anew_by_another_key_unasked(tmp_path: Path) -> None:
     assert "is another peer's key" in said
 
 
+@pytest.mark.full
 def test_what_has_no_effect_on_a_loop_is_told(tmp_path: Path) -> None:
     yard = Yard(tmp_path, method=DPsgdConfig(every=EVERY, degree=3), samples=120)
     with ending(yard):

@@ -176,6 +176,7 @@ ADDRESSES = st.lists(
 )
 
 
+@pytest.mark.full
 @given(st.lists(ADDRESSES, min_size=1, max_size=5))
 def test_a_ticket_of_members_is_short_and_names_only_what_there_is(each_at):
     members = [Contact(peer=PEER, name="", addresses=tuple(addresses)) for addresses in each_at]
@@ -233,8 +234,9 @@ def test_it_names_who_is_reached_from_outside_then_an_anchor_then_who_makes_it()
         ("", "not a ticket"),
         ("hello", "not a ticket"),
         ("weft", "not a ticket"),
-        ("weft1", "cut short: 0 of"),
-        ("weft2", "cut short: 0 of"),
+        ("weft1", "cut short: 0 letters follow weft1, and no ticket has so few"),
+        ("weft2", "cut short: 0 letters follow weft2"),
+        ("weft2abc", "cut short: 3 letters follow weft2"),
         *(
             case
             for text in (TEXT, SIGNED)

@@ -152,6 +152,7 @@ def to_all(peer: Peer, record: msgspec.Struct) -> None:
         peer.context.node.post(other, record)
 
 
+@pytest.mark.full
 async def test_garbage_in_the_place_of_a_letter_ends_the_link(tmp_path: Path) -> None:
     def act(peer: Peer) -> None:
         for other in peer.context.node.peers:

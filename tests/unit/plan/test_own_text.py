@@ -1,5 +1,6 @@
 """What is proposed for somebody's own text: sizes, length, and a run file that every text it takes can be sealed by."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -62,6 +63,12 @@ def test_any_length_has_a_schedule(tokens: int) -> None:
     assert run_file.train.tokens == tokens
 
 
+def test_a_run_that_begins_with_a_model_has_a_third_of_the_rate() -> None:
+    new, further = (run_tree(a_text(10**6), replace(answers(), context=context))["train"] for context in (None, 128))
+    assert (new["schedule"]["lr"], further["schedule"]["lr"]) == (3e-3, 1e-3)
+    assert new["schedule"] | {"lr": 1e-3} == further["schedule"]
+
+
 def test_what_is_read_is_counted_as_it_is_packed(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text(f"ä{number} " * (number * 20))
@@ -77,7 +84,9 @@ def test_what_is_read_is_counted_as_it_is_packed(tmp_path: Path) -> None:
 
 
 def test_too_little_text_is_refused_with_figures() -> None:
-    with pytest.raises(DataError, match="too little text to train on: 200 bytes"):
+    with pytest.raises(
+        DataError, match=r"too little text to train on: 200 bytes in 1 document, of which \d+ bytes would be held out"
+    ):
         run_tree(a_text(200), answers())
 
 

@@ -34,6 +34,7 @@ def test_a_block_is_used_again_once_it_is_forgotten():
     assert address(pool.empty(1002)) == where
 
 
+@pytest.mark.full
 def test_every_view_of_a_block_keeps_it_from_others():
     pool = Pool(1 << 20)
     block = pool.block(4000)
@@ -71,6 +72,7 @@ def test_a_block_much_larger_than_asked_stays_for_those_who_need_it():
     assert address(pool.empty(930)) == where
 
 
+@pytest.mark.full
 def test_no_more_lies_free_than_is_allowed_and_the_oldest_goes_first():
     pool = Pool(10_000)
     tensors = [pool.empty(1000) for _ in range(4)]

@@ -43,6 +43,7 @@ from weft.run.genesis import resolve
 from weft.store.home import Home
 
 _RUN_FILE = "demo.toml"
+_TEXT = "the source code of Python's standard library, byte by byte"
 _LOOK_EVERY_S = 0.25
 _SILENCE_S = 300.0  # without one line from any peer, something is stuck
 _INTERRUPTED = 130
@@ -67,14 +68,14 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
         WeftError: the folder is another's, or a peer failed.
     """
     run_file = prepare(folder, wishes)
-    names = tuple(f"peer {number}" for number in range(1, run_file.peers + 1))
+    names = _names(run_file)
     swarm = Swarm(folder, names, here.threads_of(len(names)))
     screen = make_screen(is_quiet=wishes.is_quiet)
     finished = finished_run(swarm)
     train = run_file.train
     known = About(name=run_file.name, total_tokens=train.tokens, tokens_per_step=train.batch_size * train.seq_len)
     screen.start(known, run_file.peers if finished is None else 1)
-    follower = _Follower(swarm, screen)
+    follower = Follower(swarm, screen)
     try:
         follower.watch_signals()
         run = swarm.start(folder / _RUN_FILE) if finished is None else swarm.take_up(finished)
@@ -96,6 +97,10 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
 # --- before ---
 
 
+def _names(run_file: RunFile) -> tuple[str, ...]:
+    return tuple(f"peer {number}" for number in range(1, run_file.peers + 1))
+
+
 def prepare(folder: Path, wishes: Wishes) -> RunFile:
     """Make the folder and its run file, or take up what an earlier demo left.
 
@@ -114,13 +119,17 @@ def prepare(folder: Path, wishes: Wishes) -> RunFile:
                 "--minutes and --peers out to go on with it, or add --fresh to start over."
             )
         kept: RunFile = from_tree(load_tree(path), RunFile, where=str(path))
-        tell(f"going on with the demo in {folder}; --fresh starts over")
+        if finished_run(Swarm(folder, _names(kept), 1)) is None:
+            peers = figures.several(kept.peers, "peer")
+            tell(f"going on with the demo in {folder}: its {peers} come back where they stopped; --fresh starts over")
+        else:
+            tell(f"the demo in {folder} is complete: this is how it ended; --fresh starts over")
         return kept
     run_file = _described(wishes)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(dump(run_file), encoding="utf-8")
-    what = f"{figures.several(run_file.peers, 'peer')} on this machine; everything is kept in {folder}"
-    tell(f"starting {what}")
+    what = f"{figures.several(run_file.peers, 'peer')} on this machine, which train one model on {_TEXT}"
+    tell(f"starting {what}; everything is kept in {folder}")
     return run_file
 
 
@@ -155,7 +164,7 @@ def with_tokens(tree: dict[str, Any], tokens: int) -> dict[str, Any]:
 # --- meanwhile ---
 
 
-class _Follower:
+class Follower:
     """Shows what the peers log until all have ended; passes signals on."""
 
     def __init__(self, swarm: Swarm, screen: Screen) -> None:
@@ -163,6 +172,7 @@ class _Follower:
         self._swarm = swarm
         self._screen = screen
         self._clock = SystemClock()
+        self._began = self._clock.wall()
         self._wish = Wish(self._clock)
 
     def watch_signals(self) -> None:
@@ -193,7 +203,10 @@ class _Follower:
 
     def _show(self) -> bool:
         news = self._swarm.news()
-        for entry in news:
+        before = [entry for entry in news if entry.at < self._began]
+        if before:  # in an earlier start of this demo
+            self._screen.take(before)
+        for entry in news[len(before) :]:
             self._screen.write(entry)
         return bool(news)
 

@@ -203,7 +203,7 @@ def check_network(port: int) -> Iterator[Finding]:
         return
     others = [each for each in hosts if each != "127.0.0.1"]
     text = f"listening works ({families}), at {', '.join(others) or 'this machine alone'}: none is public"
-    fix = "for peers outside: forward a port of the router to --port, or use iroh, which needs no open port"
+    fix = "for peers outside: forward a port of the router to --port, or have one member that all of you can reach"
     yield Finding("network", "note", text, fix)
 
 

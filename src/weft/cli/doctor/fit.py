@@ -10,7 +10,7 @@ No model is timed of which a step takes longer than `LONGEST_S`. It imports torc
 
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from weft.clock import Clock
 from weft.cost import pipeline as cost_pipeline
 from weft.cost import training as cost
 from weft.dashboard import figures
-from weft.errors import ConfigError, TooLarge
+from weft.errors import ConfigError, DataError, TooLarge
 from weft.ids import Digest
 from weft.launch.corpus import ONE
 from weft.launch.peer import charter_at
@@ -38,10 +38,11 @@ from weft.net.speed_test import Speed
 from weft.net.ticket import Ticket
 from weft.pipeline.config import PipelineConfig
 from weft.plan import forecast, profiles
+from weft.plan.own_text import unsealed
 from weft.plan.question import Machines, Question, cluster_of
 from weft.plan.timing import Line
 from weft.run.amend import amended
-from weft.run.config import Genesis, RunConfig, TrainConfig
+from weft.run.config import Genesis, RunConfig, RunFile, TrainConfig
 from weft.run.genesis import MAX_RUN_NBYTES, read_run
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, held_of
@@ -88,7 +89,8 @@ def largest(settings: PeerConfig) -> Finding:
         size, model, num = cut[-1]
         facts |= {"largest_cut": size, "num_stages": num}
         amount = figures.amount(num_parameters(model))
-        said.append(f"as one of {num} stages up to {size} ({amount})" if whole else f"one of {num} stages of {size}")
+        others = figures.several(num - 1, "machine")
+        said.append(f"{'' if whole else 'trains models '}up to {size} ({amount}) with {others} like it, each a part")
     where = f"({figures.nbytes(room)} to use on {device.name}, a sample of {_SEQ_LEN} tokens at a time)"
     text = f"{', '.join(said) or 'no named model fits, not even a stage of one'} {where}"
     return Finding("models", "ok" if said else "note", text, facts=facts)
@@ -276,7 +278,7 @@ def of_run_file(path: Path, settings: PeerConfig, flops_per_s: float) -> Iterato
         is_half=device.precision != "fp32",
     )
     question = _question(trained, choices, (machines,), described.has_even_leases, described.electors)
-    yield _fit_of_file(question, trained, device)
+    yield _fit_of_file(question, trained, device, _needed_of_file(described, path.absolute().parent, settings, device))
     if isinstance(found, Finding):
         yield found
         return
@@ -305,16 +307,38 @@ def _fit(run: RunConfig, shown: Terms, home: Path, settings: PeerConfig) -> Find
     what = f"stage {' and '.join(stages)}, " if stages else ""
     text = (
         f"{run.name}: {what}{figures.amount(shown.num_parameters)} parameters; to train {shown.micro_batch} samples at "
-        f"a time takes {figures.nbytes(shown.memory_nbytes)} of memory, of {figures.nbytes(sum(free.values()))} free, "
-        f"and {figures.nbytes(shown.disk_nbytes)} of disk, of {figures.nbytes(room)}"
+        f"a time takes about {figures.nbytes(shown.process_nbytes + shown.memory_nbytes)} of memory, "
+        f"{figures.nbytes(shown.process_nbytes)} of it for the program itself; "
+        f"{figures.nbytes(sum(free.values()))} are free. It takes "
+        f"{figures.nbytes(shown.disk_nbytes)} of disk, of {figures.nbytes(room)}"
     )
     if shown.disk_nbytes > room:
         return Finding("fit", "note", text, "free disk, or choose another home: --home FOLDER", facts)
     return Finding("fit", "ok", text, facts=facts)
 
 
-def _fit_of_file(question: Question, trained: _Trained, device: here.Device) -> Finding:
-    """Return whether a peer of a run file finds room: for the model, or for any of its sections."""
+def _needed_of_file(
+    described: RunFile, base: Path, settings: PeerConfig, device: here.Device
+) -> tuple[int, int] | None:
+    """Return the bytes and the samples at a time, as `weft train` and `weft join` tell them; None: it has stages, its
+    text is not here, or it does not fit."""
+    if described.stages > 1:
+        return None
+    with suppress(DataError, TooLarge):
+        run = unsealed(described, base)
+        micro_batch = here.check_fits(run, settings, device)
+        return sum(here.needed_nbytes(run, settings, device, micro_batch).values()), micro_batch
+    return None
+
+
+def _fit_of_file(
+    question: Question, trained: _Trained, device: here.Device, told: tuple[int, int] | None = None
+) -> Finding:
+    """Return whether a peer of a run file finds room: for the model, or for any of its sections.
+
+    Args:
+        told: what `_needed_of_file` returns.
+    """
     (machines,) = question.machines
     num, free = num_parameters(trained.model), int(machines.memory_nbytes or 0)
     if trained.stages > 1:
@@ -324,11 +348,14 @@ def _fit_of_file(question: Question, trained: _Trained, device: here.Device) -> 
     else:
         held_here = forecast.hold(question, machines)
         needed, has_room = held_here.on_device or held_here.on_host, bool(held_here.has_room)
-        what = f"to train {held_here.micro_batch} samples at a time"
+        needed, num_samples = told or (needed, held_here.micro_batch)
+        has_room = has_room or told is not None
+        what = f"to train {num_samples} samples at a time"
+    program = here.program_nbytes(device)
     facts: dict[str, Fact] = {"num_parameters": num, "needed_nbytes": needed, "free_nbytes": free}
     text = (
-        f"{figures.amount(num)} parameters: {what} takes {figures.nbytes(needed)} of memory, of {figures.nbytes(free)} "
-        f"free on {device.name}"
+        f"{figures.amount(num)} parameters: {what} takes about {figures.nbytes(needed + program)} of memory, "
+        f"{figures.nbytes(program)} of it for the program itself; {figures.nbytes(free)} are free on {device.name}"
     )
     if has_room:
         return Finding("fit", "ok", text, facts=facts)

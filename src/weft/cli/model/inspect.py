@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.home import CHECKPOINT_FILE, find_checkpoint, home_of
+from weft.cli.home import CHECKPOINT_FILE, SECTIONS, WHOLE, find_checkpoint, home_of, run_instead
 from weft.cli.options import ASKED, ticket_of
 from weft.cli.settings import run_file
 from weft.config import dump
@@ -34,7 +34,7 @@ def inspect(
     if _looks_like_ticket(thing):
         lines = _ticket(thing)
     elif len(thing) < 1024 and path.is_file():
-        lines = _file(path)
+        lines = _file(thing, home_of(context))
     else:
         lines = _checkpoint(thing, home_of(context))
     for line in lines:
@@ -61,8 +61,9 @@ def _ticket(text: str) -> Iterator[str]:
             yield f"         {address}"
 
 
-def _file(path: Path) -> Iterator[str]:
+def _file(given: str, home: Path) -> Iterator[str]:
     """Describe a file by how it begins, or by its ending where it is TOML."""
+    path = Path(given)
     from weft.keys import is_backup, read_peer
 
     try:
@@ -78,11 +79,13 @@ def _file(path: Path) -> Iterator[str]:
         yield f"public key   {read_peer(path)}"
         yield "private key  in the file, not shown"
     elif path.name == "checkpoint.json":
-        yield from _checkpoint(str(path.absolute().parent), path)
+        yield from _checkpoint(str(path.absolute().parent), home)
     elif re.match(rb"\s*weft\d", start):
         yield from _ticket(path.read_text(encoding="ascii", errors="replace"))
     elif path.suffix == ".toml":
         yield from _run_file(path)
+    elif run_instead(given, home, "checkpoint, ticket, key or run file", having=(WHOLE, SECTIONS)) is not None:
+        yield from _checkpoint(given, home)
     else:
         raise ConfigError(
             f"{path} is not a checkpoint, a ticket, a key, a backup of one or a run file (.toml). A checkpoint is a "

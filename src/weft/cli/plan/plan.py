@@ -32,7 +32,8 @@ def plan(
         int | None, typer.Option(help="Number of peers. Default: as the run file expects.", min=1, max=4096)
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Device of each peer: a name, or here to time this machine.", show_default=False)
+        str | None,
+        typer.Option(help="Device of each peer, by name. Default: this machine, which is timed.", show_default=False),
     ] = None,
     tokens_per_s: Annotated[
         float | None, typer.Option(help="How fast each trains, if you know it.", min=1e-6, show_default=False)
@@ -73,21 +74,23 @@ def plan(
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change the run file.")
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Say also what rounds are made of, energy, money, other methods, sources.")
+    ] = False,
     is_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Say how long a run would take, its bytes, memory and cost, and which method suits it."""
+    """Say how long a run would take, its bytes, disk and memory; with --details its cost, and which method suits it."""
     tree = load_tree(path)
     if "kind" in tree:
         settings.refuse_idle(
             context, f"{path} is a scenario, and its kinds say which machines and lines there are", *_OWN
         )
+    elif device is None and tokens_per_s is None:
+        device = "here"
     _check_speed(context, device, tokens_per_s)
     _check_method(context, settings.changes_of(changes or ()))
-    if "kind" not in tree and device is None and tokens_per_s is None:
-        raise ConfigError(
-            "nothing says how fast peers train. Give --device NAME (rtx4090, m3-max, ...), --device here to time this "
-            "machine, or --tokens-per-s."
-        )
+    if is_json:
+        settings.refuse_idle(context, "--json prints everything", "details")
     from weft.cli.plan import question as asked
 
     prices = asked.Prices(price_per_kwh, cluster, cluster_size, cluster_price)
@@ -102,11 +105,13 @@ def plan(
             watts=watts,
             price_per_hour=price_per_hour,
             line=asked.line(line, up, down, delay),
+            line_name=line if (up, down) == (None, None) else "as given",
         )
         found = asked.run(path, changes or (), peers, own, chosen, prices)
 
     if found.stages > 1:
         settings.refuse_idle(context, "energy and money are not planned for runs with stages", *_MONEY)
+        settings.refuse_idle(context, "a run with stages is told whole", "details")
         from weft.cli.plan import show_stages as planned_pipeline
 
         cut = planned_pipeline.cut(found)
@@ -114,11 +119,17 @@ def plan(
             typer.echo(text)
         return
 
-    from weft.cli.plan.show import as_json, lines
+    from weft.cli.plan.show import as_json, lines, short
     from weft.plan.forecast import forecast
     from weft.plan.methods import choose, rows
 
-    plan, table = forecast(found.question), rows(found.question)
+    plan = forecast(found.question)
+    details = details or any(name in given(context) for name in _MONEY)  # which only they tell of
+    if not (details or is_json):
+        for text in short(found, plan):
+            typer.echo(text)
+        return
+    table = rows(found.question)
     if is_json:
         typer.echo(as_json(found, plan, table, choose(table)))
     else:

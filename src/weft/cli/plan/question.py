@@ -7,6 +7,7 @@ is assumed and said.
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from weft.cli import settings
 from weft.cli.options import rate_bps
 from weft.codec.config import CodecConfig
 from weft.config import load
+from weft.dashboard import figures
+from weft.data.corpus import text_nbytes
 from weft.data.packing import CharactersConfig, make_tokenizer
 from weft.data.tokenizer import CharTokenizer
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError, DataError, TooLarge
 from weft.model.config import ModelConfig
 from weft.pipeline.config import PipelineConfig
 from weft.plan import profiles
@@ -26,6 +29,7 @@ from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_p
 from weft.plan.timing import Line
 from weft.run.config import RunFile
 from weft.run.genesis import resolve
+from weft.run.machine import PeerConfig
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
 from weft.sync.method.presets import AutoConfig, MethodConfig, spell_out
@@ -33,6 +37,7 @@ from weft.sync.method.schedule import missed
 
 ASSUMED_CHARACTERS = 100  # of a text that is not here
 HERE = "here"
+AS_SCENARIO = "as the scenario says"
 
 _CODECS = ("fp32", "bf16", "fp8", "int8", "int4", "e3m0", "int2", "sign")
 _METHODS = ("ddp", "powersgd", "fedavg", "diloco", "streaming", "async-diloco", "sparseloco", "demo", "cocktail")
@@ -44,6 +49,12 @@ class Asked:
 
     Args:
         notes: what was assumed, and where figures come from.
+        speed: how fast peers are, and how that is known.
+        lines: what connects them.
+        text_nbytes: that it trains on; None: that is not known without reading it.
+        here: memory that a peer takes on this machine, by place, and samples at a time; None: it is not timed here,
+            does not fit, or its text is not here.
+        assumed: of the notes, what figures hang on.
         stages: that the run file cuts the model into; `pipeline`: how micro-batches pass through them.
     """
 
@@ -52,6 +63,11 @@ class Asked:
     notes: tuple[str, ...]
     stages: int
     pipeline: PipelineConfig
+    speed: str = ""
+    lines: str = ""
+    text_nbytes: int | None = None
+    here: tuple[dict[str, int], int] | None = None
+    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +89,7 @@ class Own:
     watts: float | None
     price_per_hour: float
     line: "Named"
+    line_name: str = "home"
 
 
 @dataclass(frozen=True)
@@ -102,8 +119,46 @@ def run(path: Path, changes: Sequence[str], peers: int | None, own: Own, method:
     """
     run_file = settings.run_file(path, changes, is_final=method.method is None)
     model, notes = model_of(run_file, path.absolute().parent)
+    base = path.absolute().parent
     machines, more = _machines(own, run_file, model, peers or run_file.peers)
-    return _ask(run_file, model, (machines,), method, prices, (*notes, *more))
+    asked = _ask(run_file, model, (machines,), method, prices, (*notes, *more))
+    if own.tokens_per_s is not None:
+        known = "as given"
+    else:
+        known = "timed on this machine" if own.device == HERE else f"reckoned for {own.device}"
+    line = own.line.line
+    return replace(
+        asked,
+        assumed=tuple(note for note in asked.notes if note not in more),
+        speed=f"{machines.tokens_per_s:,.0f} tokens/s by each peer, {known}",
+        lines=f"{own.line_name}: {_mbit(line.up_bps)} up, {_mbit(line.down_bps)} down; --line names others",
+        text_nbytes=_text_nbytes(run_file, base),
+        here=_here(run_file, base) if own.device == HERE and run_file.stages == 1 else None,
+    )
+
+
+def _mbit(bps: float) -> str:
+    return figures.rate(bps) if math.isfinite(bps) else "no limit"
+
+
+def _text_nbytes(run_file: RunFile, base: Path) -> int | None:
+    with suppress(DataError):
+        return text_nbytes(run_file.data.source, base)
+    return None
+
+
+def _here(run_file: RunFile, base: Path) -> tuple[dict[str, int], int] | None:
+    """Return what a peer takes on this machine, as `weft train` says it."""
+    from weft.plan.own_text import unsealed
+    from weft.training.device import check_fits, choose, needed_nbytes
+
+    settings = PeerConfig()
+    device = choose(settings)
+    with suppress(DataError, TooLarge):
+        sealed = unsealed(run_file, base)
+        micro_batch = check_fits(sealed, settings, device)
+        return needed_nbytes(sealed, settings, device, micro_batch), micro_batch
+    return None
 
 
 def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, prices: Prices) -> Asked:
@@ -122,7 +177,10 @@ def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, p
         ignored.append(f"{len(described.fault)} faults of the scenario are not part of the plan")
     if any(kind.joins_at_s or kind.joins_over_s for kind in described.kind):
         ignored.append("machines that join later count as there from the start")
-    return _ask(run_file, model, machines, method, prices, (*notes, *ignored))
+    found = _ask(run_file, model, machines, method, prices, (*notes, *ignored))
+    kinds = f"{' + '.join(f'{each.count} {each.name}' for each in machines)}, {AS_SCENARIO}"
+    nbytes = _text_nbytes(run_file, run_path.absolute().parent)
+    return replace(found, text_nbytes=nbytes, assumed=found.notes, speed=kinds, lines=AS_SCENARIO)
 
 
 def machines_of(kind: Kind, watts: float = 0.0) -> Machines:

@@ -9,14 +9,20 @@ import msgspec
 from weft.cli.plan.question import Asked
 from weft.cli.terminal import terminal_width, wrapped
 from weft.cost import training as cost
+from weft.cost.pipeline import BASE_NBYTES
 from weft.dashboard import figures
+from weft.launch.terms import CHECKPOINT_VECTORS
 from weft.plan.forecast import Bill, Forecast, Hold, Part
 from weft.plan.loss import FEW_ROUNDS
 from weft.plan.methods import Row, name_of
 from weft.plan.profiles import known
 from weft.plan.timing import RoundTime
+from weft.run.machine import PeerConfig
 from weft.sync.records.messages import MAX_GROUP
+from weft.training.device import choose, program_nbytes
 
+TOKEN_NBYTES = 2  # on the disk
+DAY_S = 86_400.0
 SMALL = 100_000_000  # parameters: efficiencies were published of larger models
 _INDENT = " " * 14
 
@@ -55,6 +61,59 @@ def lines(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> It
     yield ""
     for note in (*_warnings(plan), *asked.notes, *_sources(plan)):
         yield from titled("note", note)
+
+
+def short(asked: Asked, plan: Forecast) -> Iterator[str]:
+    """Yield the same in at most eight lines: time, bytes, memory, disk, and what they follow from."""
+    question, pace = plan.question, plan.pace
+    peers, tokens = figures.several(question.num_peers, "peer"), figures.amount(question.train.tokens)
+    yield from titled(asked.name, f"{figures.amount(question.num_parameters)} parameters, {tokens} tokens, {peers}")
+    rounds = f"{figures.several(pace.num_rounds, 'round')} of {seconds(pace.round.total_s)}"
+    busy = "" if question.num_peers == 1 else f"; machines train {pace.round.utilisation:.0%} of it"
+    yield from titled("time", f"about {figures.seconds(pace.total_s)}: {rounds}{busy}")
+    yield from titled("bytes", _moved(plan))
+    yield from titled("memory", _taken(asked, plan))
+    yield from titled("disk", _written(asked))
+    yield from titled("speed", asked.speed)
+    yield from titled("lines", asked.lines)
+    for note in (*_no_room(plan), *asked.assumed):
+        yield from titled("note", note)
+    yield from titled("more", "--details: rounds in parts, energy, money, other methods")
+
+
+def _written(asked: Asked) -> str:
+    """Return what a peer writes: the text as tokens, and checkpoints."""
+    state = CHECKPOINT_VECTORS * cost.vector_nbytes(asked.question.num_parameters)
+    if asked.text_nbytes is None:
+        return f"{figures.nbytes(state)} of checkpoints, and the text, which was not looked at"
+    text = TOKEN_NBYTES * asked.text_nbytes
+    return (
+        f"about {figures.nbytes(text + state)}: {figures.nbytes(text)} of text, {figures.nbytes(state)} of checkpoints"
+    )
+
+
+def _moved(plan: Forecast) -> str:
+    pace = plan.pace
+    nbytes = pace.traffic.sent_nbytes + pace.traffic.received_nbytes
+    if plan.question.num_peers == 1:
+        return "nothing while a peer is alone; --peers 2 says what two move"
+    a_day = f", {figures.nbytes(1e9 * pace.gigabytes_per_day)} a day" if pace.total_s > DAY_S else ""
+    return f"{figures.nbytes(nbytes)} a round by each peer{a_day}, {figures.nbytes(nbytes * pace.num_rounds)} in all"
+
+
+def _taken(asked: Asked, plan: Forecast) -> str:
+    """Return what a peer takes: on this machine as `weft train` and `weft join` say it."""
+    if asked.here is not None:
+        needed, num_samples = asked.here
+        places = {**needed, "cpu": needed["cpu"] + program_nbytes(choose(PeerConfig()))}
+        told = ", ".join(
+            f"{figures.nbytes(nbytes)}{'' if place == 'cpu' else f' on {place}'}" for place, nbytes in places.items()
+        )
+        return f"about {told} of each machine, {num_samples} samples at a time"
+    most = max(plan.memory, key=lambda hold: hold.on_device + hold.on_host)
+    on_device = f"{figures.nbytes(most.on_device)} on the device and " if most.on_device else ""
+    room = "IT DOES NOT FIT: " if most.has_room is False else ""
+    return f"{room}about {on_device}{figures.nbytes(most.on_host + BASE_NBYTES)} of each machine{room}"
 
 
 def titled(name: str, text: str) -> Iterator[str]:
@@ -185,13 +244,18 @@ def _why(chosen: Row) -> str:
     )
 
 
-def _warnings(plan: Forecast) -> Iterator[str]:
-    question, pace = plan.question, plan.pace
+def _no_room(plan: Forecast) -> Iterator[str]:
+    question = plan.question
     if question.num_peers > question.num_electors * MAX_GROUP:
         yield (
             f"{question.num_electors} peers with a vote take at most {question.num_electors * (MAX_GROUP - 1)} peers "
             "without a vote: the others find no room, so figures that count them are wrong"
         )
+
+
+def _warnings(plan: Forecast) -> Iterator[str]:
+    question, pace = plan.question, plan.pace
+    yield from _no_room(plan)
     for name in pace.round.late:
         yield f"rounds do not wait for {name}: what they train is counted some rounds later"
     if pace.penalty is not None and question.choices.send != "gradient" and question.num_peers > 1:

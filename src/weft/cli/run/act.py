@@ -320,7 +320,7 @@ def describe(answer: "CharterAnswer") -> str:
     acted = zip(charter.stewards, charter.serials, strict=True)
     lines += [f"steward   {peer}  {count} acts" for peer, count in acted] or ["steward   none: nobody can act alone"]
     lines += [f"banned    {peer}" for peer in charter.banned]
-    lines += [f"voted out {each.peer}  {each.times} times" for each in charter.expelled]
+    lines += [f"voted out {each.peer}  {each.times} time{'' if each.times == 1 else 's'}" for each in charter.expelled]
     if charter.successor is not None:
         when = "ended with it" if charter.successor.is_at_once else "once this one is complete"
         lines.append(f"successor {charter.successor.run}  {when}")

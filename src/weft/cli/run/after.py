@@ -141,6 +141,20 @@ def say_found(path: Path) -> None:
 def say_made(path: Path, name: str, before: Learnt) -> None:
     tell(f"run file: {path}")
     tell(f"the new run {name} begins with what {before}; that run stays as it is")
+    tell(_said_of_rate(path))
+
+
+def _said_of_rate(path: Path) -> str:
+    """Return what a run that begins with a trained model does to it at first."""
+    from weft.config import load
+    from weft.run.config import RunFile
+
+    schedule = load(path, RunFile).train.schedule
+    rises = f"after {schedule.warmup_tokens:,} tokens of warm-up" if schedule.warmup_tokens else "at once"
+    return (
+        f"learning rate: {schedule.lr:g} {rises}, and the optimizer begins anew, so the loss may rise before it falls; "
+        f"a lower rate forgets less: train.schedule.lr in {path}"
+    )
 
 
 def numbered(folder: Path, stem: str) -> Iterator[Path]:

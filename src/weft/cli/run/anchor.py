@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from weft.anchor.anchor import Anchor
     from weft.launch.session import Options
     from weft.run.outline import Outline
+    from weft.sync.records.charter import Charter
 
 
 @spread
@@ -55,9 +56,7 @@ def _run(text: str, options: "Options", stay: settings.Keep) -> None:
 
     def on_started(anchor: "Anchor", outline: "Outline", _ticket: str) -> None:
         stopper.started(anchor.stop, lambda: anchor.has_left)
-        screen.start(
-            About(name=outline.name, total_tokens=outline.total_tokens, tokens_per_step=outline.tokens_per_step)
-        )
+        screen.start(known(outline, anchor.charter))
         typer.echo(f"anchor of {outline.name}; others join with the ticket that `weft ticket` prints here", err=True)
 
     async def main() -> str:
@@ -73,3 +72,11 @@ def _run(text: str, options: "Options", stay: settings.Keep) -> None:
         stopper.remove()
         screen.close()
     typer.echo(f"anchor ended: {reason}; what it kept is in {options.home.root}")
+
+
+def known(outline: "Outline", charter: "Charter | None") -> About:
+    """Return what is known of the run: as it was amended, where something of it is kept here."""
+    total, of_step = outline.total_tokens, outline.tokens_per_step
+    if charter is not None:
+        total, of_step = charter.settings.tokens, charter.settings.tokens_per_step
+    return About(name=outline.name, total_tokens=total, tokens_per_step=of_step)

@@ -1,5 +1,6 @@
 """`weft join`: contribute to a run that somebody holds a ticket for."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,10 +16,13 @@ from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
 from weft.errors import ConfigError
 from weft.events import Emit, Entry, Notice, RoundCommitted
+from weft.ids import name_of, short
+from weft.wire import printable
 
 if TYPE_CHECKING:
     from weft.cli.run.running import Ask
     from weft.launch.terms import Allowance, Terms
+    from weft.net.messages import Contact
     from weft.peer.context import Trainers
     from weft.run.machine import CapsConfig
 
@@ -66,13 +70,16 @@ def join(
 
     def make(ask: "Ask", trainers: "Trainers") -> Corpus:
         def agree(terms: "Terms") -> bool:
+            if terms.is_here:  # nothing is fetched and nothing trained
+                typer.echo(describe(terms), err=True)
+                return True
             watch.agreed(terms)
             typer.echo("\n".join((describe(terms), *capped(chosen.caps))), err=yes or is_asked)
             return yes or (is_asked and ask("join?"))
 
         return Corpus(agree_to=agree, own_data=own, trainers=trainers, stages=prepare)
 
-    watch = TrafficWatch(SystemClock())
+    watch = TrafficWatch(SystemClock(), is_told=not stay.parent)
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, sinks=(watch,))
     run(
         make,
@@ -83,9 +90,15 @@ def join(
     )
     if watch.has_terms and not (yes or is_asked):
         raise ConfigError(
-            "these are the terms. weft has no terminal to ask you whether to join, and has joined nothing. To join: "
-            "weft join - --yes"
+            "these are the terms. weft has no terminal to ask you whether to join, and has joined nothing. To join, "
+            f"add --yes to the same command: {with_yes(ticket)}"
         )
+
+
+def with_yes(given: str | None) -> str:
+    """Return how to say yes, with the ticket as it was given; one that was written out is a secret, and left out."""
+    shown = "" if given is None else shlex.quote(given) if given == "-" or given.startswith("@") else "TICKET"
+    return " ".join(filter(None, ("weft join", shown, "--yes")))
 
 
 def describe(terms: "Terms") -> str:
@@ -93,24 +106,36 @@ def describe(terms: "Terms") -> str:
     from weft.run.genesis import on_corpus
 
     run = on_corpus(terms.run)
-    ticket = terms.ticket
+    if terms.is_complete:
+        return "\n".join(_complete(terms))
     where = "your own files, which stay here" if run.is_private else "the run's, fetched from members"
     memory = figures.nbytes(terms.process_nbytes + terms.memory_nbytes)
     return "\n".join(
         (
-            f"run       {run.name}  {ticket.run[:16]}",
+            f"run       {run.name}  {terms.ticket.run[:16]}",
             *_through(terms),
+            f"length    {terms.length}{'' if terms.left_s is None else ' by those who train now'}",
             f"model     {_model(terms)}",
             f"data      {where}",
             *_stewards(len(run.stewards)),
             f"to fetch  {figures.nbytes(terms.fetch_nbytes)}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
-            f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for this program as it stands, "
+            f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for the program itself, "
             f"{figures.nbytes(terms.memory_nbytes)} to train {terms.micro_batch} of a batch's "
             f"{run.train.batch_size} samples at a time",
             *_network(terms),
         )
     )
+
+
+def _complete(terms: "Terms") -> tuple[str, str]:
+    """Return that nothing is left to train, and what joining is good for then."""
+    run = terms.run
+    said = f"run {run.name} ({short(terms.ticket.run)}) is complete: nothing is left to train"
+    if terms.is_here:
+        return said, f"this machine has the model: weft generate {short(terms.ticket.run)}"
+    fetched = f"{figures.nbytes(terms.fetch_nbytes)} to fetch, {figures.nbytes(terms.disk_nbytes)} of disk"
+    return (said, f"joining only fetches the model of {figures.amount(run.num_parameters)} parameters: {fetched}")
 
 
 def _through(terms: "Terms") -> list[str]:
@@ -122,7 +147,13 @@ def _through(terms: "Terms") -> list[str]:
             "through   nobody: no peer of this run answers now",
             f"from      round {kept.round} or later, which this machine has kept. If you join, {kept.then}",
         ]
-    return [f"through   {listed([each.peer[:16] for each in terms.ticket.contacts])}, named on the ticket"]
+    return [f"through   {listed([_name(terms, each) for each in terms.ticket.contacts])}, named on the ticket"]
+
+
+def _name(terms: "Terms", contact: "Contact") -> str:
+    """Return what a member on the ticket is called, by itself or by the ticket; a ticket may hold a part of its key."""
+    said = next((name for peer, name in terms.names.items() if peer.startswith(contact.peer)), contact.name)
+    return name_of(contact.peer, printable(said))
 
 
 def _model(terms: "Terms") -> str:
@@ -149,10 +180,10 @@ def _network(terms: "Terms") -> tuple[str, str]:
         if terms.day_nbytes is not None:
             told = f"{rounds.num_told} members" if rounds.num_told > 1 else "a member"
             return (
-                f"{of_round}, about {figures.nbytes(terms.day_nbytes)} a day",
-                f"          (as {told} measured: {figures.nbytes(rounds.round_nbytes)} a round, and "
-                f"{figures.seconds(rounds.round_s)} from one to the next, of {steps}; weft tells you if it moves far "
-                "more)",
+                f"{of_round}, {_in_all(terms)}",
+                f"          (as {told} measured: {figures.nbytes(rounds.round_nbytes)} a round among "
+                f"{rounds.num_members}, and {figures.seconds(rounds.round_s)} from one to the next, of {steps}; "
+                "weft tells you if it moves far more)",
             )
         alone = f"; a round alone takes {figures.seconds(rounds.round_s)}, of {steps}"
     return (
@@ -160,6 +191,12 @@ def _network(terms: "Terms") -> tuple[str, str]:
         f"          (bytes a day are not known: {terms.why_no_day}{alone}. weft says them ten minutes after you join; "
         "weft doctor - estimates them)",
     )
+
+
+def _in_all(terms: "Terms") -> str:
+    if terms.left_nbytes is not None:
+        return f"about {figures.nbytes(terms.left_nbytes)} until the run is complete"
+    return f"about {figures.nbytes(terms.day_nbytes or 0)} a day"
 
 
 def capped(caps: "CapsConfig") -> list[str]:
@@ -199,8 +236,9 @@ def _peers(terms: "Terms") -> str:
 class TrafficWatch:
     """A sink that says in an event when far more is moved than the terms that were agreed to."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, is_told: bool = True) -> None:
         self._clock = clock
+        self._is_told = is_told  # else another program started this peer, and nobody was shown its terms
         self._terms: Terms | None = None  # shown, and agreed to if anything follows
         self._emit: Emit | None = None  # of the peer, once there is one
         self._allowance: Allowance | None = None
@@ -218,7 +256,7 @@ class TrafficWatch:
     def write(self, entry: Entry) -> None:
         from weft.launch.terms import Allowance
 
-        if self._terms is None or self._emit is None:
+        if self._terms is None or self._emit is None or not self._is_told:
             return
         if self._allowance is None:
             self._allowance = Allowance(self._terms, self._clock)

@@ -9,6 +9,7 @@ The same text again finds the run file that was made for it, or that somebody wr
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from weft.config import from_tree, is_in, leave_out, leaves, load_tree, replace_
 from weft.dashboard import figures
 from weft.dashboard.logs import is_there
 from weft.errors import ConfigError, TooLarge
+from weft.ids import short
 from weft.progress import Meter
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ T = TypeVar("T")
 MAX_RUN_FILE_NBYTES = 1 << 20  # larger text is no run file
 USUAL_S = 3600.0  # of training at most, unless more is asked for
 MAX_PEERS = 64
-_QUESTIONS = {"name": "--run-name", "model.size": "--size", "train.tokens": "--length", "peers": "--peers"}
+_QUESTIONS = {"name": "--run-name", "model.size": "--size", "peers": "--peers", "train.tokens": "--length"}
 
 
 @dataclass(frozen=True)
@@ -76,15 +78,20 @@ class Wishes:
         pairs = {"--run-name": self.run_name, "--size": self.size, "--length": self.length, "--peers": self.peers}
         return [option for option, value in pairs.items() if value is not None]
 
-    def refuse_for(self, what: str) -> None:
+    @property
+    def all_given(self) -> list[str]:
+        """Return the options that were given, --yes included."""
+        return [*self.given(), *(["--yes"] if self.yes else [])]
+
+    def refuse_for_run_file(self) -> None:
         """
         Raises:
-            ConfigError: one was given, which has no effect on `what`.
+            ConfigError: one was given, which has no effect on a run file.
         """
-        if given := [*self.given(), *(["--yes"] if self.yes else [])]:
+        if given := self.all_given:
             raise ConfigError(
-                f"{', '.join(given)}: no effect on {what}, only on your own text. Leave them out; --set changes a run "
-                "file."
+                f"{', '.join(given)}: no effect on a run file, only on your own text. Leave them out; --set changes a "
+                "run file."
             )
 
 
@@ -156,10 +163,7 @@ def run_file_for(text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig
         if wishes.given() == ["--length"] and asked.is_longer:
             changes += _longer(text, there[-1], str(wishes.length))
         elif given := wishes.given():
-            raise ConfigError(
-                f"{', '.join(given)}: {there[-1]} already says how to train {text}. Change that file, or make "
-                "another run of this text: --new."
-            )
+            raise ConfigError(_already(given, there[-1], text, asked))
         others = f". There are older ones: {', '.join(map(str, there[:-1]))}" if there[:-1] else ""
         if before is None:
             tell(f"{there[-1]} says how to train {text}; weft uses that{others}")
@@ -167,11 +171,36 @@ def run_file_for(text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig
             say_found(there[-1])
         return there[-1], changes, run_file(there[-1], changes).peers
     path, tree = _made(text, wishes, asked, settings, num_before=len(all_there))
+    if all_there:
+        how = "--new" if before is None else f"--after {short(before.run)}"
+        tell(
+            f"{all_there[-1]} stays as it is, and this run has none of its settings; a run with them: weft train "
+            f"{shlex.quote(str(all_there[-1]))} {how}"
+        )
     if before is None:
         tell(f"run file: {path}")
     else:
         say_made(path, str(tree["name"]), before)
     return path, [], int(tree["peers"])
+
+
+def _already(given: Sequence[str], path: Path, text: Path, asked: Asked) -> str:
+    """Return that a run file answers already what is answered again, and what to do.
+
+    Args:
+        given: options of questions.
+    """
+    said = f"{', '.join(given)}: {path} already says how to train {text}. "
+    if asked.before is None and "--length" in given:
+        alone = "" if given == ["--length"] else ", without the others"
+        how = "leave out the others" if asked.is_longer else f"add --go-on{alone}"
+        said += f"To go on with the run for so long, counted from its first round, {how}. "
+    file = shlex.quote(str(path))
+    if asked.is_longer:
+        return f"{said}For anything else, change that file; then: weft train {file} --go-on"
+    if asked.before is not None:
+        return f"{said}To change that run, change that file. For another one that begins so, add --new."
+    return f"{said}For another run of this text, which begins anew, add --new."
 
 
 def _longer(text: Path, path: Path, wanted: str) -> list[str]:
@@ -186,8 +215,14 @@ def _longer(text: Path, path: Path, wanted: str) -> list[str]:
         )
     changed = changes_of(())
     tokens = own_text.rounded(int(_tokens(meant, own_text.read_text(_source(text, changed), _whole(text).parent), 0)))
-    fields = ["train.tokens"]
-    if "total_tokens" in tree["train"].get("schedule", {}):
+    fields, schedule = ["train.tokens"], tree["train"].get("schedule", {})
+    least = sum(int(schedule.get(name, 0)) for name in ("warmup_tokens", "decay_tokens"))
+    if tokens < least:
+        raise ConfigError(
+            f"--length {wanted[:40]}: that is {tokens:,} tokens, and by {path} the learning rate takes {least:,} to "
+            f"rise and to fall. Give at least so many, or lower warmup_tokens and decay_tokens in that file."
+        )
+    if "total_tokens" in schedule:
         fields.append("train.schedule.total_tokens")
     return [f"{field}={tokens}" for field in fields]
 
@@ -290,6 +325,8 @@ def _answered(
     Args:
         path: of the run file, where a model to begin with lies beside it.
     """
+    if wishes.length is not None:
+        length("--length", wishes.length)  # what is no length is refused before anything is read or timed
     asks, changes, before = _Asks(is_on=not wishes.yes, given=wishes.given()), asked.changes, asked.before
     changed = _checked(changes)
     from weft.data.corpus import text_nbytes
@@ -328,24 +365,25 @@ def _answered(
         here = machine.pace_of(from_tree(draft | begins, RunFile, where=str(text)), base)
 
     def tokens_of(given: str) -> int:
-        tokens = own_text.rounded(int(_tokens(length("--length", given), found, here.tokens_per_s)))
+        tokens = own_text.rounded(int(_tokens(length("--length", given), found, peers * here.tokens_per_s)))
         if tokens > MAX_TOKENS:
             raise ConfigError(f"--length {given[:40]}: Allowed: at most {MAX_TOKENS:,} tokens; these are {tokens:,}.")
         return tokens
 
-    usual_tokens = own_text.usual_tokens(found, num, here.tokens_per_s, USUAL_S)
-    tokens = asks.ask(
-        f"how long: a while (2h), tokens (5Mtokens) or passes over the text (10passes); this machine trains at "
-        f"{figures.amount(here.tokens_per_s)} tokens/s",
-        wishes.length,
-        f"{figures.amount(usual_tokens)}tokens",
-        tokens_of,
-    )
     peers = asks.ask(
         "number of machines that train, this one included: with more than 1, training waits until all are here",
         None if wishes.peers is None else str(wishes.peers),
         "1",
         _peers,
+    )
+    usual_tokens = own_text.usual_tokens(found, num, peers * here.tokens_per_s, USUAL_S)
+    who = "this machine trains" if peers == 1 else f"{peers} machines as fast as this one train"
+    tokens = asks.ask(
+        f"how long: a while (2h), tokens (5Mtokens) or passes over the text (10passes); {who} at "
+        f"{figures.amount(peers * here.tokens_per_s)} tokens/s",
+        wishes.length,
+        f"{figures.amount(usual_tokens)}tokens",
+        tokens_of,
     )
     answers = own_text.Answers(name=name, size=size, tokens=tokens, peers=peers, context=context)
     tree = own_text.run_tree(found, answers) | begins
@@ -354,6 +392,8 @@ def _answered(
     described: RunFile = from_tree(tree, RunFile, where=" ".join(f"--set {change}" for change in changes) or str(text))
     for field in without_effect(described):  # of what weft writes; what somebody gave stays, and is told
         tree = tree if any(is_in(name, field) for name, _ in leaves(changed)) else leave_out(tree, field)
+    if before is not None and described.train.schedule.lr == answers.lr:
+        tell("learning rate: a third of that of a new model of this size, so that less is forgotten")
     here = machine.pace_of(described, base) if changed else here  # --set may have made another model of it
     for line in machine.takes(described, here, base):
         typer.echo(line, err=True)
@@ -486,14 +526,13 @@ class _Machine:
         """Yield what a run takes, line by line; nothing that is not measured, counted or in closed form."""
         from weft.launch.terms import CHECKPOINT_VECTORS
         from weft.plan.own_text import disk_nbytes, unsealed
-        from weft.run.host import process_nbytes
         from weft.sync.costs import round_traffic
-        from weft.training.device import check_fits, needed_nbytes
+        from weft.training.device import check_fits, needed_nbytes, program_nbytes
 
         run, train = unsealed(described, base), described.train
         micro_batch = check_fits(run, self._settings, self._device)
         needed = needed_nbytes(run, self._settings, self._device, micro_batch)
-        needed["cpu"] += process_nbytes()
+        needed["cpu"] += program_nbytes(self._device)
         memory = ", ".join(
             f"{figures.nbytes(nbytes)}{'' if place == 'cpu' else f' on {place}'}" for place, nbytes in needed.items()
         )

@@ -21,6 +21,7 @@ from weft.cli.screen.screen import make_screen
 from weft.cli.signals import NOTHING_TO_SAVE
 from weft.cli.terminal import TO_SCREEN
 from weft.config import alike
+from weft.dashboard.logs import first_measured
 from weft.dashboard.run import about_of
 from weft.dashboard.scalars import make_sink
 from weft.data.store import write_atomically
@@ -32,6 +33,7 @@ from weft.net.ticket import why_long
 from weft.peer.context import Trainers
 from weft.peer.peer import Outcome
 from weft.peer.state.checkpoint import read_contents
+from weft.store.home import PeerFolder
 
 _OTHERS = (
     "others join with this ticket, which is a secret: `weft join -` asks for it, and no list of processes shows it"
@@ -98,7 +100,8 @@ def run(
             print(opened.ticket, flush=True)  # noqa: T201  # the one line that was asked for
             if not is_for_program:
                 print("\n".join(_said(opened.ticket, waits_for)), file=sys.stderr, flush=True)  # noqa: T201
-        screen.start(about_of(peer.run), waits_for)
+        now = None if opened.charter is None else opened.charter.settings
+        screen.start(about_of(peer.run, now), waits_for)
 
     async def main(who: Trainers) -> Outcome | None:
         stopper.install(asyncio.get_running_loop())
@@ -120,7 +123,8 @@ def run(
     if outcome is not None:
         begun = Begun(source=manner.source, is_text=manner.is_text, key=options.key)
         command = command_for(options.home.root)
-        print(summary(outcome, screen.view, command, begun, _num_members(outcome)), flush=True)  # noqa: T201
+        before = first_measured(PeerFolder(outcome.checkpoint.parent).log)
+        print(summary(outcome, screen.view, command, begun, _num_members(outcome), before), flush=True)  # noqa: T201
         if manner.report is not None:
             write_atomically(manner.report, [msgspec.json.encode(report_of(outcome))])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from weft.cli.home import Standing, called, command_for, home_of, listing, meant, on_disk, own_name
+from weft.cli.home import OnDisk, Standing, called, command_for, home_of, listing, meant, on_disk, own_name
 from weft.cli.run.ticket import is_kept
 from weft.cli.terminal import agrees
 from weft.clock import SystemClock
@@ -79,7 +79,7 @@ def delete(
     held = there[found[0]]
     if _is_anchored(held, home):
         raise KeyLocked(f"an anchor of run {called(held.folder)} runs here. Stop it first, with Ctrl-C in its window.")
-    typer.echo(_what_goes(held, on_disk(held.folder).standing), err=True)
+    typer.echo(_what_goes(held, on_disk(held.folder)), err=True)
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigError(
@@ -92,14 +92,17 @@ def delete(
     typer.echo(f"run {name} is deleted: {figures.nbytes(runs.delete(held, home))} are free again")
 
 
-def _what_goes(held: "Held", stands: Standing | None) -> str:
-    at = "without a checkpoint" if stands is None else f"at round {stands.round}"
+def _what_goes(held: "Held", kept: OnDisk) -> str:
+    has_any = kept.trained[0]
+    at = "with a checkpoint that cannot be read" if has_any else "without a checkpoint"
+    at = at if kept.standing is None else f"at round {kept.standing.round}"
+    what = "checkpoints and logs" if has_any else "logs"
     more = f" and {figures.nbytes(held.alone_nbytes)} of data and settings" if held.alone_nbytes else ""
-    kept = (
+    stay = (
         f"; {figures.nbytes(held.shared_nbytes)} stay, because other runs here need them" if held.shared_nbytes else ""
     )
     return (
-        f"run {called(held.folder)}, {at}: {figures.nbytes(held.own_nbytes)} of checkpoints and logs{more}{kept}. Run "
+        f"run {called(held.folder)}, {at}: {figures.nbytes(held.own_nbytes)} of {what}{more}{stay}. Run "
         "files, texts and keys stay. If no other machine holds this run, nobody can restore it."
     )
 
@@ -193,7 +196,7 @@ def _is_anchored(held: "Held", home: "Home") -> bool:
 def _line(known: Known) -> str:
     parts = []
     if known.stands is not None:
-        share = f", {min(1.0, known.stands.committed_tokens / known.total_tokens):.0%}" if known.total_tokens else ""
+        share = f", {figures.percent(known.stands.committed_tokens, known.total_tokens)}" if known.total_tokens else ""
         parts.append(f"round {known.stands.round}{share}")
     else:
         parts.append("no checkpoint")

@@ -14,6 +14,7 @@ from weft.cli.screen.draw import ring
 from weft.dashboard import figures
 from weft.dashboard.stages import layers_of, ordinal
 from weft.dashboard.view import Line, View
+from weft.events import Evaluated
 from weft.ids import short
 
 if TYPE_CHECKING:
@@ -39,13 +40,21 @@ class Begun:
     key: Path | None = None
 
 
-def summary(outcome: "Outcome", view: View, command: str, begun: Begun = Begun(), num_members: int = 1) -> str:
+def summary(
+    outcome: "Outcome",
+    view: View,
+    command: str,
+    begun: Begun = Begun(),
+    num_members: int = 1,
+    before: Evaluated | None = None,
+) -> str:
     """Return the text for the end of a run.
 
     Args:
         view: adds the bytes that ring DDP would have moved, and the others.
         command: `weft`, with --home where it is not the default one.
         num_members: that hold the run.
+        before: what was measured of what the run began with; None: it began with nothing learnt, or nobody has.
     """
     if not outcome.replica:
         return _of_nothing(outcome, command)
@@ -57,6 +66,9 @@ def summary(outcome: "Outcome", view: View, command: str, begun: Begun = Begun()
         per_byte = outcome.nats_per_byte
         is_known = math.isfinite(per_byte)
         lines.append(f"held-out     {figures.nats_per_byte(per_byte) if is_known else figures.nats(outcome.loss)}")
+        if before is not None:
+            first = before.nats_per_byte if is_known else before.loss
+            lines.append(f"{INDENT}before the first round it was {first:.4f}")
         lines.append(f"{INDENT}{_WHAT_LOSS}")
         if is_known and outcome.loss != per_byte:
             lines.append(f"{INDENT}{figures.nats(outcome.loss)}, for this tokenizer only")
@@ -89,7 +101,13 @@ def summary(outcome: "Outcome", view: View, command: str, begun: Begun = Begun()
     if outcome.sample:
         from weft.run.genesis import on_corpus
 
-        lines += ["", excerpt(on_corpus(outcome.run).train.sample_prompt + outcome.sample.rstrip()), ""]
+        lines += [
+            "",
+            "it writes",
+            "",
+            excerpt(on_corpus(outcome.run).train.sample_prompt + outcome.sample.rstrip()),
+            "",
+        ]
     run = short(outcome.run.run)
     lines.append(gather_next(command, run) if is_part else try_next(command, run, _prompt(outcome)))
     lines += _longer(outcome, command, begun, num_members) if is_complete else _goes_on(outcome, command, begun)

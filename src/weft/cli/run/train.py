@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
-from weft.cli.home import SECTIONS, WHOLE, find_run, home_of, listing
+from weft.cli.home import SECTIONS, WHOLE, command_for, find_run, home_of, listing, on_disk
 from weft.cli.options import spread, until
 from weft.cli.run.after import Learnt, learnt, run_file_after
 from weft.cli.run.own_text import Asked, Wishes, kind_of, run_file_for
@@ -15,7 +15,7 @@ from weft.cli.run.torchrun import served
 from weft.cli.terminal import TO_SCREEN, say_loading
 from weft.clock import SystemClock
 from weft.errors import ConfigError
-from weft.ids import RunId
+from weft.ids import RunId, short
 
 if TYPE_CHECKING:
     from weft.launch.kept import Wish
@@ -99,20 +99,25 @@ def train(
         asked = Asked(changes=changed, is_new=new, is_longer=go_on, before=before)
         path, changed, peers = run_file_for(path, own, asked, chosen)
         wait_for = wait_for or peers
-    else:
-        own.refuse_for("a run file" if kind == "run file" else "a run of this home")
+    elif kind == "run file":
+        own.refuse_for_run_file()
     if kind == "run file" and before is not None:
         path, changed = run_file_after(path, changed, before, is_new=new)
     if kind == "run":
-        kept = _kept(what, home_of(context), {"--set": bool(changed), "--go-on": go_on, "--new": new})
+        idle = {"--set": bool(changed), "--go-on": go_on, "--new": new, **dict.fromkeys(own.all_given, True)}
+        kept = _kept(what, home_of(context), idle)
     described = None if kept else (settings.run_file(path, changed), path.absolute().parent)
     from weft.cli.run.running import Manner, run
     from weft.launch.corpus import Corpus
-    from weft.launch.session import Options
+    from weft.launch.session import Names, Options
     from weft.stages.launch import prepare
     from weft.store.home import Home
 
-    options = Options(home=Home(home_of(context)), key=here.key, settings=chosen)
+    names = Names()
+    if kind == "text":  # of which another run would be made anew, without what its run file says
+        typed = shlex.join([str(path), *(part for change in changed for part in ("--set", change))])
+        names = Names(train=f"{command_for(home_of(context))} train {typed}")
+    options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, names=names)
     run(
         lambda _ask, trainers: Corpus(described=described, kept=kept, trainers=trainers, stages=prepare, wish=wish),
         options,
@@ -136,8 +141,11 @@ def _before(after: str, kind: str, what: str, home: Path) -> Learnt:
         ConfigError: it has no effect on what is trained; or as `learnt`, like CheckpointError.
     """
     if kind == "run":
+        is_run = find_run(what, home, having=(WHOLE, SECTIONS)) is not None
+        fault = "is a run" if is_run else f"is not here: there is no such file or folder in {Path.cwd()}"
         raise ConfigError(
-            f"--after {after[:80]}: it begins a new run, on a text or from a run file, and {what[:80]} is neither here."
+            f"--after {after[:80]}: it begins a new run on a text, or from a run file, and {what[:200]} {fault}. Name "
+            "the text or the run file of the new run."
         )
     return learnt(after, home)
 
@@ -159,7 +167,21 @@ def _kept(given: str, home: Path, changing: dict[str, bool]) -> RunId:
         )
     if idle := [option for option, is_given in changing.items() if is_given]:
         raise ConfigError(
-            f"{', '.join(idle)}: no effect on a run that goes on as it is. Leave it out, or change the run file and "
-            "train that."
+            f"{', '.join(idle)}: no effect on a run that is named so: it goes on as it is. {_how_to_change(run)}"
         )
     return RunId(run.name)
+
+
+def _how_to_change(run: Path) -> str:
+    """Return how a run of this home is changed, made longer or begun anew: by what it was made of."""
+    stands, after = on_disk(run).standing, f"--after {short(run.name)}"
+    if stands is not None and stands.num_members > 1:
+        return (
+            f"{stands.num_members} members hold it, and none may change it alone. To begin another run with what it "
+            f"has learnt: weft train FILE {after}"
+        )
+    return (
+        "To train it longer, name what it was made of. If that was a text: weft train TEXT --go-on --length "
+        "10Mtokens. If that was a run file, raise train.tokens in it, or change what else you want; then: weft train "
+        f"FILE.toml --go-on. To begin another run with what it has learnt: weft train FILE {after}"
+    )

@@ -5,6 +5,7 @@ Pure: a `View` in, something rich can print out.
 
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 
 from rich.console import Group, RenderableType
@@ -25,6 +26,7 @@ _MIN_SPAN = 0.25  # of the highest value: less than that from top to bottom woul
 _SMOOTH_FROM = 16  # columns; of fewer every one counts
 _NUM_NEIGHBOURS = 2  # on either side, that a column is averaged with
 _MAX_NEWS_LINES = 8
+_DAY_S = 12 * 3600.0  # after which a time of day says too little
 _CURVE_FROM_ROWS = 18  # on a lower terminal the curve has no place
 _MAX_STAGES = 8  # that have a line each
 _GOOD = {
@@ -72,13 +74,14 @@ def progress(view: View, width: int | None = None) -> str:
     said.pop("peers", None)
     said.pop("stage", None)
     words = {name: long for name, (long, _) in said.items()}
-    for name in ("loss", "heldout", "tokens", "loss", "heldout", "left"):  # first shortened, then left out
+    # First shortened, both losses at once, since they are of one unit, then left out.
+    for names in (("loss", "heldout"), ("tokens",), ("loss",), ("heldout",), ("left",)):
         if len("  ".join(words.values())) <= width:
             break
-        if name in words:
+        for name in words.keys() & set(names):
             short = said[name][1]
             words[name] = short if words[name] != short else ""
-            words = {name: word for name, word in words.items() if word}
+        words = {name: word for name, word in words.items() if word}
     return "  ".join(words.values())[:width]
 
 
@@ -193,11 +196,16 @@ def _news(view: View, width: int, num_rows: int) -> list[str]:
     """Return what happened last, wrapped; where there is no room the oldest is left out."""
     lines: list[str] = []
     for news in reversed(view.notables):
-        more = wrapped(f"· {news.text}", width, "  ").split("\n")
+        more = wrapped(f"· {_time(news.at, view.now)} {news.text}", width, "  ").split("\n")
         if lines and len(lines) + len(more) > min(_MAX_NEWS_LINES, num_rows):
             break
         lines = [*more, *lines]
     return lines
+
+
+def _time(at: float, now: float) -> str:
+    """Return when something happened by this machine's clock, with its date where that is not today's."""
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M" if now - at < _DAY_S else "%Y-%m-%d %H:%M")
 
 
 def _peers(view: View, width: int) -> Table:

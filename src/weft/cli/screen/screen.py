@@ -6,6 +6,7 @@ A screen is a sink. Events come from the event loop and from the thread that tra
 
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rich.console import Console, RenderableType
@@ -30,6 +31,13 @@ class Screen:
     def write(self, entry: Entry) -> None:
         with self._lock:
             self.view = update(self.view, entry)
+
+    def take(self, before: Iterable[Entry]) -> None:
+        """Take what was told in an earlier life of the run, and say nothing of it: it is no news."""
+        with self._lock:
+            for entry in before:
+                self.view = update(self.view, entry)
+            self.view = replace(self.view, notables=())
 
     def start(self, run: About, wait_for: int = 1) -> None:
         """Take what is known of the run, and how many peers it begins with."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.home import called, find_run, home_of, listing
+from weft.cli.home import called, find_run, home_of, listing, run_instead
 from weft.cli.options import NOT_SEEN, ticket_or_none, ticket_text
 from weft.cli.run.ticket import is_kept, read_kept, ticket_here
 from weft.cli.settings import check_transports, machine_settings, refuse_idle
 from weft.clock import SystemClock
-from weft.dashboard.logs import find_logs, in_order, is_there, older
+from weft.dashboard.logs import find_logs, holds_logs, in_order, is_there, older
 from weft.dashboard.view import About
 from weft.errors import ConfigError, WeftError
 from weft.events import Entry
@@ -62,12 +62,7 @@ def find(given: str | None, context: typer.Context) -> "tuple[Path, ...] | Ticke
     if given is None:
         return read(ticket_or_none(None) or ticket_here(None, home, str(context.info_name)))
     unused = "logs are read from this machine's disk", "transports"
-    if (
-        given != "-"
-        and not given.startswith("@")
-        and not is_there(Path(given))
-        and (run := find_run(given, home, having=LOGS)) is not None
-    ):
+    if given != "-" and not given.startswith("@") and (run := _run_meant(given, home)) is not None:
         kept = next((each for each in sorted(run.glob("*/ticket")) if is_kept(each, home)), None)
         how = "as peers here have logged it; none of them runs now" if kept is None else "as its members tell"
         typer.echo(f"this is run {called(run)}, {how}", err=True)
@@ -87,10 +82,9 @@ def logs_of(given: str | Path, home: Path) -> Path:
     Raises:
         ConfigError, CheckpointError: neither, or several runs; says which there are.
     """
-    path = Path(given)
-    if is_there(path):
+    run = _run_meant(str(given), home)
+    if run is None and is_there(path := Path(given)):
         return path
-    run = find_run(str(given), home, having=LOGS)
     if run is None:
         raise ConfigError(
             f"{str(given)[:200]!r} is not a ticket, a log file (log.jsonl), a folder of a run, or a run of this home. "
@@ -98,6 +92,14 @@ def logs_of(given: str | Path, home: Path) -> Path:
         )
     typer.echo(f"this is run {called(run)}", err=True)
     return run
+
+
+def _run_meant(given: str, home: Path) -> Path | None:
+    """Return the run of this home that is called so; None: there is none, or a log or a folder of logs is."""
+    path = Path(given)
+    if not is_there(path):
+        return find_run(given, home, having=LOGS)
+    return None if holds_logs(path) else run_instead(given, home, "log of events", having=LOGS)
 
 
 async def follow_logs(

@@ -19,7 +19,7 @@ from weft.dashboard import figures
 from weft.dashboard.history import finite
 from weft.dashboard.logs import logged
 from weft.dashboard.run import about_logged
-from weft.dashboard.view import View
+from weft.dashboard.view import View, ended
 from weft.events import Entry
 
 if TYPE_CHECKING:
@@ -67,9 +67,10 @@ def status(
     finally:
         screen.close()
     if not follow:
-        _show(screen.view, as_json)
-        if isinstance(source, tuple) and not as_json:
-            typer.echo(_age(screen.view, SystemClock().wall()), nl=False)
+        view, said = _aged(screen.view, SystemClock().wall()) if isinstance(source, tuple) else (screen.view, "")
+        _show(screen.view if as_json else view, as_json)
+        if not as_json:
+            typer.echo(said, nl=False)
 
 
 def _print_line(entry: Entry) -> None:
@@ -87,13 +88,16 @@ def _show(view: View, as_json: bool) -> None:
     console.print(draw(view, console.size.width))
 
 
-def _age(view: View, now: float) -> str:
-    """Return a line that says how old the newest word is, where those that are heard have not said how they ended."""
+def _aged(view: View, now: float) -> tuple[View, str]:
+    """Return what logs show, and a line that says how old the newest word is, where nobody that is heard goes on."""
     is_over = not any(view.is_here(peer) for peer, line in view.peers.items() if line.is_heard)
-    if is_over or now - view.now < STILL_S:
-        return ""
+    if not view.peers or (not is_over and now - view.now < STILL_S):
+        return view, ""
     at = datetime.fromtimestamp(view.now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return f"nothing was logged since {at}, {figures.duration(now - view.now)} ago: its peer was killed, or is stuck\n"
+    ago = f"{figures.duration(now - view.now)} ago"
+    if is_over:
+        return view, f"the last word of it here is of {at}, {ago}\n"
+    return ended(view), f"nothing was logged since {at}, {ago}: its peer was killed, or is stuck\n"
 
 
 def as_tree(view: View) -> dict[str, Any]:

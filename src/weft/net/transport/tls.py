@@ -22,6 +22,7 @@ import msgspec
 
 from weft.config import Config
 from weft.errors import ConfigError, DialError, NetError, PeerError
+from weft.events import HUNG_UP
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
 from weft.net.transport import tcp, tls_handshake
@@ -204,11 +205,15 @@ class TlsTransport:
             stream = self._wrap(connection, door.context, is_server=True)
             stream.source = ip
             await tls_handshake.admit(stream, door.certificate, lane)
+        except ssl.SSLEOFError:
+            raise PeerError(HUNG_UP) from None
         except ssl.SSLError as error:
             raise PeerError(f"its TLS handshake failed: {error}") from None
         except (OSError, ValueError) as error:
             if isinstance(error, PeerError):
                 raise
+            if isinstance(error, ConnectionError):
+                raise PeerError(f"{HUNG_UP}: {error.strerror or error}") from None
             raise PeerError(f"its connection broke in the handshake: {error}") from None
         self._open(stream, lane)
         return stream, lane
@@ -219,7 +224,7 @@ class TlsTransport:
         while len(first) < tls_handshake.PREAMBLE_NBYTES:
             more = await loop.sock_recv(connection, tls_handshake.PREAMBLE_NBYTES - len(first))
             if not more:
-                raise PeerError(f"it hung up after {len(first)} bytes")
+                raise PeerError(f"{HUNG_UP}, after {len(first)} bytes")
             first += more
         try:
             return tls_handshake.read_preamble(first)

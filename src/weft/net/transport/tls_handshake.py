@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from weft import keys
 from weft.errors import PeerError, WireError
+from weft.events import HUNG_UP
 from weft.ids import Digest, PeerId, is_named, short
 from weft.net.transport.base import Lane, Stream
 from weft.net.transport.frame import FrameReader, write_frame
@@ -156,5 +157,5 @@ async def _receive(stream: Stream, kind: type[Record]) -> Any:
     # No reading ahead: what follows the last message belongs to the application.
     payload = await FrameReader(stream, max_nbytes=MAX_MESSAGE_NBYTES, read_ahead_nbytes=0).read()
     if payload is None:
-        raise WireError("it closed the connection in the middle of the handshake")
+        raise WireError(HUNG_UP)
     return decode(payload, kind, max_nbytes=MAX_MESSAGE_NBYTES)

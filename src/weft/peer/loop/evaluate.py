@@ -5,12 +5,13 @@ all.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
 from torch import Tensor
 
-from weft.events import Evaluated, Event, Sampled
+from weft.events import Diverged, Evaluated, Event, Sampled
 from weft.ids import PeerId, Round, Tokens
 from weft.peer.companion import Parameters, Unmeasured
 from weft.peer.context import Context
@@ -22,6 +23,7 @@ from weft.sync.records.messages import Manifest
 from weft.training.learner import Learner, Measure
 
 SAMPLE_TOKENS = 300
+FAR_ABOVE = 1.5  # times the loss of who knows nothing: first weights are a little above it, and so are first rounds
 WAIT_S = 10.0  # for the last leader's evaluation, before another makes it
 
 
@@ -48,12 +50,29 @@ class Evaluator(Unmeasured):
         self._is_stopping = is_stopping
         # As long as they were at first, whatever was amended since: figures of all rounds can be compared.
         self._heldout = self._data.batches(run, "heldout")
+        self._first: Evaluation | None = None  # of what the run began with, where this peer has measured that
+        self._has_diverged = False
         self._news = asyncio.Event()
         self._on_heard: list[Callable[[Evaluation], object]] = []
         context.node.on_note(Evaluation, self._on_evaluation)
 
     def on_heard(self, callback: Callable[[Evaluation], object]) -> None:
         self._on_heard.append(callback)
+
+    async def begin(self) -> None:
+        """Evaluate the weights that a run begins with, where they have learnt something before: what training makes of
+        them is told by that.
+
+        Not where the model is cut: others hold the rest of it, and are not here yet.
+        """
+        if not self._run.is_seeded and self._context.companion is None:
+            with suppress(_Stopped):
+                self._first = await self._evaluation(Round(0), Tokens(0))
+                self._take(self._first)
+
+    def tell_begun(self) -> None:
+        if self._first is not None:
+            self._post(self._first)
 
     async def maybe(self, manifest: Manifest) -> None:
         """Evaluate and sample where the run asks for it after this round; break off when this peer is to end.
@@ -90,6 +109,15 @@ class Evaluator(Unmeasured):
             raise _Stopped
 
     async def _evaluate(self, head: Manifest) -> None:
+        evaluation = await self._evaluation(head.round, head.committed_tokens)
+        self._take(evaluation)
+        self._post(evaluation)
+
+    def _post(self, evaluation: Evaluation) -> None:
+        for peer in self._context.node.peers:
+            self._context.node.post(peer, evaluation)
+
+    async def _evaluation(self, round: Round, committed_tokens: Tokens) -> Evaluation:
         self._between()
         outer, train = self._replica.outer, self._run.train
         windows = min(train.evaluate_windows, self._heldout.num_windows)
@@ -105,16 +133,13 @@ class Evaluator(Unmeasured):
 
         with Meter("evaluating", "windows", emit, self._context.clock, windows) as meter:
             loss, num_tokens = await self._measured(outer, windows, between)
-        evaluation = Evaluation(
-            round=head.round,
+        return Evaluation(
+            round=round,
             loss=loss,
             nats_per_byte=self._data.index.nats_per_byte(loss),
             num_tokens=num_tokens,
-            committed_tokens=head.committed_tokens,
+            committed_tokens=committed_tokens,
         )
-        self._take(evaluation)
-        for peer in self._context.node.peers:
-            self._context.node.post(peer, evaluation)
 
     async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> tuple[float, int]:
         return await self._context.compute.train(
@@ -133,7 +158,7 @@ class Evaluator(Unmeasured):
 
     async def _on_evaluation(self, _peer: PeerId, evaluation: Evaluation) -> None:
         head = self._replica.head
-        if head is not None and evaluation.round <= head.round + 1:
+        if evaluation.round <= (0 if head is None else head.round + 1):
             self._take(evaluation)
             for callback in self._on_heard:
                 callback(evaluation)
@@ -154,6 +179,21 @@ class Evaluator(Unmeasured):
                 committed_tokens=Tokens(evaluation.committed_tokens),
             )
         )
+        self._tell_if_diverged(evaluation)
+
+    def _tell_if_diverged(self, evaluation: Evaluation) -> None:
+        """Say at once, and once, that the model is far worse than one that gives every token the same chance."""
+        nothing = math.log(self._data.index.vocab_size)
+        was_diverged, self._has_diverged = self._has_diverged, not evaluation.loss <= FAR_ABOVE * nothing
+        if evaluation.round and self._has_diverged and not was_diverged:
+            self._context.emit(
+                Diverged(
+                    round=evaluation.round,
+                    committed_tokens=Tokens(evaluation.committed_tokens),
+                    loss=evaluation.loss,
+                    nothing=nothing,
+                )
+            )
 
 
 def make_evaluator(context: Context, trainer: Learner, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:

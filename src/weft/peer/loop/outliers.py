@@ -14,7 +14,8 @@ who saw the run begin: later a loss may stand still for good reasons.
 
 `Sentinel` says who strays from the others, and that nobody learns. It decides nothing: a person may.
 
-    loss      what members tell of their inner steps with each heartbeat: their word
+    loss      what members tell of their inner steps with their heartbeats, the last of each round: their word. The mean
+              of a round that is under way is of few steps, and those that follow have the same steps in them
     update    the length of what they bring, of a delta by the tokens in it to the power of 3/4: measured by this peer,
               on the part that it merges, once decoded; or of what its neighbours bring, in lengths of its own. Who
               makes fewer steps than the others may be shorter, and who makes more may be longer
@@ -27,7 +28,7 @@ since each meets others in other rounds, in which rates are others.
 
 import math
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 from statistics import median, median_high, median_low
 
@@ -99,11 +100,6 @@ class Band:
             self._in_a_row.pop(peer, None)
             self._outside.discard(peer)
 
-    def usual(self, num_members: int) -> float | None:
-        """Return the median of the last that each member showed; None: too few did, of so many."""
-        is_enough = len(self._shown) >= max(1, min(LEAST_OTHERS + 1, num_members))
-        return median(shown[-1] for shown in self._shown.values()) if is_enough else None
-
     def _judge(self, peer: PeerId, slack: float) -> Strayed | None:
         others = [shown for other, shown in self._shown.items() if other != peer and len(shown) == WINDOW]
         if len(others) < LEAST_OTHERS or len(self._shown[peer]) < WINDOW:
@@ -121,6 +117,11 @@ class Band:
         self._in_a_row[peer] = 0
         (self._outside.discard if was_outside else self._outside.add)(peer)
         return Strayed(peer, value, usual, is_back=was_outside)
+
+
+def usual(told: Collection[float], num_members: int) -> float | None:
+    """Return the median of what members told last; None: too few did, of so many."""
+    return median(told) if len(told) >= max(1, min(LEAST_OTHERS + 1, num_members)) else None
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,7 @@ class Sentinel:
         self._has_neighbours = method.graph is not None
         self._progress = Progress()
         self._told: dict[PeerId, tuple[Round, float]] = {}  # the last that each told, and in which round
+        self._judged: dict[PeerId, float] = {}  # of what each told, what was judged last
         # Of the round that is merged, logarithms: of lengths, as they are compared, and of tokens.
         self._measured: tuple[Round, dict[PeerId, tuple[float, float]]] = (Round(0), {})
         self._round = Round(0)  # of the last look
@@ -255,24 +257,37 @@ class Sentinel:
         for band in (self._losses, self._lengths):
             band.keep(head.members)
         self._told = {peer: told for peer, told in self._told.items() if peer in head.members}
+        self._judged = {peer: loss for peer, loss in self._judged.items() if peer in head.members}
         beats = {peer: membership.heartbeat_of(peer) for peer in head.members} | {self._peer: own}
         self._say("loss", self._losses.take(self._news(beats)), float)
-        usual, is_new, self._round = self._losses.usual(len(head.members)), head.round != self._round, head.round
-        if usual is None or not is_new:
+        told = [loss for _, loss in self._told.values()]
+        middle, is_new, self._round = usual(told, len(head.members)), head.round != self._round, head.round
+        if middle is None or not is_new:
             return
-        if stalled := self._progress.take(head.round, head.committed_tokens / tokens, usual):
-            counted, first, now = head.committed_tokens, stalled.first, stalled.now
-            self._emit(NotLearning(round=head.round, committed_tokens=counted, first_loss=first, loss=now))
+        if stalled := self._progress.take(head.round, head.committed_tokens / tokens, middle):
+            self._emit(
+                NotLearning(
+                    round=head.round,
+                    committed_tokens=head.committed_tokens,
+                    first_loss=stalled.first,
+                    loss=stalled.now,
+                    num_members=len(head.members),
+                )
+            )
 
     def _news(self, beats: dict[PeerId, Heartbeat | None]) -> dict[PeerId, float]:
-        """Return the losses that were not told before."""
+        """Return the last loss that each told in a round that is over for it, once.
+
+        Until it makes a step in the next one it tells the same again.
+        """
         found = {}
         for peer, beat in beats.items():
             if beat is None or beat.loss is None or not math.isfinite(beat.loss):
                 continue
-            if self._told.get(peer) != (told := (beat.round, beat.loss)):
-                self._told[peer] = told
-                found[peer] = beat.loss
+            round, loss = self._told.get(peer, (beat.round, beat.loss))
+            if round != beat.round and loss != self._judged.get(peer):
+                self._judged[peer] = found[peer] = loss
+            self._told[peer] = beat.round, beat.loss
         return found
 
     def _say(self, what: str, changes: list[Strayed], unit: Callable[[float], float]) -> None:

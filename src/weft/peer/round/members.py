@@ -172,10 +172,11 @@ class Quorum:
             self._told[peer] = note
 
     def note(self) -> StandingNote | None:
-        """Return what the others should know: that this peer has no vote to give, or follows a later attempt."""
+        """Return what the others should know: that this peer has no vote, or follows a later attempt; and where it
+        stands in a round that cannot be decided."""
         base, state = self._chain.base, self._member.state
         attempt = Attempt(0) if state is None else state.attempt
-        if self.has_vote and not attempt:
+        if self.has_vote and not attempt and self.has_majority():
             return None
         return StandingNote(branch=base.branch, round=base.round, attempt=attempt, has_vote=self.has_vote)
 
@@ -195,6 +196,14 @@ class Quorum:
     def here(self) -> tuple[PeerId, ...]:
         """Return the electorate less those that are gone, ascending: who left the round to open a branch is here."""
         return tuple(peer for peer in self._chain.base.electorate if self.statuses.get(peer) != "gone")
+
+    def are_together(self) -> bool:
+        """Return whether the whole electorate is here, this peer with it, and all have told that they stand in the
+        present round: nobody of them can have decided it."""
+        electorate = self._chain.base.electorate
+        if self._me not in electorate or self.are_results_lost or self.here() != electorate:
+            return False
+        return all(peer == self._me or self._now(peer) is not None for peer in electorate)
 
     @property
     def has_left(self) -> bool:
@@ -262,7 +271,9 @@ class Quorum:
             return "the other one is away" if len(self._chain.base.electorate) == 2 else "the others are away"
         num_voteless = len(self.voteless) + self.abstains
         who = "1 member" if num_voteless == 1 else f"{num_voteless} members"
-        return f"{who} left, or came back without what was agreed on last"
+        return (
+            f"{who} {'was' if num_voteless == 1 else 'were'} stopped in the middle of this round and cannot vote in it"
+        )
 
     def is_attempt_over(self, state: State) -> bool:
         """Return whether nobody leads the attempt of `state`: its leader or a quorum is further, or it has no vote."""

@@ -135,11 +135,14 @@ class Autosave:
             text = f"loaded the checkpoint of round {head.round} and what was decided since, up to round"
             self._told.append(Notice(text=f"{text} {chain.head.round}, from this disk"))
 
-    def hand_on(self, chain: Chain) -> None:
-        """Let others have the newest rounds of the journal: who was killed a moment earlier makes them again, too."""
+    def tell(self) -> None:
+        """Say what was restored, before anything that others tell is done on top of it."""
         for event in self._told:
             self._context.emit(event)
         self._told = []
+
+    def hand_on(self, chain: Chain) -> None:
+        """Let others have the newest rounds of the journal: who was killed a moment earlier makes them again, too."""
         for certificate in self._replayed:
             if certificate.manifest.branch == chain.head.branch:
                 chain.recall(certificate)

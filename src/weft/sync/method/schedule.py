@@ -102,6 +102,6 @@ def _share(done: int, whole: int) -> float:
 def _require_order(before: int, total_tokens: int) -> None:
     if before > total_tokens:
         raise ConfigError(
-            f"schedule: total_tokens: {total_tokens} is less than the {before} tokens of warm-up and decay; "
+            f"schedule: total_tokens: {total_tokens:,} is less than the {before:,} tokens of warm-up and decay; "
             "raise total_tokens or shorten them."
         )

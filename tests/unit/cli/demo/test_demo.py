@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,11 +15,12 @@ import psutil
 import pytest
 import torch
 
-from weft.cli.demo.run import Wishes, finished_run, judge, prepare, read_report, run_demo, with_tokens
+from weft.cli.demo.run import Follower, Wishes, finished_run, judge, prepare, read_report, run_demo, with_tokens
 from weft.cli.demo.swarm import PeerFailed, Swarm
 from weft.cli.plan import speed_here as here
 from weft.cli.plan.speed_here import tokens_in, usual_s
 from weft.cli.run.running import Report
+from weft.cli.screen.screen import PlainScreen
 from weft.config import load
 from weft.dashboard.view import View
 from weft.data.tokenizer import ByteTokenizer
@@ -277,3 +279,39 @@ def test_news_are_read_once_line_by_line_from_all_peers(tmp_path: Path) -> None:
     with logs[1].open("ab") as file:
         file.write(line[2][20:])
     assert [entry.at for entry in swarm.news()] == [2.0]
+
+
+def test_a_demo_that_goes_on_says_that_its_peers_come_back_and_a_complete_one_that_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "demo"
+    prepare(folder, wishes(num_peers=2))
+    assert "2 peers on this machine, which train one model on the source code of Python" in capsys.readouterr().err
+    prepare(folder, wishes())
+    assert "its 2 peers come back where they stopped" in capsys.readouterr().err
+    for name in ("peer 1", "peer 2"):
+        swarm_in(folder, name).report(name).write_bytes(msgspec.json.encode(REPORT))
+    prepare(folder, wishes())
+    said = capsys.readouterr().err
+    assert "is complete" in said
+    assert "come back" not in said
+
+
+def test_what_was_told_before_this_start_is_taken_and_not_said_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from weft.events import Entry, Notice
+    from weft.ids import PeerId, RunId
+
+    swarm, screen = swarm_in(tmp_path, "peer 1"), PlainScreen()
+    swarm.take_up(RunId("ab" * 32))
+    follower = Follower(swarm, screen)
+    log = swarm.home / "runs" / ("ab" * 32) / ("c" * 64) / "log.jsonl"
+    log.parent.mkdir(parents=True)
+    told = (("long ago", 5.0), ("just now", time.time() + 5))
+    entries = [Entry(v=1, at=at, peer=PeerId("c" * 64), event=Notice(text=text)) for text, at in told]
+    log.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+    follower.follow()
+    said = capsys.readouterr().err
+    assert "just now" in said
+    assert "long ago" not in said

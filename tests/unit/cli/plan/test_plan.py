@@ -8,6 +8,9 @@ import pytest
 
 from unit.cli.small import Weft
 from weft.cli.plan.question import time
+from weft.config import load
+from weft.run.config import RunFile
+from weft.store.home import Home
 
 FAST = ("--tokens-per-s", "1000", "--peers", "4")
 SCENARIO = """
@@ -29,7 +32,9 @@ at_round = 2
 
 
 def test_a_plan_tells_time_bytes_memory_energy_money_and_method(weft: Weft, run_path: Path) -> None:
-    answer = weft("plan", run_path, "--peers", 8, "--up", "20mbit", "--down", "100mbit", "--device", "rtx4090")
+    answer = weft(
+        "plan", run_path, "--peers", 8, "--up", "20mbit", "--down", "100mbit", "--device", "rtx4090", "--details"
+    )
     assert (answer.code, answer.err) == (0, "")
     for word in ("round", "speed", "bytes", "memory", "energy", "money", "data centre", "multiplier", "method", "note"):
         assert any(line.startswith(word) for line in answer.out.splitlines()), word
@@ -37,6 +42,48 @@ def test_a_plan_tells_time_bytes_memory_energy_money_and_method(weft: Weft, run_
     assert "* " in answer.out
     assert "165.2 TFLOP/s" in answer.out
     assert "2503.09799" in answer.out
+
+
+def test_without_options_this_machine_is_timed_and_eight_lines_say_what_a_newcomer_needs(
+    weft: Weft, run_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.cli.plan.speed_here.usual_s", lambda step: step() or 1.0)
+    monkeypatch.setattr("weft.cli.plan.speed_here.is_disturbed", lambda *_: False)
+    monkeypatch.setattr("weft.training.device._best", lambda: "cpu")
+    monkeypatch.setenv("COLUMNS", "80")
+    answer = weft("plan", run_path)
+    assert answer.code == 0, answer.err
+    said = answer.out.splitlines()
+    assert len(said) == 8
+    assert [line.split()[0] for line in said[1:]] == ["time", "bytes", "memory", "disk", "speed", "lines", "more"]
+    assert "timed on this machine" in said[5]
+    assert "of text" in said[4]
+    for word in ("data centre", "multiplier", "energy  ", "note"):
+        assert word not in answer.out
+
+
+def test_a_price_is_told_with_all_that_it_buys(weft: Weft, run_path: Path) -> None:
+    """Else an option would do nothing."""
+    assert "multiplier" not in weft("plan", run_path, *FAST).out
+    for option in (("--watts", 300), ("--cluster", "h100-sxm"), ("--price-per-kwh", 0.3)):
+        assert "multiplier" in weft("plan", run_path, *FAST, *option).out
+
+
+def test_memory_is_one_figure_of_plan_and_of_join(
+    weft: Weft, run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of train and doctor: what the closed form says of training, and the program itself."""
+    from unit.launch.test_terms import HERE, TICKET
+    from weft.dashboard import figures
+    from weft.launch.terms import terms
+    from weft.plan.own_text import unsealed
+
+    monkeypatch.setattr("weft.cli.plan.speed_here.usual_s", lambda step: step() or 1.0)
+    monkeypatch.setattr("weft.training.device._best", lambda: "cpu")
+    run = unsealed(load(run_path, RunFile), run_path.parent)
+    joined = terms(run, TICKET, Home(tmp_path / "there"), HERE)
+    told = figures.nbytes(joined.process_nbytes + joined.memory_nbytes)
+    assert f"about {told} of each machine" in weft("plan", run_path).out
 
 
 def test_json_holds_the_same_figures(weft: Weft, run_path: Path) -> None:
@@ -127,7 +174,7 @@ def test_slower_lines_make_longer_rounds(weft: Weft, run_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "nothing says how fast peers train"),
+        ((*FAST, "--json", "--details"), "--json prints everything"),
         (("--device", "rtx9999"), "Known: rtx3060"),
         ((*FAST, "--line", "string"), "Known: home"),
         ((*FAST, "--up", "fast"), "--up fast: Allowed: a rate above 0, such as 20mbit"),
@@ -169,12 +216,12 @@ def test_a_model_too_large_to_time_here_is_refused(weft: Weft, run_path: Path, m
 
 def test_who_finds_no_room_in_the_electorate_is_planned_as_a_leaf(weft: Weft, run_path: Path) -> None:
     asked = ("plan", run_path, "--tokens-per-s", 1000, "--set", "electors=16", "--peers")
-    answer = weft(*asked, 200)
+    answer = weft(*asked, 200, "--details")
     assert answer.code == 0
     assert "each of 16 peers with a vote: " in answer.out
     assert "each of 184 peers without a vote: " in answer.out
     assert "find no room" not in answer.out
-    assert "without a vote" not in weft(*asked, 16).out
+    assert "without a vote" not in weft(*asked, 16, "--details").out
     assert "16 peers with a vote take at most 1008 peers without a vote" in " ".join(weft(*asked, 1025).out.split())
     found = json.loads(weft(*asked, 200, "--json").out)
     assert found["num_electors"] == 16
@@ -194,7 +241,7 @@ def test_times_are_read(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(("name", "words"), [("t4", "8.1 TFLOP/s in fp32"), ("v100-sxm", "15.7 TFLOP/s in fp32")])
 def test_a_device_without_bf16_is_reckoned_in_fp32(weft: Weft, run_path: Path, name: str, words: str) -> None:
-    assert words in weft("plan", run_path, "--device", name).out
+    assert words in weft("plan", run_path, "--device", name, "--details").out
 
 
 def test_a_run_file_may_expect_hundreds(weft: Weft, run_path: Path) -> None:

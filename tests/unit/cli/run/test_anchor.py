@@ -2,10 +2,14 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from charters import charter
 from unit.cli.small import Weft
+from weft.cli.run.anchor import known
 
 PROGRAM = """
 import sys
@@ -38,3 +42,10 @@ def test_an_anchor_is_offered_no_share_to_leave_after(weft: Weft) -> None:
     assert "a duration (2h, 90min)" in told
     assert "20rounds" not in told + weft("anchor", "--help").out
     assert "20rounds" in weft("join", "--help").out
+
+
+def test_an_anchor_shows_the_run_as_it_was_amended() -> None:
+    outline: Any = SimpleNamespace(name="notes", total_tokens=320, tokens_per_step=32)
+    assert known(outline, None).total_tokens == 320
+    now = known(outline, charter(tokens=640))
+    assert (now.name, now.total_tokens, now.tokens_per_step) == ("notes", 640, 8)

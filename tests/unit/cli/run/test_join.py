@@ -3,13 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from unit.cli.company import founder
 from unit.cli.small import Weft
 from unit.launch.test_terms import HERE, TICKET, SteppingClock, cut, made, news, told
 from unit.peer.tiny import run_config
-from weft.cli.run.join import TrafficWatch, describe
+from weft.cli.run.join import TrafficWatch, describe, with_yes
 from weft.errors import ConfigError
 from weft.events import Entry, Event, Notice, RoundCommitted
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
@@ -38,9 +39,50 @@ def committed(nbytes: float) -> Entry:
 
 
 def test_a_person_reads_what_members_measured_and_what_a_day_comes_to(tmp_path: Path) -> None:
-    *_, bytes_line, measured = describe(made(tmp_path, told(2, round_s=8.3, round_nbytes=1_100_000))).splitlines()
-    assert bytes_line == "network   1.5 MB a round among 3 peers with this one, about 15.6 GB a day"
-    assert "as a member measured: 1.1 MB a round, and 8.3 s from one to the next, of 4 training steps" in measured
+    *_, bytes_line, measured = describe(made(tmp_path, told(2, round_s=83, round_nbytes=1_100_000))).splitlines()
+    assert bytes_line == "network   1.5 MB a round among 3 peers with this one, about 1.56 GB a day"
+    assert (
+        "as a member measured: 1.1 MB a round among 2, and 83 s from one to the next, of 4 training steps" in measured
+    )
+
+
+def test_a_person_reads_who_leads_into_the_run_by_name_and_what_is_left_of_it(tmp_path: Path) -> None:
+    """A member says its name itself: a short ticket has none."""
+    run = run_config()
+    names = {contact.peer: name for contact, name in zip(TICKET.contacts, ("anna", "bert", "cleo"), strict=True)}
+    nameless = tuple(msgspec.structs.replace(each, name="", peer=each.peer[:20]) for each in TICKET.contacts)
+    ticket = msgspec.structs.replace(TICKET, contacts=nameless)
+    heard = told(2, names=names, committed_tokens=run.train.tokens // 2)
+    lines = describe(terms(run, ticket, Home(tmp_path), HERE, heard)).splitlines()
+    assert "through   anna, bert and cleo, named on the ticket" in lines
+    (length,) = (line for line in lines if line.startswith("length    "))
+    assert "50 % done; about " in length
+    assert length.endswith(" left by those who train now")
+    assert any("until the run is complete" in line for line in lines)
+    assert not any(" a day" in line for line in lines)
+    assert "through   aaaaaaaa, bbbbbbbb and cccccccc" in describe(terms(run, ticket, Home(tmp_path), HERE, told(2)))
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_a_complete_run_is_said_first_and_in_two_lines(tmp_path: Path, is_here: bool) -> None:
+    heard = Heard(num_members=1, committed_tokens=run_config().train.tokens)
+    found = terms(run_config(), TICKET, Home(tmp_path), HERE, heard, is_here=is_here)
+    first, second = describe(found).splitlines()
+    assert "is complete: nothing is left to train" in first
+    assert ("weft generate ffffffff" if is_here else "to fetch") in second
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("-", "weft join - --yes"),
+        ("@my ticket.txt", "weft join '@my ticket.txt' --yes"),
+        (None, "weft join --yes"),
+        ("weft2secret", "weft join TICKET --yes"),
+    ],
+)
+def test_the_hint_has_the_ticket_as_it_was_given_and_shows_no_secret(given: str | None, hint: str) -> None:
+    assert with_yes(given) == hint
 
 
 def test_a_person_reads_why_a_day_is_not_known_and_what_is(tmp_path: Path) -> None:
@@ -83,8 +125,18 @@ def test_of_a_model_that_is_cut_a_person_reads_which_part_this_machine_would_hol
 
 def test_memory_is_that_of_the_program_and_of_training(tmp_path: Path) -> None:
     found = replace(made(tmp_path), process_nbytes=290_000_000, memory_nbytes=212_000_000, micro_batch=2)
-    said = "memory    about 502 MB: 290 MB for this program as it stands, 212 MB to train 2 of a batch's 4 samples"
+    said = "memory    about 502 MB: 290 MB for the program itself, 212 MB to train 2 of a batch's 4 samples"
     assert said in describe(found)
+
+
+def test_nobody_is_told_of_more_traffic_who_was_shown_no_terms(tmp_path: Path) -> None:
+    """As in a demo, which starts its peers itself."""
+    events: list[Event] = []
+    watch = TrafficWatch(SteppingClock(0.0), is_told=False)
+    watch.agreed(made(tmp_path, told(2)))
+    watch.started(events.append)
+    watch.write(committed(1e15))
+    assert events == []
 
 
 def test_more_traffic_than_the_terms_said_is_an_event(tmp_path: Path) -> None:
@@ -114,6 +166,6 @@ def test_without_a_terminal_the_terms_are_shown_and_how_to_say_yes(weft: Weft, t
         assert answer.code == ConfigError.exit_code
         assert "memory    about" in answer.out
         assert "network   " in answer.out
-        assert "weft join - --yes" in answer.err
+        assert "weft join TICKET --yes" in answer.err
         assert not list((tmp_path / "home").glob("runs/*/*/checkpoint"))
         assert not member.task.done()

@@ -94,13 +94,13 @@ def test_with_yes_it_says_what_it_takes_and_writes_a_run_file_beside_the_text(
 def test_a_person_is_asked_four_questions_and_again_where_an_answer_makes_no_sense(
     weft: Weft, notes: Path, begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed = Terminal("\n".join(("my: diary", "diary", "huge", "nano", "2 weeks", "1h", "0", "2")) + "\n")
+    typed = Terminal("\n".join(("my: diary", "diary", "huge", "nano", "0", "2", "2 weeks", "1h")) + "\n")
     monkeypatch.setattr("sys.stdin", typed)
     answer = weft("train", notes)
     assert answer.code == 0, answer.err
     assert typed.read() == ""
     made = load(notes.with_name("notes.toml"), RunFile)
-    assert (made.name, made.peers, made.train.tokens) == ("diary", 2, 360_000)
+    assert (made.name, made.peers, made.train.tokens) == ("diary", 2, 720_000)  # an hour of both
     said = words(answer)
     for fault in (
         "--run-name my: diary: Allowed",
@@ -109,8 +109,17 @@ def test_a_person_is_asked_four_questions_and_again_where_an_answer_makes_no_sen
         "--peers 0: Allowed",
     ):
         assert fault in said
-    assert "by 2 machines as fast as this one" in said
+    assert "2 machines as fast as this one train at 200 tokens/s" in said
+    assert "about 60 min of training steps by 2 machines as fast as this one" in said
     assert begun[0][1].wait_for == 2
+
+
+def test_a_wrong_unit_is_refused_before_anything_is_read_or_timed(weft: Weft, notes: Path) -> None:
+    answer = weft("train", notes, "--yes", "--length", "10minuts")
+    assert answer.code == 2
+    assert "--length 10minuts: Allowed" in words(answer)
+    assert "as given" not in words(answer)
+    assert "held out" not in words(answer)
 
 
 def test_what_would_have_no_effect_is_not_written(weft: Weft, notes: Path, begun: Begun) -> None:
@@ -127,7 +136,7 @@ def test_nobody_to_ask_is_refused_with_the_options_that_answer(weft: Weft, notes
     refused(
         weft,
         2,
-        "Add --yes for the defaults, or answer with --run-name, --length, --peers",
+        "Add --yes for the defaults, or answer with --run-name, --peers, --length",
         "train",
         notes,
         "--size",
@@ -149,7 +158,11 @@ def test_the_same_text_again_finds_its_run_file_and_says_so(weft: Weft, notes: P
     assert notes.with_name("notes.toml").read_text() == before
     assert begun[0][0].described == begun[1][0].described
     refused(weft, 2, "already says how", "train", notes, "--size", "nano")
-    assert weft("train", notes, "--yes", "--new").code == 0
+    anew = weft("train", notes, "--yes", "--new")
+    assert anew.code == 0
+    path = notes.with_name("notes.toml")
+    assert f"{path} stays as it is, and this run has none of its settings" in words(anew)
+    assert f"weft train {path} --new" in words(anew)
     other = notes.with_name("notes-2.toml")
     assert load(other, RunFile).name == "notes-2"
     assert f"{other} says how" in words(weft("train", notes))
@@ -172,7 +185,10 @@ def test_a_text_is_trained_on_with_what_a_run_has_learnt(
     assert (described.name, described.predecessor) == ("notes-2", kept.run.run)
     assert described.model == FolderModel(path="notes-2-model")
     assert described.train.seq_len == 16  # as much as that model takes
+    assert described.train.schedule.lr == 1e-3
     said = words(answer)
+    assert "learning rate: a third of that of a new model of this size" in said
+    assert f"so the loss may rise before it falls; a lower rate forgets less: train.schedule.lr in {made}" in said
     assert f"model: what run {kept.run.run[:8]} (small) has learnt by round 3" in said
     assert f"the new run notes-2 begins with what run {kept.run.run[:8]} (small) has learnt by round 3" in said
     again = weft(*after)
@@ -192,7 +208,10 @@ def test_a_run_that_goes_on_takes_a_length(weft: Weft, notes: Path, begun: Begun
         train = described[0].train
         assert (train.tokens, train.schedule.total_tokens) == (tokens, tokens)  # type: ignore[union-attr]
     refused(weft, 2, "weft takes tokens or passes", "train", notes, "--go-on", "--length", "2h")
-    refused(weft, 2, "already says how", "train", notes, "--length", "5Mtokens")
+    said = refused(weft, 2, "already says how", "train", notes, "--length", "5Mtokens")
+    assert "counted from its first round, add --go-on." in said
+    said = refused(weft, 2, "takes 63,000 to rise and to fall", "train", notes, "--go-on", "--length", "250tokens")
+    assert "--set" not in said
 
 
 def test_no_file_of_anybody_is_overwritten(weft: Weft, notes: Path, begun: Begun) -> None:
@@ -337,3 +356,6 @@ def test_own_text_is_trained_and_gone_on_with(weft: Weft, notes: Path, home: Pat
     changed = words(weft(*train))
     assert " B of text -> " in changed
     assert "Nothing was started" in changed
+    file = notes.with_name("notes.toml")
+    assert f"`weft --home {home} train {file} --after {run[:8]}`" in changed  # which has what the file says
+    assert f"`weft --home {home} train {file} --new`" in changed

@@ -72,7 +72,7 @@ def test_each_run_is_listed_with_its_size_and_how_it_goes_on(weft: Weft, kept: K
     assert run["shared_nbytes"] == 0
     assert run["how"].endswith(f"train {kept.run.run[:8]}")
     lines = weft("runs").out.splitlines()
-    assert lines[0].startswith(f"{kept.run.run[:8]}  small  round 3, 0%, trained ")
+    assert lines[0].startswith(f"{kept.run.run[:8]}  small  round 3, 0 %, trained ")
     assert lines[1].strip() == f"go on: weft --home {home} train {kept.run.run[:8]}"
 
 
@@ -207,7 +207,9 @@ def test_a_run_that_was_never_begun_is_listed_and_deleted(weft: Weft, kept: Kept
 
     shutil.rmtree(home / "runs")
     assert told(weft)[kept.run.run]["state"] == "empty"
-    assert weft("runs", "delete", "small", "--yes").code == 0
+    answer = weft("runs", "delete", "small", "--yes")
+    assert answer.code == 0
+    assert "without a checkpoint: 0 B of logs and" in " ".join(answer.err.split())
     assert files(home) == {}
 
 

@@ -47,6 +47,7 @@ def test_the_end_of_a_run_is_told_with_its_figures_and_what_to_try(kept: Kept) -
         "bytes        3 MB sent, 1 MB received",
         "ring DDP, which exchanges gradients at every step: 400 MB, 100 times as much",
         "checkpoint   checkpoint",
+        "\nit writes\n\n",
         "x = 1",
         f"weft --home h generate {kept.run.run[:8]}",
     ):

@@ -1,5 +1,7 @@
 """`weft train` from a home that has trained before."""
 
+import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from weft.cli.home import find_checkpoint
 from weft.errors import ConfigError
 from weft.events import Notice, RoundCommitted
 from weft.ids import PeerId
+from weft.launch.runs import names_in
 from weft.log import read_jsonl
 from weft.peer.state.checkpoint import load, read_contents, save
 from weft.run.config import RunConfig
@@ -52,6 +55,9 @@ def test_a_run_that_would_begin_anew_or_lacks_its_data_is_refused(weft: Weft, ru
     run = load(find_checkpoint("last", home)).config
     assert isinstance(run, RunConfig)
     refused(weft, 2, "--set, --new: no effect", "train", "last", *LOCAL, "--set", "train.tokens=9", "--new")
+    said = refused(weft, 2, "--length: no effect", "train", "last", *LOCAL, "--length", "5Mtokens")
+    assert "weft train TEXT --go-on --length 10Mtokens" in said
+    assert "--set" not in said
     key = Path(weft("keys", "new", home / "other.pem").out.split()[1])
     refused(weft, 40, "would begin anew", "train", "last", *LOCAL, "--key", key)
     (home / "shards" / run.data.train[0].digest).unlink()
@@ -84,6 +90,7 @@ def test_a_changed_run_file_begins_nothing_anew_unasked(weft: Weft, run_path: Pa
     train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet")
     assert weft(*train).code == 0
     (run,) = [path.name for path in (home / "runs").iterdir()]
+    before = names_in(Home(home))
     changed = weft(*train, *LONGER)
     said = " ".join(changed.err.split())
     assert (changed.code, changed.out) == (ConfigError.exit_code, "")
@@ -92,6 +99,7 @@ def test_a_changed_run_file_begins_nothing_anew_unasked(weft: Weft, run_path: Pa
     assert "--go-on" in said
     assert "--new" in said
     assert len(list((home / "runs").iterdir())) == 1
+    assert names_in(Home(home)) == before, "what was refused leaves nothing"
     assert weft(*train, *LONGER, "--go-on", "--new").code == ConfigError.exit_code
 
 
@@ -110,8 +118,21 @@ def test_who_holds_a_run_alone_trains_it_longer(weft: Weft, run_path: Path, home
     assert rounds(home, before.run) == [1, 2, 3, 4]
     again = weft(*train, *LONGER)  # the file says now what the run is: nothing is asked
     assert (again.code, "round 4" in again.out) == (0, True)
-    assert weft(*train, "--set", "train.tokens=960", "--go-on").code == 0
+    assert weft(*train, "--set", "train.tokens=1280", "--go-on", "--until", "1rounds").code == 0
+    assert rounds(home, before.run)[-1] == 5
+    assert [run["run"] for run in json.loads(weft("runs", "--json").out)["runs"]] == [before.run]
+    shown = weft("train", "last", *(option for option in LOCAL if option != "--quiet"), "--until", "1rounds")
+    assert "960 of 1.28k tokens (75 %)" in shown.err
     assert rounds(home, before.run)[-1] == 6
+    assert json.loads(weft("status", "last", "--json").out)["total_tokens"] == 1280
+
+
+def test_what_cannot_begin_is_no_run_of_this_home(weft: Weft, run_path: Path, home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        answer = weft("train", run_path, *TWO_ROUNDS, *LOCAL, "--port", taken.getsockname()[1])
+    assert answer.code != 0
+    assert names_in(Home(home)) == set()
+    assert weft("train", run_path, *TWO_ROUNDS, *LOCAL).code == 0
 
 
 def test_a_run_in_the_middle_takes_another_rate(weft: Weft, run_path: Path, home: Path) -> None:
@@ -133,7 +154,10 @@ def test_more_text_is_another_run_and_is_told_how(weft: Weft, run_path: Path, ho
     for more in ((), ("--go-on",)):
         said = " ".join(weft(*train, *more).err.split())
         assert " B of text -> " in said
-        assert f"the same command with --after {find_checkpoint('last', home).parents[1].name[:8]}" in said
+        place = " in the place of --go-on" if more else ""
+        after = f"--after {find_checkpoint('last', home).parents[1].name[:8]}"
+        assert f"the same command with {after}{place}." in said
+        assert f"begins anew: add --new{place} or give" in said
     assert weft(*train, "--new").code == 0
     assert len(list((home / "runs").iterdir())) == 2
 
@@ -149,6 +173,8 @@ def test_what_a_run_has_learnt_begins_another_on_more_text(weft: Weft, run_path:
     made = run_path.with_name("run-2.toml")
     said = " ".join(answer.err.split())
     assert f"run file: {made}" in said
+    assert "so the loss may rise before it falls" in said
+    assert "before the first round it was " in answer.out
     assert f"the new run small-2 begins with what run {run[:8]} (small) has learnt by round 2" in said
     other = find_checkpoint("small-2", home)
     began, learnt = load(other).config, load(find_checkpoint("small", home)).replicated["outer"]
@@ -173,7 +199,9 @@ def test_what_cannot_begin_another_is_refused_and_leaves_nothing(weft: Weft, run
     refused(weft, 40, "names no checkpoint", *train, "--after", "last")
     assert weft(*train).code == 0
     refused(weft, 2, "exclude each other", *train, "--after", "last", "--go-on")
-    refused(weft, 2, "it begins a new run", "train", "last", *LOCAL, "--after", "last")
+    refused(weft, 2, "and last is a run. Name the text", "train", "last", *LOCAL, "--after", "last")
+    missing = refused(weft, 2, "more.txt is not here", "train", "more.txt", *LOCAL, "--after", "last")
+    assert "there is no such file or folder in" in missing
     refused(weft, 2, "tokens", *train, "--after", "last", "--set", "train.tokens=none")
     assert weft("export", "last", run_path.parent / "ours").code == 0
     refused(weft, 2, "that is a model folder, not a run", *train, "--after", run_path.parent / "ours")

@@ -12,8 +12,22 @@ from unit.cli.watch.test_status import A, B, commit, started, step, write_log
 from weft.config import dump, load
 from weft.dashboard.report import FAULTS
 from weft.dashboard.words import _ROWS, WARNING, in_words
-from weft.events import Evaluated, LinkUp, MemberGone, Notice, PayloadOffered, PeerStopped, RoundMissed, WorkDropped
-from weft.ids import Round, Tokens
+from weft.events import (
+    BranchOpened,
+    DataReady,
+    Evaluated,
+    Event,
+    LinkDown,
+    LinkUp,
+    MemberGone,
+    Notice,
+    PayloadOffered,
+    PeerStopped,
+    RoundMissed,
+    TransportUp,
+    WorkDropped,
+)
+from weft.ids import BranchId, Round, Tokens
 from weft.run.config import RunFile
 
 HOSTILE = "<script>alert(1)</script>"
@@ -92,7 +106,7 @@ def test_a_report_is_one_file_that_loads_nothing(weft: Weft, run: Path, tmp_path
     assert not any({"src", "href", "onload"} & set(attributes) for _, attributes in tags.found)
     assert sum(name == "svg" for name, _ in tags.found) == 2  # loss and bytes
     for words in (
-        "2,048 tokens in 2 rounds",
+        "2,048 tokens by 2 peers, up to round 2.",
         "1.2000 nats per byte (1.7312 bits); 2.4000 nats per token (perplexity 11)",
         "87.5 %",
         "12.5 %",
@@ -126,6 +140,41 @@ def test_a_peer_that_was_killed_is_told_with_its_return_and_what_it_lost(weft: W
     assert "| 0:04 | bert | bert begins again, 2 s after its last word: it was killed, or failed |" in text
     assert "10,240 tokens that bert trained last do not count: it is old" in text
     assert text.count("begins again") == 1
+
+
+def test_starts_after_an_end_are_no_restarts_and_a_kill_is_told_from_its_last_word(weft: Weft, tmp_path: Path) -> None:
+    """A process tells of its name, its data and its transports before it begins; one that only asks goes no further."""
+    ready = DataReady(num_shards=1, fetched_nbytes=0, train_tokens=1, heldout_tokens=1)
+    before = (Notice(text="this peer is called bert"), ready, TransportUp(transport="tls", addresses=()))
+    ended = (PeerStopped(reason="asked to"), LinkDown(remote=A, reason="this peer stops"))
+    lives: tuple[Event, ...] = (
+        *(*before, started("bert"), commit(1, 1024, A, B), *ended, *before),
+        *(*before, started("bert"), *ended, *before, started("bert"), commit(2, 1024, A, B)),
+    )
+    killed = len(lives)  # seconds after the log began
+    lives = (*lives, *before, *before, started("bert"), *ended)
+    entries = [(float(at), event) for at, event in enumerate(lives)]
+    log = write_log(tmp_path / "run" / B / "log.jsonl", B, *entries)
+    out = tmp_path / "report.md"
+    assert weft("report", log, "--out", out).code == 0
+    text = out.read_text()
+    assert "Restarts without an end: 1." in text
+    assert text.count("begins again") == 1
+    assert f"| 0:{killed + 6} | bert | bert begins again, 7 s after its last word: it was killed, or failed |" in text
+
+
+def test_a_number_that_no_round_has_is_told_beside_the_rounds(weft: Weft, tmp_path: Path) -> None:
+    apart = BranchOpened(branch=BranchId("b" * 64), round=Round(3), members=(A,), reason="the other one is away")
+    lives = (started("anna"), commit(1, 64, A), commit(2, 64, A), apart, commit(4, 64, A), commit(9, 64, A))
+    log = write_log(tmp_path / "run" / A / "log.jsonl", A, *((float(at), event) for at, event in enumerate(lives)))
+    out = tmp_path / "report.md"
+    assert weft("report", log, "--out", out).code == 0
+    text = out.read_text()
+    assert "by 1 peer, up to round 9." in text
+    assert (
+        "4 rounds in 0:05; round 3 counted nothing: some went on by themselves from there; no log here tells of 4"
+        in (text)
+    )
 
 
 def test_whatever_is_amiss_is_counted_in_words() -> None:
@@ -182,6 +231,7 @@ def test_a_report_from_another_home_says_what_its_recipe_lacks(
     assert weft("report", log.parent.parent, "--out", out).code == 0
     text = out.read_text().replace("\\", "")
     assert in_words(kept.run.method) in text
+    assert 'these are below, as type = "custom".' in text
     assert f"the text, {kept.run.data.train_text_nbytes:,} bytes to train on" in text
     again = run_path.with_name("again.toml")
     again.write_text(recipe(out))  # of the default corpus, which is another text
@@ -203,7 +253,7 @@ def test_a_run_of_this_home_is_told_by_its_name_its_digits_or_as_the_last(
         answer = weft("report", given, "--out", out)
         assert answer.code == 0, answer.err
         assert answer.err.startswith(f"this is run {kept.run.run[:8]} (small), as peers here have logged it")
-        assert "64 tokens in 1 round" in out.read_text()
+        assert "64 tokens by 1 peer, up to round 1," in out.read_text()
     both = weft("compare", "last", kept.folder.parents[1], "--out", tmp_path / "both.md")
     assert both.code == 0, both.err
     assert f"this is run {kept.run.run[:8]} (small)" in both.err

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -133,6 +134,31 @@ def test_a_run_of_this_home_is_found_by_its_name_its_digits_or_as_the_last(weft:
         assert f"this is run {kept.run.run[:8]} (small), as peers here have logged it; none of them runs" in answer.err
     refused(weft, 2, f"holds runs {kept.run.run[:8]} (small)", "status", "smell")
     refused(weft, 15, "status last` tells of the last run", "status")
+
+
+def test_a_folder_or_file_that_is_none_of_it_does_not_hide_the_run_of_its_name(
+    weft: Weft, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(kept.folder.parent / "log.jsonl", A, (1.0, started("anna")), (2.0, step(3.0)), (3.0, commit(1, 64, A)))
+    here = tmp_path / "here"
+    (here / "small").mkdir(parents=True)
+    (here / "small" / "lines.jsonl").write_text('{"text": "not an event"}\n')
+    monkeypatch.chdir(here)
+    run = f"so run {kept.run.run[:8]} (small) of this home is taken"
+    answer = weft("status", "small", "--json")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["committed_tokens"] == 64
+    assert f"the folder small holds no log of events, {run}" in " ".join(answer.err.split())
+    answer = weft("inspect", "small")
+    assert answer.code == 0, answer.err
+    assert f"the folder small holds no checkpoint, {run}" in " ".join(answer.err.split())
+    refused(weft, 2, "line 1 is not an event", "status", "./small")  # a path is a path
+    shutil.rmtree("small")
+    Path("small").write_text("words\n")
+    for verb in ("status", "inspect"):
+        answer = weft(verb, "small")
+        assert answer.code == 0, answer.err
+        assert "the file small holds no " in " ".join(answer.err.split())
 
 
 @pytest.mark.full

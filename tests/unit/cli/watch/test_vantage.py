@@ -100,7 +100,7 @@ def test_a_late_joiner_s_report_says_since_when_it_saw_the_run_and_what_members_
     weft: Weft, homes: dict[str, Path], tmp_path: Path
 ) -> None:
     text = reported(weft, tmp_path, homes["carl"])
-    assert "320 tokens in 5 rounds by 3 peers: all of the 320 wanted." in text
+    assert "320 tokens by 3 peers, up to round 5: all of the 320 wanted." in text
     assert "As carl saw it from round 3 on: 3 rounds in 0:29. 128 tokens were counted before that" in text
     assert "There is no log here of anna and bert" in text
     assert row(text, "anna")[1:3] == ["96", "50.0 %"]  # what rounds counted of others, carl has heard

@@ -188,6 +188,7 @@ def test_who_has_as_many_calls_open_as_it_may_all_the_time_is_dropped(
     assert "it floods" in world.seen(1, ConnectionDropped)[0].reason
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num", [1, 6])
 def test_keys_that_send_more_and_more_cost_what_one_may_and_are_dropped(
     world: World, spend: Callable[[float], None], num: int

@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import DialError, PeerError
+from weft.events import HUNG_UP
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
 from weft.net.transport.base import Lane, Stream
@@ -162,8 +163,21 @@ async def test_who_hangs_up_is_dropped_at_once(host: Host, first: bytes) -> None
     _, writer = await host.knock()
     writer.write(first)
     writer.close()
+    assert (await host.dropped()).startswith(HUNG_UP)
+    await host.still_serves()
+
+
+@pytest.mark.parametrize("first", [b"", b"wef", preamble("bulk"), preamble("control") + b"\x16\x03\x01\x02\x00"])
+async def test_who_breaks_off_is_dropped_in_words(host: Host, first: bytes) -> None:
+    _, writer = await host.knock()
+    writer.write(first)
+    linger = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    await asyncio.sleep(0.05)  # so that it is read before
+    writer.transport.abort()
     reason = await host.dropped()
-    assert "hung up" in reason or "handshake" in reason
+    assert reason.startswith(HUNG_UP)
+    assert "Errno" not in reason
     await host.still_serves()
 
 

@@ -165,6 +165,7 @@ def test_no_pin_is_dropped_that_somebody_is_fetching(node: Node) -> None:
     clock.run(scenario())
 
 
+@pytest.mark.full
 def test_what_waits_for_a_pin_to_be_due_keeps_no_donor_alive() -> None:
     clock, node = VirtualClock(), Node()
 

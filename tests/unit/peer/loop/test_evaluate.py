@@ -9,7 +9,7 @@ from typing import Any
 from charters import charter
 from unit.hands import Hands
 from unit.peer.test_chain import MEMBERS, RUN
-from weft.events import Evaluated, Event, Working
+from weft.events import Diverged, Evaluated, Event, Working
 from weft.ids import BranchId
 from weft.peer.chain import genesis, open_branch
 from weft.peer.loop.evaluate import Evaluator
@@ -26,11 +26,13 @@ class Place:
 
     def __init__(self, compute: Threads) -> None:
         self.told: list[tuple[Event, int]] = []
-        self.clock, self.compute = Hands(), compute
-        self.node = SimpleNamespace(peer=ME, peers=(), on_note=lambda _kind, _take: None)
+        self.clock, self.compute, self.companion = Hands(), compute, None
+        self.sent: list[Evaluation] = []
+        post = lambda _peer, evaluation: self.sent.append(evaluation)  # noqa: E731
+        self.node = SimpleNamespace(peer=ME, peers=(MEMBERS[1].peer,), on_note=lambda _kind, _take: None, post=post)
         self.data = SimpleNamespace(
             batches=lambda _run, _split: SimpleNamespace(num_windows=NUM_WINDOWS),
-            index=SimpleNamespace(nats_per_byte=lambda loss: loss / 2),
+            index=SimpleNamespace(nats_per_byte=lambda loss: loss / 2, vocab_size=257),
         )
 
     def emit(self, event: Event) -> None:
@@ -82,3 +84,39 @@ async def test_an_evaluation_that_comes_late_does_not_take_the_place_of_a_newer_
     assert (evaluator.evaluated_at, evaluator.loss) == (10, 2.0)
     told = [event.round for event, _ in place.told if isinstance(event, Evaluated)]
     assert told == [10, 5]  # the curve has both
+
+
+async def test_what_a_run_begins_with_is_measured_before_others_come_and_told_once_it_begins() -> None:
+    train = SimpleNamespace(evaluate_windows=100, evaluate_every=0, sample_every=0, batch_size=BATCH, seq_len=64)
+    async with aclosing(Threads()) as compute:
+        for is_seeded, wanted in ((True, []), (False, [(0, 3.0)])):
+            place: Any = Place(compute)
+            run: Any = SimpleNamespace(train=train, method=SimpleNamespace(graph=None), is_seeded=is_seeded)
+            replica: Any = SimpleNamespace(outer=None, head=None)
+            trainer: Any = Trainer(place.clock)
+            evaluator = Evaluator(run, place, trainer, replica, lambda: False)
+            await evaluator.begin()
+            assert place.sent == []
+            evaluator.tell_begun()
+            assert [(each.round, each.loss) for each in place.sent] == wanted
+            assert [(each.round, each.loss) for each, _ in place.told if isinstance(each, Evaluated)] == wanted
+
+
+async def test_a_loss_far_above_knowing_nothing_is_said_at_once_and_once() -> None:
+    run: Any = SimpleNamespace(train=SimpleNamespace(), method=SimpleNamespace(graph=None))
+    async with aclosing(Threads()) as compute:
+        place: Any = Place(compute)
+        hear: list[Callable[[Any, Evaluation], Awaitable[None]]] = []
+        place.node.on_note = lambda _kind, take: hear.append(take)
+        replica: Any = SimpleNamespace(outer=None, head=SimpleNamespace(round=10))
+        trainer: Any = None
+        Evaluator(run, place, trainer, replica, lambda: False)
+        for round, loss in enumerate((9.0, 5.7, 239.0, 240.0, 5.0, float("nan"))):
+            made = Evaluation(round=round, loss=loss, nats_per_byte=loss, num_tokens=9, committed_tokens=100 * round)
+            await hear[0](ME, made)
+    told = [(event.round, round_to(event.nothing)) for event, _ in place.told if isinstance(event, Diverged)]
+    assert told == [(2, 5.55), (5, 5.55)]  # what it began with is nobody's rate
+
+
+def round_to(number: float) -> float:
+    return round(number, 2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weft.ids import PeerId
-from weft.peer.loop.outliers import BEGUN, DUE, FIRST_ROUNDS, IN_A_ROW, STRETCH, WINDOW, Band, Progress, Strayed
+from weft.peer.loop.outliers import BEGUN, DUE, FIRST_ROUNDS, IN_A_ROW, STRETCH, WINDOW, Band, Progress, Strayed, usual
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 
@@ -130,11 +130,7 @@ def test_a_run_of_few_rounds_that_learns_is_left_alone_though_losses_scatter(num
 
 
 def test_the_usual_loss_is_that_of_three_or_of_all_where_these_are_fewer() -> None:
-    band = Band()
-    assert band.usual(1) is None
-    band.take({A: 1.0})
-    assert (band.usual(1), band.usual(2), band.usual(4)) == (1.0, None, None)
-    band.take({B: 2.0})
-    assert (band.usual(2), band.usual(4)) == (1.5, None)
-    band.take({C: 5.0})
-    assert band.usual(4) == 2.0
+    assert usual([], 1) is None
+    assert [usual([1.0], num) for num in (1, 2, 4)] == [1.0, None, None]
+    assert [usual([1.0, 2.0], num) for num in (2, 4)] == [1.5, None]
+    assert usual([1.0, 2.0, 5.0], 4) == 2.0

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Set
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -143,6 +144,7 @@ def histories(draw: st.DrawFn) -> list[Manifest]:
     return chain
 
 
+@pytest.mark.full
 @given(histories(), st.data())
 def test_nobody_brings_of_a_group_what_another_would_not_believe(chain: list[Manifest], data: st.DataObject) -> None:
     mine, theirs = (claims_from(*chain[data.draw(st.integers(0, len(chain) - 1)) :]) for _ in range(2))
