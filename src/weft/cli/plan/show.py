@@ -11,7 +11,7 @@ from weft.cli.terminal import terminal_width, wrapped
 from weft.cost import training as cost
 from weft.cost.pipeline import BASE_NBYTES
 from weft.dashboard import figures
-from weft.launch.terms import CHECKPOINT_VECTORS
+from weft.launch.terms import CHECKPOINT_VECTORS, DAY_S
 from weft.plan.forecast import Bill, Forecast, Hold, Part
 from weft.plan.loss import FEW_ROUNDS
 from weft.plan.methods import Row, name_of
@@ -22,7 +22,6 @@ from weft.sync.records.messages import MAX_GROUP
 from weft.training.device import choose, program_nbytes
 
 TOKEN_NBYTES = 2  # on the disk
-DAY_S = 86_400.0
 SMALL = 100_000_000  # parameters: efficiencies were published of larger models
 _INDENT = " " * 14
 
@@ -106,10 +105,7 @@ def _taken(asked: Asked, plan: Forecast) -> str:
     if asked.here is not None:
         needed, num_samples = asked.here
         places = {**needed, "cpu": needed["cpu"] + program_nbytes(choose(PeerConfig()))}
-        told = ", ".join(
-            f"{figures.nbytes(nbytes)}{'' if place == 'cpu' else f' on {place}'}" for place, nbytes in places.items()
-        )
-        return f"about {told} of each machine, {num_samples} samples at a time"
+        return f"about {figures.by_place(places)} of each machine, {num_samples} samples at a time"
     most = max(plan.memory, key=lambda hold: hold.on_device + hold.on_host)
     on_device = f"{figures.nbytes(most.on_device)} on the device and " if most.on_device else ""
     room = "IT DOES NOT FIT: " if most.has_room is False else ""
