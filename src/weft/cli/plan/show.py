@@ -24,6 +24,7 @@ from weft.training.device import choose, program_nbytes
 TOKEN_NBYTES = 2  # on the disk
 SMALL = 100_000_000  # parameters: efficiencies were published of larger models
 _INDENT = " " * 14
+_ADVICE = "choose a smaller model, or machines with more memory"
 
 
 def lines(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> Iterator[str]:
@@ -108,8 +109,8 @@ def _taken(asked: Asked, plan: Forecast) -> str:
         return f"about {figures.by_place(places)} of each machine, {num_samples} samples at a time"
     most = max(plan.memory, key=lambda hold: hold.on_device + hold.on_host)
     on_device = f"{figures.nbytes(most.on_device)} on the device and " if most.on_device else ""
-    room = "IT DOES NOT FIT: " if most.has_room is False else ""
-    return f"{room}about {on_device}{figures.nbytes(most.on_host + BASE_NBYTES)} of each machine{room}"
+    taken = f"about {on_device}{figures.nbytes(most.on_host + BASE_NBYTES)} of each machine"
+    return f"IT DOES NOT FIT: {taken}; {_ADVICE}" if most.has_room is False else taken
 
 
 def titled(name: str, text: str) -> Iterator[str]:
@@ -161,11 +162,7 @@ def _parts(round: RoundTime) -> str:
 
 def _held(hold: Hold) -> str:
     places = f"{figures.nbytes(hold.on_device)} on the device, " if hold.on_device else ""
-    room = {
-        None: "",
-        True: "; it fits",
-        False: "; IT DOES NOT FIT: choose a smaller model, or machines with more memory",
-    }[hold.has_room]
+    room = {None: "", True: "; it fits", False: f"; IT DOES NOT FIT: {_ADVICE}"}[hold.has_room]
     return f"{places}{figures.nbytes(hold.on_host)} of the machine's own, {hold.micro_batch} samples at a time{room}"
 
 

@@ -204,6 +204,8 @@ def test_a_model_that_does_not_fit_is_said(weft: Weft, run_path: Path) -> None:
     answer = weft("plan", run_path, "--device", "rtx3060", "--set", 'model={type="size", size="7b"}')
     assert answer.code == 0
     assert "IT DOES NOT FIT" in answer.out
+    assert answer.out.count("IT DOES NOT FIT") == 1
+    assert "choose a smaller model" in " ".join(answer.out.split())
 
 
 def test_a_model_too_large_to_time_here_is_refused(weft: Weft, run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
