@@ -38,6 +38,7 @@ from weft.sync.method.presets import (
 ROUND = EVERY * BATCH  # samples that one member makes of it
 
 
+@pytest.mark.full
 def test_two_loops_end_with_the_same_parameters(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     with ending(yard):
