@@ -83,6 +83,7 @@ def test_a_removed_member_is_told_why_ends_and_may_come_back(make_swarm: MakeSwa
     swarm.check()
 
 
+@pytest.mark.full
 def test_a_banned_key_is_out_and_refused_until_it_is_pardoned(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=24, stewards=BOTH)
 
@@ -199,6 +200,7 @@ def test_the_rate_is_amended_where_gradients_are_sent(make_swarm: MakeSwarm) -> 
     swarm.check()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["dpsgd", pytest.param("choco", marks=pytest.mark.slow), pytest.param("noloco", marks=pytest.mark.slow)]
 )
@@ -360,6 +362,7 @@ def test_an_act_that_was_decided_cannot_be_replayed(make_swarm: MakeSwarm) -> No
     swarm.check()
 
 
+@pytest.mark.full
 def test_two_stewards_act_at_once(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=16, stewards=BOTH)
 

@@ -235,6 +235,7 @@ def test_one_that_comes_back_alone_to_what_is_complete_says_so_and_ends(tmp_path
     assert not back[0].seen(StageEmpty)
 
 
+@pytest.mark.full
 def test_those_who_come_back_together_to_what_is_complete_can_put_it_together_and_end(tmp_path: Path) -> None:
     run, back = sealed(tmp_path), list[Machine]()
 

@@ -40,6 +40,7 @@ def leader_of(theatre: Theatre, round: int, **options: int) -> str:
     return next(machine.name for machine in played.machines if machine.peer == manifest.leader)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_leader_that_proposes_two_manifests_is_struck_out(theatre: Theatre, seed: int) -> None:
     liar = leader_of(theatre, 4, seed=seed)

@@ -36,6 +36,7 @@ def test_payloads_of_peers_differ_and_the_outer_parameters_move(theatre: Theatre
     assert all(event.loss == pytest.approx(math.log(257), rel=0.02) for _, event in told)
 
 
+@pytest.mark.full
 def test_faults_befall_peers_without_models_as_others(theatre: Theatre) -> None:
     faults = Kill(peer="lab-1", at_round=3, returns_after_s=5.0), Drop(peer="lab", at_s=0.0, share=0.2)
     played = theatre(*faults, scenario={"compute": "cost"})

@@ -44,6 +44,7 @@ def results(swarm: Swarm) -> set[Digest]:
     return {part.result for manifest in swarm.chains.values() for part in manifest.parts if manifest.contributions}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", METHODS)
 def test_each_takes_every_payload_once_and_no_result(make_swarm: MakeSwarm, fetched: list[Fetched], name: str) -> None:
     swarm = make_swarm(method=METHODS[name], num_rounds=6)

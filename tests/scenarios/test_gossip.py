@@ -38,6 +38,7 @@ def test_members_exchange_and_end_with_one_mean(make_swarm: MakeSwarm, method: M
     assert len(rounds) == 12
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "method",
     [pytest.param(each, id=name, marks=() if name == "choco" else pytest.mark.slow) for name, each in METHODS.items()],

@@ -31,6 +31,7 @@ def run(swarm: Swarm, scenario: Callable[[], Awaitable[None]]) -> None:
     swarm.check()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "method",
     [*(pytest.param(each, marks=pytest.mark.slow) for each in (FEDAVG, DILOCO)), DDP],

@@ -17,6 +17,7 @@ def ends(played: Played) -> list[str]:
     return [machine.end for machine in played.machines]
 
 
+@pytest.mark.full
 def test_without_faults_all_that_is_trained_is_counted(theatre: Theatre) -> None:
     played = theatre()
     assert ends(played) == 4 * ["complete"]
@@ -59,6 +60,7 @@ def test_who_is_killed_for_good_is_missed_once(theatre: Theatre) -> None:
     assert played.unplayed == ()
 
 
+@pytest.mark.full
 def test_who_is_stopped_says_goodbye_and_comes_back(theatre: Theatre) -> None:
     played = theatre(Stop(peer="lab-0", at_s=4.5, returns_after_s=3.0))
     assert ends(played) == 4 * ["complete"]

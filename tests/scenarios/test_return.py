@@ -217,6 +217,7 @@ def test_who_went_on_alone_brings_that_back_to_the_maker(make_swarm: MakeSwarm, 
     swarm.run(scenario)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("pause_s", "train_s"),
     [pytest.param(0.0, FAST_S, marks=pytest.mark.slow), (0.5, 5.0), pytest.param(3.0, 5.0, marks=pytest.mark.slow)],
@@ -359,6 +360,7 @@ def test_who_joined_a_strict_run_and_comes_back_to_nobody_waits(make_swarm: Make
     swarm.run(scenario)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("has_committed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_who_goes_over_and_is_killed_goes_on_from_where_its_checkpoint_stands(
     make_swarm: MakeSwarm, has_committed: bool

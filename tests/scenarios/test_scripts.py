@@ -64,6 +64,7 @@ def test_who_stands_still_until_it_is_given_up_comes_back_with_its_work(theatre:
     assert theatre.heard(BranchOpened) == []
 
 
+@pytest.mark.full
 def test_who_is_killed_in_its_sleep_comes_back(theatre: Theatre) -> None:
     faults = Freeze(peer="lab-1", at_s=3.5, lasts_s=600.0), Kill(peer="lab-1", at_s=5.0, returns_after_s=3.0)
     played = theatre(*faults, tokens_per_s=SPEED / 2)
@@ -101,6 +102,7 @@ def test_two_sides_reach_nobody_of_each_other_and_who_is_on_none_reaches_both(th
     assert {event.member for _, event in theatre.heard(MemberSuspected, neutral)} == set()
 
 
+@pytest.mark.full
 def test_partitions_that_overlap_leave_no_link_cut(theatre: Theatre) -> None:
     long, short = (
         Partition(sides=(("lab-1",),), at_s=3.0, lasts_s=6.0),
@@ -141,6 +143,7 @@ def test_a_claim_of_a_quintillion_tokens_changes_nothing(theatre: Theatre) -> No
     assert played.committed_tokens == honest.committed_tokens
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("about", ["branch", "progress"])
 @pytest.mark.parametrize("count", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_who_claims_to_be_far_ahead_takes_nobody_along(

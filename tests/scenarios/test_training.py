@@ -164,6 +164,7 @@ def test_late_joiner_receives_the_state_and_stops_nobody(make_swarm: MakeSwarm) 
     swarm.check()
 
 
+@pytest.mark.full
 def test_goodbye_lets_the_others_commit_at_once(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(learns=True, num_rounds=8)
 

@@ -56,16 +56,17 @@ def find_checkpoint(given: str, home: Path) -> Path:
         below = path.glob(f"*/checkpoint/{CHECKPOINT_FILE}")
         whole = (each for each in below if not each.parts[-3].startswith("stage-"))
         found = _newest(path.glob(f"checkpoint/{CHECKPOINT_FILE}"), whole)
-        if found is None:
-            _require_no_sections(_newest(path.glob(_SECTIONS), path.glob(f"*/{_SECTIONS}")))
-        if found is None and run_instead(given, home, "checkpoint", having=(WHOLE, SECTIONS)) is None:
+        if found is not None:
+            return found
+        _require_no_sections(_newest(path.glob(_SECTIONS), path.glob(f"*/{_SECTIONS}")))
+        run = run_instead(given, home, "checkpoint", having=(WHOLE, SECTIONS))
+        if run is None:
             raise CheckpointError(
                 f"{path} holds no checkpoint: there is no {CHECKPOINT_FILE} in it. It is half-written, or the wrong "
                 f"folder. {listing(home)}"
             )
-        if found is not None:
-            return found
-    run = find_run(given, home, having=(WHOLE, SECTIONS))
+    else:
+        run = find_run(given, home, having=(WHOLE, SECTIONS))
     found = None if run is None else _newest(run.glob(WHOLE))
     if run is not None and found is None:
         _require_no_sections(_newest(run.glob(SECTIONS)))

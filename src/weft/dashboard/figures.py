@@ -1,6 +1,7 @@
 """Figures as people read them: bytes, durations, counts, speeds; and what views reckon from an event."""
 
 import math
+from collections.abc import Mapping
 
 from weft.cost import training as cost
 from weft.events import RoundCommitted, StepDone, Working
@@ -71,6 +72,11 @@ def work_in_short(told: Working) -> str:
 def several(num: int, one: str) -> str:
     """Return a number of things: 1 peer, 1,024 peers."""
     return f"{num:,} {one}{'' if num == 1 else 's'}"
+
+
+def by_place(taken: Mapping[str, int]) -> str:
+    """Return memory by place: 1.2 GB, 3.4 GB on cuda:0."""
+    return ", ".join(f"{nbytes(num)}{'' if place == 'cpu' else f' on {place}'}" for place, num in taken.items())
 
 
 def percent(done: float, total: float) -> str:

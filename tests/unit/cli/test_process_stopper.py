@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from weft.cli import process
-from weft.cli.demo.run import _Follower
+from weft.cli.demo.run import Follower
 from weft.cli.process import Stopper
 from weft.cli.screen.screen import Screen
 from weft.cli.signals import NOTHING_TO_SAVE
@@ -97,7 +97,7 @@ def test_a_demo_that_is_told_twice_lets_its_peers_save(capsys: pytest.CaptureFix
         def kill(self) -> None:
             done.append("kill")
 
-    follower = _Follower(Swarm(), Screen())  # type: ignore[arg-type]
+    follower = Follower(Swarm(), Screen())  # type: ignore[arg-type]
     follower._on_signal(signal.SIGTERM, None)
     follower._on_signal(signal.SIGTERM, None)
     assert done == ["stop"]

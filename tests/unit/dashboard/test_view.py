@@ -586,7 +586,7 @@ def test_both_losses_are_written_with_the_same_unit_however_narrow_the_line() ->
 
 def test_what_happened_before_is_shown_and_not_told(capsys: pytest.CaptureFixture[str]) -> None:
     screen = PlainScreen()
-    screen.recall(commit(1, 100))
+    screen.take([commit(1, 100)])
     assert (screen.view.round, capsys.readouterr().err) == (1, "")
 
 

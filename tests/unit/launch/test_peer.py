@@ -372,7 +372,7 @@ async def test_who_joins_an_amended_run_is_shown_what_it_costs_now(
 ) -> None:
     crew = Crew(tmp_path, num_peers=2, num_rounds=10_000, stewards=(STEWARD.peer,))
     asked: list[RunConfig] = []
-    monkeypatch.setattr(corpus, "terms", lambda run, *rest: asked.append(run) or terms(run, *rest))
+    monkeypatch.setattr(corpus, "terms", lambda run, *rest, **how: asked.append(run) or terms(run, *rest, **how))
     async with crew.deadline():
         a = crew.found("a")
         await decide(a, Amend(reason="", every=7))

@@ -38,6 +38,7 @@ from weft.sync.method.presets import (
 ROUND = EVERY * BATCH  # samples that one member makes of it
 
 
+@pytest.mark.full
 def test_two_loops_end_with_the_same_parameters(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     with ending(yard):
@@ -69,8 +70,8 @@ def test_who_joins_is_told_what_it_costs_and_may_refuse(tmp_path: Path) -> None:
     assert not any((tmp_path / "c").glob("runs/*/*/checkpoint"))
     (terms,) = told
     assert re.fullmatch(
-        r"joining run [0-9a-f]{8} \(loop\): 57 parameters; \S+ k?B to fetch, \S+ k?B of disk, about \S+ [MG]B of "
-        r"memory; \S+ k?B a round among 2 peers with this one; bytes a day are not known: .+",
+        r"joining run [0-9a-f]{8} \(loop\): 57 parameters; \S+ samples to train[^;]*; \S+ k?B to fetch, \S+ k?B of "
+        r"disk, about \S+ [MG]B of memory; \S+ k?B a round among 2 peers with this one; bytes a day are not known: .+",
         terms,
     )
     assert terms in [event.text for event in b.events(Notice)]

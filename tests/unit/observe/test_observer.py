@@ -170,7 +170,7 @@ def test_what_cannot_be_is_left_out_and_counted(name: str) -> None:
     told = bulletin(0, line(1.0, missed()), line(2.0, HOSTILE[name]), b"{", b"[[[[", line(3.0, missed(4)))
     watched = Watched(p1=answering(seal(identity(1), told)))
     assert [event for event in watched.look() if not isinstance(event, Notice)] == [missed(), missed(4)]
-    assert watched.texts[0].startswith("3 events of ")
+    assert watched.texts[0].startswith("left out: 3 events of ")
 
 
 def test_addresses_that_a_peer_tells_are_hidden_here_too() -> None:
@@ -207,7 +207,7 @@ def test_a_gap_is_said_and_another_process_counts_anew() -> None:
 def test_what_had_no_room_is_said() -> None:
     watched = Watched(p1=answering(seal(identity(1), bulletin(0, num_dropped=7))))
     watched.look()
-    assert watched.texts[0].startswith("7 events of ")
+    assert watched.texts[0].startswith("left out: 7 events of ")
 
 
 def test_it_asks_a_few_of_many_and_stays_with_them() -> None:

@@ -10,7 +10,7 @@ No model is timed of which a step takes longer than `LONGEST_S`. It imports torc
 
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from weft.clock import Clock
 from weft.cost import pipeline as cost_pipeline
 from weft.cost import training as cost
 from weft.dashboard import figures
-from weft.errors import ConfigError, DataError, TooLarge
+from weft.errors import ConfigError, TooLarge
 from weft.ids import Digest
 from weft.launch.corpus import ONE
 from weft.launch.peer import charter_at
@@ -38,11 +38,10 @@ from weft.net.speed_test import Speed
 from weft.net.ticket import Ticket
 from weft.pipeline.config import PipelineConfig
 from weft.plan import forecast, profiles
-from weft.plan.own_text import unsealed
 from weft.plan.question import Machines, Question, cluster_of
 from weft.plan.timing import Line
 from weft.run.amend import amended
-from weft.run.config import Genesis, RunConfig, RunFile, TrainConfig
+from weft.run.config import Genesis, RunConfig, TrainConfig
 from weft.run.genesis import MAX_RUN_NBYTES, read_run
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, held_of
@@ -278,7 +277,8 @@ def of_run_file(path: Path, settings: PeerConfig, flops_per_s: float) -> Iterato
         is_half=device.precision != "fp32",
     )
     question = _question(trained, choices, (machines,), described.has_even_leases, described.electors)
-    yield _fit_of_file(question, trained, device, _needed_of_file(described, path.absolute().parent, settings, device))
+    told = asked.needed_here(described, path.absolute().parent, settings, device)
+    yield _fit_of_file(question, trained, device, told)
     if isinstance(found, Finding):
         yield found
         return
@@ -317,27 +317,13 @@ def _fit(run: RunConfig, shown: Terms, home: Path, settings: PeerConfig) -> Find
     return Finding("fit", "ok", text, facts=facts)
 
 
-def _needed_of_file(
-    described: RunFile, base: Path, settings: PeerConfig, device: here.Device
-) -> tuple[int, int] | None:
-    """Return the bytes and the samples at a time, as `weft train` and `weft join` tell them; None: it has stages, its
-    text is not here, or it does not fit."""
-    if described.stages > 1:
-        return None
-    with suppress(DataError, TooLarge):
-        run = unsealed(described, base)
-        micro_batch = here.check_fits(run, settings, device)
-        return sum(here.needed_nbytes(run, settings, device, micro_batch).values()), micro_batch
-    return None
-
-
 def _fit_of_file(
-    question: Question, trained: _Trained, device: here.Device, told: tuple[int, int] | None = None
+    question: Question, trained: _Trained, device: here.Device, told: tuple[dict[str, int], int] | None = None
 ) -> Finding:
     """Return whether a peer of a run file finds room: for the model, or for any of its sections.
 
     Args:
-        told: what `_needed_of_file` returns.
+        told: what `needed_here` returns.
     """
     (machines,) = question.machines
     num, free = num_parameters(trained.model), int(machines.memory_nbytes or 0)
@@ -348,7 +334,9 @@ def _fit_of_file(
     else:
         held_here = forecast.hold(question, machines)
         needed, has_room = held_here.on_device or held_here.on_host, bool(held_here.has_room)
-        needed, num_samples = told or (needed, held_here.micro_batch)
+        num_samples = held_here.micro_batch
+        if told is not None:
+            needed, num_samples = sum(told[0].values()), told[1]
         has_room = has_room or told is not None
         what = f"to train {num_samples} samples at a time"
     program = here.program_nbytes(device)

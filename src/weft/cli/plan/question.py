@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,6 +35,9 @@ from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
 from weft.sync.method.presets import AutoConfig, MethodConfig, spell_out
 from weft.sync.method.schedule import missed
+
+if TYPE_CHECKING:
+    from weft.training.device import Device
 
 ASSUMED_CHARACTERS = 100  # of a text that is not here
 HERE = "here"
@@ -118,8 +122,8 @@ def run(path: Path, changes: Sequence[str], peers: int | None, own: Own, method:
         WeftError: a file, a name or a figure makes no sense; says which.
     """
     run_file = settings.run_file(path, changes, is_final=method.method is None)
-    model, notes = model_of(run_file, path.absolute().parent)
     base = path.absolute().parent
+    model, notes = model_of(run_file, base)
     machines, more = _machines(own, run_file, model, peers or run_file.peers)
     asked = _ask(run_file, model, (machines,), method, prices, (*notes, *more))
     if own.tokens_per_s is not None:
@@ -133,7 +137,7 @@ def run(path: Path, changes: Sequence[str], peers: int | None, own: Own, method:
         speed=f"{machines.tokens_per_s:,.0f} tokens/s by each peer, {known}",
         lines=f"{own.line_name}: {_mbit(line.up_bps)} up, {_mbit(line.down_bps)} down; --line names others",
         text_nbytes=_text_nbytes(run_file, base),
-        here=_here(run_file, base) if own.device == HERE and run_file.stages == 1 else None,
+        here=_needed(run_file, base) if own.device == HERE else None,
     )
 
 
@@ -147,13 +151,23 @@ def _text_nbytes(run_file: RunFile, base: Path) -> int | None:
     return None
 
 
-def _here(run_file: RunFile, base: Path) -> tuple[dict[str, int], int] | None:
-    """Return what a peer takes on this machine, as `weft train` says it."""
-    from weft.plan.own_text import unsealed
-    from weft.training.device import check_fits, choose, needed_nbytes
+def _needed(run_file: RunFile, base: Path) -> tuple[dict[str, int], int] | None:
+    from weft.training.device import choose
 
     settings = PeerConfig()
-    device = choose(settings)
+    return needed_here(run_file, base, settings, choose(settings))
+
+
+def needed_here(
+    run_file: RunFile, base: Path, settings: PeerConfig, device: "Device"
+) -> tuple[dict[str, int], int] | None:
+    """Return the bytes that a peer takes on this machine, by place, and the samples at a time, as `weft train` and
+    `weft join` tell them; None: it has stages, its text is not here, or it does not fit."""
+    if run_file.stages > 1:
+        return None
+    from weft.plan.own_text import unsealed
+    from weft.training.device import check_fits, needed_nbytes
+
     with suppress(DataError, TooLarge):
         sealed = unsealed(run_file, base)
         micro_batch = check_fits(sealed, settings, device)

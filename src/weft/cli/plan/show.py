@@ -11,7 +11,7 @@ from weft.cli.terminal import terminal_width, wrapped
 from weft.cost import training as cost
 from weft.cost.pipeline import BASE_NBYTES
 from weft.dashboard import figures
-from weft.launch.terms import CHECKPOINT_VECTORS
+from weft.launch.terms import CHECKPOINT_VECTORS, DAY_S
 from weft.plan.forecast import Bill, Forecast, Hold, Part
 from weft.plan.loss import FEW_ROUNDS
 from weft.plan.methods import Row, name_of
@@ -22,9 +22,9 @@ from weft.sync.records.messages import MAX_GROUP
 from weft.training.device import choose, program_nbytes
 
 TOKEN_NBYTES = 2  # on the disk
-DAY_S = 86_400.0
 SMALL = 100_000_000  # parameters: efficiencies were published of larger models
 _INDENT = " " * 14
+_ADVICE = "choose a smaller model, or machines with more memory"
 
 
 def lines(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> Iterator[str]:
@@ -106,14 +106,11 @@ def _taken(asked: Asked, plan: Forecast) -> str:
     if asked.here is not None:
         needed, num_samples = asked.here
         places = {**needed, "cpu": needed["cpu"] + program_nbytes(choose(PeerConfig()))}
-        told = ", ".join(
-            f"{figures.nbytes(nbytes)}{'' if place == 'cpu' else f' on {place}'}" for place, nbytes in places.items()
-        )
-        return f"about {told} of each machine, {num_samples} samples at a time"
+        return f"about {figures.by_place(places)} of each machine, {num_samples} samples at a time"
     most = max(plan.memory, key=lambda hold: hold.on_device + hold.on_host)
     on_device = f"{figures.nbytes(most.on_device)} on the device and " if most.on_device else ""
-    room = "IT DOES NOT FIT: " if most.has_room is False else ""
-    return f"{room}about {on_device}{figures.nbytes(most.on_host + BASE_NBYTES)} of each machine{room}"
+    taken = f"about {on_device}{figures.nbytes(most.on_host + BASE_NBYTES)} of each machine"
+    return f"IT DOES NOT FIT: {taken}; {_ADVICE}" if most.has_room is False else taken
 
 
 def titled(name: str, text: str) -> Iterator[str]:
@@ -165,11 +162,7 @@ def _parts(round: RoundTime) -> str:
 
 def _held(hold: Hold) -> str:
     places = f"{figures.nbytes(hold.on_device)} on the device, " if hold.on_device else ""
-    room = {
-        None: "",
-        True: "; it fits",
-        False: "; IT DOES NOT FIT: choose a smaller model, or machines with more memory",
-    }[hold.has_room]
+    room = {None: "", True: "; it fits", False: f"; IT DOES NOT FIT: {_ADVICE}"}[hold.has_room]
     return f"{places}{figures.nbytes(hold.on_host)} of the machine's own, {hold.micro_batch} samples at a time{room}"
 
 

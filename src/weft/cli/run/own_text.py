@@ -533,9 +533,6 @@ class _Machine:
         micro_batch = check_fits(run, self._settings, self._device)
         needed = needed_nbytes(run, self._settings, self._device, micro_batch)
         needed["cpu"] += program_nbytes(self._device)
-        memory = ", ".join(
-            f"{figures.nbytes(nbytes)}{'' if place == 'cpu' else f' on {place}'}" for place, nbytes in needed.items()
-        )
         seconds = train.tokens / (here.tokens_per_s * described.peers)
         alike = "" if described.peers == 1 else f" by {described.peers} machines as fast as this one"
         passes = train.tokens / self._text.train_tokens
@@ -549,7 +546,7 @@ class _Machine:
             f"time      {_about(seconds)} of training steps{alike}, at {here.tokens_per_s:,.0f} tokens/s "
             f"measured on {here.name}; evaluation and exchange take more"
         )
-        yield f"memory    about {memory}"
+        yield f"memory    about {figures.by_place(needed)}"
         yield f"disk      about {figures.nbytes(disk)}: the text as tokens, and checkpoints"
         yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"
         if described.peers > 1 and not described.stewards:

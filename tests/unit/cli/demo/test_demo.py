@@ -168,7 +168,7 @@ def test_who_is_timed_among_others_has_them_at_work_beside_it(tmp_path: Path, mo
 def test_minutes_say_what_was_measured_and_what_follows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.training.device._best", lambda: "cuda")  # which the demo's peers do not train on
+    monkeypatch.setattr("weft.training.device.best", lambda: "cuda")  # which the demo's peers do not train on
     monkeypatch.setattr(here, "usual_s", lambda step: step() or 0.1)
     wished = Wishes(2, 0.5, None, is_fresh=False, is_quiet=True)
     run_file = prepare(tmp_path / "demo", wished)

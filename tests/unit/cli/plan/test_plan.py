@@ -49,7 +49,7 @@ def test_without_options_this_machine_is_timed_and_eight_lines_say_what_a_newcom
 ) -> None:
     monkeypatch.setattr("weft.cli.plan.speed_here.usual_s", lambda step: step() or 1.0)
     monkeypatch.setattr("weft.cli.plan.speed_here.is_disturbed", lambda *_: False)
-    monkeypatch.setattr("weft.training.device._best", lambda: "cpu")
+    monkeypatch.setattr("weft.training.device.best", lambda: "cpu")
     monkeypatch.setenv("COLUMNS", "80")
     answer = weft("plan", run_path)
     assert answer.code == 0, answer.err
@@ -79,7 +79,7 @@ def test_memory_is_one_figure_of_plan_and_of_join(
     from weft.plan.own_text import unsealed
 
     monkeypatch.setattr("weft.cli.plan.speed_here.usual_s", lambda step: step() or 1.0)
-    monkeypatch.setattr("weft.training.device._best", lambda: "cpu")
+    monkeypatch.setattr("weft.training.device.best", lambda: "cpu")
     run = unsealed(load(run_path, RunFile), run_path.parent)
     joined = terms(run, TICKET, Home(tmp_path / "there"), HERE)
     told = figures.nbytes(joined.process_nbytes + joined.memory_nbytes)
@@ -155,7 +155,7 @@ def test_this_machine_is_timed_alone_and_shared(weft: Weft, run_path: Path, monk
     monkeypatch.setattr("weft.cli.plan.speed_here.usual_s", one_second)
     monkeypatch.setattr("weft.cli.plan.speed_here.is_disturbed", lambda *_: False)
     monkeypatch.setattr("weft.cli.plan.speed_here.num_cores", lambda: 2)
-    monkeypatch.setattr("weft.training.device._best", lambda: "cpu")
+    monkeypatch.setattr("weft.training.device.best", lambda: "cpu")
     options = ("plan", run_path, "--device", "here", "--peers", 8, "--json")
     alone, shared = json.loads(weft(*options).out), json.loads(weft(*options, "--line", "loopback").out)
     assert alone["round"]["train_s"] == pytest.approx(30)
@@ -204,11 +204,13 @@ def test_a_model_that_does_not_fit_is_said(weft: Weft, run_path: Path) -> None:
     answer = weft("plan", run_path, "--device", "rtx3060", "--set", 'model={type="size", size="7b"}')
     assert answer.code == 0
     assert "IT DOES NOT FIT" in answer.out
+    assert answer.out.count("IT DOES NOT FIT") == 1
+    assert "choose a smaller model" in " ".join(answer.out.split())
 
 
 def test_a_model_too_large_to_time_here_is_refused(weft: Weft, run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.cli.plan.speed_here.host_free_nbytes", lambda: 1000)
-    monkeypatch.setattr("weft.training.device._best", lambda: "cpu")
+    monkeypatch.setattr("weft.training.device.best", lambda: "cpu")
     answer = weft("plan", run_path, "--device", "here")
     assert answer.code == 10
     assert "--tokens-per-s" in answer.err

@@ -44,6 +44,7 @@ def read(address: str, path: str) -> Any:
         return json.load(answer)
 
 
+@pytest.mark.full
 def test_a_finished_log_is_shown_whole_and_its_stream_ends(tmp_path: Path) -> None:
     end = PeerStopped(reason="complete")
     log = write_log(

@@ -50,6 +50,7 @@ def test_few_links_connect_everybody_in_few_steps(num):
     assert max(steps.values()) <= 5
 
 
+@pytest.mark.full
 def test_a_third_that_dies_at_once_leaves_the_others_connected():
     peers = crowd(1000)
     living = [peer for place, peer in enumerate(peers) if place % 3]

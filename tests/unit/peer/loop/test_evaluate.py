@@ -1,7 +1,7 @@
 """Evaluation: it tells how far it has come on the loop's thread, whichever thread computes."""
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
@@ -69,18 +69,24 @@ async def test_how_far_it_has_come_is_told_on_the_thread_of_the_loop() -> None:
     assert {thread for _, thread in place.told} == {threading.get_ident()}
 
 
-async def test_an_evaluation_that_comes_late_does_not_take_the_place_of_a_newer_one() -> None:
+async def hear(losses: Iterable[tuple[int, float]]) -> tuple[Evaluator, Place]:
+    """Return an evaluator that stands in round 10 once another has told it of these rounds, and its place."""
     run: Any = SimpleNamespace(train=SimpleNamespace(), method=SimpleNamespace(graph=None))
     async with aclosing(Threads()) as compute:
         place: Any = Place(compute)
-        hear: list[Callable[[Any, Evaluation], Awaitable[None]]] = []
-        place.node.on_note = lambda _kind, take: hear.append(take)
+        takes: list[Callable[[Any, Evaluation], Awaitable[None]]] = []
+        place.node.on_note = lambda _kind, take: takes.append(take)
         replica: Any = SimpleNamespace(outer=None, head=SimpleNamespace(round=10))
         trainer: Any = None
         evaluator = Evaluator(run, place, trainer, replica, lambda: False)
-        for round, loss in ((10, 2.0), (5, 3.0)):
+        for round, loss in losses:
             made = Evaluation(round=round, loss=loss, nats_per_byte=loss, num_tokens=9, committed_tokens=100 * round)
-            await hear[0](ME, made)
+            await takes[0](ME, made)
+    return evaluator, place
+
+
+async def test_an_evaluation_that_comes_late_does_not_take_the_place_of_a_newer_one() -> None:
+    evaluator, place = await hear(((10, 2.0), (5, 3.0)))
     assert (evaluator.evaluated_at, evaluator.loss) == (10, 2.0)
     told = [event.round for event, _ in place.told if isinstance(event, Evaluated)]
     assert told == [10, 5]  # the curve has both
@@ -103,17 +109,7 @@ async def test_what_a_run_begins_with_is_measured_before_others_come_and_told_on
 
 
 async def test_a_loss_far_above_knowing_nothing_is_said_at_once_and_once() -> None:
-    run: Any = SimpleNamespace(train=SimpleNamespace(), method=SimpleNamespace(graph=None))
-    async with aclosing(Threads()) as compute:
-        place: Any = Place(compute)
-        hear: list[Callable[[Any, Evaluation], Awaitable[None]]] = []
-        place.node.on_note = lambda _kind, take: hear.append(take)
-        replica: Any = SimpleNamespace(outer=None, head=SimpleNamespace(round=10))
-        trainer: Any = None
-        Evaluator(run, place, trainer, replica, lambda: False)
-        for round, loss in enumerate((9.0, 5.7, 239.0, 240.0, 5.0, float("nan"))):
-            made = Evaluation(round=round, loss=loss, nats_per_byte=loss, num_tokens=9, committed_tokens=100 * round)
-            await hear[0](ME, made)
+    _, place = await hear(enumerate((9.0, 5.7, 239.0, 240.0, 5.0, float("nan"))))
     told = [(event.round, round_to(event.nothing)) for event, _ in place.told if isinstance(event, Diverged)]
     assert told == [(2, 5.55), (5, 5.55)]  # what it began with is nobody's rate
 
