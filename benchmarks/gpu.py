@@ -58,7 +58,7 @@ PARTS: Mapping[str, Part] = {
         40,
         ("model, batch x tokens: method", "cost.py, GB", "allocated, GB", "reserved, GB", "allocated / cost.py"),
     ),
-    "pause": Part("Pause and VRAM cap", 35, ("what", "device", "then", "parameters and moments")),
+    "pause": Part("Pause and VRAM cap", 50, ("what", "device", "then", "parameters and moments")),
     "codecs": Part(
         "Encode and merge, on the host, beside a copy on the device",
         80,

@@ -247,6 +247,9 @@ def attend(
     Args:
         window: how many tokens each sees at most, itself the last; None: all.
     """
+    if q.is_cuda and q.dtype == torch.float32 and q.shape[1] != k.shape[1]:
+        # For groups in fp32 torch has there only the kernel that keeps all scores (2.13).
+        k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
     is_grouped = q.shape[1] != k.shape[1]
     num_new, num_all = q.shape[2], k.shape[2]
     if window is None or num_all <= window:

@@ -114,7 +114,7 @@ def own_device(settings: PeerConfig, rank: Rank) -> PeerConfig:
         ConfigError: a device that ranks cannot share, or fewer GPUs than ranks.
     """
     device = choose(settings).torch
-    if device.type == "mps" or device.index is not None:
+    if device.type == "mps" or ":" in settings.device:
         raise ConfigError(
             f'peer.device: "{settings.device}" is one device, and this is one of {rank.num_ranks} processes. Set '
             'device = "auto" or "cuda", if each has a GPU of its own, or "cpu".'

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import dtype
+from torch import Tensor, dtype
 
 from weft.cost import training as cost
 from weft.cost.pipeline import BASE_NBYTES
@@ -71,6 +71,7 @@ def choose(peer: PeerConfig) -> Device:
     device = torch.device(best() if peer.device == "auto" else peer.device)
     if device.type == "cuda":
         _require_cuda(device)
+        device = torch.device("cuda", device.index or 0)  # parts of torch take none without a number
     elif device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError('peer.device: "mps" needs an Apple GPU and a torch built for it. Set device = "cpu".')
     match peer.precision:
@@ -80,6 +81,17 @@ def choose(peer: PeerConfig) -> Device:
         case chosen:
             precision = chosen
     return Device(device, precision, _name(device))
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Return what is on a device in main memory; what lies there already is returned itself.
+
+    All threads touch the new memory before it is written: touched by the one that copies, it takes as long as nine
+    copies (3.9 GB: 2.64 s of 2.92, H100).
+    """
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty_like(tensor, device="cpu").zero_().copy_(tensor)
 
 
 def best() -> str:

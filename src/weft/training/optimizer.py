@@ -28,6 +28,7 @@ from torch.optim.adamw import adamw
 from weft.errors import CheckpointError
 from weft.model.flat import FlatModel, layer_matrices
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig, OptimizerConfig
+from weft.training.device import to_host
 
 State = dict[str, Tensor]
 
@@ -54,7 +55,7 @@ class InnerOptimizer(ABC):
 
     def state(self) -> State:
         """Return the moments, flat fp32 on the CPU; there they share memory with the optimizer."""
-        return {name: vector.cpu() for name, vector in self._moments.items()}
+        return {name: to_host(vector) for name, vector in self._moments.items()}
 
     def load(self, state: State, num_steps: int) -> None:  # noqa: ARG002  # some count them
         """Take up the moments that `state` returned after `num_steps` steps, by copying.

@@ -20,6 +20,7 @@ from torch import Tensor
 from weft.errors import CallFailed
 from weft.model.flat import FlatModel
 from weft.pipeline.worker import Sum
+from weft.training.device import to_host
 from weft.training.learner import NOTHING_CAME, Work
 from weft.training.steps import Mean
 from weft.training.trainer import Trainer
@@ -96,7 +97,7 @@ class TiedTrainer(Trainer):
     def _taken(self, factor: float) -> Float32[Tensor, " num"]:
         handed, self._handed = self._handed, None
         assert handed is not None
-        return handed.mul_(factor).cpu()
+        return to_host(handed.mul_(factor))
 
 
 def averaged(gradient: Tensor, total: Sum, num: int) -> Mean:

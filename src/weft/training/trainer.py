@@ -35,7 +35,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.training import optimizer as inner
 from weft.training.backward import Backward, LossScale
-from weft.training.device import allocating, check_fits, choose, limit_memory
+from weft.training.device import allocating, check_fits, choose, limit_memory, to_host
 from weft.training.optimizer import InnerOptimizer, State
 from weft.training.steps import Mean, Shown, Stepper
 
@@ -133,8 +133,8 @@ class Trainer(Stepper):
             if self._parked is not None:
                 return
             self._parked = Parked(
-                vector=self._model.vector.cpu(),
-                center=None if self._center is None else self._center.cpu(),
+                vector=to_host(self._model.vector),
+                center=None if self._center is None else to_host(self._center),
                 moments=None if self._optimizer is None else self._optimizer.state(),
                 scale=self._backward.scale,
                 micro_batch=self._backward.micro_batch,
@@ -197,7 +197,7 @@ class Trainer(Stepper):
     def local(self) -> Float32[Tensor, " num"]:
         """Return the local parameters on the CPU: there they are the model's own memory, until the next `train`."""
         with self._parking:
-            return self._vector.cpu()
+            return to_host(self._vector)
 
     def set_local(self, vector: Float32[Tensor, " num"]) -> None:
         """Set the local parameters, by copying unless they are `vector` already."""
@@ -266,7 +266,7 @@ class Trainer(Stepper):
 
     def _taken(self, factor: float) -> Float32[Tensor, " num"]:
         self._shorten(factor)
-        return self._model.gradient.cpu()
+        return to_host(self._model.gradient)
 
     def _shorten(self, factor: float) -> None:
         if factor != 1.0:

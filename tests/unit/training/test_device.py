@@ -60,7 +60,7 @@ def test_a_gpu_computes_in_bf16_if_it_can(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     device = choose(PeerConfig())
-    assert (device.torch.type, device.precision) == ("cuda", precision)
+    assert (device.torch, device.precision) == (torch.device("cuda:0"), precision)
     assert "Imaginary 100" in device.name
     assert choose(PeerConfig(device="cpu")).is_cpu
     assert choose(PeerConfig(precision="fp16")).autocast_dtype is torch.float16

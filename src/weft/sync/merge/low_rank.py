@@ -88,7 +88,7 @@ class LowRank:
         return state
 
     def forward(self, vector: Float32[Tensor, " num"], state: State, round: int) -> Float32[Tensor, " num_sent"]:
-        sent = torch.zeros(self.num_sent(vector.numel()))
+        sent = vector.new_zeros(self.num_sent(vector.numel()))
         for matrix in self._matrices:
             m = vector[matrix.place].view(matrix.height, matrix.width)
             if self._has_p(round):
@@ -102,7 +102,7 @@ class LowRank:
         return sent
 
     def inverse(self, vector: Float32[Tensor, " num_sent"], state: State, round: int) -> Float32[Tensor, " num"]:
-        found = torch.zeros(self._num_shaped + self._num_after(vector.numel()))
+        found = vector.new_zeros(self._num_shaped + self._num_after(vector.numel()))
         for matrix in self._matrices:
             left, right = self._left(state, matrix), self._right(state, matrix)
             m = found[matrix.place].view(matrix.height, matrix.width)
@@ -159,7 +159,7 @@ def orthonormal(columns: Float32[Tensor, "height rank"]) -> Float32[Tensor, "hei
         for attempt in range(height + 1):
             if column is not None:
                 break
-            column = _apart(_drawn(height, 1, "instead", attempt), basis[:, :number])
+            column = _apart(_drawn(height, 1, "instead", attempt).to(basis.device), basis[:, :number])
         basis[:, number : number + 1] = basis[:, number : number + 1] if column is None else column
     return basis
 
@@ -169,21 +169,21 @@ def _apart(column: Tensor, basis: Tensor) -> Tensor | None:
     length = norm(column.contiguous().view(-1))
     if not length:
         return None
-    found = torch.div(column, torch.tensor(length))
+    found = torch.div(column, torch.tensor(length, device=column.device))
     for _ in range(2):
         if basis.shape[1]:
             found = found - matmul(basis, matmul(basis.T, found))
         length = norm(found.contiguous().view(-1))
         if length < _LEAST:
             return None
-        found = torch.div(found, torch.tensor(length))
+        found = torch.div(found, torch.tensor(length, device=column.device))
     return found
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b, some rows at a time."""
     num_rows = max(1, _AT_ONCE // max(a.shape[1], b.shape[1]))
-    found = torch.empty(len(a), b.shape[1])
+    found = a.new_empty(len(a), b.shape[1])
     for start in range(0, len(a), num_rows):
         found[start : start + num_rows] = matmul(a[start : start + num_rows], b)
     return found
