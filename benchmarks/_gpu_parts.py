@@ -11,7 +11,6 @@ import ast
 import gc
 import json
 import os
-import pkgutil
 import shutil
 import subprocess
 import sys
@@ -29,18 +28,19 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from benchmarks import engine
 from benchmarks._shells import run as run_shells
 from benchmarks.step import BareLoop, WeftLoop, plain_model, ratio, ready_made, run_of, take_turns
-from weft import inference
 from weft.cli.run.running import Report
 from weft.codec.build import build
 from weft.codec.codec import Codec
+from weft.engine.draw import Drawing
+from weft.engine.step import Weights
 from weft.errors import TooLarge
-from weft.inference.sample import Sampling, generate
 from weft.model.config import ModelConfig, Size, named, num_parameters
-from weft.model.flat import assemble, layout
+from weft.model.flat import layout
 from weft.model.initial import STD
-from weft.rng import stream
+from weft.model.weights import write_folder
 from weft.run.host import host_free_nbytes
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.sync.merge.reduce import Merger, coding_in
@@ -131,8 +131,12 @@ def first_line(error: BaseException) -> str:
 
 @lru_cache(maxsize=1)
 def weights(case: Case) -> Tensor:
+    return drawn_weights(case.model)
+
+
+def drawn_weights(config: ModelConfig) -> Tensor:
     """Return weights like a run's first ones, of other bits: those of 1b would take a core a quarter of a minute."""
-    spans = layout(case.model)
+    spans = layout(config)
     vector = torch.ones(spans.num_parameters)
     source = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(source).manual_seed(0)
@@ -446,28 +450,31 @@ def _losses(reports: tuple[Report, ...]) -> str:
 
 
 def serving(bench: Bench) -> None:
-    """One token after the other, by weft's own model; and kernels, of which there are none beside it so far."""
-    prompt, num = list(range(64)), 16 if bench.is_small else 128
+    """The engine in bf16 against transformers in bf16, on the same weights and prompts, as in `benchmarks.engine`."""
     for case in bench.cases:
-        kinds = (torch.bfloat16, torch.float32) if bench.has_gpu else (torch.float32,)
-        for dtype in kinds:
-            label = f"{case.size}, {str(dtype).removeprefix('torch.')}"
-            with bench.trying(label), torch.inference_mode():
-                model = assemble(case.model, weights(case).to(bench.device, dtype))
-                wanted = Sampling(max_new_tokens=num, temperature=0.0)
+        with bench.trying(case.size):
+            _serving(bench, replace(case.model, vocab_size=engine.VOCAB, max_seq_len=engine.CONTEXT), case.size)
 
-                def write(model=model, wanted=wanted) -> int:  # type: ignore[no-untyped-def]
-                    return len(list(generate(model, prompt, wanted, stream(0, "sample"))))
 
-                write()
-                seconds = bench.seconds(write)
-                read = 4 * num_parameters(case.model) // (2 if dtype == torch.bfloat16 else 1)
-                bench.row(label, num / seconds, read * num / seconds / 1e9, OK)
-    more = sorted({module.name for module in pkgutil.iter_modules(inference.__path__)} - {"sample"})
-    if more:
-        bench.row(
-            f"weft.inference: {', '.join(more)}", "", "", "not measured: give it a row in benchmarks/_gpu_parts.py"
-        )
+def _serving(bench: Bench, config: ModelConfig, name: str) -> None:
+    vector = drawn_weights(config)
+    there = vector.to(bench.device)
+    ours = engine.Steps(config, Weights(config, there, "bf16"))
+    del there
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(Path(folder) / "model", config, vector)
+        theirs = engine.Transformers(Path(folder) / "model", torch.bfloat16, bench.device)
+    served = engine.Served(config, vector, "bf16", Drawing(temperature=0.0), bench.device)
+    try:
+        for batch in (2,) if bench.is_small else (1, 8, 64):
+            with bench.trying(f"{name}, {batch} texts"):
+                subjects: dict[str, engine.Subject] = {"step": ours, "transformers": theirs, "engine": served}
+                found = engine.measure(subjects, batch, *((1, 2) if bench.is_small else (3, 16)))
+                speeds = [median(found[each].speeds) for each in ("step", "engine", "transformers")]
+                ratios = [engine.against(found, each, ["transformers"]) for each in ("step", "engine")]
+                bench.row(f"{name}, {batch} texts", *speeds, *ratios, OK)
+    finally:
+        served.close()
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {

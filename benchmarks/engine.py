@@ -67,10 +67,10 @@ def prompts(num: int) -> list[list[int]]:
 class Transformers:
     """What people run by default: the library's own model and cache, a forward pass per token."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device = CPU) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).train(mode=False)
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).train(mode=False).to(device)
         self._cache: Any = None
         self._last = torch.empty(0)
 
@@ -78,11 +78,12 @@ class Transformers:
         from transformers import DynamicCache
 
         self._cache = DynamicCache()
-        self._forward(torch.tensor(prompts(num)))
+        self._forward(torch.tensor(prompts(num), device=self._model.device))
 
     def steps(self, num: int) -> None:
         for _ in range(num):
             self._forward(self._last)
+        self._last.tolist()  # until then a GPU may be at work
 
     @torch.inference_mode()
     def _forward(self, tokens: Tensor) -> None:
@@ -99,7 +100,8 @@ class Steps:
 
     def begin(self, num: int) -> None:
         room = CONTEXT // PAGE // 2
-        self._stepper = Stepper(self._weights, KeysAndValues(self._config, num * room, CPU, self._weights.kind))
+        kept = KeysAndValues(self._config, num * room, self._weights.device, self._weights.kind)
+        self._stepper = Stepper(self._weights, kept)
         self._pages = [list(range(each * room, (each + 1) * room)) for each in range(num)]
         self._texts = prompts(num)
         for text, pages in zip(self._texts, self._pages, strict=True):
@@ -118,9 +120,11 @@ class Steps:
 class Served:
     """All of the engine. Each turn begins the texts anew: their prompts' pages are found again, but for the last."""
 
-    def __init__(self, config: ModelConfig, vector: Tensor, kind: Kind, drawing: Drawing) -> None:
-        room = plan(config, CPU, kind, CONTEXT, None, 1 << 33)
-        self._engine: Engine = engine_of(config, vector, CPU, room, CONTEXT)
+    def __init__(
+        self, config: ModelConfig, vector: Tensor, kind: Kind, drawing: Drawing, device: torch.device = CPU
+    ) -> None:
+        room = plan(config, device, kind, CONTEXT, None, 1 << 33)
+        self._engine: Engine = engine_of(config, vector, device, room, CONTEXT)
         self._drawing = drawing
         self._num = 0
         self.token_s = 0.0  # of the last turn: seconds a token, while all texts were under way
