@@ -52,7 +52,7 @@ PARTS: Mapping[str, Part] = {
     "digests": Part(
         "Digests of the shared path, CPU against GPU", 30, ("on", "stages", "with the CPU", "with all machines")
     ),
-    "step": Part("A step against bare PyTorch", 95, STEP),
+    "step": Part("A step against bare PyTorch", 80, STEP),
     "memory": Part(
         "Memory of the device against cost.py",
         40,

@@ -77,7 +77,7 @@ ALLOWED_METHODS = {
         "any",
     ),
     # memory, shapes, and conversions that round once
-    *("copy_", "zero_", "astype", "numpy", "view", "unsqueeze", "detach", "new_empty", "numel", "dim"),
+    *("copy_", "zero_", "astype", "numpy", "view", "unsqueeze", "detach", "new_empty", "new_zeros", "numel", "dim"),
     *("double", "float", "long", "expand", "transpose", "clone", "contiguous"),
     *("is_contiguous", "cast", "reshape", "copy", "bit_length", "to_bytes", "tolist"),
     # no numbers

@@ -159,7 +159,8 @@ def orthonormal(columns: Float32[Tensor, "height rank"]) -> Float32[Tensor, "hei
         for attempt in range(height + 1):
             if column is not None:
                 break
-            column = _apart(_drawn(height, 1, "instead", attempt).to(basis.device), basis[:, :number])
+            drawn = basis.new_empty(height, 1).copy_(_drawn(height, 1, "instead", attempt))
+            column = _apart(drawn, basis[:, :number])
         basis[:, number : number + 1] = basis[:, number : number + 1] if column is None else column
     return basis
 
