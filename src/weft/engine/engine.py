@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from weft.clock import Clock, SystemClock
 from weft.engine.draw import Counts, Drawing, Drawn, draw
+from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool
 from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
@@ -123,6 +124,9 @@ class Totals:
     num_asked: int = 0  # tokens of prompts that could have been shared
     num_shared: int = 0
     num_yielded: int = 0  # texts that gave up their pages
+    num_drafts: int = 0  # steps of a text with guesses
+    num_guessed: int = 0  # tokens
+    num_right: int = 0  # of those, drawn
     num_running: int = 0
     num_waiting: int = 0
     num_pages: int = 0
@@ -161,6 +165,7 @@ class Engine:
 
     Args:
         max_rows, max_running, max_slowdown: see `Scheduler`.
+        has_guesses: whether several tokens of a text are computed in one step where they can be guessed.
         on_step: told how many texts drew, how many tokens were read, and how long it took, on the engine's thread.
     """
 
@@ -174,6 +179,7 @@ class Engine:
         max_rows: int = 64,
         max_running: int = 256,
         max_slowdown: float = MAX_SLOWDOWN,
+        has_guesses: bool = True,
         clock: Clock | None = None,
         on_step: Callable[[int, int, float], None] = lambda _drawn, _read, _s: None,
     ) -> None:
@@ -187,6 +193,7 @@ class Engine:
         )
         self._clock = clock or SystemClock()
         self._on_step = on_step
+        self._has_guesses = has_guesses
         self._jobs: dict[Sequence, _Job] = {}
         self._by_text: dict[Text, _Job] = {}
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -246,7 +253,8 @@ class Engine:
     def _open(self, text: Text) -> None:
         wanted = text.wanted
         most = min(self.context, len(wanted.prompt) + wanted.max_new_tokens)
-        sequence = Sequence(wanted.key, list(wanted.prompt), most, wanted.salt)
+        guesses = Guesses() if self._has_guesses and not wanted.is_mean else None
+        sequence = Sequence(wanted.key, list(wanted.prompt), most, wanted.salt, guesses)
         drawing = wanted.drawing
         has_counts = drawing.presence or drawing.frequency or drawing.repetition != 1.0
         counts = Counts(np.array(wanted.prompt), self.vocab_size) if has_counts else None
@@ -293,10 +301,10 @@ class Engine:
         began = self._clock.now()
         pieces = [
             Piece(
-                row.sequence.tokens[row.start : row.stop],
+                row.tokens,
                 row.start,
                 row.sequence.pages,
-                draws=row.draws,
+                draws=row.num_drawing,
                 sums=self._jobs[row.sequence].text.wanted.is_mean,
             )
             for row in rows
@@ -317,42 +325,64 @@ class Engine:
                 self.totals.num_shared += row.sequence.num_shared
         self._schedule.done(rows)
         drawing = [row for row in rows if row.draws]
-        for row, scores in zip(drawing, logits, strict=True):
-            self._draw(self._jobs[row.sequence], scores.astype(np.float64))
+        starts = np.cumsum([0, *(row.num_drawing for row in drawing)])
+        num_drawn = sum(
+            self._draw_all(row, logits[start : start + row.num_drawing])
+            for row, start in zip(drawing, starts[:-1], strict=True)
+        )
         num_read = sum(row.stop - row.start for row in rows) - len(drawing)
         took_s = self._clock.now() - began
-        self._pace.note(len(drawing), num_read, took_s)
+        self._pace.note(int(starts[-1]), num_read, took_s)
         self.totals.num_steps += 1
         self.totals.num_read += num_read
-        self.totals.num_drawn += len(drawing)
-        self._on_step(len(drawing), num_read, took_s)
+        self.totals.num_drawn += num_drawn
+        self._on_step(num_drawn, num_read, took_s)
 
-    def _draw(self, job: _Job, logits: NDArray[np.float64]) -> None:
-        wanted, sequence = job.text.wanted, job.sequence
-        if wanted.is_mean:
+    def _draw_all(self, row: Row, logits: NDArray[np.float32]) -> int:
+        """Draw after a row's last token, and after each guess behind it that is what was drawn; return how many."""
+        job, num_drawn = self._jobs[row.sequence], 0
+        if job.text.wanted.is_mean:
             job.text.mean = np.asarray(job.sum / job.num_summed, dtype=np.float32)
             self._end(job, "stop")
-            return
+            return 1
+        num_right = 0
+        for scores, guessed in zip(logits, (*row.guessed, None), strict=True):
+            num_drawn += 1
+            if not self._draw(job, scores.astype(np.float64)) or row.sequence.tokens[-1] != guessed:
+                break
+            num_right += 1
+        if row.guessed:
+            self._schedule.guessed_right(row, num_right)
+            self.totals.num_drafts += 1
+            self.totals.num_guessed += len(row.guessed)
+            self.totals.num_right += num_right
+        return num_drawn
+
+    def _draw(self, job: _Job, logits: NDArray[np.float64]) -> bool:
+        """Draw the next token of a text; return whether it goes on."""
+        wanted, sequence = job.text.wanted, job.sequence
         try:
             allowed = None if wanted.constraint is None else wanted.constraint.allowed()
             if allowed is not None and not allowed.any():
                 self._end(job, "stop")
-                return
+                return False
             drawn = draw(logits, wanted.drawing, len(sequence.tokens), job.counts, allowed)
             if wanted.constraint is not None and drawn.token not in wanted.stop_ids:
                 wanted.constraint.take(drawn.token)
         except Exception as error:  # a broken model, or a grammar that fails: of this text alone
             self._end(job, error)
-            return
+            return False
         if drawn.token in wanted.stop_ids:
             self._end(job, "stop")
-            return
+            return False
         sequence.tokens.append(drawn.token)
         if job.counts is not None:
             job.counts.add(drawn.token)
         job.text.tell(drawn)
         if len(sequence.tokens) >= sequence.max_tokens:
             self._end(job, "length")
+            return False
+        return True
 
     def _tell_totals(self) -> None:
         self.totals.num_running = self._schedule.num_running

@@ -36,6 +36,15 @@ class Pace:
             return 0
         return max(0, int((within_s - a - b * num_drawn) / c))
 
+    def row_share(self, num_drawn: int) -> float:
+        """Return how long one more row takes, by how long a token does where so many are drawn in a step; 0 to 1.
+
+        Before anything is known, and where rows cost nothing: 0.
+        """
+        a, b, _ = self._solved()
+        whole = a + b * num_drawn
+        return b * num_drawn / whole if whole > 0 else 0.0
+
     @property
     def knows_reading(self) -> bool:
         return self._solved()[2] > 0

@@ -4,7 +4,7 @@ There are no phases. A sequence has tokens, its prompt and what was drawn, and h
 values are in its pages. Who has one left to read draws in the next step; who has more reads a piece. As in vLLM
 (arXiv:2309.06180) and Sarathi (arXiv:2403.02310), each step takes
 
-    1. all that draw, oldest first, at most `max_rows`
+    1. all that draw, oldest first, at most `max_rows`, each with what is guessed to follow (`guess`), rows among them
     2. pieces of prompts, as many tokens as let the step last `max_slowdown` times as long as without them
 
 so a long prompt slows others down by a bounded factor. Pieces end where pages end, so the same prompt is always cut in
@@ -17,9 +17,10 @@ same, the youngest sequence of the key that holds most pages gives its own up, a
 
 from collections import Counter, deque
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
+from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, Name, PagePool, names_of, num_pages
 
@@ -40,12 +41,14 @@ class Sequence:
         tokens: the prompt, then what was drawn.
         max_tokens: of both together.
         salt: who may share its pages.
+        guesses: of what follows; None: it is drawn token by token.
     """
 
     key: str
     tokens: list[int]
     max_tokens: int
     salt: bytes = b""
+    guesses: Guesses | None = None
     num_read: int = 0
     num_shared: int = 0  # tokens of the prompt that were in pages already when it began
     pages: list[int] = field(default_factory=list)
@@ -58,12 +61,25 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Row:
-    """Tokens `start ..< stop` of a sequence, to be read in one step; `draws`: the last gives the next token."""
+    """Tokens `start ..< stop` of a sequence, to be read in one step; `draws`: the last gives the next token.
+
+    `guessed` are read behind them, and each of them gives one, too.
+    """
 
     sequence: Sequence
     start: int
     stop: int
     draws: bool
+    guessed: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.sequence.tokens[self.start : self.stop], *self.guessed]
+
+    @property
+    def num_drawing(self) -> int:
+        """Return after how many of its tokens one is drawn."""
+        return 1 + len(self.guessed) if self.draws else 0
 
 
 class Scheduler:
@@ -115,23 +131,56 @@ class Scheduler:
         """Return what the next step computes, with pages for all of it. Empty: there is nothing to do."""
         rows = [self._row(each, len(each.tokens)) for each in self._drawing() if self._has_page(each)]
         rows = [row for row in rows if row.sequence in self._running]  # some gave up their pages for others
-        pieces = list(self._pieces(len(rows)))
+        rows = list(self._with_guesses(rows))
+        pieces = list(self._pieces(sum(row.num_drawing for row in rows)))
         self._num_since_read = 0 if pieces else self._num_since_read + 1
         return [*rows, *pieces]
 
     def done(self, rows: list[Row]) -> None:
         """A step has computed these rows. What was drawn is appended by the caller afterwards."""
         for row in rows:
-            sequence = row.sequence
-            sequence.num_read = row.stop
-            sequence.names = names_of(sequence.tokens[: row.stop], sequence.salt, sequence.names)
-            for page in range(row.start // PAGE, row.stop // PAGE):
-                self.pool.call(sequence.pages[page], sequence.names[page])
+            self._read(row.sequence, row.stop)
+
+    def guessed_right(self, row: Row, num: int) -> None:
+        """The first `num` of what was guessed was drawn, and is appended: its keys and values are those of the step."""
+        if row.sequence.guesses is not None:
+            row.sequence.guesses.note(len(row.guessed), num)
+        if row.sequence in self._running:
+            self._read(row.sequence, row.stop + num)
+
+    def _read(self, sequence: Sequence, stop: int) -> None:
+        before, sequence.num_read = sequence.num_read, stop
+        sequence.names = names_of(sequence.tokens[:stop], sequence.salt, sequence.names)
+        for page in range(before // PAGE, stop // PAGE):
+            self.pool.call(sequence.pages[page], sequence.names[page])
 
     # --- those that draw ---
 
     def _drawing(self) -> list[Sequence]:
         return [each for each in self._running if each.num_left == 1][: self._max_rows]
+
+    def _with_guesses(self, rows: list[Row]) -> Iterator[Row]:
+        """Yield rows with guesses behind them, as far as they pay, and rows and pages are left."""
+        left, share = self._max_rows - len(rows), self._pace.row_share(len(rows))
+        for row in rows:
+            sequence = row.sequence
+            if sequence.guesses is None:
+                yield row
+                continue
+            most = min(left, sequence.max_tokens - len(sequence.tokens) - 1)
+            guessed = sequence.guesses.guess(sequence.tokens, most, share)
+            while len(sequence.pages) < num_pages(len(sequence.tokens) + len(guessed)):
+                page = self.pool.grow() if self.pool.num_room > self._num_spare else None
+                if page is None:  # others need it more
+                    del guessed[len(sequence.pages) * PAGE - len(sequence.tokens) :]
+                    break
+                sequence.pages.append(page)
+            left -= len(guessed)
+            yield replace(row, guessed=tuple(guessed))
+
+    @property
+    def _num_spare(self) -> int:
+        return ceil(SPARE * self.pool.num_pages)
 
     def _has_page(self, sequence: Sequence) -> bool:
         """Return whether there is a page for the sequence's next token; others may have to give theirs up."""
@@ -213,7 +262,7 @@ class Scheduler:
         names = names_of(sequence.tokens[:-1], sequence.salt)  # at least one token is read: it gives the next
         names = names[: self.pool.num_known(names)]
         num_more = num_pages(len(sequence.tokens)) - len(names)
-        spare = ceil(SPARE * self.pool.num_pages) if self._running else 0
+        spare = self._num_spare if self._running else 0
         if num_more + spare > self.pool.num_room:
             return False
         pages = self.pool.take(names, num_more)

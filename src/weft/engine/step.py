@@ -35,14 +35,14 @@ class Piece:
         tokens: new ones; after the first section, what the one before made of them, fp32.
         start: the position of the first.
         pages: of the sequence, those of the new tokens among them.
-        draws: whether the logits after the last are wanted.
+        draws: after how many of the last the logits are wanted.
         sums: whether the sum of the last hidden states of these tokens is.
     """
 
     tokens: Sequence[int] | Float[Tensor, "new width"]
     start: int
     pages: Sequence[int]
-    draws: bool
+    draws: int
     sums: bool = False
 
     @property
@@ -180,7 +180,7 @@ class Stepper:
     def step(self, pieces: Sequence[Piece]) -> Float[Tensor, "drawing vocab"]:
         """Compute all rows, keep their keys and values, and return the logits of those that draw, fp32, in order.
 
-        Of the last section.
+        Of the last section. Keys and values of tokens that turn out otherwise are written over by those of the others.
         """
         head, norm = self._weights.head, self._weights.norm
         assert head is not None
@@ -189,7 +189,9 @@ class Stepper:
         self.sums = [
             self._normed(x[span], norm).sum(0) for piece, span in zip(pieces, spans, strict=True) if piece.sums
         ]
-        last = [span.stop - 1 for piece, span in zip(pieces, spans, strict=True) if piece.draws]
+        last = [
+            row for piece, span in zip(pieces, spans, strict=True) for row in range(span.stop - piece.draws, span.stop)
+        ]
         return head(self._normed(x[self._ids(last)], norm))
 
     @torch.inference_mode()

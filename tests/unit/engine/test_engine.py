@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
-from weft.engine.draw import Drawing
+from weft.engine.draw import Drawing, Drawn
 from weft.engine.engine import MAX_WAITING, Engine, Full, Text, Wanted
 from weft.engine.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights
@@ -20,11 +20,16 @@ from weft.model.flat import assemble
 from weft.rng import stream
 
 
-def made(num_pages: int = 48, max_running: int = 16) -> Engine:
+def made(num_pages: int = 48, max_running: int = 16, *, has_guesses: bool = True) -> Engine:
     weights = Weights(CONFIG, vector_of(CONFIG), "fp32")
     stepper = Stepper(weights, KeysAndValues(CONFIG, num_pages, CPU, "fp32"))
     return Engine(
-        stepper, vocab_size=CONFIG.vocab_size, context=CONFIG.max_seq_len, num_pages=num_pages, max_running=max_running
+        stepper,
+        vocab_size=CONFIG.vocab_size,
+        context=CONFIG.max_seq_len,
+        num_pages=num_pages,
+        max_running=max_running,
+        has_guesses=has_guesses,
     )
 
 
@@ -75,6 +80,75 @@ async def test_texts_that_give_up_their_pages_are_the_same() -> None:
     finally:
         plenty.close()
         few.close()
+
+
+REPEATED = [*(text_of(7, 1) * 9), *text_of(40, 2), *(text_of(5, 3) * 8)]
+
+
+def asked_with(prompt: list[int], seed: int, temperature: float, num: int = 60) -> Wanted:
+    """Return a text that is drawn in an odd way, for each seed another."""
+    drawing = Drawing(
+        temperature=temperature,
+        seed=bytes([seed]) * 32,
+        top_p=0.9 if seed % 3 == 1 else 1.0,
+        presence=0.5 if seed % 3 == 2 else 0.0,
+        bias={prompt[0]: 8.0, prompt[1]: 7.0},  # so likely that texts repeat themselves
+        num_likeliest=2,
+    )
+    return Wanted("key", tuple(prompt), num, drawing, stop_ids=(3,) if seed % 2 else ())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("num_pages", [48, 9])
+async def test_texts_are_the_same_with_guesses_and_without(
+    temperature: float, num_pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.engine.pace.Pace.row_share", lambda _pace, _num: 0.1)
+    drawn, totals = {}, {}
+    for has_guesses in (True, False):
+        engine = made(num_pages, has_guesses=has_guesses)
+        try:
+            asked = [asked_with(each, seed, temperature) for seed, each in enumerate((REPEATED, *PROMPTS[1:7]))]
+            texts = [engine.begin(each) for each in asked]
+            found = await asyncio.gather(*(told(text) for text in texts))
+            drawn[has_guesses] = [
+                ([each.token for each in some], text.ended) for some, text in zip(found, texts, strict=True)
+            ]
+            probable = [each.logprob for some in found for each in some]
+            await whole(engine.begin(wanted([1], num=1)))
+            totals[has_guesses] = engine.totals
+            assert engine.totals.num_held == 0
+        finally:
+            engine.close()
+        assert len(probable) == sum(len(some) for some, _ in drawn[has_guesses])
+    assert drawn[True] == drawn[False]
+    assert (totals[False].num_guessed, totals[False].num_drafts) == (0, 0)
+    assert totals[True].num_guessed >= totals[True].num_right > 20
+    assert totals[True].num_steps < totals[False].num_steps or num_pages < 48
+    assert totals[True].num_drawn == totals[False].num_drawn
+
+
+async def told(text: Text) -> list[Drawn]:
+    return [drawn async for drawn in text]
+
+
+async def test_a_grammar_follows_what_is_guessed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.engine.pace.Pace.row_share", lambda _pace, _num: 0.1)
+    prompt = [5, 3, 8, 5, 3, 8, 5, 3, 8]
+    text = engine.begin(wanted(prompt, num=30, constraint=Only(*[5, 3, 8] * 4, 9)))
+    assert await whole(text) == [*[5, 3, 8] * 4, 9]
+    assert text.ended == "stop"
+    assert engine.totals.num_right > 6
+
+
+async def test_where_pages_are_few_nothing_is_guessed_into_those_that_others_need() -> None:
+    engine = made(num_pages=2)
+    try:
+        text = engine.begin(wanted([7] * (PAGE - 2), num=PAGE))
+        assert len(await whole(text)) == PAGE
+        assert engine.totals.num_yielded == 0
+    finally:
+        engine.close()
 
 
 async def test_a_prompt_that_begins_like_another_is_read_once(engine: Engine) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool, names_of
 from weft.engine.schedule import FIRST_PIECE, QUANTUM, Row, Scheduler, Sequence
@@ -23,7 +24,10 @@ def played(schedule: Scheduler) -> list[Row]:
     schedule.done(rows)
     for row in rows:
         if row.draws:
-            row.sequence.tokens.append(7)
+            num = next((num for num, guessed in enumerate(row.guessed) if guessed != 7), len(row.guessed))
+            row.sequence.tokens += [7] * (num + 1)
+            schedule.guessed_right(row, num)
+            assert len(row.sequence.tokens) - row.sequence.num_read == 1
     schedule.pool.check()
     return rows
 
@@ -136,7 +140,7 @@ def test_what_a_step_reads_beside_others_is_bounded_by_their_slow_down() -> None
 names = st.sampled_from("ab")
 acts = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), names, st.integers(1, 4 * PAGE), st.integers(0, 1)),
+        st.tuples(st.just("add"), names, st.integers(1, 4 * PAGE), st.integers(0, 1), st.booleans()),
         st.tuples(st.just("step")),
         st.tuples(st.just("end"), st.integers(0, 5)),
     ),
@@ -151,8 +155,9 @@ def test_whatever_comes_pages_add_up_and_all_are_served_in_the_end(acts: list[tu
     live: list[Sequence] = []
     for act in acts:
         match act:
-            case ("add", str(key), int(num), int(seed)):
+            case ("add", str(key), int(num), int(seed), bool(has_guesses)):
                 live.append(text(num, key, seed, max_tokens=num + 40))
+                live[-1].guesses = Guesses() if has_guesses else None
                 schedule.add(live[-1])
             case ("end", int(number)) if number < len(live):
                 schedule.remove(live.pop(number))
@@ -162,6 +167,8 @@ def test_whatever_comes_pages_add_up_and_all_are_served_in_the_end(acts: list[tu
     for _ in range(60 * len(live) + 1):
         rows = played(schedule)
         assert rows or not live
+        assert sum(len(row.guessed) for row in rows) <= 3 - 1  # beside the one that it is guessed for
+        assert all(len(each.tokens) <= each.max_tokens for each in live)
         for sequence in [each for each in live if len(each.tokens) >= each.max_tokens]:
             schedule.remove(sequence)
             live.remove(sequence)
