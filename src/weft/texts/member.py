@@ -24,6 +24,7 @@ import numpy as np
 
 from weft.clock import Clock
 from weft.engine.draw import Counts, Drawing, Drawn
+from weft.engine.guess import MAX_GUESSED
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool, num_pages
 from weft.engine.schedule import num_readable
@@ -34,6 +35,7 @@ from weft.pipeline.worker import Run
 from weft.tasks import Tasks
 from weft.texts import sequence as rules
 from weft.texts.chain import Chain, chain_of, joined, split
+from weft.texts.guessed import Guessed, Ring
 from weft.texts.log import Log, Strip
 from weft.texts.messages import (
     MAX_INLINE_NBYTES,
@@ -72,6 +74,7 @@ class _Text:
         drawn: tokens, by place.
         num_counted: tokens that `counts` has.
         blobs: bytes that the next member may fetch.
+        guessed: of the first stage.
     """
 
     sequence: Sequence
@@ -86,10 +89,16 @@ class _Text:
     blobs: list[Parcel] = field(default_factory=list)
     fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_fetching: int = 0
+    guessed: Guessed = field(default_factory=Guessed)
 
     @property
     def num_left(self) -> int:
         return self.sequence.num_taken - self.sequence.num_computed
+
+    @property
+    def is_drawing(self) -> bool:
+        """Whether what is left is a token, and what is guessed to follow."""
+        return self.num_left <= 1 + MAX_GUESSED
 
     @property
     def id(self) -> bytes:
@@ -102,6 +111,8 @@ class Member:
         round: whose weights `section` has.
         num_pages: of keys and values.
         log_nbytes: for what was sent on.
+        num_stages: of the model.
+        has_guesses: whether a first stage takes tokens before they are drawn, where it can guess them.
         run: computes a step, one at a time.
     """
 
@@ -116,6 +127,8 @@ class Member:
         log_nbytes: int,
         clock: Clock,
         run: Run,
+        num_stages: int = 1,
+        has_guesses: bool = True,
     ) -> None:
         self.stage = stage
         self._link = link
@@ -126,6 +139,8 @@ class Member:
         self._clock = clock
         self._run = run
         self._pace = Pace()
+        self._ring = Ring(num_stages)
+        self._has_guesses = has_guesses and section.is_first
         self._texts: dict[bytes, _Text] = {}
         self._num_since_read = 0
         self._outbox: dict[PeerId, list[RowsOfText]] = {}
@@ -180,14 +195,15 @@ class Member:
     def served(self, *, is_here: bool = True) -> SectionServed:
         """Return what is told of this member."""
         alone_s = self._pace.step_s(0, 0)
+        drawing = [text for text in self._texts.values() if text.is_drawing]
         return SectionServed(
             stage=self.stage,
             rounds=tuple(sorted(self._sections, reverse=True)) if is_here else (),
             step_s=alone_s,
             row_s=self._pace.step_s(1, 0) - alone_s,
             token_s=self._pace.step_s(0, 1) - alone_s,
-            num_rows=sum(text.num_left <= 1 for text in self._texts.values()),
-            num_waiting=sum(text.num_left for text in self._texts.values() if text.num_left > 1),
+            num_rows=len(drawing),
+            num_waiting=sum(text.num_left for text in self._texts.values()) - sum(text.num_left for text in drawing),
             num_free=self._pool.num_room,
         )
 
@@ -213,6 +229,7 @@ class Member:
         if call.attempt > text.sequence.attempt:
             text.opened, text.counts = call, None
             text.early.clear()
+            text.guessed.again()
             self._take_back(text)
         text.sequence = sequence
         num = self._writable(text, held.num)
@@ -285,10 +302,37 @@ class Member:
         for rows in moved.taken:
             text.given.add(rows.start, data[rows])
             self._log.cut(text.id, rows.start)
+            if rows.start < text.num_counted:  # what was drawn behind that rests on other tokens
+                text.counts = None
             self._due.set()
+        if self._has_guesses:
+            self._guess(text, data)
         if text.num_left:
             self._due.set()
         self._send_on(text, moved.sent)
+
+    def _guess(self, text: _Text, data: dict[Rows, bytes]) -> None:
+        """Take note of tokens that were told, and take some that may follow if the last of them is all that is left.
+
+        No guess fills a page: others could read it, and it could not be cut any more.
+        """
+        chain, now = text.sequence.chain, self._clock.now()
+        for rows in sorted(data, key=lambda rows: rows.start):
+            if rows.stop < len(chain) and chain[rows.stop] == rows.chain[-1]:
+                text.guessed.told(rows.start, tokens_of(data[rows]))
+        num, key = text.sequence.num_taken, text.opened.key
+        if key is None or text.num_left != 1 or text.guessed.stop != num:
+            return
+        if (trip_s := text.guessed.trip_s(now)) is not None:
+            self._ring.note(trip_s)
+        most = min(text.opened.most - 1 - num, PAGE - 1 - num % PAGE)
+        rows_s = self._pace.step_s(sum(text.num_left == 1 for text in self._texts.values()), 0)
+        guess = text.guessed.next(most, self._ring.row_share(rows_s - self._pace.step_s(0, 0)))
+        if guess:
+            moved = rules.guessed(text.sequence, chain_of(key, guess, chain[-1])[1:], now)
+            text.sequence = moved.sequence
+            for rows in moved.taken:
+                text.given.add(rows.start, packed(guess))
 
     async def _on_close(self, peer: PeerId, note: CloseSequence) -> None:
         text = self._texts.get(note.sequence)
@@ -360,10 +404,15 @@ class Member:
     def _planned(self) -> list[tuple[_Text, Work]]:
         """Return what the next step computes, with pages for all of it."""
         waiting = [text for text in self._texts.values() if text.num_left]
-        drawing = [text for text in waiting if text.num_left == 1][:MAX_ROWS]
-        works = [(text, self._work(text, 1)) for text in drawing if self._has_pages(text, 1)]
-        left = num_readable(self._pace, len(works), self._num_since_read)
-        reading = [text for text in waiting if text.num_left > 1]
+        works = list[tuple[_Text, Work]]()
+        left = MAX_ROWS
+        for text in [text for text in waiting if text.is_drawing]:
+            num = self._piece(text, text.num_left)
+            if num <= left and self._has_pages(text, num):
+                works.append((text, self._work(text, num)))
+                left -= num
+        left = num_readable(self._pace, MAX_ROWS - left, self._num_since_read)
+        reading = [text for text in waiting if not text.is_drawing]
         num_read = 0
         for text in reading:
             num = self._piece(text, min(left, MAX_PIECE))
@@ -380,8 +429,8 @@ class Member:
         """Return how many tokens of a text are read in a step: up to a page's end, or all."""
         start = text.sequence.num_computed
         stop = text.sequence.num_taken
-        if self._section.is_last:  # one token is drawn in a step
-            stop = min(stop, max(text.sequence.send_from, start) + 1)
+        if self._section.is_last:  # where drawing looks at the tokens before, one is drawn in a step
+            stop = min(stop, max(text.sequence.send_from, start) + (1 if self._has_counts(text) else 1 + MAX_GUESSED))
         if stop - start <= most:
             return stop - start
         return max(0, (start + most) // PAGE * PAGE - start)
@@ -397,17 +446,20 @@ class Member:
 
     def _work(self, text: _Text, num: int) -> Work:
         start = text.sequence.num_computed
-        is_drawing = self._section.is_last and start + num > text.sequence.send_from
-        draw = Draw(self._drawing(text), self._counts(text, start + num)) if is_drawing else None
-        return Work(text.given.part(start, start + num), num, start, tuple(text.pages), draw)
+        num_draws = start + num - max(start, text.sequence.send_from) if self._section.is_last else 0
+        draw = Draw(self._drawing(text), self._counts(text, start + num)) if num_draws > 0 else None
+        return Work(text.given.part(start, start + num), num, start, tuple(text.pages), draw, num_draws)
 
     def _drawing(self, text: _Text) -> Drawing:
         return Drawing() if text.opened.drawing is None else text.opened.drawing.drawing
 
+    def _has_counts(self, text: _Text) -> bool:
+        drawing = self._drawing(text)
+        return bool(drawing.presence or drawing.frequency or drawing.repetition != 1.0)
+
     def _counts(self, text: _Text, place: int) -> Counts | None:
         """Return the counts of all tokens before a place, where drawing looks at them."""
-        drawing = self._drawing(text)
-        if not (drawing.presence or drawing.frequency or drawing.repetition != 1.0):
+        if not self._has_counts(text):
             return None
         tokens = tokens_of(text.opened.tokens)
         if text.counts is None:
@@ -427,12 +479,11 @@ class Member:
             for text, _ in works:
                 self._lose(text, "not computed")
             return
-        num_rows = sum(work.num == 1 for _, work in works)
-        num_read = sum(work.num for _, work in works) - num_rows
-        self._pace.note(num_rows, num_read, self._clock.now() - began)
+        nums = [work.num for _, work in works]
+        num_rows = sum(num for num in nums if num <= 1 + MAX_GUESSED)
+        self._pace.note(num_rows, sum(nums) - num_rows, self._clock.now() - began)
         for (text, work), chain, done in zip(works, chains, found, strict=True):
-            if self._texts.get(text.id) is text:
-                self._done(text, work, chain, done)
+            self._done(text, work, chain, done)
         await self._send()
 
     def _computed(self, works: list[tuple[_Text, Work]]) -> list[Done]:
@@ -446,6 +497,8 @@ class Member:
         return [found.get(number, Done()) for number in range(len(works))]
 
     def _done(self, text: _Text, work: Work, chain: Chain, done: Done) -> None:
+        if self._texts.get(text.id) is not text:
+            return
         if done.failed is not None:
             self._lose(text, "wrong rows")
             return
@@ -463,8 +516,9 @@ class Member:
             for lost, until in self._log.add(text.id, work.start, done.data[: num * self._section.row_nbytes]):
                 of = self._texts[lost]
                 of.sequence = rules.forgot_log(of.sequence, until)
-        elif done.drawn is not None and num == work.num:
-            text.drawn[work.start + num] = done.drawn
+        for place, drawn in zip(work.drawn_places, done.drawn, strict=True):
+            if place <= work.start + num:
+                text.drawn[place] = drawn
         self._send_on(text, moved.sent)
 
     # --- what goes on ---

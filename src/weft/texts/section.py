@@ -41,7 +41,7 @@ class Work:
     Args:
         data: tokens before the first section, encoded rows before others.
         pages: of the text.
-        draw: after the last of them, in the last section; None: nothing is drawn.
+        draw: after the last `num_draws` of them, in the last section; None: nothing is drawn.
     """
 
     data: bytes
@@ -49,6 +49,13 @@ class Work:
     start: int
     pages: Sequence[int]
     draw: Draw | None = None
+    num_draws: int = 1
+
+    @property
+    def drawn_places(self) -> range:
+        """Return the places of the tokens that are drawn."""
+        stop = self.start + self.num + 1
+        return range(stop - self.num_draws, stop) if self.draw is not None else range(stop, stop)
 
 
 @dataclass(frozen=True)
@@ -57,11 +64,12 @@ class Done:
 
     Args:
         data: encoded rows for the next section; none of the last.
+        drawn: one token for each of `Work.drawn_places`.
         failed: what is wrong with what came in, or with what came out.
     """
 
     data: bytes = b""
-    drawn: Drawn | None = None
+    drawn: tuple[Drawn, ...] = ()
     failed: WeftError | None = field(default=None, compare=False)
 
 
@@ -108,7 +116,7 @@ class Section:
                 found.append(Done(failed=error))
                 continue
             found.append(None)
-            pieces.append(Piece(given, work.start, work.pages, draws=work.draw is not None))
+            pieces.append(Piece(given, work.start, work.pages, draws=len(work.drawn_places)))
         sound = [work for work, each in zip(works, found, strict=True) if each is None]
         results = iter(self._computed(sound, pieces))
         return [next(results) if each is None else each for each in found]
@@ -119,7 +127,7 @@ class Section:
         if not self.is_last:
             return [self._encoded(x) for x in self._stepper.pass_on(pieces)]
         logits = iter(self._stepper.step(pieces).cpu().numpy().astype(np.float64))
-        return [Done() if work.draw is None else _drawn(next(logits), work, work.draw) for work in works]
+        return [_drawn([next(logits) for _ in work.drawn_places], work) for work in works]
 
     def _given(self, work: Work) -> list[int] | Tensor:
         if self.is_first:
@@ -141,8 +149,12 @@ class Section:
             return Done(failed=error)
 
 
-def _drawn(logits: NDArray[np.float64], work: Work, how: Draw) -> Done:
+def _drawn(logits: Sequence[NDArray[np.float64]], work: Work) -> Done:
+    how = work.draw
+    if how is None:
+        return Done()
     try:
-        return Done(drawn=draw(logits, how.drawing, work.start + work.num, how.counts))
+        each = zip(logits, work.drawn_places, strict=True)
+        return Done(drawn=tuple(draw(here, how.drawing, place, how.counts) for here, place in each))
     except WeftError as error:
         return Done(failed=error)

@@ -3,6 +3,7 @@
     opened     a new attempt is made: how much of the text is here? Nothing moves until it is resumed
     resumed    keep so much of it, and send on again what came out from that place on
     taken      rows: tokens, or what the stage before made of them
+    guessed    tokens are taken before they are told, by the first stage's member
     computed   rows went through the layers: what came out is in the log, and goes on
 
 Four rules keep a text whole, whatever is lost, late, or said twice (tests/model):
@@ -149,6 +150,19 @@ def taken(sequence: Sequence, rows: Rows, now: float) -> Moved:
         return Moved(sequence)
     sequence = _cut(sequence, rows.start)
     return Moved(sequence._replace(chain=sequence.chain + rows.chain[1:]), (rows,))
+
+
+def guessed(sequence: Sequence, chain: tuple[bytes, ...], now: float) -> Moved:
+    """Tokens may follow those that are here: they are taken as if they had been told. By (1) others come in their place
+    if they are wrong.
+
+    Args:
+        chain: after each.
+    """
+    last = sequence.chain[-1]
+    if not sequence.is_resumed or last is None or not chain:
+        return Moved(sequence)
+    return taken(sequence, Rows(sequence.attempt, sequence.num_taken, (last, *chain)), now)
 
 
 def computed(sequence: Sequence, start: int, chain: tuple[bytes, ...]) -> Moved:

@@ -41,6 +41,7 @@ class Served:
         log_nbytes: of each member.
         codec: of activations.
         kind: of numbers.
+        has_guesses: whether tokens are taken before they are drawn.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Served:
         codec: CodecConfig = Fp32Config(),  # noqa: B008  # frozen
         wait_s: float = 10.0,
         kind: Kind = "fp32",
+        has_guesses: bool = True,
     ) -> None:
         self.clock = VirtualClock()
         self.network = MemoryNetwork(delay_s=0.005)
@@ -59,6 +61,7 @@ class Served:
         self.num_pages, self.log_nbytes, self.wait_s = num_pages, log_nbytes, wait_s
         self.codec = build(codec)
         self.kind = kind
+        self.has_guesses = has_guesses
         self.members: list[Member] = []
         self.kept: list[KeysAndValues] = []
         self.nodes: dict[PeerId, Node] = {}
@@ -152,6 +155,8 @@ class Served:
             log_nbytes=self.log_nbytes,
             clock=self.clock,
             run=Inline(STEP_S).train,
+            num_stages=len(self.sizes),
+            has_guesses=self.has_guesses,
         )
 
     def path(self) -> tuple[PeerId, ...]:

@@ -146,6 +146,7 @@ class Serving:
             log_nbytes=int(LOG_SHARE * settings.serve_nbytes),
             clock=self._clock,
             run=self._compute.train,
+            num_stages=len(self._run.pieces),
         )
         member.start()
         text = (
