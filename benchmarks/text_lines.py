@@ -1,0 +1,161 @@
+"""A model in three stages behind lines of 20 ms and 100 Mbit/s: tokens a second at batch 1, beside one machine.
+
+    python -m benchmarks.text_lines FOLDER       # of a model that has learnt something, with its tokenizer.json
+
+Four network namespaces, each with a line of its own that a process of this benchmark lays: one asks, three compute a
+stage each, over TLS. Between any two of them a round trip takes 20 ms. Beside it the whole model on one machine. Each
+draws with guesses and without (`weft.engine.guess`); `code` writes functions of
+Python's library again, `prose` tells a story at temperature 0.8. All have one thread.
+
+It needs root, or user namespaces with a TUN device in them, and says so where it has neither.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from benchmarks._paths_nets import sh
+from benchmarks.guessing import WORKS, requests
+from benchmarks.lossy import HERE, Process, may_run
+from benchmarks.paths import CANNOT, ENTER
+from benchmarks.report import load, load_line, table, write
+
+MBIT, RTT_S = 100, 0.02
+NUM_STAGES = 3
+NAMES = ("asks", *(f"stage{stage}" for stage in range(NUM_STAGES)))
+ADDRESSES = {name: f"10.9.0.{number}" for number, name in enumerate(NAMES, 1)}
+AIM = 0.5
+
+
+class Found(NamedTuple):
+    """Of the texts of one work."""
+
+    tokens_per_s: list[float]
+    first_s: list[float]
+    texts: list[list[int]]
+
+
+def drawn(process: Process, work: str, tokenizer: Tokenizer, turns: int) -> Found:
+    found = Found([], [], [])
+    for number in range(turns + 1):  # the first warms up
+        (wanted,) = requests(work, 1, tokenizer, number)
+        drawing = wanted.drawing
+        process.tell(
+            prompt=wanted.prompt, num=wanted.max_new_tokens, temperature=drawing.temperature, seed=drawing.seed[0]
+        )
+        word = process.hear("drawn")
+        if number:
+            found.tokens_per_s.append(1 / word["token_s"])
+            found.first_s.append(word["first_s"])
+            found.texts.append(word["tokens"])
+    return found
+
+
+def started(stack: ExitStack, name: str, **options: Any) -> tuple[Process, dict[str, Any]]:
+    command = [sys.executable, str(HERE / "_text_peer.py"), json.dumps(options)]
+    process = stack.enter_context(Process(["ip", "netns", "exec", name, *command]))
+    return process, process.hear("started")
+
+
+@contextmanager
+def staged(folder: Path, *, has_guesses: bool) -> Iterator[Process]:
+    """Yield who asks, once three others serve a stage each."""
+    with ExitStack() as stack:
+        known: dict[str, list[str]] = {}
+        for number, name in enumerate((*NAMES[1:], NAMES[0])):
+            options = {"stage": number, "role": "stage"} if number < NUM_STAGES else {"role": "asks"}
+            process, word = started(
+                stack,
+                name,
+                seed=number + 1,
+                folder=str(folder),
+                num_stages=NUM_STAGES,
+                known=known,
+                has_guesses=has_guesses,
+                **options,
+            )
+            known = {**known, word["key"]: [each for each in word["addresses"] if ADDRESSES[name] in each]}
+        yield process
+
+
+@contextmanager
+def alone(folder: Path, *, has_guesses: bool) -> Iterator[Process]:
+    with ExitStack() as stack:
+        yield started(stack, NAMES[0], role="whole", folder=str(folder), has_guesses=has_guesses)[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--isolated", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not options.isolated:
+        if (reason := may_run()) is not None:
+            print(f"benchmarks.text_lines {reason}", file=sys.stderr)
+            raise SystemExit(CANNOT)
+        again = [sys.executable, "-m", "benchmarks.text_lines", *sys.argv[1:], "--isolated"]
+        script = 'mount -t tmpfs tmpfs /run; ip link set lo up; exec "$@"'
+        os.execvp("unshare", [*ENTER, "sh", "-ec", script, "sh", *again])
+    before, tokenizer = load(), Tokenizer.from_file(str(options.folder / "tokenizer.json"))
+    found: dict[tuple[str, bool, str], Found] = {}
+    for name in NAMES:
+        sh(f"ip netns add {name}; ip -n {name} link set lo up")
+    line = {"mbit": MBIT, "rtt_s": RTT_S, "loss": 0.0, "ends": list(ADDRESSES.items())}
+    try:
+        with Process([sys.executable, str(HERE / "_lossy_line.py"), json.dumps(line)]) as laid:
+            laid.hear("laid")
+            for has_guesses in (False, True):
+                for where, served in (("one machine", alone), ("three stages", staged)):
+                    with served(options.folder, has_guesses=has_guesses) as process:
+                        for work in WORKS:
+                            here = found[where, has_guesses, work] = drawn(process, work, tokenizer, options.turns)
+                            print(where, has_guesses, work, statistics.median(here.tokens_per_s), file=sys.stderr)
+    finally:
+        for name in NAMES:
+            sh(f"ip netns del {name}")
+    write(
+        "text_lines",
+        "A model in stages behind slow lines",
+        "python -m benchmarks.text_lines FOLDER",
+        _told(found, before, options.folder),
+        [],
+    )
+
+
+def _told(found: dict[tuple[str, bool, str], Found], before: Any, folder: Path) -> list[str]:
+    rows = []
+    for work in WORKS:
+        base = found["one machine", False, work]
+        for (where, has_guesses, of), here in found.items():
+            if of != work:
+                continue
+            speed = statistics.median(here.tokens_per_s)
+            rows.append(
+                [
+                    f"{work}, {where}{', with guesses' if has_guesses else ''}",
+                    speed,
+                    speed / statistics.median(base.tokens_per_s),
+                    statistics.median(here.first_s),
+                    f"{sum(a == b for a, b in zip(here.texts, base.texts, strict=True))} of {len(base.texts)}",
+                ]
+            )
+    header = ["", "tokens/s", "times one machine's", "first token, s", "texts alike"]
+    return [
+        f"{folder.name} in int8, one thread each; activations in bf16. Lines of {MBIT} Mbit/s, a round trip of "
+        f"{1000 * RTT_S:.0f} ms between any two. Aim: {AIM:g} times one machine's on code, with guesses. "
+        f"{load_line(before)}",
+        table(header, rows),
+    ]
+
+
+if __name__ == "__main__":
+    main()
