@@ -67,6 +67,10 @@ class Kept:
         return () if self.contents is None or self.contents.head is None else tuple(self.contents.head.members)
 
     @property
+    def committed_tokens(self) -> int:
+        return 0 if self.contents is None or self.contents.head is None else self.contents.head.committed_tokens
+
+    @property
     def is_complete(self) -> bool:
         return self.contents is not None and is_complete(self.contents.head, self.charter)
 
@@ -110,6 +114,11 @@ def meant(wanted: G, options: Options, wish: Wish) -> tuple[G, Amend | None, str
     if not fields:
         text = f"going on with run {short(run.run)}, which was changed before to what this file says"
         return run, None, _told(run, found) if found.is_complete else text
+    if amend is not None and amend.tokens is not None and amend.tokens <= found.committed_tokens:
+        raise ConfigError(
+            f"train.tokens: {amend.tokens:,} in all are asked for, and run {short(run.run)} ({printable(run.name)}) "
+            f"has counted {found.committed_tokens:,}: nothing would be left to train. Ask for more than that."
+        )
     return run, amend, f"going on with run {short(run.run)}, with these changes: {'; '.join(fields)}"
 
 

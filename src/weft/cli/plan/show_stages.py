@@ -68,8 +68,8 @@ def lines(asked: Asked, answer: Answer) -> Iterator[str]:
     slowest = max(found.stages, key=lambda stage: stage.round.total_s)
     yield from titled(
         "round",
-        f"{seconds(found.round_s)}: {found.num_steps:,} steps, and {seconds(found.exchange_s)} until stage "
-        f"{slowest.section.number + 1} has averaged; stages do so at the same time, each among its own members",
+        f"{seconds(found.round_s)}: {figures.several(found.num_steps, 'step')}, and {seconds(found.exchange_s)} until "
+        f"stage {slowest.section.number + 1} has averaged; stages do so at the same time, each among its own members",
     )
     yield from titled("speed", f"{found.tokens_per_s:,.0f} tokens/s; {figures.duration(found.total_s)} in all")
     yield from titled("bytes", _bytes(found))

@@ -176,7 +176,7 @@ def _network(terms: "Terms") -> tuple[str, str]:
     if terms.kept is not None:
         return f"{of_round}; nothing while alone", "          (weft says what a day comes to once others are back)"
     if (rounds := terms.rounds) is not None:
-        steps = f"{terms.run.method.every} training steps"
+        steps = figures.several(terms.run.method.every, "training step")
         if terms.day_nbytes is not None:
             told = f"{rounds.num_told} members" if rounds.num_told > 1 else "a member"
             return (

@@ -238,6 +238,6 @@ def try_next(command: str, checkpoint: str, prompt: str = "") -> str:
             f"  {command} generate {checkpoint}{f' {quoted}' if prompt else ''}",
             f"  {command} eval {checkpoint}",
             f"  {command} export {checkpoint} my-model",
-            f"  {command} serve {checkpoint}  # talk to it in a browser, or from any program of the OpenAI API",
+            f"  {command} serve {checkpoint}  # talk to it in a browser, or from a program",
         )
     )
