@@ -70,7 +70,7 @@ async def test_what_is_drawn_depends_on_seed_and_text_alone(engine: Engine) -> N
 
 
 async def test_texts_that_give_up_their_pages_are_the_same() -> None:
-    plenty, few = made(), made(num_pages=7)
+    plenty, few = made(has_guesses=False), made(num_pages=7, has_guesses=False)
     try:
         asked = [wanted(text_of(100, seed), num=60, seed=seed, temperature=0.8) for seed in range(4)]
         expected = await asyncio.gather(*(whole(plenty.begin(each)) for each in asked))
@@ -179,7 +179,7 @@ async def test_a_mean_of_hidden_states_is_that_of_the_model_beside_texts_that_ar
 
 async def test_a_mean_that_gives_up_its_pages_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.engine.schedule.num_readable", lambda _pace, num_drawing, *_: 64 if num_drawing else 999)
-    few, prompt = made(num_pages=14), text_of(500, 3)
+    few, prompt = made(num_pages=14, has_guesses=False), text_of(500, 3)
     try:
         texts = [
             few.begin(replace(wanted(text_of(num, num), num=70), key=key)) for key, num in (("a", 191), ("b", 127))
