@@ -212,6 +212,7 @@ class RealStage:
         self.began_at = 0.0  # wall seconds of the script's beginning
         self._began = 0.0
         self.broken: list[str] = []
+        self._ticket = b""  # that was sent last
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -315,8 +316,10 @@ class RealStage:
         if not machine.lives:
             await self._until(lambda: any(each.tickets() for each in self.living), "anybody's ticket")
         others = [each for each in self.living if each.tickets()] or [machine]  # alone, it has its own of before
-        newest = max((path for each in others for path in each.tickets()), key=lambda path: path.stat().st_mtime)
-        self._spawn(machine, ["join", "-", "--yes"], newest.read_bytes())
+        tickets = [path for each in others for path in each.tickets()]
+        if tickets:  # who has ended has none; then that which was sent last is what people have
+            self._ticket = max(tickets, key=lambda path: path.stat().st_mtime).read_bytes()
+        self._spawn(machine, ["join", "-", "--yes"], self._ticket)
 
     def _spawn(self, machine: RealMachine, words: Sequence[str], given: bytes = b"") -> None:
         lines, number = self._lines, machine.number
