@@ -5,7 +5,8 @@
 
 A model of 150M parameters with random weights reads a prompt per text, then all texts go on by their likeliest token.
 `step` is a forward pass over all of them and the likeliest token, for weft and for transformers alike, keys and values
-kept as each keeps them. `engine` is what a person gets of weft: scheduler, thread and drawing among it.
+kept as each keeps them. `engine` is what a person gets of weft: scheduler, thread and drawing among it, less guesses
+(`benchmarks.guessing`), which random weights make too easy.
 
 All take turns, a few steps each, so that what else the machine does hits all. Tokens a second are those of the wall;
 CPU time is told beside it. The ratio is the median over turns to the faster of transformers' two kinds of numbers.
@@ -32,12 +33,13 @@ from torch import Tensor
 
 from benchmarks import report
 from weft import rng
+from weft.engine.batch import Piece
 from weft.engine.draw import Drawing
 from weft.engine.engine import Engine, Wanted
 from weft.engine.load import engine_of, plan
 from weft.engine.numbers import Kind
 from weft.engine.pages import PAGE
-from weft.engine.step import KeysAndValues, Piece, Stepper, Weights
+from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.model.config import ModelConfig, named, num_parameters
 from weft.model.weights import write_folder
 
@@ -124,7 +126,7 @@ class Served:
         self, config: ModelConfig, vector: Tensor, kind: Kind, drawing: Drawing, device: torch.device = CPU
     ) -> None:
         room = plan(config, device, kind, CONTEXT, None, 1 << 33)
-        self._engine: Engine = engine_of(config, vector, device, room, CONTEXT)
+        self._engine: Engine = engine_of(config, vector, device, room, CONTEXT, has_guesses=False)
         self._drawing = drawing
         self._num = 0
         self.token_s = 0.0  # of the last turn: seconds a token, while all texts were under way

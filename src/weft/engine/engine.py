@@ -21,12 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.clock import Clock, SystemClock
+from weft.engine.batch import Piece
 from weft.engine.draw import Counts, Drawing, Drawn, draw
 from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool
 from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
-from weft.engine.step import Piece, Stepper
+from weft.engine.step import Stepper
 from weft.errors import ConfigError, WeftError
 
 Ending = Literal["stop", "length", "cancelled"]

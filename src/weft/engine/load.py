@@ -111,6 +111,8 @@ def engine_of(
     planned: Plan,
     context: int,
     on_step: Callable[[int, int, float], None] = lambda _drawn, _read, _s: None,
+    *,
+    has_guesses: bool = True,
 ) -> Engine:
     """Return an engine; `vector` is read and not kept."""
     weights = Weights(config, vector.to(device), planned.kind)
@@ -120,6 +122,7 @@ def engine_of(
         vocab_size=config.vocab_size,
         context=context,
         num_pages=planned.num_pages,
+        has_guesses=has_guesses,
         on_step=on_step,
     )
 

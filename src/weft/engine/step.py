@@ -19,35 +19,14 @@ from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, silu
 
 from weft.engine.attention import Group, kept_of, vector_nbytes
+from weft.engine.batch import Batch, Piece, Spread
+from weft.engine.graphs import Graphs
 from weft.engine.numbers import MATRICES, Kind, Matrix, normed
 from weft.engine.pages import PAGE, num_pages
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
 from weft.model.layers import inverse_wavelengths, rotate
 from weft.model.sections import Section, whole
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Tokens of one sequence in a step.
-
-    Args:
-        tokens: new ones; after the first section, what the one before made of them, fp32.
-        start: the position of the first.
-        pages: of the sequence, those of the new tokens among them.
-        draws: after how many of the last the logits are wanted.
-        sums: whether the sum of the last hidden states of these tokens is.
-    """
-
-    tokens: Sequence[int] | Float[Tensor, "new width"]
-    start: int
-    pages: Sequence[int]
-    draws: int
-    sums: bool = False
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -141,12 +120,21 @@ class KeysAndValues:
     Args:
         num_pages: of `PAGE` tokens.
         num_layers: of a section; None: all.
+        has_graphs: whether steps of few tokens a text are made as graphs (`graphs`); None: on a GPU.
     """
 
     def __init__(
-        self, config: ModelConfig, num_pages: int, device: torch.device, kind: Kind, num_layers: int | None = None
+        self,
+        config: ModelConfig,
+        num_pages: int,
+        device: torch.device,
+        kind: Kind,
+        num_layers: int | None = None,
+        *,
+        has_graphs: bool | None = None,
     ) -> None:
-        shape = (num_pages, config.num_kv_heads, PAGE, config.channels_per_head)
+        self.has_graphs = device.type == "cuda" if has_graphs is None else has_graphs
+        shape = (num_pages + self.has_graphs, config.num_kv_heads, PAGE, config.channels_per_head)  # and one for nobody
         self.num_pages = num_pages
         self.layers = [kept_of(kind, shape, device) for _ in range(_num_layers(config, num_layers))]
 
@@ -173,6 +161,7 @@ class Stepper:
         self._heads_of_kv = torch.arange(self._config.num_kv_heads, device=self._device)
         self._windows = {layer.window for layer in weights.layers}
         self._score_factor = self._config.yarn.score_factor if self._config.yarn else 1.0
+        self._graphs = Graphs(self._device, kept.num_pages) if kept.has_graphs else None
         self.sums: list[Float[Tensor, " width"]] = []
         """Of the last step: of each piece that asks for them, in order."""
 
@@ -182,37 +171,70 @@ class Stepper:
 
         Of the last section. Keys and values of tokens that turn out otherwise are written over by those of the others.
         """
-        head, norm = self._weights.head, self._weights.norm
-        assert head is not None
-        assert norm is not None
+        assert self._weights.norm is not None
+        self.sums = []
+        if self._graphs is not None and (padded := self._graphs.padded(pieces)) is not None:
+            logits = self._graphs.run(self._padded(padded), self._logits)
+            num_new = len(padded[0].tokens)
+            ends = [number * num_new + len(piece.tokens) for number, piece in enumerate(pieces)]
+            return logits[self._ids(_last(pieces, ends))]
         x, spans = self._through(pieces)
         self.sums = [
-            self._normed(x[span], norm).sum(0) for piece, span in zip(pieces, spans, strict=True) if piece.sums
+            self._normed(x[span], self._weights.norm).sum(0)
+            for piece, span in zip(pieces, spans, strict=True)
+            if piece.sums
         ]
-        last = [
-            row for piece, span in zip(pieces, spans, strict=True) for row in range(span.stop - piece.draws, span.stop)
-        ]
-        return head(self._normed(x[self._ids(last)], norm))
+        return self._of_head(x[self._ids(_last(pieces, [span.stop for span in spans]))])
 
     @torch.inference_mode()
     def pass_on(self, pieces: Sequence[Piece]) -> list[Float[Tensor, "new width"]]:
         """Compute all rows, keep their keys and values, and return what goes to the next section, fp32, by piece."""
+        if self._graphs is not None and (padded := self._graphs.padded(pieces)) is not None:
+            x = self._graphs.run(self._padded(padded), self._computed)
+            num_new = len(padded[0].tokens)
+            return [x[number * num_new :][: len(piece.tokens)].clone() for number, piece in enumerate(pieces)]
         x, spans = self._through(pieces)
         return [x[span] for span in spans]
+
+    def _logits(self, batch: Batch) -> Float[Tensor, "rows vocab"]:
+        return self._of_head(self._computed(batch))
+
+    def _of_head(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows vocab"]:
+        head, norm = self._weights.head, self._weights.norm
+        assert head is not None
+        assert norm is not None
+        return head(self._normed(x, norm))
 
     def _through(self, pieces: Sequence[Piece]) -> tuple[Float[Tensor, "rows width"], list[slice]]:
         """Return what the layers make of all rows, those of a group together, and which rows are whose."""
         order = sorted(range(len(pieces)), key=lambda number: (len(pieces[number].tokens), pieces[number].stop))
         rows = [pieces[number] for number in order]
+        return self._computed(self._batch(rows, _alike(rows))), _spans(pieces, order)
+
+    def _padded(self, rows: Sequence[Piece]) -> Batch:
+        """Return what is told of rows of one length, with as many pages each: all are computed together."""
+        return self._batch(rows, [rows], len(rows[0].pages))
+
+    def _batch(self, rows: Sequence[Piece], groups: Sequence[Sequence[Piece]], num_pages: int | None = None) -> Batch:
+        """Return what is told of rows, of which those of a group are computed together.
+
+        Args:
+            num_pages: that are looked at; None: those of a group's longest.
+        """
         places = self._ids([at for piece in rows for at in range(piece.start, piece.stop)])
-        written = self._written(rows, places)
-        turn = self._turn(places)
-        groups = self._grouped(rows)
-        x = self._given(rows)
+        return Batch(self._given(rows), places, self._written(rows, places), self._spread(groups, num_pages))
+
+    def _computed(self, batch: Batch) -> Float[Tensor, "rows width"]:
+        """Return what the layers make of all rows."""
+        turn = self._turn(batch.places)
+        groups = [self._group(spread) for spread in batch.spreads]
+        embed, x = self._weights.embed, batch.given
+        if embed is not None:
+            x = embedding(batch.given, embed).float()
         for number, layer in enumerate(self._weights.layers):
             q, k, v = self._heads(layer, x, turn)
             kept = self._kept.layers[number]
-            kept.write(written, k, v)
+            kept.write(batch.written, k, v)
             mixed = torch.empty_like(q)
             for group in groups:
                 mixed[group.rows] = kept.attend(group, q[group.rows], layer.window)
@@ -220,12 +242,12 @@ class Stepper:
             x = x + (y if layer.out_bias is None else y + layer.out_bias)
             gate, up = layer.gate_up(self._normed(x, layer.ffn_norm)).chunk(2, dim=1)
             x = x + layer.down(silu(gate) * up)
-        return x, _spans(pieces, order)
+        return x
 
-    def _given(self, rows: Sequence[Piece]) -> Float[Tensor, "rows width"]:
+    def _given(self, rows: Sequence[Piece]) -> Tensor:
+        """Return tokens, or what the section before made of them."""
         if self._weights.embed is not None:
-            ids = self._ids([int(token) for piece in rows for token in piece.tokens])
-            return embedding(ids, self._weights.embed).float()
+            return self._ids([int(token) for piece in rows for token in piece.tokens])
         given = [piece.tokens for piece in rows if isinstance(piece.tokens, Tensor)]
         return torch.cat(given).to(self._device)
 
@@ -263,17 +285,20 @@ class Stepper:
     def _by_head(self, pages: Int64[Tensor, " pages"]) -> Int64[Tensor, "pages kv_heads"]:
         return pages[:, None] * len(self._heads_of_kv) + self._heads_of_kv
 
-    def _grouped(self, rows: Sequence[Piece]) -> list[Group]:
-        found, start = list[Group](), 0
-        for some in _alike(rows):
-            num_new, most = len(some[0].tokens), num_pages(some[-1].stop)
+    def _spread(self, groups: Sequence[Sequence[Piece]], num: int | None) -> tuple[Spread, ...]:
+        found, start = list[Spread](), 0
+        for some in groups:
+            num_new, most = len(some[0].tokens), num or max(num_pages(piece.stop) for piece in some)
             pages = self._ids([[*each.pages[:most], *[0] * (most - len(each.pages))] for each in some])
             kept = self._by_head(pages.flatten()).view(len(some), most, -1).transpose(1, 2).flatten()
             starts = self._ids([each.start for each in some])
-            masks = {window: self._mask(starts, num_new, most * PAGE, window) for window in self._windows}
-            found.append(Group(start, len(some), num_new, kept, masks))
+            found.append(Spread(start, len(some), num_new, most * PAGE, kept, starts))
             start += len(some) * num_new
-        return found
+        return tuple(found)
+
+    def _group(self, spread: Spread) -> Group:
+        masks = {window: self._mask(spread.starts, spread.num_new, spread.num_all, window) for window in self._windows}
+        return Group(spread.start, spread.num, spread.num_new, spread.kept, masks)
 
     def _mask(self, starts: Tensor, num_new: int, num_all: int, window: int | None) -> Tensor:
         here = (starts[:, None] + torch.arange(num_new, device=self._device))[:, None, :, None]
@@ -285,6 +310,11 @@ class Stepper:
 
     def _ids(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+
+def _last(pieces: Sequence[Piece], ends: Sequence[int]) -> list[int]:
+    """Return the rows after which logits are wanted, of pieces whose rows end there."""
+    return [row for piece, end in zip(pieces, ends, strict=True) for row in range(end - piece.draws, end)]
 
 
 def _alike(rows: Sequence[Piece]) -> list[list[Piece]]:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from weft.codec.codec import Codec
 from weft.codec.dense import Fp32
+from weft.engine.batch import Piece
 from weft.engine.draw import Counts, Drawing, Drawn, draw
-from weft.engine.step import KeysAndValues, Piece, Stepper, Weights
+from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.errors import ConfigError, PayloadError, WeftError
 from weft.texts.messages import TOKEN_NBYTES
 

@@ -11,9 +11,10 @@ import torch
 from msgspec.structs import replace
 
 from weft import rng
+from weft.engine.batch import Piece
 from weft.engine.numbers import MATRICES, Kind, probe
 from weft.engine.pages import PAGE
-from weft.engine.step import KeysAndValues, Piece, Stepper, Weights
+from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.model.config import ModelConfig, YarnScaling, num_parameters
 from weft.model.flat import assemble, cut
 from weft.model.sections import sections
@@ -55,11 +56,13 @@ print(blake3(torch.stack(found).numpy().tobytes()).hexdigest())
 class Bench:
     """A model as a step has it, and as training has it."""
 
-    def __init__(self, config: ModelConfig, kind: Kind = "fp32", num_pages: int = 64) -> None:
+    def __init__(
+        self, config: ModelConfig, kind: Kind = "fp32", num_pages: int = 64, *, has_graphs: bool = False
+    ) -> None:
         vector = vector_of(config)
         self.model = assemble(config, vector)
         weights = Weights(config, vector, kind)
-        self.stepper = Stepper(weights, KeysAndValues(config, num_pages, CPU, kind))
+        self.stepper = Stepper(weights, KeysAndValues(config, num_pages, CPU, kind, has_graphs=has_graphs))
         self._free = list(range(num_pages))
         self.pages: dict[int, list[int]] = {}
 
@@ -84,12 +87,13 @@ class Bench:
 class InSections(Bench):
     """The same model in three sections."""
 
-    def __init__(self, config: ModelConfig, kind: Kind) -> None:
+    def __init__(self, config: ModelConfig, kind: Kind, *, has_graphs: bool = False) -> None:
         super().__init__(config, kind)
         self.steppers = []
         for part in sections(config, 3):
             weights = Weights(config, cut(config, vector_of(config), part), kind, part)
-            self.steppers.append(Stepper(weights, KeysAndValues(config, 64, CPU, kind, len(part.layers))))
+            kept = KeysAndValues(config, 64, CPU, kind, len(part.layers), has_graphs=has_graphs)
+            self.steppers.append(Stepper(weights, kept))
 
     def _step(self, pieces: list[Piece]) -> torch.Tensor:
         *before, last = self.steppers
@@ -185,3 +189,28 @@ def test_exact_numbers_are_the_same_to_the_bit_on_every_kind_of_processor() -> N
     }
     assert len(found) == 1
     assert len(found.pop().strip()) == 64
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_padded_steps_have_the_bits_of_others_in_exact_numbers(form: str, is_cut: bool) -> None:
+    config = replace(CONFIG, **FORMS[form])
+    benches = [
+        InSections(config, "exact", has_graphs=each) if is_cut else Bench(config, "exact", has_graphs=each)
+        for each in (False, True)
+    ]
+    texts = {name: text_of(250, name) for name in range(5)}
+    for name, num in enumerate((1, 3, 63, 64, 190)):
+        one, other = (bench.read((name, texts[name], 0, num)) for bench in benches)
+        assert torch.equal(one, other)
+    read = dict(enumerate((1, 3, 63, 64, 190)))
+    for nums in ((1, 1, 1, 1, 1), (1, 4, 9, 2, 1), (3, 1, 1, 2, 9), (1, 12, 1, 1, 1), (1, 1, 1, 1, 1)):
+        given = [(name, texts[name], read[name], read[name] + num) for name, num in enumerate(nums)]
+        one, other = (bench.read(*given) for bench in benches)
+        assert torch.equal(one, other), nums
+        read = {name: stop for name, _, _, stop in given}
+    if is_cut:
+        return
+    graphs = benches[1].stepper._graphs
+    assert graphs is not None
+    assert {(num, new) for num, new, _ in graphs._made} == {(1, 1), (1, 9), (8, 1), (8, 9)}
