@@ -52,26 +52,26 @@ PARTS: Mapping[str, Part] = {
     "digests": Part(
         "Digests of the shared path, CPU against GPU", 30, ("on", "stages", "with the CPU", "with all machines")
     ),
-    "step": Part("A step against bare PyTorch", 80, STEP),
+    "step": Part("A step against bare PyTorch", 65, STEP),
     "memory": Part(
         "Memory of the device against cost.py",
-        40,
+        30,
         ("model, batch x tokens: method", "cost.py, GB", "allocated, GB", "reserved, GB", "allocated / cost.py"),
     ),
-    "pause": Part("Pause and VRAM cap", 40, ("what", "device", "then", "parameters and moments")),
+    "pause": Part("Pause and VRAM cap", 35, ("what", "device", "then", "parameters and moments")),
     "codecs": Part(
         "Encode and merge, on the host, beside a copy on the device",
-        70,
+        60,
         ("what", "numbers", "seconds", "GB/s of fp32", "times a copy on the device"),
     ),
     "site": Part("A site of one card", 55, PLAYED),
-    "peers": Part("Peers that share the card", 60, PLAYED),
+    "peers": Part("Peers that share the card", 57, PLAYED),
     "serving": Part(
         "Serving in bf16, tokens/s, beside transformers",
-        75,
+        70,
         ("model", "step", "engine", "transformers", "step / transformers", "engine / transformers"),
     ),
-    "compiled": Part("A compiled step against bare PyTorch, compiled", 80, STEP),
+    "compiled": Part("A compiled step against bare PyTorch, compiled", 110, STEP),
 }
 
 

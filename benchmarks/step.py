@@ -236,27 +236,30 @@ class WeftLoop:
 
 @dataclass(frozen=True)
 class Turns:
-    """What loops that took turns came to, by name: a number for each turn, and the last loss."""
+    """What loops that took turns came to, by name: a number for each turn, and losses after the first and the last."""
 
     speeds: dict[str, list[float]]  # tokens/s
     costs: dict[str, list[float]]  # seconds of the processor
+    first_losses: dict[str, float]
     losses: dict[str, float]
 
     def require_same(self) -> None:
         """
         Raises:
-            ValueError: the loops do not compute the same.
+            ValueError: the loops do not compute the same. After the first turn they are to agree within 1 %; in half
+                precision what is rounded otherwise has grown by the last (1b: 4 %, H100).
         """
-        spread = max(self.losses.values()) - min(self.losses.values())
-        if spread > 0.02 * self.losses["plain"]:
-            raise ValueError(f"the loops do not compute the same: losses {self.losses}")
+        for losses, most in ((self.first_losses, 0.01), (self.losses, 0.05)):
+            if max(losses.values()) - min(losses.values()) > most * losses["plain"]:
+                raise ValueError(f"the loops do not compute the same: losses {losses}")
 
 
 def take_turns(
     loops: dict[str, Callable[[int], list[float]]], num_turns: int, turn_steps: int, tokens_per_step: int
 ) -> Turns:
     """Let loops make so many steps, one after the other, and again, in an order that turns round."""
-    losses = {name: loop(turn_steps)[-1] for name, loop in loops.items()}  # warm up
+    first_losses = {name: loop(turn_steps)[-1] for name, loop in loops.items()}  # warm up
+    losses = dict(first_losses)
     speeds: dict[str, list[float]] = {name: [] for name in loops}
     costs: dict[str, list[float]] = {name: [] for name in loops}
     order = list(loops)
@@ -267,7 +270,7 @@ def take_turns(
             losses[name] = loops[name](turn_steps)[-1]
             speeds[name].append(turn_steps * tokens_per_step / (time.perf_counter() - began))
             costs[name].append(time.process_time() - began_cpu)
-    return Turns(speeds, costs, losses)
+    return Turns(speeds, costs, first_losses, losses)
 
 
 def compare(size: str, batch_size: int, seq_len: int, num_turns: int, turn_steps: int, folder: Path) -> list[object]:
