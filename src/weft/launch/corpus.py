@@ -198,8 +198,8 @@ class Corpus:
         return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, s.options.home, emit)
 
     def _note(self, run: RunConfig, settings: PeerConfig, emit: Emit) -> None:
-        """Tell what whoever asks for this should know, and which of the machine's settings a stage has no use for."""
-        idle = without_effect(settings, "stage") if isinstance(run, StagedConfig) else {}
+        """Tell what whoever asks for this should know, and which of the machine's settings such a run does not use."""
+        idle = without_effect(settings, "stage" if isinstance(run, StagedConfig) else "whole")
         idle = {name: why for name, why in idle.items() if name not in without_effect(settings)}
         for text in (*self.notes, *told_idle("this machine's settings", said(settings), idle)):
             emit(Notice(text=text))

@@ -158,16 +158,17 @@ class PeerConfig(Config, frozen=True, kw_only=True):
         return min(self.threads or self.caps.cores, self.caps.cores) if self.caps.cores else self.threads
 
 
-Use = Literal["training", "stage", "loop", "anchor", "visit"]
-"""What a machine's settings are for: a peer of a whole model, or of a stage, or that trains in a loop of its person's
-own; an anchor; or a process that looks, fetches or acts, and ends."""
+Use = Literal["training", "whole", "stage", "loop", "anchor", "visit"]
+"""What a machine's settings are for: a peer of a run that is not known yet, of a whole model, or of a stage, or that
+trains in a loop of its person's own; an anchor; or a process that looks, fetches or acts, and ends."""
 
 _OF_DEVICE = ("device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes")
 _OF_STAYING = ("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "serve_nbytes")
 _OF_LIMITS = ("caps.memory_nbytes", "caps.cores")
 _OF_WAYS = ("transports", "tls", "iroh")
 _IDLE: dict[Use, tuple[tuple[str, ...], str]] = {
-    "training": (("serve_nbytes",), "the run has no stages: any member's checkpoint is the whole model (weft serve)"),
+    "training": ((), ""),
+    "whole": (("serve_nbytes",), "the run has no stages: any member's checkpoint is the whole model (weft serve)"),
     "stage": (
         ("micro_batch", "is_compiled"),
         "the run has stages, and its run file sets the micro-batch for all peers (pipeline)",

@@ -319,7 +319,8 @@ DEVICE = {"device", "precision", "micro_batch", "threads", "is_compiled", "has_r
 STAYING = {"caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "serve_nbytes"}
 WAYS = ("transports", "tls.", "iroh.")
 MACHINE: dict[machine.Use, set[str]] = {
-    "training": {"serve_nbytes"},
+    "training": set(),
+    "whole": {"serve_nbytes"},
     "stage": {"micro_batch", "is_compiled"},
     "loop": {*DEVICE, "caps.cores", "serve_nbytes"},
     "anchor": {*DEVICE, *STAYING},
@@ -347,7 +348,7 @@ def fields_of(config: Config, place: str = "") -> Iterator[str]:
             yield f"{place}{field.name}"
 
 
-@pytest.mark.parametrize("use", ["training", "stage", "loop", "anchor", "visit"])
+@pytest.mark.parametrize("use", ["training", "whole", "stage", "loop", "anchor", "visit"])
 def test_every_setting_of_a_machine_has_a_place(use: machine.Use) -> None:
     fields = set(fields_of(PeerConfig()))
     silent = {name for names in idle(fields, machine.without_effect(PeerConfig(), use)).values() for name in names}

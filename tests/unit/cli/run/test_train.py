@@ -131,6 +131,17 @@ def test_who_holds_a_run_alone_trains_it_longer(weft: Weft, run_path: Path, home
     assert json.loads(weft("status", "last", "--json").out)["total_tokens"] == 1280
 
 
+def test_what_the_machine_file_says_for_runs_with_stages_is_named_where_there_are_none(
+    weft: Weft, run_path: Path, tmp_path: Path
+) -> None:
+    machine = tmp_path / "machine.toml"
+    machine.write_text("serve_nbytes = 1_000_000\n")
+    loud = (option for option in LOCAL if option != "--quiet")
+    done = weft("train", run_path, *TWO_ROUNDS, *loud, "--machine", machine)
+    assert done.code == 0, done.err
+    assert "the run has no stages" in " ".join(done.err.split())
+
+
 def test_what_cannot_begin_is_no_run_of_this_home(weft: Weft, run_path: Path, home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         answer = weft("train", run_path, *TWO_ROUNDS, *LOCAL, "--port", taken.getsockname()[1])
