@@ -130,6 +130,7 @@ def test_answers_come_whole_and_the_same_though_each_member_is_killed_in_the_mid
                 time.sleep(5.0)
             wait(lambda: len({stage_of(each) for each in shells}) == 3, BACK_S)
         assert hits >= 2, "of two members of a stage one was in the path each time"
+        assert served.said.read_text().count("an answer goes on with ") >= 2
     finally:
         for shell in shells:
             shell.end()

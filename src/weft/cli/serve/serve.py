@@ -28,7 +28,10 @@ from weft.cli.options import nbytes, spread, ticket_or_none, ticket_text
 from weft.cli.process import run_loop
 from weft.cli.settings import Machine, Transports, check_transports, machine_settings, refuse_idle
 from weft.dashboard.logs import is_there
+from weft.dashboard.words import notable
 from weft.errors import ConfigError
+from weft.events import Entry, TextMoved
+from weft.ids import short
 
 if TYPE_CHECKING:
     import socket
@@ -223,7 +226,18 @@ def options_of(asks: Asking, home: Path) -> "Options":
     from weft.store.home import Home
 
     settings = machine_settings(asks.machine, {"transports": check_transports(asks.transports)}, use="visit")
-    return Options(home=Home(home), key=None, settings=settings)
+    return Options(home=Home(home), key=None, settings=settings, sinks=(Moves(),))
+
+
+class Moves:
+    """Says where an answer goes on with another member."""
+
+    def write(self, entry: Entry) -> None:
+        if isinstance(entry.event, TextMoved):
+            print(notable(entry, short), file=sys.stderr, flush=True)  # noqa: T201
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def serve_stages(
