@@ -167,7 +167,7 @@ class Engine:
     Args:
         max_rows, max_running, max_slowdown: see `Scheduler`.
         has_guesses: whether several tokens of a text are computed in one step where they can be guessed.
-        on_step: told how many texts drew, how many tokens were read, and how long it took, on the engine's thread.
+        on_step: told how many tokens were drawn, how many were read, and how long it took, on the engine's thread.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class Engine:
         rows = [row for row in rows if self._reads_on(row)]
         if not rows:
             return
-        began = self._clock.now()
+        began, num_graphs = self._clock.now(), self._stepper.num_graphs
         pieces = [
             Piece(
                 row.tokens,
@@ -333,7 +333,8 @@ class Engine:
         )
         num_read = sum(row.stop - row.start for row in rows) - len(drawing)
         took_s = self._clock.now() - began
-        self._pace.note(int(starts[-1]), num_read, took_s)
+        if self._stepper.num_graphs == num_graphs:
+            self._pace.note(int(starts[-1]), num_read, took_s)
         self.totals.num_steps += 1
         self.totals.num_read += num_read
         self.totals.num_drawn += num_drawn

@@ -86,7 +86,7 @@ class Scheduler:
     """Of one model.
 
     Args:
-        max_rows: sequences that draw in one step.
+        max_rows: rows that are drawn after in one step, guesses among them.
         max_running: sequences that have pages.
         max_slowdown: how many times as long a step may last as without the prompts that it reads.
     """

@@ -196,6 +196,11 @@ class Stepper:
         x, spans = self._through(pieces)
         return [x[span] for span in spans]
 
+    @property
+    def num_graphs(self) -> int:
+        """Return how many graphs were made: a step that makes one lasts far longer than others."""
+        return 0 if self._graphs is None else self._graphs.num_made
+
     def _logits(self, batch: Batch) -> Float[Tensor, "rows vocab"]:
         return self._of_head(self._computed(batch))
 

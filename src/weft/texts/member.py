@@ -3,8 +3,8 @@
     member = Member(link, stage, section, ...)
     member.start()
 
-A step takes one row of each text that has one, oldest first, and pieces of prompts as `engine.schedule` has it. What
-comes out goes to each next member in one note. Nothing here waits for anybody: who lacks something asks anew.
+A step takes what is left of each text that is drawn, oldest first, and pieces of prompts as `engine.schedule` has it.
+What comes out goes to each next member in one note. Nothing here waits for anybody: who lacks something asks anew.
 
 Weights are those after a round; a text keeps its own to its end. Two of them may be held at a time: while texts of the
 older are drawn, new ones are of the newer.
@@ -58,7 +58,7 @@ from weft.texts.sequence import Marks, Moved, Rows, Sequence
 NEWS_S = 2.0
 MAX_ROUNDS = 2  # weights that are held at a time
 ROOM = 256  # tokens that are to be drawn, for which a text is given pages at once
-MAX_ROWS = 64  # texts that draw in one step
+MAX_ROWS = 64  # that are drawn after in one step, guesses among them
 BUSY_S = 1.0  # after which who finds no page here may ask again
 
 Why = Literal["no room", "not computed", "wrong rows", "old weights", "leaving"]
@@ -321,11 +321,12 @@ class Member:
             if rows.stop < len(chain) and chain[rows.stop] == rows.chain[-1]:
                 text.guessed.told(rows.start, tokens_of(data[rows]))
         num, key = text.sequence.num_taken, text.opened.key
-        if key is None or text.num_left != 1 or text.guessed.stop != num:
+        is_last = text.num_left == 1 and text.guessed.stop == num
+        if key is None or not is_last or not text.sequence.is_resumed:
             return
         if (trip_s := text.guessed.trip_s(now)) is not None:
             self._ring.note(trip_s)
-        most = min(text.opened.most - 1 - num, PAGE - 1 - num % PAGE)
+        most = min(text.opened.most - 1 - num, PAGE - 1 - num % PAGE, MAX_ROWS // len(self._texts) - 1)
         rows_s = self._pace.step_s(sum(text.num_left == 1 for text in self._texts.values()), 0)
         guess = text.guessed.next(most, self._ring.row_share(rows_s - self._pace.step_s(0, 0)))
         if guess:
@@ -472,7 +473,7 @@ class Member:
 
     async def _step(self, works: list[tuple[_Text, Work]]) -> None:
         chains = [text.sequence.chain[work.start + 1 : work.start + work.num + 1] for text, work in works]
-        began = self._clock.now()
+        began, num_graphs = self._clock.now(), self._num_graphs
         try:
             found = await self._run(lambda: self._computed(works))
         except Exception:  # out of memory, a broken device: others may compute it
@@ -481,10 +482,15 @@ class Member:
             return
         nums = [work.num for _, work in works]
         num_rows = sum(num for num in nums if num <= 1 + MAX_GUESSED)
-        self._pace.note(num_rows, sum(nums) - num_rows, self._clock.now() - began)
+        if self._num_graphs == num_graphs:
+            self._pace.note(num_rows, sum(nums) - num_rows, self._clock.now() - began)
         for (text, work), chain, done in zip(works, chains, found, strict=True):
             self._done(text, work, chain, done)
         await self._send()
+
+    @property
+    def _num_graphs(self) -> int:
+        return sum(section.num_graphs for section in self._sections.values())
 
     def _computed(self, works: list[tuple[_Text, Work]]) -> list[Done]:
         """Compute a step, on another thread: rows of texts with the same weights together."""

@@ -106,6 +106,10 @@ class Section:
         self.row_nbytes = codec.nbytes(self._width)
         self.given_nbytes = TOKEN_NBYTES if self.is_first else self.row_nbytes
 
+    @property
+    def num_graphs(self) -> int:
+        return self._stepper.num_graphs
+
     def compute(self, works: Sequence[Work]) -> list[Done]:
         """Compute a step; what is wrong with one text's rows is said of that text alone."""
         found = list[Done | None]()

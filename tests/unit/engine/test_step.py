@@ -174,6 +174,7 @@ def test_exact_numbers_are_the_same_to_the_bit_in_whatever_steps_a_text_is_read(
             assert torch.equal(bench.read((0, text, start, stop), *beside)[0], one_by_one[stop - 1])
 
 
+@pytest.mark.slow
 def test_exact_numbers_are_the_same_to_the_bit_on_every_kind_of_processor() -> None:
     held = {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
     found = {

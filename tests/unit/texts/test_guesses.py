@@ -25,6 +25,7 @@ def num_guessed(served: Served) -> int:
     return sum(text.guessed._guesses._num_tried > 4.0 for each in served.members for text in each._texts.values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_texts_with_guesses_are_those_of_the_whole_model_and_come_sooner(temperature: float) -> None:
     asked = [replace(repeating(90, temperature), key=str(at)) for at in range(3)]

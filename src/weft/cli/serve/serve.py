@@ -55,6 +55,7 @@ GIVEN_UP = (
     "not share; what that server logs of questions and answers is not known here"
 )
 ENDS_S = 3
+MOVES_S = 10.0
 
 
 class Numbers(StrEnum):
@@ -230,11 +231,16 @@ def options_of(asks: Asking, home: Path) -> "Options":
 
 
 class Moves:
-    """Says where an answer goes on with another member."""
+    """Says where answers go on with another member, once for all answers that do within `MOVES_S`."""
+
+    def __init__(self) -> None:
+        self._told_at: dict[str, float] = {}
 
     def write(self, entry: Entry) -> None:
-        if isinstance(entry.event, TextMoved):
-            print(notable(entry, short), file=sys.stderr, flush=True)  # noqa: T201
+        text = notable(entry, short) if isinstance(entry.event, TextMoved) else None
+        if text is not None and entry.at - self._told_at.get(text, -MOVES_S) >= MOVES_S:
+            self._told_at[text] = entry.at
+            print(text, file=sys.stderr, flush=True)  # noqa: T201
 
     def close(self) -> None:
         """Nothing is held."""
