@@ -240,14 +240,18 @@ async def test_a_text_ends_where_the_context_does(engine: Engine) -> None:
     assert text.ended == "length"
 
 
+async def begin_without_end(engine: Engine, texts: list[Text]) -> None:
+    while True:
+        texts.append(engine.begin(wanted([1], num=400)))
+        await asyncio.sleep(0.001)  # a thread counts them
+
+
 async def test_more_than_can_wait_are_told_when_to_come_back() -> None:
     engine = made(max_running=1)
     try:
         texts = list[Text]()
         with pytest.raises(Full) as refused:
-            while True:
-                texts.append(engine.begin(wanted([1], num=400)))
-                await asyncio.sleep(0.001)  # a thread counts them
+            await begin_without_end(engine, texts)
         assert len(texts) >= MAX_WAITING
         assert refused.value.retry_s >= 1
     finally:
