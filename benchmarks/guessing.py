@@ -23,10 +23,8 @@ from tokenizers import Tokenizer
 from benchmarks import report
 from weft.engine.draw import Drawing
 from weft.engine.engine import Engine, Wanted
-from weft.engine.load import plan
+from weft.engine.load import engine_of, plan
 from weft.engine.numbers import Kind
-from weft.engine.step import KeysAndValues, Stepper, Weights
-from weft.model.config import ModelConfig
 from weft.model.weights import read_folder
 
 CPU = torch.device("cpu")
@@ -73,18 +71,6 @@ def turn(engine: Engine, wanted: Sequence[Wanted]) -> Turn:
     return Turn(sum(map(len, texts)) / took_s, NUM_TOKENS / (engine.totals.num_steps - before), texts)
 
 
-def engine_of(config: ModelConfig, weights: Weights, *, has_guesses: bool) -> Engine:
-    held = plan(config, CPU, weights.kind, CONTEXT, None, 1 << 33)
-    kept = KeysAndValues(config, held.num_pages, CPU, weights.kind)
-    return Engine(
-        Stepper(weights, kept),
-        vocab_size=config.vocab_size,
-        context=CONTEXT,
-        num_pages=held.num_pages,
-        has_guesses=has_guesses,
-    )
-
-
 def compare(engines: dict[bool, Engine], work: str, num: int, tokenizer: Tokenizer, turns: int) -> list[object]:
     found: dict[bool, list[Turn]] = {True: [], False: []}
     for number in range(turns + 1):  # the first warms up
@@ -115,8 +101,8 @@ def main() -> None:
     kind: Kind = options.kind
     config, vector = read_folder(options.folder)
     tokenizer = Tokenizer.from_file(str(options.folder / "tokenizer.json"))
-    weights = Weights(config, vector, kind)
-    engines = {has_guesses: engine_of(config, weights, has_guesses=has_guesses) for has_guesses in (True, False)}
+    held = plan(config, CPU, kind, CONTEXT, None, 1 << 33)
+    engines = {each: engine_of(config, vector, CPU, held, CONTEXT, has_guesses=each) for each in (True, False)}
     try:
         rows = [
             compare(engines, work, num, tokenizer, options.turns)

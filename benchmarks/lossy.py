@@ -17,7 +17,7 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from benchmarks._paths_nets import sh
 from benchmarks.paths import CANNOT, ENTER
@@ -110,18 +110,23 @@ def may_run() -> str | None:
     return f"cannot lay a line of its own here: {done.stderr.strip()[:200]}" if done.returncode else None
 
 
+def isolate(name: str) -> NoReturn:
+    """Begin a benchmark again where it may lay lines; end with `CANNOT` where it cannot."""
+    if (reason := may_run()) is not None:
+        print(f"benchmarks.{name} {reason}", file=sys.stderr)
+        raise SystemExit(CANNOT)
+    again = [sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:], "--isolated"]
+    script = 'mount -t tmpfs tmpfs /run; ip link set lo up; exec "$@"'
+    os.execvp("unshare", [*ENTER, "sh", "-ec", script, "sh", *again])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--loss", type=float, help="of this share of the packets alone; no report is written")
     parser.add_argument("--isolated", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.isolated:
-        if (reason := may_run()) is not None:
-            print(f"benchmarks.lossy {reason}", file=sys.stderr)
-            raise SystemExit(CANNOT)
-        again = [sys.executable, "-m", "benchmarks.lossy", *sys.argv[1:], "--isolated"]
-        script = 'mount -t tmpfs tmpfs /run; ip link set lo up; exec "$@"'
-        os.execvp("unshare", [*ENTER, "sh", "-ec", script, "sh", *again])
+        isolate("lossy")
     before, rows = load(), []
     for loss in LOSSES if options.loss is None else (options.loss,):
         one, several = measure(loss, 1), measure(loss, 4)

@@ -12,7 +12,6 @@ It needs root, or user namespaces with a TUN device in them, and says so where i
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from collections.abc import Iterator
@@ -24,8 +23,7 @@ from tokenizers import Tokenizer
 
 from benchmarks._paths_nets import sh
 from benchmarks.guessing import WORKS, requests
-from benchmarks.lossy import HERE, Process, may_run
-from benchmarks.paths import CANNOT, ENTER
+from benchmarks.lossy import HERE, Process, isolate
 from benchmarks.report import load, load_line, table, write
 
 MBIT, RTT_S = 100, 0.02
@@ -99,12 +97,7 @@ def main() -> None:
     parser.add_argument("--isolated", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.isolated:
-        if (reason := may_run()) is not None:
-            print(f"benchmarks.text_lines {reason}", file=sys.stderr)
-            raise SystemExit(CANNOT)
-        again = [sys.executable, "-m", "benchmarks.text_lines", *sys.argv[1:], "--isolated"]
-        script = 'mount -t tmpfs tmpfs /run; ip link set lo up; exec "$@"'
-        os.execvp("unshare", [*ENTER, "sh", "-ec", script, "sh", *again])
+        isolate("text_lines")
     before, tokenizer = load(), Tokenizer.from_file(str(options.folder / "tokenizer.json"))
     found: dict[tuple[str, bool, str], Found] = {}
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""Reads what people and other programs wrote: text, JSON and TOML, with or without a byte order mark.
+"""Reads what people and other programs wrote: text, JSON and TOML, with or without a byte order mark; addresses.
 
 Notepad and PowerShell put a byte order mark before UTF-8, and write UTF-16. Python writes NaN and half surrogate pairs
 into JSON. Somebody's file may hold brackets nested so deep that a parser gives up. And a file that should be one thing
@@ -9,6 +9,7 @@ import codecs
 import json
 import tomllib
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 # Far beyond what anybody writes by hand, far below where Python's own recursion ends.
 MAX_DEPTH = 100
@@ -118,3 +119,14 @@ def _inside(tree: Any) -> list[Any]:
     if isinstance(tree, dict):
         return list(tree.values())
     return tree if isinstance(tree, list) else []
+
+
+def server_address(text: str) -> SplitResult | None:
+    """Return the parts of a server's address, of http where it names no scheme; None: it is none, or holds more."""
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # the port is none
+        return None
+    is_plain = parts.username is None and not parts.query and not parts.fragment
+    return parts if parts.scheme in ("http", "https") and host and is_plain and text.isprintable() else None

@@ -20,7 +20,7 @@ from torch.nn.functional import embedding, rms_norm, silu
 
 from weft.engine.attention import Group, kept_of, vector_nbytes
 from weft.engine.batch import Batch, Piece, Spread
-from weft.engine.graphs import Graphs
+from weft.engine.graphs import Compute, Graphs
 from weft.engine.numbers import MATRICES, Kind, Matrix, normed
 from weft.engine.pages import PAGE, num_pages
 from weft.model.config import ModelConfig
@@ -173,26 +173,23 @@ class Stepper:
         """
         assert self._weights.norm is not None
         self.sums = []
-        if self._graphs is not None and (padded := self._graphs.padded(pieces)) is not None:
-            logits = self._graphs.run(self._padded(padded), self._logits)
-            num_new = len(padded[0].tokens)
-            ends = [number * num_new + len(piece.tokens) for number, piece in enumerate(pieces)]
-            return logits[self._ids(_last(pieces, ends))]
+        if (replayed := self._replayed(pieces, self._logits)) is not None:
+            logits, spans = replayed
+            return logits[self._ids(_last(pieces, spans))]
         x, spans = self._through(pieces)
         self.sums = [
             self._normed(x[span], self._weights.norm).sum(0)
             for piece, span in zip(pieces, spans, strict=True)
             if piece.sums
         ]
-        return self._of_head(x[self._ids(_last(pieces, [span.stop for span in spans]))])
+        return self._of_head(x[self._ids(_last(pieces, spans))])
 
     @torch.inference_mode()
     def pass_on(self, pieces: Sequence[Piece]) -> list[Float[Tensor, "new width"]]:
         """Compute all rows, keep their keys and values, and return what goes to the next section, fp32, by piece."""
-        if self._graphs is not None and (padded := self._graphs.padded(pieces)) is not None:
-            x = self._graphs.run(self._padded(padded), self._computed)
-            num_new = len(padded[0].tokens)
-            return [x[number * num_new :][: len(piece.tokens)].clone() for number, piece in enumerate(pieces)]
+        if (replayed := self._replayed(pieces, self._computed)) is not None:
+            x, spans = replayed
+            return [x[span].clone() for span in spans]
         x, spans = self._through(pieces)
         return [x[span] for span in spans]
 
@@ -200,6 +197,15 @@ class Stepper:
     def num_graphs(self) -> int:
         """Return how many graphs were made: a step that makes one lasts far longer than others."""
         return 0 if self._graphs is None else self._graphs.num_made
+
+    def _replayed(self, pieces: Sequence[Piece], compute: Compute) -> tuple[Tensor, list[slice]] | None:
+        """Return what a graph finds, until its next run, and which rows are whose; None: these have no graph."""
+        if self._graphs is None or (padded := self._graphs.padded(pieces)) is None:
+            return None
+        num_new = len(padded[0].tokens)
+        batch = self._batch(padded, [padded], len(padded[0].pages))
+        spans = [slice(at * num_new, at * num_new + len(piece.tokens)) for at, piece in enumerate(pieces)]
+        return self._graphs.run(batch, compute), spans
 
     def _logits(self, batch: Batch) -> Float[Tensor, "rows vocab"]:
         return self._of_head(self._computed(batch))
@@ -215,10 +221,6 @@ class Stepper:
         order = sorted(range(len(pieces)), key=lambda number: (len(pieces[number].tokens), pieces[number].stop))
         rows = [pieces[number] for number in order]
         return self._computed(self._batch(rows, _alike(rows))), _spans(pieces, order)
-
-    def _padded(self, rows: Sequence[Piece]) -> Batch:
-        """Return what is told of rows of one length, with as many pages each: all are computed together."""
-        return self._batch(rows, [rows], len(rows[0].pages))
 
     def _batch(self, rows: Sequence[Piece], groups: Sequence[Sequence[Piece]], num_pages: int | None = None) -> Batch:
         """Return what is told of rows, of which those of a group are computed together.
@@ -317,9 +319,9 @@ class Stepper:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
 
-def _last(pieces: Sequence[Piece], ends: Sequence[int]) -> list[int]:
-    """Return the rows after which logits are wanted, of pieces whose rows end there."""
-    return [row for piece, end in zip(pieces, ends, strict=True) for row in range(end - piece.draws, end)]
+def _last(pieces: Sequence[Piece], spans: Sequence[slice]) -> list[int]:
+    """Return the rows after which logits are wanted, of pieces whose rows these are."""
+    return [row for piece, span in zip(pieces, spans, strict=True) for row in range(span.stop - piece.draws, span.stop)]
 
 
 def _alike(rows: Sequence[Piece]) -> list[list[Piece]]:

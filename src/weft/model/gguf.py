@@ -9,7 +9,6 @@ file would read text as other tokens, in silence. So is a model that llama.cpp c
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; the package `gguf` writes it.
 """
 
-import errno
 import os
 import re
 import tempfile
@@ -30,11 +29,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft import reading
-from weft.errors import ConfigError, DiskFull
+from weft.errors import ConfigError
 from weft.model.config import ModelConfig, num_parameters
 from weft.model.families import HfTensor, family_of, hf_tensors
 from weft.model.layers import inverse_wavelengths
-from weft.model.weights import FileDtype
+from weft.model.weights import FileDtype, not_exported
 
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _IN_LAYER = {
@@ -135,11 +134,7 @@ def write_gguf(
         writer.flush()
         partial.replace(path)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(
-                f"{path}: no room for the export: {error}. Nothing was left behind; free some space."
-            ) from error
-        raise ConfigError(f"{path}: cannot be written: {error}. Choose another place.") from error
+        raise not_exported(path, error) from error
     finally:
         with suppress(OSError):
             writer.close()

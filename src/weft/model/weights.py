@@ -161,6 +161,13 @@ def _read_bytes(file: Path) -> bytes:
         raise ConfigError(f"{file}: cannot be read: {error}.") from error
 
 
+def not_exported(path: Path, error: OSError) -> ConfigError | DiskFull:
+    """Return what to say where an export could not be written, of which nothing is left."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{path}: no room for the export: {error}. Nothing was left behind; free some space.")
+    return ConfigError(f"{path}: cannot be written: {error}. Choose another place.")
+
+
 def write_folder(
     path: Path,
     config: ModelConfig,
@@ -213,11 +220,7 @@ def write_folder(
         else:
             partial.rename(path)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(
-                f"{path}: no room for the export: {error}. Nothing was left behind; free some space."
-            ) from error
-        raise ConfigError(f"{path}: cannot be written: {error}. Choose another place.") from error
+        raise not_exported(path, error) from error
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)

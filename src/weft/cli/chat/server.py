@@ -14,10 +14,9 @@ import socket
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from weft.errors import CallFailed, ConfigError, DeadlineExceeded, PeerError, Refused, Unreachable, WeftError
-from weft.reading import json_of
+from weft.reading import json_of, server_address
 from weft.wire import printable
 
 CONNECT_S = 10.0
@@ -51,20 +50,15 @@ class Server:
     """
 
     def __init__(self, address: str, key: str | None = None) -> None:
-        parts = urlsplit(address if "://" in address else f"http://{address}")
-        try:
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            host, port = None, None
-        is_plain = parts.username is None and not parts.query and not parts.fragment
-        if parts.scheme not in ("http", "https") or not host or not is_plain or not address.isprintable():
+        parts = server_address(address)
+        if parts is None or not parts.hostname:
             raise ConfigError(
                 f"{printable(address[:200])}: no address of a server. Give one as http://127.0.0.1:8000/v1; a key goes "
                 "into a file, for --key-file."
             )
         self.key = key
         self._is_safe = parts.scheme == "https"
-        self._host, self._port = host, port
+        self._host, self._port = parts.hostname, parts.port
         self._path = parts.path.rstrip("/") or "/v1"
         self.address = f"{parts.scheme}://{parts.netloc}{self._path}"
 

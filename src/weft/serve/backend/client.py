@@ -12,11 +12,11 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import h11
 
 from weft.errors import ConfigError
+from weft.reading import server_address
 from weft.wire import printable
 
 CONNECT_S = 10.0
@@ -64,19 +64,14 @@ def site_of(address: str, key: str | None = None) -> Site:
     Raises:
         ConfigError: it is none.
     """
-    parts = urlsplit(address if "://" in address else f"http://{address}")
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    is_plain = parts.username is None and not parts.query and not parts.fragment
-    if parts.scheme not in ("http", "https") or not host or not is_plain or not address.isprintable():
+    parts = server_address(address)
+    if parts is None or not parts.hostname:
         raise ConfigError(
             f"--backend {printable(address[:200])}: no address of a server. Give one as http://127.0.0.1:8080/v1; its "
             "key goes into a file, for --backend-key."
         )
     is_safe = parts.scheme == "https"
-    return Site(host, port or (443 if is_safe else 80), is_safe, parts.path.rstrip("/") or "/v1", key)
+    return Site(parts.hostname, parts.port or (443 if is_safe else 80), is_safe, parts.path.rstrip("/") or "/v1", key)
 
 
 class Reply:
