@@ -10,8 +10,8 @@ that ends without a reason or `[DONE]` was cut short, which is an error and neve
 import http.client
 import ipaddress
 import json
-import socket
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,17 +79,15 @@ class Server:
             Unreachable, DeadlineExceeded, Refused, CallFailed: as `answer`.
             PeerError: what it answers is no list of models.
         """
-        line, reply = self._ask("GET", "/models", None)
-        try:
-            told = json_of(reply.read(MAX_BODY))
-            return [str(model["id"]) for model in told["data"]]
-        except (ValueError, TypeError, KeyError, OSError, http.client.HTTPException):
-            raise PeerError(
-                f"{self.address}/models answers with something else than a list of models. See whether that server "
-                "speaks the OpenAI API, and whether its address ends in /v1."
-            ) from None
-        finally:
-            line.close()
+        with self._asked("GET", "/models", None) as reply:
+            try:
+                told = json_of(reply.read(MAX_BODY))
+                return [str(model["id"]) for model in told["data"]]
+            except (ValueError, TypeError, KeyError, OSError, http.client.HTTPException):
+                raise PeerError(
+                    f"{self.address}/models answers with something else than a list of models. See whether that "
+                    "server speaks the OpenAI API, and whether its address ends in /v1."
+                ) from None
 
     def answer(self, asked: dict[str, Any]) -> Generator[Piece, None, None]:
         """Yield the pieces of an answer as they come; whoever stops early hangs up.
@@ -105,22 +103,20 @@ class Server:
             PeerError: the answer was cut short.
         """
         body = json.dumps(asked | {"stream": True, "stream_options": {"include_usage": True}}).encode()
-        line, reply = self._ask("POST", "/chat/completions", body)
         piece = Piece()
-        try:
-            for data in _events(reply):
-                piece = self._next(piece, data)
-                yield piece
-                if data.strip() == b"[DONE]":
-                    return
-        except PeerError:  # of the system's kinds, too
-            raise
-        except TimeoutError:
-            raise self._silent() from None
-        except (OSError, http.client.HTTPException):
-            pass  # the line broke: what is there may be whole
-        finally:
-            line.close()
+        with self._asked("POST", "/chat/completions", body) as reply:
+            try:
+                for data in _events(reply):
+                    piece = self._next(piece, data)
+                    yield piece
+                    if data.strip() == b"[DONE]":
+                        return
+            except PeerError:  # of the system's kinds, too
+                raise
+            except TimeoutError:
+                raise self._silent() from None
+            except (OSError, http.client.HTTPException):
+                pass  # the line broke: what is there may be whole
         if not piece.is_whole:
             raise PeerError(
                 f"the answer broke off: {self.address} ended it without saying why. Ask again; if that does not help, "
@@ -154,43 +150,39 @@ class Server:
             is_whole=before.is_whole or finish is not None,
         )
 
-    def _ask(
-        self, method: str, path: str, body: bytes | None
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    @contextmanager
+    def _asked(self, method: str, path: str, body: bytes | None) -> Iterator[http.client.HTTPResponse]:
+        """Ask, and hold the answer; on leaving hang up, whatever is left to read."""
         kind = http.client.HTTPSConnection if self._is_safe else http.client.HTTPConnection
-        line = kind(self._host, self._port, timeout=CONNECT_S)
         headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
-        try:
+        with ExitStack() as held:
+            line = held.enter_context(closing(kind(self._host, self._port, timeout=CONNECT_S)))
             try:
-                line.connect()
-            except OSError as error:
+                try:
+                    line.connect()
+                except OSError as error:
+                    raise Unreachable(
+                        f"nobody answers at {self.address}: {error.strerror or error}. Start a server there, or give "
+                        "the address of one that runs."
+                    ) from None
+                line.sock.settimeout(SILENT_S)
+                line.request(method, f"{self._path}{path}", body, headers)
+                reply = held.enter_context(closing(line.getresponse()))
+                told = None if reply.status == http.client.OK else _told(reply)
+            except TimeoutError:
+                raise self._silent() from None
+            except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, WeftError):  # of the system's kinds, too
+                    raise
                 raise Unreachable(
-                    f"nobody answers at {self.address}: {error.strerror or error}. Start a server there, or give the "
-                    "address of one that runs."
+                    f"what answers at {self.address} hangs up, or speaks no HTTP. See whether the address and the "
+                    "scheme (http or https) are right."
                 ) from None
-            held: socket.socket = line.sock
-            held.settimeout(SILENT_S)
-            line.request(method, f"{self._path}{path}", body, headers)
-            reply = line.getresponse()
             if reply.status != http.client.OK:
-                raise self._failed(reply.status, _told(reply), reply.getheader("retry-after"))
-        except TimeoutError:
-            line.close()
-            raise self._silent() from None
-        except (OSError, http.client.HTTPException) as error:
-            line.close()
-            if isinstance(error, WeftError):  # of the system's kinds, too
-                raise
-            raise Unreachable(
-                f"what answers at {self.address} hangs up, or speaks no HTTP. See whether the address and the scheme "
-                "(http or https) are right."
-            ) from None
-        except BaseException:
-            line.close()
-            raise
-        return line, reply
+                raise self._failed(reply.status, told, reply.getheader("retry-after"))
+            yield reply
 
     def _failed(self, status: int, told: object, retry_after: str | None = None) -> Refused | CallFailed:
         """Return what a server's own word of a failure is, with what to do."""
