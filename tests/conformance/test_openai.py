@@ -68,13 +68,18 @@ class Server:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve(sockets=[listener])))
         self._thread.start()
+        self._clients: list[openai.OpenAI] = []
 
     def close(self) -> None:
+        for each in self._clients:
+            each.close()
         self._server.should_exit = True
         self._thread.join()
 
     def client(self, secret: str = FREE, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.url, api_key=secret, **{"max_retries": 0, **options})
+        client = openai.OpenAI(base_url=self.url, api_key=secret, **{"max_retries": 0, **options})
+        self._clients.append(client)
+        return client
 
 
 @pytest.fixture(scope="module")
