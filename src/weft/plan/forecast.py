@@ -184,7 +184,7 @@ def pace_of(question: Question) -> Pace:
         traffic=_traffic(load, num_peers, share, round.total_s)
         if parted is None
         else parted.mean(num_electors, num_leaves),
-        total_s=train.tokens / per_s,
+        total_s=max(train.tokens / per_s, round.total_s),  # the first round is done whole
         penalty=_penalty(question),
         levels=parted,
     )

@@ -38,6 +38,12 @@ def test_speed_and_duration_follow_from_the_round() -> None:
     assert pace.total_s == pytest.approx(1e9 / pace.tokens_per_s)
 
 
+def test_a_run_of_few_tokens_takes_a_whole_round() -> None:
+    pace = forecast(question(train=train(tokens=1000))).pace
+    assert pace.num_rounds == 1
+    assert pace.total_s == pace.round.total_s
+
+
 def test_bytes_are_those_of_the_reduce_and_its_messages() -> None:
     pace = pace_of(question(method=DdpConfig()))
     num = num_parameters(MODEL)
