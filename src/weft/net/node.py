@@ -301,6 +301,10 @@ class Node:
     def is_linked(self, peer: PeerId) -> bool:
         return self._links.get(peer) is not None
 
+    def is_barred(self, peer: PeerId) -> bool:
+        """Return whether `peer` broke the protocol so often just now that no link to it may stand."""
+        return self._links.is_barred(peer)
+
     def link_name(self, peer: PeerId) -> str:
         """Return the transport that the link to `peer` runs on, or ''."""
         link = self._links.get(peer)

@@ -153,7 +153,8 @@ class Shutdown:
         """Return who has not left, as far as this peer knows: of a member that has yet to speak, the link."""
         unheard = set(head.members) - set(self._membership.members())
         may_return = self._membership.silent(BACK_S)
-        return {*self._membership.alive(), *may_return, *filter(self._node.is_linked, unheard)}
+        here = {*self._membership.alive(), *may_return, *filter(self._node.is_linked, unheard)}
+        return {peer for peer in here if not self._node.is_barred(peer)}  # it is let in no sooner
 
     def _is_behind(self, peer: PeerId, head: Manifest) -> bool:
         beat = self._membership.heartbeat_of(peer)

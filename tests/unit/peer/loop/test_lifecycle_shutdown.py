@@ -25,6 +25,7 @@ def lingered_s(
     *,
     is_alive: bool = False,
     is_linked: bool = True,
+    is_barred: bool = False,
     back_until_s: float | None = None,
     told: list[Event] | None = None,
 ) -> float:
@@ -36,7 +37,9 @@ def lingered_s(
         back_until_s: she is silent, and until then it is believed that she may come back.
     """
     clock = VirtualClock()
-    node = SimpleNamespace(is_linked=lambda peer: is_linked and peer == ANNA)
+    node = SimpleNamespace(
+        is_linked=lambda peer: is_linked and peer == ANNA, is_barred=lambda peer: is_barred and peer == ANNA
+    )
     membership = SimpleNamespace(
         members=lambda: {ANNA} if is_alive or beats(clock.now()) else {},
         alive=lambda: (ANNA,) if back_until_s is None and (is_alive or beats(clock.now())) else (),
@@ -83,3 +86,4 @@ def test_it_stays_for_who_is_silent_as_long_as_that_one_may_come_back() -> None:
     assert "aaaaaaaa has not made the last round yet: this peer waits" in said.text
     assert stayed_s(lambda _now: beat(4)) == pytest.approx(20, abs=2 * LOOK_S)
     assert stayed_s(lambda _now: beat(5)) == 0  # it fell silent after the last step
+    assert stayed_s(lambda _now: beat(4), is_barred=True) == 0  # this peer itself turns it away
