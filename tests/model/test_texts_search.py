@@ -414,7 +414,7 @@ class Search:
         pytest.param(Bounds(num_tokens=3, num_attempts=1, has_guesses=True), marks=pytest.mark.full),
         pytest.param(Bounds(num_tokens=2, num_kills=0, has_guesses=True), marks=pytest.mark.full),
         pytest.param(Bounds(num_tokens=2, has_guesses=True), marks=pytest.mark.slow),
-        pytest.param(Bounds(num_tokens=2), marks=pytest.mark.full),
+        pytest.param(Bounds(num_tokens=2), marks=pytest.mark.slow),
         pytest.param(Bounds(num_tokens=1, num_attempts=3), marks=pytest.mark.slow),
         pytest.param(Bounds(stages=(0, 0, 1, 1), num_tokens=2), marks=pytest.mark.slow),
         pytest.param(Bounds(num_tokens=2, num_logs_lost=1), marks=pytest.mark.slow),
@@ -450,7 +450,7 @@ FEW_WITH_GUESSES = Bounds(num_tokens=2, num_attempts=1, has_guesses=True)
 @pytest.mark.parametrize(
     ("rule", "bounds"),
     [
-        *(pytest.param(rule, Bounds(num_tokens=2), marks=() if "(3)" in rule else pytest.mark.full) for rule in BROKEN),
+        *(pytest.param(rule, Bounds(num_tokens=2), marks=() if "(3)" in rule else pytest.mark.slow) for rule in BROKEN),
         *((rule, FEW_WITH_GUESSES) for rule in BROKEN),
     ],
 )
