@@ -29,6 +29,7 @@ MBIT, RTT_S = 20, 0.08
 NBYTES = 12 << 20
 LOSSES = (0.0, 0.002, 0.005, 0.01, 0.02)
 DEADLINE_S = 240.0
+ENDED = "ended"
 ADDRESSES = {"a": "10.9.0.1", "b": "10.9.0.2"}
 SEEDS = {"a": 1, "b": 2}
 PROBE = "mount -t tmpfs tmpfs /run; ip netns add x; ip tuntap add dev probe mode tun; ip link set probe netns x"
@@ -38,6 +39,7 @@ class Process:
     """One that says lines of JSON."""
 
     def __init__(self, command: list[str]) -> None:
+        self.name = next((Path(each).name for each in command if each.endswith(".py")), command[0])
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -57,9 +59,21 @@ class Process:
         self.process.stdin.flush()
 
     def hear(self, *events: str) -> dict[str, Any]:
-        """Return the next word of these kinds."""
+        """Return the next word of these kinds.
+
+        Raises:
+            RuntimeError: the process ended, or says nothing for long.
+        """
         while True:
-            word = self._said.get(timeout=DEADLINE_S)
+            try:
+                word = self._said.get(timeout=DEADLINE_S)
+            except queue.Empty:
+                raise RuntimeError(
+                    f"{self.name} said nothing of {' or '.join(events)} for {DEADLINE_S:.0f} s"
+                ) from None
+            if word["event"] == ENDED:
+                self._said.put(word)
+                raise RuntimeError(f"{self.name} ended, with {self.process.wait()}")
             if word["event"] in events:
                 return word
 
@@ -67,6 +81,7 @@ class Process:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._said.put(json.loads(line))
+        self._said.put({"event": ENDED})
 
 
 def measure(loss: float, num_streams: int) -> float:

@@ -1,4 +1,7 @@
-"""A model in three stages of two members each, as real processes: answers come whole and alike, whoever is killed."""
+"""A model in three stages of two members each, as real processes: answers come whole and alike, whoever is killed.
+
+At each moment of an answer, by -9 and by a stop that nobody hears of.
+"""
 
 import http.client
 import json
@@ -6,8 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
 from pathlib import Path
+from threading import Timer
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,14 +31,25 @@ name = "answers"
 peers = 6
 stages = 3
 model = {type = "shape", num_layers = 6, num_heads = 4, width = 64, ffn_width = 128, is_tied = false}
-pipeline = {micro_batch = 2, activations = {type = "fp32"}}
+pipeline = {micro_batch = 1, activations = {type = "fp32"}}
 data = {source = {type = "text", paths = ["text.txt"]}}
-train = {seq_len = 512, batch_size = 4, tokens = 4_000_000_000, schedule = {type = "constant", lr = 1e-30}, \
+train = {seq_len = 2048, batch_size = 1, tokens = 4_000_000_000, schedule = {type = "constant", lr = 1e-30}, \
 evaluate_every = 0, evaluate_windows = 4}
 method = {type = "ddp"}
 """
-PROMPTS = ("def answer(number):\n    return number * 6\n" * 3, "The members of a stage")
-NUM_TOKENS = 120
+IN_PREFILL_S = 0.1  # after it is asked
+KILLS = (signal.SIGKILL, signal.SIGSTOP)
+
+
+class Asked(NamedTuple):
+    prompt: str
+    num_tokens: int
+
+
+CODE = Asked("def answer(number):\n    return number * 6\n" * 3, 120)
+PROSE = Asked("The members of a stage", 120)
+LONG = Asked("def answer(number):\n    return number * 6\n" * 15, 1300)  # it is read in several steps
+MOMENTS = {"in prefill": LONG, 0: PROSE, 1: CODE, 5: PROSE, 64: CODE, 512: LONG}  # after so many pieces
 DRAWS = "this peer draws text"
 ANSWER_S, BACK_S = 60.0, 90.0
 
@@ -55,13 +73,14 @@ class Answers:
         assert address.startswith("http"), self.said.read_text()
         self._at = urlsplit(address)
 
-    def pieces(self, prompt: str) -> Iterator[str]:
+    def pieces(self, asks: Asked, once_asked: Callable[[], object] | None = None) -> Iterator[str]:
         """Yield an answer as it comes; a stream that does not end as streams end fails the test."""
         line = http.client.HTTPConnection(self._at.hostname or "", self._at.port, timeout=ANSWER_S)
-        asked = {"model": "answers", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0.8, "seed": 7}
-        line.request(
-            "POST", "/v1/completions", json.dumps(asked | {"stream": True}), {"content-type": "application/json"}
-        )
+        asked = {"model": "answers", "prompt": asks.prompt, "max_tokens": asks.num_tokens}
+        asked |= {"temperature": 0.8, "seed": 7, "stream": True}
+        line.request("POST", "/v1/completions", json.dumps(asked), {"content-type": "application/json"})
+        if once_asked is not None:
+            once_asked()
         reply = line.getresponse()
         assert reply.status == 200, reply.read()
         try:
@@ -106,21 +125,24 @@ def test_answers_come_whole_and_the_same_though_each_member_is_killed_in_the_mid
             shell.wait(draws, within_s=START_S)
         assert "no effect" not in first.said.read_text()
         served = Answers(tmp_path / "serves", ticket)
-        expected = ["".join(served.pieces(prompt)) for prompt in PROMPTS]
-        assert all(expected)
+        expected = {asks: "".join(served.pieces(asks)) for asks in (CODE, PROSE, LONG)}
+        assert all(expected.values())
         # The founder stays: with it the run's ticket would go.
-        for number, shell in enumerate(others * 2):
-            prompt, before, by = PROMPTS[number % 2], (0, 1, 5, 64)[number % 4], number >= len(others)
-            kill = signal.SIGSTOP if by else signal.SIGKILL
+        cases = [(kill, moment) for kill in KILLS for moment in MOMENTS]
+        for (kill, moment), shell in zip(cases, cycle(others), strict=False):
+            assert shell.process is not None
+            ends = partial(shell.process.send_signal, kill)
+            soon = Timer(IN_PREFILL_S, ends)
+            asks = MOMENTS[moment]
             text, gaps, at = "", list[float](), time.monotonic()
-            for place, piece in enumerate(served.pieces(prompt)):
+            for place, piece in enumerate(served.pieces(asks, soon.start if moment == "in prefill" else None)):
                 gaps.append(time.monotonic() - at)
-                if place == before:
-                    assert shell.process is not None
-                    shell.process.send_signal(kill)
+                if place == moment:
+                    ends()
                 text, at = text + piece, time.monotonic()
-            assert text == expected[number % 2], (number, kill)
-            hits += max(gaps[before + 1 :]) > 0.25
+            assert text == expected[asks], (kill, moment)
+            assert not isinstance(moment, int) or len(gaps) > moment, "nobody was killed: the answer has too few pieces"
+            hits += max(gaps[1 + moment :] if isinstance(moment, int) else gaps) > 0.25
             began = time.time()
             if kill == signal.SIGKILL:
                 shell.run("join", "-", "--yes", *machine, given=ticket)
