@@ -77,7 +77,7 @@ class Answers:
         """Yield an answer as it comes; a stream that does not end as streams end fails the test."""
         line = http.client.HTTPConnection(self._at.hostname or "", self._at.port, timeout=ANSWER_S)
         asked = {"model": "answers", "prompt": asks.prompt, "max_tokens": asks.num_tokens}
-        asked |= {"temperature": 0.8, "seed": 7, "stream": True}
+        asked |= {"temperature": 0.8, "seed": 7, "stream": True, "ignore_eos": True}
         line.request("POST", "/v1/completions", json.dumps(asked), {"content-type": "application/json"})
         if once_asked is not None:
             once_asked()
