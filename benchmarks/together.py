@@ -4,8 +4,8 @@
     python -m benchmarks.together --shares 0.3 --times 2
 
 `recipes/pipeline.toml` as people make it: three processes, a stage each, over TLS on loopback, and `weft serve` on
-their ticket. In each run, by turns: training alone, training beside four texts, and four texts alone, while `weft pause`
-holds training. A turn counts once texts have spent what they may take at once (`stages.step.share`).
+their ticket. In each run, by turns: training alone, training beside four texts, and four texts alone while training is
+paused. A turn counts once texts have spent what they may take at once (`stages.step.share`).
 """
 
 import argparse
