@@ -56,6 +56,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
     monkeypatch.setattr(Serving, "settled", noted)
     monkeypatch.setattr(serving, "EVERY", 2)
     monkeypatch.setattr(versions, "APART_S", 0.0)
+    monkeypatch.setattr(versions, "SOON_S", 0.0)
     monkeypatch.setattr(serving, "kind_for", lambda _device: "fp32")
     return found
 

@@ -7,7 +7,8 @@ one, which should be with all members. Versions are far enough apart that most t
 with: a version that texts are drawn with is kept for `DRAIN_S`.
 
 Nobody decides for all. Rounds that are due are the multiples of a stride, which is a power of 2 times the least: who
-finds rounds to be a little slower than another does has half its stride, and every second round in common with it.
+finds rounds to be a little slower than another does has half its stride, and every second round in common with it. Who
+has come begins with a version that nobody else has: then the stride is shorter until all have one in common with it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 MAX_HELD = 2
 APART_S = 20.0  # from one version to the next, at least
+SOON_S = 5.0  # the same, where somebody has none in common: longer than one takes to be made ready
 DRAIN_S = 120.0  # that a version is kept for, once a newer one is here, while texts are drawn with it
 STUCK_S = 300.0  # after which a member that lags does not keep others from newer weights
 
@@ -29,20 +31,19 @@ class Take(NamedTuple):
     drop: int | None
 
 
-def is_due(round: int, least: int, newest: int | None, since_s: float) -> bool:
+def is_due(round: int, least: int, newest: int | None, since_s: float, *, meets_all: bool) -> bool:
     """Return whether a round's weights are wanted.
 
     Args:
         least: rounds from one version to the next.
         newest: version that is held; None: there is none.
-        since_s: seconds since it was made ready.
+        since_s: seconds since its round.
+        meets_all: whether each other member has one of the versions that are held. Who has come has not.
     """
-    if newest is None:
-        return round % least == 0
-    if round <= newest:
-        return False
+    if newest is None or round <= newest:
+        return newest is None and round % least == 0
     stride, round_s = least, since_s / (round - newest)
-    while 0 < stride * round_s < APART_S:
+    while 0 < stride * round_s < (APART_S if meets_all else SOON_S):
         stride *= 2
     return round % stride == 0
 
@@ -51,7 +52,7 @@ def taken(ages_s: Mapping[int, float], others: Collection[Sequence[int]], num_te
     """Return how one version more is taken; None: it is passed over.
 
     Args:
-        ages_s: of each version that is held, the seconds since it was made ready.
+        ages_s: of each version that is held, the seconds since its round.
         others: versions of each other member, of whichever stage.
         num_texts: that are drawn with each.
     """

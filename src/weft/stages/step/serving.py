@@ -88,13 +88,15 @@ class _Served:
 
     Args:
         copies: of its parameters after rounds, which are to be made ready.
-        made_at: of each version that is ready, the time.
+        due: when these rounds were settled.
+        ready: the same of each version that texts are drawn with.
         kept: pages, once the first version is made.
         member: from then on.
     """
 
     copies: dict[int, Tensor] = field(default_factory=dict)
-    made_at: dict[int, float] = field(default_factory=dict)
+    due: dict[int, float] = field(default_factory=dict)
+    ready: dict[int, float] = field(default_factory=dict)
     kept: KeysAndValues | None = None
     member: Member | None = None
 
@@ -134,15 +136,18 @@ class Serving:
         if not isinstance(outer, Tensor):
             return
         if piece == self._run.tied:
-            copies, ends, is_due = self._tables, (0, self._run.stages - 1), round % EVERY == 0
+            copies, ends, is_wanted = self._tables, (0, self._run.stages - 1), round % EVERY == 0
         else:
             served = self._served.setdefault(piece, _Served())
-            copies, ends, is_due = served.copies, (piece,), self._is_due(piece, served, round)
-        if not is_due:
+            copies, ends, is_wanted = served.copies, (piece,), self._take(piece, served, round) is not None
+        if not is_wanted:
             return
+        settled_at = self._clock.now()
         copies[round] = await self._beside.copied(lambda: outer.detach().clone())
         for old in sorted(copies)[:-MAX_COPIES]:
             del copies[old]
+        if piece != self._run.tied:
+            served.due = {round: settled_at} | {each: at for each, at in served.due.items() if each in copies}
         for stage in ends:
             self._tasks.spawn(self._make(stage, round))
 
@@ -171,16 +176,17 @@ class Serving:
         for stage, other in [each for each in self._others if each[1] == peer]:
             del self._others[stage, other]
 
-    def _is_due(self, stage: int, served: _Served, round: int) -> bool:
-        newest = max(served.made_at, default=None)
-        since_s = 0.0 if newest is None else self._clock.now() - served.made_at[newest]
-        return is_due(round, EVERY, newest, since_s) and self._taken(stage, served) is not None
-
-    def _taken(self, stage: int, served: _Served) -> Take | None:
+    def _take(self, stage: int, served: _Served, round: int) -> Take | None:
+        """Return how a round's weights are taken; None: they are passed over."""
         now, member = self._clock.now(), served.member
-        ages_s = {round: now - made_at for round, made_at in served.made_at.items()}
+        ages_s = {version: now - at for version, at in served.ready.items()}
         others = [rounds for other, rounds in self._others.items() if other != (stage, self._link.me)]
-        num_texts = {} if member is None else {round: member.num_texts_of(round) for round in ages_s}
+        newest = max(ages_s, default=None)
+        since_s = 0.0 if newest is None else ages_s[newest]
+        meets_all = all(any(each in ages_s for each in rounds) for rounds in others)
+        if not is_due(round, EVERY, newest, since_s, meets_all=meets_all):
+            return None
+        num_texts = {} if member is None else {each: member.num_texts_of(each) for each in ages_s}
         return taken(ages_s, others, num_texts)
 
     # --- what is made of them ---
@@ -195,18 +201,19 @@ class Serving:
             table = self._tables.get(round) if run.has_tied(stage) else None
             if vector is None or (run.has_tied(stage) and table is None):
                 return
+            settled_at = served.due.pop(round)
             del served.copies[round]
-            if (take := self._taken(stage, served)) is None:
+            if (take := self._take(stage, served, round)) is None:
                 return
             await self._beside.start()
             if take.drop is not None and served.member is not None:
-                del served.made_at[take.drop]
+                del served.ready[take.drop]
                 served.member.drop(take.drop)
                 await self._beside.between()  # which may compute with it
             section = await self._beside.made(lambda: self._section(stage, served, vector, table))
             if self._served.get(stage) is not served:  # left meanwhile
                 return
-            served.made_at[round] = self._clock.now()
+            served.ready[round] = settled_at
             if served.member is not None:
                 served.member.renew(round, section)
             else:

@@ -165,11 +165,8 @@ class Beside:
 
     def __str__(self) -> str:
         share = f"{self._bucket.share:.0%} of the device while it trains"
-        return f"{share}, {self._num_threads} of {sum(self._threads)} threads" if self._num_threads else share
-
-    @property
-    def _threads(self) -> tuple[int, int]:
-        return self._num_training, self._num_threads
+        num_all = self._num_training + self._num_threads
+        return f"{share} ({self._num_threads} of {num_all} threads)" if self._num_threads else share
 
     async def start(self) -> None:
         """Take threads, or a stream, before anything is computed."""
