@@ -29,6 +29,7 @@ from weft.tasks import Compute, Inline, Threads
 T = TypeVar("T")
 
 WINDOW_S = 10.0
+LEAST_S = 1e-3  # that is waited for at a time
 RESTS_S = 0.25  # between two pieces of training there are shorter ones, in which no step of text is to begin
 JUDGED_S = 1.0  # of steps, before anything is said of their threads
 CROWDED = 1.5  # times what a thread computes in a step, the step takes: it waits for others
@@ -198,11 +199,11 @@ class Beside:
 
     async def turn(self) -> None:
         """Wait until a step may begin."""
-        while (left_s := wait_s(self._bucket, self._clock.now())) > 0:
+        while (left_s := wait_s(self._bucket, self._clock.now())) > LEAST_S:
             until_rest_s = RESTS_S - self._watched.rested_s
             if until_rest_s <= 0:
                 return
-            await asyncio.sleep(min(left_s, until_rest_s))
+            await asyncio.sleep(max(LEAST_S, min(left_s, until_rest_s)))
 
     async def between(self) -> None:
         """Wait until the step under way is over."""

@@ -67,11 +67,11 @@ class House:
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.9])
 def test_beside_training_text_takes_its_share_and_steps_come_evenly(share: float) -> None:
     house = House(share)
-    house.play(lambda: asyncio.sleep(300), house.train, house.draw)
-    assert house.drawn_s(100, 300) / 200 == pytest.approx(share, rel=0.02)
+    house.play(lambda: asyncio.sleep(200), house.train, house.draw)
+    assert house.drawn_s(100, 200) / 100 == pytest.approx(share, rel=0.03)
     late = [ended for began, ended in house.steps if began > 100]
     assert max(b - a for a, b in pairwise(late)) < 1.5 * STEP_S / share
-    for since in range(250):
+    for since in range(0, 150, 5):
         assert house.drawn_s(since, since + WINDOW_S) <= 2 * share * WINDOW_S + STEP_S
 
 
@@ -85,8 +85,8 @@ def test_where_training_rests_or_text_may_have_all_nothing_waits(share: float) -
 
 def test_training_that_waits_for_others_lends_its_time() -> None:
     house = House(0.3, piece_s=0.1)
-    house.play(lambda: asyncio.sleep(300), lambda: house.train(pause_s=0.1), house.draw)
-    assert 0.45 < house.drawn_s(100, 300) / 200 < 0.75  # half of it while training is at work: 0.3
+    house.play(lambda: asyncio.sleep(100), lambda: house.train(pause_s=0.1), house.draw)
+    assert 0.45 < house.drawn_s(50, 100) / 50 < 0.75  # half of it while training is at work: 0.3
 
 
 def test_once_training_has_ended_text_goes_on_at_once_whatever_it_owes() -> None:
