@@ -84,8 +84,8 @@ class Pipeline:
         run = kit.run
         self.table = StageTable(run.stages, has_tied=run.tied is not None, costs=relative_costs(run))
         self.link = StageLink(kit.node)
-        watched = kit.watched
-        self.serving = None if watched is None else Serving(run, kit.settings, self.link, kit.clock, watched, kit.emit)
+        beside = kit.beside
+        self.serving = None if beside is None else Serving(run, kit.settings, self.link, kit.clock, beside, kit.emit)
         self.barrier = Barrier(kit.node, self.table)
         self.exchanges = Exchanges(self.link)
         self.reports = StageReports(kit.node, kit.clock, kit.emit)

@@ -135,6 +135,7 @@ class Serving:
         """A round of the first stage is in a piece's parameters, which nothing changes until this returns."""
         if not isinstance(outer, Tensor):
             return
+        ends: tuple[int, ...]
         if piece == self._run.tied:
             copies, ends, is_wanted = self._tables, (0, self._run.stages - 1), round % EVERY == 0
         else:
