@@ -30,8 +30,7 @@ from weft.stages.step.share import WINDOW_S
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "pipeline.toml"
 LASTS = {
-    "tokens = 4_000_000\n": "tokens = 4_000_000_000\n",
-    "total_tokens = 4_000_000\n": "total_tokens = 4_000_000_000\n",
+    "tokens = 4_000_000\n": "tokens = 4_000_000_000\n",  # and the total of its schedule
     "evaluate_every = 50\n": "evaluate_every = 0\n",
 }  # it goes on until it is ended, and measures nothing meanwhile
 MACHINE = ("--transports", "tls", "--host", "127.0.0.1", "--device", "cpu", "--threads", "1", "--quiet")
@@ -144,7 +143,7 @@ class Texts:
         for told in reply:
             if self._is_over.is_set() or told.startswith(b"data: [DONE]"):
                 break
-            if told.startswith(b"data: ") and b"error" in told:
+            if told.startswith(b'data: {"error"'):
                 raise RuntimeError(told.decode())
             if told.startswith(b"data: "):
                 now = time.time()
