@@ -26,12 +26,13 @@ from benchmarks._threads import Threads
 from benchmarks.report import load, load_line, table, write
 from weft.cli.plan.question import Method, Named, Own, Prices
 from weft.cli.plan.question import run as ask
-from weft.cli.plan.speed_here import Timed, measure, num_cores
+from weft.cli.plan.speed_here import Timed, measure
 from weft.events import RoundCommitted
 from weft.log import read_jsonl
 from weft.plan.forecast import Pace, load_of, pace_of
 from weft.plan.processor import ProcessorTime, processor_time
 from weft.plan.timing import Line
+from weft.run.host import num_cores
 
 HOUSE = Path(__file__).parents[1]
 PEERS = 4

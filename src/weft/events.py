@@ -499,6 +499,15 @@ class TextMoved(Event, frozen=True, kw_only=True):
     member: PeerId
 
 
+class TextChanged(Event, frozen=True, kw_only=True):
+    """A text that is being drawn goes on as nobody would have drawn it from its beginning: with other weights than it
+    began with, or with other numbers than exact ones."""
+
+    before: Round
+    round: Round  # whose weights it goes on with
+    is_exact: bool  # as far as the text was: numbers are as before
+
+
 class StateJoined(Event, frozen=True, kw_only=True):
     """A newcomer holds the run's state."""
 

@@ -330,6 +330,15 @@ def _too_slow(e: events.JoinTooSlow, _own: PeerId) -> str:
 
 # --- the table, in the order of events.py ---
 
+
+def _text_changed(event: events.TextChanged) -> str:
+    if event.round == event.before:
+        return "the rest of an answer may differ from what exact numbers give: a stage has nobody left who computes so"
+    return (
+        f"an answer goes on with the weights of round {event.round}: nobody has those of round {event.before} any more"
+    )
+
+
 _OTHER = _Row(NOTE)
 _ROWS: dict[type[Event], _Row] = {
     events.PeerStarted: _Row(NOTE, plain="{name} starts on {device}, {software}"),
@@ -463,6 +472,7 @@ _ROWS: dict[type[Event], _Row] = {
         "count nowhere",
     ),
     events.TextMoved: _Row(NOTE, "an answer goes on with {member:peer} in place of {before:peer} in {stage:stage}"),
+    events.TextChanged: _Row(NOTE, lambda e, _: _text_changed(e)),
     events.StateJoined: _Row(
         NOTE,
         lambda e, _: (

@@ -52,6 +52,11 @@ def max_files() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def num_cores() -> int:
+    """Return how many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def limit_cores(num: int | None) -> tuple[int, ...]:
     """Keep this process, all its threads, to `num` of the CPUs it may run on; return which; none where no system can.
 

@@ -146,6 +146,10 @@ class PeerConfig(Config, frozen=True, kw_only=True):
         int, msgspec.Meta(ge=0, description="bytes for conversations, of each stage that this peer holds; 0: none")
     ] = 0
     """Draw text for whoever asks the members of a run with stages, beside training."""
+    serve_share: Annotated[
+        float, msgspec.Meta(gt=0, le=1, description="of the time, from above 0 to 1: 1 takes no regard of training")
+    ] = 0.3
+    """What conversations may take of the device while this peer trains; all of it while training rests."""
     caps: CapsConfig = CapsConfig()
 
     def __post_init__(self) -> None:
@@ -163,17 +167,18 @@ Use = Literal["training", "whole", "stage", "loop", "anchor", "visit"]
 trains in a loop of its person's own; an anchor; or a process that looks, fetches or acts, and ends."""
 
 _OF_DEVICE = ("device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes")
-_OF_STAYING = ("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "serve_nbytes")
+_OF_SERVING = ("serve_nbytes", "serve_share")
+_OF_STAYING = ("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", *_OF_SERVING)
 _OF_LIMITS = ("caps.memory_nbytes", "caps.cores")
 _OF_WAYS = ("transports", "tls", "iroh")
 _IDLE: dict[Use, tuple[tuple[str, ...], str]] = {
     "training": ((), ""),
-    "whole": (("serve_nbytes",), "the run has no stages: any member's checkpoint is the whole model (weft serve)"),
+    "whole": (_OF_SERVING, "the run has no stages: any member's checkpoint is the whole model (weft serve)"),
     "stage": (
         ("micro_batch", "is_compiled"),
         "the run has stages, and its run file sets the micro-batch for all peers (pipeline)",
     ),
-    "loop": ((*_OF_DEVICE, "caps.cores", "serve_nbytes"), "your own loop decides where and how it trains"),
+    "loop": ((*_OF_DEVICE, "caps.cores", *_OF_SERVING), "your own loop decides where and how it trains"),
     "anchor": ((*_OF_DEVICE, *_OF_STAYING), "this peer does not train"),
     "visit": ((*_OF_DEVICE, *_OF_STAYING, *_OF_LIMITS), "this process takes no part in the run"),
 }
@@ -184,6 +189,8 @@ def without_effect(settings: PeerConfig, use: Use = "training") -> dict[str, str
     found = {name: f"{name} is not among the transports" for name in ("tls", "iroh") if name not in settings.transports}
     if not settings.tls.proxy:
         found |= dict.fromkeys(("tls.proxy_user", "tls.proxy_password"), "no proxy is named")
+    if not settings.serve_nbytes:
+        found["serve_share"] = "serve_nbytes is 0: this peer draws no text"
     if settings.device == "cpu":
         found["caps.vram_nbytes"] = "device is cpu, which has no memory of its own"
     if not settings.relay.is_on:

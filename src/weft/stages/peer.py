@@ -24,7 +24,7 @@ from weft.stages.holdings import Holdings
 from weft.stages.messages import Shelved, StageNews
 from weft.stages.placement import Placement, Rebalance
 from weft.stages.step.member import Member
-from weft.stages.step.pipeline import Kit, Pipeline
+from weft.stages.step.pipeline import Kit, Pipeline, beside_texts
 from weft.tasks import Tasks
 
 NEWS_S = 2.0
@@ -178,7 +178,7 @@ class News:
 
 class StagesPeer:
     def __init__(self, kit: Kit) -> None:
-        self.kit = kit
+        self.kit = kit = beside_texts(kit)
         self.run = kit.run
         self.failure: Exception | None = None
         self.reason = ""  # why it was told to stop, if it was

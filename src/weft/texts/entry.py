@@ -9,6 +9,7 @@ once. A text that nobody can compute ends with `NoPath`, and one that cannot be 
 Failure:
 - a member dies, or is silent: others take its place, and the text goes on (`text`).
 - a stage has nobody: texts wait for `WAIT_S`, then fail; who comes back meanwhile is asked again.
+- nobody has a text's weights any more: it is read with newer ones, and goes on. That is told, once a token was drawn.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ from weft.clock import Clock
 from weft.engine.draw import Drawn
 from weft.engine.engine import MAX_WAITING, Full, Text, Totals, Wanted, check
 from weft.errors import ConfigError, NetError, PeerError, Refused, WeftError
-from weft.events import Emit, TextMoved
-from weft.ids import PeerId
+from weft.events import Emit, TextChanged, TextMoved
+from weft.ids import PeerId, Round
 from weft.pipeline.link import StageLink
 from weft.pipeline.routing import Failure
 from weft.rng import fresh_secret
@@ -50,6 +51,7 @@ from weft.texts.sequence import Held
 
 WAIT_S = 10.0  # for a stage that has nobody
 LOOK_S = 0.25  # between two looks for one
+STAY_S = 3.0  # for a member that lacks the weights that a text is drawn with, and soon has them
 OPEN_S = 1.0  # for a member to say what it has
 LEAST_S = 0.3  # without a token, before a new attempt is made
 GAPS = 4.0  # times the usual gap, likewise
@@ -204,7 +206,7 @@ class _UnderWay:
         return () if self._state is None else self._state.path
 
     async def begin(self) -> None:
-        reserved = await self._sought(frozenset(), None)
+        reserved = await self._sought(frozenset())
         if self._is_over:
             return
         if reserved is None:
@@ -279,41 +281,52 @@ class _UnderWay:
     # --- paths ---
 
     async def _seek(self, without: frozenset[PeerId]) -> None:
-        before = self.peers
+        before, was = self.peers, self._reserved
         state = self._state
         assert state is not None
-        round = None if self._reserved is None else self._reserved.round
-        reserved = await self._sought(without, round)
+        reserved = await self._sought(without)
         if reserved is None:
             self.hear(machine.Found(None))
             return
-        if round is not None and reserved.round != round:
+        if was is not None and reserved.round != was.round:
             self._state = machine.with_key(self._state or state, key_of(self.text.wanted.salt, reserved.round))
         for stage, (old, new) in enumerate(zip(before, reserved.peers, strict=True)):
             if old != new:
                 self._entry.emit(TextMoved(stage=stage, before=old, member=new))
+        is_exact = was is None or reserved.is_exact or not was.is_exact
+        if was is not None and self.has_drawn and (reserved.round != was.round or not is_exact):
+            changed = TextChanged(before=Round(was.round), round=Round(reserved.round), is_exact=is_exact)
+            self._entry.emit(changed)
         self.hear(machine.Found(reserved.peers))
 
-    async def _sought(self, without: frozenset[PeerId], round: int | None) -> Reserved | None:
-        """Return a path, with `round`'s weights if there is one; wait for it where a stage has nobody."""
-        entry, wanted = self._entry, self.text.wanted
-        if self._reserved is not None:
-            entry.paths.ended(self._reserved)
+    async def _sought(self, without: frozenset[PeerId]) -> Reserved | None:
+        """Return a path, with the weights and numbers of the one before if there is one, or soon will be; wait where a
+        stage has nobody."""
+        entry, wanted, was = self._entry, self.text.wanted, self._reserved
+        round, is_exact = (None, False) if was is None else (was.round, was.is_exact)
+        if was is not None:
+            entry.paths.ended(was)
         state = self._state
         num_drawn = min(EXPECTED, wanted.max_new_tokens)
         num_prompt = len(wanted.prompt) if state is None else len(state.tokens)
         asked = Asked(num_prompt, num_drawn, entry.row_nbytes)
         held = {} if state is None else machine.held_by(state)
-        deadline = entry.clock.now() + entry.wait_s
+        began = entry.clock.now()
         while not self._is_over:
             now = entry.clock.now()
-            for each in (round, None) if round is not None else (None,):
+            ways: list[tuple[int | None, bool]] = [(round, is_exact)]
+            has_time = round is not None and self.has_drawn and now - began < STAY_S
+            if round is None or not has_time or not entry.paths.may_come(round, without, is_exact=is_exact):
+                ways += [(round, False), (None, is_exact), (None, False)]
+            for weights, exact in dict.fromkeys(ways):
                 for avoided in (without, frozenset[PeerId]()):
-                    found = entry.paths.reserve(asked, now, without=avoided, held=held, round=each, tie=self.id.hex())
+                    found = entry.paths.reserve(
+                        *(asked, now), without=avoided, held=held, round=weights, is_exact=exact, tie=self.id.hex()
+                    )
                     if found is not None:
                         self._reserved = found
                         return found
-            if now >= deadline:
+            if now - began >= entry.wait_s:
                 break
             await asyncio.sleep(LOOK_S)
         return None
@@ -405,7 +418,8 @@ class _UnderWay:
         if self._drawn_in != state.attempt:  # somebody may have to read all of it
             first_s = self._entry.paths.ring_s(state.path, len(state.tokens) - least)
             return max(FIRST_S, FIRST_GAPS * first_s, GAPS * usual_s)
-        return max(LEAST_S, GAPS * usual_s)
+        # What members tell of is there before gaps are: of one whose share of the device is spent just now.
+        return max(LEAST_S, GAPS * usual_s, GAPS * self._entry.paths.gap_s(state.path))
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:

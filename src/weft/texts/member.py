@@ -6,8 +6,8 @@
 A step takes what is left of each text that is drawn, oldest first, and pieces of prompts as `engine.schedule` has it.
 What comes out goes to each next member in one note. Nothing here waits for anybody: who lacks something asks anew.
 
-Weights are those after a round; a text keeps its own to its end. Two of them may be held at a time: while texts of the
-older are drawn, new ones are of the newer.
+Weights are those after a round; a text keeps its own to its end. Two of them may be held at a time (`versions`): while
+texts of the older are drawn, new ones are of the newer.
 
 Failure:
 - a note is lost, or a member of the path: nothing comes here any more, until whoever asks opens a new attempt.
@@ -54,9 +54,9 @@ from weft.texts.messages import (
 )
 from weft.texts.section import Done, Draw, Section, Work, packed, tokens_of
 from weft.texts.sequence import Marks, Moved, Rows, Sequence
+from weft.texts.versions import MAX_HELD
 
 NEWS_S = 2.0
-MAX_ROUNDS = 2  # weights that are held at a time
 ROOM = 256  # tokens that are to be drawn, for which a text is given pages at once
 MAX_ROWS = 64  # that are drawn after in one step, guesses among them
 BUSY_S = 1.0  # after which who finds no page here may ask again
@@ -114,6 +114,7 @@ class Member:
         num_stages: of the model.
         has_guesses: whether a first stage takes tokens before they are drawn, where it can guess them.
         run: computes a step, one at a time.
+        turn: waits until a step may begin; None: it may at any time.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Member:
         log_nbytes: int,
         clock: Clock,
         run: Run,
+        turn: Callable[[], Awaitable[None]] | None = None,
         num_stages: int = 1,
         has_guesses: bool = True,
     ) -> None:
@@ -137,7 +139,7 @@ class Member:
         self._pool = PagePool(num_pages)
         self._log = Log(section.row_nbytes, log_nbytes)
         self._clock = clock
-        self._run = run
+        self._run, self._turn = run, turn
         self._pace = Pace()
         self._ring = Ring(num_stages)
         self._has_guesses = has_guesses and section.is_first
@@ -177,15 +179,26 @@ class Member:
         """Begin texts with the weights after a later round. Of the oldest ones texts are let go where it is one too
         many: whoever asks has them read again with newer ones."""
         self._section = self._sections[round] = section
-        for old in sorted(self._sections)[:-MAX_ROUNDS]:
-            del self._sections[old]
-            for text in [text for text in self._texts.values() if text.opened.round == old]:
-                self._lose(text, "old weights")
+        for old in sorted(self._sections)[:-MAX_HELD]:
+            self.drop(old)
+        self._tasks.spawn(self._link.tell(self.served()))
+
+    def drop(self, round: int) -> None:
+        """Let go of the weights after a round, beside others that are here, and of the texts that are drawn with them:
+        whoever asks has them read again with others."""
+        del self._sections[round]
+        self._section = self._sections[max(self._sections)]
+        for text in [text for text in self._texts.values() if text.opened.round == round]:
+            self._lose(text, "old weights")
         self._tasks.spawn(self._link.tell(self.served()))
 
     @property
     def num_texts(self) -> int:
         return len(self._texts)
+
+    def num_texts_of(self, round: int) -> int:
+        """Return how many texts are drawn with the weights after a round."""
+        return sum(text.opened.round == round for text in self._texts.values())
 
     @property
     def num_held(self) -> int:
@@ -205,6 +218,7 @@ class Member:
             num_rows=len(drawing),
             num_waiting=sum(text.num_left for text in self._texts.values()) - sum(text.num_left for text in drawing),
             num_free=self._pool.num_room,
+            numbers=self._section.kind,
         )
 
     # --- what is said ---
@@ -396,9 +410,12 @@ class Member:
     async def _step_on(self) -> None:
         while True:
             await self._due.wait()
+            began = self._clock.now()
+            if self._turn is not None:
+                await self._turn()
             self._due.clear()
             if works := self._planned():
-                await self._step(works)
+                await self._step(works, began)
             if any(text.num_left for text in self._texts.values()):
                 self._due.set()
 
@@ -471,9 +488,14 @@ class Member:
         text.num_counted = max(text.num_counted, place)
         return text.counts
 
-    async def _step(self, works: list[tuple[_Text, Work]]) -> None:
+    async def _step(self, works: list[tuple[_Text, Work]], began: float) -> None:
+        """
+        Args:
+            began: when the first of it could have been computed: what it waited for since is a part of the step, and of
+                what is told of it.
+        """
         chains = [text.sequence.chain[work.start + 1 : work.start + work.num + 1] for text, work in works]
-        began, num_graphs = self._clock.now(), self._num_graphs
+        num_graphs = self._num_graphs
         try:
             found = await self._run(lambda: self._computed(works))
         except Exception:  # out of memory, a broken device: others may compute it

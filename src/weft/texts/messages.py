@@ -19,7 +19,7 @@ Every bound is here, with its reason.
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from weft.engine.draw import SEED_NBYTES, Drawing
 from weft.net.messages import HexDigest, HexPeer
@@ -44,6 +44,7 @@ Place = Annotated[int, Meta(ge=0, le=MAX_PLACES)]
 Id = Annotated[bytes, Meta(min_length=ID_NBYTES, max_length=ID_NBYTES)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
+Numbers = Literal["fp32", "bf16", "int8", "exact"]  # `engine.numbers.Kind`
 Word = Literal["held", "busy", "other weights", "not here", "older"]
 
 
@@ -220,3 +221,5 @@ class SectionServed(Record, frozen=True, kw_only=True, tag="SectionServed"):
     num_free: Number
     """Pages."""
     links: Annotated[tuple[Near, ...], Meta(max_length=MAX_LINKS)] = ()
+    numbers: Numbers | UnsetType = UNSET
+    """That it computes with; unset: it has not said so."""

@@ -147,12 +147,17 @@ def _best_from(
 
 @dataclass(eq=False)
 class Reserved:
-    """A path that a text takes, counted at its members until `Paths.ended`."""
+    """A path that a text takes, counted at its members until `Paths.ended`.
+
+    Args:
+        is_exact: whether all of its members compute with exact numbers.
+    """
 
     peers: tuple[PeerId, ...]
     round: int
     at: float
     num_prompt: int
+    is_exact: bool
     is_read: bool = False  # its prompt
 
 
@@ -206,6 +211,7 @@ class Paths:
         without: Collection[PeerId] = (),
         held: Mapping[PeerId, int] | None = None,
         round: int | None = None,
+        is_exact: bool = False,
         tie: str = "",
     ) -> Reserved | None:
         """Return a path, counted at its members from now on; None: a stage has nobody for it just now.
@@ -213,16 +219,30 @@ class Paths:
         Args:
             held: tokens of the text that members have already.
             round: whose weights it has to have; None: the newest that a path has.
+            is_exact: whether all have to compute with exact numbers.
         """
         rounds = {each for served, _ in self._served.values() for each in served.rounds}
         for each in sorted(rounds, reverse=True) if round is None else (round,):
-            stages = [self._stage(stage, each, now, without, held or {}) for stage in range(self.num_stages)]
+            here = [self._with(stage, each, now, without, is_exact=is_exact) for stage in range(self.num_stages)]
+            stages = [self._figures_of(stage, peers, held or {}) for stage, peers in enumerate(here)]
             path = best(stages, self.between, wanted, tie)
             if path is not None:
-                reserved = Reserved(path.peers, each, now, wanted.num_prompt)
+                are_exact = all(self._is_exact(stage, peer) for stage, peer in enumerate(path.peers))
+                reserved = Reserved(path.peers, each, now, wanted.num_prompt, are_exact)
                 self._reserved[reserved] = None
                 return reserved
         return None
+
+    def may_come(self, round: int, without: Collection[PeerId], *, is_exact: bool) -> bool:
+        """Return whether there may soon be a path with a round's weights: who lacks them in some stage only lags."""
+
+        def may_have(stage: int, peer: PeerId) -> bool:
+            rounds = self._served[stage, peer][0].rounds
+            is_fit = self._is_exact(stage, peer) or not is_exact
+            return is_fit and peer not in without and bool(rounds) and (round in rounds or max(rounds) < round)
+
+        stages = {stage for stage, peer in self._served if may_have(stage, peer)}
+        return len(stages) == self.num_stages
 
     def drew(self, reserved: Reserved) -> None:
         """Its first token has come: the prompt is read."""
@@ -244,6 +264,16 @@ class Paths:
             return Link(0.0, math.inf)
         return self._links.get((a, b)) or self._links.get((b, a)) or Link(FIRST_RTT_S, FIRST_BPS)
 
+    def gap_s(self, peers: Sequence[PeerId]) -> float:
+        """Return how long it should take from a token to the next, by what the members of a path tell."""
+        figures = [self._figures(stage, peer, 0) for stage, peer in enumerate(peers)]
+        steps_s = [each.step_s + each.row_s * max(1, each.num_rows) for each in figures]
+        waits_s = [
+            min(each.num_waiting * each.token_s, (MAX_SLOWDOWN - 1) * step_s)
+            for each, step_s in zip(figures, steps_s, strict=True)
+        ]
+        return sum(steps_s) + sum(waits_s) + self._round_s(peers)
+
     def ring_s(self, peers: Sequence[PeerId], num_prompt: int = 0) -> float:
         """Return how long it should take from a token to the next, or with a prompt to the first."""
         nodes = 0.0
@@ -251,17 +281,25 @@ class Paths:
             figures = self._figures(stage, peer, 0)
             nodes += figures.step_s + figures.row_s * (figures.num_rows + 1)
             nodes += figures.token_s * (figures.num_waiting + num_prompt)
-        return nodes + sum(self.between(a, b).rtt_s / 2 for a, b in pairwise((*peers, peers[0])))
+        return nodes + self._round_s(peers)
 
-    def _stage(
-        self, stage: int, round: int, now: float, without: Collection[PeerId], held: Mapping[PeerId, int]
-    ) -> dict[PeerId, Figures]:
+    def _round_s(self, peers: Sequence[PeerId]) -> float:
+        return sum(self.between(a, b).rtt_s / 2 for a, b in pairwise((*peers, peers[0])))
+
+    def _with(self, stage: int, round: int, now: float, without: Collection[PeerId], *, is_exact: bool) -> list[PeerId]:
+        """Return a stage's members that have a round's weights, and nothing that stands against them."""
         here = [peer for (each, peer), (served, _) in self._served.items() if each == stage and round in served.rounds]
-        return {
-            peer: self._figures(stage, peer, held.get(peer, 0))
+        return [
+            peer
             for peer in here
-            if peer not in without and not self._is_barred(peer, now)
-        }
+            if peer not in without and not self._is_barred(peer, now) and (self._is_exact(stage, peer) or not is_exact)
+        ]
+
+    def _is_exact(self, stage: int, peer: PeerId) -> bool:
+        return self._served[stage, peer][0].numbers == "exact"
+
+    def _figures_of(self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int]) -> dict[PeerId, Figures]:
+        return {peer: self._figures(stage, peer, held.get(peer, 0)) for peer in peers}
 
     def _figures(self, stage: int, peer: PeerId, num_held: int) -> Figures:
         """Return what a member has told, and what was sent to it since."""

@@ -101,6 +101,7 @@ class Section:
         self._stepper = Stepper(weights, kept)
         self._codec = codec
         self._width = weights.config.width
+        self.kind = weights.kind
         self.vocab_size = weights.config.vocab_size
         self.is_first, self.is_last = weights.section.is_first, weights.section.is_last
         self.row_nbytes = codec.nbytes(self._width)

@@ -29,6 +29,7 @@ from weft.events import (
     StageLeft,
     StagesSeen,
     TeamFormed,
+    TextChanged,
     TextMoved,
 )
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
@@ -147,6 +148,10 @@ def test_who_left_one_stage_for_another_is_here() -> None:
 # --- words ---
 
 
+def changed(round: int, *, is_exact: bool) -> TextChanged:
+    return TextChanged(before=Round(8), round=Round(round), is_exact=is_exact)
+
+
 @pytest.mark.parametrize(
     ("event", "severity", "words"),
     [
@@ -160,6 +165,12 @@ def test_who_left_one_stage_for_another_is_here() -> None:
         (team(B, A), NOTE, "anna helps bert to compute stage 2"),
         (MicroBatchFailed(stage=1, member=B, reason="late"), NOTE, "stage 2 gave up a micro-batch that bert sent"),
         (TextMoved(stage=1, before=A, member=B), NOTE, "an answer goes on with bert in place of anna in stage 2"),
+        (
+            changed(16, is_exact=True),
+            NOTE,
+            "an answer goes on with the weights of round 16: nobody has those of round 8",
+        ),
+        (changed(8, is_exact=False), NOTE, "the rest of an answer may differ from what exact numbers give: "),
         (seen((A,), (B, C), ()), ROUTINE, "peers by stage: 1, 2, 0; 80, 20, 60 samples/s; 1, 7, 0 micro-batches wait"),
         (of(1, MemberLeft(member=B)), NOTE, "stage 2: bert left with a goodbye"),
         (of(1, commit(4, 400, B)), ROUTINE, "stage 2: round 4: 1 counted"),

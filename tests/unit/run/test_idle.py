@@ -316,13 +316,14 @@ def test_what_a_program_sets_is_what_differs_from_the_defaults() -> None:
 # --- a machine's settings ---
 
 DEVICE = {"device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes"}
-STAYING = {"caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "serve_nbytes"}
+SERVING = {"serve_nbytes", "serve_share"}
+STAYING = {"caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", *SERVING}
 WAYS = ("transports", "tls.", "iroh.")
 MACHINE: dict[machine.Use, set[str]] = {
     "training": set(),
-    "whole": {"serve_nbytes"},
+    "whole": SERVING,
     "stage": {"micro_batch", "is_compiled"},
-    "loop": {*DEVICE, "caps.cores", "serve_nbytes"},
+    "loop": {*DEVICE, "caps.cores", *SERVING},
     "anchor": {*DEVICE, *STAYING},
     "visit": {*DEVICE, *STAYING, "caps.memory_nbytes", "caps.cores"},
 }
@@ -354,7 +355,15 @@ def test_every_setting_of_a_machine_has_a_place(use: machine.Use) -> None:
     silent = {name for names in idle(fields, machine.without_effect(PeerConfig(), use)).values() for name in names}
     assert fields == HEARD.union(*MACHINE.values())
     expected = MACHINE.get(use, {name for name in fields if not name.startswith(WAYS)})
-    assert silent == expected | NO_PROXY
+    assert silent == expected | NO_PROXY | {"serve_share"}
+
+
+def test_a_share_for_text_does_something_only_beside_room_for_it() -> None:
+    without = from_tree({"serve_share": 0.5}, PeerConfig, where="it")
+    found = idle(said(without), machine.without_effect(without, "stage"))
+    assert found == {"serve_nbytes is 0: this peer draws no text": ["serve_share"]}
+    both = from_tree({"serve_share": 0.5, "serve_nbytes": 10**6}, PeerConfig, where="it")
+    assert idle(said(both), machine.without_effect(both, "stage")) == {}
 
 
 def test_settings_of_what_is_switched_off_do_nothing() -> None:

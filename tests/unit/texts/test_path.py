@@ -142,6 +142,43 @@ def test_all_of_a_path_have_the_same_weights_the_newest_that_go_together() -> No
     assert four.reserve(WANTED, 0.0, round=5) is None
 
 
+@pytest.mark.parametrize(
+    ("told", "without", "expected"),
+    [
+        ({"rounds": (5, 4)}, [], True),
+        ({"rounds": (3,)}, [], True),  # it lags
+        ({"rounds": (6,)}, [], False),  # it never had it
+        ({"rounds": ()}, [], False),
+        ({"rounds": (3,)}, [peer(1)], False),
+    ],
+)
+def test_weights_may_come_where_who_lacks_them_has_older_ones(
+    told: dict[str, tuple[int, ...]], without: list[PeerId], expected: bool
+) -> None:
+    two = made((0, served(0, rounds=(5,))), (1, served(1, **told)))
+    assert two.may_come(5, without, is_exact=False) is expected
+    assert not two.may_come(5, without, is_exact=True)
+
+
+def test_a_text_that_is_exact_stays_with_members_that_compute_so() -> None:
+    exact, rounded = {"numbers": "exact"}, {"numbers": "int8"}
+    three = made((0, served(0, **exact)), (1, served(1, step_s=0.5, **exact)), (2, served(1, **rounded)))
+    fast = three.reserve(WANTED, 0.0)
+    assert fast is not None
+    assert (fast.peers, fast.is_exact) == ((peer(0), peer(2)), False)
+    slow = three.reserve(WANTED, 0.0, is_exact=True)
+    assert slow is not None
+    assert (slow.peers, slow.is_exact) == ((peer(0), peer(1)), True)
+    assert three.reserve(WANTED, 0.0, without=[peer(1)], is_exact=True) is None
+    unsaid = made((0, served(0)))
+    assert unsaid.reserve(WANTED, 0.0, is_exact=True) is None
+
+
+def test_a_gap_is_as_long_as_steps_are_where_members_compute_now_and_then() -> None:
+    two = made((0, served(0)), (1, served(1, step_s=0.4, num_waiting=10**6)))
+    assert two.gap_s((peer(0), peer(1))) == pytest.approx(0.011 + 2 * 0.401 + 0.05)  # however much is to be read
+
+
 def test_a_near_member_comes_before_a_far_one() -> None:
     links = (Near(peer=peer(1), rtt_s=0.2, bps=1e8), Near(peer=peer(2), rtt_s=0.002, bps=1e8))
     three = made((0, served(0, links=links)), (1, served(1)), (2, served(1)))

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import torch
 
 from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
 from unit.texts.stages import Served, drawn_by_the_whole, drawn_of, of_the_whole, tokens_of, wanted
@@ -11,11 +12,12 @@ from weft.codec.dense import Bf16
 from weft.engine.engine import Text, Wanted
 from weft.engine.step import KeysAndValues, Weights
 from weft.errors import ConfigError
-from weft.events import TextMoved
+from weft.events import TextChanged, TextMoved
 from weft.model.flat import cut
 from weft.model.sections import sections
-from weft.texts import member
+from weft.texts import entry, member
 from weft.texts.entry import NoPath
+from weft.texts.member import Member
 from weft.texts.section import Section
 
 PROMPT = text_of(70, 1)
@@ -287,6 +289,78 @@ def test_a_text_keeps_its_weights_and_a_new_one_has_the_newest() -> None:
         served.renew(2, vector_of(CONFIG))
         served.renew(3, vector_of(CONFIG))
         assert len(found + await tokens_of(third)) == 12
+
+    served.run(play)
+
+
+def renewed(served: Served, stage: int, number: int, round: int, vector: torch.Tensor) -> Member:
+    """Let one member of a stage have a round's weights; return it."""
+    at = [place for place, each in enumerate(served.members) if each.stage == stage][number]
+    member = served.members[at]
+    member.renew(round, served.section(stage, vector, served.kept[at]))
+    return member
+
+
+def test_a_text_waits_for_a_member_that_lags_and_stays_with_its_weights() -> None:
+    other = vector_of(CONFIG).flip(0)
+    asked = wanted(PROMPT, 12)
+    (expected,) = of_the_whole(asked, vector=other)
+    served = Served((1, 2))
+
+    async def play() -> None:
+        renewed(served, 0, 0, 1, other)
+        renewed(served, 1, 0, 1, other)
+        await asyncio.sleep(0.05)
+        text = served.entry.begin(asked)
+        found = await until_drawn(served, text, 3)
+        served.kill(1)
+        rest = asyncio.ensure_future(tokens_of(text))
+        await asyncio.sleep(1.5)
+        assert not rest.done()
+        renewed(served, 1, 1, 1, other)
+        assert found + await rest == expected
+        assert not [event for event in served.events if isinstance(event, TextChanged)]
+
+    served.run(play)
+
+
+@pytest.mark.parametrize("lags", [False, True])
+def test_where_nobody_has_a_texts_weights_any_more_it_goes_on_with_others_and_that_is_told(lags: bool) -> None:
+    other = vector_of(CONFIG).flip(0)
+    served = Served((1, 2))
+
+    async def play() -> None:
+        renewed(served, 0, 0, 1, other)
+        renewed(served, 1, 0, 1, other)
+        await asyncio.sleep(0.05)
+        text = served.entry.begin(wanted(PROMPT, 12))
+        found = await until_drawn(served, text, 3)
+        if not lags:
+            renewed(served, 0, 0, 2, other)
+            renewed(served, 1, 1, 2, other).drop(0)
+        began = served.clock.now()
+        served.kill(1)
+        assert len(found + await tokens_of(text)) == 12
+        (event,) = [event for event in served.events if isinstance(event, TextChanged)]
+        assert (event.before, event.round, event.is_exact) == ((1, 0, True) if lags else (1, 2, True))
+        assert (served.clock.now() - began > entry.STAY_S) is lags  # who lags is waited for
+
+    served.run(play)
+
+
+def test_a_member_without_two_versions_begins_texts_with_the_other_one() -> None:
+    other = vector_of(CONFIG).flip(0)
+    asked = wanted(PROMPT, 12)
+    (old,) = of_the_whole(asked)
+    served = Served((1, 1))
+
+    async def play() -> None:
+        served.renew(1, other)
+        for each in served.members:
+            each.drop(1)
+        await asyncio.sleep(0.05)
+        assert await tokens_of(served.entry.begin(asked)) == old
+        assert [each.num_texts_of(0) for each in served.members] == [0, 0]
 
     served.run(play)
 

@@ -32,7 +32,7 @@ from weft.model.initial import initial_vector
 from weft.model.transformer import Transformer
 from weft.progress import Meter
 from weft.run.config import RunFile, TrainConfig
-from weft.run.host import host_free_nbytes
+from weft.run.host import host_free_nbytes, num_cores
 from weft.run.machine import PeerConfig
 from weft.training import optimizer as inner
 from weft.training.backward import Backward
@@ -109,11 +109,6 @@ class Here:
     is_gpu: bool
     is_half: bool
     memory_nbytes: float
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_of(num_sharing: int) -> int:

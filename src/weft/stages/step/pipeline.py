@@ -7,9 +7,12 @@ There is one sender to each stage that this peer sends to, kept up with who comp
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from weft.clock import Clock
+import msgspec
+import torch
+
+from weft.clock import Clock, SystemClock
 from weft.events import Emit
 from weft.keys import Identity
 from weft.net.node import Node
@@ -18,14 +21,17 @@ from weft.pipeline.link import StageLink
 from weft.pipeline.routing import Router
 from weft.pipeline.sender import Sender
 from weft.pipeline.split.exchange import Exchanges
+from weft.run.host import num_cores
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.stages.report import StageReports
 from weft.stages.step.barrier import Barrier
 from weft.stages.step.serving import Serving
+from weft.stages.step.share import Beside, Watched, threads_beside
 from weft.stages.table import StageTable, leaders
 from weft.store.home import Home, PeerFolder
 from weft.tasks import Compute
+from weft.training.device import choose
 from weft.training.section import SectionTrainer
 from weft.training.section_memory import relative_costs
 from weft.training.tied import TiedTrainer
@@ -33,6 +39,11 @@ from weft.training.tied import TiedTrainer
 
 @dataclass(frozen=True, kw_only=True)
 class Kit:
+    """
+    Args:
+        beside: computes texts, where they are drawn beside training.
+    """
+
     run: StagedConfig  # the whole
     node: Node
     identity: Identity
@@ -45,6 +56,21 @@ class Kit:
     emit: Emit
     make_section: Callable[..., SectionTrainer] = SectionTrainer
     make_tied: Callable[..., TiedTrainer] = TiedTrainer
+    beside: Beside | None = None
+
+
+def beside_texts(kit: Kit) -> Kit:
+    """Return what a peer works with where it draws texts, too: training is watched, and leaves them a core of a CPU."""
+    settings, threads = kit.settings, (0, 0)
+    if not settings.serve_nbytes:
+        return kit
+    device, watched = choose(settings), Watched(kit.compute, kit.clock)
+    if device.is_cpu and isinstance(kit.clock, SystemClock):
+        cores = min(num_cores(), settings.caps.cores or num_cores())
+        threads = threads_beside(cores, torch.get_num_threads(), min(settings.threads, cores))
+        settings = msgspec.structs.replace(settings, threads=threads[0])
+    beside = Beside(settings.serve_share, watched, kit.clock, device.torch, threads, kit.emit)
+    return replace(kit, settings=settings, compute=watched, beside=beside)
 
 
 class Pipeline:
@@ -58,10 +84,8 @@ class Pipeline:
         run = kit.run
         self.table = StageTable(run.stages, has_tied=run.tied is not None, costs=relative_costs(run))
         self.link = StageLink(kit.node)
-        settings = kit.settings
-        self.serving = (
-            Serving(run, settings, self.link, kit.clock, kit.compute, kit.emit) if settings.serve_nbytes else None
-        )
+        beside = kit.beside
+        self.serving = None if beside is None else Serving(run, kit.settings, self.link, kit.clock, beside, kit.emit)
         self.barrier = Barrier(kit.node, self.table)
         self.exchanges = Exchanges(self.link)
         self.reports = StageReports(kit.node, kit.clock, kit.emit)

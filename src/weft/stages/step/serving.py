@@ -1,24 +1,28 @@
 """Text for those that ask, by the stages that this peer trains.
 
-    after every `EVERY` rounds of the first stage     a section's parameters are copied, at all members of all stages
-    soon after                                        they are on the device, and new texts are drawn with them
+    after a round that is due (`texts.versions`)     a section's parameters are copied, at all members of all stages
+    soon after                                       they are on the device, and new texts are drawn with them
 
 So all stages have weights of the same rounds, and whoever asks takes the newest that go together. Parameters that are
 trained are never drawn with. A tied matrix has a run of its own: a section at an end waits for its copy of that round.
 
-Steps of texts have a thread of their own: rounds and training go on beside them.
+Steps of texts have a thread of their own, and a share of the device (`share`); new weights are made ready on another,
+and taken between two steps. Of two versions one is let go of before a third is made: no more than two are ever here.
 
 Failure:
 - a stage is left, or this peer ends: texts that are drawn here go on at others.
+- a pause: texts are drawn on, with all of the device.
 - what is trained becomes NaN: the weights before stay, and the failure ends the peer as it does anyway.
 """
 
 import asyncio
+import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from weft.clock import Clock, SystemClock
+from weft.clock import Clock
 from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.codec.config import Bf16Config
@@ -27,17 +31,23 @@ from weft.engine.load import kind_for
 from weft.engine.numbers import Kind
 from weft.engine.pages import PAGE
 from weft.engine.step import KeysAndValues, Weights, page_nbytes
+from weft.errors import ConfigError
 from weft.events import Emit, Notice
+from weft.ids import PeerId
 from weft.pipeline.codec.activations import NumberConfig
 from weft.pipeline.link import StageLink
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
-from weft.tasks import Compute, Inline, Tasks, Threads
+from weft.stages.step.share import Beside
+from weft.tasks import Tasks
 from weft.texts.member import Member, listen
+from weft.texts.messages import SectionServed
 from weft.texts.section import Section
+from weft.texts.versions import Take, is_due, taken
 from weft.training.device import choose
 
-EVERY = 8  # rounds of the first stage: copies cost a moment, and a stage that lags a few rounds has the same ones
+EVERY = 8  # rounds of the first stage, at least: a stage that lags a few has the same ones
+MAX_COPIES = 2  # of a piece: ends wait for a tied matrix, or it for them
 LOG_SHARE = 0.2  # of what texts may take; the rest is for pages
 
 
@@ -54,89 +64,180 @@ def kind_with(codec: Codec, device: torch.device) -> Kind:
     return "exact" if kind == "int8" and isinstance(codec, Fp32) else kind
 
 
+def require_room(run: StagedConfig, settings: PeerConfig, kind: Kind) -> None:
+    """
+    Raises:
+        ConfigError: what texts may take holds not one page of some stage.
+    """
+    page = max(page_nbytes(run.model, kind, len(run.pieces[stage].layers)) for stage in range(run.stages))
+    if _num_pages(settings, page) < 1:
+        least = math.ceil(page / (1 - LOG_SHARE))
+        raise ConfigError(
+            f"serve_nbytes: {settings.serve_nbytes:,} bytes have no room for conversations: {PAGE} tokens of a stage "
+            f"of this run take {least:,}. Set serve_nbytes to many times that, or to 0 to draw no text."
+        )
+
+
+def _num_pages(settings: PeerConfig, nbytes: int) -> int:
+    return int((1 - LOG_SHARE) * settings.serve_nbytes) // nbytes
+
+
+@dataclass(eq=False)
+class _Served:
+    """A stage that this peer holds.
+
+    Args:
+        copies: of its parameters after rounds, which are to be made ready.
+        due: when these rounds were settled.
+        ready: the same of each version that texts are drawn with.
+        kept: pages, once the first version is made.
+        member: from then on.
+    """
+
+    copies: dict[int, Tensor] = field(default_factory=dict)
+    due: dict[int, float] = field(default_factory=dict)
+    ready: dict[int, float] = field(default_factory=dict)
+    kept: KeysAndValues | None = None
+    member: Member | None = None
+
+
 class Serving:
     """Of one peer.
 
     Args:
         settings: `serve_nbytes` says how much texts of a stage may take.
-        compute: copies.
+        beside: computes; it is closed with this.
+
+    Raises:
+        ConfigError: as `require_room`; no such device.
     """
 
     def __init__(
-        self, run: StagedConfig, settings: PeerConfig, link: StageLink, clock: Clock, compute: Compute, emit: Emit
+        self, run: StagedConfig, settings: PeerConfig, link: StageLink, clock: Clock, beside: Beside, emit: Emit
     ) -> None:
         self._run, self._settings, self._clock, self._emit = run, settings, clock, emit
         self._link = link
         self._codec = codec_of(run)
-        self._copying = compute
-        self._compute: Compute = Threads() if isinstance(clock, SystemClock) else Inline()
+        self._beside = beside
         self._device = choose(settings).torch
         self._kind = kind_with(self._codec, self._device)
-        self._kept: dict[int, KeysAndValues] = {}
-        self._members: dict[int, Member] = {}
-        self._copies: dict[int, dict[int, Tensor]] = {}  # of each piece, by round
+        require_room(run, settings, self._kind)
+        self._served: dict[int, _Served] = {}
+        self._tables: dict[int, Tensor] = {}  # copies of a tied matrix, by round
+        self._others: dict[tuple[int, PeerId], tuple[int, ...]] = {}  # versions of members, as they tell
         self._making = asyncio.Lock()
         self._tasks = Tasks()
         listen(link)
+        link.on_note(SectionServed, self._on_served)
+        link.on_parted(self._on_parted)
 
     async def settled(self, piece: int, round: int, outer: object) -> None:
         """A round of the first stage is in a piece's parameters, which nothing changes until this returns."""
-        if round % EVERY or not isinstance(outer, Tensor):
+        if not isinstance(outer, Tensor):
             return
-        copies = self._copies.setdefault(piece, {})
-        copies[round] = await self._copying.serve(lambda: outer.detach().clone())
-        for old in sorted(copies)[:-2]:
+        ends: tuple[int, ...]
+        if piece == self._run.tied:
+            copies, ends, is_wanted = self._tables, (0, self._run.stages - 1), round % EVERY == 0
+        else:
+            served = self._served.setdefault(piece, _Served())
+            copies, ends, is_wanted = served.copies, (piece,), self._take(piece, served, round) is not None
+        if not is_wanted:
+            return
+        settled_at = self._clock.now()
+        copies[round] = await self._beside.copied(lambda: outer.detach().clone())
+        for old in sorted(copies)[:-MAX_COPIES]:
             del copies[old]
-        ends = (0, self._run.stages - 1) if piece == self._run.tied else (piece,)
+        if piece != self._run.tied:
+            served.due = {round: settled_at} | {each: at for each, at in served.due.items() if each in copies}
         for stage in ends:
             self._tasks.spawn(self._make(stage, round))
 
     async def let_go(self, piece: int) -> None:
         """This peer holds a piece no longer."""
-        self._copies.pop(piece, None)
-        if (member := self._members.pop(piece, None)) is not None:
-            await member.aclose()
-        self._kept.pop(piece, None)
+        if piece == self._run.tied:
+            self._tables.clear()
+        elif (served := self._served.pop(piece, None)) is not None and served.member is not None:
+            await served.member.aclose()
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
-        for stage in list(self._members):
+        for stage in list(self._served):
             await self.let_go(stage)
-        await self._compute.aclose()
+        await self._beside.aclose()
+
+    # --- which versions ---
+
+    async def _on_served(self, peer: PeerId, note: SectionServed) -> None:
+        if note.rounds:
+            self._others[note.stage, peer] = note.rounds
+        else:
+            self._others.pop((note.stage, peer), None)
+
+    def _on_parted(self, peer: PeerId) -> None:
+        for stage, other in [each for each in self._others if each[1] == peer]:
+            del self._others[stage, other]
+
+    def _take(self, stage: int, served: _Served, round: int) -> Take | None:
+        """Return how a round's weights are taken; None: they are passed over."""
+        now, member = self._clock.now(), served.member
+        ages_s = {version: now - at for version, at in served.ready.items()}
+        others = [rounds for other, rounds in self._others.items() if other != (stage, self._link.me)]
+        newest = max(ages_s, default=None)
+        since_s = 0.0 if newest is None else ages_s[newest]
+        meets_all = all(any(each in ages_s for each in rounds) for rounds in others)
+        if not is_due(round, EVERY, newest, since_s, meets_all=meets_all):
+            return None
+        num_texts = {} if member is None else {each: member.num_texts_of(each) for each in ages_s}
+        return taken(ages_s, others, num_texts)
+
+    # --- what is made of them ---
 
     async def _make(self, stage: int, round: int) -> None:
         """Let new texts be drawn with a round's weights, where all of them are here."""
         run = self._run
         async with self._making:
-            vector = self._copies.get(stage, {}).get(round)
-            table = self._copies.get(run.tied, {}).get(round) if run.tied is not None and run.has_tied(stage) else None
+            if (served := self._served.get(stage)) is None:
+                return
+            vector = served.copies.get(round)
+            table = self._tables.get(round) if run.has_tied(stage) else None
             if vector is None or (run.has_tied(stage) and table is None):
                 return
-            del self._copies[stage][round]
-            section = await self._compute.train(lambda: self._section(stage, vector, table))
-            if (member := self._members.get(stage)) is not None:
-                member.renew(round, section)
+            settled_at = served.due.pop(round)
+            del served.copies[round]
+            if (take := self._take(stage, served, round)) is None:
+                return
+            await self._beside.start()
+            if take.drop is not None and served.member is not None:
+                del served.ready[take.drop]
+                served.member.drop(take.drop)
+                await self._beside.between()  # which may compute with it
+            section = await self._beside.made(lambda: self._section(stage, served, vector, table))
+            if self._served.get(stage) is not served:  # left meanwhile
+                return
+            served.ready[round] = settled_at
+            if served.member is not None:
+                served.member.renew(round, section)
             else:
-                self._members[stage] = self._member(stage, round, section)
+                served.member = self._member(stage, round, served, section)
 
-    def _section(self, stage: int, vector: Tensor, table: Tensor | None) -> Section:
+    def _section(self, stage: int, served: _Served, vector: Tensor, table: Tensor | None) -> Section:
         run = self._run
         piece = run.pieces[stage]
         if table is not None:
             table = table.view(run.model.vocab_size, run.model.width).to(self._device)
         weights = Weights(run.model, vector.to(self._device), self._kind, piece, table)
-        if stage not in self._kept:
+        if served.kept is None:
             num_layers = len(piece.layers)
-            num_pages = self._num_pages(page_nbytes(run.model, self._kind, num_layers))
-            self._kept[stage] = KeysAndValues(run.model, num_pages, self._device, self._kind, num_layers)
-        return Section(weights, self._kept[stage], self._codec)
+            num_pages = _num_pages(self._settings, page_nbytes(run.model, self._kind, num_layers))
+            served.kept = KeysAndValues(run.model, num_pages, self._device, self._kind, num_layers)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # steps run on another
+        return Section(weights, served.kept, self._codec)
 
-    def _num_pages(self, nbytes: int) -> int:
-        return max(1, int((1 - LOG_SHARE) * self._settings.serve_nbytes) // nbytes)
-
-    def _member(self, stage: int, round: int, section: Section) -> Member:
+    def _member(self, stage: int, round: int, served: _Served, section: Section) -> Member:
         settings = self._settings
-        num_pages = self._kept[stage].num_pages
+        assert served.kept is not None
+        num_pages = served.kept.num_pages
         member = Member(
             self._link,
             stage,
@@ -145,13 +246,14 @@ class Serving:
             num_pages=num_pages,
             log_nbytes=int(LOG_SHARE * settings.serve_nbytes),
             clock=self._clock,
-            run=self._compute.train,
-            num_stages=len(self._run.pieces),
+            run=self._beside.run,
+            turn=self._beside.turn,
+            num_stages=self._run.stages,
         )
         member.start()
         text = (
             f"this peer draws text with {self._run.called(stage)}: room for {num_pages * PAGE:,} tokens of all "
-            "conversations together"
+            f"conversations together, and {self._beside}"
         )
         self._emit(Notice(text=text))
         return member

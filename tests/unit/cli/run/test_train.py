@@ -142,6 +142,18 @@ def test_what_the_machine_file_says_for_runs_with_stages_is_named_where_there_ar
     assert "the run has no stages" in " ".join(done.err.split())
 
 
+def test_room_for_no_text_is_refused_before_there_is_a_run(
+    weft: Weft, run_path: Path, tmp_path: Path, home: Path
+) -> None:
+    machine = tmp_path / "machine.toml"
+    machine.write_text("serve_nbytes = 100\n")
+    stages = ("stages=2", "model.num_layers=2", "model.is_tied=false", "method={type='ddp'}")
+    changed = [word for each in stages for word in ("--set", each)]
+    said = refused(weft, 2, "serve_nbytes: 100 bytes", "train", run_path, *changed, *LOCAL, "--machine", machine)
+    assert "64 tokens of a stage of this run take" in said
+    assert names_in(Home(home)) == set()
+
+
 def test_what_cannot_begin_is_no_run_of_this_home(weft: Weft, run_path: Path, home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         answer = weft("train", run_path, *TWO_ROUNDS, *LOCAL, "--port", taken.getsockname()[1])
