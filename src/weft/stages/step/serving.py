@@ -32,8 +32,10 @@ from weft.pipeline.codec.activations import NumberConfig
 from weft.pipeline.link import StageLink
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
+from weft.store.chunks import raw
 from weft.tasks import Compute, Inline, Tasks, Threads
 from weft.texts.member import Member, listen
+from weft.texts.receipt import weights_digest
 from weft.texts.section import Section
 from weft.training.device import choose
 
@@ -122,6 +124,7 @@ class Serving:
     def _section(self, stage: int, vector: Tensor, table: Tensor | None) -> Section:
         run = self._run
         piece = run.pieces[stage]
+        digest = weights_digest(*(raw(each.cpu()) for each in (vector, table) if each is not None))
         if table is not None:
             table = table.view(run.model.vocab_size, run.model.width).to(self._device)
         weights = Weights(run.model, vector.to(self._device), self._kind, piece, table)
@@ -129,7 +132,7 @@ class Serving:
             num_layers = len(piece.layers)
             num_pages = self._num_pages(page_nbytes(run.model, self._kind, num_layers))
             self._kept[stage] = KeysAndValues(run.model, num_pages, self._device, self._kind, num_layers)
-        return Section(weights, self._kept[stage], self._codec)
+        return Section(weights, self._kept[stage], self._codec, digest)
 
     def _num_pages(self, nbytes: int) -> int:
         return max(1, int((1 - LOG_SHARE) * self._settings.serve_nbytes) // nbytes)
