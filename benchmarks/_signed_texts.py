@@ -69,9 +69,10 @@ class SignedText:
     most: int
     drawing: Drawing
     pages: list[list[int]]
-    signings: list[Signing]
+    headers: list[ReceiptHeader]
     sent: list[dict[int, bytes]]
     told: list[list[ReceiptTold]]
+    signings: list[Signing] = dataclasses.field(default_factory=list)
 
 
 def stages_of(
@@ -162,7 +163,9 @@ def _begun(
     pages = [list(range(number * room, (number + 1) * room)) for _ in stages]
     nothing: list[dict[int, bytes]] = [{} for _ in stages]
     most = len(prompt) + num
-    return SignedText(list(prompt), len(prompt), most, drawing, pages, signings, nothing, [[] for _ in stages])
+    headers = [signing.header for signing in signings]
+    told: list[list[ReceiptTold]] = [[] for _ in stages]
+    return SignedText(list(prompt), len(prompt), most, drawing, pages, headers, nothing, told, signings)
 
 
 def _step(
@@ -220,16 +223,14 @@ def _sign(text: SignedText, until: int | None = None) -> None:
             text.told[stage] += note.receipts
 
 
-def audited(
-    section: Section, text: SignedText, stage: int, bounds: Bounds, *, has_rows: bool = True
-) -> list[Finding]:
+def audited(section: Section, text: SignedText, stage: int, bounds: Bounds, *, has_rows: bool = True) -> list[Finding]:
     """Audit a stage's receipts of a text.
 
     Args:
         section: honest, with pages of its own.
         has_rows: whether rows that were sent on are there to be looked at, too.
     """
-    header = text.signings[stage].header
+    header = text.headers[stage]
     receipts = [signed(header, each, SIGNER.peer)[0] for each in text.told[stage]]
     stop = receipts[-1].stop
     given = packed(text.tokens[:stop]) if section.is_first else b"".join(text.sent[stage - 1][at] for at in range(stop))

@@ -500,7 +500,7 @@ class TextMoved(Event, frozen=True, kw_only=True):
 
 
 class ReceiptsDiffer(Event, frozen=True, kw_only=True):
-    """Two members have signed different things of what one sent the other for a text: one of them lies, or is broken."""
+    """Two members have signed different things of what one sent the other for a text: one lies, or is broken."""
 
     stage: int  # of `member`
     before: PeerId

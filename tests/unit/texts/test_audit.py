@@ -1,4 +1,4 @@
-"""What an audit says of receipts: honest ones pass in whatever steps rows were computed, those of four cheats do not."""
+"""What an audit says of receipts: honest ones pass in whatever steps rows were computed, those of cheats do not."""
 
 import numpy as np
 import pytest
@@ -110,7 +110,7 @@ def test_an_audit_with_other_weights_or_of_another_header_says_so() -> None:
     (text, other) = texts("exact", 1, 2)
     (section,) = stages_of(WIDE, VECTOR.flip(0), "exact", 1, 2)
     assert all("other weights" in each.wrong[0] for each in audited(section, text, 0, EXACT))
-    text.signings = other.signings
+    text.headers = other.headers
     (section,) = stages_of(WIDE, VECTOR, "exact", 1, 2)
     assert [each.wrong for each in audited(section, text, 0, EXACT)] == [("it is none of this header",)] * 3
 
@@ -118,9 +118,9 @@ def test_an_audit_with_other_weights_or_of_another_header_says_so() -> None:
 def test_an_audit_needs_all_rows_that_came_in() -> None:
     (text,) = texts("exact", 1, 1)
     (section,) = stages_of(WIDE, VECTOR, "exact", 1, 2)
-    receipts = [signed(text.signings[0].header, each, SIGNER.peer)[0] for each in text.told[0]]
+    receipts = [signed(text.headers[0], each, SIGNER.peer)[0] for each in text.told[0]]
     with pytest.raises(PayloadError, match="needs all rows that came in"):
-        audit(section, text.signings[0].header, receipts, Told(packed(text.tokens[:40]), {}))
+        audit(section, text.headers[0], receipts, Told(packed(text.tokens[:40]), {}))
     altered = Told(packed([1, *text.tokens[1:]]), tokens_told(text.tokens, text.num_prompt), text.drawing)
-    found = audit(section, text.signings[0].header, receipts, altered)
+    found = audit(section, text.headers[0], receipts, altered)
     assert "it is of other rows than those that came in" in found[0].wrong

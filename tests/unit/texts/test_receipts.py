@@ -1,6 +1,7 @@
 """Members sign what they compute of a text, and who asks finds out where two say different things. The text stays."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_each_member_signs_what_went_through_it(sizes: tuple[int, ...]) -> None:
             # A last stage has logits of rows that a token is drawn after.
             has_print = [bool(each.receipt.fingerprint) for each in kept]
             assert has_print == [stage < len(sizes) - 1, True, True]
-        for before, after in zip(stages, stages[1:], strict=False):
+        for before, after in pairwise(stages):
             assert [each.receipt.made for each in before] == [each.receipt.given for each in after]
         text = [*PROMPT, *expected]
         assert stages[0][1].receipt.given == rows_digest(row_digest(packed([each])) for each in text[32:64])
@@ -87,9 +88,7 @@ def test_a_text_that_a_stop_token_ends_is_signed_to_its_last_row() -> None:
     served = Served((1, 1))
 
     async def play() -> None:
-        text = served.entry.begin(
-            type(asked)("key", asked.prompt, 50, asked.drawing, stop_ids=(drawn[at],)),
-        )
+        text = served.entry.begin(type(asked)("key", asked.prompt, 50, asked.drawing, stop_ids=(drawn[at],)))
         assert await tokens_of(text) == drawn[:at]
         stages = by_stage(await receipts_of_the_last(served))
         assert [kept[-1].receipt.stop for kept in stages] == [len(PROMPT) + at] * 2
@@ -214,9 +213,7 @@ def test_receipts_that_are_not_asked_for_are_dropped() -> None:
         told = ReceiptTold(
             start=0, num=32, given=bytes(16), made=bytes(16), fingerprint=b"", previous=bytes(16), signature=bytes(64)
         )
-        note = ReceiptsTold(
-            sequence=under.id, attempt=0, stage=0, receipts=(told,), weights=bytes(32), numbers="fp32"
-        )
+        note = ReceiptsTold(sequence=under.id, attempt=0, stage=0, receipts=(told,), weights=bytes(32), numbers="fp32")
         await served.entry._on_receipts(served.peer(served.members[1]), note)  # of another stage
         assert not under.witness.kept  # type: ignore[union-attr]
         assert not of_receipts(served)
