@@ -20,8 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import msgspec
 import torch
@@ -36,13 +39,11 @@ from weft.engine.numbers import Kind
 from weft.model.config import ModelConfig
 from weft.model.weights import read_folder
 from weft.net.link.rpc import note_frame
-from weft.texts import section as sections
 from weft.texts.audit import EXACT, Bounds, Finding
 from weft.texts.fingerprint import bounds_of
-from weft.texts.messages import ReceiptsTold, ReceiptTold
+from weft.texts.messages import Receipts, ReceiptTold
 from weft.texts.receipt import ReceiptHeader
 from weft.texts.section import Section
-from weft.texts.signing import Signing
 from weft.wire import encode
 
 PROMPT, DRAWN, BATCH = 40, 33, 50  # 72 rows: three receipts
@@ -225,14 +226,11 @@ def share(model: Model, kind: Kind, batch: int, num: int) -> tuple[float, float]
     (stage,) = stages_of(model.config, model.vector, kind, 1, 2 * batch)
     play([stage], model.prompts(batch, 1), 3)
     timed, whole = Timed(), Timed()
-    kept = Signing.computed, Signing.notes, sections.fingerprint
-    Signing.computed, Signing.notes = timed.of(kept[0]), timed.of(kept[1])  # type: ignore[method-assign]
-    sections.fingerprint = timed.of(kept[2])
-    try:
+    with ExitStack() as stack:
+        for name in ("signing.Signing.computed", "signing.Signing.notes", "section.fingerprint"):
+            where = f"weft.texts.{name}"
+            stack.enter_context(patch(where, timed.of(resolve_name(where))))
         texts = whole.of(play)([stage], model.prompts(batch, 2), num)
-    finally:
-        Signing.computed, Signing.notes = kept[:2]  # type: ignore[method-assign]
-        sections.fingerprint = kept[2]
     nbytes = [_nbytes(text, told, at) for text in texts for at, told in enumerate(text.told[0])]
     rows = sum(told.num for text in texts for told in text.told[0])
     return timed.total_s / whole.total_s, sum(nbytes) / rows
@@ -240,7 +238,7 @@ def share(model: Model, kind: Kind, batch: int, num: int) -> tuple[float, float]
 
 def _nbytes(text: SignedText, told: ReceiptTold, number: int) -> int:
     header = text.headers[0]
-    note = ReceiptsTold(
+    note = Receipts(
         sequence=header.sequence,
         attempt=0,
         stage=0,
@@ -248,7 +246,7 @@ def _nbytes(text: SignedText, told: ReceiptTold, number: int) -> int:
         weights=None if number else header.weights,
         numbers=None if number else header.numbers,
     )
-    return len(note_frame("ReceiptsTold", encode(note)))
+    return len(note_frame("Receipts", encode(note)))
 
 
 def costs(model: Model, batches: list[int]) -> list[list[object]]:

@@ -36,7 +36,7 @@ from weft.texts.messages import (
     TOKEN_NBYTES,
     CloseSequence,
     OpenSequence,
-    ReceiptsTold,
+    Receipts,
     ReceiptWanted,
     ResumeSequence,
     RowsOfText,
@@ -112,7 +112,7 @@ class Entry:
         link.on_note(SectionServed, self._on_served)
         link.on_note(TokenDrawn, self._on_drawn)
         link.on_note(SequenceLost, self._on_lost)
-        link.on_note(ReceiptsTold, self._on_receipts)
+        link.on_note(Receipts, self._on_receipts)
         link.on_parted(self._on_parted)
 
     def begin(self, wanted: Wanted) -> Text:
@@ -193,7 +193,7 @@ class Entry:
             self.paths.failed(peer, Failure.BUSY, self.clock.now())
         under.lost(note.attempt, note.stage, peer, note.why)
 
-    async def _on_receipts(self, peer: PeerId, note: ReceiptsTold) -> None:
+    async def _on_receipts(self, peer: PeerId, note: Receipts) -> None:
         under = self._under_way.get(note.sequence) or self._late.get(note.sequence)
         if under is None or under.witness is None:
             return

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from weft.errors import PayloadError
 
-NUM = 48  # with 64 and the rest of a receipt there would be more than 12 bytes a token
+NUM = 40  # with the rest of a receipt these are 12 bytes a token at most
 MAX_NBYTES = NUM * (3 + 2)  # of rows of less than 2^21 numbers
 _MANTISSA, _INFINITE = 0x7F, 0x7F80
 
@@ -79,7 +79,7 @@ def parsed(told: bytes, num: int) -> tuple[NDArray[np.int64], Bits]:
     Raises:
         PayloadError: no row of so many finite numbers has it.
     """
-    places, at = [], 0
+    places, at = list[int](), 0
     for _ in range(min(NUM, num)):
         gap, at = _read_varint(told, at)
         places.append(gap + 1 + (places[-1] if places else -1))

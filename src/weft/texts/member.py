@@ -29,7 +29,7 @@ from weft.engine.guess import MAX_GUESSED
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool, num_pages
 from weft.engine.schedule import num_readable
-from weft.errors import NetError, PeerError, Refused
+from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.ids import PeerId
 from weft.pipeline.link import Parcel, StageLink, parcel
 from weft.pipeline.worker import Run
@@ -557,9 +557,15 @@ class Member:
 
     def _sign(self, text: _Text, until: int | None = None) -> None:
         """Let who asks have the receipts that are due; with `until`, of all rows before that place."""
-        if text.signing is not None:
-            for note in text.signing.notes(lambda place: self._log.part(text.id, place, place + 1), until):
-                self._tasks.spawn(self._link.post(text.asker, note))
+        if text.signing is None:
+            return
+        try:
+            notes = text.signing.notes(lambda place: self._log.part(text.id, place, place + 1), until)
+        except (WeftError, ValueError):  # the text goes on without
+            text.signing = None
+            return
+        for note in notes:
+            self._tasks.spawn(self._link.post(text.asker, note))
 
     async def _on_receipt_wanted(self, peer: PeerId, note: ReceiptWanted) -> None:
         text = self._texts.get(note.sequence)

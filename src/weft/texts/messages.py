@@ -11,7 +11,7 @@ who asks                       member of stage k                     member of s
   ◄──────────────── SequenceLost         I cannot go on with it: another may
   CloseSequence ────────────────►        forget it
 every member ───── SectionServed ─────►  all that are linked, every two seconds: how fast it is, and what waits there
-every member ───── ReceiptsTold ──────►  who asks: signed, what it has computed; what is left when a text ends is asked
+every member ───── Receipts ──────────►  who asks: signed, what it has computed; what is left when a text ends is asked
                                          for (ReceiptWanted). Who does not know these notes drops them
 
 All but the first are notes. They may be lost: whoever asks notices that nothing comes, and opens a new attempt. Rows of
@@ -243,7 +243,7 @@ class ReceiptTold(Record, frozen=True, kw_only=True, array_like=True):
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
-class ReceiptsTold(Record, frozen=True, kw_only=True, array_like=True):
+class Receipts(Record, frozen=True, kw_only=True, array_like=True):
     """A note to who asks: of one text and attempt, in order."""
 
     sequence: Id

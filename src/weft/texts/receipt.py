@@ -17,6 +17,7 @@ from blake3 import blake3
 from msgspec import Meta
 
 from weft.engine.numbers import Kind
+from weft.ids import PeerId
 from weft.net.messages import HexPeer
 from weft.pipeline.messages import Number, Stage
 from weft.texts.fingerprint import MAX_NBYTES
@@ -88,7 +89,7 @@ def weights_digest(*vectors: bytes | memoryview) -> bytes:
     return bytes.fromhex(digest(b"".join(bytes.fromhex(digest(each)) for each in vectors)))
 
 
-def signed(header: ReceiptHeader, told: ReceiptTold, signer: str) -> tuple[Receipt, Signed]:
+def signed(header: ReceiptHeader, told: ReceiptTold, signer: PeerId) -> tuple[Receipt, Signed]:
     """Return the receipt that was told, as it was signed; whether the signature holds is not looked at."""
     receipt = Receipt(
         header=record_digest(header),

@@ -7,7 +7,7 @@ behind it: a first stage sends those only after a token that was told. What is l
 from collections.abc import Callable
 
 from weft.texts.fingerprint import fingerprint
-from weft.texts.messages import MAX_RECEIPTS, OpenSequence, ReceiptsTold, ReceiptTold
+from weft.texts.messages import MAX_RECEIPTS, OpenSequence, Receipts, ReceiptTold
 from weft.texts.receipt import BLOCK, Receipt, ReceiptHeader, record_digest, row_digest, row_digests, rows_digest
 from weft.texts.section import Done, Section, Work, packed
 from weft.wire import Signer, seal
@@ -66,7 +66,7 @@ class Signing:
         """Rows before a place will not be computed again in this attempt."""
         self._settled = max(self._settled, place)
 
-    def notes(self, look_up: Callable[[int], bytes], until: int | None = None) -> list[ReceiptsTold]:
+    def notes(self, look_up: Callable[[int], bytes], until: int | None = None) -> list[Receipts]:
         """Sign whole blocks that are computed and settled; with `until`, all rows before that place.
 
         Args:
@@ -81,7 +81,7 @@ class Signing:
                 break
             told.append(self._receipt(min(end, last), look_up))
         return [
-            ReceiptsTold(
+            Receipts(
                 sequence=self.header.sequence,
                 attempt=self.header.attempt,
                 stage=self.header.stage,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from weft.errors import WireError
 from weft.events import Event, ReceiptFailed, ReceiptsDiffer
 from weft.ids import PeerId
-from weft.texts.messages import TOKEN_NBYTES, ReceiptsTold
+from weft.texts.messages import TOKEN_NBYTES, Receipts
 from weft.texts.receipt import BLOCK, Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, signed
 from weft.wire import Signed, Verify, require_signature
 
@@ -61,6 +61,7 @@ class Witness:
         self._ends = dict[tuple[int, int], tuple[int, bytes]]()  # the place and digest behind the last receipt
         self._kept = dict[tuple[int, int, int, int], Kept]()  # by stage, attempt, start and stop
         self._open = list[Kept]()  # what was not compared yet with what came in
+        self._differ = set[Event]()  # told already
 
     @property
     def kept(self) -> tuple[Kept, ...]:
@@ -72,7 +73,7 @@ class Witness:
     def ordered(self, attempt: int, stage: int, keep: int, send_from: int) -> None:
         self._attempts[attempt].orders[stage] = keep, send_from
 
-    def told(self, peer: PeerId, note: ReceiptsTold) -> list[Event]:
+    def told(self, peer: PeerId, note: Receipts) -> list[Event]:
         """Take receipts up; return what is wrong with them."""
         attempt = self._attempts.get(note.attempt)
         if attempt is None or note.stage >= len(attempt.path) or attempt.path[note.stage] != peer:
@@ -127,7 +128,8 @@ class Witness:
         known = tokens if stopped_by is None else (*tokens, stopped_by)
         for kept in self._open:
             results = [self._as_given(kept, tokens), self._as_made(kept, known)]
-            found += [each for each in results if isinstance(each, Event)]
+            found += [each for each in results if isinstance(each, Event) and each not in self._differ]
+            self._differ.update(found)
             if None in results:
                 waiting.append(kept)
         self._open = waiting

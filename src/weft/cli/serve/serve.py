@@ -30,7 +30,7 @@ from weft.cli.settings import Machine, Transports, check_transports, machine_set
 from weft.dashboard.logs import is_there
 from weft.dashboard.words import notable
 from weft.errors import ConfigError
-from weft.events import Entry, TextMoved
+from weft.events import Entry, ReceiptFailed, ReceiptsDiffer, TextMoved
 from weft.ids import short
 
 if TYPE_CHECKING:
@@ -230,14 +230,17 @@ def options_of(asks: Asking, home: Path) -> "Options":
     return Options(home=Home(home), key=None, settings=settings, sinks=(Moves(),))
 
 
+_SAID = (TextMoved, ReceiptsDiffer, ReceiptFailed)
+
+
 class Moves:
-    """Says where answers go on with another member, once for all answers that do within `MOVES_S`."""
+    """Says where answers go on with another member, or receipts are wrong: once for all answers within `MOVES_S`."""
 
     def __init__(self) -> None:
         self._told_at: dict[str, float] = {}
 
     def write(self, entry: Entry) -> None:
-        text = notable(entry, short) if isinstance(entry.event, TextMoved) else None
+        text = notable(entry, short) if isinstance(entry.event, _SAID) else None
         if text is not None and entry.at - self._told_at.get(text, -MOVES_S) >= MOVES_S:
             self._told_at[text] = entry.at
             print(text, file=sys.stderr, flush=True)  # noqa: T201
