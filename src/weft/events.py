@@ -508,6 +508,22 @@ class TextChanged(Event, frozen=True, kw_only=True):
     is_exact: bool  # as far as the text was: numbers are as before
 
 
+class ReceiptsDiffer(Event, frozen=True, kw_only=True):
+    """Two members have signed different things of what one sent the other for a text: one lies, or is broken."""
+
+    stage: int  # of `member`
+    before: PeerId
+    member: PeerId
+
+
+class ReceiptFailed(Event, frozen=True, kw_only=True):
+    """A receipt for a part of a text did not come, or says what cannot be. Told once of a member and a reason."""
+
+    stage: int
+    member: PeerId
+    reason: str
+
+
 class StateJoined(Event, frozen=True, kw_only=True):
     """A newcomer holds the run's state."""
 

@@ -68,6 +68,8 @@ from weft.sync.records.messages import (
 from weft.sync.round.groups import Offer, record_of
 from weft.sync.round.rules import Durable, leader
 from weft.sync.round.shares import claim_of
+from weft.texts.fingerprint import fingerprint
+from weft.texts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
 
 Vector = dict[str, str]
 
@@ -83,6 +85,43 @@ QUOTA = 2  # samples that each member trains on in a round
 
 def shown(record: msgspec.Struct) -> Vector:
     return {"json": msgspec.json.encode(record, order="sorted").decode(), "digest": wire.digest_of(record)}
+
+
+# --- of a text ---
+
+
+def receipt() -> Vector:
+    header = ReceiptHeader(
+        sequence=bytes(range(16)),
+        attempt=0,
+        stage=1,
+        round=8,
+        weights=weights_digest(bytes(4)),
+        numbers="exact",
+        inward=B.peer,
+        onward=C,
+    )
+    given = [np.array([1.0, -2.5], "<f4").tobytes(), np.array([0.0, 3.0], "<f4").tobytes()]
+    made = np.array([[0.5, 300.0], [-1.0, 0.25]], "<f4")
+    signed = Receipt(
+        header=record_digest(header),
+        start=64,
+        num=2,
+        given=rows_digest(map(row_digest, given)),
+        made=rows_digest(row_digest(row.tobytes()) for row in made),
+        fingerprint=fingerprint(made[1]),
+        previous=record_digest(header),
+    )
+    wide = np.zeros(300, dtype=np.float32)
+    wide[[2, 299]] = 1.0, -70_000.0
+    return {
+        "header": wire.encode(header).hex(),
+        "weights of one number 0.0": header.weights.hex(),
+        "row 1.0 -2.5": row_digest(given[0]).hex(),
+        "bytes": wire.encode(signed).hex(),
+        "signature of A": wire.seal(A, signed).signature.hex(),
+        "fingerprint of 300 numbers": fingerprint(wide).hex(),
+    }
 
 
 # --- on a stream ---
@@ -440,6 +479,7 @@ def encoded(chosen: Codec, numbers: list[float]) -> Vector:
 
 
 VECTORS: dict[str, Callable[[], Vector]] = {
+    "receipt": receipt,
     "frame": frame,
     "blob": blob_request,
     "tls": tls_handshake,

@@ -473,6 +473,12 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.TextMoved: _Row(NOTE, "an answer goes on with {member:peer} in place of {before:peer} in {stage:stage}"),
     events.TextChanged: _Row(NOTE, lambda e, _: _text_changed(e)),
+    events.ReceiptsDiffer: _Row(
+        WARNING,
+        "{before:peer} and {member:peer} have signed different things of what went from one to the other, in "
+        "{stage:stage}",
+    ),
+    events.ReceiptFailed: _Row(NOTE, "no good receipt of {member:peer} in {stage:stage} for an answer: {reason}"),
     events.StateJoined: _Row(
         NOTE,
         lambda e, _: (

@@ -112,22 +112,48 @@ def draw(
     return Drawn(token, float(told[token]), tuple((int(each), float(told[each])) for each in best))
 
 
+def margin(logits: FloatArray, drawing: Drawing, position: int, token: int, counts: Counts | None = None) -> float:
+    """Return by how much a token would have had to score better to be drawn at `position`; 0.0 of the one that is.
+
+    In units of logits over the temperature; of logits, where the likeliest token is taken. Other machines' logits
+    differ a little, and with them what is drawn, where this is small (Token-DiFR, arXiv:2511.20621).
+    """
+    logits = _wanted(logits, drawing, counts, None)
+    if _is_likeliest(drawing):
+        return float(logits.max() - logits[token])
+    scaled = (logits - logits.max()) / drawing.temperature
+    kept = kept_of(scaled, drawing)
+    noise = gumbel(drawing.seed, position, len(logits))
+    by_score = (scaled[kept] + noise[kept]).max() - (scaled[token] + noise[token])
+    return float(max(0.0, by_score, scaled[kept].min() - scaled[token]))
+
+
 def _token(
     logits: FloatArray, drawing: Drawing, position: int, counts: Counts | None, allowed: NDArray[np.bool_] | None
 ) -> int:
-    if counts is not None:
-        logits = counts.penalised(logits, drawing)
-    if drawing.bias:
-        logits = logits.copy()
-        logits[list(drawing.bias)] += list(drawing.bias.values())
-    if allowed is not None:
-        logits = np.where(allowed, logits, -inf)
-    if drawing.temperature == 0.0 or drawing.top_k == 1:
+    logits = _wanted(logits, drawing, counts, allowed)
+    if _is_likeliest(drawing):
         return int(logits.argmax())
     scaled = (logits - logits.max()) / drawing.temperature
     kept = kept_of(scaled, drawing)
     score = scaled[kept] + gumbel(drawing.seed, position, len(logits))[kept]
     return int(kept[score.argmax()])
+
+
+def _is_likeliest(drawing: Drawing) -> bool:
+    return drawing.temperature == 0.0 or drawing.top_k == 1
+
+
+def _wanted(
+    logits: FloatArray, drawing: Drawing, counts: Counts | None, allowed: NDArray[np.bool_] | None
+) -> FloatArray:
+    """Return logits less penalties, with biases; -inf where a grammar forbids."""
+    if counts is not None:
+        logits = counts.penalised(logits, drawing)
+    if drawing.bias:
+        logits = logits.copy()
+        logits[list(drawing.bias)] += list(drawing.bias.values())
+    return logits if allowed is None else np.where(allowed, logits, -inf)
 
 
 def kept_of(scaled: FloatArray, drawing: Drawing) -> NDArray[np.int64]:

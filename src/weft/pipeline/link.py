@@ -40,6 +40,7 @@ class StageLink:
 
     def __init__(self, node: Node) -> None:
         self.me = node.peer
+        self.signer = node.passport.identity
         self._node = node
         self._calls: dict[type, Callable[[PeerId, Any], Awaitable[msgspec.Struct]]] = {}
         self._notes: dict[type, Callable[[PeerId, Any], Awaitable[None]]] = {}

@@ -1,8 +1,9 @@
 """Texts of a model that no single peer holds: each stage's member computes its layers, whoever asks keeps the text.
 
-    text, sequence   what the two sides decide: pure
-    path             which members, one of each stage
-    member, entry    the same with a network and a device
+    text, sequence    what the two sides decide: pure
+    path              which members, one of each stage
+    member, entry     the same with a network and a device
+    signing, witness  receipts of what was computed: made, and compared; audit: computed again
 
 It knows tokens and no rounds: whose weights are served, and which members there are, is handed in.
 """

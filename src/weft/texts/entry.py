@@ -10,10 +10,11 @@ Failure:
 - a member dies, or is silent: others take its place, and the text goes on (`text`).
 - a stage has nobody: texts wait for `WAIT_S`, then fail; who comes back meanwhile is asked again.
 - nobody has a text's weights any more: it is read with newer ones, and goes on. That is told, once a token was drawn.
+- a receipt does not come, or is wrong: that is told (`witness`), and the text goes on.
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from statistics import quantiles
 
@@ -21,8 +22,9 @@ from weft.clock import Clock
 from weft.engine.draw import Drawn
 from weft.engine.engine import MAX_WAITING, Full, Text, Totals, Wanted, check
 from weft.errors import ConfigError, NetError, PeerError, Refused, WeftError
-from weft.events import Emit, TextChanged, TextMoved
+from weft.events import Emit, Event, ReceiptFailed, TextChanged, TextMoved
 from weft.ids import PeerId, Round
+from weft.keys import verify
 from weft.pipeline.link import StageLink
 from weft.pipeline.routing import Failure
 from weft.rng import fresh_secret
@@ -35,6 +37,8 @@ from weft.texts.messages import (
     TOKEN_NBYTES,
     CloseSequence,
     OpenSequence,
+    Receipts,
+    ReceiptWanted,
     ResumeSequence,
     RowsOfText,
     SectionServed,
@@ -48,6 +52,7 @@ from weft.texts.path import Paths, Reserved
 from weft.texts.path import Wanted as Asked
 from weft.texts.section import packed
 from weft.texts.sequence import Held
+from weft.texts.witness import Kept, Witness
 
 WAIT_S = 10.0  # for a stage that has nobody
 LOOK_S = 0.25  # between two looks for one
@@ -59,6 +64,9 @@ FIRST_GAPS = 4.0  # times what the first token should take
 FIRST_S = 2.0  # and at least so long
 NUM_GAPS = 64
 EXPECTED = 256  # tokens of an answer, as paths are chosen for
+LATE_S = 2.0  # for receipts, once a text has ended
+MAX_KEPT = 8192  # receipts of texts that have ended
+MAX_TOLD = 1024  # failures of receipts, each told once; and weights that members have named
 
 
 class NoPath(WeftError):
@@ -99,9 +107,14 @@ class Entry:
         self._new_secret = new_secret
         self._under_way: dict[bytes, _UnderWay] = {}
         self._by_text: dict[Text, _UnderWay] = {}
+        self._late: dict[bytes, _UnderWay] = {}  # ended, and receipts may still come
+        self._kept: OrderedDict[bytes, tuple[Kept, ...]] = OrderedDict()
+        self._weights: OrderedDict[tuple[int, int], bytes] = OrderedDict()  # by round and stage
+        self._failed: OrderedDict[tuple[PeerId, str], None] = OrderedDict()
         link.on_note(SectionServed, self._on_served)
         link.on_note(TokenDrawn, self._on_drawn)
         link.on_note(SequenceLost, self._on_lost)
+        link.on_note(Receipts, self._on_receipts)
         link.on_parted(self._on_parted)
 
     def begin(self, wanted: Wanted) -> Text:
@@ -151,6 +164,9 @@ class Entry:
         self._under_way.pop(under.id, None)
         self._by_text.pop(under.text, None)
         self._count()
+        if under.witness is not None:
+            self._late[under.id] = under
+            self.tasks.spawn(self._end_receipts(under))
 
     def _count(self) -> None:
         self.totals.num_waiting = sum(not under.has_drawn for under in self._under_way.values())
@@ -179,6 +195,44 @@ class Entry:
             self.paths.failed(peer, Failure.BUSY, self.clock.now())
         under.lost(note.attempt, note.stage, peer, note.why)
 
+    async def _on_receipts(self, peer: PeerId, note: Receipts) -> None:
+        under = self._under_way.get(note.sequence) or self._late.get(note.sequence)
+        if under is None or under.witness is None:
+            return
+        self._tell_wrong(under.witness.told(peer, note) + under.compared())
+        if note.weights is not None and peer in under.peers and under.round is not None:
+            known = self._weights.setdefault((under.round, note.stage), note.weights)
+            if known != note.weights:
+                why = "it names other weights than another member of its stage"
+                self._tell_wrong([ReceiptFailed(stage=note.stage, member=peer, reason=why)])
+            while len(self._weights) > MAX_TOLD:
+                self._weights.popitem(last=False)
+
+    def _tell_wrong(self, found: list[Event]) -> None:
+        for event in found:
+            if isinstance(event, ReceiptFailed):
+                if (event.member, event.reason) in self._failed:
+                    continue
+                self._failed[event.member, event.reason] = None
+                if len(self._failed) > MAX_TOLD:
+                    self._failed.popitem(last=False)
+            self.emit(event)
+
+    async def _end_receipts(self, under: "_UnderWay") -> None:
+        """Keep a text's receipts, once those under way should be here."""
+        await asyncio.sleep(LATE_S)
+        del self._late[under.id]
+        self._tell_wrong(under.compared() + under.missing())
+        if under.witness is not None and under.witness.kept:
+            self._kept[under.id] = under.witness.kept
+        while sum(map(len, self._kept.values())) > MAX_KEPT:
+            self._kept.popitem(last=False)
+
+    @property
+    def receipts(self) -> dict[bytes, tuple[Kept, ...]]:
+        """Return the receipts of the texts that ended last, by text: all that a later audit needs beside the tokens."""
+        return dict(self._kept)
+
     def _on_parted(self, peer: PeerId) -> None:
         self.paths.gone(peer)
         for under in list(self._under_way.values()):
@@ -200,6 +254,23 @@ class _UnderWay:
         self._told_at: float | None = None
         self._drawn_in = -1  # the attempt that the last token came of
         self._is_over = False
+        self.witness: Witness | None = None
+        self._stopped: tuple[int, int, int | None] | None = None  # attempt, rows, and the token that ended it
+
+    @property
+    def round(self) -> int | None:
+        return None if self._reserved is None else self._reserved.round
+
+    def compared(self) -> list[Event]:
+        """Return where receipts are not of what went between two of those that the text went through."""
+        if self.witness is None or self._state is None:
+            return []
+        return self.witness.compared(self._state.tokens, self._stopped[2] if self._stopped else None)
+
+    def missing(self) -> list[Event]:
+        if self.witness is None or self._stopped is None:
+            return []
+        return self.witness.missing(*self._stopped[:2])
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
@@ -231,6 +302,10 @@ class _UnderWay:
         if self._state is None or self._state.phase == "ended":
             return
         self._state, effects = machine.step(self._state, event)
+        if isinstance(event, machine.Drew) and self._state.phase == "ended" and event.attempt == self._state.attempt:
+            num = len(self._state.tokens)
+            is_stopped = event.drawn.token in self._state.stop_ids
+            self._stopped = event.attempt, num if is_stopped else num - 1, event.drawn.token if is_stopped else None
         self._carry_out(effects)
 
     def lost(self, attempt: int, stage: int, peer: PeerId, why: str) -> None:
@@ -254,6 +329,8 @@ class _UnderWay:
                 case machine.Open(attempt=attempt, path=path):
                     self._open(attempt, path)
                 case machine.Resume():
+                    if self.witness is not None:
+                        self.witness.ordered(effect.attempt, effect.stage, effect.keep, effect.send_from)
                     note = ResumeSequence(
                         sequence=self.id,
                         attempt=effect.attempt,
@@ -267,6 +344,7 @@ class _UnderWay:
                     self._began()
                 case machine.Close(attempt=attempt, members=members):
                     for stage, peer in members:
+                        self._ask_receipt(attempt, stage, peer)
                         self._post(peer, CloseSequence(sequence=self.id, attempt=attempt, stage=stage))
                 case machine.Tell(drawn=drawn):
                     self._tell(drawn)
@@ -275,7 +353,13 @@ class _UnderWay:
                 case machine.Fail(why=why):
                     self._end(self._failed(why))
 
-    def _post(self, peer: PeerId, note: "ResumeSequence | CloseSequence | TextRows") -> None:
+    def _ask_receipt(self, attempt: int, stage: int, peer: PeerId) -> None:
+        """Have what is left signed, before a member forgets the text."""
+        if self._stopped is not None and peer in self.peers:
+            wanted = ReceiptWanted(sequence=self.id, attempt=attempt, stage=stage, stop=self._stopped[1])
+            self._post(peer, wanted)
+
+    def _post(self, peer: PeerId, note: "ResumeSequence | CloseSequence | ReceiptWanted | TextRows") -> None:
         self._entry.tasks.spawn(self._entry.link.post(peer, note))
 
     # --- paths ---
@@ -338,6 +422,9 @@ class _UnderWay:
         assert state is not None
         wanted = self.text.wanted
         drawing = wanted.drawing
+        if self.witness is None:
+            self.witness = Witness(self.id, state.most, verify)
+        self.witness.opened(attempt, self._reserved.round if self._reserved is not None else 0, path)
         marks = machine.marks_of(state)
         has_counts = drawing.presence or drawing.frequency or drawing.repetition != 1.0
         for stage, peer in enumerate(path):

@@ -13,6 +13,7 @@ Failure:
 - a note is lost, or a member of the path: nothing comes here any more, until whoever asks opens a new attempt.
 - no page is left, or rows are no rows: the text is dropped here, and whoever asks is told.
 - whoever asks is gone: the text is forgotten after `sequence.IDLE_S`.
+- a receipt cannot be made, or is lost: the text goes on, and whoever asks says so.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from weft.engine.guess import MAX_GUESSED
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool, num_pages
 from weft.engine.schedule import num_readable
-from weft.errors import NetError, PeerError, Refused
+from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.ids import PeerId
 from weft.pipeline.link import Parcel, StageLink, parcel
 from weft.pipeline.worker import Run
@@ -44,6 +45,7 @@ from weft.texts.messages import (
     TOKEN_NBYTES,
     CloseSequence,
     OpenSequence,
+    ReceiptWanted,
     ResumeSequence,
     RowsOfText,
     SectionServed,
@@ -54,6 +56,7 @@ from weft.texts.messages import (
 )
 from weft.texts.section import Done, Draw, Section, Work, packed, tokens_of
 from weft.texts.sequence import Marks, Moved, Rows, Sequence
+from weft.texts.signing import Signing, header_of
 from weft.texts.versions import MAX_HELD
 
 NEWS_S = 2.0
@@ -75,6 +78,7 @@ class _Text:
         num_counted: tokens that `counts` has.
         blobs: bytes that the next member may fetch.
         guessed: of the first stage.
+        signing: None: the attempt has not begun here, or no receipts are given.
     """
 
     sequence: Sequence
@@ -90,6 +94,7 @@ class _Text:
     fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_fetching: int = 0
     guessed: Guessed = field(default_factory=Guessed)
+    signing: Signing | None = None
 
     @property
     def num_left(self) -> int:
@@ -113,6 +118,7 @@ class Member:
         log_nbytes: for what was sent on.
         num_stages: of the model.
         has_guesses: whether a first stage takes tokens before they are drawn, where it can guess them.
+        has_receipts: whether who asks is given receipts, where the section says what its weights are.
         run: computes a step, one at a time.
         turn: waits until a step may begin; None: it may at any time.
     """
@@ -131,6 +137,7 @@ class Member:
         turn: Callable[[], Awaitable[None]] | None = None,
         num_stages: int = 1,
         has_guesses: bool = True,
+        has_receipts: bool = True,
     ) -> None:
         self.stage = stage
         self._link = link
@@ -143,6 +150,7 @@ class Member:
         self._pace = Pace()
         self._ring = Ring(num_stages)
         self._has_guesses = has_guesses and section.is_first
+        self._has_receipts = has_receipts
         self._texts: dict[bytes, _Text] = {}
         self._num_since_read = 0
         self._outbox: dict[PeerId, list[RowsOfText]] = {}
@@ -172,6 +180,7 @@ class Member:
             OpenSequence: self._on_open,
             ResumeSequence: self._on_resume,
             TextRows: self._on_rows,
+            ReceiptWanted: self._on_receipt_wanted,
             CloseSequence: self._on_close,
         }
 
@@ -256,6 +265,8 @@ class Member:
         moved = rules.resumed(text.sequence, note.attempt, note.keep, note.send_from, self._clock.now())
         if not moved.sequence.is_resumed or text.sequence.is_resumed:
             return
+        self._sign(text, note.keep)
+        text.signing = self._signing(text, note.keep)
         text.given.cut(note.keep)
         self._log.cut(text.id, note.keep)
         text.drawn = {place: drawn for place, drawn in text.drawn.items() if place <= note.keep}
@@ -321,6 +332,10 @@ class Member:
             self._due.set()
         if self._has_guesses:
             self._guess(text, data)
+        if text.signing is not None and text.sequence.is_resumed:
+            starts = [rows.start for rows in data if rules.attaches(text.sequence.chain, rows)]
+            text.signing.settled(max(starts, default=0))
+            self._sign(text)
         if text.num_left:
             self._due.set()
         self._send_on(text, moved.sent)
@@ -465,7 +480,10 @@ class Member:
     def _work(self, text: _Text, num: int) -> Work:
         start = text.sequence.num_computed
         num_draws = start + num - max(start, text.sequence.send_from) if self._section.is_last else 0
-        draw = Draw(self._drawing(text), self._counts(text, start + num)) if num_draws > 0 else None
+        draw = None
+        if num_draws > 0:
+            opened = text.opened
+            draw = Draw(self._drawing(text), self._counts(text, start + num), opened.stop_ids, opened.most)
         return Work(text.given.part(start, start + num), num, start, tuple(text.pages), draw, num_draws)
 
     def _drawing(self, text: _Text) -> Drawing:
@@ -548,6 +566,33 @@ class Member:
             if place <= work.start + num:
                 text.drawn[place] = drawn
         self._send_on(text, moved.sent)
+        if text.signing is not None:
+            text.signing.computed(work, done, num)
+            self._sign(text)
+
+    # --- receipts ---
+
+    def _signing(self, text: _Text, start: int) -> Signing | None:
+        section = self._sections[text.opened.round]
+        header = header_of(text.opened, section) if self._has_receipts else None
+        return None if header is None else Signing(header, section, start, self._link.signer)
+
+    def _sign(self, text: _Text, until: int | None = None) -> None:
+        """Let who asks have the receipts that are due; with `until`, of all rows before that place."""
+        if text.signing is None:
+            return
+        try:
+            notes = text.signing.notes(lambda place: self._log.part(text.id, place, place + 1), until)
+        except (WeftError, ValueError):  # the text goes on without
+            text.signing = None
+            return
+        for note in notes:
+            self._tasks.spawn(self._link.post(text.asker, note))
+
+    async def _on_receipt_wanted(self, peer: PeerId, note: ReceiptWanted) -> None:
+        text = self._texts.get(note.sequence)
+        if text is not None and peer == text.asker and note.attempt == text.sequence.attempt:
+            self._sign(text, note.stop)
 
     # --- what goes on ---
 
@@ -628,5 +673,5 @@ def _notes(rows: Iterable[RowsOfText]) -> list[list[RowsOfText]]:
 def listen(link: StageLink) -> None:
     """Have what is said of texts heard by who holds the stage that is named: once on each link."""
     link.serve_stages(OpenSequence, SequenceOpened(word="not here"))
-    for kind in (ResumeSequence, TextRows, CloseSequence):
+    for kind in (ResumeSequence, TextRows, ReceiptWanted, CloseSequence):
         link.on_stage_note(kind)

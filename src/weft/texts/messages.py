@@ -11,6 +11,8 @@ who asks                       member of stage k                     member of s
   ◄──────────────── SequenceLost         I cannot go on with it: another may
   CloseSequence ────────────────►        forget it
 every member ───── SectionServed ─────►  all that are linked, every two seconds: how fast it is, and what waits there
+every member ───── Receipts ──────────►  who asks: signed, what it has computed; what is left when a text ends is asked
+                                         for (ReceiptWanted). Who does not know these notes drops them
 
 All but the first are notes. They may be lost: whoever asks notices that nothing comes, and opens a new attempt. Rows of
 many texts go in one note; where they have more than `MAX_INLINE_NBYTES`, a note names bytes that are then fetched.
@@ -22,9 +24,11 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from weft.engine.draw import SEED_NBYTES, Drawing
+from weft.engine.numbers import Kind
 from weft.net.messages import HexDigest, HexPeer
 from weft.pipeline.messages import Number, Stage
 from weft.texts.chain import DIGEST_NBYTES, KEY_NBYTES
+from weft.texts.fingerprint import MAX_NBYTES
 from weft.wire import Record
 
 ID_NBYTES = 16
@@ -39,12 +43,16 @@ MAX_LIKELIEST = 20
 MAX_BIASED = 4096
 MAX_STOP_IDS = 4096
 MAX_LINKS = 32
+MAX_RECEIPTS = 128  # in one note
+RECEIPT_DIGEST_NBYTES = 16  # who would sign another output has to find it for one that the weights give: 2^128 trials
 
 Place = Annotated[int, Meta(ge=0, le=MAX_PLACES)]
 Id = Annotated[bytes, Meta(min_length=ID_NBYTES, max_length=ID_NBYTES)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
-Numbers = Literal["fp32", "bf16", "int8", "exact"]  # `engine.numbers.Kind`
+ReceiptDigest = Annotated[bytes, Meta(min_length=RECEIPT_DIGEST_NBYTES, max_length=RECEIPT_DIGEST_NBYTES)]
+WeightsDigest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+RowsSigned = Annotated[int, Meta(ge=1, le=32)]  # `receipt.BLOCK`
 Word = Literal["held", "busy", "other weights", "not here", "older"]
 
 
@@ -221,5 +229,39 @@ class SectionServed(Record, frozen=True, kw_only=True, tag="SectionServed"):
     num_free: Number
     """Pages."""
     links: Annotated[tuple[Near, ...], Meta(max_length=MAX_LINKS)] = ()
-    numbers: Numbers | UnsetType = UNSET
+    numbers: Kind | UnsetType = UNSET
     """That it computes with; unset: it has not said so."""
+
+
+class ReceiptTold(Record, frozen=True, kw_only=True, array_like=True):
+    """A `receipt.Receipt`, less what its reader knows, and its signature."""
+
+    start: Place
+    num: RowsSigned
+    given: ReceiptDigest
+    made: ReceiptDigest
+    fingerprint: Annotated[bytes, Meta(max_length=MAX_NBYTES)]
+    previous: ReceiptDigest
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+class Receipts(Record, frozen=True, kw_only=True, array_like=True):
+    """A note to who asks: of one text and attempt, in order."""
+
+    sequence: Id
+    attempt: Number
+    stage: Stage
+    receipts: Annotated[tuple[ReceiptTold, ...], Meta(min_length=1, max_length=MAX_RECEIPTS)]
+    weights: WeightsDigest | None = None
+    """With the first ones of an attempt: what the member computes with."""
+    numbers: Kind | None = None
+    """Likewise."""
+
+
+class ReceiptWanted(Record, frozen=True, kw_only=True, tag="ReceiptWanted"):
+    """A note of who asks: the text has ended. Sign the rows before a place."""
+
+    sequence: Id
+    attempt: Number
+    stage: Stage
+    stop: Place

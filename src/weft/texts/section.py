@@ -5,7 +5,7 @@ which others were sent with it. With exact numbers rows are handed on in fp32, a
 gives is what it gives whole, to the bit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,9 @@ from weft.engine.batch import Piece
 from weft.engine.draw import Counts, Drawing, Drawn, draw
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.errors import ConfigError, PayloadError, WeftError
+from weft.texts.fingerprint import Floats, fingerprint
 from weft.texts.messages import TOKEN_NBYTES
+from weft.texts.receipt import BLOCK
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,18 @@ class Draw:
 
     Args:
         counts: of the text so far, where penalties need them.
+        stop_ids: tokens that end the text.
+        most: tokens of the whole text.
     """
 
     drawing: Drawing
     counts: Counts | None
+    stop_ids: Collection[int] = ()
+    most: int = 0
+
+    def is_signed(self, place: int, token: int) -> bool:
+        """Return whether a receipt ends with the row that a token was drawn after."""
+        return place % BLOCK == 0 or place + 1 >= self.most or token in self.stop_ids
 
 
 @dataclass(frozen=True)
@@ -66,11 +76,13 @@ class Done:
     Args:
         data: encoded rows for the next section; none of the last.
         drawn: one token for each of `Work.drawn_places`.
+        fingerprints: of logits that a receipt needs, by the place of the token.
         failed: what is wrong with what came in, or with what came out.
     """
 
     data: bytes = b""
     drawn: tuple[Drawn, ...] = ()
+    fingerprints: Mapping[int, bytes] = field(default_factory=dict)
     failed: WeftError | None = field(default=None, compare=False)
 
 
@@ -87,12 +99,13 @@ class Section:
 
     Args:
         codec: of activations between sections.
+        digest: of the parameters (`receipt.weights_digest`); None: no receipts are given.
 
     Raises:
         ConfigError: numbers are exact, and the codec rounds.
     """
 
-    def __init__(self, weights: Weights, kept: KeysAndValues, codec: Codec) -> None:
+    def __init__(self, weights: Weights, kept: KeysAndValues, codec: Codec, digest: bytes | None = None) -> None:
         if weights.kind == "exact" and not isinstance(codec, Fp32):
             raise ConfigError(
                 "exact numbers of a model in stages need activations in fp32, and this run rounds them: a text would "
@@ -100,6 +113,7 @@ class Section:
             )
         self._stepper = Stepper(weights, kept)
         self._codec = codec
+        self.digest, self.kind = digest, weights.kind
         self._width = weights.config.width
         self.kind = weights.kind
         self.vocab_size = weights.config.vocab_size
@@ -135,6 +149,24 @@ class Section:
         logits = iter(self._stepper.step(pieces).cpu().numpy().astype(np.float64))
         return [_drawn([next(logits) for _ in work.drawn_places], work) for work in works]
 
+    def logits(self, work: Work) -> NDArray[np.float64]:
+        """Return the logits after each row of a piece, in the last section: [rows, vocab].
+
+        Raises:
+            PayloadError: the rows are none.
+        """
+        piece = Piece(self._given(work), work.start, work.pages, draws=work.num)
+        return self._stepper.step([piece]).cpu().numpy().astype(np.float64)
+
+    def row_of(self, data: bytes) -> Floats:
+        """Return what encodes to `data`: one row of activations.
+
+        Raises:
+            PayloadError: they encode nothing.
+        """
+        found: Floats = self._codec.decode(data, self._width).numpy()
+        return found
+
     def _given(self, work: Work) -> list[int] | Tensor:
         if self.is_first:
             tokens = tokens_of(work.data)
@@ -160,7 +192,13 @@ def _drawn(logits: Sequence[NDArray[np.float64]], work: Work) -> Done:
     if how is None:
         return Done()
     try:
-        each = zip(logits, work.drawn_places, strict=True)
-        return Done(drawn=tuple(draw(here, how.drawing, place, how.counts) for here, place in each))
+        each = list(zip(logits, work.drawn_places, strict=True))
+        drawn = tuple(draw(here, how.drawing, place, how.counts) for here, place in each)
+        fingerprints = {
+            place: fingerprint(here.astype(np.float32))
+            for (here, place), one in zip(each, drawn, strict=True)
+            if how.is_signed(place, one.token)
+        }
+        return Done(drawn=drawn, fingerprints=fingerprints)
     except WeftError as error:
         return Done(failed=error)

@@ -1,7 +1,7 @@
 """A small model in stages of several members each that serve texts, and one that asks, on a virtual clock."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 import torch
 
@@ -24,9 +24,11 @@ from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryNetwork
 from weft.pipeline.link import StageLink
+from weft.store.chunks import raw
 from weft.tasks import Inline
 from weft.texts.entry import Entry
 from weft.texts.member import Member, listen
+from weft.texts.receipt import weights_digest
 from weft.texts.section import Section
 
 RUN = RunId("cd" * 32)
@@ -42,6 +44,7 @@ class Served:
         codec: of activations.
         kind: of numbers.
         has_guesses: whether tokens are taken before they are drawn.
+        silent: members that give no receipts, by number.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Served:
         wait_s: float = 10.0,
         kind: Kind = "fp32",
         has_guesses: bool = True,
+        silent: Collection[int] = (),
     ) -> None:
         self.clock = VirtualClock()
         self.network = MemoryNetwork(delay_s=0.005)
@@ -62,6 +66,7 @@ class Served:
         self.codec = build(codec)
         self.kind = kind
         self.has_guesses = has_guesses
+        self.silent = silent
         self.members: list[Member] = []
         self.kept: list[KeysAndValues] = []
         self.nodes: dict[PeerId, Node] = {}
@@ -135,7 +140,8 @@ class Served:
 
     def section(self, stage: int, vector: torch.Tensor, kept: KeysAndValues) -> Section:
         part = sections(CONFIG, len(self.sizes))[stage]
-        return Section(Weights(CONFIG, cut(CONFIG, vector, part), self.kind, part), kept, self.codec)
+        own = cut(CONFIG, vector, part)
+        return Section(Weights(CONFIG, own, self.kind, part), kept, self.codec, weights_digest(raw(own)))
 
     def renew(self, round: int, vector: torch.Tensor) -> None:
         """Let all members have other weights."""
@@ -157,6 +163,7 @@ class Served:
             run=Inline(STEP_S).train,
             num_stages=len(self.sizes),
             has_guesses=self.has_guesses,
+            has_receipts=len(self.members) not in self.silent,
         )
 
     def path(self) -> tuple[PeerId, ...]:

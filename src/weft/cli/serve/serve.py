@@ -30,7 +30,7 @@ from weft.cli.settings import Machine, Transports, check_transports, machine_set
 from weft.dashboard.logs import is_there
 from weft.dashboard.words import notable
 from weft.errors import ConfigError
-from weft.events import Entry, TextChanged, TextMoved
+from weft.events import Entry, ReceiptFailed, ReceiptsDiffer, TextChanged, TextMoved
 from weft.ids import short
 
 if TYPE_CHECKING:
@@ -230,14 +230,17 @@ def options_of(asks: Asking, home: Path) -> "Options":
     return Options(home=Home(home), key=None, settings=settings, sinks=(Moves(),))
 
 
+_SAID = (TextMoved, TextChanged, ReceiptsDiffer, ReceiptFailed)
+
+
 class Moves:
-    """Says where answers go on with another member or other weights, once for all that do within `MOVES_S`."""
+    """Says where answers go on with another member or other weights, or receipts are wrong: once within `MOVES_S`."""
 
     def __init__(self) -> None:
         self._told_at: dict[str, float] = {}
 
     def write(self, entry: Entry) -> None:
-        text = notable(entry, short) if isinstance(entry.event, TextMoved | TextChanged) else None
+        text = notable(entry, short) if isinstance(entry.event, _SAID) else None
         if text is not None and entry.at - self._told_at.get(text, -MOVES_S) >= MOVES_S:
             self._told_at[text] = entry.at
             print(text, file=sys.stderr, flush=True)  # noqa: T201

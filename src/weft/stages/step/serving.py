@@ -39,9 +39,11 @@ from weft.pipeline.link import StageLink
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.stages.step.share import Beside
+from weft.store.chunks import raw
 from weft.tasks import Tasks
 from weft.texts.member import Member, listen
 from weft.texts.messages import SectionServed
+from weft.texts.receipt import weights_digest
 from weft.texts.section import Section
 from weft.texts.versions import Take, is_due, taken
 from weft.training.device import choose
@@ -223,6 +225,7 @@ class Serving:
     def _section(self, stage: int, served: _Served, vector: Tensor, table: Tensor | None) -> Section:
         run = self._run
         piece = run.pieces[stage]
+        digest = weights_digest(*(raw(each.cpu()) for each in (vector, table) if each is not None))
         if table is not None:
             table = table.view(run.model.vocab_size, run.model.width).to(self._device)
         weights = Weights(run.model, vector.to(self._device), self._kind, piece, table)
@@ -232,7 +235,7 @@ class Serving:
             served.kept = KeysAndValues(run.model, num_pages, self._device, self._kind, num_layers)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # steps run on another
-        return Section(weights, served.kept, self._codec)
+        return Section(weights, served.kept, self._codec, digest)
 
     def _member(self, stage: int, round: int, served: _Served, section: Section) -> Member:
         settings = self._settings
