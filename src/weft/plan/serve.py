@@ -36,6 +36,7 @@ from weft.texts.messages import MAX_INLINE_NBYTES
 
 PIECE = QUANTUM  # tokens of a prompt that are read in a step, where nobody draws
 HOP_S = 1e-3  # what a member takes to hand rows on: the most that it may, by the aims of serving in stages
+OPEN_HOPS = 2  # a call, and its answer
 FETCH_HOPS = 3  # of bytes that are too many for a note: it names them, they are asked for, they come
 MOST_TEXTS = 64  # in a step
 
@@ -228,11 +229,11 @@ def ring_speed(
 def ring_first_token_s(timed: Timed, stages: Sequence[Stage], link: Link, row_nbytes: int, num_prompt: int) -> float:
     """Return how long the first token takes from who asks and back, with nobody else there.
 
-    A stage reads a piece while the one before reads the next. A piece's rows are fetched where a note does not hold
-    them.
+    All members open the text first, and say so. A stage reads a piece while the one before reads the next. A piece's
+    rows are fetched where a note does not hold them.
     """
     hop_s = link.rtt_s / 2 + HOP_S
-    there_s = [hop_s for _ in pieces(num_prompt)]  # when each piece is at a stage
+    there_s = [OPEN_HOPS * hop_s + hop_s for _ in pieces(num_prompt)]  # when each piece is at a stage
     for number, stage in enumerate(stages):
         read_until_s = sent_until_s = 0.0
         for at, (start, num) in enumerate(pieces(num_prompt)):

@@ -1,10 +1,12 @@
 """What answers take, by sums that can be done by hand."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
-from unit.engine.test_step import CONFIG
+from unit.engine.test_step import CONFIG, text_of
+from unit.texts.stages import STEP_S, Served, wanted
 from weft.engine.load import NUMBER_NBYTES, num_multiplied, weights_nbytes
 from weft.engine.numbers import Kind
 from weft.model.sections import sections, whole
@@ -161,15 +163,44 @@ def test_a_share_of_the_machines_bounds_what_they_draw() -> None:
 
 
 def test_stages_read_pieces_of_a_prompt_at_once() -> None:
-    """Of two stages with 165 ms a piece: three pieces take four of them, not six, and a hop in and between and back."""
+    """Of two stages with 165 ms a piece: three pieces take four of them, not six. Two hops to open it, then three."""
     found = ring_first_token_s(replace(TIMED, read_look_s=0.0), even(2), HERE, row_nbytes=0, num_prompt=768)
-    assert found == pytest.approx(4 * 0.165 + 3 * HOP_S)
+    assert found == pytest.approx(4 * 0.165 + 5 * HOP_S)
 
 
 def test_rows_that_a_note_does_not_hold_are_fetched() -> None:
     link = Link(bps=8e6, rtt_s=0.2)
     hop_s = 0.1 + HOP_S
     short = ring_first_token_s(TIMED, even(2), link, row_nbytes=100, num_prompt=256)
-    assert short == pytest.approx(2 * 0.165 + 3 * hop_s + 25_600 / 1e6)
+    assert short == pytest.approx(2 * 0.165 + 5 * hop_s + 25_600 / 1e6)
     long = ring_first_token_s(TIMED, even(2), link, row_nbytes=1000, num_prompt=256)
-    assert long == pytest.approx(2 * 0.165 + 5 * hop_s + 256_000 / 1e6)
+    assert long == pytest.approx(2 * 0.165 + 7 * hop_s + 256_000 / 1e6)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num", [1, 2, 6])
+def test_rings_that_are_played_are_as_fast_as_reckoned(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members and who asks as in production, on a virtual clock: three stages of 10 ms a step, 5 ms a way."""
+    monkeypatch.setattr("weft.plan.serve.HOP_S", 0.0)
+    served = Served((1, 1, 1), has_guesses=False)
+    all_times = list[list[float]]()
+
+    async def told(seed: int) -> list[float]:
+        began = served.clock.now()
+        asked = replace(wanted(text_of(20 + seed, seed), 40), key=str(seed))
+        return [served.clock.now() - began async for _ in served.entry.begin(asked)]
+
+    async def play() -> None:
+        all_times.extend(await asyncio.gather(*map(told, range(num))))
+
+    served.run(play)
+    step = ((1, STEP_S), (256, STEP_S))
+    timed = replace(TIMED, kind="fp32", layer_s=step, head_s=((1, 0.0),), draw_s=0.0, look_s=0.0, read_look_s=0.0)
+    stages, link = stages_of(CONFIG, "fp32", 3), Link(bps=float("inf"), rtt_s=0.01)
+    start, stop = max(times[0] for times in all_times), min(times[-1] for times in all_times)
+    num_drawn = sum(start < at <= stop for times in all_times for at in times)
+    reckoned = ring_speed(timed, stages, link, 0, num, 64)
+    assert num_drawn / (stop - start) == pytest.approx(reckoned.tokens_per_s, rel=0.1)
+    assert min(times[0] for times in all_times) == pytest.approx(
+        ring_first_token_s(timed, stages, link, 0, 20), rel=0.1
+    )
