@@ -42,8 +42,8 @@ def shapes(context: int, pool: int) -> Iterator[Shape]:
     """
     for num_new in (1, MOST_NEW):
         for num in _sizes(MOST_TEXTS):
-            for pages in _sizes(num_pages(context)):
-                if num * pages <= MOST_PADDED * max(pool, pages):
+            for pages in _sizes(min(num_pages(context), pool)):
+                if num * pages <= MOST_PADDED * pool:
                     yield num, num_new, pages
 
 
@@ -116,7 +116,7 @@ class Graphs:
             return None
         found = [self._filled(piece, num_new, pages) for piece in pieces]
         nothing = pieces[0].tokens[:1]
-        nobody = self._filled(Piece(nothing, 0, (), draws=0), num_new, pages)
+        nobody = self._filled(Piece(nothing, 0, (), num_draws=0), num_new, pages)
         return found + [nobody] * (num - len(pieces))
 
     def _filled(self, piece: Piece, num_new: int, pages: int) -> Piece:
@@ -129,7 +129,7 @@ class Graphs:
         # Pages from the first new token on have no name yet, and are the text's own: what is written there behind its
         # tokens is written over later.
         held = list(piece.pages[: num_pages(piece.start + num_new)])
-        return Piece(tokens, piece.start, [*held, *[self._nobodys] * (pages - len(held))], draws=piece.draws)
+        return Piece(tokens, piece.start, [*held, *[self._nobodys] * (pages - len(held))], num_draws=piece.num_draws)
 
     def run(self, batch: Batch, compute: Compute) -> Tensor:
         """Return what is computed, which holds until the next run."""
