@@ -107,12 +107,12 @@ class Steps:
         self._pages = [list(range(each * room, (each + 1) * room)) for each in range(num)]
         self._texts = prompts(num)
         for text, pages in zip(self._texts, self._pages, strict=True):
-            text.append(int(self._stepper.step([Piece(text, 0, pages, draws=True)])[0].argmax()))
+            text.append(int(self._stepper.step([Piece(text, 0, pages, num_draws=1)])[0].argmax()))
 
     def steps(self, num: int) -> None:
         for _ in range(num):
             pieces = [
-                Piece(text[-1:], len(text) - 1, pages, draws=True)
+                Piece(text[-1:], len(text) - 1, pages, num_draws=1)
                 for text, pages in zip(self._texts, self._pages, strict=True)
             ]
             for text, token in zip(self._texts, self._stepper.step(pieces).argmax(-1).tolist(), strict=True):

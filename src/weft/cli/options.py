@@ -4,6 +4,7 @@
 --up 20mbit, --per-day 50GB    quantities; what may mean bytes per second (20MB/s, 20MBps) is no rate
 --length 2h, 5Mtokens, 10passes    how long to train on a text
 --data FILES                   start from the folder the command is run in
+--numbers int8                 how a model's weights are held where it answers
 
 A command takes the fields of a dataclass as options of its own:
 
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta, tzinfo
+from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +30,12 @@ from weft.events import CountedThrough, Emit, Entry, Notice, PeerStarted, RoundC
 from weft.ids import PeerId
 
 if TYPE_CHECKING:
+    import torch
     import typer
 
     from weft.data.corpus import JsonlSource, ParquetSource, TextSource
     from weft.data.documents import Document
+    from weft.engine.numbers import Kind
 
 TICKET_VARIABLE = "WEFT_TICKET"
 NOT_SEEN = f'"-" reads it from standard input, @FILE from a file; left out, weft takes {TICKET_VARIABLE}.'
@@ -44,6 +48,35 @@ _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)\s*(rounds?|tokens?)", re.IGNOR
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _MOMENTS = "Allowed: a time (07:00), a duration (2h, 90min), a date (2026-12-01 or 2026-12-01T07:00)"
 _SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+class Numbers(StrEnum):
+    auto = "auto"
+    int8 = "int8"
+    exact = "exact"
+    bf16 = "bf16"
+    fp32 = "fp32"
+
+
+def kind_on(device: "torch.device", numbers: Numbers) -> "Kind":
+    """Return how weights are held on a device.
+
+    Raises:
+        ConfigError: it does not multiply such numbers rightly.
+    """
+    from weft.engine.load import kind_for, required
+
+    match numbers:
+        case Numbers.auto:
+            return kind_for(device)
+        case Numbers.int8:
+            return required("int8", device)
+        case Numbers.exact:
+            return required("exact", device)
+        case Numbers.bf16:
+            return "bf16"
+        case Numbers.fp32:
+            return "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,14 +16,14 @@ class Piece:
         tokens: new ones; after the first section, what the one before made of them, fp32.
         start: the position of the first.
         pages: of the sequence, those of the new tokens among them.
-        draws: after how many of the last the logits are wanted.
+        num_draws: after how many of the last the logits are wanted.
         sums: whether the sum of the last hidden states of these tokens is.
     """
 
     tokens: Sequence[int] | Float[Tensor, "new width"]
     start: int
     pages: Sequence[int]
-    draws: int
+    num_draws: int
     sums: bool = False
 
     @property

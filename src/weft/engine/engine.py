@@ -125,7 +125,7 @@ class Totals:
     num_asked: int = 0  # tokens of prompts that could have been shared
     num_shared: int = 0
     num_yielded: int = 0  # texts that gave up their pages
-    num_drafts: int = 0  # steps of a text with guesses
+    num_guesses: int = 0  # steps of a text with guesses
     num_guessed: int = 0  # tokens
     num_right: int = 0  # of those, drawn
     num_running: int = 0
@@ -305,7 +305,7 @@ class Engine:
                 row.tokens,
                 row.start,
                 row.sequence.pages,
-                draws=row.num_drawing,
+                num_draws=row.num_draws,
                 sums=self._jobs[row.sequence].text.wanted.is_mean,
             )
             for row in rows
@@ -326,9 +326,9 @@ class Engine:
                 self.totals.num_shared += row.sequence.num_shared
         self._schedule.done(rows)
         drawing = [row for row in rows if row.draws]
-        starts = np.cumsum([0, *(row.num_drawing for row in drawing)])
+        starts = np.cumsum([0, *(row.num_draws for row in drawing)])
         num_drawn = sum(
-            self._draw_all(row, logits[start : start + row.num_drawing])
+            self._draw_all(row, logits[start : start + row.num_draws])
             for row, start in zip(drawing, starts[:-1], strict=True)
         )
         num_read = sum(row.stop - row.start for row in rows) - len(drawing)
@@ -355,7 +355,7 @@ class Engine:
             num_right += 1
         if row.guessed:
             self._schedule.guessed_right(row, num_right)
-            self.totals.num_drafts += 1
+            self.totals.num_guesses += 1
             self.totals.num_guessed += len(row.guessed)
             self.totals.num_right += num_right
         return num_drawn

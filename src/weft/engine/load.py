@@ -13,9 +13,11 @@ from weft.engine.numbers import Kind, probe
 from weft.engine.pages import PAGE, num_pages
 from weft.engine.step import KeysAndValues, Stepper, Weights, page_nbytes
 from weft.errors import ConfigError, TooLarge
-from weft.model.config import ModelConfig, num_parameters
+from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters
+from weft.model.sections import Section, whole
 
 KV_SHARE = 0.25  # of the memory that is free once the model is there
+NUMBER_NBYTES: dict[Kind, int] = {"fp32": 4, "bf16": 2, "int8": 1, "exact": 1}  # of a matrix that is multiplied by
 FULL_TEXTS = 64  # as long as the context: pages for more are of no use on most machines
 
 
@@ -90,11 +92,18 @@ def plan(
     return Plan(kind, num, weights, num * page)
 
 
-def weights_nbytes(config: ModelConfig, kind: Kind) -> int:
-    """Return about how many bytes the model's matrices take; a tied head is there twice, for it is read in two ways."""
-    num = num_parameters(config) + (config.vocab_size * config.width if config.is_tied else 0)
-    table = config.vocab_size * config.width * (4 if kind == "fp32" else 2)
-    return table + (num - config.vocab_size * config.width) * {"fp32": 4, "bf16": 2, "int8": 1, "exact": 1}[kind]
+def weights_nbytes(config: ModelConfig, kind: Kind, section: Section | None = None) -> int:
+    """Return about how many bytes the matrices of a model, or of a section, take; a tied head is there twice, for it
+    is read in two ways."""
+    section = section or whole(config)
+    embedded = section.is_first * num_table_parameters(config) * (4 if kind == "fp32" else 2)
+    return embedded + num_multiplied(config, section) * NUMBER_NBYTES[kind]
+
+
+def num_multiplied(config: ModelConfig, section: Section) -> int:
+    """Return how many parameters of a section each token is multiplied by: all but those of the embedding."""
+    head = section.is_last * (num_table_parameters(config) + config.width)
+    return len(section.layers) * num_layer_parameters(config) + head
 
 
 def free_nbytes(device: torch.device) -> int:

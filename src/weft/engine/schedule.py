@@ -77,7 +77,7 @@ class Row:
         return [*self.sequence.tokens[self.start : self.stop], *self.guessed]
 
     @property
-    def num_drawing(self) -> int:
+    def num_draws(self) -> int:
         """Return after how many of its tokens one is drawn."""
         return 1 + len(self.guessed) if self.draws else 0
 
@@ -132,7 +132,7 @@ class Scheduler:
         rows = [self._row(each, len(each.tokens)) for each in self._drawing() if self._has_page(each)]
         rows = [row for row in rows if row.sequence in self._running]  # some gave up their pages for others
         rows = list(self._with_guesses(rows))
-        pieces = list(self._pieces(sum(row.num_drawing for row in rows)))
+        pieces = list(self._pieces(sum(row.num_draws for row in rows)))
         self._num_since_read = 0 if pieces else self._num_since_read + 1
         return [*rows, *pieces]
 

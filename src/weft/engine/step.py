@@ -321,7 +321,9 @@ class Stepper:
 
 def _last(pieces: Sequence[Piece], spans: Sequence[slice]) -> list[int]:
     """Return the rows after which logits are wanted, of pieces whose rows these are."""
-    return [row for piece, span in zip(pieces, spans, strict=True) for row in range(span.stop - piece.draws, span.stop)]
+    return [
+        row for piece, span in zip(pieces, spans, strict=True) for row in range(span.stop - piece.num_draws, span.stop)
+    ]
 
 
 def _alike(rows: Sequence[Piece]) -> list[list[Piece]]:

@@ -203,9 +203,9 @@ class _OfEngines:
                 ("vllm:gpu_prefix_cache_queries", "The same, by its former name.", totals.num_asked),
                 ("vllm:gpu_prefix_cache_hits", "The same, by its former name.", totals.num_shared),
                 ("vllm:num_preemptions", "Texts that gave up their pages for others.", totals.num_yielded),
-                ("vllm:spec_decode_num_drafts", "Drafts.", totals.num_drafts),
-                ("vllm:spec_decode_num_draft_tokens", "Tokens of drafts.", totals.num_guessed),
-                ("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that were kept.", totals.num_right),
+                ("vllm:spec_decode_num_drafts", "Steps of a text with guesses.", totals.num_guesses),
+                ("vllm:spec_decode_num_draft_tokens", "Tokens that were guessed.", totals.num_guessed),
+                ("vllm:spec_decode_num_accepted_tokens", "Guesses that were drawn.", totals.num_right),
             ):
                 counters.setdefault(name, CounterMetricFamily(name, what, labels=_LABELS)).add_metric(labels, value)
             info.add_metric([*labels, str(PAGE), str(totals.num_pages)], 1)

@@ -136,7 +136,7 @@ class Section:
                 found.append(Done(failed=error))
                 continue
             found.append(None)
-            pieces.append(Piece(given, work.start, work.pages, draws=len(work.drawn_places)))
+            pieces.append(Piece(given, work.start, work.pages, num_draws=len(work.drawn_places)))
         sound = [work for work, each in zip(works, found, strict=True) if each is None]
         results = iter(self._computed(sound, pieces))
         return [next(results) if each is None else each for each in found]

@@ -79,6 +79,10 @@ LOGS = "logs are read from this machine's disk"
 OF_LOGS: Rows = {"--transports": (Refused("{verb} {log} --transports tls", LOGS),)}
 LIES_HERE = "need no network"
 SCENARIO = "is a scenario, and its kinds say which machines"
+HERE = "--serve times this machine, and tells no cost"
+TRAINED = "the model was trained"
+WHOLE = "a run without stages is answered for once it is trained"
+PIECE = "the model is in one piece"
 MONEY = "energy and money are not planned for runs with stages"
 FAST = "--tokens-per-s 1000"
 
@@ -223,19 +227,28 @@ TABLE: dict[str, Rows] = {
     "inspect": {},
     "doctor": {"--machine": ALWAYS, "--port": ALWAYS, "--json": ALWAYS},
     "plan": {
-        "--peers": (Refused("plan {scenario} --peers 4", SCENARIO),),
-        "--device": (Refused("plan {scenario} --device rtx4090", SCENARIO),),
-        "--tokens-per-s": (Refused("plan {scenario} --tokens-per-s 5", SCENARIO),),
+        "--peers": (Refused("plan {scenario} --peers 4", SCENARIO), Refused("plan {run} --serve --peers 4", WHOLE)),
+        "--device": (
+            Refused("plan {scenario} --device rtx4090", SCENARIO),
+            Refused("plan {run} --serve --device rtx4090", HERE),
+        ),
+        "--tokens-per-s": (
+            Refused("plan {scenario} --tokens-per-s 5", SCENARIO),
+            Refused("plan {run} --serve --tokens-per-s 5", WHOLE),
+        ),
         "--efficiency": (
             Refused("plan {scenario} --efficiency 0.5", SCENARIO),
             Refused(f"plan {{run}} {FAST} --efficiency 0.5", "--tokens-per-s says how fast each trains"),
             Refused("plan {run} --device here --efficiency 0.5", "--device here times this machine"),
         ),
-        "--line": (Refused("plan {scenario} --line home", SCENARIO),),
-        "--up": (Refused("plan {scenario} --up 5mbit", SCENARIO),),
-        "--down": (Refused("plan {scenario} --down 5mbit", SCENARIO),),
-        "--delay": (Refused("plan {scenario} --delay 5ms", SCENARIO),),
-        "--method": ALWAYS,
+        "--line": (Refused("plan {scenario} --line home", SCENARIO), Refused("plan {run} --serve --line home", PIECE)),
+        "--up": (Refused("plan {scenario} --up 5mbit", SCENARIO), Refused("plan {run} --serve --up 5mbit", PIECE)),
+        "--down": (
+            Refused("plan {scenario} --down 5mbit", SCENARIO),
+            Refused("plan {run} --serve --down 5mbit", PIECE),
+        ),
+        "--delay": (Refused("plan {scenario} --delay 5ms", SCENARIO), Refused("plan {run} --serve --delay 5ms", PIECE)),
+        "--method": (Refused("plan last --serve --method ddp", TRAINED),),
         "--every": (
             Refused(f"plan {{run}} {FAST} --set method.type=auto --every 5", "auto chooses both as it goes"),
             Refused(f"plan {{run}} {FAST} --method ddp --every 5", "synchronises after each step"),
@@ -260,6 +273,21 @@ TABLE: dict[str, Rows] = {
             Refused(f"plan {{run}} {FAST} --codec int4 --set method.reply_codec.type=int8", "--codec takes its place"),
             Refused(f"plan {{run}} {FAST} --peers 3 --set peers=4", "--peers takes its place"),
             Refused(f"plan {{staged}} {FAST} --set has_even_leases=true", "--set has_even_leases has no effect"),
+            Refused("plan last --serve --set seed=3", TRAINED),
+        ),
+        "--serve": (Refused("plan {scenario} --serve", "does not answer"),),
+        "--numbers": (
+            Refused(f"plan {{run}} {FAST} --numbers int8", "--serve is not given"),
+            Refused("plan {staged} --serve --numbers int8", "members of stages choose them"),
+        ),
+        "--stages": (
+            Refused(f"plan {{run}} {FAST} --stages 2", "--serve is not given"),
+            Refused("plan {run} --serve --stages 2", "a run file says it"),
+        ),
+        "--share": (
+            Refused(f"plan {{run}} {FAST} --share 0.2", "--serve is not given"),
+            Refused("plan {run} --serve --share 0.2", WHOLE),
+            Refused("plan last --serve --share 0.2", TRAINED),
         ),
         "--json": ALWAYS,
     },

@@ -122,7 +122,7 @@ async def test_texts_are_the_same_with_guesses_and_without(
             engine.close()
         assert len(probable) == sum(len(some) for some, _ in drawn[has_guesses])
     assert drawn[True] == drawn[False]
-    assert (totals[False].num_guessed, totals[False].num_drafts) == (0, 0)
+    assert (totals[False].num_guessed, totals[False].num_guesses) == (0, 0)
     assert totals[True].num_guessed >= totals[True].num_right > 20
     assert totals[True].num_steps < totals[False].num_steps or num_pages < 48
     assert totals[True].num_drawn == totals[False].num_drawn

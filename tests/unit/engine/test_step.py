@@ -73,7 +73,7 @@ class Bench:
             pages = self.pages.setdefault(name, [])
             while len(pages) * PAGE < stop:
                 pages.append(self._free.pop())
-            pieces.append(Piece(text[start:stop], start, pages, draws=True))
+            pieces.append(Piece(text[start:stop], start, pages, num_draws=1))
         return self._step(pieces)
 
     def _step(self, pieces: list[Piece]) -> torch.Tensor:

@@ -1,17 +1,23 @@
-"""`weft plan`: what a run would take on some machines and lines, before anybody joins."""
+"""`weft plan`: what a run would take on some machines and lines, before anybody joins; or what its answers would."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from weft.cli import settings
-from weft.cli.options import given
+from weft.cli.home import home_of
+from weft.cli.options import Numbers, given, spread
 from weft.config import is_in, leaves, load_tree
 from weft.errors import ConfigError
 
 _OWN = ("peers", "device", "tokens_per_s", "efficiency", "line", "up", "down", "delay", "price_per_hour")
 _MONEY = ("price_per_kwh", "price_per_hour", "watts", "cluster", "cluster_size", "cluster_price")
+_LINE = ("line", "up", "down", "delay")
+_TRAINING = ("peers", "tokens_per_s", "method", "every", "codec")
 _OVERRULED = {
     "--peers": ("peers",),
     "--method": ("method",),
@@ -23,10 +29,44 @@ _Rate = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Serves:
+    """Whether it is about answers."""
+
+    serve: Annotated[
+        bool,
+        typer.Option(
+            "--serve", help="Say how fast this machine would answer with the model, and with how many texts at a time."
+        ),
+    ] = False
+    numbers: Annotated[Numbers, typer.Option(help="With --serve: how weights are held, as of weft serve.")] = (
+        Numbers.auto
+    )
+    stages: Annotated[
+        int | None,
+        typer.Option(help="With --serve, of a model that was trained: into how many it is cut.", min=1, max=1024),
+    ] = None
+    share: Annotated[
+        float,
+        typer.Option(
+            help="With --serve, of a run with stages: share of each machine that answers take while it trains.",
+            min=0.01,
+            max=0.99,
+        ),
+    ] = 0.3
+
+
+@spread
 def plan(
     context: typer.Context,
+    serves: Serves,
     path: Annotated[
-        Path, typer.Argument(metavar="RUN.TOML", help="Run file, or scenario of weft simulate.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="RUN.TOML",
+            help="Run file, or scenario of weft simulate; with --serve also a run or a folder, as of weft serve.",
+            show_default=False,
+        ),
     ],
     peers: Annotated[
         int | None, typer.Option(help="Number of peers. Default: as the run file expects.", min=1, max=4096)
@@ -80,6 +120,13 @@ def plan(
     is_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say how long a run would take, its bytes, disk and memory; with --details its cost, and which method suits it."""
+    if serves.serve:
+        for text in _answers(context, path, serves, changes or [], is_json=is_json):
+            typer.echo(text)
+        return
+    settings.refuse_idle(
+        context, "it is about answers, and --serve is not given", *(each.name for each in fields_of(Serves))
+    )
     tree = load_tree(path)
     if "kind" in tree:
         settings.refuse_idle(
@@ -135,6 +182,51 @@ def plan(
     else:
         for text in lines(found, plan, table, choose(table)):
             typer.echo(text)
+
+
+def _answers(
+    context: typer.Context, path: Path, serves: Serves, changes: Sequence[str], *, is_json: bool
+) -> Iterator[str]:
+    """Yield what answers of a model take, line by line."""
+    refuse, typed = settings.refuse_idle, context.params
+    refuse(context, "--serve times this machine, and tells no cost", "device", "efficiency", "details", *_MONEY)
+    is_run_file = path.is_file() or path.suffix == ".toml"
+    if is_run_file:
+        refuse(context, "a run file says it: --set stages=2 changes it", "stages")
+        if "kind" in load_tree(path):
+            raise ConfigError(f"{path} is a scenario, which trains and does not answer. Give its run file to --serve.")
+    else:
+        refuse(context, "the model was trained", "changes", "share", *_TRAINING)
+    _check_method(context, settings.changes_of(changes))
+    from weft.cli.plan import question as asked
+    from weft.cli.plan import serving, show_serve
+    from weft.cli.plan.show import spelt
+
+    line = asked.line(*(typed[name] for name in _LINE))
+    chosen = asked.Method(**{name: typed[name] for name in ("method", "every", "codec")})
+    if is_run_file:
+        model = serving.of_run_file(path, changes)
+    else:
+        model = serving.of_trained(str(path), home_of(context), serves.stages)
+    if model.num_stages == 1:
+        refuse(context, "the model is in one piece: nothing goes over lines", *_LINE)
+        refuse(context, "a run without stages is answered for once it is trained", "share", *_TRAINING)
+    else:
+        refuse(context, "members of stages choose them", "numbers")
+    told = serving.answer(model, serves.numbers, line)
+    if is_run_file and model.num_stages > 1:
+        speed = typed["tokens_per_s"]
+        own = asked.Own(
+            device=None if speed else asked.HERE,
+            tokens_per_s=speed,
+            efficiency=None,
+            watts=None,
+            price_per_hour=0.0,
+            line=line,
+        )
+        trains = asked.run(path, changes, typed["peers"], own, chosen, asked.Prices(None, None, None, None))
+        told = serving.with_share(told, trains, serves.share)
+    yield from [spelt(serving.tree(told))] if is_json else show_serve.lines(told)
 
 
 def _check_speed(context: typer.Context, device: str | None, tokens_per_s: float | None) -> None:

@@ -150,7 +150,7 @@ def measure(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     step = _step(model, train, device)
-    watched, is_disturbed = _Watched(step), False
+    watched, is_disturbed = Watched(step), False
     try:
         at_once = max(1.0, cores / threads) if device.is_cpu else 1.0
         with (
@@ -213,7 +213,7 @@ def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[]
     return step
 
 
-class _Watched:
+class Watched:
     """Steps, and how they went."""
 
     def __init__(self, step: Callable[[], None]) -> None:

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +23,7 @@ import typer
 
 from weft.cli.home import home_of
 from weft.cli.listener import LOCAL, address, listen
-from weft.cli.options import nbytes, spread, ticket_or_none, ticket_text
+from weft.cli.options import Numbers, kind_on, nbytes, spread, ticket_or_none, ticket_text
 from weft.cli.process import run_loop
 from weft.cli.settings import Machine, Transports, check_transports, machine_settings, refuse_idle
 from weft.dashboard.logs import is_there
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
     from weft.cli.model.trained import Trained
     from weft.engine.load import Plan
-    from weft.engine.numbers import Kind
     from weft.launch.session import Options
     from weft.serve.generation import Model
     from weft.serve.keys import KeysOfFile
@@ -56,22 +54,6 @@ GIVEN_UP = (
 )
 ENDS_S = 3
 MOVES_S = 10.0
-
-
-class Numbers(StrEnum):
-    auto = "auto"
-    int8 = "int8"
-    exact = "exact"
-    bf16 = "bf16"
-    fp32 = "fp32"
-
-
-KINDS: "dict[Numbers, Kind]" = {
-    Numbers.int8: "int8",
-    Numbers.exact: "exact",
-    Numbers.bf16: "bf16",
-    Numbers.fp32: "fp32",
-}
 
 
 @dataclass(frozen=True)
@@ -390,14 +372,14 @@ def load(trained: "Trained", name: str, how: How, cache_nbytes: int | None) -> L
     import torch
 
     from weft.cli.model.trained import place
-    from weft.engine.load import engine_of, free_nbytes, kind_for, plan, required
+    from weft.engine.load import engine_of, free_nbytes, plan
     from weft.serve.generation import model_of
     from weft.serve.metrics import Metrics
 
     if how.threads:
         torch.set_num_threads(how.threads)
     here = place(how.device)
-    kind = kind_for(here) if how.numbers is Numbers.auto else required(KINDS[how.numbers], here)
+    kind = kind_on(here, how.numbers)
     most = trained.config.max_seq_len
     if how.max_context > most:
         raise ConfigError(f"--max-context {how.max_context}: the model reads {most} tokens at most.")

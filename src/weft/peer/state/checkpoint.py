@@ -179,6 +179,11 @@ def load_model(folder: Path, *, max_parameters: int | None = None) -> tuple[RunC
     return _again_if_replaced(folder, read)
 
 
+def load_run(folder: Path) -> RunConfig:
+    """Return the config of the run alone: its vectors are not read. Raises as `load`."""
+    return _again_if_replaced(folder, lambda contents: on_corpus(_read_blobs(folder, contents, None)[0]))
+
+
 def load_came_with(folder: Path) -> bytes:
     """Return the blob of what came with the model of the checkpoint; empty: nothing did. Raises as `load`."""
     return _again_if_replaced(folder, lambda contents: _read_came_with(folder, contents))

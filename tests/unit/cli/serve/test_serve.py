@@ -21,7 +21,8 @@ from api_stub import serving as stub
 from unit.cli.small import RUN, TEXT, Kept, Weft
 from unit.cli.test_bad_input import refused
 from weft.cli.model.trained import Trained, open_trained
-from weft.cli.serve.serve import How, Numbers, Where, keys_of, load
+from weft.cli.options import Numbers
+from weft.cli.serve.serve import How, Where, keys_of, load
 from weft.errors import ConfigError
 from weft.serve.keys import new_key, save_keys
 
