@@ -17,7 +17,7 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn, Self
 
 from benchmarks._paths_nets import sh
 from benchmarks.paths import CANNOT, ENTER
@@ -39,34 +39,51 @@ class Process:
 
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._begin(" ".join(command), self.process.stdin, self.process.stdout)
 
-    def __enter__(self) -> "Process":
+    def _begin(self, named: str, told: IO[str], said: IO[str]) -> None:
+        self._named, self._told = named, told
+        self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()  # None: it has ended
+        threading.Thread(target=self._listen, args=(said,), daemon=True).start()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.kill()
+
+    def kill(self) -> None:
         self.process.kill()
         self.process.wait()
 
     def tell(self, **order: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
+        self._told.write(json.dumps(order) + "\n")
+        self._told.flush()
 
     def hear(self, *events: str) -> dict[str, Any]:
-        """Return the next word of these kinds."""
+        """Return the next word of these kinds.
+
+        Raises:
+            RuntimeError: it has ended, or says nothing any more.
+        """
         while True:
-            word = self._said.get(timeout=DEADLINE_S)
+            try:
+                word = self._said.get(timeout=DEADLINE_S)
+            except queue.Empty:
+                raise RuntimeError(f"nothing was said for {DEADLINE_S:g} s by: {self._named}") from None
+            if word is None:
+                raise RuntimeError(f"this process has ended: {self._named}")
             if word["event"] in events:
                 return word
 
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+    def _listen(self, said: IO[str]) -> None:
+        for line in said:
             self._said.put(json.loads(line))
+        self._said.put(None)
 
 
 def measure(loss: float, num_streams: int) -> float:
