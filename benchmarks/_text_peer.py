@@ -57,7 +57,7 @@ from weft.texts.section import Section
 RUN = RunId("ab" * 32)
 CPU = torch.device("cpu")
 T = TypeVar("T")
-NUM_PAGES = 64
+CONTEXT, NUM_PAGES = 2048, 64
 CODECS: dict[str, Callable[[], Codec]] = {"bf16": Bf16, "fp32": Fp32, "int8": lambda: build(Int8Config())}
 EVERY = 8  # tokens: so often is said how many there are
 NEVER = 0  # a token that is forbidden where guesses are to be wrong
@@ -169,7 +169,7 @@ async def alone(options: dict[str, Any]) -> None:
     engine = Engine(
         Stepper(weights, KeysAndValues(config, NUM_PAGES, CPU, kind)),
         vocab_size=config.vocab_size,
-        context=config.max_seq_len,
+        context=min(config.max_seq_len, CONTEXT),
         num_pages=NUM_PAGES,
         has_guesses=options["has_guesses"],
     )
@@ -219,7 +219,7 @@ async def peer(options: dict[str, Any]) -> None:
             link,
             num_stages=num_stages,
             vocab_size=config.vocab_size,
-            context=config.max_seq_len,
+            context=min(config.max_seq_len, CONTEXT),
             row_nbytes=row_nbytes,
             clock=clock,
             emit=lambda event: say(event="moved", what=str(event)),

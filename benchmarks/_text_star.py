@@ -15,6 +15,8 @@ new one's is 0, too. So nothing but a text's first step outlives a member; #523,
 `is_mended` is so. Petals tries without end; here the number is bounded.
 
 Sections, transport and messages are weft's, and links stand before anything is asked, so nothing but the way differs.
+The first stage takes tokens and the last one draws, as with weft; Petals' client embeds and draws itself, and so sends
+and receives activations there, too.
 """
 
 import asyncio

@@ -56,7 +56,7 @@ class Crew:
 
     def __init__(self, stack: ExitStack, addresses: dict[str, str] | None, **options: Any) -> None:
         self._stack, self._addresses, self._options = stack, addresses, options
-        self._known: dict[str, list[str]] = {}
+        self._known: dict[str, tuple[str, list[str]]] = {}  # keys and addresses, by name
         self._seeds: dict[str, int] = {}
         self.members: dict[str, Process] = {}
         self.askers: dict[str, Process] = {}
@@ -71,8 +71,9 @@ class Crew:
         seed = self._seeds.setdefault(name, len(self._seeds) + 1)
         space, address = (None, "127.0.0.1") if self._addresses is None else (name, self._addresses[name])
         options = {**self._options, **options, "host": address, "seed": seed, "has_guesses": False}
-        process, word = started(self._stack, space, known=self._known, **options)
-        self._known = {**self._known, word["key"]: word["addresses"]}
+        known = dict(each for other, each in self._known.items() if other != name)
+        process, word = started(self._stack, space, known=known, **options)
+        self._known[name] = word["key"], word["addresses"]
         return process
 
     def told(self) -> dict[str, dict[str, Any]]:
@@ -190,9 +191,12 @@ def turns(
 
 
 class Kill(NamedTuple):
-    """Args:
-    pause_s: until the next token came; None: none did.
-    why: none did.
+    """What came after one.
+
+    Args:
+        pause_s: until the next token came; None: none did.
+        usual_s: between two tokens, else.
+        why: no token came.
     """
 
     pause_s: float | None
@@ -232,8 +236,10 @@ def _killed(crew: Crew, asker: Process, whole: Process, number: int) -> Kill:
     expected = whole.hear("drawn")["tokens"]
     before = crew.told()
     asker.tell(**order)
-    while asker.hear("token")["num"] < KILLED_AT:
+    while (word := asker.hear("token", "failed"))["event"] == "token" and word["num"] < KILLED_AT:
         pass
+    if word["event"] == "failed":
+        raise RuntimeError(word["why"])
     victim = ""
     for name in (f"stage{KILLED_STAGE}", "spare"):
         crew.members[name].tell(do="tell")
