@@ -89,14 +89,15 @@ def main(options: dict[str, Any]) -> None:
     by_address = {socket.inet_aton(address): end for end, (_, address) in zip(ends, options["ends"], strict=True)}
     ways = {end: Way(by_address, options, stream(number, "lost")) for number, end in enumerate(ends, 1)}
     names = {socket.inet_aton(address): space for space, address in options["ends"]}
+    asked = sys.stdin.fileno()
     print(json.dumps({"event": "laid"}), flush=True)
     while True:
         times = [way.next_at for way in ways.values() if way.next_at is not None]
         timeout_s = max(0.0, min(times) - time.monotonic()) if times else 1.0
-        ready, _, _ = select.select([*ends, sys.stdin], (), (), timeout_s)
+        ready, _, _ = select.select([*ends, asked], (), (), timeout_s)
         now = time.monotonic()
         for end in ready:
-            if end is sys.stdin:
+            if end == asked:
                 if not sys.stdin.readline():
                     return
                 counted = [(space, ways[end]) for end, (space, _) in zip(ends, options["ends"], strict=True)]

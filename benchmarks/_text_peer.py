@@ -239,7 +239,7 @@ ROUTES: dict[str, Callable[..., Client]] = {
 def main(options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     if options.get("is_never_right"):
-        guessed.Guesses = Wrong  # type: ignore[misc]
+        guessed.Guesses = Wrong  # type: ignore[attr-defined]
     asyncio.run(alone(options) if options["role"] == "whole" else peer(options))
 
 

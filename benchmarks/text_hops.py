@@ -230,8 +230,8 @@ def kills(num_turns: int) -> dict[str, list[Kill]]:
 
 
 def _killed(crew: Crew, asker: Process, whole: Process, number: int) -> Kill:
-    order = {"num": KILLED_TOKENS, "temperature": 1.0, "seed": number}
-    order["prompt"] = [(7 * at + number) % 256 for at in range(KILLED_PROMPT)]
+    prompt = [(7 * at + number) % 256 for at in range(KILLED_PROMPT)]
+    order: dict[str, Any] = {"prompt": prompt, "num": KILLED_TOKENS, "temperature": 1.0, "seed": number}
     whole.tell(**order)
     expected = whole.hear("drawn")["tokens"]
     before = crew.told()
