@@ -1,4 +1,4 @@
-"""Lines that delay and lose packets, between network namespaces: what `benchmarks.lossy` and `text_lines` lay.
+"""Lines that delay and lose packets, between network namespaces: what `benchmarks.lossy` and others lay.
 
     python _lossy_line.py '{"mbit": 20, "rtt_s": 0.08, "loss": 0.01, "ends": [["a", "10.9.0.1"], ["b", "10.9.0.2"]]}'
 
@@ -6,6 +6,9 @@ Of two ends or more, each with a line of its own. A packet waits for its turn, o
 is dropped where `QUEUE_S` of packets wait already, or by lot; else it comes half a round trip later. At each end is a
 TUN device, so whole packets pass through this process, those of TCP, too, and the kernels at the ends see a wide
 network. Needs root, or a user namespace.
+
+A line on the input makes it say how many bytes of packets went from whom to whom so far:
+{"event": "counted", "nbytes": [["a", "b", 12345], ...]}.
 """
 
 import fcntl
@@ -17,7 +20,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from weft.rng import stream
@@ -43,16 +46,16 @@ class Way:
         self._lots = lots
         self._free_at = 0.0
         self._on_way: deque[tuple[float, int, bytes]] = deque()
-        self.num_packets = self.num_lost = 0
+        self.nbytes: Counter[bytes] = Counter()  # by where they go
 
     def take(self, packet: bytes, now: float) -> None:
-        self.num_packets += 1
-        out = self._outs.get(packet[16:20])  # where it goes, of IPv4
+        to = packet[16:20]  # of IPv4
+        self.nbytes[to] += len(packet)
+        out = self._outs.get(to)
         if out is None:
             return
         starts = max(now, self._free_at)
         if starts - now > QUEUE_S or self._lots.random() < self._loss:
-            self.num_lost += 1
             return
         self._free_at = starts + 8 * len(packet) / self._bps
         self._on_way.append((self._free_at + self._delay_s, out, packet))
@@ -85,12 +88,24 @@ def main(options: dict[str, Any]) -> None:
     ends = [device(space, address) for space, address in options["ends"]]
     by_address = {socket.inet_aton(address): end for end, (_, address) in zip(ends, options["ends"], strict=True)}
     ways = {end: Way(by_address, options, stream(number, "lost")) for number, end in enumerate(ends, 1)}
+    names = {socket.inet_aton(address): space for space, address in options["ends"]}
+    asked = sys.stdin.fileno()
     print(json.dumps({"event": "laid"}), flush=True)
     while True:
         times = [way.next_at for way in ways.values() if way.next_at is not None]
-        ready, _, _ = select.select(ends, (), (), max(0.0, min(times) - time.monotonic()) if times else 1.0)
+        timeout_s = max(0.0, min(times) - time.monotonic()) if times else 1.0
+        ready, _, _ = select.select([*ends, asked], (), (), timeout_s)
         now = time.monotonic()
         for end in ready:
+            if end == asked:
+                if not sys.stdin.readline():
+                    return
+                counted = [(space, ways[end]) for end, (space, _) in zip(ends, options["ends"], strict=True)]
+                nbytes = [
+                    [space, names[to], way.nbytes[to]] for space, way in counted for to in names if to in way.nbytes
+                ]
+                print(json.dumps({"event": "counted", "nbytes": nbytes}), flush=True)
+                continue
             while True:
                 try:
                     ways[end].take(os.read(end, 2048), now)

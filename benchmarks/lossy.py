@@ -15,9 +15,10 @@ import queue
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn, Self
 
 from benchmarks._paths_nets import sh
 from benchmarks.paths import CANNOT, ENTER
@@ -29,7 +30,6 @@ MBIT, RTT_S = 20, 0.08
 NBYTES = 12 << 20
 LOSSES = (0.0, 0.002, 0.005, 0.01, 0.02)
 DEADLINE_S = 240.0
-ENDED = "ended"
 ADDRESSES = {"a": "10.9.0.1", "b": "10.9.0.2"}
 SEEDS = {"a": 1, "b": 2}
 PROBE = "mount -t tmpfs tmpfs /run; ip netns add x; ip tuntap add dev probe mode tun; ip link set probe netns x"
@@ -39,49 +39,57 @@ class Process:
     """One that says lines of JSON."""
 
     def __init__(self, command: list[str]) -> None:
-        self.name = next((Path(each).name for each in command if each.endswith(".py")), command[0])
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._begin(" ".join(command), self.process.stdin, self.process.stdout)
 
-    def __enter__(self) -> "Process":
+    def _begin(self, named: str, told: IO[str], said: IO[str]) -> None:
+        self._named, self._told = named, told
+        self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()  # None: it has ended
+        self._listening = threading.Thread(target=self._listen, args=(said,), daemon=True)
+        self._listening.start()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.kill()
+        with suppress(BrokenPipeError):  # of what was told last
+            self._told.close()
+        self._listening.join()
+
+    def kill(self) -> None:
         self.process.kill()
         self.process.wait()
 
     def tell(self, **order: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
+        self._told.write(json.dumps(order) + "\n")
+        self._told.flush()
 
     def hear(self, *events: str) -> dict[str, Any]:
         """Return the next word of these kinds.
 
         Raises:
-            RuntimeError: the process ended, or says nothing for long.
+            RuntimeError: it has ended, or says nothing any more.
         """
         while True:
             try:
                 word = self._said.get(timeout=DEADLINE_S)
             except queue.Empty:
-                raise RuntimeError(
-                    f"{self.name} said nothing of {' or '.join(events)} for {DEADLINE_S:.0f} s"
-                ) from None
-            if word["event"] == ENDED:
-                self._said.put(word)
-                raise RuntimeError(f"{self.name} ended, with {self.process.wait()}")
+                raise RuntimeError(f"nothing was said for {DEADLINE_S:g} s by: {self._named}") from None
+            if word is None:
+                raise RuntimeError(f"this process has ended: {self._named}")
             if word["event"] in events:
                 return word
 
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._said.put(json.loads(line))
-        self._said.put({"event": ENDED})
+    def _listen(self, said: IO[str]) -> None:
+        with said:
+            for line in said:
+                self._said.put(json.loads(line))
+        self._said.put(None)
 
 
 def measure(loss: float, num_streams: int) -> float:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from benchmarks._paths_nets import sh
+from benchmarks._text_forks import Forked
 from benchmarks.guessing import WORKS, requests
 from benchmarks.lossy import HERE, Process, isolate
 from benchmarks.report import load, load_line, table, write
@@ -41,15 +42,21 @@ class Found(NamedTuple):
     texts: list[list[int]]
 
 
-def drawn(process: Process, work: str, tokenizer: Tokenizer, turns: int) -> Found:
+def drawn(process: Process, work: str, tokenizer: Tokenizer, turns: int, **options: Any) -> Found:
     found = Found([], [], [])
     for number in range(turns + 1):  # the first warms up
         (wanted,) = requests(work, 1, tokenizer, number)
         drawing = wanted.drawing
         process.tell(
-            prompt=wanted.prompt, num=wanted.max_new_tokens, temperature=drawing.temperature, seed=drawing.seed[0]
+            prompt=wanted.prompt,
+            num=wanted.max_new_tokens,
+            temperature=drawing.temperature,
+            seed=drawing.seed[0],
+            **options,
         )
-        word = process.hear("drawn")
+        word = process.hear("drawn", "failed")
+        if word["event"] == "failed":
+            raise RuntimeError(word["why"])
         if number:
             found.tokens_per_s.append(1 / word["token_s"])
             found.first_s.append(word["first_s"])
@@ -57,14 +64,33 @@ def drawn(process: Process, work: str, tokenizer: Tokenizer, turns: int) -> Foun
     return found
 
 
-def started(stack: ExitStack, name: str, **options: Any) -> tuple[Process, dict[str, Any]]:
-    command = [sys.executable, str(HERE / "_text_peer.py"), json.dumps(options)]
-    process = stack.enter_context(Process(["ip", "netns", "exec", name, *command]))
+def started(stack: ExitStack, space: str | None, **options: Any) -> tuple[Process, dict[str, Any]]:
+    """Return a peer, and what it says of itself.
+
+    Args:
+        space: the namespace it is in; None: this one.
+    """
+    process = stack.enter_context(Forked(space, options))
     return process, process.hear("started")
 
 
 @contextmanager
-def staged(folder: Path, *, has_guesses: bool) -> Iterator[Process]:
+def lines(addresses: dict[str, str], rtt_s: float) -> Iterator[Process]:
+    """Make a namespace of each name, with a line to all others; yield the process that is the lines."""
+    for name in addresses:
+        sh(f"ip netns add {name}; ip -n {name} link set lo up")
+    line = {"mbit": MBIT, "rtt_s": rtt_s, "loss": 0.0, "ends": list(addresses.items())}
+    try:
+        with Process([sys.executable, str(HERE / "_lossy_line.py"), json.dumps(line)]) as laid:
+            laid.hear("laid")
+            yield laid
+    finally:
+        for name in addresses:
+            sh(f"ip netns del {name}")
+
+
+@contextmanager
+def staged(folder: Path, *, has_guesses: bool, is_never_right: bool = False) -> Iterator[Process]:
     """Yield who asks, once three others serve a stage each."""
     with ExitStack() as stack:
         known: dict[str, list[str]] = {}
@@ -78,6 +104,7 @@ def staged(folder: Path, *, has_guesses: bool) -> Iterator[Process]:
                 num_stages=NUM_STAGES,
                 known=known,
                 has_guesses=has_guesses,
+                is_never_right=is_never_right,
                 **options,
             )
             known = {**known, word["key"]: [each for each in word["addresses"] if ADDRESSES[name] in each]}
@@ -100,21 +127,13 @@ def main() -> None:
         isolate("text_lines")
     before, tokenizer = load(), Tokenizer.from_file(str(options.folder / "tokenizer.json"))
     found: dict[tuple[str, bool, str], Found] = {}
-    for name in NAMES:
-        sh(f"ip netns add {name}; ip -n {name} link set lo up")
-    line = {"mbit": MBIT, "rtt_s": RTT_S, "loss": 0.0, "ends": list(ADDRESSES.items())}
-    try:
-        with Process([sys.executable, str(HERE / "_lossy_line.py"), json.dumps(line)]) as laid:
-            laid.hear("laid")
-            for has_guesses in (False, True):
-                for where, served in (("one machine", alone), ("three stages", staged)):
-                    with served(options.folder, has_guesses=has_guesses) as process:
-                        for work in WORKS:
-                            here = found[where, has_guesses, work] = drawn(process, work, tokenizer, options.turns)
-                            print(where, has_guesses, work, statistics.median(here.tokens_per_s), file=sys.stderr)
-    finally:
-        for name in NAMES:
-            sh(f"ip netns del {name}")
+    with lines(ADDRESSES, RTT_S):
+        for has_guesses in (False, True):
+            for where, served in (("one machine", alone), ("three stages", staged)):
+                with served(options.folder, has_guesses=has_guesses) as process:
+                    for work in WORKS:
+                        here = found[where, has_guesses, work] = drawn(process, work, tokenizer, options.turns)
+                        print(where, has_guesses, work, statistics.median(here.tokens_per_s), file=sys.stderr)
     write(
         "text_lines",
         "A model in stages behind slow lines",

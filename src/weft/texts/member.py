@@ -444,8 +444,8 @@ class Member:
             if num <= left and self._has_pages(text, num):
                 works.append((text, self._work(text, num)))
                 left -= num
-        left = num_readable(self._pace, MAX_ROWS - left, self._num_since_read)
         reading = [text for text in waiting if not text.is_drawing]
+        left = num_readable(self._pace, MAX_ROWS - left, self._num_since_read) if reading else 0
         num_read = 0
         for text in reading:
             num = self._piece(text, min(left, MAX_PIECE))

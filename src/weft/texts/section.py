@@ -155,7 +155,7 @@ class Section:
         Raises:
             PayloadError: the rows are none.
         """
-        piece = Piece(self._given(work), work.start, work.pages, draws=work.num)
+        piece = Piece(self._given(work), work.start, work.pages, num_draws=work.num)
         return self._stepper.step([piece]).cpu().numpy().astype(np.float64)
 
     def row_of(self, data: bytes) -> Floats:
