@@ -39,10 +39,10 @@ from weft.engine.numbers import Kind
 from weft.model.config import ModelConfig
 from weft.model.weights import read_folder
 from weft.net.link.rpc import note_frame
-from weft.texts.audit import EXACT, Bounds, Finding
-from weft.texts.fingerprint import bounds_of
 from weft.texts.messages import Receipts, ReceiptTold
-from weft.texts.receipt import ReceiptHeader
+from weft.texts.receipts.audit import EXACT, Bounds, Finding
+from weft.texts.receipts.fingerprint import bounds_of
+from weft.texts.receipts.receipt import ReceiptHeader
 from weft.texts.section import Section
 from weft.wire import encode
 

@@ -68,8 +68,8 @@ from weft.sync.records.messages import (
 from weft.sync.round.groups import Offer, record_of
 from weft.sync.round.rules import Durable, leader
 from weft.sync.round.shares import claim_of
-from weft.texts.fingerprint import fingerprint
-from weft.texts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
+from weft.texts.receipts.fingerprint import fingerprint
+from weft.texts.receipts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
 
 Vector = dict[str, str]
 

@@ -54,9 +54,9 @@ from weft.texts.messages import (
     TextRows,
     TokenDrawn,
 )
+from weft.texts.receipts.signing import Signing, header_of
 from weft.texts.section import Done, Draw, Section, Work, packed, tokens_of
 from weft.texts.sequence import Marks, Moved, Rows, Sequence
-from weft.texts.signing import Signing, header_of
 from weft.texts.versions import MAX_HELD
 
 NEWS_S = 2.0

@@ -28,7 +28,7 @@ from weft.engine.numbers import Kind
 from weft.net.messages import HexDigest, HexPeer
 from weft.pipeline.messages import Number, Stage
 from weft.texts.chain import DIGEST_NBYTES, KEY_NBYTES
-from weft.texts.fingerprint import MAX_NBYTES
+from weft.texts.receipts.fingerprint import MAX_NBYTES
 from weft.wire import Record
 
 ID_NBYTES = 16

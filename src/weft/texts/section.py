@@ -20,9 +20,9 @@ from weft.engine.batch import Piece
 from weft.engine.draw import Counts, Drawing, Drawn, draw
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.errors import ConfigError, PayloadError, WeftError
-from weft.texts.fingerprint import Floats, fingerprint
 from weft.texts.messages import TOKEN_NBYTES
-from weft.texts.receipt import BLOCK
+from weft.texts.receipts.fingerprint import Floats, fingerprint
+from weft.texts.receipts.receipt import BLOCK
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from weft.engine.numbers import Kind
 from weft.ids import PeerId
 from weft.net.messages import HexPeer
 from weft.pipeline.messages import Number, Stage
-from weft.texts.fingerprint import MAX_NBYTES
 from weft.texts.messages import RECEIPT_DIGEST_NBYTES, Id, Place, ReceiptDigest, ReceiptTold, RowsSigned, WeightsDigest
+from weft.texts.receipts.fingerprint import MAX_NBYTES
 from weft.wire import Record, Signed, digest, encode
 
 BLOCK = 32
