@@ -197,9 +197,9 @@ class Member:
         whoever asks has them read again with others."""
         del self._sections[round]
         self._section = self._sections[max(self._sections)]
+        self._tasks.spawn(self._link.tell(self.served()))  # before who has lost a text asks for these weights again
         for text in [text for text in self._texts.values() if text.opened.round == round]:
             self._lose(text, "old weights")
-        self._tasks.spawn(self._link.tell(self.served()))
 
     @property
     def num_texts(self) -> int:
