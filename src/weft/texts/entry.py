@@ -55,6 +55,7 @@ LEAST_S = 0.3  # without a token, before a new attempt is made
 GAPS = 4.0  # times the usual gap, likewise
 FIRST_GAPS = 4.0  # times what the first token should take
 FIRST_S = 2.0  # and at least so long
+MOST_S = 60.0  # and at most, however slow members say they are, and however long a pause was
 NUM_GAPS = 64
 EXPECTED = 256  # tokens of an answer, as paths are chosen for
 
@@ -404,8 +405,8 @@ class _UnderWay:
         least = min((each.num for each in state.held if each is not None), default=0)
         if self._drawn_in != state.attempt:  # somebody may have to read all of it
             first_s = self._entry.paths.ring_s(state.path, len(state.tokens) - least)
-            return max(FIRST_S, FIRST_GAPS * first_s, GAPS * usual_s)
-        return max(LEAST_S, GAPS * usual_s)
+            return min(MOST_S, max(FIRST_S, FIRST_GAPS * first_s, GAPS * usual_s))
+        return min(MOST_S, max(LEAST_S, GAPS * usual_s))
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:

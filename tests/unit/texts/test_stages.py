@@ -15,7 +15,7 @@ from weft.events import TextMoved
 from weft.model.flat import cut
 from weft.model.sections import sections
 from weft.texts import member
-from weft.texts.entry import NoPath
+from weft.texts.entry import MOST_S, NoPath
 from weft.texts.section import Section
 
 PROMPT = text_of(70, 1)
@@ -81,6 +81,30 @@ def test_a_text_goes_on_the_same_after_one_has_died_of_which_no_more_is_heard() 
         began = served.clock.now()
         assert found + await tokens_of(text) == expected
         assert served.clock.now() - began < 3.0
+        for peer in served.nodes:
+            served.network.heal(peer, dying) if peer != dying else None
+
+    served.run(play)
+
+
+def test_silence_is_noticed_in_time_however_slow_members_say_they_are() -> None:
+    asked = wanted(PROMPT, 3)
+    (expected,) = of_the_whole(asked)
+    served = Served()
+
+    async def play() -> None:
+        for each in served.members:
+            each._pace.note(0, 1, 100.0)
+        await asyncio.sleep(member.NEWS_S)
+        text = served.entry.begin(asked)
+        await until_drawn(served, text, 0)
+        dying = served.path()[1]
+        for peer in served.nodes:
+            if peer != dying:
+                served.network.partition(peer, dying)
+        began = served.clock.now()
+        assert await tokens_of(text) == expected
+        assert served.clock.now() - began < 1.5 * MOST_S
         for peer in served.nodes:
             served.network.heal(peer, dying) if peer != dying else None
 
