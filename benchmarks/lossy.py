@@ -15,6 +15,7 @@ import queue
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NoReturn, Self
@@ -46,7 +47,8 @@ class Process:
     def _begin(self, named: str, told: IO[str], said: IO[str]) -> None:
         self._named, self._told = named, told
         self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()  # None: it has ended
-        threading.Thread(target=self._listen, args=(said,), daemon=True).start()
+        self._listening = threading.Thread(target=self._listen, args=(said,), daemon=True)
+        self._listening.start()
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +57,9 @@ class Process:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+        with suppress(BrokenPipeError):  # of what was told last
+            self._told.close()
+        self._listening.join()
 
     def kill(self) -> None:
         self.process.kill()
@@ -81,8 +86,9 @@ class Process:
                 return word
 
     def _listen(self, said: IO[str]) -> None:
-        for line in said:
-            self._said.put(json.loads(line))
+        with said:
+            for line in said:
+                self._said.put(json.loads(line))
         self._said.put(None)
 
 

@@ -40,6 +40,7 @@ HOP_S = 1e-3  # that a hop may take
 HOP_CPU_S, OVERHEAD_NBYTES, FORMULA = 0.5e-3, 64, 0.9
 TIMES_STAR = {3: 1.4, 12: 1.7}
 NEWS_S = 3.0  # by then all have told of themselves
+IDLE_S = 10.0  # in which it is counted what they tell
 
 KILLED_STAGE, KILLED_AT, KILLED_PROMPT, KILLED_TOKENS = 1, 16, 64, 48
 KILLED = {"ring": "asks", "star": "star", "asit": "star as it is"}
@@ -134,18 +135,26 @@ class Turn(NamedTuple):
     tokens: list[int]
 
 
-def turn(crew: Crew, way: str, number: int, num_tokens: int, laid: Process | None) -> Turn:
-    before, counted = crew.told(), _counted(laid)
+Bytes = dict[tuple[str, str], float]  # from whom, to whom
+
+
+def turn(crew: Crew, way: str, number: int, num_tokens: int, laid: Process | None, idle_per_s: Bytes) -> Turn:
+    """Draw a text.
+
+    Args:
+        idle_per_s: bytes a second while nothing is drawn, which do not count.
+    """
+    before, counted, began = crew.told(), _counted(laid), time.monotonic()
     asker = crew.askers[way]
     asker.tell(prompt=[number + 1], num=num_tokens, temperature=1.0, seed=number)
     word = asker.hear("drawn", "failed")
     if word["event"] == "failed":
         raise RuntimeError(word["why"])
-    after, now = crew.told(), _counted(laid)
+    now, took_s, after = _counted(laid), time.monotonic() - began, crew.told()
     used = {name: {key: value - before[name][key] for key, value in _numbers(after[name])} for name in after}
     members = [used[name] for name in crew.members]
     cpu_s = sum(each["cpu_s"] - each["its_cpu_s"] for each in members) + used[way]["cpu_s"]
-    pairs = {pair: nbytes - counted.get(pair, 0) for pair, nbytes in now.items()}
+    pairs = {pair: each - counted.get(pair, 0) - took_s * idle_per_s.get(pair, 0) for pair, each in now.items()}
     onward = [pairs.get((f"stage{stage}", f"stage{stage + 1}"), 0) for stage in range(len(members) - 1)]
     return Turn(
         token_s=word["token_s"],
@@ -161,7 +170,7 @@ def _numbers(told: dict[str, Any]) -> list[tuple[str, float]]:
     return [(key, value) for key, value in told.items() if key != "event"]
 
 
-def _counted(laid: Process | None) -> dict[tuple[str, str], int]:
+def _counted(laid: Process | None) -> Bytes:
     if laid is None:
         return {}
     laid.tell()
@@ -178,9 +187,12 @@ def turns(
         addresses = spaces(*names) if has_lines else None
         laid = None if addresses is None else stack.enter_context(lines(addresses, RTT_S))
         crew = stack.enter_context(crew_of(num_stages, addresses, ways))
+        before = _counted(laid)
+        time.sleep(IDLE_S if has_lines else 0.0)
+        idle_per_s = {pair: (each - before.get(pair, 0)) / IDLE_S for pair, each in _counted(laid).items()}
         for number in range(num_turns + 1):  # the first warms up
             for way in ways if number % 2 else reversed(ways):
-                here = turn(crew, way, number, num_tokens if number else 4, laid)
+                here = turn(crew, way, number, num_tokens if number else 4, laid, idle_per_s)
                 print(num_stages, way, "lines" if has_lines else "loopback", here[:-1], file=sys.stderr, flush=True)
                 if number:
                     found[way].append(here)
@@ -353,7 +365,7 @@ def _lines_told(found: dict[int, dict[str, list[Turn]]]) -> list[str]:
         "bytes on lines, a token",
         "texts alike",
     ]
-    goals = ", ".join(f"{times} at {num} stages (bound {2 * num / (num + 1):.2f})" for num, times in TIMES_STAR.items())
+    goals = ", ".join(f"{times} at {num} stages" for num, times in TIMES_STAR.items())
     overheads = ", ".join(
         f"{statistics.median(each.hop_nbytes for each in ways['ring']):,.0f} at {num} stages"
         for num, ways in found.items()
@@ -366,7 +378,7 @@ def _lines_told(found: dict[int, dict[str, list[Turn]]]) -> list[str]:
         "which reckons with a trip more than the ring has.",
         table(header, rows),
         f"From a member of the ring to the next {overheads} bytes of packets a token: {WIDTH} of activations, their "
-        f"scales, the record, TLS, TCP, IP, acknowledgements, and what members tell of themselves. Goal: {WIDTH} + "
+        f"scales, the record, TLS, TCP, IP, acknowledgements, not what members tell of themselves. Goal: {WIDTH} + "
         f"{OVERHEAD_NBYTES}.",
     ]
 
