@@ -138,11 +138,11 @@ class Turn(NamedTuple):
 Bytes = dict[tuple[str, str], float]  # from whom, to whom
 
 
-def turn(crew: Crew, way: str, number: int, num_tokens: int, laid: Process | None, idle_bps: Bytes) -> Turn:
+def turn(crew: Crew, way: str, number: int, num_tokens: int, laid: Process | None, idle_per_s: Bytes) -> Turn:
     """Draw a text.
 
     Args:
-        idle_bps: bytes a second while nothing is drawn, which do not count.
+        idle_per_s: bytes a second while nothing is drawn, which do not count.
     """
     before, counted, began = crew.told(), _counted(laid), time.monotonic()
     asker = crew.askers[way]
@@ -154,7 +154,7 @@ def turn(crew: Crew, way: str, number: int, num_tokens: int, laid: Process | Non
     used = {name: {key: value - before[name][key] for key, value in _numbers(after[name])} for name in after}
     members = [used[name] for name in crew.members]
     cpu_s = sum(each["cpu_s"] - each["its_cpu_s"] for each in members) + used[way]["cpu_s"]
-    pairs = {pair: each - counted.get(pair, 0) - took_s * idle_bps.get(pair, 0) for pair, each in now.items()}
+    pairs = {pair: each - counted.get(pair, 0) - took_s * idle_per_s.get(pair, 0) for pair, each in now.items()}
     onward = [pairs.get((f"stage{stage}", f"stage{stage + 1}"), 0) for stage in range(len(members) - 1)]
     return Turn(
         token_s=word["token_s"],
@@ -189,10 +189,10 @@ def turns(
         crew = stack.enter_context(crew_of(num_stages, addresses, ways))
         before = _counted(laid)
         time.sleep(IDLE_S if has_lines else 0.0)
-        idle_bps = {pair: (each - before.get(pair, 0)) / IDLE_S for pair, each in _counted(laid).items()}
+        idle_per_s = {pair: (each - before.get(pair, 0)) / IDLE_S for pair, each in _counted(laid).items()}
         for number in range(num_turns + 1):  # the first warms up
             for way in ways if number % 2 else reversed(ways):
-                here = turn(crew, way, number, num_tokens if number else 4, laid, idle_bps)
+                here = turn(crew, way, number, num_tokens if number else 4, laid, idle_per_s)
                 print(num_stages, way, "lines" if has_lines else "loopback", here[:-1], file=sys.stderr, flush=True)
                 if number:
                     found[way].append(here)
