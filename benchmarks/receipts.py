@@ -35,14 +35,14 @@ from benchmarks import report
 from benchmarks._signed_texts import HONEST, Cheat, SignedText, audited, play, stages_of
 from weft import rng
 from weft.engine.draw import Drawing
+from weft.engine.fingerprint import bounds_of
 from weft.engine.numbers import Kind
 from weft.model.config import ModelConfig
 from weft.model.weights import read_folder
 from weft.net.link.rpc import note_frame
+from weft.texts.audit import EXACT, Bounds, Finding
 from weft.texts.messages import Receipts, ReceiptTold
-from weft.texts.receipts.audit import EXACT, Bounds, Finding
-from weft.texts.receipts.fingerprint import bounds_of
-from weft.texts.receipts.receipt import ReceiptHeader
+from weft.texts.receipt import ReceiptHeader
 from weft.texts.section import Section
 from weft.wire import encode
 

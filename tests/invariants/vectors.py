@@ -34,6 +34,7 @@ from weft.codec.quantize import Int8
 from weft.data.assign import leases
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.data.tokenizer import ByteTokenizer, CharTokenizer
+from weft.engine.fingerprint import fingerprint
 from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket
@@ -68,8 +69,7 @@ from weft.sync.records.messages import (
 from weft.sync.round.groups import Offer, record_of
 from weft.sync.round.rules import Durable, leader
 from weft.sync.round.shares import claim_of
-from weft.texts.receipts.fingerprint import fingerprint
-from weft.texts.receipts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
+from weft.texts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
 
 Vector = dict[str, str]
 

@@ -8,9 +8,9 @@ import torch
 from benchmarks._signed_texts import HONEST, Cheat, SignedText, play, stages_of
 
 from unit.texts.test_audit import CHEATS, VECTOR, WIDE, judged, prompts
+from weft.engine.fingerprint import bounds_of
 from weft.engine.numbers import Kind
-from weft.texts.receipts.audit import EXACT, Bounds
-from weft.texts.receipts.fingerprint import bounds_of
+from weft.texts.audit import EXACT, Bounds
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -41,7 +41,6 @@ from weft.texts.log import Log, Strip
 from weft.texts.messages import (
     MAX_INLINE_NBYTES,
     MAX_PIECE,
-    MAX_TEXTS,
     TOKEN_NBYTES,
     CloseSequence,
     OpenSequence,
@@ -53,10 +52,11 @@ from weft.texts.messages import (
     SequenceOpened,
     TextRows,
     TokenDrawn,
+    shared_out,
 )
-from weft.texts.receipts.signing import Signing, header_of
 from weft.texts.section import Done, Draw, Section, Work, packed, tokens_of
 from weft.texts.sequence import Marks, Moved, Rows, Sequence
+from weft.texts.signing import Signing, header_of
 from weft.texts.versions import MAX_HELD
 
 NEWS_S = 2.0
@@ -652,22 +652,8 @@ class Member:
         outbox, self._outbox = self._outbox, {}
         onward = 0 if self._section.is_last else self.stage + 1
         for peer, rows in outbox.items():
-            for some in _notes(rows):
+            for some in shared_out(rows):
                 await self._link.post(peer, TextRows(stage=onward, rows=tuple(some)))
-
-
-def _notes(rows: Iterable[RowsOfText]) -> list[list[RowsOfText]]:
-    """Share rows out to notes that are not too long."""
-    found: list[list[RowsOfText]] = []
-    room = 0
-    for each in rows:
-        nbytes = len(each.data) + len(each.chain) + 64
-        if not found or nbytes > room or len(found[-1]) >= MAX_TEXTS:
-            found.append([])
-            room = MAX_INLINE_NBYTES + MAX_INLINE_NBYTES // 2
-        found[-1].append(each)
-        room -= nbytes
-    return found
 
 
 def listen(link: StageLink) -> None:

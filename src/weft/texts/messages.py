@@ -19,16 +19,17 @@ many texts go in one note; where they have more than `MAX_INLINE_NBYTES`, a note
 Every bound is here, with its reason.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
 from weft.engine.draw import SEED_NBYTES, Drawing
+from weft.engine.fingerprint import MAX_NBYTES
 from weft.engine.numbers import Kind
 from weft.net.messages import HexDigest, HexPeer
 from weft.pipeline.messages import Number, Stage
 from weft.texts.chain import DIGEST_NBYTES, KEY_NBYTES
-from weft.texts.receipts.fingerprint import MAX_NBYTES
 from weft.wire import Record
 
 ID_NBYTES = 16
@@ -265,3 +266,17 @@ class ReceiptWanted(Record, frozen=True, kw_only=True, tag="ReceiptWanted"):
     attempt: Number
     stage: Stage
     stop: Place
+
+
+def shared_out(rows: Iterable[RowsOfText]) -> list[list[RowsOfText]]:
+    """Share rows out to notes that are not too long."""
+    found: list[list[RowsOfText]] = []
+    room = 0
+    for each in rows:
+        nbytes = len(each.data) + len(each.chain) + 64
+        if not found or nbytes > room or len(found[-1]) >= MAX_TEXTS:
+            found.append([])
+            room = MAX_INLINE_NBYTES + MAX_INLINE_NBYTES // 2
+        found[-1].append(each)
+        room -= nbytes
+    return found

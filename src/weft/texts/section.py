@@ -18,11 +18,11 @@ from weft.codec.codec import Codec
 from weft.codec.dense import Fp32
 from weft.engine.batch import Piece
 from weft.engine.draw import Counts, Drawing, Drawn, draw
+from weft.engine.fingerprint import Floats, fingerprint
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.errors import ConfigError, PayloadError, WeftError
 from weft.texts.messages import TOKEN_NBYTES
-from weft.texts.receipts.fingerprint import Floats, fingerprint
-from weft.texts.receipts.receipt import BLOCK
+from weft.texts.receipt import BLOCK
 
 
 @dataclass(frozen=True)

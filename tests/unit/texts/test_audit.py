@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from unit.engine.test_step import CONFIG, text_of, vector_of
 from weft.engine.draw import Drawing, draw, margin
+from weft.engine.fingerprint import bounds_of
 from weft.engine.numbers import Kind
 from weft.errors import PayloadError
-from weft.texts.receipts.audit import EXACT, Bounds, Finding, Told, audit, tokens_told
-from weft.texts.receipts.fingerprint import bounds_of
-from weft.texts.receipts.receipt import signed
+from weft.texts.audit import EXACT, Bounds, Finding, Told, audit, tokens_told
+from weft.texts.receipt import signed
 from weft.texts.section import packed
 
 WIDE = replace(CONFIG, num_layers=4, vocab_size=512)

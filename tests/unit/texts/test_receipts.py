@@ -7,16 +7,16 @@ import pytest
 
 from unit.engine.test_step import text_of
 from unit.texts.stages import Served, of_the_whole, tokens_of, wanted
+from weft.engine.fingerprint import MAX_NBYTES, NUM
 from weft.events import Event, ReceiptFailed, ReceiptsDiffer, TextMoved
 from weft.keys import Identity, verify
 from weft.net.link.rpc import note_frame
 from weft.texts.entry import LATE_S
 from weft.texts.messages import Receipts, ReceiptTold
-from weft.texts.receipts.fingerprint import MAX_NBYTES, NUM
-from weft.texts.receipts.receipt import BLOCK, record_digest, row_digest, rows_digest
-from weft.texts.receipts.signing import Signing
-from weft.texts.receipts.witness import Kept
+from weft.texts.receipt import BLOCK, record_digest, row_digest, rows_digest
 from weft.texts.section import packed
+from weft.texts.signing import Signing
+from weft.texts.witness import Kept
 from weft.wire import encode, require_signature
 
 PROMPT = text_of(40, 1)

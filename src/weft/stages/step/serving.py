@@ -43,7 +43,7 @@ from weft.store.chunks import raw
 from weft.tasks import Tasks
 from weft.texts.member import Member, listen
 from weft.texts.messages import SectionServed
-from weft.texts.receipts.receipt import weights_digest
+from weft.texts.receipt import weights_digest
 from weft.texts.section import Section
 from weft.texts.versions import Take, is_due, taken
 from weft.training.device import choose

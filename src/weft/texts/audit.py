@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.engine.draw import Drawing, margin
+from weft.engine.fingerprint import EQUAL, Distance, Floats, distance, fingerprint
 from weft.engine.pages import num_pages
 from weft.errors import PayloadError
-from weft.texts.receipts.fingerprint import EQUAL, Distance, Floats, distance, fingerprint
-from weft.texts.receipts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, row_digests, rows_digest
+from weft.texts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, row_digests, rows_digest
 from weft.texts.section import Section, Work, packed
 
 PIECE = 64  # rows computed at once

@@ -16,12 +16,12 @@ from typing import Annotated
 from blake3 import blake3
 from msgspec import Meta
 
+from weft.engine.fingerprint import MAX_NBYTES
 from weft.engine.numbers import Kind
 from weft.ids import PeerId
 from weft.net.messages import HexPeer
 from weft.pipeline.messages import Number, Stage
 from weft.texts.messages import RECEIPT_DIGEST_NBYTES, Id, Place, ReceiptDigest, ReceiptTold, RowsSigned, WeightsDigest
-from weft.texts.receipts.fingerprint import MAX_NBYTES
 from weft.wire import Record, Signed, digest, encode
 
 BLOCK = 32

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from weft import rng
+from weft.engine.fingerprint import EQUAL, MAX_NBYTES, NUM, Distance, bounds_of, distance, fingerprint, parsed
 from weft.errors import PayloadError
-from weft.texts.receipts.fingerprint import EQUAL, MAX_NBYTES, NUM, Distance, bounds_of, distance, fingerprint, parsed
 
 
 def rows(num: int, width: int, seed: int = 0) -> np.ndarray:

@@ -6,17 +6,9 @@ behind it: a first stage sends those only after a token that was told. What is l
 
 from collections.abc import Callable
 
+from weft.engine.fingerprint import fingerprint
 from weft.texts.messages import MAX_RECEIPTS, OpenSequence, Receipts, ReceiptTold
-from weft.texts.receipts.fingerprint import fingerprint
-from weft.texts.receipts.receipt import (
-    BLOCK,
-    Receipt,
-    ReceiptHeader,
-    record_digest,
-    row_digest,
-    row_digests,
-    rows_digest,
-)
+from weft.texts.receipt import BLOCK, Receipt, ReceiptHeader, record_digest, row_digest, row_digests, rows_digest
 from weft.texts.section import Done, Section, Work, packed
 from weft.wire import Signer, seal
 
