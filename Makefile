@@ -6,7 +6,7 @@ BIN := .venv/bin
 
 # The command weft, in .venv/bin.
 install: .venv/user
-	@echo "weft is in $(BIN): type \`source $(BIN)/activate\`, then \`weft demo\`, or \`weft train FILE\` with a text of yours"
+	@echo "weft is in $(BIN): type \`source $(BIN)/activate\`, then \`weft doctor\`, which says what this machine has; then \`weft train FILE\` with a text of yours, or \`weft demo\`"
 
 demo: .venv/user
 	$(BIN)/weft demo

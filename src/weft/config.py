@@ -57,7 +57,16 @@ def load_tree(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error}. A TOML file is needed.") from error
     except ValueError as error:
         kind = reading.what_else(path.read_bytes()[: reading.HEAD_NBYTES])
-        raise ConfigError(f"{path} is {kind}." if kind else f"{path}: not valid TOML: {error}.") from None
+        raise ConfigError(
+            f"{path} is {kind}." if kind else f"{path}: not valid TOML: {error}.{_advice(path, error)}"
+        ) from None
+
+
+def _advice(path: Path, error: ValueError) -> str:
+    """Return what to do about TOML that cannot be read; empty: its words say that."""
+    if path.suffix.lower() != ".toml":
+        return " A TOML file is needed here, such as a run file; text of your own is for `weft train`."
+    return " A quote is not closed in that line." if r"Illegal character '\n'" in str(error) else ""
 
 
 def from_tree(tree: dict[str, Any], kind: type[C], *, where: str) -> C:
@@ -172,6 +181,11 @@ def is_in(dotted: str, section: str) -> bool:
 # --- finding the fault ---
 
 
+def fault_of(tree: dict[str, Any], kind: type[msgspec.Struct]) -> str | None:
+    """Return one sentence about the first field of parsed TOML that no `kind` may hold; rules between fields aside."""
+    return _fault(tree, inspect.type_info(kind), "")
+
+
 def _fault(value: Any, kind: inspect.Type, place: str) -> str | None:
     """Return one sentence about the first thing in `value` that no `kind` may hold, or None."""
     bare = _bare(kind)
@@ -211,12 +225,23 @@ def _fault_in_table(table: dict[str, Any], structs: Sequence[inspect.StructType]
     for name in table:
         if name not in names:
             allowed = ", ".join(sorted(names)) or "nothing"
-            return f'{here} has no field "{name}". {_meant(name, names)}Allowed here: {allowed}.'
+            return (
+                f'{here} has no field "{name}". {_inside(name, fields) or _meant(name, names)}Allowed here: {allowed}.'
+            )
     for name, field in fields.items():
         if field.required and name not in table:
             return f'{here} needs the field "{name}", which is missing. Allowed: {_allowed(field.type)}.'
     present = (name for name in fields if name in table)
     return _first(_fault(table[name], fields[name].type, _join(place, name)) for name in present)
+
+
+def _inside(name: str, fields: Mapping[str, inspect.Field]) -> str:
+    """Return in which of the tables that are `fields` a field of that name stands; empty: in none."""
+    for table, field in fields.items():
+        structs = [each for each in map(_bare, _members(_bare(field.type))) if isinstance(each, inspect.StructType)]
+        if any(name == inner.encode_name for struct in structs for inner in struct.fields):
+            return f"It belongs under [{table}]. "
+    return ""
 
 
 def _unless_allowed(value: Any, kind: inspect.Type, place: str) -> str | None:

@@ -260,10 +260,9 @@ def _stretch(passphrase: bytes, salt: bytes) -> bytes:
 
 
 def _read_private(path: Path) -> Ed25519PrivateKey:
-    content = _read(path)
+    key = _parse(_read(path), path)  # what is no key need not be kept from others
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise KeyFileError(f"identity {path} can be read by other users. Run: chmod 600 {path}")
-    key = _parse(content, path)
     found, kept = Identity(key).peer, _kept_whose(path)
     if kept not in (None, found):
         raise KeyFileError(
@@ -296,7 +295,11 @@ def _read(path: Path, what: Literal["identity", "backup"] = "identity") -> bytes
         with path.open("rb") as file:
             return file.read(_MAX_KEY_FILE_NBYTES)
     except FileNotFoundError:
-        advice = f"Make one with: weft keys new {path}" if what == "identity" else "Is the path right?"
+        advice = (
+            f"Is the path right? `weft keys list` shows yours; a new one: weft keys new {path}"
+            if what == "identity"
+            else "Is the path right?"
+        )
         raise KeyFileError(f"there is no {what} at {path}. {advice}") from None
     except OSError as error:
         raise KeyFileError(f"cannot read {path}: {error}.") from error

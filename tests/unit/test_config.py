@@ -241,6 +241,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        (b'name = "open\nseed = 1', "A quote is not closed in that line."),
+        (b"seed = 7", "It belongs under [method]."),
         (b"[method\nseed = 1", "not valid TOML"),
         (b"seed = 1\nseed = 2", "not valid TOML"),
         (b"title = '\xff'", "byte 10 is not UTF-8 text"),

@@ -82,12 +82,27 @@ def explain_usage(error: BaseException) -> int:
         return _WRONG_USAGE
     context = getattr(error, "ctx", None)
     verb = "weft" if context is None else context.command_path
-    message = message.replace("Value error, ", "").rstrip(".")
+    message = _plain(message.replace("Value error, ", "")).rstrip(".")
     option = getattr(error, "option_name", None)
     if context is not None and isinstance(option, str):
         message = _no_such_option(option, context)
     say(f"{message}{'' if message.endswith('?') else '.'} `{verb} --help` shows what is allowed.")
     return _WRONG_USAGE
+
+
+_PLAIN = {
+    "Input should be less than or equal to": "it must be at most",
+    "Input should be greater than or equal to": "it must be at least",
+    "Input should be a valid": "it must be a",
+    "Input should be": "it must be",
+}
+
+
+def _plain(message: str) -> str:
+    """Return the words of the library that reads options as a person says them."""
+    for words, plainly in _PLAIN.items():
+        message = message.replace(words, plainly)
+    return message
 
 
 def _no_such_option(option: str, context: Any) -> str:

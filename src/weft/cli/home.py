@@ -184,9 +184,11 @@ def _age(path: Path) -> float:
 def listing(home: Path) -> str:
     """Return which runs a home has something of, in a sentence, the one trained last before the others."""
     found = sorted(((last_trained(run), run) for run in runs_of(home)), reverse=True)
-    names = [called(run) for trained, run in found if any(trained)]
+    names = [called(run) for (has_checkpoint, *_), run in found if has_checkpoint]
     if not names:
-        return f"There is no run in {home} yet; name another home with --home."
+        others = ", ".join(called(run) for _, run in found[:_MAX_LISTED])
+        joined = f" It has come to run {others}, and has trained nothing of that." if others else ""
+        return f"There is no run in {home} yet that was trained there.{joined} Name another home with --home."
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
     return f'The home {home} holds runs {", ".join(names[:_MAX_LISTED])}{more}; "last" is the one trained last.'
 

@@ -124,7 +124,7 @@ def later(option: str, text: str, now: float) -> datetime:
 def _later(option: str, text: str, here: datetime, more: str = "") -> datetime:
     at = _moment(text.strip(), here)
     if at is None:
-        raise ConfigError(f"{option} {text[:40]}: {_MOMENTS}{more}.")
+        raise ConfigError(f"{option} {text[:40]}: weft reads no time in that. {_MOMENTS}{more}.")
     if at <= here:
         raise ConfigError(f"{option} {text[:40]}: that time has passed; it is now {here:%Y-%m-%d %H:%M}.")
     return at
@@ -284,7 +284,8 @@ def length(option: str, text: str) -> Length:
         found = Length(seconds=timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds())
     if not any((found.seconds, found.tokens, found.passes)):
         raise ConfigError(
-            f"{option} {text[:40]}: Allowed: a while (2h, 30min), tokens (5Mtokens) or passes over the text (10passes)."
+            f"{option} {text[:40]}: that is no length. Allowed: a while (2h, 30min), tokens (5Mtokens) or passes over "
+            "the text (10passes)."
         )
     return found
 
@@ -340,6 +341,7 @@ _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SPELLINGS = ("bit", "bit/s", "bitps", "bps")
 _RATES = {unit.replace("bit", each): size for unit, size in _BITS.items() for each in _SPELLINGS}
 _LEAST_BARE_BPS = 1e5  # no line is slower, and as megabits nobody has as many: 20 is meant as 20mbit, perhaps
+_LEAST_BARE_NBYTES = 10**6  # nobody limits anything to less: 8 is meant as 8GB, perhaps
 _BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 _BYTES |= {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
 
@@ -356,7 +358,7 @@ def rate_bps(option: str, text: str | None) -> float | None:
     found = 0.0 if match is None or match[3].endswith("Bps") else _value(match, _RATES)
     if match is None or found <= 0:
         raise ConfigError(
-            f"{option} {text[:80]}: Allowed: a rate above 0, such as 20mbit; units are {', '.join(_BITS)}."
+            f"{option} {text[:80]}: that is no rate. Allowed: one above 0, such as 20mbit; units: {', '.join(_BITS)}."
         )
     if not match[3] and found < _LEAST_BARE_BPS:
         raise ConfigError(
@@ -367,7 +369,7 @@ def rate_bps(option: str, text: str | None) -> float | None:
 
 
 def nbytes(option: str, text: str | None) -> int | None:
-    """Return a number of bytes: 50GB, 512 MiB, or a plain number.
+    """Return a number of bytes: 50GB, 512 MiB, or a plain number that is no small one.
 
     Raises:
         ConfigError: it is none; names `option`.
@@ -377,9 +379,15 @@ def nbytes(option: str, text: str | None) -> int | None:
     match = _match(text, _BYTES)
     if match is None:
         raise ConfigError(
-            f"{option} {text[:80]}: Allowed: a number of bytes, such as 50GB; units are {', '.join(_BYTES)}."
+            f"{option} {text[:80]}: that is no number of bytes. Allowed: such as 50GB; units are {', '.join(_BYTES)}."
         )
-    return int(_value(match, _BYTES))
+    found = int(_value(match, _BYTES))
+    if not match[3] and 0 < found < _LEAST_BARE_NBYTES:
+        raise ConfigError(
+            f"{option} {text[:80]}: a number without a unit is bytes, which would be next to nothing. Write {found}GB "
+            f"if you mean gigabytes; units are {', '.join(_BYTES)}."
+        )
+    return found
 
 
 def _match(text: str, units: Mapping[str, float]) -> re.Match[str] | None:

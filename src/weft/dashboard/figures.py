@@ -54,7 +54,8 @@ def work(told: Working) -> str:
     def said(count: float) -> str:
         if told.unit == "B":
             return nbytes(count)
-        return f"{_three(count) if 0 < count < LEAST_WHOLE else amount(count)} {told.unit}"
+        number = _three(count) if 0 < count < LEAST_WHOLE else amount(count)
+        return f"{number} {told.unit.removesuffix('s') if number == '1' else told.unit}"
 
     parts = (
         f"{percent(told.done, told.total)} of {said(told.total)}" if told.total else said(told.done),

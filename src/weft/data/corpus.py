@@ -186,7 +186,7 @@ def split(
             if text:
                 yield side, text
     if not first:
-        raise DataError("the corpus is empty: no document has any text. Name files that hold some.")
+        raise DataError("the corpus is empty: the files that were named hold no text. Name others.")
 
 
 def _written(source: TextualSource, base: Path, on_empty: Callable[[], None] = lambda: None) -> Iterator[Document]:

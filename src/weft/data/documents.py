@@ -54,12 +54,12 @@ def text_documents(paths: Sequence[str], base: Path) -> Iterator[Document]:
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{file.path}: not {error.encoding.upper()} text: byte {error.start + 1} is "
-                f"0x{error.object[error.start]:02x}. Convert the file{_or_a_glob(file, found, base)}."
+                f"0x{error.object[error.start]:02x}. Convert the file to UTF-8{_or_a_glob(file, found, base)}."
             ) from None
         if text.count("\0") > _MAX_SHARE_OF_ZEROS * len(text):
             raise DataError(
                 f"{file.path}: not UTF-8 text: {text.count(chr(0))} of its {len(text)} bytes are zero, as in UTF-16 "
-                f"without a byte order mark. Convert the file{_or_a_glob(file, found, base)}."
+                f"without a byte order mark. Convert the file to UTF-8{_or_a_glob(file, found, base)}."
             )
         yield Document(file.name, text)
 

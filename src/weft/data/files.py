@@ -107,7 +107,7 @@ def refuse_what_is_else(path: Path, head: bytes, *, is_page_text: bool = False) 
         DataError: with what it is, and what to do.
     """
     if (kind := reading.what_else(head, is_page_text=is_page_text)) is not None:
-        raise DataError(f"{path} is {kind}.")
+        raise DataError(f"{path} is {kind}.{'' if ':' in kind else ' Name files that hold text.'}")
 
 
 def has_ending(name: str, endings: tuple[str, ...]) -> bool:

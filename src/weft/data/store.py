@@ -42,6 +42,11 @@ REPLACEABLE = 0o644
 PRIVATE = 0o600  # for the eyes of its owner only
 # Where permissions are not POSIX's, a read-only file can be neither replaced nor removed.
 READ_ONLY = 0o444 if os.name == "posix" else REPLACEABLE
+_WHAT = {  # in a home's folders of files that are named by their digests
+    "shards": "the text as tokens",
+    "private": "your own text as tokens",
+    "blobs": "what the run is made of",
+}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: a limit on the size of files
 
 
@@ -244,11 +249,12 @@ def write_atomically(
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise DiskFull(
-                f"no room on the disk of {path.parent} for {path.name}. Free some, then start again."
+                f"no room on the disk of {path.parent} for {_WHAT.get(path.parent.name, path.name)}. Free some, then "
+                "start again."
             ) from error
         raise DataError(
-            f"cannot write {path}: {error.strerror or error}. Choose another place; --home sets the place for "
-            "everything else."
+            f"cannot write {path}: {error.strerror or error}. Choose another place; if it is in weft's home, another "
+            "home: --home FOLDER."
         ) from error
     finally:
         if temporary is not None:

@@ -16,9 +16,9 @@ from weft.data.store import DataIndex
 from weft.data.tokenizer import Tokenizer
 from weft.errors import ConfigError, WeftError
 from weft.events import Emit, Event, Notice
-from weft.ids import PeerId, RunId
+from weft.ids import PeerId, RunId, short
 from weft.launch.fetch import fetch_files, fetch_initial, read_came_with
-from weft.launch.kept import Wish, kept_run, meant, require_named, told_kept
+from weft.launch.kept import Wish, keep_said, kept_run, meant, require_named, told_kept
 from weft.launch.peer import Invitation, Participant, Prepared, context_of, whole
 from weft.launch.runs import drop_unbegun, names_in
 from weft.launch.session import Options, Session
@@ -34,10 +34,12 @@ from weft.store.home import PeerFolder
 from weft.store.pool import Pool
 from weft.store.tickets import keep_run_file
 from weft.sync.records.acts import Amend
+from weft.sync.records.charter import Settings
 from weft.training.device import check_fits, choose
 from weft.training.learner import Learner
 from weft.training.section_memory import fitting
 from weft.training.trainer import Trainer
+from weft.wire import printable
 
 
 class OneProcess:
@@ -71,6 +73,7 @@ class Corpus:
 
     Args:
         described: the run to be founded, and the folder that paths in it start from.
+        named: dotted fields of it that a person has named beside its file, which says the others.
         kept: in its place: a run of this home that is gone on with, as it is.
         agree_to: shown what it costs to join, in a thread of its own; None: nobody is asked.
         on_terms: then told that in one line.
@@ -82,6 +85,7 @@ class Corpus:
     """
 
     described: tuple[RunFile, Path] | None = None
+    named: Sequence[str] = ()
     kept: RunId | None = None
     agree_to: Callable[[Terms], bool] | None = None
     on_terms: Callable[[str], object] = lambda _text: None
@@ -92,6 +96,7 @@ class Corpus:
     notes: Sequence[str] = ()
     amends: dict[RunId, Amend] = field(default_factory=dict, init=False)  # of a run that is gone on with
     files: dict[RunId, RunFile] = field(default_factory=dict, init=False)  # of a run that one makes
+    said: dict[RunId, Settings] = field(default_factory=dict, init=False)  # by the file of a run that is gone on with
 
     def seal(self, options: Options, emit: Emit) -> tuple[Genesis, Data | None]:
         if self.kept is not None:
@@ -115,7 +120,7 @@ class Corpus:
             require_named(run_file, sealed.config, options.home)
             self.files[made] = run_file
             self.trainers.check_fits(held_of(sealed.config), settings)
-            run, amends, text = meant(sealed.config, options, self.wish)
+            run, amends, text, said = meant(sealed.config, options, self.wish, self.named)
         except WeftError:
             drop_unbegun(made, options.home, before)
             raise
@@ -126,6 +131,8 @@ class Corpus:
             emit(Notice(text=text))
         if amends is not None:
             self.amends[run.run] = amends
+        if said is not None:
+            self.said[run.run] = said
         return run, Data(sealed.tokenizer, sealed.store, sealed.index, sealed.came_with)
 
     async def agree(self, s: Session, invitation: Invitation) -> bool:
@@ -141,6 +148,9 @@ class Corpus:
         asked = await asyncio.to_thread(terms, now, ticket, s.options.home, settings, heard, me, kept, is_here=is_here)
         if self.agree_to is None:
             tell(asked, s.emit, self.on_terms)
+        elif invitation.is_return:  # what it costs was agreed to before
+            called = f"run {short(run.run)} ({printable(run.name)})"
+            s.emit(Notice(text=f"this machine is a member of {called}: going on from round {invitation.member_at}"))
         elif not await asyncio.to_thread(self.agree_to, asked):
             return False
         s.day.require(asked.fetch_nbytes)
@@ -152,6 +162,8 @@ class Corpus:
         run, trainers = on_corpus(genesis), self.trainers
         if run.run in self.files:
             keep_run_file(s.folder, text_of(msgspec.structs.replace(self.files[run.run], run=run.run)))
+        if run.run in self.said:
+            keep_said(s.folder, self.said[run.run])
         if isinstance(run, StagedConfig):
             if self.stages is None:
                 raise ConfigError("this run has stages, which this program cannot hold. Join it with: weft join -")

@@ -11,18 +11,18 @@ Of a loop it does not matter with which values its model was built: those of the
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from weft.config import leaves
-from weft.data.store import DataIndex
+from weft.data.store import PRIVATE, DataIndex, write_atomically
 from weft.data.tokenizer import from_bytes
-from weft.errors import CheckpointError, ConfigError, DataError, KeyFileError, WeftError
+from weft.errors import CheckpointError, ConfigError, DataError, DiskFull, KeyFileError, WeftError
 from weft.ids import Digest, PeerId, RunId, short
 from weft.keys import read_peer
 from weft.launch.fetch import read_came_with
@@ -30,19 +30,20 @@ from weft.launch.session import Names, Options, who_keep
 from weft.peer.context import Data
 from weft.peer.state.checkpoint import Contents, read_contents
 from weft.peer.state.replica import is_complete
-from weft.run.amend import amended, first_charter
+from weft.run.amend import amended, first_charter, where_unsaid
 from weft.run.config import Genesis, LoopConfig, RunConfig, RunFile
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, read_run
 from weft.run.staged import StagedConfig
-from weft.store.home import CHECKPOINT_FILE, Home
+from weft.store.home import CHECKPOINT_FILE, Home, PeerFolder
 from weft.sync.governance import Void, amended_settings
 from weft.sync.records.acts import Amend
-from weft.sync.records.charter import Charter
+from weft.sync.records.charter import Charter, Settings
 from weft.wire import printable
 
 Wish = Literal["ask", "go on", "new"]
 G = TypeVar("G", RunConfig, LoopConfig)
 MAX_SHOWN = 12  # fields
+_SINCE = "it was changed since its file was written"
 _FOLLOW = ("type", "initial", "initials")  # from other fields: named where nothing else differs
 _LARGE = {"initial": "the first weights", "initials": "the first weights", "tensors": "the model's parameters"}
 _LARGE |= {"frozen": "the parameters that are not trained"}
@@ -79,8 +80,27 @@ class Kept:
         return amended(self.run, self.charter)
 
 
-def meant(wanted: G, options: Options, wish: Wish) -> tuple[G, Amend | None, str]:
-    """Return the run to train, what to amend of it, and what to say.
+class Meant(NamedTuple, Generic[G]):
+    """A run to train.
+
+    Args:
+        amend: what to change of it first.
+        text: what to say of it.
+        said: by its file, where it is gone on with: to be kept, with `keep_said`.
+    """
+
+    run: G
+    amend: Amend | None = None
+    text: str = ""
+    said: Settings | None = None
+
+
+def meant(wanted: G, options: Options, wish: Wish, named: Sequence[str] | None = None) -> Meant[G]:
+    """Return the run to train.
+
+    Args:
+        named: dotted fields that were named beside its file; of what the file says, only what was changed in it since
+            the run was gone on with last is a wish. None: all that `wanted` says is.
 
     Raises:
         ConfigError: this home holds a run of that name which differs, or this very one by another identity, and what is
@@ -92,10 +112,11 @@ def meant(wanted: G, options: Options, wish: Wish) -> tuple[G, Amend | None, str
     if wish == "new":
         if alike := [each for run, each in mine if run == wanted and each.round]:
             raise ConfigError(_no_other(alike[0], options.names))
-        return wanted, None, ""
+        return Meant(wanted)
     if mine:
         run, newest = max(mine, key=lambda pair: pair[1].saved_at)
-        return run, None, _told(run, newest)
+        said = None if named is None else _asked(newest, wanted, named, options)[1]
+        return Meant(run, None, _told(run, newest), said)
     if elsewhere := [each for _, each in same if each.round]:
         raise ConfigError(_not_mine(elsewhere[0], options))
     others = [(run, each) for run, each in kept if each.round and not each.charter.has_ended]
@@ -103,23 +124,48 @@ def meant(wanted: G, options: Options, wish: Wish) -> tuple[G, Amend | None, str
     if not others:
         if wish == "go on":
             raise ConfigError(_nothing_to_go_on_with(wanted, options))
-        return wanted, None, ""
+        return Meant(wanted)
     run, found = max(others, key=lambda pair: (pair[1].peer in keys, pair[1].round))
-    fields = differences(found.now, wanted)
-    amend = amendment_to(found, wanted)
+    asked, said = (wanted, None) if named is None else _asked(found, wanted, named, options)
+    since = "" if (stale := differences(wanted, asked)) == [] else f"; {_SINCE}: {'; '.join(stale)}"
+    fields = differences(found.now, asked)
+    amend = amendment_to(found, asked)
     if fields and (wish != "go on" or amend is None):
         raise ConfigError(_question(found, fields, amend, wish, options.names))
     if found.peer not in keys:
         raise ConfigError(_not_mine(found, options))
     if not fields:
-        text = f"going on with run {short(run.run)}, which was changed before to what this file says"
-        return run, None, _told(run, found) if found.is_complete else text
+        text = since or ", which was changed before to what this file says"
+        text = f"going on with run {short(run.run)} ({printable(run.name)}) from round {found.round}{text}"
+        return Meant(run, None, _told(run, found) if found.is_complete else text, said)
     if amend is not None and amend.tokens is not None and amend.tokens <= found.committed_tokens:
         raise ConfigError(
             f"train.tokens: {amend.tokens:,} in all are asked for, and run {short(run.run)} ({printable(run.name)}) "
             f"has counted {found.committed_tokens:,}: nothing would be left to train. Ask for more than that."
         )
-    return run, amend, f"going on with run {short(run.run)}, with these changes: {'; '.join(fields)}"
+    text = f"going on with run {short(run.run)}, with these changes: {'; '.join(fields)}{since}"
+    return Meant(run, amend, text, said)
+
+
+def _asked(found: Kept, wanted: G, named: Sequence[str], options: Options) -> tuple[G, Settings | None]:
+    """Return `wanted` with what `found` was amended to where nobody asks for anything else, and what its file says."""
+    if isinstance(wanted, StagedConfig):  # of which nothing is amended
+        return wanted, None
+    before = _read_said(options.home.folder(found.run.run, found.peer)) or found.run.settings
+    settings, said = where_unsaid(wanted.settings, before, found.charter.settings, named)
+    return wanted.with_settings(settings), said
+
+
+def keep_said(folder: PeerFolder, said: Settings) -> None:
+    """Keep what the run file says of what can be amended: what is changed in it later is what a person wishes."""
+    with suppress(DiskFull, DataError):
+        write_atomically(folder.said, [msgspec.json.encode(said)], mode=PRIVATE)
+
+
+def _read_said(folder: PeerFolder) -> Settings | None:
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(folder.said.read_bytes(), type=Settings)
+    return None
 
 
 def require_named(run_file: RunFile, made: RunConfig, home: Home) -> None:
@@ -211,7 +257,7 @@ def _told(run: Genesis, kept: Kept) -> str:
         )
     at = f"from round {kept.round}" if kept.round else "from its beginning"
     fields = differences(kept.run, kept.now)
-    since = f"; it was changed since its file was written: {'; '.join(fields)}" if fields else ""
+    since = f"; {_SINCE}: {'; '.join(fields)}" if fields else ""
     return f"going on with run {short(run.run)} ({printable(run.name)}) {at}{since}"
 
 
@@ -334,8 +380,10 @@ def _question(found: Kept, fields: list[str], amend: Amend | None, wish: Wish, n
 
 
 def _holds(found: Kept) -> str:
-    many = f", as {len(found.members)} members do," if len(found.members) > 1 else ""
-    return f"this home holds run {short(found.run.run)} ({printable(found.run.name)}){many} at round {found.round}"
+    called = f"run {short(found.run.run)} ({printable(found.run.name)})"
+    if len(found.members) > 1:
+        return f"{len(found.members)} members hold {called}, this home among them, at round {found.round}"
+    return f"this home holds {called} at round {found.round}"
 
 
 def _from_what_it_has_learnt(found: Kept, wish: Wish, names: Names) -> str:

@@ -68,7 +68,7 @@ class Loop:
         read_run(wire.encode(sealed), limit)  # what others would refuse is refused here, where it can still be changed
         check_fits_loop(sealed, options.settings)
         self._note(emit)
-        run, amends, said = meant(sealed, options, self.wish)
+        run, amends, said, _ = meant(sealed, options, self.wish)
         if run is not sealed:
             emit(Notice(text=said or f"going on with run {short(run.run)}, which this machine made before"))
             if amends is not None:

@@ -109,6 +109,12 @@ class Invitation:
     members: MemberWatch
     kept: Kept | None = None  # where nobody of it answers
     is_here: bool = False  # it is complete, and this machine has all of it
+    member_at: int | None = None  # the round at which this machine left it as a member; None: it never was one here
+
+    @property
+    def is_return(self) -> bool:
+        """Return whether a member comes back to others."""
+        return self.member_at is not None and self.kept is None and not self.is_here
 
 
 class Workload(Protocol[P_co]):
@@ -184,8 +190,12 @@ async def join(work: Workload[P], ticket_text: str, options: Options, *, on_star
         WeftError: as `Peer.join`, and what this machine cannot do.
     """
     ticket = read(ticket_text)
+    before = names_in(options.home)
     with present(options, ticket.run, is_maker=False) as identity:
-        return await _joined(work, ticket, options, identity, on_started)
+        outcome = await _joined(work, ticket, options, identity, on_started)
+    if outcome is None:  # terms that were only read leave nothing behind
+        drop_unbegun(ticket.run, options.home, before)
+    return outcome
 
 
 async def _joined(
@@ -202,7 +212,8 @@ async def _joined(
             require_going(run, charter)
             kept = None if members else _kept(s, genesis)
             is_here = _is_complete_here(s, genesis, charter)
-            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, watch, kept, is_here=is_here))
+            invitation = Invitation(ticket, genesis, charter, watch, kept, is_here=is_here, member_at=_member_at(s))
+            has_agreed = await work.agree(s, invitation)
         if not has_agreed:
             await say_goodbye(s.node, "did not agree to the terms")
             return None
@@ -238,6 +249,14 @@ def _kept(s: Session, run: Genesis) -> Kept | None:
     with suppress(CheckpointError):  # whoever reads the rest says what is wrong
         if (head := read_contents(s.folder.checkpoint).head) is not None:
             return Kept(head.round, waits_s(run, head.members, s.identity.peer), head.committed_tokens)
+    return None
+
+
+def _member_at(s: Session) -> int | None:
+    """Return the round of this machine's checkpoint, where this peer is a member by it."""
+    with suppress(CheckpointError):
+        if s.folder.has_checkpoint and (head := read_contents(s.folder.checkpoint).head) is not None:
+            return head.round if s.identity.peer in head.members else None
     return None
 
 

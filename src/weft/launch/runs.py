@@ -87,11 +87,7 @@ def delete(held: Held, home: Home) -> int:
         DataError: something cannot be removed.
     """
     with opening(home):  # nobody begins with it meanwhile
-        if (peer := at_work(home, held.run)) is not None:
-            raise KeyLocked(
-                f"run {short(held.run)} is being trained from {home.root}, by peer {short(peer)}. Stop it first, with "
-                "Ctrl-C in its window; then delete the run."
-            )
+        _require_idle(held, home)
         *files, config = held.alone
         try:
             freed = sum(map(_remove, (*files, *_below(held.folder))))
@@ -105,6 +101,23 @@ def delete(held: Held, home: Home) -> int:
                 f"cannot remove {error.filename}: {error.strerror or error}. Mend that; then the same command "
                 "removes the rest."
             ) from error
+
+
+def require_idle(held: Held, home: Home) -> None:
+    """
+    Raises:
+        KeyLocked: a peer of the run runs here.
+    """
+    with opening(home):
+        _require_idle(held, home)
+
+
+def _require_idle(held: Held, home: Home) -> None:
+    if (peer := at_work(home, held.run)) is not None:
+        raise KeyLocked(
+            f"run {short(held.run)} is being trained from {home.root}, by peer {short(peer)}. Stop it first, with "
+            "Ctrl-C in its window; then delete the run."
+        )
 
 
 def names_in(home: Home) -> set[str]:

@@ -51,6 +51,7 @@ from weft.store.tickets import (
     keep_name,
     keep_secret,
     keep_ticket,
+    last_name,
     read_addresses,
     read_name,
 )
@@ -231,7 +232,7 @@ async def session(
         log = stack.enter_context(
             closing(EventLog(clock, identity.peer, [JsonlSink(folder.log), bulletins, pace, *options.sinks]))
         )
-        name = _own_name(settings.name, folder, identity.peer, log.emit)
+        name = _own_name(settings.name, folder, options.home, log.emit)
         if unsaved is not None:
             log.emit(Notice(text=told(unsaved)))
         passport = Passport(identity=identity, run=run, name=name, admission=admission)
@@ -281,12 +282,14 @@ async def session(
                 await node.aclose()
 
 
-def _own_name(given: str, folder: PeerFolder, peer: PeerId, emit: Emit) -> str:
-    """Return what others call this peer: by the name given, else by the one given before, else by its machine."""
+def _own_name(given: str, folder: PeerFolder, home: Home, emit: Emit) -> str:
+    """Return what others call this peer: by the name given, else by the one given before in this run, or else in
+    another, else by its machine."""
     if given:
         keep_name(folder, given)
         return given
-    if kept := read_name(folder):
+    peer = folder.root.name
+    if kept := read_name(folder) or last_name(home, peer):
         emit(Notice(text=f"this peer is called {kept}, as before; --name gives it another name"))
         return kept
     return f"{platform.node()[:40] or 'peer'}-{peer[:4]}"

@@ -9,7 +9,7 @@ The config to train by is the genesis with other settings. Its own digest names 
 genesis. Paths are not among what peers share: who made the run keeps its run file, for others they are to be named.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import PureWindowsPath
@@ -20,7 +20,7 @@ import tomli_w
 
 from weft import reading
 from weft.codec.config import CodecConfig
-from weft.config import Config, alike, dump, from_tree, leave_out, replace_field
+from weft.config import Config, alike, dump, from_tree, is_in, leave_out, replace_field
 from weft.data.corpus import CorpusConfig
 from weft.data.packing import BytesConfig, JsonConfig
 from weft.data.tokenizer import ByteTokenizer
@@ -29,7 +29,7 @@ from weft.run.config import FolderModel, Genesis, RunConfig, RunFile, ShapedMode
 from weft.run.genesis import of_shape
 from weft.run.idle import without_effect
 from weft.run.staged import StagedConfig
-from weft.sync.method.choices import ApplyConfig, InnerConfig
+from weft.sync.method.choices import ApplyConfig, Choices, InnerConfig
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import ScheduleConfig
 from weft.sync.records.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
@@ -84,6 +84,38 @@ def as_run_file(settings: Settings) -> RunAmended:
     """Return settings as a run file has them."""
     train, method = alike(TrainAmended, settings), alike(MethodAmended, settings.method)
     return RunAmended(train=TrainAmended(**train), method=MethodAmended(**method))
+
+
+def where_unsaid(said: Settings, before: Settings, now: Settings, named: Sequence[str]) -> tuple[Settings, Settings]:
+    """Return what a run is to be trained by: what a person has changed of its file, or named beside it, and of all else
+    what holds now; and what the file says without what was named.
+
+    Args:
+        said: by the file, with what was named.
+        before: by the file, when the run was gone on with last.
+        now: as amended since.
+        named: dotted fields of a run file.
+    """
+
+    def merged(said: Any, before: Any, now: Any, place: str) -> tuple[Any, Any]:
+        if any(is_in(place, field) for field in named):
+            return said, before
+        kinds = {each.get("type") if isinstance(each, dict) else "value" for each in (said, before, now)}
+        if isinstance(said, dict) and len(kinds) == 1:
+            both = {name: merged(said[name], before[name], now[name], f"{place}.{name}".strip(".")) for name in said}
+            return {name: one for name, (one, _) in both.items()}, {name: other for name, (_, other) in both.items()}
+        return now if said == before else said, said
+
+    trees = [msgspec.to_builtins(as_run_file(each)) for each in (said, before, now)]
+    asked, written = (_settings(tree, said) for tree in merged(trees[0], trees[1], trees[2], ""))
+    return asked, written
+
+
+def _settings(tree: dict[str, Any], like: Settings) -> Settings:
+    """Return settings from what a run file has of them; `like` has the rest."""
+    found: RunAmended = from_tree(tree, RunAmended, where="run file")
+    method = msgspec.structs.replace(like.method, **alike(Choices, found.method))
+    return Settings(**alike(Settings, found.train), method=method)
 
 
 def amendment(settings: Settings, changes: Mapping[str, Any], reason: str) -> Amend:

@@ -160,6 +160,7 @@ class PeerFolder:
     addresses = _Inside("addresses")
     name = _Inside("name")
     run_file = _Inside("run.toml")
+    said = _Inside("said.json")
     anchored = _Inside("anchored")
     moved = _Inside("moved")
     wish = _Inside("wish")

@@ -4,6 +4,7 @@
     ticket       a fresh one, which `weft ticket` prints
     addresses    where others were last reached: a convenience, since tickets hold addresses too
     name         what --name called this peer last
+    said.json    what the run file says of what can be amended, when the run was gone on with last (launch/kept.py)
     run.toml     the run file, of who made the run: what peers share names no text, and this does
 
 Secret, ticket and run file are for their owner's eyes only. Each file is replaced whole or stays as it was, so a full
@@ -20,7 +21,7 @@ from weft.errors import ConfigError, DataError, DiskFull
 from weft.ids import PeerId
 from weft.net.admission import SECRET_NBYTES, Admission, ByTicket
 from weft.net.messages import Name
-from weft.store.home import PeerFolder
+from weft.store.home import Home, PeerFolder
 
 
 def read_secret(folder: PeerFolder) -> bytes | None:
@@ -100,6 +101,12 @@ def read_name(folder: PeerFolder) -> str:
         return msgspec.convert(folder.name.read_text(encoding="utf-8"), Name)
     except (OSError, ValueError):  # among them what msgspec raises
         return ""
+
+
+def last_name(home: Home, peer: str) -> str:
+    """Return what a peer was called last in any run of a home; empty: nobody gave it a name."""
+    named = sorted((path.stat().st_mtime, path) for path in (home.root / "runs").glob(f"*/{peer}/name"))
+    return read_name(PeerFolder(named[-1][1].parent)) if named else ""
 
 
 def keep_name(folder: PeerFolder, name: str) -> None:

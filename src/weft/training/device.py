@@ -106,7 +106,7 @@ def _require_cuda(device: torch.device) -> None:
     if (device.index or 0) >= count:
         raise ConfigError(
             f'peer.device: "{device}" is not there: this torch ({torch.__version__}) sees {count} CUDA devices. Set '
-            'device = "auto", or install a torch build that fits the driver (`weft doctor` says which).'
+            'device = "auto" (--device auto), or install a torch build that fits the driver (`weft doctor` says which).'
         )
 
 
@@ -240,7 +240,7 @@ def by_place(memory: cost.Memory, device: Device) -> dict[str, int]:
 def figures(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
     """Return both in words, place by place."""
     return "; ".join(
-        f"{'this machine' if place == 'cpu' else place}: {gigabytes(nbytes)} needed, {gigabytes(free[place])} free"
+        f"{'this machine' if place == 'cpu' else place}: {gigabytes(nbytes)} needed, {gigabytes(max(0, free[place]))} free"
         for place, nbytes in needed.items()
     )
 

@@ -132,6 +132,7 @@ def test_a_change_is_blamed_and_not_the_file(weft: Weft, run_path: Path) -> None
     [
         (("--device", "gpu"), "device"),
         (("--transports", "tls,pigeon"), "pigeon"),
+        (("--port", "99999"), "it must be at most 65535"),
         (("--device", "banana"), "--device banana: there is no such value. Allowed: auto, cpu, mps, cuda, or"),
         (("--port", "70000"), "'--port'"),
         (("--port", "-1"), "'--port'"),

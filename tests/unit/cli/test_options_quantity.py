@@ -29,7 +29,8 @@ def test_a_rate_is_bits_per_second(text: str, bps: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("50GB", 50 * 10**9), ("512 MiB", 512 << 20), ("1tb", 10**12), ("1000", 1000), (".5kB", 500)]
+    ("text", "count"),
+    [("50GB", 50 * 10**9), ("512 MiB", 512 << 20), ("1tb", 10**12), ("1000000", 10**6), (".5kB", 500), ("8b", 8)],
 )
 def test_bytes_are_decimal_unless_they_say_otherwise(text: str, count: int) -> None:
     assert options.nbytes("--memory", text) == count
@@ -49,6 +50,12 @@ def test_what_is_no_rate_names_the_option_and_an_example(text: str) -> None:
 def test_a_bare_small_number_may_mean_megabits_and_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"--up {text}: .*Write .*mbit if you mean megabits"):
         options.rate_bps("--up", text)
+
+
+@pytest.mark.parametrize("text", ["8", "16", "999999"])
+def test_a_bare_small_number_may_mean_gigabytes_and_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--memory {text}: .*Write {text}GB if you mean gigabytes"):
+        options.nbytes("--memory", text)
 
 
 @pytest.mark.parametrize("text", ["5GB/s", "20mbit", "much", ""])

@@ -17,7 +17,7 @@ from weft.events import ActEnacted, DataReady, Notice, RoundCommitted, StepDone
 from weft.ids import RunId
 from weft.keys import Identity, open_identity, read_peer
 from weft.launch import corpus
-from weft.launch.terms import terms
+from weft.launch.terms import Terms, terms
 from weft.net.ticket import issue, read
 from weft.peer.peer import Peer
 from weft.peer.state.checkpoint import Snapshot, load
@@ -113,6 +113,31 @@ async def test_a_joiner_that_comes_again_brings_its_inner_optimizer(tmp_path: Pa
     assert step.step == left.counters["num_steps"] + 1 > 1
     assert found["moment1"].equal(left.private["moment1"])
     assert found["moment1"].count_nonzero()
+
+
+@pytest.mark.full
+async def test_a_member_that_comes_back_is_not_asked_again(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2, num_rounds=10_000)
+    home, asked = Home(tmp_path / "b"), list[Terms]()
+
+    def agree(terms: Terms) -> bool:
+        asked.append(terms)
+        return True
+
+    async with crew.deadline():
+        crew.found("a", wait_for=2)
+        b = crew.join("b", home=home, agree_to=agree)
+        await b.until(RoundCommitted, lambda event: b.id in event.contributors)
+        b.peer.stop("asked to")
+        await b.task
+        again = crew.join("b", home=home, agree_to=agree)
+        await again.until(RoundCommitted, lambda event: again.id in event.contributors)
+        said = [each.text for each in again.seen(Notice) if "this machine is a member of run" in each.text]
+        c = crew.join("c", agree_to=agree)
+        await c.until(RoundCommitted)
+    assert len(asked) == 2, "the newcomers, each once"
+    assert len(said) == 1
+    assert "going on from round " in said[0]
 
 
 async def test_a_joiner_that_nobody_answers_goes_on_with_its_checkpoint_and_without_one_says_so(tmp_path: Path) -> None:

@@ -215,6 +215,26 @@ def test_silently_lost_link_is_replaced_because_its_dialler_says_so(world):
     world.run(scenario)
 
 
+def test_a_key_in_two_places_is_refused_at_the_second_while_the_first_answers(world):
+    async def scenario():
+        a, b = await world.started(2)
+        await b.connect(a.peer)
+        copy = world.node(1)  # another process with b's key
+        with pytest.raises(Refused, match=r"another process takes part in this run with the same key.*--key second"):
+            await copy.connect(a.peer)
+        assert a.is_linked(b.peer)
+        assert not world.seen(0, LinkDown)
+        (told,) = world.seen(0, AdmissionRefused)
+        assert "the same key" in told.reason
+        world.network.partition(a.peer, b.peer)  # the first one's machine is off, and nobody has noticed
+        for one, other in ((a.peer, b.peer), (b.peer, a.peer)):
+            world.network.link(one, other).is_cut = False
+        await copy.connect(a.peer)
+        assert [event.reason for event in world.seen(0, LinkDown)] == ["replaced by a newer connection"]
+
+    world.run(scenario)
+
+
 def test_kept_link_comes_back_with_growing_pauses(world):
     async def scenario():
         a, b = await world.started(2)

@@ -153,6 +153,7 @@ class Crew:
 
     def join(self, name: str, ticket: str = "", *, prepare: Prepare | None = None, **given: Any) -> Member:
         """Join with `ticket`, or with that of the first member once it listens."""
+        work = Corpus(agree_to=given.pop("agree_to", None))
         member, options, on_started = self._member(name, prepare, given)
 
         async def start() -> Outcome | None:
@@ -161,7 +162,7 @@ class Crew:
                 await asyncio.wait(
                     (first.task, asyncio.ensure_future(first.started.wait())), return_when=asyncio.FIRST_COMPLETED
                 )
-            return await join(Corpus(), ticket or first.ticket, options, on_started=on_started)
+            return await join(work, ticket or first.ticket, options, on_started=on_started)
 
         member.task = asyncio.ensure_future(start())
         return member

@@ -8,10 +8,11 @@ import pytest
 
 from model.world import first_base
 from weft.errors import ConfigError, DiskFull
+from weft.ids import PeerId, RunId
 from weft.net.admission import Anyone, ByTicket
-from weft.store.home import PeerFolder
+from weft.store.home import Home, PeerFolder
 from weft.store.journal import Votes
-from weft.store.tickets import keep_name, keep_secret, keep_ticket, read_name, read_secret
+from weft.store.tickets import keep_name, keep_secret, keep_ticket, last_name, read_name, read_secret
 from weft.sync.round.rules import Durable
 
 SECRET = bytes(range(16))
@@ -88,3 +89,15 @@ def test_a_name_is_kept_until_another_is_given_and_a_damaged_one_is_none(folder:
     assert read_name(folder) == "grün"
     folder.name.write_bytes(damaged.encode())
     assert read_name(folder) == ""
+
+
+def test_a_peer_is_called_in_another_run_as_it_was_called_last(tmp_path: Path) -> None:
+    home, anna, bert = Home(tmp_path), PeerId("a" * 64), PeerId("b" * 64)
+    assert last_name(home, anna) == ""
+    for run, at, name in (("1" * 64, 20, "anna"), ("2" * 64, 10, "ann")):
+        folder = home.folder(RunId(run), anna)
+        folder.root.mkdir(parents=True)
+        keep_name(folder, name)
+        os.utime(folder.name, (at, at))
+    assert last_name(home, anna) == "anna"
+    assert last_name(home, bert) == "", "another key is another peer"

@@ -166,7 +166,7 @@ def measure(
     alone = train.batch_size * train.seq_len / step_s
     name = f"cpu, threads: {threads}" if device.is_cpu else device.name
     return Here(
-        name="cpu, with a core to itself: other programs use the cores now" if is_disturbed else name,
+        name="cpu, as if no other program ran here; others use the cores now" if is_disturbed else name,
         tokens_per_s=alone * min(1.0, at_once / num_sharing),
         crowding=max(1.0, num_sharing / cores),
         is_gpu=not device.is_cpu,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from weft.cli.home import CHECKPOINT_FILE, LAST, find_checkpoint
+from weft.cli.home import CHECKPOINT_FILE, LAST, find_checkpoint, own_name, runs_of
 from weft.cli.settings import changes_of
 from weft.cli.terminal import WorkLine, tell
 from weft.clock import SystemClock
@@ -133,6 +133,15 @@ def model_beside(run_file: Path) -> Path:
     return run_file.with_name(f"{run_file.stem}-model")
 
 
+def is_held(run_file: Path, home: Path) -> bool:
+    """Return whether a home holds a run of the name that a run file gives: nobody reads a text anew to ask this."""
+    try:
+        name = load_tree(run_file).get("name")
+    except ConfigError:
+        return False
+    return any(own_name(run) == name for run in runs_of(home))
+
+
 def say_found(path: Path) -> None:
     before = str(load_tree(path).get("predecessor"))
     tell(f"{path} begins with what run {before[:8]} had learnt; weft uses that. Another: --new")
@@ -163,9 +172,11 @@ def numbered(folder: Path, stem: str) -> Iterator[Path]:
     yield from (folder / f"{stem}-{number}.toml" for number in count(2))
 
 
-def run_file_after(given: Path, changes: Sequence[str], before: Learnt, *, is_new: bool) -> tuple[Path, list[str]]:
-    """Return a run file that is as `given` but begins with what another run has learnt, and what is still to be changed
-    of it.
+def run_file_after(
+    given: Path, changes: Sequence[str], before: Learnt, *, is_new: bool
+) -> tuple[Path, list[str], bool]:
+    """Return a run file that is as `given` but begins with what another run has learnt, what is still to be changed of
+    it, and whether it was made now.
 
     Args:
         changes: of `--set`: written into a file that is made now.
@@ -180,7 +191,7 @@ def run_file_after(given: Path, changes: Sequence[str], before: Learnt, *, is_ne
     there = [each for each in takewhile(Path.exists, others()) if before.begins(each)]
     if there and not is_new:
         say_found(there[-1])
-        return there[-1], list(changes)
+        return there[-1], list(changes), False
     tree, changed = load_tree(given), changes_of(changes)
     tree.pop("run", None)  # it names the run that the old file makes
     with before.placed(others()) as path:
@@ -192,7 +203,7 @@ def run_file_after(given: Path, changes: Sequence[str], before: Learnt, *, is_ne
         head = f"# Made by `weft train {given.name} --after {short(before.run)}`, from that file.\n"
         write_new(path, (head + tomli_w.dumps(tree)).encode())
     say_made(path, str(tree["name"]), before)
-    return path, []
+    return path, [], True
 
 
 def write_new(path: Path, data: bytes) -> None:

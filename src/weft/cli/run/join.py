@@ -121,8 +121,8 @@ def describe(terms: "Terms") -> str:
             f"to fetch  {figures.nbytes(terms.fetch_nbytes)}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for the program itself, "
-            f"{figures.nbytes(terms.memory_nbytes)} to train {terms.micro_batch} of a batch's "
-            f"{run.train.batch_size} samples at a time",
+            f"{figures.nbytes(terms.memory_nbytes)} to train on "
+            f"{figures.several(terms.micro_batch, 'sample')} at a time; a batch has {run.train.batch_size}",
             *_network(terms),
         )
     )

@@ -23,11 +23,11 @@ import typer
 
 from weft import reading
 from weft.cli.options import Length, length
-from weft.cli.run.after import Learnt, model_beside, numbered, say_found, say_made, write_new
+from weft.cli.run.after import Learnt, is_held, model_beside, numbered, say_found, say_made, write_new
 from weft.cli.settings import changes_of, run_file
 from weft.cli.terminal import WorkLine, tell
 from weft.clock import SystemClock
-from weft.config import from_tree, is_in, leave_out, leaves, load_tree, replace_field
+from weft.config import fault_of, from_tree, is_in, leave_out, leaves, load_tree, replace_field
 from weft.dashboard import figures
 from weft.dashboard.logs import is_there
 from weft.errors import ConfigError, TooLarge
@@ -143,16 +143,33 @@ class Asked:
         is_new: make another, though there is one.
         is_longer: `--length` is for a run that goes on.
         before: make one that begins with what this has learnt.
+        home: holds runs that were begun by run files of the text.
     """
 
     changes: Sequence[str] = ()
     is_new: bool = False
     is_longer: bool = False
     before: Learnt | None = None
+    home: Path
 
 
-def run_file_for(text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig") -> tuple[Path, list[str], int]:
-    """Return the run file of a text, made now where there is none; what is still to be changed of it; and its peers.
+@dataclass(frozen=True, kw_only=True)
+class RunFileOf:
+    """The run file of a text.
+
+    Args:
+        changes: still to be made of what it says.
+        is_made: just now.
+    """
+
+    path: Path
+    changes: Sequence[str]
+    peers: int
+    is_made: bool = False
+
+
+def run_file_for(text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig") -> RunFileOf:
+    """Return the run file of a text, made now where there is none; of several the newest by which the home holds a run.
 
     Raises:
         ConfigError: nobody answers, or an answer makes no sense; DataError: the text cannot be read, or is too little.
@@ -160,16 +177,19 @@ def run_file_for(text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig
     all_there, before, changes = list(existing(text)), asked.before, list(asked.changes)
     there = [each for each in all_there if before is None or before.begins(each)]
     if there and not asked.is_new:
+        begun = [each for each in there if is_held(each, asked.home)]
+        path = (begun or there)[-1]
+        if not begun and (given := [*(["--go-on"] if asked.is_longer else []), *wishes.given()]):
+            raise ConfigError(_not_begun(given, path, text, asked))
         if wishes.given() == ["--length"] and asked.is_longer:
-            changes += _longer(text, there[-1], str(wishes.length))
+            changes += _longer(text, path, str(wishes.length))
         elif given := wishes.given():
-            raise ConfigError(_already(given, there[-1], text, asked))
-        others = f". There are older ones: {', '.join(map(str, there[:-1]))}" if there[:-1] else ""
+            raise ConfigError(_already(given, path, text, asked))
         if before is None:
-            tell(f"{there[-1]} says how to train {text}; weft uses that{others}")
+            tell(f"{path} says how to train {text}; weft uses that{_other_files(there, path, asked.home)}")
         else:
-            say_found(there[-1])
-        return there[-1], changes, run_file(there[-1], changes).peers
+            say_found(path)
+        return RunFileOf(path=path, changes=changes, peers=run_file(path, changes).peers)
     path, tree = _made(text, wishes, asked, settings, num_before=len(all_there))
     if all_there:
         how = "--new" if before is None else f"--after {short(before.run)}"
@@ -181,7 +201,34 @@ def run_file_for(text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig
         tell(f"run file: {path}")
     else:
         say_made(path, str(tree["name"]), before)
-    return path, [], int(tree["peers"])
+    return RunFileOf(path=path, changes=(), peers=int(tree["peers"]), is_made=True)
+
+
+def _other_files(there: Sequence[Path], path: Path, home: Path) -> str:
+    """Return which run files of a text are left aside, of those that are there, the newest last."""
+    at = there.index(path)
+    older, newer = there[:at], there[at + 1 :]
+    said = f". There are older ones: {', '.join(map(str, older))}" if older else ""
+    if newer:
+        makes = "makes another run" if len(newer) == 1 else "make other runs"
+        said += f". {', '.join(map(str, newer))} {makes}, and {home} holds nothing of that: name the file to train it"
+    return said
+
+
+def _not_begun(given: Sequence[str], path: Path, text: Path, asked: Asked) -> str:
+    """Return that a run file of which the home holds no run answers already what is answered again, and what to do.
+
+    Args:
+        given: options of questions, and --go-on.
+    """
+    leave, new = "leave them out" if len(given) > 1 else "leave it out", "--new"
+    if asked.is_longer:
+        new += " in the place of --go-on"
+    return (
+        f"{', '.join(given)}: {path} already says how to train {text}, and {asked.home} holds no run that it made. "
+        f"Nothing was started. To begin as that file says, {leave}. To answer the questions anew, remove that file, or "
+        f"add {new}. If the run is in another home, name that: weft --home FOLDER."
+    )
 
 
 def _already(given: Sequence[str], path: Path, text: Path, asked: Asked) -> str:
@@ -341,6 +388,7 @@ def _answered(
     nbytes = found.nbytes
     if before is not None:
         found, base = own_text.scaled(found, before.tokens_per_byte), base if path is None else path.parent
+    _check_changes(changes, changed, found, begins={} if before is None or path is None else before.fields("model"))
     machine = _Machine(found, settings)  # too little text is refused before anything is asked
     many = "1 document" if found.num_documents == 1 else f"{found.num_documents:,} documents"
     tell(f"{text}: {figures.nbytes(nbytes)} of text in {many}; a tenth is held out, to measure the loss")
@@ -367,7 +415,9 @@ def _answered(
     def tokens_of(given: str) -> int:
         tokens = own_text.rounded(int(_tokens(length("--length", given), found, peers * here.tokens_per_s)))
         if tokens > MAX_TOKENS:
-            raise ConfigError(f"--length {given[:40]}: Allowed: at most {MAX_TOKENS:,} tokens; these are {tokens:,}.")
+            raise ConfigError(
+                f"--length {given[:40]}: these are {tokens:,} tokens, and a run has at most {MAX_TOKENS:,}."
+            )
         return tokens
 
     peers = asks.ask(
@@ -429,7 +479,7 @@ class _Asks:
             try:
                 return read(answer)
             except ConfigError as error:
-                tell(str(error))
+                tell(re.sub(r"^--[a-z-]+ ", "", str(error)))  # it was an answer, and no option
 
 
 def _checked(changes: Sequence[str]) -> dict[str, Any]:
@@ -438,6 +488,27 @@ def _checked(changes: Sequence[str]) -> dict[str, Any]:
         if dotted in _QUESTIONS:
             raise ConfigError(f"--set {dotted}: for your own text, {_QUESTIONS[dotted]} says that. Give it instead.")
     return changed
+
+
+def _check_changes(changes: Sequence[str], changed: dict[str, Any], found: "Text", *, begins: dict[str, Any]) -> None:
+    """Refuse what no run file may hold before anything is timed or asked.
+
+    Args:
+        changes: as they were given.
+        begins: fields of a run that begins with what another has learnt.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    from weft.plan import own_text
+    from weft.run.config import RunFile
+
+    if changed:
+        tree = own_text.run_tree(found, own_text.Answers(name="text", size="nano", tokens=1 << 20, peers=1)) | begins
+        for dotted, value in changed.items():
+            replace_field(tree, dotted, value)
+        if (fault := fault_of(tree, RunFile)) is not None:
+            raise ConfigError(f"{' '.join(f'--set {change}' for change in changes)}: {fault}")
 
 
 def _source(text: Path, changed: dict[str, Any]) -> "Source":
@@ -456,13 +527,17 @@ def _source(text: Path, changed: dict[str, Any]) -> "Source":
 
 def _name(given: str) -> str:
     if not re.fullmatch(r"[\w .-]{1,64}", given):
-        raise ConfigError(f"--run-name {given[:80]}: Allowed: at most 64 letters, digits, spaces and _.-")
+        raise ConfigError(
+            f"--run-name {given[:80]}: no run may be called so. Allowed: at most 64 letters, digits, spaces and _.-"
+        )
     return given
 
 
 def _peers(given: str) -> int:
     if not given.isascii() or not given.isdigit() or not 1 <= int(given[:6]) <= MAX_PEERS:
-        raise ConfigError(f"--peers {given[:40]}: Allowed: a whole number from 1 to {MAX_PEERS}.")
+        raise ConfigError(
+            f"--peers {given[:40]}: that is no number of machines. Allowed: a whole number from 1 to {MAX_PEERS}."
+        )
     return int(given)
 
 
@@ -506,8 +581,8 @@ class _Machine:
             if size == given.casefold():
                 return size
         raise ConfigError(
-            f"--size {given[:40]}: Allowed: {', '.join(self.sizes)}. A larger one does not fit this machine, or "
-            "learns nothing more from so little text."
+            f"--size {given[:40]}: there is no such size here. Allowed: {', '.join(self.sizes)}. A larger one does not "
+            "fit this machine, or learns nothing more from so little text."
         )
 
     def pace(self, size: "Size") -> "Here":
@@ -535,13 +610,14 @@ class _Machine:
         needed["cpu"] += program_nbytes(self._device)
         seconds = train.tokens / (here.tokens_per_s * described.peers)
         alike = "" if described.peers == 1 else f" by {described.peers} machines as fast as this one"
-        passes = train.tokens / self._text.train_tokens
+        passes = train.tokens / self._text.train_tokens  # the tokens are rounded
+        often = f"{passes:.2g}" if passes < 100 else f"{passes:,.0f}"
         disk = disk_nbytes(self._text, run.num_parameters, CHECKPOINT_VECTORS)
         traffic = round_traffic(run.method, run.vector.tensors, run.num_parameters, max(2, described.peers))
         moved = figures.nbytes(traffic.sent_nbytes + traffic.received_nbytes)
-        among = "with a second machine" if described.peers == 1 else f"among {described.peers}"
+        among = "with a second machine" if described.peers == 1 else f"among {described.peers} machines"
         yield f"model     {figures.amount(run.num_parameters)} parameters, context {train.seq_len} tokens"
-        yield f"length    {figures.amount(train.tokens)} tokens, {passes:.3g} passes over the text"
+        yield f"length    {figures.amount(train.tokens)} tokens, about {often} passes over the text"
         yield (
             f"time      {_about(seconds)} of training steps{alike}, at {here.tokens_per_s:,.0f} tokens/s "
             f"measured on {here.name}; evaluation and exchange take more"
@@ -551,8 +627,8 @@ class _Machine:
         yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"
         if described.peers > 1 and not described.stewards:
             yield (
-                "later     once others hold the run, none may change it, or its length, alone. Keys that "
-                "--set stewards names now may: docs/stewards.md"
+                "later     once several machines hold the run, none of them can change it, or make it longer, alone. "
+                "Who may is said now, with --set stewards=...: docs/stewards.md"
             )
         yield (
             "others    whoever has the ticket can join and then has this text: machines fetch it from one another. "

@@ -79,6 +79,7 @@ def delete(
     held = there[found[0]]
     if _is_anchored(held, home):
         raise KeyLocked(f"an anchor of run {called(held.folder)} runs here. Stop it first, with Ctrl-C in its window.")
+    runs.require_idle(held, home)  # before anybody is asked
     typer.echo(_what_goes(held, on_disk(held.folder)), err=True)
     if not yes:
         if not sys.stdin.isatty():

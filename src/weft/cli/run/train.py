@@ -1,6 +1,10 @@
 """`weft train`: make the run a file describes, or of somebody's own text, or go on with one, and print a ticket."""
 
 import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,16 +13,17 @@ import typer
 from weft.cli import settings
 from weft.cli.home import SECTIONS, WHOLE, command_for, find_run, home_of, listing, on_disk
 from weft.cli.options import spread, until
-from weft.cli.run.after import Learnt, learnt, run_file_after
+from weft.cli.run.after import Learnt, is_held, learnt, model_beside, run_file_after
 from weft.cli.run.own_text import Asked, Wishes, kind_of, run_file_for
 from weft.cli.run.torchrun import served
-from weft.cli.terminal import TO_SCREEN, say_loading
+from weft.cli.terminal import TO_SCREEN, say_loading, tell
 from weft.clock import SystemClock
-from weft.errors import ConfigError
+from weft.errors import ConfigError, DataError, WeftError
 from weft.ids import RunId, short
 
 if TYPE_CHECKING:
     from weft.launch.kept import Wish
+    from weft.run.machine import PeerConfig
 
 EXAMPLE = """For your own text (a file, packed or not, or a folder; JSON lines and tables, too) it asks four questions,
 or none with --yes, and writes a run file beside the text: `weft train notes.txt`. The same command again goes on with
@@ -92,21 +97,23 @@ def train(
     stays = until(stay.until, SystemClock().wall())
     wish: Wish = "go on" if go_on else "new" if new else "ask"
     kind, changed = kind_of(what), list(changes or ())
+    path, kept, is_made = Path(what), None, False
+    if kind == "run":
+        idle = {"--set": bool(changed), "--go-on": go_on, "--new": new, **dict.fromkeys(own.all_given, True)}
+        kept = None if after else _kept(what, home_of(context), idle)
+    elif kind == "text":
+        _require_place(home_of(context), chosen)
     say_loading(is_quiet=stay.quiet or TO_SCREEN in (log or ()))
-    path, kept = Path(what), None
     before = None if after is None else _before(after, kind, what, home_of(context))
     if kind == "text":
-        asked = Asked(changes=changed, is_new=new, is_longer=go_on, before=before)
-        path, changed, peers = run_file_for(path, own, asked, chosen)
-        wait_for = wait_for or peers
+        asked = Asked(changes=changed, is_new=new, is_longer=go_on, before=before, home=home_of(context))
+        found = run_file_for(path, own, asked, chosen)
+        path, changed, is_made = found.path, list(found.changes), found.is_made
+        wait_for = wait_for or found.peers
     elif kind == "run file":
         own.refuse_for_run_file()
     if kind == "run file" and before is not None:
-        path, changed = run_file_after(path, changed, before, is_new=new)
-    if kind == "run":
-        idle = {"--set": bool(changed), "--go-on": go_on, "--new": new, **dict.fromkeys(own.all_given, True)}
-        kept = _kept(what, home_of(context), idle)
-    described = None if kept else (settings.run_file(path, changed), path.absolute().parent)
+        path, changed, is_made = run_file_after(path, changed, before, is_new=new)
     from weft.cli.run.running import Manner, run
     from weft.launch.corpus import Corpus
     from weft.launch.session import Names, Options
@@ -118,20 +125,66 @@ def train(
         typed = shlex.join([str(path), *(part for change in changed for part in ("--set", change))])
         names = Names(train=f"{command_for(home_of(context))} train {typed}")
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, names=names)
-    run(
-        lambda _ask, trainers: Corpus(described=described, kept=kept, trainers=trainers, stages=prepare, wish=wish),
-        options,
-        Manner(
-            is_quiet=stay.quiet,
-            until=stays,
-            report=report,
-            parent=stay.parent,
-            wait_for=wait_for or 1,
-            logs=tuple(log or ()),
-            source="" if kind == "run" else shlex.quote(what if after is None else str(path)),
-            is_text=kind == "text" and after is None,
-        ),
-    )
+    with _made_for(path if is_made else None, home_of(context)):
+        described = None if kept else (settings.run_file(path, changed), path.absolute().parent)
+        run(
+            lambda _ask, trainers: Corpus(
+                described=described,
+                named=tuple(settings.changes_of(changed)),
+                kept=kept,
+                trainers=trainers,
+                stages=prepare,
+                wish=wish,
+            ),
+            options,
+            Manner(
+                is_quiet=stay.quiet,
+                until=stays,
+                report=report,
+                parent=stay.parent,
+                wait_for=wait_for or 1,
+                logs=tuple(log or ()),
+                source="" if kind == "run" else shlex.quote(what if after is None else str(path)),
+                is_text=kind == "text" and after is None,
+            ),
+        )
+
+
+def _require_place(home: Path, chosen: "PeerConfig") -> None:
+    """Refuse what could not begin anyway, before anything is asked or timed.
+
+    Raises:
+        DataError: the home cannot be written; NetError: there is no such address here.
+    """
+    from weft.net.transport import tcp
+
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        raise DataError(
+            f"weft cannot write into its home {home}: {error.strerror or error}. Choose another: --home FOLDER."
+        ) from error
+    if "tls" in chosen.transports and chosen.tls.host:
+        tcp.listen(chosen.tls.host, 0).close()
+
+
+@contextmanager
+def _made_for(path: Path | None, home: Path) -> Iterator[None]:
+    """Take a run file that was made for this start away again, with the model beside it, where nothing begins.
+
+    Args:
+        path: None: none was made.
+    """
+    try:
+        yield
+    except WeftError:
+        if path is not None and not is_held(path, home):
+            path.unlink(missing_ok=True)
+            shutil.rmtree(model_beside(path), ignore_errors=True)
+            tell(f"nothing was begun, so {path} is removed again")
+        raise
 
 
 def _before(after: str, kind: str, what: str, home: Path) -> Learnt:
@@ -167,7 +220,8 @@ def _kept(given: str, home: Path, changing: dict[str, bool]) -> RunId:
         )
     if idle := [option for option, is_given in changing.items() if is_given]:
         raise ConfigError(
-            f"{', '.join(idle)}: no effect on a run that is named so: it goes on as it is. {_how_to_change(run)}"
+            f"{', '.join(idle)}: {given[:64]} is a run of this home, and one that is named so goes on as it is. "
+            f"{_how_to_change(run)}"
         )
     return RunId(run.name)
 

@@ -15,6 +15,7 @@ protocol).
 Failure:
 - a peer breaks the protocol: its link is closed, `ConnectionDropped` says why; it may come back. Who does so again and
   again is barred for a while: a link that never lasts costs others more than none. Who floods is barred at once.
+- one key is in two places: whoever comes second is refused with the reason, as long as the first one answers.
 - the path dies silently: nothing here notices; membership does, and calls `drop`.
 """
 
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from weft.errors import PeerError, WireError
+from weft.errors import CallFailed, PeerError, WireError
 from weft.events import AdmissionRefused, ConnectionDropped, Emit, LinkDown, LinkUp
 from weft.ids import PeerId, short
 from weft.net.link.address_book import AddressBook
@@ -42,6 +43,13 @@ from weft.wire import encode
 
 VIA = "via"  # the transport through another peer
 MAX_FORMER = 1024  # peers whose lost links are remembered: keys are free to make
+
+ANSWERS_S = 2.0  # a process that holds a link; the dialler waits for `HANDSHAKE_S`
+_ANY = "link.is_there"  # a method that nobody serves
+_IN_TWO_PLACES = (
+    "another process takes part in this run with the same key, and it answers; a key is for one place at a time. Stop "
+    "that one, or give this machine a key of its own: --key second.pem"
+)
 
 MAX_VIOLATIONS = 3  # of one peer within `BARRED_S`: one may be a mishap
 BARRED_S = 60.0
@@ -157,6 +165,23 @@ class Links:
         """Wait while this side's own hello to `peer` is unanswered."""
         if (greeting := self._greeting.get(peer)) is not None:
             await greeting.wait()
+
+    async def is_held_by_another(self, peer: PeerId, instance: bytes) -> bool:
+        """Return whether another process than `instance` has `peer`'s key and is linked here: it answers a call.
+
+        Failure:
+        - it is gone, or its path is dead: no answer in time, and whoever comes takes its place.
+        """
+        link = self._standing.get(peer)
+        if link is None or link.instance == instance:
+            return False
+        try:
+            await link.session.call(_ANY, b"", deadline_s=ANSWERS_S)
+        except CallFailed:  # nobody serves that, which is an answer
+            return True
+        except PeerError:
+            return False
+        return True
 
     def session(self, stream: Stream, reader: FrameReader) -> Session:
         traffic = self._traffic[stream.peer]
@@ -294,6 +319,11 @@ class Listener:
         if isinstance(verdict, Rejected):
             self._emit(AdmissionRefused(remote=stream.peer, reason=verdict.reason))
             await turn_away(stream, verdict)
+            return
+        if await self._links.is_held_by_another(stream.peer, verdict.instance):
+            rejected = Rejected(code="admission", reason=_IN_TWO_PLACES)
+            self._emit(AdmissionRefused(remote=stream.peer, reason=rejected.reason))
+            await turn_away(stream, rejected)
             return
         if self._passport.peer < stream.peer:
             await self._links.settled(stream.peer)

@@ -125,7 +125,9 @@ def test_of_a_model_that_is_cut_a_person_reads_which_part_this_machine_would_hol
 
 def test_memory_is_that_of_the_program_and_of_training(tmp_path: Path) -> None:
     found = replace(made(tmp_path), process_nbytes=290_000_000, memory_nbytes=212_000_000, micro_batch=2)
-    said = "memory    about 502 MB: 290 MB for the program itself, 212 MB to train 2 of a batch's 4 samples"
+    said = (
+        "memory    about 502 MB: 290 MB for the program itself, 212 MB to train on 2 samples at a time; a batch has 4"
+    )
     assert said in describe(found)
 
 
@@ -167,5 +169,8 @@ def test_without_a_terminal_the_terms_are_shown_and_how_to_say_yes(weft: Weft, t
         assert "memory    about" in answer.out
         assert "network   " in answer.out
         assert "weft join TICKET --yes" in answer.err
-        assert not list((tmp_path / "home").glob("runs/*/*/checkpoint"))
+        assert not list((tmp_path / "home").glob("runs/*")), "terms that were read leave no run behind"
+        assert "names no checkpoint: there is none yet. There is no run" in " ".join(
+            weft("generate", "last").err.split()
+        )
         assert not member.task.done()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from unit.cli.small import Answer, Kept, Weft, as_trained
@@ -103,13 +104,15 @@ def test_a_person_is_asked_four_questions_and_again_where_an_answer_makes_no_sen
     assert (made.name, made.peers, made.train.tokens) == ("diary", 2, 720_000)  # an hour of both
     said = words(answer)
     for fault in (
-        "--run-name my: diary: Allowed",
-        "--size huge: Allowed: nano",
-        "--length 2 weeks",
-        "--peers 0: Allowed",
+        "my: diary: no run may be called so. Allowed",
+        "huge: there is no such size here. Allowed: nano",
+        "2 weeks: that is no length",
+        "0: that is no number of machines. Allowed",
     ):
         assert fault in said
+    assert "--size" not in said, "no option was typed"
     assert "2 machines as fast as this one train at 200 tokens/s" in said
+    assert " a round among 2 machines" in said
     assert "about 60 min of training steps by 2 machines as fast as this one" in said
     assert begun[0][1].wait_for == 2
 
@@ -117,9 +120,35 @@ def test_a_person_is_asked_four_questions_and_again_where_an_answer_makes_no_sen
 def test_a_wrong_unit_is_refused_before_anything_is_read_or_timed(weft: Weft, notes: Path) -> None:
     answer = weft("train", notes, "--yes", "--length", "10minuts")
     assert answer.code == 2
-    assert "--length 10minuts: Allowed" in words(answer)
+    assert "--length 10minuts: that is no length. Allowed" in words(answer)
     assert "as given" not in words(answer)
     assert "held out" not in words(answer)
+
+
+def test_a_field_that_is_not_there_is_refused_before_anything_is_timed(
+    weft: Weft, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_args: object, **_options: object) -> None:
+        raise AssertionError("timed")
+
+    monkeypatch.setattr(speed_here, "measure", measure)
+    said = refused(weft, 2, "--set train.tokns=5", "train", notes, "--yes", "--set", "train.tokns=5")
+    assert 'Did you mean "tokens"?' in said
+
+
+@pytest.mark.parametrize("form", ["home", "host"])
+def test_what_could_not_begin_anyway_is_refused_before_anything_is_asked(
+    weft: Weft, notes: Path, tmp_path: Path, form: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    before = ("--home", tmp_path / "file") if form == "home" else ()
+    after = () if form == "home" else ("--host", "203.0.113.9")
+    words_of = {"home": "cannot write into its home", "host": "203.0.113.9"}
+    answer = weft(*before, "train", notes, *after, "--yes")
+    assert answer.code in (11, 20)
+    assert words_of[form] in words(answer)
+    assert "held out" not in words(answer)
+    assert not notes.with_name("notes.toml").exists()
 
 
 def test_what_would_have_no_effect_is_not_written(weft: Weft, notes: Path, begun: Begun) -> None:
@@ -149,7 +178,7 @@ def test_nobody_to_ask_is_refused_with_the_options_that_answer(weft: Weft, notes
     assert len(begun) == 1
 
 
-def test_the_same_text_again_finds_its_run_file_and_says_so(weft: Weft, notes: Path, begun: Begun) -> None:
+def test_the_same_text_again_finds_its_run_file_and_says_so(weft: Weft, notes: Path, begun: Begun, home: Path) -> None:
     assert weft("train", notes, "--yes").code == 0
     before = notes.with_name("notes.toml").read_text()
     again = weft("train", notes)
@@ -157,6 +186,7 @@ def test_the_same_text_again_finds_its_run_file_and_says_so(weft: Weft, notes: P
     assert f"{notes.with_name('notes.toml')} says how to train {notes}" in words(again)
     assert notes.with_name("notes.toml").read_text() == before
     assert begun[0][0].described == begun[1][0].described
+    held(home, "notes")
     refused(weft, 2, "already says how", "train", notes, "--size", "nano")
     anew = weft("train", notes, "--yes", "--new")
     assert anew.code == 0
@@ -165,6 +195,7 @@ def test_the_same_text_again_finds_its_run_file_and_says_so(weft: Weft, notes: P
     assert f"weft train {path} --new" in words(anew)
     other = notes.with_name("notes-2.toml")
     assert load(other, RunFile).name == "notes-2"
+    (home / "blobs" / ("ab" * 32)).write_bytes(msgspec.msgpack.encode({"name": "notes-2"}))
     assert f"{other} says how" in words(weft("train", notes))
 
 
@@ -198,8 +229,9 @@ def test_a_text_is_trained_on_with_what_a_run_has_learnt(
     assert home.is_dir()
 
 
-def test_a_run_that_goes_on_takes_a_length(weft: Weft, notes: Path, begun: Begun) -> None:
+def test_a_run_that_goes_on_takes_a_length(weft: Weft, notes: Path, begun: Begun, home: Path) -> None:
     assert weft("train", notes, "--yes").code == 0
+    held(home, "notes")
     for given, tokens in (("400ktokens", 400_000), ("30passes", 400_000)):
         answer = weft("train", notes, "--go-on", "--length", given)
         assert answer.code == 0, answer.err
@@ -212,6 +244,58 @@ def test_a_run_that_goes_on_takes_a_length(weft: Weft, notes: Path, begun: Begun
     assert "counted from its first round, add --go-on." in said
     said = refused(weft, 2, "takes 63,000 to rise and to fall", "train", notes, "--go-on", "--length", "250tokens")
     assert "--set" not in said
+
+
+def held(home: Path, name: str) -> None:
+    """Let a home hold a run of that name."""
+    run = "ab" * 32
+    (home / "runs" / run).mkdir(parents=True)
+    (home / "blobs").mkdir(exist_ok=True)
+    (home / "blobs" / run).write_bytes(msgspec.msgpack.encode({"name": name}))
+
+
+def test_a_start_that_fails_takes_its_run_file_away_and_the_right_command_begins(
+    weft: Weft, notes: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_args: object) -> None:
+        raise ConfigError("cannot listen on 10.9.9.9")
+
+    monkeypatch.setattr(running, "run", fails)
+    length = ("--yes", "--length", "3passes")
+    said = refused(weft, 2, "cannot listen on 10.9.9.9", "train", notes, *length)
+    assert f"nothing was begun, so {notes.with_name('notes.toml')} is removed again" in said
+    assert not notes.with_name("notes.toml").exists()
+    monkeypatch.setattr(running, "run", lambda *_args: None)
+    assert weft("train", notes, *length).code == 0
+    assert notes.with_name("notes.toml").exists()
+    held(home, "notes")  # a start that fails later leaves the file of what it began
+    monkeypatch.setattr(running, "run", fails)
+    assert weft("train", notes).code == 2
+    assert notes.with_name("notes.toml").exists()
+
+
+def test_a_run_file_that_began_nothing_sends_nobody_in_a_circle(weft: Weft, notes: Path, begun: Begun) -> None:
+    assert weft("train", notes, "--yes").code == 0  # of another home, as it were
+    said = refused(weft, 2, "holds no run that it made", "train", notes, "--length", "3passes")
+    assert "To begin as that file says, leave it out." in said
+    assert "--go-on" not in said
+    said = refused(weft, 2, "holds no run that it made", "train", notes, "--length", "3passes", "--go-on")
+    assert "leave them out" in said
+    assert "add --new in the place of --go-on" in said
+    assert len(begun) == 1
+
+
+def test_of_several_run_files_the_one_is_taken_by_which_this_home_holds_a_run(
+    weft: Weft, notes: Path, begun: Begun, home: Path
+) -> None:
+    assert weft("train", notes, "--yes").code == 0
+    held(home, "notes")
+    assert weft("train", notes, "--yes", "--new").code == 0  # and nothing was begun by it here
+    first, second = notes.with_name("notes.toml"), notes.with_name("notes-2.toml")
+    said = words(weft("train", notes))
+    assert f"{first} says how to train {notes}" in said
+    assert f"{second} makes another run, and {home} holds nothing of that: name the file to train it" in said
+    assert begun[-1][0].described == begun[0][0].described
 
 
 def test_no_file_of_anybody_is_overwritten(weft: Weft, notes: Path, begun: Begun) -> None:

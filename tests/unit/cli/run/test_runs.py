@@ -137,6 +137,8 @@ def test_a_run_that_is_trained_now_is_listed_so_and_not_deleted(weft: Weft, kept
         answer = weft("runs", "delete", "small", "--yes")
         assert answer.code == 13
         assert "is being trained from" in answer.err
+        unsaid = weft("runs", "delete", "small")
+        assert (unsaid.code, "--yes" in unsaid.err) == (13, False), "what is of no use is not offered"
         assert files(home) == before
     finally:
         lock.release()

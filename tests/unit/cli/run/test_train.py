@@ -21,6 +21,7 @@ from weft.peer.state.checkpoint import load, read_contents, save
 from weft.run.config import RunConfig
 from weft.run.genesis import initial
 from weft.store.home import Home
+from weft.sync.records.charter import Settings
 
 TWO_ROUNDS = ("--set", "method={type='fedavg', every=5}")
 
@@ -129,6 +130,40 @@ def test_who_holds_a_run_alone_trains_it_longer(weft: Weft, run_path: Path, home
     assert "960 of 1.28k tokens (75 %)" in shown.err
     assert rounds(home, before.run)[-1] == 6
     assert json.loads(weft("status", "last", "--json").out)["total_tokens"] == 1280
+
+
+def test_a_change_begins_at_what_the_run_is_now_and_not_at_what_its_file_was(
+    weft: Weft, run_path: Path, home: Path
+) -> None:
+    train = ("train", run_path, *TWO_ROUNDS, *LOCAL, "--quiet")
+
+    def settings() -> Settings:
+        charter = read_contents(find_checkpoint("last", home)).charter
+        assert charter is not None
+        return charter.settings
+
+    def edit(old: str, new: str) -> None:
+        run_path.write_text(run_path.read_text().replace(old, new))
+
+    assert weft(*train, "--until", "1rounds").code == 0
+    assert weft(*train, *LONGER, "--go-on", "--until", "1rounds").code == 0
+    rate = ("--set", "train.schedule.lr=0.02")
+    asked = " ".join(weft(*train, *rate).err.split())
+    assert " -> 0.02" in asked
+    assert "train.tokens" not in asked, "nobody has asked for another length"
+    assert weft(*train, *rate, "--go-on", "--until", "1rounds").code == 0
+    assert (settings().tokens, settings().schedule.lr) == (640, 0.02)
+    assert "it was changed since its file was written: train.tokens 320 -> 640" in notices(home)[-1] + "".join(
+        each for each in notices(home) if "with these changes" in each
+    )
+    edit("tokens = 320", "tokens = 960")  # what somebody changes in the file is asked for
+    assert weft(*train, "--go-on", "--until", "1rounds").code == 0
+    assert (settings().tokens, settings().schedule.lr) == (960, 0.02)
+    assert weft(*train, "--set", "train.tokens=1280", "--go-on", "--until", "1rounds").code == 0
+    assert weft(*train, "--set", "train.schedule.lr=0.01", "--go-on", "--until", "1rounds").code == 0
+    assert (settings().tokens, settings().schedule.lr) == (1280, 0.01)
+    assert weft(*train, "--until", "1rounds").code == 0, "without a change it goes on as it is"
+    assert (settings().tokens, settings().schedule.lr) == (1280, 0.01)
 
 
 def test_what_the_machine_file_says_for_runs_with_stages_is_named_where_there_are_none(
@@ -262,7 +297,7 @@ def test_what_several_hold_nobody_changes_alone_and_that_is_said_first(weft: Wef
     run = folder.parents[1].name
     for more in ((), ("--go-on",)):
         said = " ".join(refused(weft, 2, "Nothing was started", *train, *LONGER, *more).split())
-        assert f"this home holds run {run[:8]} (small), as 3 members do, at round 2" in said
+        assert f"3 members hold run {run[:8]} (small), this home among them, at round 2" in said
         assert "3 members hold it, and none of them may change it alone" in said
         assert f"the same command with --after {run[:8]}" in said
         assert "Python" not in said
