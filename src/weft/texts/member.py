@@ -43,6 +43,7 @@ from weft.texts.messages import (
     MAX_TEXTS,
     TOKEN_NBYTES,
     CloseSequence,
+    HowNear,
     OpenSequence,
     ResumeSequence,
     RowsOfText,
@@ -52,6 +53,7 @@ from weft.texts.messages import (
     TextRows,
     TokenDrawn,
 )
+from weft.texts.near import Nearness, answer_how_near
 from weft.texts.section import Done, Draw, Section, Work, packed, tokens_of
 from weft.texts.sequence import Marks, Moved, Rows, Sequence
 
@@ -140,6 +142,8 @@ class Member:
         self._run = run
         self._pace = Pace()
         self._ring = Ring(num_stages)
+        self._next = (stage + 1) % num_stages
+        self._near = Nearness(link, clock)
         self._has_guesses = has_guesses and section.is_first
         self._texts: dict[bytes, _Text] = {}
         self._num_since_read = 0
@@ -153,11 +157,15 @@ class Member:
             self._link.hold(self.stage, kind, handler)
         self._tasks.spawn(self._step_on())
         self._tasks.spawn(self._tick())
+        if self._next != self.stage:
+            self._link.hold(self._next, SectionServed, self._near.heard)
+            self._tasks.spawn(self._near.ask_on())
 
     async def aclose(self) -> None:
         """Take none from now on, and let go of all: whoever asks finds others."""
         for kind, handler in self._handlers.items():
             self._link.let_go(self.stage, kind, handler)
+        self._link.let_go(self._next, SectionServed, self._near.heard)
         await self._link.tell(self.served(is_here=False))
         for text in list(self._texts.values()):
             self._lose(text, "leaving")
@@ -205,6 +213,7 @@ class Member:
             num_rows=len(drawing),
             num_waiting=sum(text.num_left for text in self._texts.values()) - sum(text.num_left for text in drawing),
             num_free=self._pool.num_room,
+            links=self._near.told(),
         )
 
     # --- what is said ---
@@ -606,5 +615,6 @@ def _notes(rows: Iterable[RowsOfText]) -> list[list[RowsOfText]]:
 def listen(link: StageLink) -> None:
     """Have what is said of texts heard by who holds the stage that is named: once on each link."""
     link.serve_stages(OpenSequence, SequenceOpened(word="not here"))
-    for kind in (ResumeSequence, TextRows, CloseSequence):
+    for kind in (ResumeSequence, TextRows, CloseSequence, SectionServed):
         link.on_stage_note(kind)
+    link.serve(HowNear, answer_how_near)

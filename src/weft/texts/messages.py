@@ -11,10 +11,12 @@ who asks                       member of stage k                     member of s
   ◄──────────────── SequenceLost         I cannot go on with it: another may
   CloseSequence ────────────────►        forget it
 every member ───── SectionServed ─────►  all that are linked, every two seconds: how fast it is, and what waits there
+                                 HowNear ───────────────────────────►  now and then
+                                 ◄──────────────────────────── IsNear
 
-All but the first are notes. They may be lost: whoever asks notices that nothing comes, and opens a new attempt. Rows of
-many texts go in one note; where they have more than `MAX_INLINE_NBYTES`, a note names bytes that are then fetched.
-Every bound is here, with its reason.
+All but `OpenSequence` and `HowNear` are notes. They may be lost: whoever asks notices that nothing comes, and opens a
+new attempt. Rows of many texts go in one note; where they have more than `MAX_INLINE_NBYTES`, a note names bytes that
+are then fetched. Every bound is here, with its reason.
 """
 
 from typing import Annotated, Literal
@@ -193,6 +195,14 @@ class CloseSequence(Record, frozen=True, kw_only=True, tag="CloseSequence"):
     sequence: Id
     attempt: Number
     stage: Stage
+
+
+class HowNear(Record, frozen=True, kw_only=True, tag="HowNear"):
+    """A call: nothing is done for it, so the answer takes as long as the way there and back."""
+
+
+class IsNear(Record, frozen=True, kw_only=True, tag="IsNear"):
+    pass
 
 
 class Near(Record, frozen=True, kw_only=True):
