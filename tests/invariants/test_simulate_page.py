@@ -9,6 +9,7 @@ import pytest
 
 from weft.sim.byzantine import LOST_S
 from weft.sim.scenario import Corrupt, Drop, Fault, FaultBase, Kind, Lie, PeerFault, Scenario
+from weft.sim.serving.scenario import Churn, Server, ServingScenario, Texts
 
 PAGE = Path(__file__).parents[2] / "docs" / "simulate.md"
 
@@ -28,7 +29,17 @@ def own_fields(kind: type[msgspec.Struct]) -> set[str]:
     return set(kind.__struct_fields__) - set(FaultBase.__struct_fields__) - set(PeerFault.__struct_fields__)
 
 
-@pytest.mark.parametrize(("first_cell", "kind"), [("field", Scenario), ("field of a kind", Kind)])
+@pytest.mark.parametrize(
+    ("first_cell", "kind"),
+    [
+        ("field", Scenario),
+        ("field of a kind", Kind),
+        ("field of the file", ServingScenario),
+        ("field of texts", Texts),
+        ("field of a serving kind", Server),
+        ("field of churn", Churn),
+    ],
+)
 def test_the_page_has_every_field(first_cell: str, kind: type[msgspec.Struct]) -> None:
     named = {name.strip("[]") for row in table(PAGE.read_text(), first_cell) for name in re.findall(r"[a-z_]+", row[0])}
     missing = set(kind.__struct_fields__) ^ named

@@ -52,6 +52,11 @@ class Drawing:
     seed: bytes = bytes(SEED_NBYTES)
     num_likeliest: int | None = None
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether it looks at the tokens before."""
+        return bool(self.presence or self.frequency or self.repetition != 1.0)
+
 
 @dataclass(frozen=True)
 class Drawn:

@@ -9,6 +9,7 @@ the first: what it says to itself takes the same way, less the network.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -43,7 +44,7 @@ class StageLink:
         self.signer = node.passport.identity
         self._node = node
         self._calls: dict[type, Callable[[PeerId, Any], Awaitable[msgspec.Struct]]] = {}
-        self._notes: dict[type, Callable[[PeerId, Any], Awaitable[None]]] = {}
+        self._notes: dict[type, list[Callable[[PeerId, Any], Awaitable[None]]]] = {}
         self._held: dict[tuple[type, int], Callable[[PeerId, Any], Awaitable[Any]]] = {}  # by the stage that is named
         self._given: dict[Digest, tuple[Buffer, int]] = {}  # and how often
         self._on_parted: list[Callable[[PeerId], object]] = []
@@ -61,9 +62,14 @@ class StageLink:
         self._node.serve(kind, handler)
 
     def on_note(self, kind: type[Q], handler: Callable[[PeerId, Q], Awaitable[None]]) -> None:
-        """Take notes of `kind`; see `Node.on_note`."""
-        self._notes[kind] = handler
-        self._node.on_note(kind, handler)
+        """Take notes of `kind`, beside whoever takes them already; see `Node.on_note`."""
+        if kind not in self._notes:
+            self._node.on_note(kind, partial(self._noted, kind))
+        self._notes.setdefault(kind, []).append(handler)
+
+    async def _noted(self, kind: type, peer: PeerId, note: Any) -> None:
+        for handler in self._notes[kind]:
+            await handler(peer, note)
 
     def serve_stages(self, kind: type[Q], absent: msgspec.Struct) -> None:
         """Have calls of `kind` answered by who holds the stage that they name; where nobody does, by `absent`."""
@@ -103,7 +109,7 @@ class StageLink:
     async def post(self, peer: PeerId, note: msgspec.Struct) -> None:
         """Send a note, if a link stands."""
         if peer == self.me:
-            await self._notes[type(note)](peer, note)
+            await self._noted(type(note), peer, note)
         else:
             self._node.post(peer, note)
 
@@ -112,7 +118,7 @@ class StageLink:
         for peer in self._node.peers:
             self._node.post(peer, note)
         if type(note) in self._notes:
-            await self._notes[type(note)](self.me, note)
+            await self._noted(type(note), self.me, note)
 
     def on_parted(self, callback: Callable[[PeerId], object]) -> None:
         """Call `callback(peer)` whenever a link goes down."""

@@ -31,13 +31,11 @@ from weft.run.genesis import seal
 from weft.sim.cost import CostTrainer
 from weft.sim.memo import shared
 from weft.sim.scenario import Fault, Freeze, Kill, Kind, Partition, Scenario, Stop, at_present, parted
-from weft.sim.world import Life, Member, Paced, World
+from weft.sim.world import Life, Member, Paced, World, set_line
 from weft.store.home import Home
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in
 from weft.training.trainer import Trainer
 from weft.wire import digest_of
-
-MBIT = 1e6
 
 
 @dataclass(frozen=True)
@@ -201,14 +199,7 @@ class _Stage:
         now = at_present(self._kinds[member.name], member.in_force)
         member.tokens_per_s = now.tokens_per_s
         self._clocks[member.name].ahead_s = now.clock_skew_s
-        self.world.network.set_line(
-            member.id,
-            up_bps=_bps(now.up_mbit),
-            down_bps=_bps(now.down_mbit),
-            delay_s=now.delay_ms / 1000,
-            jitter_s=now.jitter_ms / 1000,
-            loss=now.loss,
-        )
+        set_line(self.world.network, member.id, now)
 
     # --- faults ---
 
@@ -363,7 +354,3 @@ def counted(manifests: Iterable[Manifest], records: Mapping[Digest, GroupRecord]
 
 def _progress(manifest: Manifest) -> tuple[Tokens, Round]:
     return manifest.committed_tokens, manifest.round
-
-
-def _bps(mbit: float | None) -> float | None:
-    return None if mbit is None else mbit * MBIT

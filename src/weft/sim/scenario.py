@@ -17,8 +17,10 @@ The first peer of the first kind is the run's maker. Two peers are as far apart 
 up, as do jitters, and a packet gets through if neither end loses it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Literal
+from functools import reduce
+from typing import Annotated, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -189,32 +191,58 @@ MAX_MACHINES = 1024  # each keeps its events and files until the end
 _Speed = Annotated[float, Meta(gt=0, description="tokens per second of training")]
 
 
-class Kind(Config, frozen=True, kw_only=True):
-    """Machines that are alike. They are called `name-0`, `name-1`, ...; a single one just `name`."""
+class Lined(Config, frozen=True, kw_only=True):
+    """Machines with alike lines. They are called `name-0`, `name-1`, ...; a single one just `name`."""
 
     name: Name
     count: Annotated[int, Meta(ge=1, le=MAX_MACHINES)] = 1
-    tokens_per_s: _Speed = 10_000.0
     up_mbit: Mbit | None = None  # None: any
     down_mbit: Mbit | None = None
     delay_ms: Ms = 10.0  # one way, to the middle of the network
     jitter_ms: Ms = 0.0
     loss: Loss = 0.0
+
+    def names(self) -> list[str]:
+        return [self.name] if self.count == 1 else [f"{self.name}-{number}" for number in range(self.count)]
+
+
+class Coming(Lined, frozen=True, kw_only=True):
+    """Machines that may come later."""
+
     joins_at_s: Seconds = 0.0
     joins_over_s: Seconds = 0.0  # its machines come one after another, the last just before so long after the first
-    clock_skew_s: Annotated[float, Meta(description="seconds that its clock on the wall is ahead")] = 0.0
 
     def __post_init__(self) -> None:
         if self.joins_over_s and self.count == 1:
             raise ValueError(f"kind {self.name}: a single machine comes at joins_at_s; leave joins_over_s out.")
 
-    def names(self) -> list[str]:
-        return [self.name] if self.count == 1 else [f"{self.name}-{number}" for number in range(self.count)]
-
-    def coming(self, number: int) -> "Kind":
+    def coming(self, number: int) -> Self:
         """Return what machine `number` of this kind is like, with the moment at which it comes."""
         after_s = self.joins_over_s * number / self.count
         return msgspec.structs.replace(self, joins_at_s=self.joins_at_s + after_s) if after_s else self
+
+    def under(self, fault: Fault) -> Self:
+        """Return what such a machine is like while a fault is in force."""
+        if not isinstance(fault, Line):
+            return self
+        given = {name: getattr(fault, name) for name in _LINE}
+        return msgspec.structs.replace(self, **{name: value for name, value in given.items() if value is not None})
+
+
+class Kind(Coming, frozen=True, kw_only=True):
+    """Machines that are alike."""
+
+    tokens_per_s: _Speed = 10_000.0
+    clock_skew_s: Annotated[float, Meta(description="seconds that its clock on the wall is ahead")] = 0.0
+
+    def under(self, fault: Fault) -> Self:
+        match fault:
+            case Slow():
+                return msgspec.structs.replace(self, tokens_per_s=self.tokens_per_s * fault.factor)
+            case Skew():
+                return msgspec.structs.replace(self, clock_skew_s=self.clock_skew_s + fault.ahead_s)
+            case _:
+                return super().under(fault)
 
 
 class Scenario(Config, frozen=True, kw_only=True):
@@ -226,12 +254,7 @@ class Scenario(Config, frozen=True, kw_only=True):
     limit_s: Annotated[float, Meta(gt=0, description="virtual seconds after which all stop")] = 7 * 86_400.0
 
     def __post_init__(self) -> None:
-        names = [name for name, _ in self.machines()]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"kind: two machines are called {twice[0]}; give one of them another name.")
-        if len(names) > MAX_MACHINES:
-            raise ValueError(f"kind: {len(names)} machines; a scenario has at most {MAX_MACHINES}.")
+        refuse_namesakes(self.kind)
         if self.kind[0].joins_at_s:
             raise ValueError("kind: the first peer makes the run, so its joins_at_s is 0.")
         for fault in self.fault:
@@ -240,42 +263,53 @@ class Scenario(Config, frozen=True, kw_only=True):
 
     def machines(self) -> Iterator[tuple[str, Kind]]:
         """Yield each machine's name and what it is like, the maker first."""
-        for kind in self.kind:
-            for number, name in enumerate(kind.names()):
-                yield name, kind.coming(number)
+        return machines(self.kind)
 
     def called(self, name: str) -> list[str]:
-        """Return the machines that a fault means by `name`: a machine, or all of a kind.
-
-        Raises:
-            ValueError: there is no such machine or kind.
-        """
-        for kind in self.kind:
-            if name == kind.name:
-                return kind.names()
-        known = [each for each, _ in self.machines()]
-        if name not in known:
-            raise ValueError(f"fault: no machine is called {name}. There are: {', '.join(known)}.")
-        return [name]
+        return called(self.kind, name)
 
 
-def at_present(usual: Kind, in_force: Iterable[Fault]) -> Kind:
+def refuse_namesakes(kinds: Sequence[Lined]) -> None:
+    """
+    Raises:
+        ValueError: two machines have one name, or there are too many.
+    """
+    names = [name for kind in kinds for name in kind.names()]
+    twice = sorted(name for name, num in Counter(names).items() if num > 1)
+    if twice:
+        raise ValueError(f"kind: two machines are called {twice[0]}; give one of them another name.")
+    if len(names) > MAX_MACHINES:
+        raise ValueError(f"kind: {len(names)} machines; a scenario has at most {MAX_MACHINES}.")
+
+
+K = TypeVar("K", bound=Coming)
+
+
+def machines(kinds: Sequence[K]) -> Iterator[tuple[str, K]]:
+    """Yield each machine's name and what it is like."""
+    for kind in kinds:
+        for number, name in enumerate(kind.names()):
+            yield name, kind.coming(number)
+
+
+def called(kinds: Sequence[Lined], name: str) -> list[str]:
+    """Return the machines that a fault means by `name`: a machine, or all of a kind.
+
+    Raises:
+        ValueError: there is no such machine or kind.
+    """
+    for kind in kinds:
+        if name == kind.name:
+            return kind.names()
+    known = [each for kind in kinds for each in kind.names()]
+    if name not in known:
+        raise ValueError(f"fault: no machine is called {name}. There are: {', '.join(known)}.")
+    return [name]
+
+
+def at_present(usual: K, in_force: Iterable[Fault]) -> K:
     """Return what a machine is like while faults are in force, given in the order in which they began.
 
     It is computed anew whenever one begins or ends, so those that overlap end in any order and leave nothing behind.
     """
-    now = usual
-    for fault in in_force:
-        match fault:
-            case Slow():
-                now = msgspec.structs.replace(now, tokens_per_s=now.tokens_per_s * fault.factor)
-            case Line():
-                given = {name: getattr(fault, name) for name in _LINE}
-                now = msgspec.structs.replace(
-                    now, **{name: value for name, value in given.items() if value is not None}
-                )
-            case Skew():
-                now = msgspec.structs.replace(now, clock_skew_s=now.clock_skew_s + fault.ahead_s)
-            case _:
-                pass
-    return now
+    return reduce(lambda now, fault: now.under(fault), in_force, usual)

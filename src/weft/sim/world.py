@@ -19,7 +19,7 @@ from weft import rng
 from weft.clock import Clock, VirtualClock
 from weft.errors import CheckpointError, Unreachable
 from weft.events import VERSION, Emit, Entry, Event, RoundCommitted, StepDone
-from weft.ids import Digest, Tokens
+from weft.ids import Digest, PeerId, Tokens
 from weft.keys import Identity
 from weft.launch.guard import DayCount
 from weft.launch.peer import context_of
@@ -40,7 +40,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.sim.byzantine import CrookedNode
 from weft.sim.cost import CostSection, CostTied, CostTrainer, Owing, PacedSection
-from weft.sim.scenario import Fault
+from weft.sim.scenario import Fault, Lined
 from weft.stages.launch import kit_of, live
 from weft.stages.peer import StagesPeer
 from weft.stages.step.pipeline import Kit
@@ -99,6 +99,21 @@ class StagedLife:
     def replicas(self) -> dict[int, Digest]:
         """Return the digests of what it held at the end, by stage."""
         return {stage: outcome.replica for stage, outcome in sorted(self._peer.outcomes.items())}
+
+
+MBIT = 1e6
+
+
+def set_line(network: MemoryNetwork, peer: PeerId, now: Lined) -> None:
+    """Give a machine its line to the network."""
+    network.set_line(
+        peer,
+        up_bps=None if now.up_mbit is None else now.up_mbit * MBIT,
+        down_bps=None if now.down_mbit is None else now.down_mbit * MBIT,
+        delay_s=now.delay_ms / 1000,
+        jitter_s=now.jitter_ms / 1000,
+        loss=now.loss,
+    )
 
 
 T = TypeVar("T")

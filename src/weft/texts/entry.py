@@ -84,6 +84,7 @@ class Entry:
         row_nbytes: of a token's activations, encoded.
         new_secret: makes names of texts that nobody guesses.
         wait_s: for a stage that has nobody.
+        paths: how members are chosen; None: as `path` has it.
     """
 
     def __init__(
@@ -98,11 +99,12 @@ class Entry:
         emit: Emit,
         wait_s: float = WAIT_S,
         new_secret: Callable[[int], bytes] = fresh_secret,
+        paths: Paths | None = None,
     ) -> None:
         self.vocab_size, self.context = vocab_size, context
         self.num_stages, self.row_nbytes, self.wait_s = num_stages, row_nbytes, wait_s
         self.link, self.clock, self.emit = link, clock, emit
-        self.paths = Paths(num_stages)
+        self.paths = paths or Paths(num_stages)
         self.totals = Totals()
         self.tasks = Tasks()
         self._new_secret = new_secret
@@ -427,7 +429,7 @@ class _UnderWay:
             self.witness = Witness(self.id, state.most, verify)
         self.witness.opened(attempt, self._reserved.round if self._reserved is not None else 0, path)
         marks = machine.marks_of(state)
-        has_counts = drawing.presence or drawing.frequency or drawing.repetition != 1.0
+        has_counts = drawing.has_penalties
         for stage, peer in enumerate(path):
             is_last = stage == len(path) - 1
             call = OpenSequence(

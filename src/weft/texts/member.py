@@ -6,8 +6,7 @@
 A step takes what is left of each text that is drawn, oldest first, and pieces of prompts as `engine.schedule` has it.
 What comes out goes to each next member in one note. Nothing here waits for anybody: who lacks something asks anew.
 
-Weights are those after a round; a text keeps its own to its end. Two of them may be held at a time (`versions`): while
-texts of the older are drawn, new ones are of the newer.
+Weights of two rounds may be held: a text keeps its own to its end, and new texts are drawn with the newer.
 
 Failure:
 - a note is lost, or a member of the path: nothing comes here any more, until whoever asks opens a new attempt.
@@ -19,7 +18,7 @@ Failure:
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +42,7 @@ from weft.texts.messages import (
     MAX_PIECE,
     TOKEN_NBYTES,
     CloseSequence,
+    HowNear,
     OpenSequence,
     ReceiptWanted,
     ResumeSequence,
@@ -52,19 +52,19 @@ from weft.texts.messages import (
     SequenceOpened,
     TextRows,
     TokenDrawn,
+    Why,
     shared_out,
 )
+from weft.texts.near import Nearness, answer_how_near
 from weft.texts.section import Done, Draw, Section, Work, packed, tokens_of
 from weft.texts.sequence import Marks, Moved, Rows, Sequence
 from weft.texts.signing import Signing, header_of
-from weft.texts.versions import MAX_HELD
 
 NEWS_S = 2.0
+MAX_VERSIONS = 2  # of the weights, that are held at a time
 ROOM = 256  # tokens that are to be drawn, for which a text is given pages at once
 MAX_ROWS = 64  # that are drawn after in one step, guesses among them
 BUSY_S = 1.0  # after which who finds no page here may ask again
-
-Why = Literal["no room", "not computed", "wrong rows", "old weights", "leaving"]
 
 
 @dataclass(eq=False)
@@ -140,17 +140,15 @@ class Member:
         has_receipts: bool = True,
     ) -> None:
         self.stage = stage
-        self._link = link
+        self._link, self._clock = link, clock
         self._section = section  # the newest: their shapes are alike
         self._sections = {round: section}
         self._pool = PagePool(num_pages)
         self._log = Log(section.row_nbytes, log_nbytes)
-        self._clock = clock
         self._run, self._turn = run, turn
-        self._pace = Pace()
-        self._ring = Ring(num_stages)
-        self._has_guesses = has_guesses and section.is_first
-        self._has_receipts = has_receipts
+        self._pace, self._ring = Pace(), Ring(num_stages)
+        self._next, self._near = (stage + 1) % num_stages, Nearness(link, clock)
+        self._has_guesses, self._has_receipts = has_guesses and section.is_first, has_receipts
         self._texts: dict[bytes, _Text] = {}
         self._num_since_read = 0
         self._outbox: dict[PeerId, list[RowsOfText]] = {}
@@ -163,11 +161,15 @@ class Member:
             self._link.hold(self.stage, kind, handler)
         self._tasks.spawn(self._step_on())
         self._tasks.spawn(self._tick())
+        if self._next != self.stage:
+            self._link.hold(self._next, SectionServed, self._near.heard)
+            self._tasks.spawn(self._near.ask_on())
 
     async def aclose(self) -> None:
         """Take none from now on, and let go of all: whoever asks finds others."""
         for kind, handler in self._handlers.items():
             self._link.let_go(self.stage, kind, handler)
+        self._link.let_go(self._next, SectionServed, self._near.heard)
         await self._link.tell(self.served(is_here=False))
         for text in list(self._texts.values()):
             self._lose(text, "leaving")
@@ -188,7 +190,7 @@ class Member:
         """Begin texts with the weights after a later round. Of the oldest ones texts are let go where it is one too
         many: whoever asks has them read again with newer ones."""
         self._section = self._sections[round] = section
-        for old in sorted(self._sections)[:-MAX_HELD]:
+        for old in sorted(self._sections)[:-MAX_VERSIONS]:
             self.drop(old)
         self._tasks.spawn(self._link.tell(self.served()))
 
@@ -228,6 +230,7 @@ class Member:
             num_waiting=sum(text.num_left for text in self._texts.values()) - sum(text.num_left for text in drawing),
             num_free=self._pool.num_room,
             numbers=self._section.kind,
+            links=self._near.told(),
         )
 
     # --- what is said ---
@@ -463,7 +466,10 @@ class Member:
         start = text.sequence.num_computed
         stop = text.sequence.num_taken
         if self._section.is_last:  # where drawing looks at the tokens before, one is drawn in a step
-            stop = min(stop, max(text.sequence.send_from, start) + (1 if self._has_counts(text) else 1 + MAX_GUESSED))
+            stop = min(
+                stop,
+                max(text.sequence.send_from, start) + (1 if self._drawing(text).has_penalties else 1 + MAX_GUESSED),
+            )
         if stop - start <= most:
             return stop - start
         return max(0, (start + most) // PAGE * PAGE - start)
@@ -489,13 +495,9 @@ class Member:
     def _drawing(self, text: _Text) -> Drawing:
         return Drawing() if text.opened.drawing is None else text.opened.drawing.drawing
 
-    def _has_counts(self, text: _Text) -> bool:
-        drawing = self._drawing(text)
-        return bool(drawing.presence or drawing.frequency or drawing.repetition != 1.0)
-
     def _counts(self, text: _Text, place: int) -> Counts | None:
         """Return the counts of all tokens before a place, where drawing looks at them."""
-        if not self._has_counts(text):
+        if not self._drawing(text).has_penalties:
             return None
         tokens = tokens_of(text.opened.tokens)
         if text.counts is None:
@@ -659,5 +661,6 @@ class Member:
 def listen(link: StageLink) -> None:
     """Have what is said of texts heard by who holds the stage that is named: once on each link."""
     link.serve_stages(OpenSequence, SequenceOpened(word="not here"))
-    for kind in (ResumeSequence, TextRows, ReceiptWanted, CloseSequence):
+    for kind in (ResumeSequence, TextRows, ReceiptWanted, CloseSequence, SectionServed):
         link.on_stage_note(kind)
+    link.serve(HowNear, answer_how_near)

@@ -13,10 +13,12 @@ who asks                       member of stage k                     member of s
 every member ───── SectionServed ─────►  all that are linked, every two seconds: how fast it is, and what waits there
 every member ───── Receipts ──────────►  who asks: signed, what it has computed; what is left when a text ends is asked
                                          for (ReceiptWanted). Who does not know these notes drops them
+                                 HowNear ───────────────────────────►  now and then
+                                 ◄──────────────────────────── IsNear
 
-All but the first are notes. They may be lost: whoever asks notices that nothing comes, and opens a new attempt. Rows of
-many texts go in one note; where they have more than `MAX_INLINE_NBYTES`, a note names bytes that are then fetched.
-Every bound is here, with its reason.
+All but `OpenSequence` and `HowNear` are notes. They may be lost: whoever asks notices that nothing comes, and opens a
+new attempt. Rows of many texts go in one note; where they have more than `MAX_INLINE_NBYTES`, a note names bytes that
+are then fetched. Every bound is here, with its reason.
 """
 
 from collections.abc import Iterable
@@ -54,6 +56,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e6)]
 ReceiptDigest = Annotated[bytes, Meta(min_length=RECEIPT_DIGEST_NBYTES, max_length=RECEIPT_DIGEST_NBYTES)]
 WeightsDigest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 RowsSigned = Annotated[int, Meta(ge=1, le=32)]  # `receipt.BLOCK`
+Why = Literal["no room", "not computed", "wrong rows", "old weights", "leaving"]
 Word = Literal["held", "busy", "other weights", "not here", "older"]
 
 
@@ -194,7 +197,7 @@ class SequenceLost(Record, frozen=True, kw_only=True, tag="SequenceLost"):
     sequence: Id
     attempt: Number
     stage: Stage
-    why: Literal["no room", "not computed", "wrong rows", "old weights", "leaving"]
+    why: Why
 
 
 class CloseSequence(Record, frozen=True, kw_only=True, tag="CloseSequence"):
@@ -203,6 +206,14 @@ class CloseSequence(Record, frozen=True, kw_only=True, tag="CloseSequence"):
     sequence: Id
     attempt: Number
     stage: Stage
+
+
+class HowNear(Record, frozen=True, kw_only=True, tag="HowNear"):
+    """A call: nothing is done for it, so the answer takes as long as the way there and back."""
+
+
+class IsNear(Record, frozen=True, kw_only=True, tag="IsNear"):
+    pass
 
 
 class Near(Record, frozen=True, kw_only=True):

@@ -23,13 +23,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Float64
+
 from weft.engine.schedule import MAX_SLOWDOWN
 from weft.ids import PeerId
 from weft.pipeline.routing import Failure
 from weft.rng import order_key
-from weft.texts.messages import SectionServed
+from weft.texts.messages import MAX_LINKS, SectionServed
 
-NUM_FIRST = 8  # first members that paths are looked for from: those that cost least
+NUM_FIRST = 64  # first members that paths are looked for from: those that cost least, where there are more
 AS_GOOD = 1.1  # of paths so near to the best that is taken which has most of the text already
 NEWS_LAG_S = 0.5  # what was reserved so shortly before a member told of itself may not be in what it told
 FIRST_STEP_S = 0.05  # of who has not computed yet
@@ -108,38 +111,46 @@ def best(stages: Sequence[Mapping[PeerId, Figures]], between: Between, wanted: W
     """
     if not all(stages):
         return None
-    costs = [{peer: node_s(figures, wanted) for peer, figures in stage.items()} for stage in stages]
-    firsts = sorted(costs[0], key=lambda peer: (costs[0][peer], order_key(tie, peer)))[:NUM_FIRST]
-    paths = [_best_from(first, stages, costs, between, wanted, tie) for first in firsts]
+    peers = [sorted(stage, key=lambda peer: order_key(tie, peer)) for stage in stages]  # of equals the first is taken
+    nodes = [
+        np.array([node_s(stage[peer], wanted) for peer in here]) for stage, here in zip(stages, peers, strict=True)
+    ]
+    edges = [
+        np.array([[edge_s(between(a, b), wanted, stage[b].num_held) for b in there] for a in here])
+        for stage, (here, there) in zip(stages[1:], pairwise(peers), strict=True)
+    ]
+    paths = list[Path]()
+    for first in np.argsort(nodes[0], kind="stable")[:NUM_FIRST]:
+        start = peers[0][first]
+        back = np.array([back_s(between(end, start), wanted) for end in peers[-1]])
+        cost_s, way = _best_from(int(first), nodes, edges, back)
+        path = tuple(here[at] for here, at in zip(peers, way, strict=True))
+        num_held = sum(stage[peer].num_held for stage, peer in zip(stages, path, strict=True))
+        paths.append(Path(path, cost_s, num_held))
     least = min(path.cost_s for path in paths)
     near = [path for path in paths if path.cost_s <= AS_GOOD * least]
-    return min(near, key=lambda path: (-path.num_held, path.cost_s, order_key(tie, *path.peers)))
-
-
-_Way = tuple[float, tuple[PeerId, ...]]  # what it costs, and by whom it goes
+    return min(near, key=lambda path: (-path.num_held, path.cost_s))
 
 
 def _best_from(
-    first: PeerId,
-    stages: Sequence[Mapping[PeerId, Figures]],
-    costs: Sequence[Mapping[PeerId, float]],
-    between: Between,
-    wanted: Wanted,
-    tie: str,
-) -> Path:
-    ways: dict[PeerId, _Way] = {first: (costs[0][first], (first,))}
-    for stage, cost in zip(stages[1:], costs[1:], strict=True):
-        found: dict[PeerId, _Way] = {}
-        for peer, figures in stage.items():
-            ends = [
-                (cost_s + edge_s(between(end, peer), wanted, figures.num_held) + cost[peer], (*way, peer))
-                for end, (cost_s, way) in ways.items()
-            ]
-            found[peer] = min(ends, key=lambda end: (end[0], order_key(tie, *end[1])))
-        ways = found
-    whole = [(each_s + back_s(between(end, first), wanted), way) for end, (each_s, way) in ways.items()]
-    cost_s, peers = min(whole, key=lambda each: (each[0], order_key(tie, *each[1])))
-    return Path(peers, cost_s, sum(stage[peer].num_held for stage, peer in zip(stages, peers, strict=True)))
+    first: int,
+    nodes: Sequence[Float64[np.ndarray, " here"]],
+    edges: Sequence[Float64[np.ndarray, "here there"]],
+    back: Float64[np.ndarray, " last"],
+) -> tuple[float, list[int]]:
+    """Return what the best way costs that begins and ends at a member of the first stage, and whom it goes by."""
+    costs = np.full(len(nodes[0]), math.inf)
+    costs[first] = nodes[0][first]
+    before = []  # which member of the stage before is on the best way to each
+    for node, edge in zip(nodes[1:], edges, strict=True):
+        ways = costs[:, None] + edge
+        before.append(ways.argmin(axis=0))
+        costs = ways.min(axis=0) + node
+    costs = costs + back
+    way = [int(costs.argmin())]
+    for each in reversed(before):
+        way.append(int(each[way[-1]]))
+    return float(costs[way[0]]), way[::-1]
 
 
 # --- what an asker knows of members, and has sent them ---
@@ -178,6 +189,9 @@ class Paths:
     num_stages: int
     _served: dict[tuple[int, PeerId], tuple[SectionServed, float]] = field(default_factory=dict)
     _links: dict[tuple[PeerId, PeerId], Link] = field(default_factory=dict)
+    _farthest: dict[PeerId, float] = field(
+        default_factory=dict
+    )  # of whom each tells, where it tells of as many as it can
     _bars: dict[PeerId, _Bar] = field(default_factory=dict)
     _reserved: dict[Reserved, None] = field(default_factory=dict)
 
@@ -188,12 +202,15 @@ class Paths:
         self._served[served.stage, peer] = served, now
         for near in served.links:
             self._links[peer, near.peer] = Link(near.rtt_s, near.bps)
+        is_full = len(served.links) == MAX_LINKS
+        self._farthest[peer] = max(near.rtt_s for near in served.links) if is_full else 0.0
 
     def gone(self, peer: PeerId) -> None:
         """It is linked no more."""
         for stage in range(self.num_stages):
             self._served.pop((stage, peer), None)
         self._bars.pop(peer, None)
+        self._farthest.pop(peer, None)
         for pair in [pair for pair in self._links if pair[0] == peer]:
             del self._links[pair]
 
@@ -262,7 +279,8 @@ class Paths:
     def between(self, a: PeerId, b: PeerId) -> Link:
         if a == b:
             return Link(0.0, math.inf)
-        return self._links.get((a, b)) or self._links.get((b, a)) or Link(FIRST_RTT_S, FIRST_BPS)
+        found = self._links.get((a, b)) or self._links.get((b, a))
+        return found or Link(max(FIRST_RTT_S, self._farthest.get(a, 0.0)), FIRST_BPS)  # who is nearer would be told of
 
     def gap_s(self, peers: Sequence[PeerId]) -> float:
         """Return how long it should take from a token to the next, by what the members of a path tell."""

@@ -294,6 +294,7 @@ TABLE: dict[str, Rows] = {
     "methods": {},
     "simulate": {
         "--events": ALWAYS,
+        "--json": ALWAYS,
         "--set": (Refused("simulate {scenario} --set method={{type='choco',degree=3}}", "--set method.degree has no"),),
     },
     "act show": where("act show"),

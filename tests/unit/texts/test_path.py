@@ -11,7 +11,7 @@ from weft.ids import PeerId
 from weft.pipeline.routing import Failure
 from weft.rng import stream
 from weft.texts import path as paths
-from weft.texts.messages import Near, SectionServed
+from weft.texts.messages import MAX_LINKS, Near, SectionServed
 from weft.texts.path import AS_GOOD, Figures, Link, Path, Paths, Wanted, back_s, best, edge_s, node_s
 
 Stage = dict[PeerId, Figures]
@@ -184,6 +184,32 @@ def test_a_near_member_comes_before_a_far_one() -> None:
     three = made((0, served(0, links=links)), (1, served(1)), (2, served(1)))
     assert path_at(three, 0.0) == (peer(0), peer(2))
     assert three.ring_s((peer(0), peer(2))) < 0.05 < three.ring_s((peer(0), peer(1)))
+
+
+def test_of_whom_nothing_is_told_is_no_nearer_than_the_farthest_that_is() -> None:
+    many = [Near(peer=peer(100 + number), rtt_s=0.1 + 0.01 * number, bps=1e8) for number in range(MAX_LINKS)]
+    told = made((0, served(0, links=tuple(many))), (1, served(0)), (2, served(1)))
+    assert told.between(peer(0), peer(2)).rtt_s == pytest.approx(0.1 + 0.01 * (MAX_LINKS - 1))
+    assert told.between(peer(1), peer(2)).rtt_s == paths.FIRST_RTT_S
+    told.seen(peer(0), served(0, links=tuple(many[1:])), 1.0)  # there was room for one more
+    assert told.between(peer(0), peer(2)).rtt_s == paths.FIRST_RTT_S
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_path_is_found_whoever_is_its_first_member(seed: int) -> None:
+    """Near ones come before those whose steps are a little shorter, in the first stage, too."""
+    draws = stream(seed, "ring")
+    links = {(a, b): Link(draws.uniform(0.0, 0.5), 1e9) for a in range(40) for b in range(40)}
+    stages = [
+        {peer(20 * at + number): Figures(0.01 + 0.0001 * number, 0.0, 0.0) for number in range(20)} for at in (0, 1)
+    ]
+
+    def between(a: PeerId, b: PeerId) -> Link:
+        return links[int(a, 16), int(b, 16)]
+
+    found = best(stages, between, WANTED)
+    assert found is not None
+    assert found.cost_s == pytest.approx(min(cost_s(each, stages, between, WANTED) for each in product(*stages)))
 
 
 # --- a play: texts arrive, and each token of each goes through two stages ---

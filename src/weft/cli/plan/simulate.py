@@ -3,18 +3,22 @@
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from weft.cli import settings
-from weft.config import load
+from weft.config import from_tree, load_tree
 from weft.dashboard import figures
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.sim.play import Machine, Played
+    from weft.sim.scenario import Fault
+    from weft.sim.serving.play import Served, Spans
 
 MAX_HELD = 4  # stages that a machine's line names
 
@@ -22,7 +26,9 @@ MAX_HELD = 4  # stages that a machine's line names
 def simulate(
     scenario: Annotated[
         Path,
-        typer.Argument(help="TOML file: a run, machines, links, faults; see docs/simulate.md.", show_default=False),
+        typer.Argument(
+            help="TOML file: a run, or texts, and machines, links, faults; see docs/simulate.md.", show_default=False
+        ),
     ],
     events: Annotated[
         Path | None,
@@ -31,20 +37,47 @@ def simulate(
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change the run file.")
     ] = None,
+    is_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Run production peers in one process, on a virtual clock: hours take minutes, equal files give equal results."""
+    tree = load_tree(scenario)
+    if "texts" in tree:
+        _serve(scenario, tree, events, changes or (), is_json=is_json)
+    else:
+        _train(scenario, tree, events, changes or (), is_json=is_json)
+
+
+def _train(scenario: Path, tree: dict[str, Any], events: Path | None, changes: Sequence[str], *, is_json: bool) -> None:
     from weft.sim.play import play
     from weft.sim.scenario import Scenario
 
-    described = load(scenario, Scenario)
+    described = from_tree(tree, Scenario, where=str(scenario))
     path = scenario.parent / described.run
-    run_file = settings.run_file(path, changes or ())
+    run_file = settings.run_file(path, changes)
     with _writing(events) as write, tempfile.TemporaryDirectory(prefix="weft-simulate-") as folder:
         played = play(described, run_file, path.absolute().parent, Path(folder), write)
-    for line in report(played):
+    _tell(replace(played, manifests=()) if is_json else report(played), played.broken)
+
+
+def _serve(scenario: Path, tree: dict[str, Any], events: Path | None, changes: Sequence[str], *, is_json: bool) -> None:
+    from weft.sim.serving.play import play
+    from weft.sim.serving.scenario import ServingScenario
+
+    if changes:
+        raise ConfigError(
+            f"--set {changes[0]}: it changes a run file, and {scenario} has texts in place of a run. Leave it out."
+        )
+    described = from_tree(tree, ServingScenario, where=str(scenario))
+    with _writing(events) as write:
+        served = play(described, write)
+    _tell(served if is_json else report_served(served), served.broken)
+
+
+def _tell(told: "Iterator[str] | Played | Served", broken: Sequence[str]) -> None:
+    for line in told if isinstance(told, Iterator) else [msgspec.json.format(msgspec.json.encode(told)).decode()]:
         typer.echo(line)
-    if played.broken:
-        raise RuntimeError(f"errors that nobody handled: {'; '.join(played.broken)}")
+    if broken:
+        raise RuntimeError(f"errors that nobody handled: {'; '.join(broken)}")
 
 
 @contextmanager
@@ -75,7 +108,40 @@ def report(played: "Played") -> Iterator[str]:
     done = [machine for machine in played.machines if machine.end == "complete"]
     if done:
         yield f"{len(done)} machines completed the run with {_in_parts(done) if is_cut else _same(done)}"
-    for fault in played.unplayed:
+    yield from _unplayed(played.unplayed)
+
+
+def report_served(served: "Served") -> Iterator[str]:
+    """Yield what to tell of a play of texts, line by line."""
+    yield f"{'machine':<16}{'stage':>6}{'step':>10}{'tokens':>10}{'busy':>7}{'processes':>11}"
+    for each in served.machines:
+        step, tokens = f"{each.step_ms:.1f} ms", figures.amount(each.num_tokens)
+        away = "" if each.is_there else "  gone"
+        yield f"{each.name:<16}{each.stage:>6}{step:>10}{tokens:>10}{each.busy:>7.0%}{each.num_lives:>11}{away}"
+    yield f"{'':<16}{'50 %':>10}{'95 %':>10}{'99 %':>10}{'mean':>10}"
+    yield _spans("between tokens", served.gap)
+    yield _spans("first token", served.first)
+    yield (
+        f"{served.num_done:,} texts came whole in {figures.duration(served.took_s)} of virtual time, "
+        f"{served.tokens_per_s:.1f} tokens a second; {served.num_mended:,} of all went on after a break, "
+        f"{served.num_moved:,} times another member took a place"
+    )
+    ends = {"came wrong": served.num_wrong, "had not ended": served.num_unended} | served.failures
+    for why, num in ends.items():
+        if num:
+            yield f"{num:,} texts: {why}"
+    yield from _unplayed(served.unplayed)
+
+
+def _spans(name: str, spans: "Spans | None") -> str:
+    if spans is None:
+        return f"{name:<16}{'-':>10}"
+    each = (spans.p50, spans.p95, spans.p99, spans.mean)
+    return f"{name:<16}" + "".join(f"{f'{ms:.0f} ms':>10}" for ms in each)
+
+
+def _unplayed(faults: "Sequence[Fault]") -> Iterator[str]:
+    for fault in faults:
         when = f"{fault.at_s:g} s" if fault.at_s is not None else f"round {fault.at_round}"
         who = ", ".join(fault.named())
         yield f"not played: {type(fault).__name__.lower()} of {who} at {when}, which never began or never ended"

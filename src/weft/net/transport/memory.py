@@ -58,11 +58,11 @@ class Line:
         self.delay_s = 0.0  # from one end to the other
         self.jitter_s = 0.0  # at most so much more, by chance
         self.loss = 0.0  # share of the packets that are lost
-        self._waiting: dict[Pipe, deque[tuple[Chunk, Onward]]] = {}  # in the order of their turns
+        self._waiting: dict[object, deque[tuple[Chunk, Onward]]] = {}  # by stream, in the order of their turns
         self._is_busy = False
 
-    def carry(self, pipe: "Pipe", chunk: Chunk, onward: Onward) -> None:
-        """Pass `chunk` on when it is the pipe's turn."""
+    def carry(self, pipe: object, chunk: Chunk, onward: Onward) -> None:
+        """Pass `chunk` of a pipe, or of what else takes turns, on when it is its turn."""
         if self.bandwidth_bps is None and not self._is_busy:
             onward(chunk)
             return
@@ -70,7 +70,7 @@ class Line:
         if not self._is_busy:
             self._pass_next()
 
-    def drop(self, pipe: "Pipe") -> None:
+    def drop(self, pipe: object) -> None:
         self._waiting.pop(pipe, None)
 
     def _pass_next(self) -> None:

@@ -1,6 +1,6 @@
 """Text for those that ask, by the stages that this peer trains.
 
-    after a round that is due (`texts.versions`)     a section's parameters are copied, at all members of all stages
+    after a round that is due (`versions`)           a section's parameters are copied, at all members of all stages
     soon after                                       they are on the device, and new texts are drawn with them
 
 So all stages have weights of the same rounds, and whoever asks takes the newest that go together. Parameters that are
@@ -39,13 +39,13 @@ from weft.pipeline.link import StageLink
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.stages.step.share import Beside
+from weft.stages.step.versions import Take, is_due, taken
 from weft.store.chunks import raw
 from weft.tasks import Tasks
 from weft.texts.member import Member, listen
 from weft.texts.messages import SectionServed
 from weft.texts.receipt import weights_digest
 from weft.texts.section import Section
-from weft.texts.versions import Take, is_due, taken
 from weft.training.device import choose
 
 EVERY = 8  # rounds of the first stage, at least: a stage that lags a few has the same ones

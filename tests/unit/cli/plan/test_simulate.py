@@ -1,5 +1,6 @@
 """`weft simulate` from a file to its report."""
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from weft.config import from_tree
 from weft.events import RoundCommitted
 from weft.log import read_jsonl
 from weft.sim.scenario import Scenario
+from weft.sim.serving.scenario import ServingScenario
 
 SCENARIO = """
 run = "{run}"
@@ -84,10 +86,60 @@ def test_a_log_that_cannot_be_written_is_refused_before_anything_is_played(
     assert "--events" in answer.err
 
 
+SERVING = """
+stages = 2
+[texts]
+count = 3
+per_s = 2.0
+prompt_tokens = 8
+answer_tokens = 4
+row_nbytes = 64
+[[kind]]
+name = "home"
+count = 4
+[[fault]]
+type = "kill"
+peer = "home-3"
+at_s = 900.0
+"""
+
+
+def test_texts_are_played_and_told_as_a_table_and_as_json(weft: Weft, tmp_path: Path) -> None:
+    path = tmp_path / "serving.toml"
+    path.write_text(SERVING)
+    answer = weft("simulate", path)
+    assert (answer.code, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    assert [line.split()[:2] for line in lines[1:5]] == [[f"home-{number}", str(1 + number % 2)] for number in range(4)]
+    assert "3 texts came whole" in answer.out
+    assert "not played: kill of home-3 at 900 s" in answer.out
+    told = json.loads(weft("simulate", path, "--json").out)
+    assert told["num_done"] == 3
+    between = next(line for line in lines if line.startswith("between tokens"))
+    assert f"{told['gap']['p95']:.0f} ms" in between
+
+
+def test_a_play_of_a_run_is_told_as_json(weft: Weft, scenario: Path) -> None:
+    told = json.loads(weft("simulate", scenario, "--json").out)
+    assert [machine["name"] for machine in told["machines"]] == ["lab-0", "lab-1"]
+
+
+def test_texts_have_no_run_file_to_change(weft: Weft, tmp_path: Path) -> None:
+    path = tmp_path / "serving.toml"
+    path.write_text(SERVING)
+    answer = weft("simulate", path, "--set", "train.tokens=5")
+    assert answer.code == 2
+    assert "texts in place of a run" in answer.err
+
+
 def test_the_scenarios_to_start_from_can_be_played() -> None:
     folder = Path(__file__).parents[4] / "recipes" / "scenarios"
     paths = sorted(folder.glob("*.toml"))
     assert paths
     for path in paths:
-        described = from_tree(tomllib.loads(path.read_text()), Scenario, where=str(path))
+        tree = tomllib.loads(path.read_text())
+        if "texts" in tree:
+            assert list(from_tree(tree, ServingScenario, where=str(path)).servers())
+            continue
+        described = from_tree(tree, Scenario, where=str(path))
         assert (folder / described.run).exists()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from weft.rng import stream
-from weft.texts.versions import APART_S, DRAIN_S, MAX_HELD, SOON_S, STUCK_S, Take, is_due, taken
+from weft.stages.step.versions import APART_S, DRAIN_S, SOON_S, STUCK_S, Take, is_due, taken
+from weft.texts.member import MAX_VERSIONS
 
 EVERY = 8
 
@@ -115,7 +116,7 @@ class Play:
         if take.drop is not None:
             del member.at[take.drop]
         member.is_making, member.settled_at = True, now
-        assert len(member.at) + 1 <= MAX_HELD
+        assert len(member.at) + 1 <= MAX_VERSIONS
         takes_s = float(self.draws.uniform(0.1, 2.0))
         heapq.heappush(self.events, (now + takes_s, MADE, number, member.life * 10**6 + round))
 

@@ -2,9 +2,9 @@
 
     round r is due ─► the version that fewest others hold, or else the older one, is let go of ─► r is made ready
 
-A member holds `MAX_HELD` at most, the one that is made ready among them; so while one is, texts begin with the other
-one, which should be with all members. Versions are far enough apart that most texts end with the weights they began
-with: a version that texts are drawn with is kept for `DRAIN_S`.
+A member holds `MAX_VERSIONS` at most, the one that is made ready among them; so while one is, texts begin with the
+other one, which should be with all members. Versions are far enough apart that most texts end with the weights they
+began with: a version that texts are drawn with is kept for `DRAIN_S`.
 
 Nobody decides for all. Rounds that are due are the multiples of a stride, which is a power of 2 times the least: who
 finds rounds to be a little slower than another does has half its stride, and every second round in common with it. Who
@@ -14,7 +14,8 @@ has come begins with a version that nobody else has: then the stride is shorter 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-MAX_HELD = 2
+from weft.texts.member import MAX_VERSIONS
+
 APART_S = 20.0  # from one version to the next, at least
 SOON_S = 5.0  # the same, where somebody has none in common: longer than one takes to be made ready
 DRAIN_S = 120.0  # that a version is kept for, once a newer one is here, while texts are drawn with it
@@ -56,7 +57,7 @@ def taken(ages_s: Mapping[int, float], others: Collection[Sequence[int]], num_te
         others: versions of each other member, of whichever stage.
         num_texts: that are drawn with each.
     """
-    if len(ages_s) < MAX_HELD:
+    if len(ages_s) < MAX_VERSIONS:
         return Take(None)
     newest = max(ages_s)
     keep = max(ages_s, key=lambda round: (sum(round in each for each in others), round))

@@ -1,0 +1,69 @@
+"""Two other ways to choose the path of a text, for comparison in one play.
+
+    Blind     by how far members are and how fast they compute, whatever waits there: Parallax's second phase (arXiv:
+              2509.26182), whose term for load is 0.05 ms a layer at a full node, and nothing here. Who is full says so
+    Oracle    by what is true at the moment of choice, of all members and lines, with what all entries have sent
+
+Both minimise what production minimises, so they differ from it by what they know alone.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from weft.ids import PeerId
+from weft.sim.serving.machines import Machine
+from weft.sim.serving.play import Stage
+from weft.texts.path import Figures, Link, Paths, Reserved
+
+ON_ITS_WAY_S = 0.1  # after which what was asked for has come to its members
+ANY_BPS = 1e12
+
+
+class Blind(Paths):
+    def _figures_of(self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int]) -> dict[PeerId, Figures]:
+        seen = super()._figures_of(stage, peers, held)
+        return {peer: figures._replace(num_rows=0, num_waiting=0) for peer, figures in seen.items()}
+
+
+class Oracle(Paths):
+    """
+    Args:
+        world: all there is.
+    """
+
+    def __init__(self, world: Stage) -> None:
+        super().__init__(world.scenario.stages)
+        self._world = world
+
+    def between(self, a: PeerId, b: PeerId) -> Link:
+        if a == b:
+            return super().between(a, b)
+        up, down = self._world.network.lines(a)[0], self._world.network.lines(b)[1]
+        bps = min(up.bandwidth_bps or ANY_BPS, down.bandwidth_bps or ANY_BPS)
+        return Link(2 * (up.delay_s + down.delay_s), bps)
+
+    def _with(self, stage: int, round: int, now: float, without: Collection[PeerId], *, is_exact: bool) -> list[PeerId]:
+        del round, is_exact
+        there = [each for each in self._world.machines.values() if each.stage == stage and each.member is not None]
+        return [each.peer for each in there if each.peer not in without and not self._is_barred(each.peer, now)]
+
+    def _is_exact(self, stage: int, peer: PeerId) -> bool:
+        del stage, peer
+        return False
+
+    def _figures_of(self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int]) -> dict[PeerId, Figures]:
+        del stage
+        now = self._world.clock.now()
+        return {peer: self._true(self._world.machines[peer], now, held.get(peer, 0)) for peer in peers}
+
+    def _true(self, machine: Machine, now: float, num_held: int) -> Figures:
+        assert machine.member is not None
+        told, like = machine.member.served(), machine.computing.like
+        sent = [each for each in self._all_reserved() if each.peers[machine.stage] == machine.peer]
+        new = sum(each.num_prompt for each in sent if not each.is_read and each.at > now - ON_ITS_WAY_S)
+        return Figures(
+            like.step_ms / 1000, like.row_ms / 1000, like.token_ms / 1000, len(sent), told.num_waiting + new, num_held
+        )
+
+    def _all_reserved(self) -> Iterator[Reserved]:
+        for entry in self._world.entries:
+            yield from entry.paths._reserved
