@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.home import home_of
+from weft.cli.home import find_checkpoint, home_of
 from weft.cli.options import own_documents, own_nbytes
 from weft.cli.terminal import WorkLine, say_loading
 from weft.clock import SystemClock
@@ -41,10 +41,11 @@ def eval(
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
     """Print the loss on held-out text, in nats per byte."""
+    folder = find_checkpoint(checkpoint, home_of(context))  # what is not there is said at once
     say_loading()
     from weft.cli.model.trained import open_trained, say_which
 
-    trained = open_trained(checkpoint, home_of(context))
+    trained = open_trained(str(folder), home_of(context))
     say_which(trained, checkpoint)
     text = _given(trained, data) if data else _heldout(trained, home_of(context))
     with Meter(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.home import home_of
+from weft.cli.home import find_checkpoint, home_of
 from weft.cli.terminal import WorkLine, say_loading
 from weft.clock import SystemClock
 from weft.progress import Meter
@@ -29,10 +29,11 @@ def export(
     ] = False,
 ) -> None:
     """Write config.json, safetensors, tokenizer.json and what else came with the model, such as its chat template."""
+    folder = find_checkpoint(checkpoint, home_of(context))  # what is not there is said at once
     say_loading()
     from weft.cli.model.trained import open_trained, say_which
 
-    trained = open_trained(checkpoint, home_of(context))
+    trained = open_trained(str(folder), home_of(context))
     nbytes = trained.vector.numel() * (4 if dtype is Dtype.float32 else 2)
     with Meter("writing", "B", WorkLine(), SystemClock(), nbytes) as meter:
         write = trained.export_gguf if gguf else trained.export

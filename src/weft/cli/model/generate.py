@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft import rng
-from weft.cli.home import home_of
+from weft.cli.home import find_checkpoint, home_of
 from weft.cli.settings import refuse_idle
 from weft.cli.terminal import say_loading
 from weft.config import from_tree
@@ -34,6 +34,7 @@ def generate(
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
     """Let a trained model continue a prompt."""
+    folder = find_checkpoint(checkpoint, home_of(context))  # what is not there is said at once
     say_loading()
     from weft.cli.model.trained import open_trained, say_which
     from weft.inference.sample import Sampling
@@ -45,7 +46,7 @@ def generate(
         refuse_idle(context, "--temperature 0 always takes the likeliest token", "top_k", "top_p", "seed")
     if top_k == 1:
         refuse_idle(context, "--top-k 1 always takes the likeliest token", "temperature", "top_p", "seed")
-    trained = open_trained(checkpoint, home_of(context))
+    trained = open_trained(str(folder), home_of(context))
     say_which(trained, checkpoint)
     end = trained.tokenizer.end_of_text
     sampling = from_tree(fields if end is None else {**fields, "stop_id": end}, Sampling, where="command line")

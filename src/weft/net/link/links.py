@@ -45,7 +45,7 @@ VIA = "via"  # the transport through another peer
 MAX_FORMER = 1024  # peers whose lost links are remembered: keys are free to make
 
 ANSWERS_S = 2.0  # a process that holds a link; the dialler waits for `HANDSHAKE_S`
-_ANY = "link.is_there"  # a method that nobody serves
+_ANY = "IsThere"  # a method that nobody serves
 _IN_TWO_PLACES = (
     "another process takes part in this run with the same key, and it answers; a key is for one place at a time. Stop "
     "that one, or give this machine a key of its own: --key second.pem"

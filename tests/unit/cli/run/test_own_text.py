@@ -262,7 +262,10 @@ def test_a_start_that_fails_takes_its_run_file_away_and_the_right_command_begins
 
     monkeypatch.setattr(running, "run", fails)
     length = ("--yes", "--length", "3passes")
-    said = refused(weft, 2, "cannot listen on 10.9.9.9", "train", notes, *length)
+    failed = weft("train", notes, *length)
+    said = words(failed)
+    assert failed.code == 2
+    assert said.endswith("weft: cannot listen on 10.9.9.9")
     assert f"nothing was begun, so {notes.with_name('notes.toml')} is removed again" in said
     assert not notes.with_name("notes.toml").exists()
     monkeypatch.setattr(running, "run", lambda *_args: None)
