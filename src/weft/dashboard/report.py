@@ -61,6 +61,7 @@ FAULTS = {
             events.HeldDropped: "results without room",
             events.JoinTooSlow: "lines slower than the run",
             events.CheckpointFailed: "checkpoints not saved",
+            events.ReceiptsDiffer: "times two members signed different things of an answer",
         }.items()
     },
 }

@@ -17,6 +17,7 @@ import numpy as np
 
 from weft.errors import CallFailed
 from weft.ids import Digest, PeerId, short
+from weft.keys import Signer
 from weft.net.node import Node
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
 from weft.wire import Buffer, digest
@@ -41,7 +42,6 @@ class StageLink:
 
     def __init__(self, node: Node) -> None:
         self.me = node.peer
-        self.signer = node.passport.identity
         self._node = node
         self._calls: dict[type, Callable[[PeerId, Any], Awaitable[msgspec.Struct]]] = {}
         self._notes: dict[type, list[Callable[[PeerId, Any], Awaitable[None]]]] = {}
@@ -55,6 +55,10 @@ class StageLink:
         self.serve_stages(Backward, Verdict(word="unknown"))
         self.on_stage_note(Computed)
         self.on_stage_note(GivenUp)
+
+    @property
+    def signer(self) -> Signer:
+        return self._node.passport.identity
 
     def serve(self, kind: type[Q], handler: Callable[[PeerId, Q], Awaitable[msgspec.Struct]]) -> None:
         """Answer calls of `kind`; see `Node.serve`."""
