@@ -27,6 +27,7 @@ from starlette.routing import BaseRoute, Route
 HOSTILE = "<img src=x onerror=alert(1)> \x1b[2J"
 CODE = "Look:\n```py\nprint(1)\n```\nThat is all."
 SOME = ["Some ", "words."]
+CONTEXT = 4096  # tokens, which a long answer has with its question
 COUNT = [f"{number} " for number in range(60)]
 
 
@@ -49,7 +50,7 @@ class Stub:
         return failed(401, "Incorrect API key provided.", "invalid_api_key")
 
     async def _list(self, request: Request) -> Response:
-        listed = [{"id": name, "object": "model"} for name in self.models]
+        listed = [{"id": name, "object": "model", "max_model_len": CONTEXT} for name in self.models]
         return self._refused(request) or JSONResponse({"object": "list", "data": listed})
 
     async def _answer(self, request: Request) -> Response:
@@ -86,7 +87,9 @@ class Stub:
             yield event({"error": {"message": "stage 2 is gone", "type": "server_error", "code": "internal"}})
             return
         yield piece({}, "length" if question == "long" else "stop")
-        yield event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": num, "total_tokens": num + 9}})
+        read = CONTEXT - num if question == "long" else 9
+        usage = {"prompt_tokens": read, "completion_tokens": num, "total_tokens": num + read}
+        yield event({"choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
 
 

@@ -4,6 +4,7 @@ A verb's file is imported whether or not it is asked for, so it imports nothing 
 most mistakes are answered before torch is loaded.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ _GROUPS = {  # as `weft --help` shows the verbs
     "Plan and compare": ("plan", "methods", "simulate", "bench"),
     "This machine": ("doctor", "runs", "keys"),
 }
+_WITHOUT_HOME = "chat"  # home is given with it out of habit: to say each time that nothing of it is used helps nobody
+_HELP = {"-h", "--help"}
 _USAGE: type[BaseException] = typer.BadParameter.__mro__[1]  # UsageError, which lies elsewhere in every typer
 
 
@@ -57,6 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         _require_folder()
         code = make_app(place)(args=list(arguments), prog_name="weft", standalone_mode=False)
+        place.is_idle = place.is_idle and not _HELP.intersection(arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     except _USAGE as error:
@@ -120,8 +124,10 @@ def make_app(place: Place) -> typer.Typer:
             bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
         ] = False,
     ) -> None:
+        if home is not None and os.path.isfile(home):
+            raise ConfigError(f"--home {home}: a file has that name, and home is a folder. Name one; weft makes it.")
         place.home = default_home() if home is None else home.absolute()
-        place.is_idle = "home" in given(context)
+        place.is_idle = "home" in given(context) and context.invoked_subcommand != _WITHOUT_HOME
         context.obj = place
 
     for verb in (

@@ -32,6 +32,7 @@ MAX_NOTABLE = 6  # as many lines as one takes in at a glance
 _SAME_NEWS_S = 20.0  # what several peers say in the same words within so long is one piece of news
 _MAX_POINTS = 4096  # of the curve; then every second one is dropped
 _RECENT_COMMITS = 16  # what the time left is judged by
+_LATE_S = 60.0  # a step so much older than the newest round is of a round before, and told late; clocks differ by less
 _TOTAL = re.compile(r"[1-9][0-9]{0,18}")  # of tokens: whoever tells of an act may tell anything
 # What a process tells before it takes part, and one that never does.
 _TOLD_BY_ANYBODY = (
@@ -40,6 +41,7 @@ _TOLD_BY_ANYBODY = (
 )
 BEFORE_IT_BEGINS = (*_TOLD_BY_ANYBODY, events.DataReady)  # what a process tells before its `PeerStarted`
 _ENDED = frozenset(("stopped", "finished", "left"))  # by a peer's own word: that others miss it is no news
+_MISSED = frozenset(("silent", "gone", "left"))  # by the word of others, who may hear it again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,7 @@ class Line:
     received_nbytes: int = 0
     num_missed: int = 0
     is_heard: bool = False  # it speaks for itself
+    missed_at: float = -math.inf  # wall seconds of the newest word of others that it is away
 
     def is_counted(self, peer: PeerId, commit: events.RoundCommitted) -> bool:
         return peer in commit.contributors or self.counted_through == commit.round
@@ -268,7 +271,7 @@ def _fold(view: View, entry: events.Entry) -> View:
         case events.StagesSeen() if view.stages.seen_at == entry.at:  # else it is older than what is known
             return _seen(view, own, event)
         case events.StepDone():
-            return _step(view, own, event)
+            return _step(view, entry.at, own, event)
         case events.CountedThrough():  # comes before its round's commit
             return _line(view, own, counted_through=event.round)
         case events.RoundCommitted():
@@ -310,8 +313,11 @@ def _hear(view: View, entry: events.Entry) -> View:
     event = entry.event
     match event:
         case events.MemberProgress() if view.line(event.member).is_heard:
-            return _call(view, event.member, event.name)
-        case events.MemberProgress():
+            view = _call(view, event.member, event.name)
+            return _line(view, event.member, state=event.state) if _is_back(view, event.member, entry.at) else view
+        case events.MemberProgress() if view.line(event.member).state not in _MISSED or _is_back(
+            view, event.member, entry.at
+        ):
             view = _call(view, event.member, event.name)
             # Whoever finishes, or has the last round, has all of it: after that nothing may be heard of it.
             has_all = event.state == "finishing" or (view.is_complete and event.round >= (view.round or math.inf))
@@ -327,12 +333,12 @@ def _hear(view: View, entry: events.Entry) -> View:
         ):
             return view
         case events.MemberSuspected():
-            return _miss(view, event.member, "silent")
+            return _miss(view, event.member, "silent", entry.at)
         case events.MemberGone():
-            return _miss(view, event.member, "gone")
+            return _miss(view, event.member, "gone", entry.at)
         case events.MemberLeft():
             # Whoever says goodbye to a complete run has all of it.
-            return _miss(view, event.member, "finished" if view.is_complete else "left")
+            return _miss(view, event.member, "finished" if view.is_complete else "left", entry.at)
     return view
 
 
@@ -389,11 +395,17 @@ def _say(view: View, peer: PeerId, state: str) -> View:
     return view if view.line(peer).is_heard else _line(view, peer, state=state)
 
 
-def _miss(view: View, peer: PeerId, state: str) -> View:
+def _is_back(view: View, peer: PeerId, at: float) -> bool:
+    """Return whether a peer that others missed was heard after that, by them or by others."""
+    return view.line(peer).state in _MISSED and at >= view.line(peer).missed_at
+
+
+def _miss(view: View, peer: PeerId, state: str, at: float) -> View:
     """Return the view after others have said that a peer is away, which is no news of one that said so itself."""
     line = view.line(peer)
     speed = line.tokens_per_s if state == "silent" else 0.0  # which it may still have
-    return view if line.state in _ENDED else _line(view, peer, state=state, tokens_per_s=speed)
+    missed_at = max(at, line.missed_at)
+    return view if line.state in _ENDED else _line(view, peer, state=state, tokens_per_s=speed, missed_at=missed_at)
 
 
 def ended(view: View) -> View:
@@ -448,12 +460,13 @@ def _seen(view: View, own: PeerId, event: events.StagesSeen) -> View:
         was_here = line.round is not None if line.is_heard else line.name
         is_here = peer in event.names or peer in everybody or peer == own
         if event.names and was_here and not is_here and not is_away(line.state):
-            view = _miss(view, peer, "finished" if view.is_complete else "gone")
+            view = _miss(view, peer, "finished" if view.is_complete else "gone", view.now)
     return view
 
 
-def _step(view: View, own: PeerId, event: events.StepDone) -> View:
-    if view.lead.is_of(event):  # all stages tell of the same loss
+def _step(view: View, at: float, own: PeerId, event: events.StepDone) -> View:
+    is_late = bool(view.commits) and at < view.commits[-1][0] - _LATE_S
+    if view.lead.is_of(event) and not is_late:  # all stages tell of the same loss
         view = replace(view, losses=view.losses.and_one(event.loss))
     if view.is_complete and view.line(own).state == "finished":  # what was under way when all was counted
         return _line(view, own, loss=event.loss)

@@ -212,12 +212,13 @@ class Session:
 
 @asynccontextmanager
 async def session(
-    options: Options, run: RunId, identity: Identity, admission: Admission = NOBODY
+    options: Options, run: RunId, identity: Identity, admission: Admission = NOBODY, *, is_listed: bool = True
 ) -> AsyncIterator[Session]:
     """Open what `identity` needs in `run`, but for the network, which `start` opens; close it all at the end.
 
     Args:
         admission: whom this peer lets in, and how others let it in, until `admit` is told the run's own rule.
+        is_listed: as of `Node`.
 
     Raises:
         ConfigError: nothing is left of the bytes that this machine may move today.
@@ -245,7 +246,9 @@ async def session(
         transports = make_transports(identity, settings, on_drop, budget)
         if (passed := valve(settings.caps, clock, day.ration)) is not None:
             transports = [Throttled(each, passed) for each in transports]
-        node = Node(passport, transports, clock, log.emit, relay=settings.relay, via=via, budget=budget)
+        node = Node(
+            passport, transports, clock, log.emit, relay=settings.relay, via=via, budget=budget, is_listed=is_listed
+        )
         lan = Lan(node, clock, log.emit) if settings.has_lan else None
         SpeedTest(node, clock)
         Relaying(bulletins, node, clock)
@@ -254,8 +257,8 @@ async def session(
             node.remember(peer, addresses)
 
         def keep() -> None:
-            known = node.known_addresses().items()
-            keep_addresses(folder, {peer: addresses for peer, addresses in known if peer != node.peer})
+            known = node.known_addresses().items()  # who only visits has no address
+            keep_addresses(folder, {peer: found for peer, found in known if found and peer != node.peer})
 
         node.on_contacts_settled(keep)  # a process that is killed finds its way back, too
         async with aclosing(Threads()) as compute:

@@ -13,6 +13,7 @@ Failure:
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
@@ -24,6 +25,7 @@ from weft.errors import Unreachable
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.launch.session import Options, session
+from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.ticket import Ticket
 from weft.peer.messages import CharterAnswer, CharterRequest, HandIn, HandInAnswer
@@ -37,6 +39,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 CALL_S = 10.0
 ASK_AGAIN_S = 1.0
+MAX_LINKS = 8  # of those that the first member tells of: one that ends is not the only one
 BEGINS_S = 10.0  # a member that has just started takes no part in a round yet
 
 _NOBODY = (
@@ -49,6 +52,9 @@ _NOBODY = (
 async def visit(ticket: Ticket, identity: Identity, settings: PeerConfig) -> AsyncIterator[Node]:
     """Link a node to members on the ticket, as somebody who only visits the run and keeps nothing.
 
+    It tells nobody where it listens: members would tell newcomers, who would look for the run there once it has ended.
+    So it dials the others itself.
+
     Args:
         identity: connects where no secret admits, because the run may admit by key; else a key made for the moment
             does, since a peer may be training with this one.
@@ -59,10 +65,16 @@ async def visit(ticket: Ticket, identity: Identity, settings: PeerConfig) -> Asy
     who = identity if ticket.secret is None else Identity.generate()
     with TemporaryDirectory(prefix="weft-visit-", ignore_cleanup_errors=True) as folder:
         options = Options(home=Home(Path(folder)), key=None, settings=settings)
-        async with session(options, ticket.run, who, ticket.admission()) as s:
+        async with session(options, ticket.run, who, ticket.admission(), is_listed=False) as s:
+            s.node.on_contact(partial(_meet_too, s.node))
             await s.start()
             await s.meet(ticket)
             yield s.node
+
+
+def _meet_too(node: Node, contact: Contact) -> None:
+    if len(node.peers) < MAX_LINKS:
+        node.keep(contact.peer)
 
 
 async def ask_charter(node: Node, clock: Clock) -> CharterAnswer:

@@ -58,6 +58,7 @@ class Node:
         relay: what this peer passes on between others.
         via: the key with which it reaches others through a third where no transport does; None: it does not.
         budget: how many links and streams this process holds.
+        is_listed: others are told where it listens, dial it, and tell newcomers; False: it only visits.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class Node:
         relay: RelayConfig = NO_RELAY,
         via: Identity | None = None,
         budget: Budget = Budget(),  # noqa: B008  # frozen
+        is_listed: bool = True,
     ) -> None:
         self.passport = passport
+        self._is_listed = is_listed
         self._transports = tuple(transports)
         self._emit = emit
         self._handlers = Handlers()
@@ -117,7 +120,7 @@ class Node:
                 missing.append((transport.name, str(error)))
                 continue
             self._started.append(transport)
-            self._book.listen_at(addresses)
+            self._book.listen_at(addresses if self._is_listed else ())
             self._emit(TransportUp(transport=transport.name, addresses=addresses))
         if not self._started:
             raise errors.NetError(
@@ -164,7 +167,7 @@ class Node:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return where others may dial this peer, best first; empty before `start`."""
+        """Return where others may dial this peer, best first; empty before `start`, and of one that only visits."""
         return self._book.own
 
     @property

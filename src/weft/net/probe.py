@@ -40,8 +40,9 @@ async def probe(
     except (DialError, PeerError) as error:
         return failed(contact, address, str(error))
     opened_s = clock.now() - began
-    contact = replace(contact, peer=stream.peer)  # a ticket may name it by the first digits alone
-    outcome, said = await _greet(stream, passport)
+    outcome, said, name = await _greet(stream, passport)
+    # A ticket may name it by the first digits of its key alone.
+    contact = replace(contact, peer=stream.peer, name=name or contact.name)
     greeted_s = clock.now() - began - opened_s if outcome == "admitted" else None
     return Trial(contact=contact, address=address, outcome=outcome, said=said, opened_s=opened_s, greeted_s=greeted_s)
 
@@ -67,7 +68,8 @@ async def probe_all(
     )
 
 
-async def _greet(stream: Stream, passport: Passport) -> tuple[Outcome, str]:
+async def _greet(stream: Stream, passport: Passport) -> tuple[Outcome, str, str]:
+    """Return what came of a greeting, what was said of it, and how who let this machine in is called."""
     hello = Hello(
         version=PROTOCOL,
         run=passport.run,
@@ -78,13 +80,13 @@ async def _greet(stream: Stream, passport: Passport) -> tuple[Outcome, str]:
         instance=passport.instance,
     )
     try:
-        await greet(stream, handshake_reader(stream), hello, passport)
+        welcome = await greet(stream, handshake_reader(stream), hello, passport)
     except Refused as error:
-        return "refused", str(error)
+        return "refused", str(error), ""
     except GenesisMismatch as error:
-        return "other run", str(error)
+        return "other run", str(error), ""
     except WeftError as error:
-        return "no peer", str(error)
+        return "no peer", str(error), ""
     finally:
         await stream.close()
-    return "admitted", ""
+    return "admitted", "", "" if welcome is None else welcome.name

@@ -24,8 +24,8 @@ Failure:
 import asyncio
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import UnionType
@@ -90,6 +90,7 @@ DEAF_S = 60.0  # to who told what it had not signed
 MAX_KNOWN = 4096  # peers, whatever they tell of
 MAX_LINKED = 256  # others to which one peer says that it is linked
 MAX_ANSWERS = 64  # of one peer at once: all that it keeps comes in half of these
+MAX_HELD = 100_000  # entries of a first look, that are put in order: some hundred MB. A liar's many lines hold no more
 ONCE_S = 30.0  # for all that is told at once, however slow some are
 MOST_AHEAD_S = 3600.0  # of this clock: what is said to happen later happens now
 
@@ -109,7 +110,8 @@ class Observer:
     """Of one run.
 
     Args:
-        on_entry: is given what peers tell, of each in order.
+        on_entry: is given what peers tell, of each in order. What the first look brings is a history of many minutes of
+            several peers: that is given in the order of their clocks, as it happened.
         stages: the runs of its stages; none where it has no stages.
     """
 
@@ -125,6 +127,7 @@ class Observer:
         self._run = run
         self._clock = clock
         self._on_entry = on_entry
+        self._held: list[events.Entry] | None = []  # what the first look brings, until it is over
         self._heard: dict[PeerId, _Heard] = {}
         self._sides = [Channel(node, channel_of(stage), each, 0) for stage, each in enumerate(stages)]
         self._provings: dict[int | msgspec.UnsetType, LightClient] = {
@@ -137,8 +140,8 @@ class Observer:
 
     async def once(self) -> None:
         """Hear all that the peers keep which the node is linked to; wait a little for those that have just begun."""
-        until = self._clock.now() + FIRST_S
-        with suppress(TimeoutError):
+        until, self._held = self._clock.now() + FIRST_S, []
+        try:
             async with asyncio.timeout(ONCE_S):
                 while True:
                     chosen = self._chosen()
@@ -146,6 +149,10 @@ class Observer:
                     if set(chosen) <= set(self.heard) or self._clock.now() >= until:
                         return
                     await asyncio.sleep(WINDOW_S / 4)
+        except TimeoutError:
+            pass
+        finally:
+            self._hand_out()
 
     async def watch(self) -> None:
         """Hear the peers that the node is linked to until this is cancelled."""
@@ -158,6 +165,9 @@ class Observer:
                 for peer in self._chosen():
                     if peer not in asking:
                         asking[peer] = tasks.spawn(self._ask_around(peer))
+                if self._held is not None and asking:
+                    await asyncio.wait(asking.values(), timeout=FIRST_S)
+                    self._hand_out()
                 await asyncio.sleep(WINDOW_S)
 
     def _chosen(self) -> Sequence[PeerId]:
@@ -224,7 +234,7 @@ class Observer:
             if isinstance(told, events.StagesSeen):
                 self._meet(told)
             if getattr(entry.event, "remote", None) != self._node.peer:  # it is no news that this one looks
-                self._on_entry(entry)
+                self._give(entry)
         if num_lost := bulletin.num_dropped + len(bulletin.lines) - len(entries):
             many = "1 event" if num_lost == 1 else f"{num_lost} events"
             self._tell(f"left out: {many} of {short(peer)}: it had no room for them, or this weft is older")
@@ -249,7 +259,31 @@ class Observer:
         self._say(msgspec.structs.replace(event, stage=stage))
 
     def _say(self, event: events.Event) -> None:
-        self._on_entry(events.Entry(v=events.VERSION, at=self._clock.wall(), peer=self._node.peer, event=event))
+        self._give(events.Entry(v=events.VERSION, at=self._clock.wall(), peer=self._node.peer, event=event))
+
+    def _give(self, entry: events.Entry) -> None:
+        if self._held is None:
+            self._on_entry(entry)
+        else:
+            self._held.append(entry)
+            if len(self._held) >= MAX_HELD:
+                self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give what the first look brought; what comes from now on is given at once."""
+        held, self._held = self._held or (), None
+        for entry in as_it_happened(held):
+            self._on_entry(entry)
+
+
+def as_it_happened(entries: Iterable[events.Entry]) -> list[events.Entry]:
+    """Return entries in the order of their times, those of each peer in the order in which they came."""
+    newest: dict[PeerId, float] = {}
+    keyed: list[tuple[float, events.Entry]] = []
+    for entry in entries:
+        at = newest[entry.peer] = max(entry.at, newest.get(entry.peer, entry.at))
+        keyed.append((at, entry))
+    return [entry for _, entry in sorted(keyed, key=lambda each: each[0])]
 
 
 def note_links(linked: dict[PeerId, None], event: events.Event) -> None:

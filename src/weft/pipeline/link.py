@@ -17,10 +17,9 @@ import numpy as np
 
 from weft.errors import CallFailed
 from weft.ids import Digest, PeerId, short
-from weft.keys import Signer
 from weft.net.node import Node
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
-from weft.wire import Buffer, digest
+from weft.wire import Buffer, Signer, digest
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)

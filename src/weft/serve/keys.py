@@ -287,7 +287,8 @@ class Admission:
         if key is not None and key.tokens_per_day is not None and account.num_today >= key.tokens_per_day:
             left_s = DAY_S - (now - (account.day_began or now))
             message = (
-                f"The {key.tokens_per_day} tokens a day of {asker.name} are spent; more in {ceil(left_s / 3600)} h."
+                f"The key {asker.name} may use {key.tokens_per_day:,} tokens a day, and has used "
+                f"{account.num_today:,}. It may ask again in {ceil(left_s / 3600)} h."
             )
             raise no_quota(message, headers | {"retry-after": str(ceil(left_s))})
         if account.tokens is not None and (wait_s := account.tokens.wait_s(1, now)) > 0:

@@ -106,6 +106,15 @@ def test_the_home_may_come_from_the_environment(weft: Weft, tmp_path: Path, monk
     assert weft("--home", tmp_path / "other", "keys", "list").err  # beats it, and is empty
 
 
+def test_a_home_that_is_a_file_is_refused_and_one_beside_a_question_for_help_is_no_mistake(
+    weft: Weft, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").write_text("no folder")
+    answer = weft("--home", tmp_path / "notes", "runs")
+    assert (answer.code, "a file has that name" in answer.err) == (2, True)
+    assert weft("--home", tmp_path, "serve", "key", "--help").err == ""
+
+
 # --- failure ---
 
 

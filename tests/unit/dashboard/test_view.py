@@ -152,6 +152,22 @@ def test_what_a_peer_says_of_itself_beats_what_others_say() -> None:
     assert view.lines[B].loss == 3.0
 
 
+def test_who_is_missed_and_heard_again_is_here_whatever_comes_late() -> None:
+    def told(event: Event, at: float) -> Entry:
+        return entry(event, A, at)
+
+    heard = msgspec.structs.replace(progressed(B), at=120.0)
+    late = msgspec.structs.replace(progressed(B), at=105.0)  # heard before it was missed, told after
+    away: tuple[Event, ...] = (MemberGone(member=B, silent_s=9.0), MemberLeft(member=B))
+    for event in away:
+        for own in ([started(B, "bert"), step(2.0, B)], [progressed(B)]):
+            missed = [*own, told(event, 110.0)]
+            assert fold(*missed, late).lines[B].state in {"gone", "left"}
+            assert fold(*missed, late, heard).lines[B].state == "training"
+    stopped = entry(PeerStopped(reason="asked to"), B, at=111.0)
+    assert fold(started(B, "bert"), stopped, told(away[0], 112.0), heard).lines[B].state == "stopped"
+
+
 @pytest.mark.parametrize(
     ("event", "state"),
     [
@@ -246,6 +262,14 @@ def test_a_commit_that_all_report_counts_once_and_its_bytes_for_each() -> None:
 def test_the_curve_has_one_point_per_commit_the_mean_over_all_peers_steps() -> None:
     view = fold(step(4.0), step(2.0, B), commit(1, 100), commit(1, 100, B), step(1.0), commit(2, 200))
     assert view.losses.points == ((100, 3.0), (200, 1.0))
+
+
+def test_what_a_peer_told_late_of_steps_long_ago_is_in_no_later_round() -> None:
+    def trained(loss: float, at: float) -> Entry:
+        return msgspec.structs.replace(step(loss, B), at=at)
+
+    view = fold(step(3.0), commit(1, 100, at=100.0), trained(9.0, 10.0), trained(2.0, 90.0), commit(2, 200, at=130.0))
+    assert view.losses.points == ((100, 3.0), (200, 2.0))
 
 
 def test_a_round_that_does_not_go_on_counts_no_tokens_twice() -> None:

@@ -43,7 +43,13 @@ class World:
         )
 
     def node(
-        self, index: int, admission: Admission | None = None, run: RunId = RUN, relay: RelayConfig | None = None
+        self,
+        index: int,
+        admission: Admission | None = None,
+        run: RunId = RUN,
+        relay: RelayConfig | None = None,
+        *,
+        is_listed: bool = True,
     ) -> Node:
         """Return a node that is not started and knows everybody's address.
 
@@ -59,6 +65,7 @@ class World:
             offload=inline,
             relay=relay or NO_RELAY,
             via=None if relay is None else self.identities[index],
+            is_listed=is_listed,
         )
         for peer in self.ids:
             node.remember(peer, [f"memory://{peer}"])

@@ -331,6 +331,29 @@ def test_members_learn_of_each_other_through_whoever_they_ask(world):
     world.run(scenario)
 
 
+def test_who_only_visits_is_linked_and_nobody_is_told_of_it(world):
+    async def scenario():
+        a, b = await world.started(2)
+        visitor = world.node(2, is_listed=False)
+        await visitor.start()
+        for node in (a, b):
+            node._book._entries.pop(visitor.peer)
+        await visitor.connect(a.peer)
+        await b.connect(a.peer)
+        newcomer = world.node(3)
+        newcomer._book._entries.pop(visitor.peer)
+        await newcomer.start()
+        await newcomer.connect(a.peer)
+        await asyncio.sleep(1)
+        assert visitor.peer in a.peers
+        assert visitor.addresses == ()
+        for node in (a, b, newcomer):
+            assert not node.known_addresses().get(visitor.peer)
+        assert b.peer in visitor.known_addresses()
+
+    world.run(scenario)
+
+
 def test_what_others_say_displaces_nothing_that_a_linked_peer_said_of_itself(world):
     async def scenario():
         a, b, c = await world.started(3)

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import reduce
+from itertools import permutations
 from typing import Any
 
 import msgspec
 import pytest
 
 from weft.clock import VirtualClock
+from weft.dashboard.view import View, update
 from weft.errors import Unreachable, WireError
 from weft.events import (
     VERSION,
@@ -16,13 +19,15 @@ from weft.events import (
     LinkDown,
     LinkUp,
     MemberGone,
+    MemberJoined,
     MemberLeft,
     MemberProgress,
     Notice,
+    RoundCommitted,
     RoundMissed,
     StepDone,
 )
-from weft.ids import PeerId, Round, RunId, Step, Tokens
+from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
 from weft.keys import Identity
 from weft.observe.observer import (
     DEAF_S,
@@ -355,6 +360,80 @@ def test_who_does_not_answer_is_asked_again_and_a_reply_that_is_none_is_said() -
     assert watched.node.asked.count(identity(1).peer) > 1
     assert watched.node.asked.count(identity(2).peer) == 1
     assert "10000000 bytes" in watched.texts[0]
+
+
+def test_a_first_look_is_told_as_it_happened_whoever_tells_it_last() -> None:
+    gone = MemberGone(member=identity(2).peer, silent_s=9.0)
+    first = seal(identity(1), bulletin(0, line(10.0, missed(1)), line(20.0, gone), line(40.0, missed(4))))
+    second = seal(identity(2), bulletin(0, line(6.0, missed(1)), line(30.0, missed(3))))
+    third = seal(identity(3), bulletin(0, line(50.0, missed(9)), line(25.0, missed(10))))  # its clock was set back
+    answers = {"p1": answering(first), "p2": answering(second), "p3": answering(third)}
+    once = Watched(**answers)
+    once.look()
+    following = Watched(**answers)
+
+    async def follow() -> None:
+        watching = asyncio.ensure_future(following.observer.watch())
+        await asyncio.sleep(WINDOW_S)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    following.clock.run(follow())
+    for watched in (once, following):
+        told = [(entry.at, entry.event) for entry in watched.entries if not isinstance(entry.event, Notice)]
+        own = [(6.0, missed(1)), (10.0, missed(1)), (20.0, gone), (30.0, missed(3)), (40.0, missed(4))]
+        assert told == [*own, (50.0, missed(9)), (25.0, missed(10))]
+
+
+@pytest.mark.parametrize("numbers", list(permutations((1, 2, 3))))
+def test_of_peers_that_came_back_a_first_look_shows_that_they_are_here_and_a_loss_that_fell(
+    numbers: tuple[int, ...],
+) -> None:
+    anna, bert, carl = numbers
+    member = identity(carl).peer
+    away = {
+        35.0: MemberGone(member=member, silent_s=9.0),
+        45.0: MemberJoined(member=member, name="carl"),
+        46.0: MemberProgress(
+            member=member, name="carl", round=Round(4), state="training", loss=None, tokens_per_s=1.0, link="tls"
+        ),
+    }
+
+    def told(number: int, rounds: range, more: dict[float, Event]) -> Answer:
+        events: dict[float, Event] = {**more}
+        for each in rounds:
+            events[10.0 * each + number / 10] = msgspec.structs.replace(STEP, loss=3.0 - each / 4)
+            events[10.0 * each + 5 + number / 10] = committed(each)
+        return answering(seal(identity(number), bulletin(0, *(line(at, events[at]) for at in sorted(events)))))
+
+    answers = {
+        anna: told(anna, range(1, 8), away),
+        bert: told(bert, range(1, 8), away),
+        carl: told(carl, range(5, 8), {}),
+    }
+    watched = Watched(**{f"p{number}": answer for number, answer in answers.items()})
+    watched.look()
+    view = reduce(update, watched.entries, View())
+    assert [line.state for line in view.lines.values()] == ["training"] * 3
+    assert view.losses.points == tuple((100 * each, 3.0 - each / 4) for each in range(1, 8))
+    assert [news.at for news in view.notables] == sorted(news.at for news in view.notables)
+
+
+def committed(number: int) -> RoundCommitted:
+    return RoundCommitted(
+        branch=BranchId("f" * 64),
+        round=Round(number),
+        attempt=Attempt(0),
+        manifest=Digest("0" * 64),
+        contributors=tuple(identity(each).peer for each in (1, 2, 3)),
+        left_out={},
+        tokens=Tokens(100),
+        committed_tokens=Tokens(100 * number),
+        sent_nbytes=1,
+        received_nbytes=1,
+        duration_s=0.1,
+        work_s=1.0,
+    )
 
 
 def test_that_it_looks_itself_is_no_news() -> None:

@@ -52,7 +52,9 @@ def chat(
     question = _piped() if is_piped else ""
     names = _models(server, is_asking=not is_piped)
     if model is not None and names and model not in names:
-        raise ConfigError(f"--model {model[:200]}: {server.address} has {', '.join(names[:20])}.")
+        raise ConfigError(
+            f"--model {model[:200]}: {server.address} has no model of that name. It has {', '.join(names[:20])}."
+        )
     if model is None and not names:
         raise ConfigError(f"{server.address} lists no model. Name one with --model, or see what the server serves.")
     asks: dict[str, Any] = {"model": model or names[0]}
@@ -79,13 +81,28 @@ class Came:
     first_s: float | None  # from the question to the first letter; None: there was none
     took_s: float
     is_stopped: bool  # by Ctrl-C
+    max_tokens: int | None = None  # that it was to have at most
+    context: int | None = None  # tokens of a conversation with its answer
 
     @property
     def lacks(self) -> str | None:
         """Return what is wrong with an answer that is no failure."""
         if self.first_s is None:
             return "the answer is empty"
-        return "cut off: --max-tokens, or the server, allows no more" if self.last.finish == "length" else None
+        return self._cut_off() if self.last.finish == "length" else None
+
+    def _cut_off(self) -> str:
+        """Return by which of three limits an answer ended, as far as the server's figures tell, and what to do."""
+        num, num_read = self.last.num_tokens or 0, self.last.num_read or 0
+        if self.max_tokens is not None and num >= self.max_tokens:
+            return f"cut off after {num:,} tokens, as --max-tokens says: give a larger number for a longer answer"
+        if self.context is not None and num and num_read + num >= self.context:
+            return (
+                f"cut off: a conversation may have {self.context:,} tokens here, with its answer, and this one has "
+                "them. Begin a new one (/clear), or ask in fewer words"
+            )
+        do = "ask for more with --max-tokens" if self.max_tokens is None else "ask it to go on"
+        return f"cut off: the server allows no longer answer; {do}"
 
     @property
     def words(self) -> str:
@@ -146,7 +163,14 @@ class Talk:
                 self.write("" if told[-1].endswith("\n") else "\n")
             else:
                 self.messages.pop()
-        return Came(last=last, first_s=first_s, took_s=self.clock.now() - began, is_stopped=is_stopped)
+        return Came(
+            last=last,
+            first_s=first_s,
+            took_s=self.clock.now() - began,
+            is_stopped=is_stopped,
+            max_tokens=self.asks.get("max_tokens"),
+            context=self.server.contexts.get(self.asks.get("model", "")),
+        )
 
     def again(self) -> str | None:
         """Return the last question, and forget it with what came after; None: there is none."""

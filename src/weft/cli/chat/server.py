@@ -35,6 +35,7 @@ class Piece:
     version: str | None = None  # which weights answered
     finish: str | None = None  # stop, length, ...
     num_tokens: int | None = None
+    num_read: int | None = None  # tokens of the conversation, before the answer
     is_whole: bool = False
 
 
@@ -57,6 +58,7 @@ class Server:
                 "into a file, for --key-file."
             )
         self.key = key
+        self.contexts: dict[str, int] = {}  # tokens of a conversation with its answer, by model, as far as it tells
         self._is_safe = parts.scheme == "https"
         self._host, self._port = parts.hostname, parts.port
         self._path = parts.path.rstrip("/") or "/v1"
@@ -82,12 +84,18 @@ class Server:
         with self._asked("GET", "/models", None) as reply:
             try:
                 told = json_of(reply.read(MAX_BODY))
-                return [str(model["id"]) for model in told["data"]]
-            except (ValueError, TypeError, KeyError, OSError, http.client.HTTPException):
-                raise PeerError(
-                    f"{self.address}/models answers with something else than a list of models. See whether that "
-                    "server speaks the OpenAI API, and whether its address ends in /v1."
-                ) from None
+                models = {str(model["id"]): model.get("max_model_len") for model in told["data"]}
+            except (ValueError, TypeError, KeyError, AttributeError, OSError, http.client.HTTPException):
+                raise PeerError(self._no_api("answers with something else than a list of models")) from None
+        self.contexts = {name: most for name, most in models.items() if isinstance(most, int)}
+        return list(models)
+
+    def _no_api(self, how: str) -> str:
+        ending = "" if self._path.endswith("/v1") else "; such an address often ends in /v1"
+        return (
+            f"{self.address}/models {how}, so another kind of server is there. Give the address of one that speaks the "
+            f"OpenAI API{ending}. `weft serve last` starts one, and prints its address."
+        )
 
     def answer(self, asked: dict[str, Any]) -> Generator[Piece, None, None]:
         """Yield the pieces of an answer as they come; whoever stops early hangs up.
@@ -139,7 +147,9 @@ class Server:
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
         delta = choice.get("delta")
         text = delta.get("content") if isinstance(delta, dict) else None
-        num_tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        num_tokens, num_read = (
+            usage.get(name) if isinstance(usage, dict) else None for name in ("completion_tokens", "prompt_tokens")
+        )
         finish = _text(choice.get("finish_reason")) or before.finish
         return Piece(
             text=_text(text) or "",
@@ -147,6 +157,7 @@ class Server:
             version=_text(told.get("system_fingerprint")) or before.version,
             finish=finish,
             num_tokens=num_tokens if isinstance(num_tokens, int) else before.num_tokens,
+            num_read=num_read if isinstance(num_read, int) else before.num_read,
             is_whole=before.is_whole or finish is not None,
         )
 
@@ -180,6 +191,8 @@ class Server:
                     f"what answers at {self.address} hangs up, or speaks no HTTP. See whether the address and the "
                     "scheme (http or https) are right."
                 ) from None
+            if reply.status == http.client.NOT_FOUND and path == "/models":
+                raise CallFailed(self._no_api("is not there"))
             if reply.status != http.client.OK:
                 raise self._failed(reply.status, told, reply.getheader("retry-after"))
             yield reply
@@ -192,8 +205,12 @@ class Server:
         says = f" It says: {said.rstrip('.')}." if said else ""
         again = f"in {retry_after} s" if retry_after is not None and retry_after.isdecimal() else "in a moment"
         if status == http.client.UNAUTHORIZED:
-            which = "takes API keys only" if self.key is None else "does not take this API key"
-            return Refused(f"{self.address} {which}.{says} Put yours into a file, and name it with --key-file.")
+            if self.key is None:
+                why, do = "takes API keys only", "Put yours into a file, and name it with --key-file."
+            else:
+                why = "does not know this API key"
+                do = "Compare it with the key that you were given: letters may be missing, or it was removed there."
+            return Refused(f"{self.address} {why}.{says} {do}")
         if code in ("host_not_allowed", "origin_not_allowed"):
             return Refused(f"{self.address} does not answer to that name.{says} Give its number, as 127.0.0.1.")
         if status == http.client.FORBIDDEN:

@@ -55,7 +55,7 @@ def doctor(
         typer.echo(_spell(findings, code))
     elif num_blocking:
         what = "weft from running here" if failure is None else "this machine from that run"
-        typer.echo(f"\n{num_blocking} of these keep {what}.")
+        typer.echo(f"\n{num_blocking} of these {'keeps' if num_blocking == 1 else 'keep'} {what}.")
     if code:
         raise typer.Exit(code)
 

@@ -188,7 +188,7 @@ def check_network(port: int) -> Iterator[Finding]:
                 pass
     except NetError as error:
         fix = "choose another with --port, or --port 0 for a free one" if port else "allow this program to listen"
-        yield Finding("network", "block", str(error), fix)
+        yield Finding("network", "block", str(error).partition(". ")[0], fix)  # its own advice is of other commands
         return
     except OSError as error:
         yield Finding("network", "block", f"a connection to 127.0.0.1 failed: {error}", "run: ip link set lo up")
@@ -202,7 +202,8 @@ def check_network(port: int) -> Iterator[Finding]:
         yield Finding("network", "ok", f"listening works ({families}); public addresses: {', '.join(public)}")
         return
     others = [each for each in hosts if each != "127.0.0.1"]
-    text = f"listening works ({families}), at {', '.join(others) or 'this machine alone'}: none is public"
+    where = f"at {', '.join(others)}" if others else "for programs of this machine alone"
+    text = f"listening works ({families}), {where}: this machine has no public address of its own"
     fix = "for peers outside: forward a port of the router to --port, or have one member that all of you can reach"
     yield Finding("network", "note", text, fix)
 

@@ -90,8 +90,8 @@ def largest(settings: PeerConfig) -> Finding:
         amount = figures.amount(num_parameters(model))
         others = figures.several(num - 1, "machine")
         said.append(f"{'' if whole else 'trains models '}up to {size} ({amount}) with {others} like it, each a part")
-    where = f"({figures.nbytes(room)} to use on {device.name}, a sample of {_SEQ_LEN} tokens at a time)"
-    text = f"{', '.join(said) or 'no named model fits, not even a stage of one'} {where}"
+    how = f"reckoned with {figures.nbytes(room)} of memory on {device.name}, and {_SEQ_LEN:,} tokens at a time"
+    text = f"{', '.join(said) or 'no named model fits, not even a stage of one'}; {how}"
     return Finding("models", "ok" if said else "note", text, facts=facts)
 
 

@@ -83,7 +83,7 @@ async def _measure(
     look: Look | None = None
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(
-            Node(passport, make_transports(identity, settings), clock, lambda _: None)
+            Node(passport, make_transports(identity, settings), clock, lambda _: None, is_listed=False)
         )
         asking = await stack.enter_async_context(_asking(node, clock)) if has_torch else None
         members = list(dict.fromkeys(trial.contact for trial in open_ways))
@@ -181,7 +181,7 @@ def judge_clock(who: str, sighting: Sighting) -> Finding:
 def judge_speed(who: str, transport: str, speed: Speed) -> Finding:
     """Return how fast bytes pass."""
     text = (
-        f"{who}: up {speed.up_bps / 1e6:.3g} Mbit/s, down {speed.down_bps / 1e6:.3g} Mbit/s over {transport} "
+        f"{who}: up {_mbit(speed.up_bps)}, down {_mbit(speed.down_bps)} over {transport} "
         f"({figures.nbytes(speed.nbytes)} each way, one stream)"
     )
     facts: dict[str, Fact] = {"transport": transport, "up_bps": speed.up_bps, "down_bps": speed.down_bps}
@@ -189,6 +189,10 @@ def judge_speed(who: str, transport: str, speed: Speed) -> Finding:
         fix = "rounds need 1 Mbit/s or more: use a faster line, or a smaller model"
         return Finding("speed", "note", text, fix, facts)
     return Finding("speed", "ok", text, facts=facts)
+
+
+def _mbit(bps: float) -> str:
+    return f"{bps / 1e6:{',.0f' if bps >= 1e8 else '.3g'}} Mbit/s"
 
 
 def judge_place(sightings: Sequence[Sighting], own: Sequence[str]) -> Finding:

@@ -23,7 +23,7 @@ import msgspec
 import torch
 
 from weft.cli.terminal import WorkLine
-from weft.clock import Clock, SystemClock, cpu_s
+from weft.clock import Clock, SystemClock, cpu_s, kept_waiting
 from weft.cost import training as cost
 from weft.errors import TooLarge
 from weft.model.config import ModelConfig, num_parameters
@@ -44,6 +44,7 @@ _PATIENCE_S = 10.0  # of warm steps and of timed ones: the last of either begins
 _START_S = 120.0  # of a process that works beside: it imports torch. One that has not begun by then is not waited for
 _UNSTEADY = 2.0  # times the fastest step, that the usual one takes where something disturbs it
 _LEAST_COMPARED = 3  # steps: the first may take longer by itself
+_KEPT_WAITING = 0.1  # of the time that steps take, their thread could have computed and another program did
 _WHOLE = 0.8  # of a core, or more, is what steps compute where nothing disturbs them
 _CORE_STEPS, _CORE_S = 3, 5.0  # made on a single core: so many, and none more once so much was computed
 _SHARE = 0.6  # of the time goes into inner steps, in the demo on two cores; the rest: exchange, outer steps, evaluation
@@ -220,13 +221,16 @@ class Watched:
         self._step = step
         self._all_s: list[float] = []
         self._all_computed_s: list[float] = []
+        self._waited_s = 0.0
+        self._tell_waited_s = kept_waiting(SystemClock())
 
     def __call__(self) -> None:
         clock = SystemClock()
-        began, computed_s = clock.now(), cpu_s()
+        began, computed_s, waited_s = clock.now(), cpu_s(), self._tell_waited_s()
         self._step()
         self._all_s.append(clock.now() - began)
         self._all_computed_s.append(cpu_s() - computed_s)
+        self._waited_s += self._tell_waited_s() - waited_s
 
     @property
     def fastest_s(self) -> float:
@@ -238,20 +242,21 @@ class Watched:
 
     @property
     def is_disturbed(self) -> bool:
-        return is_disturbed(self._all_s, sum(self._all_computed_s))
+        return is_disturbed(self._all_s, sum(self._all_computed_s), self._waited_s)
 
 
-def is_disturbed(all_s: Sequence[float], computed_s: float) -> bool:
-    """Return whether other programs had the cores in steps that took `all_s`: this one had less than one of them, or
-    the steps differ as they never do by themselves.
+def is_disturbed(all_s: Sequence[float], computed_s: float, waited_s: float) -> bool:
+    """Return whether other programs had the cores in steps that took `all_s`: this one had less than one of them, was
+    kept waiting for one, or the steps differ as they never do by themselves.
 
     Args:
-        computed_s: by all threads of this process meanwhile.
+        computed_s: by all threads of this process meanwhile. Threads that wait for one another compute, too.
+        waited_s: in which the thread that makes the steps could have computed, while others did.
     """
     if not all_s:
         return False
     is_uneven = len(all_s) >= _LEAST_COMPARED and median(all_s) > _UNSTEADY * min(all_s)
-    return is_uneven or computed_s < _WHOLE * sum(all_s)
+    return is_uneven or computed_s < _WHOLE * sum(all_s) or waited_s > _KEPT_WAITING * sum(all_s)
 
 
 def core_s(step: Callable[[], None], computed_s: Callable[[], float], expected_s: float) -> float:

@@ -26,6 +26,8 @@ from weft.cli.listener import LOCAL, address, listen
 from weft.cli.options import Numbers, kind_on, nbytes, spread, ticket_or_none, ticket_text
 from weft.cli.process import run_loop
 from weft.cli.settings import Machine, Transports, check_transports, machine_settings, refuse_idle
+from weft.cli.terminal import tell
+from weft.dashboard import figures
 from weft.dashboard.logs import is_there
 from weft.dashboard.words import notable
 from weft.errors import ConfigError
@@ -189,9 +191,9 @@ def serve_here(model: str, name: str, where: Where, how: How, home: Path, keys: 
         try:
             planned = loaded.planned
             held = f"room for {planned.num_tokens:,} tokens of all conversations together"
-            weights = f"{planned.kind} weights, {planned.weights_nbytes / 1e9:.2f} GB"
-            _tell(loaded.model, f"{weights}; {held}, {planned.kv_nbytes / 1e9:.2f} GB")
-            tell_address(address(listener), where.host)
+            weights = f"{planned.kind} weights, {figures.nbytes(planned.weights_nbytes)}"
+            _tell(loaded.model, f"{weights}; {held}, {figures.nbytes(planned.kv_nbytes)}")
+            tell_address(address(listener), where.host, keys)
             run_until_told(loaded.app(keys), listener, loaded.model.engine.close)
         finally:
             loaded.model.engine.close()
@@ -271,7 +273,7 @@ async def _ask_stages(
         model = model_of(name, int(SystemClock().wall()), asked.entry, asked.tokenizer, asked.came_with)
         models = {name: model}
         _tell(model, f"{asked.run.stages} stages, computed by the run's members")
-        tell_address(address(listener), host)
+        tell_address(address(listener), host, keys)
         application = app(models, keys, metrics=Metrics(models), page=page_routes("serve"))
         await answering(application, listener, lambda: loop.call_soon_threadsafe(asked.entry.close))
         with suppress(asyncio.CancelledError):  # what ended the server is told once more, and cancels this task
@@ -305,7 +307,7 @@ def serve_backend(behind: Behind, model: str | None, name: str, where: Where, ke
         application, backend = app(site, {each.id: each for each in served}, keys, page=page)
         told = f"{', '.join(each.id for each in served)}: computed by {site.address}\n{GIVEN_UP}"
         print(told, file=sys.stderr)  # noqa: T201
-        tell_address(address(listener), where.host)
+        tell_address(address(listener), where.host, keys)
         run_until_told(application, listener, backend.close)
     finally:
         listener.close()
@@ -411,6 +413,7 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
         pass
     finally:
         signal.signal(signal.SIGTERM, before)
+    tell("stopped")
 
 
 async def answering(app: "Starlette", listener: "socket.socket", on_told: Callable[[], object]) -> None:
@@ -442,11 +445,12 @@ def _tell(model: "Model", how: str) -> None:
         print(text, file=sys.stderr)  # noqa: T201
 
 
-def tell_address(address: str, host: str) -> None:
+def tell_address(address: str, host: str, keys: "KeysOfFile | None") -> None:
     if host not in LOCAL:
         text = (
             "keys and what is said go over plain HTTP, which others on the way can read: put a proxy with TLS before it"
         )
         print(text, file=sys.stderr)  # noqa: T201
-    print(f"programs: {address}v1 (OpenAI API); terminal: weft chat {address}v1", file=sys.stderr)  # noqa: T201
+    key = "" if keys is None else " --key-file FILE"
+    print(f"programs: {address}v1 (OpenAI API); terminal: weft chat {address}v1{key}", file=sys.stderr)  # noqa: T201
     print(address, flush=True)  # noqa: T201  # what was asked for

@@ -1,7 +1,6 @@
 """`weft watch`: a page that shows a run as it goes on, or replays one from its logs. It disturbs nobody."""
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 from weft.cli import settings
 from weft.cli.listener import LOCAL, address, listen
 from weft.cli.process import run_loop
+from weft.cli.terminal import tell
 from weft.cli.watch.sources import Given, find, follow_logs, observe
 from weft.events import Entry, LinkDown, PeerStopped, StageLeft
 from weft.ids import PeerId
@@ -44,6 +44,7 @@ def watch(
         pass
     finally:
         listener.close()
+    tell("stopped")
 
 
 async def _serve(
@@ -97,5 +98,5 @@ async def _follow(logs: "tuple[Path, ...]", feed: "Feed") -> None:
 async def _observe(ticket: "Ticket", feed: "Feed", transports: str | None) -> None:
     async with observe(ticket, transports, feed.take) as (observer, known):
         feed.history.know(known)
-        print("linked; members are heard", file=sys.stderr, flush=True)  # noqa: T201
+        tell("members of the run answer; the page shows what they tell")
         await observer.watch()

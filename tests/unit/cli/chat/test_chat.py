@@ -58,6 +58,13 @@ def test_a_question_from_a_pipe_is_answered_on_standard_output(
     ]
 
 
+def test_a_home_that_is_given_out_of_habit_is_not_spoken_of_with_each_answer(
+    weft: Weft, stub: Stub, piped: Callable[[bytes], None], tmp_path: Path
+) -> None:
+    piped(b"hello")
+    assert weft("--home", tmp_path, "chat", stub.address).err == ""
+
+
 def test_what_steers_a_terminal_is_shown_as_dots(weft: Weft, stub: Stub, piped: Callable[[bytes], None]) -> None:
     piped(b"hostile")
     answer = weft("chat", stub.address)
@@ -143,7 +150,11 @@ def test_nobody_there_is_22_and_at_the_usual_address_it_is_said_what_serves(
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", PeerError, "something else than a list of models"),
         (b"HTTP/1.1 301 Gone\r\nLocation: http://b/\r\nContent-Length: 0\r\n\r\n", CallFailed, "sends elsewhere"),
         (b"HTTP/1.1 502 Bad\r\nContent-Length: 6\r\n\r\n<html>", CallFailed, "the server failed .502."),
-        (b"HTTP/1.1 404 No\r\nContent-Length: 2\r\n\r\n{}", CallFailed, "ends in /v1"),
+        (
+            b"HTTP/1.1 404 No\r\nContent-Length: 2\r\n\r\n{}",
+            CallFailed,
+            "another kind of server is there.*OpenAI API. ",
+        ),
         (b"", Unreachable, "hangs up"),
     ],
 )
@@ -169,6 +180,7 @@ def test_a_model_that_is_not_there_is_named_with_those_that_are(
     answer = weft("chat", stub.address, "--model", "gone")
     assert answer.code == 2
     assert "--model gone" in answer.err
+    assert "has no model of that name" in answer.err
     assert "stub, other" in answer.err
 
 
@@ -261,7 +273,23 @@ def test_figures_are_told_as_far_as_they_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "words"), [(b"long", "cut off: --max-tokens"), (b"nothing", "the answer is empty")]
+    ("max_tokens", "num_read", "words"),
+    [
+        (11, 117, "cut off after 11 tokens, as --max-tokens says"),
+        (100, 117, "cut off: a conversation may have 128 tokens here"),
+        (None, 117, "cut off: a conversation may have 128 tokens here"),
+        (None, 50, "cut off: the server allows no longer answer; ask for more with --max-tokens"),
+        (100, None, "cut off: the server allows no longer answer; ask it to go on"),
+    ],
+)
+def test_which_limit_cut_an_answer_off_is_said(max_tokens: int | None, num_read: int | None, words: str) -> None:
+    last = Piece(num_tokens=11, num_read=num_read, finish="length")
+    came = Came(last=last, first_s=0.5, took_s=2.5, is_stopped=False, max_tokens=max_tokens, context=128)
+    assert str(came.lacks).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("question", "words"), [(b"long", "may have 4,096 tokens here"), (b"nothing", "the answer is empty")]
 )
 def test_an_answer_from_a_pipe_that_lacks_something_says_so(
     weft: Weft, stub: Stub, piped: Callable[[bytes], None], question: bytes, words: str
@@ -287,8 +315,9 @@ def test_a_key_that_is_none_is_refused() -> None:
     with serving(KEY) as stub:
         with pytest.raises(Refused, match="takes API keys only"):
             Server(stub.address).models()
-        with pytest.raises(Refused, match="does not take this API key"):
+        with pytest.raises(Refused, match="does not know this API key") as refused:
             Server(stub.address, "wrong").models()
+        assert "--key-file" not in str(refused.value)
         assert Server(stub.address, KEY).models() == ["stub", "other"]
 
 

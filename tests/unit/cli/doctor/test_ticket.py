@@ -107,6 +107,8 @@ def test_clocks_and_speeds_are_judged():
     slow = judge_speed("attic", "tls", Speed(up_bps=5e5, down_bps=1e8, nbytes=1 << 20))
     assert (slow.level, slow.fix != "") == ("note", True)
     assert "up 0.5 Mbit/s, down 100 Mbit/s over tls" in slow.text
+    fast = judge_speed("attic", "tls", Speed(up_bps=3.28e9, down_bps=9.94e7, nbytes=1 << 20))
+    assert "up 3,280 Mbit/s, down 99.4 Mbit/s over tls" in fast.text
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +137,7 @@ async def test_a_member_on_this_machine_is_tried_and_measured(member: Node, weft
     assert "there is a way into the run" in answer.out
     assert "Mbit/s over tls" in answer.out
     assert "round trip" in answer.out
+    assert f"attic ({member.peer[:8]}): TLS over TCP to" in answer.out
     assert "no router translates it" in answer.out
     stranger = issue(RUN, member.contacts(), bytes(16))
     answer = await asyncio.to_thread(weft, "doctor", stranger, "--machine", machine)

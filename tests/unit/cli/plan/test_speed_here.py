@@ -34,21 +34,22 @@ def test_a_step_begins_with_the_parameters_that_a_run_begins_with(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("all_s", "computed_s", "found"),
+    ("all_s", "computed_s", "waited_s", "found"),
     [
-        ((0.1, 0.1, 0.12), 0.5, False),  # two cores
-        ((0.3, 0.1, 0.1, 0.1), 0.7, False),  # the first allocates
-        ((9.0, 0.1), 18.0, False),  # too few to compare
-        ((9.0,), 2.0, True),
-        ((), 0.0, False),
-        ((0.1, 0.1, 0.12), 0.2, True),  # less than one core
-        ((0.1, 3.0, 2.0, 0.9), 8.0, True),  # threads wait for one another, and compute nothing meanwhile
+        ((0.1, 0.1, 0.12), 0.5, 0.01, False),  # two cores
+        ((0.3, 0.1, 0.1, 0.1), 0.7, 0.0, False),  # the first allocates
+        ((9.0, 0.1), 18.0, 0.0, False),  # too few to compare
+        ((9.0,), 2.0, 0.0, True),
+        ((), 0.0, 0.0, False),
+        ((0.1, 0.1, 0.12), 0.2, 0.0, True),  # less than one core
+        ((0.1, 3.0, 2.0, 0.9), 8.0, 0.0, True),  # threads wait for one another, and compute nothing meanwhile
+        ((0.3, 0.3, 0.32), 1.2, 0.4, True),  # all steps as long, by one who computes all the time
     ],
 )
 def test_steps_tell_whether_other_programs_have_the_cores(
-    all_s: tuple[float, ...], computed_s: float, found: bool
+    all_s: tuple[float, ...], computed_s: float, waited_s: float, found: bool
 ) -> None:
-    assert speed_here.is_disturbed(all_s, computed_s) is found
+    assert speed_here.is_disturbed(all_s, computed_s, waited_s) is found
 
 
 SMALL = ModelConfig(vocab_size=257, num_layers=1, num_heads=2, num_kv_heads=2, width=16, ffn_width=32, max_seq_len=8)

@@ -128,8 +128,9 @@ def test_a_checkpoint_is_asked_as_curl_asks_until_ctrl_c(kept: Kept, home: Path)
     last = [each for each in rest.splitlines() if each.startswith("data: ")][-1]
     assert "[DONE]" in last or json.loads(last[6:])["error"]["code"] == "unloaded"
     said = "".join(served.said)
-    for words in ("reading run small", "round 0", "mine: ", "no chat template", f"weft chat {served.address}v1"):
+    for words in ("reading run small", "round 0", "mine: ", "no chat template", f"weft chat {served.address}v1\n"):
         assert words in said
+    assert said.endswith("stopped\n")
     for words in ("Traceback", "TLS"):
         assert words not in said
 
@@ -151,6 +152,7 @@ def test_other_machines_need_a_key_and_the_file_is_read_again(kept: Kept, home: 
     said = "".join(served.said)
     assert said.count("The keys from before go on being taken.") == 1
     assert "put a proxy with TLS before it" in said
+    assert "v1 --key-file FILE\n" in said
     assert anna not in said
     assert bert not in said
 

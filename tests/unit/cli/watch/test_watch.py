@@ -34,6 +34,8 @@ def watching(tmp_path: Path, *arguments: str) -> Iterator[str]:
         yield address
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=ENDS_S) == 0
+        assert process.stderr is not None
+        assert process.stderr.read().endswith("stopped\n")
     finally:
         process.kill()
         process.communicate()
