@@ -4,8 +4,8 @@
 
 Four network namespaces, each with a line of its own that a process of this benchmark lays: one asks, three compute a
 stage each, over TLS. Between any two of them a round trip takes 20 ms. Beside it the whole model on one machine. Each
-draws with guesses and without (`weft.engine.guess`); `code` writes functions of
-Python's library again, `prose` tells a story at temperature 0.8. All have one thread.
+draws with guesses and without (`weft.engine.guess`); `code` writes functions of Python's library again, `prose` tells a
+story at temperature 0.8. All have one thread, and take turns, a text each, so that what else the machine does hits all.
 
 It needs root, or user namespaces with a TUN device in them, and says so where it has neither.
 """
@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,8 @@ NAMES = ("asks", *(f"stage{stage}" for stage in range(NUM_STAGES)))
 ADDRESSES = {name: f"10.9.0.{number}" for number, name in enumerate(NAMES, 1)}
 AIM = 0.5
 
+Place = tuple[str, bool]  # where a text is drawn, and whether with guesses
+
 
 class Found(NamedTuple):
     """Of the texts of one work."""
@@ -41,19 +43,27 @@ class Found(NamedTuple):
     texts: list[list[int]]
 
 
-def drawn(process: Process, work: str, tokenizer: Tokenizer, turns: int) -> Found:
-    found = Found([], [], [])
-    for number in range(turns + 1):  # the first warms up
+def turns_of(places: Sequence[Place], num: int) -> Iterator[tuple[int, Place]]:
+    """Yield the number of each turn and whose it is; who comes first in one comes last in the next."""
+    order = list(places)
+    for number in range(num):
+        yield from ((number, place) for place in order)
+        order.append(order.pop(0))
+
+
+def drawn(processes: Mapping[Place, Process], work: str, tokenizer: Tokenizer, turns: int) -> dict[Place, Found]:
+    found = {place: Found([], [], []) for place in processes}
+    for number, place in turns_of(list(processes), turns + 1):  # the first warms up
         (wanted,) = requests(work, 1, tokenizer, number)
         drawing = wanted.drawing
-        process.tell(
+        processes[place].tell(
             prompt=wanted.prompt, num=wanted.max_new_tokens, temperature=drawing.temperature, seed=drawing.seed[0]
         )
-        word = process.hear("drawn")
+        word = processes[place].hear("drawn")
         if number:
-            found.tokens_per_s.append(1 / word["token_s"])
-            found.first_s.append(word["first_s"])
-            found.texts.append(word["tokens"])
+            found[place].tokens_per_s.append(1 / word["token_s"])
+            found[place].first_s.append(word["first_s"])
+            found[place].texts.append(word["tokens"])
     return found
 
 
@@ -73,7 +83,7 @@ def staged(folder: Path, *, has_guesses: bool) -> Iterator[Process]:
             process, word = started(
                 stack,
                 name,
-                seed=number + 1,
+                seed=len(NAMES) * has_guesses + number + 1,
                 folder=str(folder),
                 num_stages=NUM_STAGES,
                 known=known,
@@ -104,14 +114,18 @@ def main() -> None:
         sh(f"ip netns add {name}; ip -n {name} link set lo up")
     line = {"mbit": MBIT, "rtt_s": RTT_S, "loss": 0.0, "ends": list(ADDRESSES.items())}
     try:
-        with Process([sys.executable, str(HERE / "_lossy_line.py"), json.dumps(line)]) as laid:
+        with ExitStack() as stack:
+            laid = stack.enter_context(Process([sys.executable, str(HERE / "_lossy_line.py"), json.dumps(line)]))
             laid.hear("laid")
-            for has_guesses in (False, True):
-                for where, served in (("one machine", alone), ("three stages", staged)):
-                    with served(options.folder, has_guesses=has_guesses) as process:
-                        for work in WORKS:
-                            here = found[where, has_guesses, work] = drawn(process, work, tokenizer, options.turns)
-                            print(where, has_guesses, work, statistics.median(here.tokens_per_s), file=sys.stderr)
+            processes = {
+                (where, has_guesses): stack.enter_context(served(options.folder, has_guesses=has_guesses))
+                for has_guesses in (False, True)
+                for where, served in (("one machine", alone), ("three stages", staged))
+            }
+            for work in WORKS:
+                for (where, has_guesses), here in drawn(processes, work, tokenizer, options.turns).items():
+                    found[where, has_guesses, work] = here
+                    print(where, has_guesses, work, statistics.median(here.tokens_per_s), file=sys.stderr)
     finally:
         for name in NAMES:
             sh(f"ip netns del {name}")
