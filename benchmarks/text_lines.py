@@ -4,8 +4,8 @@
 
 Four network namespaces, each with a line of its own that a process of this benchmark lays: one asks, three compute a
 stage each, over TLS. Between any two of them a round trip takes 20 ms. Beside it the whole model on one machine. Each
-draws with guesses and without (`weft.engine.guess`); `code` writes functions of
-Python's library again, `prose` tells a story at temperature 0.8. All have one thread.
+draws with guesses and without (`weft.engine.guess`); `code` writes functions of Python's library again, `prose` tells a
+story at temperature 0.8. All have one thread, and take turns, a text each, so that what else the machine does hits all.
 
 It needs root, or user namespaces with a TUN device in them, and says so where it has neither.
 """
@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,8 @@ NAMES = ("asks", *(f"stage{stage}" for stage in range(NUM_STAGES)))
 ADDRESSES = {name: f"10.9.0.{number}" for number, name in enumerate(NAMES, 1)}
 AIM = 0.5
 
+Place = tuple[str, bool]  # where a text is drawn, and whether with guesses
+
 
 class Found(NamedTuple):
     """Of the texts of one work."""
@@ -42,25 +44,35 @@ class Found(NamedTuple):
     texts: list[list[int]]
 
 
-def drawn(process: Process, work: str, tokenizer: Tokenizer, turns: int, **options: Any) -> Found:
-    found = Found([], [], [])
-    for number in range(turns + 1):  # the first warms up
+def turns_of(places: Sequence[Place], num: int) -> Iterator[tuple[int, Place]]:
+    """Yield the number of each turn and whose it is; who comes first in one comes last in the next."""
+    order = list(places)
+    for number in range(num):
+        yield from ((number, place) for place in order)
+        order.append(order.pop(0))
+
+
+def drawn(
+    processes: Mapping[Place, Process], work: str, tokenizer: Tokenizer, turns: int, **options: Any
+) -> dict[Place, Found]:
+    found = {place: Found([], [], []) for place in processes}
+    for number, place in turns_of(list(processes), turns + 1):  # the first warms up
         (wanted,) = requests(work, 1, tokenizer, number)
         drawing = wanted.drawing
-        process.tell(
+        processes[place].tell(
             prompt=wanted.prompt,
             num=wanted.max_new_tokens,
             temperature=drawing.temperature,
             seed=drawing.seed[0],
             **options,
         )
-        word = process.hear("drawn", "failed")
+        word = processes[place].hear("drawn", "failed")
         if word["event"] == "failed":
             raise RuntimeError(word["why"])
         if number:
-            found.tokens_per_s.append(1 / word["token_s"])
-            found.first_s.append(word["first_s"])
-            found.texts.append(word["tokens"])
+            found[place].tokens_per_s.append(1 / word["token_s"])
+            found[place].first_s.append(word["first_s"])
+            found[place].texts.append(word["tokens"])
     return found
 
 
@@ -99,7 +111,7 @@ def staged(folder: Path, *, has_guesses: bool, is_never_right: bool = False) -> 
             process, word = started(
                 stack,
                 name,
-                seed=number + 1,
+                seed=len(NAMES) * has_guesses + number + 1,
                 folder=str(folder),
                 num_stages=NUM_STAGES,
                 known=known,
@@ -127,13 +139,16 @@ def main() -> None:
         isolate("text_lines")
     before, tokenizer = load(), Tokenizer.from_file(str(options.folder / "tokenizer.json"))
     found: dict[tuple[str, bool, str], Found] = {}
-    with lines(ADDRESSES, RTT_S):
-        for has_guesses in (False, True):
-            for where, served in (("one machine", alone), ("three stages", staged)):
-                with served(options.folder, has_guesses=has_guesses) as process:
-                    for work in WORKS:
-                        here = found[where, has_guesses, work] = drawn(process, work, tokenizer, options.turns)
-                        print(where, has_guesses, work, statistics.median(here.tokens_per_s), file=sys.stderr)
+    with lines(ADDRESSES, RTT_S), ExitStack() as stack:
+        processes = {
+            (where, has_guesses): stack.enter_context(served(options.folder, has_guesses=has_guesses))
+            for has_guesses in (False, True)
+            for where, served in (("one machine", alone), ("three stages", staged))
+        }
+        for work in WORKS:
+            for (where, has_guesses), here in drawn(processes, work, tokenizer, options.turns).items():
+                found[where, has_guesses, work] = here
+                print(where, has_guesses, work, statistics.median(here.tokens_per_s), file=sys.stderr)
     write(
         "text_lines",
         "A model in stages behind slow lines",
