@@ -213,7 +213,7 @@ def test_rounds_with_texts_beside_are_those_without_to_the_bit(tmp_path: Path, c
             machines = crew(house, 3)
             async with asking(house, machines) as entry:
                 while nbytes and not machines[0].task.done():
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.5)
                     if not entry.paths.empty:
                         text = entry.begin(Wanted("key", PROMPT, NUM, Drawing(temperature=0.8)))
                         with suppress(NoPath):  # the run has ended
@@ -223,7 +223,7 @@ def test_rounds_with_texts_beside_are_those_without_to_the_bit(tmp_path: Path, c
         house = play(run, root, work, train_s=0.05, serve_nbytes=nbytes)
         committed = [len(each.seen(RoundCommitted)) for each in house.machines]
         found.append((committed, whole(house.machines, run)))
-    assert num_texts > 10
+    assert num_texts >= 5
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
 
