@@ -26,7 +26,7 @@ from weft.texts.path import Paths
 
 STAGES, SEED = 6, 1
 MACHINES, TEXTS = 300, 2000
-PER_S = 1 / 15  # texts a second for each machine: one of three is at work at any moment
+PER_S = 0.75  # texts a second for each machine: as many as keep them busy
 ENTRIES = 4
 AIM_ORACLE, AIM_BLIND = 1.1, 1.5
 
@@ -53,7 +53,7 @@ def scenario(num_machines: int, num_texts: int) -> ServingScenario:
     return ServingScenario(
         stages=STAGES,
         seed=SEED,
-        texts=Texts(count=num_texts, per_s=num_machines * PER_S, prompt_tokens=64, answer_tokens=24),
+        texts=Texts(count=num_texts, per_s=num_machines * PER_S, prompt_tokens=32, answer_tokens=32),
         entry=(Lined(name="entry", count=ENTRIES, delay_ms=5.0),),
         kind=(
             Server(name="site", count=fast, step_ms=12.0, row_ms=1.5, token_ms=0.2, delay_ms=5.0, up_mbit=500.0),
@@ -102,7 +102,7 @@ def _report(name: str, found: list[Figures], options: argparse.Namespace) -> Non
     if name != "serving_routes":
         command += f" --machines {options.machines} --texts {options.texts}"
     sections = [
-        "Texts come by chance; prompts have 64 tokens on average, answers 24. All three minimise the same sum "
+        "Texts come by chance; prompts and answers have 32 tokens on average. All three minimise the same sum "
         "(`texts/path.py`), and know other things of members: what these told up to two seconds ago, and what was sent "
         "to them since; what is true at the moment of choice; what they told, but of what waits there nothing.",
         "Milliseconds between two tokens of a text, and from asking to the first:",

@@ -501,9 +501,7 @@ class _UnderWay:
         self._timer = loop.call_later(self._patience_s(state), self.hear, machine.Overdue(state.attempt))
 
     def _patience_s(self, state: machine.Text) -> float:
-        usual_s = 0.0
-        if len(self._gaps) > 1:
-            usual_s = quantiles(self._gaps, n=20)[-1]
+        usual_s = quantiles(self._gaps, n=20)[-1] if len(self._gaps) > 1 else self._entry.paths.ring_s(state.path)
         least = min((each.num for each in state.held if each is not None), default=0)
         if self._drawn_in != state.attempt:  # somebody may have to read all of it
             first_s = self._entry.paths.ring_s(state.path, len(state.tokens) - least)
@@ -522,6 +520,7 @@ class _UnderWay:
         now = self._entry.clock.now()
         if self._told_at is not None:
             self._gaps.append(now - self._told_at)
+            self._entry.paths.came(now - self._told_at)
         self._told_at = now
         if self._state is not None and self._state.phase != "opening":
             self._drawn_in = self._state.attempt

@@ -1,15 +1,23 @@
 """Along which members a text is computed: one of each stage, such that it comes soonest and holds others up least.
 
-    node(m)     = n (a + b (r + 1) + w  +  r b) + c (q + p - h)
-    edge(m, m') = n (rtt/2 + x / bps)           + (p - h') x / bps
+    node(m)     = n (s (1 + u) + w  +  r (s - s')) + c (q + p - h)
+    edge(m, m') = n (rtt/2 + x / bps)               + (p - h') x / bps
     path        = the ring m_1 .. m_S, m_1 whose nodes and edges sum up to the least
 
     n tokens to be drawn, p of the prompt, h of them here already; x bytes of a token's activations
     a, b, c  seconds of a step, for each row that draws, for each token of a prompt (`engine.pace`)
-    r rows that draw there, q tokens of prompts that wait there; w what these add to a step
+    r texts that are drawn there, q tokens of prompts that wait there; w what these add to a step
+    s        of a step with this text, s' without it; u the share of the time in which others' steps are under way
 
-r b is what all others there pay for one row more, without which a path would be taken until it is as slow as the next
-(Pigou, "The Economics of Welfare", 1920). From stage to stage the best way to each member is the best way to one of the
+A token is at one member at a time, and of T seconds of its trip through all stages it is s here. So not all texts of a
+member are in each step: of r + 1 there are (r + 1) s / T in one, and as many rows make it last s,
+
+    s = a + b (r + 1) s / T,    which is a / (1 - b (r + 1) / T), at least a + b and at most a + b (r + 1)
+
+Who comes finds another's step under way for u = r s / T (1 - s / T) of the time and waits for half of it, and as long
+do others wait for him. In a model of one stage T = s, all are in each step, and nobody waits. r (s - s') is what all
+others there pay for one row more, without which a path would be taken until it is as slow as the next (Pigou, "The
+Economics of Welfare", 1920). From stage to stage the best way to each member is the best way to one of the
 stage before and one edge more (Bellman, 1958); since the last stage's token goes back to the first, that is done for
 each first member.
 
@@ -35,6 +43,8 @@ from weft.texts.messages import MAX_LINKS, SectionServed
 NUM_FIRST = 64  # first members that paths are looked for from: those that cost least, where there are more
 AS_GOOD = 1.1  # of paths so near to the best that is taken which has most of the text already
 NEWS_LAG_S = 0.5  # what was reserved so shortly before a member told of itself may not be in what it told
+NUM_GAPS = 64  # the time of a trip is a mean over about so many
+MOST_GAP = 4.0  # times that mean: what is longer was a break
 FIRST_STEP_S = 0.05  # of who has not computed yet
 FIRST_RTT_S, FIRST_BPS = 0.05, 50e6  # between two that nobody has measured
 
@@ -45,11 +55,13 @@ class Wanted(NamedTuple):
     Args:
         num_drawn: tokens that will probably be drawn.
         row_nbytes: of a token's activations, from stage to stage.
+        trip_s: that a token takes through all stages, as long as texts took of late; 0: all rows are in each step.
     """
 
     num_prompt: int
     num_drawn: int
     row_nbytes: int
+    trip_s: float = 0.0
 
 
 class Figures(NamedTuple):
@@ -77,11 +89,26 @@ Between = Callable[[PeerId, PeerId], Link]
 
 def node_s(figures: Figures, wanted: Wanted) -> float:
     """Return what a member costs: seconds of this text, and of others for it."""
-    step_s = figures.step_s + figures.row_s * figures.num_rows
-    wait_s = min(figures.num_waiting * figures.token_s, (MAX_SLOWDOWN - 1) * step_s)
-    each_s = step_s + figures.row_s + wait_s + figures.num_rows * figures.row_s
+    num_rows, trip_s = figures.num_rows, wanted.trip_s
+    before_s, step_s = (_step_s(figures, num, trip_s) for num in (num_rows, num_rows + 1))
+    wait_s = min(figures.num_waiting * figures.token_s, (MAX_SLOWDOWN - 1) * before_s)
+    each_s = step_s * (1 + _busy(num_rows, step_s, trip_s)) + wait_s + num_rows * (step_s - before_s)
     num_read = figures.num_waiting + max(0, wanted.num_prompt - figures.num_held)
     return wanted.num_drawn * each_s + num_read * figures.token_s
+
+
+def _step_s(figures: Figures, num_rows: int, trip_s: float) -> float:
+    """Return how long steps are where so many texts are drawn."""
+    least_s = figures.step_s + figures.row_s * min(1, num_rows)
+    most_s = figures.step_s + figures.row_s * num_rows
+    share = figures.row_s * num_rows / trip_s if trip_s else 1.0
+    return most_s if share >= 1.0 else max(least_s, min(most_s, figures.step_s / (1.0 - share)))
+
+
+def _busy(num_others: int, step_s: float, trip_s: float) -> float:
+    """Return for which share of the time a step of others is under way when a token comes."""
+    away = max(0.0, 1.0 - step_s / trip_s) if trip_s else 0.0
+    return min(1.0, num_others * step_s / trip_s) * away if away else 0.0
 
 
 def edge_s(link: Link, wanted: Wanted, num_held: int) -> float:
@@ -194,6 +221,7 @@ class Paths:
     )  # of whom each tells, where it tells of as many as it can
     _bars: dict[PeerId, _Bar] = field(default_factory=dict)
     _reserved: dict[Reserved, None] = field(default_factory=dict)
+    _trip_s: float = 0.0  # of a token, of late; 0: none has come
 
     def seen(self, peer: PeerId, served: SectionServed, now: float) -> None:
         """A member tells of itself."""
@@ -238,6 +266,7 @@ class Paths:
             round: whose weights it has to have; None: the newest that a path has.
             is_exact: whether all have to compute with exact numbers.
         """
+        wanted = wanted._replace(trip_s=self._trip_s)
         rounds = {each for served, _ in self._served.values() for each in served.rounds}
         for each in sorted(rounds, reverse=True) if round is None else (round,):
             here = [self._with(stage, each, now, without, is_exact=is_exact) for stage in range(self.num_stages)]
@@ -266,6 +295,11 @@ class Paths:
         reserved.is_read = True
         for peer in reserved.peers:
             self._bars.pop(peer, None)
+
+    def came(self, gap_s: float) -> None:
+        """A token of a text has come so long after the one before."""
+        gap_s = min(gap_s, MOST_GAP * self._trip_s) if self._trip_s else gap_s
+        self._trip_s += (gap_s - self._trip_s) / (NUM_GAPS if self._trip_s else 1)
 
     def ended(self, reserved: Reserved) -> None:
         self._reserved.pop(reserved, None)

@@ -212,6 +212,31 @@ def test_the_best_path_is_found_whoever_is_its_first_member(seed: int) -> None:
     assert found.cost_s == pytest.approx(min(cost_s(each, stages, between, WANTED) for each in product(*stages)))
 
 
+def test_a_row_of_many_stages_is_in_one_step_of_many() -> None:
+    """As long as steps are short for a trip, a member with several texts computes them one after the other."""
+    figures = Figures(0.02, 0.004, 0.0, num_rows=4)
+    one = Wanted(num_prompt=0, num_drawn=1, row_nbytes=0)
+    assert node_s(figures, one) == pytest.approx(0.02 + 5 * 0.004 + 4 * 0.004)  # all at once, which each of four feels
+    # One of 0.024 in 0.48: others compute for 4 x 0.05 x 0.95 of the time, and half of a step is to be waited for twice.
+    assert node_s(figures, one._replace(trip_s=0.48)) == pytest.approx(0.024 * (1 + 0.2 * 0.95))
+    # s = 0.02 / (1 - 0.004 x 5 / 0.1), and 0.02 / (1 - 0.004 x 4 / 0.1) without this text.
+    busy = min(1.0, 4 * 0.025 / 0.1) * (1 - 0.025 / 0.1)
+    others = 4 * (0.025 - max(0.024, 0.02 / 0.84))
+    assert node_s(figures, one._replace(trip_s=0.1)) == pytest.approx(0.025 * (1 + busy) + others)
+    assert node_s(figures, one._replace(trip_s=0.03)) <= 0.04 * 2 + 4 * 0.004 * 2  # never more than all at once, twice
+
+
+def test_how_long_a_trip_takes_is_learnt_and_a_break_counts_little() -> None:
+    one = made((0, served(0)))
+    one.came(0.2)
+    for _ in range(64):
+        one.came(0.3)
+    assert 0.25 < one._trip_s < 0.3
+    before_s = one._trip_s
+    one.came(60.0)
+    assert one._trip_s < 1.05 * before_s
+
+
 # --- a play: texts arrive, and each token of each goes through two stages ---
 
 

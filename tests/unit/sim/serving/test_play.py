@@ -44,6 +44,13 @@ def test_texts_are_whole_though_machines_die_under_them() -> None:
     assert served.num_moved > 0
 
 
+def test_who_asks_waits_for_as_long_as_tokens_take() -> None:
+    """No text is asked for again where nobody fails, from its second token on."""
+    kind = Server(name="home", count=4, step_ms=300.0)
+    served = play(described(kind=(kind,)))
+    assert (served.num_done, served.num_mended) == (TEXTS.count, 0)
+
+
 def test_a_token_that_was_not_agreed_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Agreed.token
 
