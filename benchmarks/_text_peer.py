@@ -35,6 +35,7 @@ from weft.engine.guess import Guesses
 from weft.engine.numbers import Kind
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.errors import WeftError
+from weft.events import Event, Notice
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.model.config import ModelConfig
@@ -99,6 +100,11 @@ class Wrong(Guesses):
 
 def say(**words: Any) -> None:
     print(json.dumps(words), flush=True)
+
+
+def warn(event: Event) -> None:
+    if isinstance(event, Notice):
+        print(event.text, file=sys.stderr, flush=True)
 
 
 async def draw(begin: Begin, order: dict[str, Any]) -> None:
@@ -183,7 +189,7 @@ async def peer(options: dict[str, Any]) -> None:
     passport = Passport(identity=identity, run=RUN, name=f"peer-{options['seed']}", admission=Anyone())
     clock, num_stages = SystemClock(), options["num_stages"]
     transport = TlsTransport(identity, TlsConfig(host=options.get("host", "")))
-    async with Node(passport, [transport], clock, lambda _event: None) as node:
+    async with Node(passport, [transport], clock, warn) as node:
         link = StageLink(node)
         listen(link)
         for key, addresses in options["known"].items():

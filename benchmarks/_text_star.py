@@ -30,7 +30,7 @@ from weft.errors import CallFailed, NetError, PeerError, Refused
 from weft.ids import PeerId
 from weft.pipeline.link import StageLink
 from weft.rng import fresh_secret
-from weft.texts.chain import chain_of, joined, key_of, places
+from weft.texts.chain import chain_of, joined, key_of, places, split
 from weft.texts.messages import (
     ID_NBYTES,
     MAX_INLINE_NBYTES,
@@ -228,9 +228,13 @@ class Client(ABC):
         for rows in note.rows:
             text = self._texts.get(rows.sequence)
             session = None if text is None else text.sessions[note.stage - 1]
-            if session is not None and (session.peer, session.attempt) == (peer, rows.attempt):
-                assert rows.blob is None, "prompts are short here"
-                session.came(rows.data)
+            if session is None or (session.peer, session.attempt) != (peer, rows.attempt):
+                continue
+            data = rows.data
+            if rows.blob is not None:
+                nbytes = (len(split(rows.chain)) - 1) * self._row_nbytes
+                data = bytes((await self._link.fetch(peer, rows.blob, nbytes)).data)
+            session.came(data)
 
     async def _on_drawn(self, peer: PeerId, note: TokenDrawn) -> None:
         text = self._texts.get(note.sequence)

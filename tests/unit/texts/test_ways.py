@@ -20,6 +20,7 @@ from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.pipeline.link import StageLink
+from weft.texts import member
 from weft.texts.member import listen
 
 TRIP_S = 0.005
@@ -93,6 +94,19 @@ def test_a_star_outlives_a_member_where_its_session_begins_where_the_text_is(is_
             found += [drawn.token async for drawn in text]
         assert found == (expected if is_mended else expected[:5])
         await asyncio.sleep(0.1)
-        assert sum(member.num_texts for member in served.members if served.peer(member) != dying) == 0
+        assert sum(each.num_texts for each in served.members if served.peer(each) != dying) == 0
+
+    served.run(play)
+
+
+def test_a_star_fetches_what_is_too_long_for_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "MAX_INLINE_NBYTES", 1 << 10)
+    asked = wanted(PROMPT, 3)
+    (expected,) = of_the_whole(asked)
+    served = Served((1, 1, 1), has_guesses=False)
+
+    async def play() -> None:
+        client = await client_of(served, Star)
+        assert (await drawn_at(served, client.begin(asked)))[0] == expected
 
     served.run(play)
