@@ -281,7 +281,8 @@ def guessed(folder: Path, num_turns: int) -> list[list[object]]:
                     if has_guesses and is_never_right != bool(options):
                         continue
                     kind = work.partition(",")[0]
-                    here = text_lines.drawn(process, kind, tokenizer, num_turns, **options)
+                    place = ("three stages", has_guesses)
+                    here = text_lines.drawn({place: process}, kind, tokenizer, num_turns, **options)[place]
                     print(work, has_guesses, here.tokens_per_s, file=sys.stderr, flush=True)
                     found[work, has_guesses] = here
     rows = list[list[object]]()
