@@ -52,7 +52,7 @@ def test_places_that_draw_texts_take_turns(monkeypatch: pytest.MonkeyPatch) -> N
             asked.append((self._name, prompt[0]))
 
         def hear(self, *_: str) -> dict[str, object]:
-            return {"token_s": 0.5 + len(asked), "first_s": 1.0, "tokens": [asked[-1][1]]}
+            return {"event": "drawn", "token_s": 0.5 + len(asked), "first_s": 1.0, "tokens": [asked[-1][1]]}
 
     monkeypatch.setattr(text_lines, "requests", lambda _work, _num, _tokenizer, number: [Wanted("", (number,), 1)])
     places: list[text_lines.Place] = [("here", False), ("there", False), ("there", True)]

@@ -115,7 +115,6 @@ class Section:
         self._codec = codec
         self.digest, self.kind = digest, weights.kind
         self._width = weights.config.width
-        self.kind = weights.kind
         self.vocab_size = weights.config.vocab_size
         self.is_first, self.is_last = weights.section.is_first, weights.section.is_last
         self.row_nbytes = codec.nbytes(self._width)

@@ -95,6 +95,7 @@ class TimedSection(Section):
         self._computing = computing
         self.vocab_size = VOCAB_SIZE
         self.is_first, self.is_last = is_first, is_last
+        self.digest, self.kind = None, "fp32"  # no receipts are given
         self.row_nbytes = row_nbytes
         self.given_nbytes = TOKEN_NBYTES if is_first else row_nbytes
         self._zeros: dict[int, bytes] = {}  # by their number: a log holds the same ones a thousand times
