@@ -223,7 +223,7 @@ class Timed:
 
 def share(model: Model, kind: Kind, batch: int, num: int) -> tuple[float, float]:
     """Return the share that receipts take of all CPU time of drawing, and the bytes on the wire for a token."""
-    (stage,) = stages_of(model.config, model.vector, kind, 1, 2 * batch)
+    (stage,) = stages_of(model.config, model.vector, kind, 1, 3 * batch)
     play([stage], model.prompts(batch, 1), 3)
     timed, whole = Timed(), Timed()
     with ExitStack() as stack:
