@@ -92,6 +92,11 @@ def test_an_identity_that_others_can_read_is_refused_with_the_fix(tmp_path: Path
         keys.open_identity(path)
     path.chmod(0o600)
     keys.open_identity(path).close()
+    other = tmp_path / "bin.dat"
+    other.write_bytes(b"no key")
+    other.chmod(bits)
+    with pytest.raises(KeyFileError, match="holds no private key"):
+        keys.read_peer(other)
 
 
 def test_a_second_process_is_refused_while_the_first_runs(tmp_path: Path) -> None:
