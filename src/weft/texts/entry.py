@@ -501,13 +501,15 @@ class _UnderWay:
         self._timer = loop.call_later(self._patience_s(state), self.hear, machine.Overdue(state.attempt))
 
     def _patience_s(self, state: machine.Text) -> float:
-        usual_s = quantiles(self._gaps, n=20)[-1] if len(self._gaps) > 1 else self._entry.paths.ring_s(state.path)
+        has_gaps = len(self._gaps) > 1
+        usual_s = quantiles(self._gaps, n=20)[-1] if has_gaps else self._entry.paths.ring_s(state.path)
         least = min((each.num for each in state.held if each is not None), default=0)
         if self._drawn_in != state.attempt:  # somebody may have to read all of it
             first_s = self._entry.paths.ring_s(state.path, len(state.tokens) - least)
             return min(MOST_S, max(FIRST_S, FIRST_GAPS * first_s, GAPS * usual_s))
         # What members tell of is there before gaps are: of one whose share of the device is spent just now.
-        return min(MOST_S, max(LEAST_S, GAPS * usual_s, GAPS * self._entry.paths.gap_s(state.path)))
+        least_s = LEAST_S if has_gaps else FIRST_S  # members have told of themselves before they computed anything
+        return min(MOST_S, max(least_s, GAPS * usual_s, GAPS * self._entry.paths.gap_s(state.path)))
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
