@@ -83,7 +83,7 @@ def _rate(tokens_per_s: float) -> str:
 
 
 def _first(first_token_s: Mapping[int, float]) -> str:
-    told = ", ".join(f"{seconds(took_s)} of a prompt of {num:,} tokens" for num, took_s in first_token_s.items())
+    told = ", ".join(f"{seconds(took_s)} after a prompt of {num:,} tokens" for num, took_s in first_token_s.items())
     return f"{told}, with nobody else there"
 
 
