@@ -147,13 +147,7 @@ class PeerConfig(Config, frozen=True, kw_only=True):
     ] = 0
     """Draw text for whoever asks the members of a run with stages, beside training."""
     serve_share: Annotated[
-        float,
-        msgspec.Meta(
-            gt=0,
-            le=1,
-            description="of the time in which this peer trains, how much conversations may compute; "
-            "while training rests they may have all of it; 1 takes no regard of training",
-        ),
+        float, msgspec.Meta(gt=0, le=1, description="of the device while this peer trains; 1: training is not regarded")
     ] = 0.3
     """What conversations may take of the device while this peer trains; all of it while training rests."""
     caps: CapsConfig = CapsConfig()
