@@ -180,7 +180,7 @@ def test_a_row_of_many_stages_is_in_one_step_of_many() -> None:
     figures = Figures(0.02, 0.004, 0.0, num_rows=4)
     one = Wanted(num_prompt=0, num_drawn=1, row_nbytes=0)
     assert node_s(figures, one) == pytest.approx(0.02 + 5 * 0.004 + 4 * 0.004)  # all at once, which each of four feels
-    # One of 0.024 in 0.48: others compute for 4 x 0.05 x 0.95 of the time, and half of a step is to be waited for twice.
+    # One of 0.024 in 0.48: others compute for 4 x 0.05 x 0.95 of the time, and half of a step is waited for twice.
     assert node_s(figures, one._replace(trip_s=0.48)) == pytest.approx(0.024 * (1 + 0.2 * 0.95))
     # s = 0.02 / (1 - 0.004 x 5 / 0.1), and 0.02 / (1 - 0.004 x 4 / 0.1) without this text.
     busy = min(1.0, 4 * 0.025 / 0.1) * (1 - 0.025 / 0.1)
