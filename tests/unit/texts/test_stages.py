@@ -391,11 +391,7 @@ def test_a_member_without_two_versions_begins_texts_with_the_other_one() -> None
             each.drop(1)
         await asyncio.sleep(0.05)
         assert await tokens_of(served.entry.begin(asked)) == old
-<<<<<<< HEAD
-        await asyncio.sleep(1)
-=======
         await asyncio.sleep(0.1)  # it is closed
->>>>>>> h7T
         assert [each.num_texts_of(0) for each in served.members] == [0, 0]
 
     served.run(play)

@@ -147,8 +147,4 @@ def test_who_has_come_soon_has_a_version_in_common_with_all(seed: int) -> None:
             alone_since = None
         else:
             alone_since = alone_since or now
-<<<<<<< HEAD:tests/unit/stages/step/test_versions.py
             assert now - alone_since < 3 * 2 * max(SOON_S, EVERY * play.round_s)  # a stride is less than twice that
-=======
-            assert now - alone_since < 3 * EVERY * play.round_s + 4 * SOON_S
->>>>>>> h7T:tests/unit/texts/test_versions.py
