@@ -24,7 +24,7 @@ Failure:
 import asyncio
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -111,7 +111,7 @@ class Observer:
 
     Args:
         on_entry: is given what peers tell, of each in order. What the first look brings is a history of many minutes of
-            several peers: that is given in the order of their clocks, as it happened.
+            several peers: that is given as it happened, in the order of their clocks.
         stages: the runs of its stages; none where it has no stages.
     """
 
@@ -270,20 +270,14 @@ class Observer:
                 self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give what the first look brought; what comes from now on is given at once."""
+        """Give what the first look brought; what comes from now on is given at once.
+
+        A peer that nobody has asked for long tells its newest word of each member with its oldest news, so the order in
+        which it tells is not the one in which things happened.
+        """
         held, self._held = self._held or (), None
-        for entry in as_it_happened(held):
+        for entry in sorted(held, key=lambda entry: entry.at):
             self._on_entry(entry)
-
-
-def as_it_happened(entries: Iterable[events.Entry]) -> list[events.Entry]:
-    """Return entries in the order of their times, those of each peer in the order in which they came."""
-    newest: dict[PeerId, float] = {}
-    keyed: list[tuple[float, events.Entry]] = []
-    for entry in entries:
-        at = newest[entry.peer] = max(entry.at, newest.get(entry.peer, entry.at))
-        keyed.append((at, entry))
-    return [entry for _, entry in sorted(keyed, key=lambda each: each[0])]
 
 
 def note_links(linked: dict[PeerId, None], event: events.Event) -> None:
