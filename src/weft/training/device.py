@@ -240,7 +240,8 @@ def by_place(memory: cost.Memory, device: Device) -> dict[str, int]:
 def figures(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
     """Return both in words, place by place."""
     return "; ".join(
-        f"{'this machine' if place == 'cpu' else place}: {gigabytes(nbytes)} needed, {gigabytes(max(0, free[place]))} free"
+        f"{'this machine' if place == 'cpu' else place}: {gigabytes(nbytes)} needed, "
+        f"{gigabytes(max(0, free[place]))} free"
         for place, nbytes in needed.items()
     )
 

@@ -35,9 +35,7 @@ from weft.peer.peer import Outcome
 from weft.peer.state.checkpoint import read_contents
 from weft.store.home import PeerFolder
 
-_OTHERS = (
-    "others join with this ticket, which is a secret: on their machines, `weft join -` asks for it"
-)
+_OTHERS = "others join with this ticket, which is a secret: on their machines, `weft join -` asks for it"
 _LASTING = "the ticket leads to this machine; once others have joined, `weft ticket` prints one that leads to them, too"
 
 Ask = Callable[[str], bool]
