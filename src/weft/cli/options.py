@@ -358,7 +358,7 @@ def rate_bps(option: str, text: str | None) -> float | None:
     found = 0.0 if match is None or match[3].endswith("Bps") else _value(match, _RATES)
     if match is None or found <= 0:
         raise ConfigError(
-            f"{option} {text[:80]}: that is no rate. Allowed: one above 0, such as 20mbit; units: {', '.join(_BITS)}."
+            f"{option} {text[:80]}: Allowed: a rate above 0, such as 20mbit; units are {', '.join(_BITS)}."
         )
     if not match[3] and found < _LEAST_BARE_BPS:
         raise ConfigError(
@@ -379,7 +379,8 @@ def nbytes(option: str, text: str | None) -> int | None:
     match = _match(text, _BYTES)
     if match is None:
         raise ConfigError(
-            f"{option} {text[:80]}: that is no number of bytes. Allowed: such as 50GB; units are {', '.join(_BYTES)}."
+            f"{option} {text[:80]}: that is no amount. Allowed: a number of bytes, such as 50GB; units are "
+            f"{', '.join(_BYTES)}."
         )
     found = int(_value(match, _BYTES))
     if not match[3] and 0 < found < _LEAST_BARE_NBYTES:

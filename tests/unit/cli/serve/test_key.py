@@ -69,7 +69,7 @@ def test_keys_are_listed_and_removed_one_by_one(weft: Weft, home: Path) -> None:
         (("add", "anna"), "there is a key named anna already"),
         (("add", "a b"), "a key's name has 1 to 64"),
         (("add", "new", "--expires", "2001-01-01"), "--expires 2001-01-01: that time has passed"),
-        (("add", "new", "--expires", "soon"), "--expires soon: Allowed"),
+        (("add", "new", "--expires", "soon"), "--expires soon: weft reads no time in that. Allowed"),
         (("add", "new", "--concurrent", "0"), "--concurrent"),
         (("add", "new", "--priority", "highest"), "--priority"),
         (("remove", "nobody"), "there is no key named nobody"),
