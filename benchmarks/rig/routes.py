@@ -52,8 +52,8 @@ class Oracle(Paths):
 
     def _figures_of(self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int]) -> dict[PeerId, Figures]:
         del stage
-        now = self._world.clock.now()
-        return {peer: self._true(self._world.machines[peer], now, held.get(peer, 0)) for peer in peers}
+        now, machines = self._world.clock.now(), {each.peer: each for each in self._world.machines.values()}
+        return {peer: self._true(machines[peer], now, held.get(peer, 0)) for peer in peers}
 
     def _true(self, machine: Machine, now: float, num_held: int) -> Figures:
         assert machine.member is not None

@@ -32,9 +32,8 @@ from weft.run.staged import StagedConfig
 from weft.stages.asking import LOOKING
 from weft.stages.gather.visit import visiting
 from weft.stages.holdings import MOVES
-from weft.stages.step import serving
+from weft.stages.step import serving, versions
 from weft.stages.step.serving import Serving, codec_of
-from weft.texts import versions
 from weft.texts.entry import Entry, NoPath
 from weft.texts.member import listen
 

@@ -195,8 +195,8 @@ def test_a_tokenizer_of_another_vocabulary_is_12(weft: Weft, run_path: Path, kep
     refused(weft, 12, "320", "train", run_path, *changes, *LOCAL)
 
 
-def test_a_home_that_is_no_folder_is_11(weft: Weft, run_path: Path, tmp_path: Path) -> None:
-    refused(weft, 11, "Not a directory. Choose another place", "--home", run_path, "train", run_path)
+def test_a_home_that_is_no_folder_is_2(weft: Weft, run_path: Path, tmp_path: Path) -> None:
+    refused(weft, 2, "a file has that name, and home is a folder", "--home", run_path, "train", run_path)
 
 
 def test_a_report_that_cannot_be_written_takes_no_summary_away(weft: Weft, run_path: Path) -> None:

@@ -84,8 +84,7 @@ async def test_texts_with_guesses_have_the_same_bits_in_padded_steps(plays: tupl
     drawn = [await play.all(*(play.begin([*REPEATED, seed], 60, seed=seed) for seed in range(3))) for play in plays]
     assert drawn[0] == drawn[1]  # log-probabilities among it
     padded, plain = plays
-    assert padded.engine.totals.num_right > 10
-    assert padded.engine.totals.num_right == plain.engine.totals.num_right
+    assert all(play.engine.totals.num_right > 10 for play in plays)  # how many rests on which step each begins in
     assert (4, MOST_NEW) in padded.made  # three texts and nobody's
     assert plain.made == set()
 

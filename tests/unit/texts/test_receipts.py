@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -185,13 +186,16 @@ def test_receipts_of_other_tokens_than_the_texts_are_told_of(
     served.run(play)
 
 
-def test_a_signature_that_does_not_hold_and_weights_that_nobody_else_has_are_told_of() -> None:
+def test_a_signature_that_does_not_hold_and_weights_that_nobody_else_has_are_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = wanted(PROMPT, 40)
     (expected,) = of_the_whole(asked)
     served = Served((1, 2))
 
     async def play() -> None:
-        served.members[0]._link.signer = Identity.from_seed(bytes(32))
+        other = SimpleNamespace(identity=Identity.from_seed(bytes(32)))
+        monkeypatch.setattr(served.members[0]._link._node, "passport", other)
         served.members[1]._section.digest = bytes(32)
         for turn in range(2):
             text = served.entry.begin(asked)

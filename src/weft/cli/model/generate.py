@@ -34,6 +34,10 @@ def generate(
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
     """Let a trained model continue a prompt."""
+    if temperature == 0:
+        refuse_idle(context, "--temperature 0 always takes the likeliest token", "top_k", "top_p", "seed")
+    if top_k == 1:
+        refuse_idle(context, "--top-k 1 always takes the likeliest token", "temperature", "top_p", "seed")
     folder = find_checkpoint(checkpoint, home_of(context))  # what is not there is said at once
     say_loading()
     from weft.cli.model.trained import open_trained, say_which
@@ -42,10 +46,6 @@ def generate(
 
     fields = {"max_new_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check(fields)  # said before anything is loaded
-    if temperature == 0:
-        refuse_idle(context, "--temperature 0 always takes the likeliest token", "top_k", "top_p", "seed")
-    if top_k == 1:
-        refuse_idle(context, "--top-k 1 always takes the likeliest token", "temperature", "top_p", "seed")
     trained = open_trained(str(folder), home_of(context))
     say_which(trained, checkpoint)
     end = trained.tokenizer.end_of_text

@@ -71,7 +71,7 @@ def test_on_a_busy_machine_a_step_takes_what_one_core_computes(
     before = torch.get_num_threads()
     here = speed_here.measure(SMALL, TRAIN, 1, a_minute, on="cpu", num_threads=2)
     assert here.tokens_per_s == pytest.approx(TRAIN.batch_size * TRAIN.seq_len / step_s)
-    assert ("other programs use the cores now" in here.name) is is_busy
+    assert ("others use the cores now" in here.name) is is_busy
     assert torch.get_num_threads() == before
 
 

@@ -55,8 +55,8 @@ def test_a_run_that_would_begin_anew_or_lacks_its_data_is_refused(weft: Weft, ru
     assert weft("train", run_path, *TWO_ROUNDS, *LOCAL, "--until", "1rounds").code == 0
     run = load(find_checkpoint("last", home)).config
     assert isinstance(run, RunConfig)
-    refused(weft, 2, "--set, --new: no effect", "train", "last", *LOCAL, "--set", "train.tokens=9", "--new")
-    said = refused(weft, 2, "--length: no effect", "train", "last", *LOCAL, "--length", "5Mtokens")
+    refused(weft, 2, "--set, --new: last is a run of", "train", "last", *LOCAL, "--set", "train.tokens=9", "--new")
+    said = refused(weft, 2, "--length: last is a run of", "train", "last", *LOCAL, "--length", "5Mtokens")
     assert "weft train TEXT --go-on --length 10Mtokens" in said
     assert "--set" not in said
     key = Path(weft("keys", "new", home / "other.pem").out.split()[1])
