@@ -412,7 +412,7 @@ class Search:
         pytest.param(Bounds(), marks=pytest.mark.full),
         pytest.param(Bounds(num_tokens=2, num_attempts=2, num_kills=0), marks=pytest.mark.full),
         pytest.param(Bounds(num_tokens=3, num_attempts=1, has_guesses=True), marks=pytest.mark.full),
-        pytest.param(Bounds(num_tokens=2, num_kills=0, has_guesses=True), marks=pytest.mark.full),
+        pytest.param(Bounds(num_tokens=2, num_kills=0, has_guesses=True), marks=pytest.mark.slow),
         pytest.param(Bounds(num_tokens=2, has_guesses=True), marks=pytest.mark.slow),
         pytest.param(Bounds(num_tokens=2), marks=pytest.mark.slow),
         pytest.param(Bounds(num_tokens=1, num_attempts=3), marks=pytest.mark.slow),

@@ -80,7 +80,7 @@ def test_a_stage_between_others_that_cheats_is_found(cheat: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("num_stages", "stage"), [(1, 0), (2, 0)])
+@pytest.mark.parametrize(("num_stages", "stage"), [(1, 0), pytest.param(2, 0, marks=pytest.mark.slow)])
 def test_rounded_receipts_are_honest_within_bounds_and_those_of_cheats_are_not(num_stages: int, stage: int) -> None:
     bounds = bounds_for("bf16", num_stages, stage)
     for seed, piece in ((1, 64), (2, 16)):

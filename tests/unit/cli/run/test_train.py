@@ -356,7 +356,7 @@ def test_a_field_of_the_file_that_does_nothing_is_named(weft: Weft, run_path: Pa
 STAGES = ("--set", "stages=2", "--set", "model.num_layers=2", "--set", "model.is_tied=false")
 
 
-@pytest.mark.full
+@pytest.mark.slow  # a peer that is alone with a run of stages looks for others for half a minute
 def test_of_a_run_with_stages_nothing_is_amended_and_nothing_begun_anew_unasked(
     weft: Weft, run_path: Path, home: Path
 ) -> None:
