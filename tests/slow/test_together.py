@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slow.shell import LOCAL, START_S, Shell
-from slow.test_serve_stages import Answers, draws
+from slow.test_serve_stages import Answers, Asked, draws
 from weft.events import RoundCommitted
 from weft.peer.state.checkpoint import load_model
 
@@ -78,7 +78,7 @@ def draw(served: Answers, found: list[str], number: int) -> None:
     """Draw texts until there is nobody to draw them."""
     try:
         while True:
-            found.append("".join(served.pieces(f"def f{number}(x):")))
+            found.append("".join(served.pieces(Asked(f"def f{number}(x):", 120))))
     except (AssertionError, OSError, http.client.HTTPException):
         return
 

@@ -128,7 +128,7 @@ def test_texts_that_the_limit_ends_are_told() -> None:
     assert served.took_s == pytest.approx(0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_who_does_not_look_at_load_makes_everybody_wait() -> None:
     texts = Texts(count=60, per_s=12.0, prompt_tokens=16, answer_tokens=16, row_nbytes=64)
     kind = Server(name="home", count=8, step_ms=20.0, row_ms=10.0, token_ms=1.0, spread=0.1)
