@@ -257,8 +257,7 @@ class Engine:
         guesses = Guesses() if self._has_guesses and not wanted.is_mean else None
         sequence = Sequence(wanted.key, list(wanted.prompt), most, wanted.salt, guesses)
         drawing = wanted.drawing
-        has_counts = drawing.has_penalties
-        counts = Counts(np.array(wanted.prompt), self.vocab_size) if has_counts else None
+        counts = Counts(np.array(wanted.prompt), self.vocab_size) if drawing.has_penalties else None
         job = self._jobs[sequence] = self._by_text[text] = _Job(text, sequence, counts)
         if len(sequence.tokens) >= most:
             self._end(job, "length")

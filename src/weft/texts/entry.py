@@ -429,7 +429,6 @@ class _UnderWay:
             self.witness = Witness(self.id, state.most, verify)
         self.witness.opened(attempt, self._reserved.round if self._reserved is not None else 0, path)
         marks = machine.marks_of(state)
-        has_counts = drawing.has_penalties
         for stage, peer in enumerate(path):
             is_last = stage == len(path) - 1
             call = OpenSequence(
@@ -444,7 +443,7 @@ class _UnderWay:
                 chain=joined(marks.chain),
                 key=state.key if stage == 0 else None,
                 drawing=drawn_how(drawing) if is_last else None,
-                tokens=packed(state.tokens) if is_last and has_counts else b"",
+                tokens=packed(state.tokens) if is_last and drawing.has_penalties else b"",
                 num_prompt=state.num_prompt,
                 stop_ids=tuple(sorted(state.stop_ids)) if is_last else (),
             )

@@ -466,10 +466,8 @@ class Member:
         start = text.sequence.num_computed
         stop = text.sequence.num_taken
         if self._section.is_last:  # where drawing looks at the tokens before, one is drawn in a step
-            stop = min(
-                stop,
-                max(text.sequence.send_from, start) + (1 if self._drawing(text).has_penalties else 1 + MAX_GUESSED),
-            )
+            num_draws = 1 if self._drawing(text).has_penalties else 1 + MAX_GUESSED
+            stop = min(stop, max(text.sequence.send_from, start) + num_draws)
         if stop - start <= most:
             return stop - start
         return max(0, (start + most) // PAGE * PAGE - start)
