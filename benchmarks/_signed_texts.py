@@ -27,9 +27,8 @@ from weft.model.flat import cut, layout
 from weft.model.sections import sections, whole
 from weft.texts.audit import Bounds, Finding, Told, audit, tokens_told
 from weft.texts.messages import ReceiptTold
-from weft.texts.receipt import ReceiptHeader, signed, weights_digest
+from weft.texts.receipt import ReceiptHeader, Signing, signed, weights_digest
 from weft.texts.section import Done, Draw, Section, Work, packed
-from weft.texts.signing import Signing
 
 CPU = torch.device("cpu")
 SIGNER = Identity.from_seed(bytes(range(32)))

@@ -32,8 +32,8 @@ from weft.pipeline.link import StageLink
 from weft.rng import fresh_secret
 from weft.texts.chain import chain_of, joined, key_of, places, split
 from weft.texts.messages import (
-    ID_NBYTES,
     MAX_INLINE_NBYTES,
+    SECRET_NBYTES,
     TOKEN_NBYTES,
     CloseSequence,
     OpenSequence,
@@ -45,6 +45,7 @@ from weft.texts.messages import (
     TextRows,
     TokenDrawn,
     drawn_how,
+    id_of,
 )
 from weft.texts.section import packed
 
@@ -89,8 +90,9 @@ class _Session:
 
 
 class _Text:
-    def __init__(self, wanted: Wanted) -> None:
-        self.id, self.wanted, self.key = fresh_secret(ID_NBYTES), wanted, key_of(wanted.salt, 0)
+    def __init__(self, asker: PeerId, wanted: Wanted) -> None:
+        self.secret = fresh_secret(SECRET_NBYTES)
+        self.id, self.wanted, self.key = id_of(asker, self.secret), wanted, key_of(wanted.salt, 0)
         self.tokens = list(wanted.prompt)
         self.chain = list(chain_of(self.key, self.tokens))
         self.sessions: list[_Session] = []
@@ -127,7 +129,7 @@ class Client(ABC):
         """Draw a text."""
         while not all(self._served.values()):  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0.1)
-        text = _Text(wanted)
+        text = _Text(self._link.me, wanted)
         self._texts[text.id] = text
         try:
             peers = [self._one_of(stage) for stage in range(self._num_stages)]
@@ -173,6 +175,7 @@ class Client(ABC):
         at, is_last = places(len(text.tokens)), stage == self._num_stages - 1
         call = OpenSequence(
             sequence=text.id,
+            secret=text.secret,
             attempt=session.attempt,
             stage=stage,
             round=0,

@@ -24,6 +24,7 @@ from weft.errors import NotFinite
 FloatArray = NDArray[np.float64]
 
 SEED_NBYTES = 32
+LEAST_REPETITION = 0.01  # by less, a logit may come out infinite, and no token is drawn
 _SOME = 1024  # likeliest tokens, of which the mass is nearly always enough: sorting all takes ten times as long
 
 
@@ -35,7 +36,8 @@ class Drawing:
         temperature: 0 takes the likeliest.
         top_k: 0 keeps all.
         presence, frequency: taken off the logit of what was drawn, once and for each time.
-        repetition: by which logits of what was read or drawn are divided, negative ones multiplied (arXiv:1909.05858).
+        repetition: by which logits of what was read or drawn are divided, negative ones multiplied (arXiv:1909.05858);
+            at least `LEAST_REPETITION`.
         bias: added to logits; -inf forbids.
         seed: `SEED_NBYTES`.
         num_likeliest: whose log-probabilities are told; None: not even the drawn one's.

@@ -23,6 +23,7 @@ from math import ceil
 from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, Name, PagePool, names_of, num_pages
+from weft.engine.shares import most_held
 
 MAX_SLOWDOWN = 2.0
 SPARE = 0.05  # of all pages
@@ -196,7 +197,7 @@ class Scheduler:
         held = Counter[str]()
         for sequence in self._running:
             held[sequence.key] += len(sequence.pages)
-        key = max(held, key=lambda key: held[key])
+        key = most_held(held)
         return next(sequence for sequence in reversed(self._running) if sequence.key == key)
 
     def _yield_pages(self, sequence: Sequence) -> None:

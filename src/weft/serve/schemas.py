@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from weft.engine.draw import LEAST_REPETITION
 from weft.serve.failures import Fault, wrong
 
 MAX_MESSAGES = 2048
@@ -114,7 +115,7 @@ class TextRequest(Asked, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=LEAST_REPETITION, le=10.0)] | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
     stop: str | list[str] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_TEXTS)] | None = None

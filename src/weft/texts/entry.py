@@ -32,8 +32,8 @@ from weft.tasks import Tasks
 from weft.texts import text as machine
 from weft.texts.chain import joined, key_of
 from weft.texts.messages import (
-    ID_NBYTES,
     MAX_INLINE_NBYTES,
+    SECRET_NBYTES,
     TOKEN_NBYTES,
     CloseSequence,
     OpenSequence,
@@ -47,6 +47,7 @@ from weft.texts.messages import (
     TextRows,
     TokenDrawn,
     drawn_how,
+    id_of,
 )
 from weft.texts.path import Paths, Reserved
 from weft.texts.path import Wanted as Asked
@@ -141,7 +142,7 @@ class Entry:
         if self.totals.num_waiting >= MAX_WAITING:
             raise Full(5.0)
         text = Text(wanted, self._cancel)
-        under = _UnderWay(self, self._new_secret(ID_NBYTES), text)
+        under = _UnderWay(self, self._new_secret(SECRET_NBYTES), text)
         self._under_way[under.id] = self._by_text[text] = under
         self._count()
         self.tasks.spawn(under.begin())
@@ -245,8 +246,9 @@ class Entry:
 class _UnderWay:
     """One text, and what is said for it."""
 
-    def __init__(self, entry: Entry, id: bytes, text: Text) -> None:
-        self.id, self.text = id, text
+    def __init__(self, entry: Entry, secret: bytes, text: Text) -> None:
+        self.id, self.text = id_of(entry.link.me, secret), text
+        self._secret = secret
         self.has_drawn = False
         self.lasts: set[PeerId] = set()  # members of the last stage that may have drawn
         self._entry = entry
@@ -433,6 +435,7 @@ class _UnderWay:
             is_last = stage == len(path) - 1
             call = OpenSequence(
                 sequence=self.id,
+                secret=self._secret,
                 attempt=attempt,
                 stage=stage,
                 round=self._reserved.round if self._reserved is not None else 0,

@@ -16,26 +16,26 @@ Failure:
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from weft.clock import Clock
-from weft.engine.draw import Counts, Drawing, Drawn
+from weft.engine.draw import Drawn
 from weft.engine.guess import MAX_GUESSED
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool, num_pages
 from weft.engine.schedule import num_readable
+from weft.engine.shares import by_turns, most_held, who_yields
 from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.ids import PeerId
-from weft.pipeline.link import Parcel, StageLink, parcel
+from weft.pipeline.link import StageLink, parcel
 from weft.pipeline.worker import Run
 from weft.tasks import Tasks
 from weft.texts import sequence as rules
 from weft.texts.chain import Chain, chain_of, joined, split
-from weft.texts.guessed import Guessed, Ring
+from weft.texts.guessed import Ring
+from weft.texts.held import ROOM, HeldText
 from weft.texts.log import Log, Strip
 from weft.texts.messages import (
     MAX_INLINE_NBYTES,
@@ -53,61 +53,19 @@ from weft.texts.messages import (
     TextRows,
     TokenDrawn,
     Why,
+    id_of,
     shared_out,
 )
 from weft.texts.near import Nearness, answer_how_near
+from weft.texts.receipt import Signing, header_of
 from weft.texts.section import Done, Draw, Section, Work, packed, tokens_of
-from weft.texts.sequence import Marks, Moved, Rows, Sequence
-from weft.texts.signing import Signing, header_of
+from weft.texts.sequence import Marks, Moved, Rows
 
 NEWS_S = 2.0
 MAX_VERSIONS = 2  # of the weights, that are held at a time
-ROOM = 256  # tokens that are to be drawn, for which a text is given pages at once
 MAX_ROWS = 64  # that are drawn after in one step, guesses among them
+MAX_HELD = 1024  # texts
 BUSY_S = 1.0  # after which who finds no page here may ask again
-
-
-@dataclass(eq=False)
-class _Text:
-    """What is here of a text.
-
-    Args:
-        given: what came in and is not computed.
-        early: what rows hold that came before their attempt was resumed.
-        drawn: tokens, by place.
-        num_counted: tokens that `counts` has.
-        blobs: bytes that the next member may fetch.
-        guessed: of the first stage.
-        signing: None: the attempt has not begun here, or no receipts are given.
-    """
-
-    sequence: Sequence
-    asker: PeerId
-    opened: OpenSequence
-    pages: list[int]
-    given: Strip
-    early: dict[Rows, bytes] = field(default_factory=dict)
-    drawn: dict[int, Drawn] = field(default_factory=dict)
-    counts: Counts | None = None
-    num_counted: int = 0
-    blobs: list[Parcel] = field(default_factory=list)
-    fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
-    num_fetching: int = 0
-    guessed: Guessed = field(default_factory=Guessed)
-    signing: Signing | None = None
-
-    @property
-    def num_left(self) -> int:
-        return self.sequence.num_taken - self.sequence.num_computed
-
-    @property
-    def is_drawing(self) -> bool:
-        """Whether what is left is a token, and what is guessed to follow."""
-        return self.num_left <= 1 + MAX_GUESSED
-
-    @property
-    def id(self) -> bytes:
-        return self.opened.sequence
 
 
 class Member:
@@ -149,8 +107,8 @@ class Member:
         self._pace, self._ring = Pace(), Ring(num_stages)
         self._next, self._near = (stage + 1) % num_stages, Nearness(link, clock)
         self._has_guesses, self._has_receipts = has_guesses and section.is_first, has_receipts
-        self._texts: dict[bytes, _Text] = {}
-        self._num_since_read = 0
+        self._texts: dict[bytes, HeldText] = {}
+        self._num_since_read = self._num_steps = 0
         self._outbox: dict[PeerId, list[RowsOfText]] = {}
         self._due = asyncio.Event()
         self._tasks = Tasks()
@@ -238,17 +196,19 @@ class Member:
     async def _on_open(self, peer: PeerId, call: OpenSequence) -> SequenceOpened:
         if call.round not in self._sections:
             return SequenceOpened(word="other weights")
+        if call.sequence != id_of(peer, call.secret) or not self._section.can_draw(call):
+            return SequenceOpened(word="not here")
         marks = Marks(call.places, split(call.chain))
         text = self._texts.get(call.sequence)
-        if text is not None and text.asker != peer:
-            return SequenceOpened(word="not here")
         if text is not None and text.sequence.chain[0] != marks.chain[0]:  # of other weights
             self._drop(text)
             text = None
         if text is None:
             text = self._begun(peer, call, marks)
-            if text is None:
-                return SequenceOpened(word="busy", retry_s=BUSY_S)
+        elif not self._grow(text, marks.places[-1]):
+            text = None
+        if text is None:
+            return SequenceOpened(word="busy", retry_s=BUSY_S)
         sequence, held = rules.opened(text.sequence, call.attempt, marks, self._clock.now())
         if held is None:
             return SequenceOpened(word="older")
@@ -287,12 +247,12 @@ class Member:
                 continue
             if each.blob is None and not text.num_fetching:
                 self._take(text, each, each.data)
-            else:
+            elif text.may_fetch:
                 text.num_fetching += 1
                 self._tasks.spawn(self._fetch(peer, text, each))
         await self._send()
 
-    async def _fetch(self, peer: PeerId, text: _Text, rows: RowsOfText) -> None:
+    async def _fetch(self, peer: PeerId, text: HeldText, rows: RowsOfText) -> None:
         """Take rows once their bytes are here, after those that came before."""
         try:
             async with text.fetching:
@@ -308,13 +268,13 @@ class Member:
             text.num_fetching -= 1
         await self._send()
 
-    def _take(self, text: _Text, told: RowsOfText, data: bytes) -> None:
+    def _take(self, text: HeldText, told: RowsOfText, data: bytes) -> None:
         chain = split(told.chain)
         if self._section.is_first and text.opened.key is not None:
             chain = chain_of(text.opened.key, tokens_of(data[: len(data) // TOKEN_NBYTES * TOKEN_NBYTES]), chain[0])
         rows = Rows(told.attempt, told.start, chain)
         is_whole = len(data) == rows.num * self._section.given_nbytes and rows.num > 0
-        if not is_whole or rows.stop > text.opened.most:
+        if not is_whole or rows.stop > text.opened.most or not text.has_room(rows):
             self._lose(text, "wrong rows")
             return
         moved = rules.taken(text.sequence, rows, self._clock.now())
@@ -325,7 +285,7 @@ class Member:
             text.early[rows] = data
         self._settle(text, moved, {rows: data})
 
-    def _settle(self, text: _Text, moved: Moved, data: dict[Rows, bytes]) -> None:
+    def _settle(self, text: HeldText, moved: Moved, data: dict[Rows, bytes]) -> None:
         text.sequence = moved.sequence
         for rows in moved.taken:
             text.given.add(rows.start, data[rows])
@@ -343,7 +303,7 @@ class Member:
             self._due.set()
         self._send_on(text, moved.sent)
 
-    def _guess(self, text: _Text, data: dict[Rows, bytes]) -> None:
+    def _guess(self, text: HeldText, data: dict[Rows, bytes]) -> None:
         """Take note of tokens that were told, and take some that may follow if the last of them is all that is left.
 
         No guess fills a page: others could read it, and it could not be cut any more.
@@ -374,35 +334,39 @@ class Member:
 
     # --- texts ---
 
-    def _begun(self, peer: PeerId, call: OpenSequence, marks: Marks) -> _Text | None:
+    def _begun(self, peer: PeerId, call: OpenSequence, marks: Marks) -> HeldText | None:
         """Return a new text with pages for it, those among them that are filled; None: there is no room."""
         at = dict(zip(marks.places, marks.chain, strict=True))
         num_told = marks.places[-1]
         most = num_told - 1 if self._section.is_last else num_told  # to draw, the last row has to be computed
         names = [at.get(place, b"") for place in range(PAGE, most + 1, PAGE)]
         names = names[: self._pool.num_known(names)]
-        pages = self._pool.take(names, num_pages(min(call.most, num_told + ROOM)) - len(names))
-        if pages is None:
+        num_more = num_pages(min(call.most, num_told + ROOM)) - len(names)
+        while (pages := self._pool.take(names, num_more)) is None and self._has_yielded(peer, num_more):
+            names = names[: self._pool.num_known(names)]
+            num_more = num_pages(min(call.most, num_told + ROOM)) - len(names)
+        if pages is None or len(self._texts) >= MAX_HELD:
+            self._pool.release(pages or ())
             return None
         num_known = len(names) * PAGE
-        text = _Text(rules.begun(marks, num_known), peer, call, pages, Strip(self._section.given_nbytes, num_known))
+        text = HeldText(rules.begun(marks, num_known), peer, call, pages, Strip(self._section.given_nbytes, num_known))
         self._texts[call.sequence] = text
         return text
 
-    def _writable(self, text: _Text, num: int) -> int:
+    def _writable(self, text: HeldText, num: int) -> int:
         """Return how much of `num` tokens can be kept: a text is not cut within a page that others may read."""
         page = num // PAGE
         is_cut = num < text.sequence.num_taken and num % PAGE > 0
         return page * PAGE if is_cut and page < len(text.pages) and self._pool.is_named(text.pages[page]) else num
 
-    def _drop(self, text: _Text) -> None:
+    def _drop(self, text: HeldText) -> None:
         if self._texts.get(text.id) is text:
             del self._texts[text.id]
             self._pool.release(text.pages)
             self._log.drop(text.id)
             self._take_back(text)
 
-    def _lose(self, text: _Text, why: Why) -> None:
+    def _lose(self, text: HeldText, why: Why) -> None:
         """Drop a text, and say so."""
         if self._texts.get(text.id) is not text:
             return
@@ -410,7 +374,7 @@ class Member:
         lost = SequenceLost(sequence=text.id, attempt=text.sequence.attempt, stage=self.stage, why=why)
         self._tasks.spawn(self._link.post(text.asker, lost))
 
-    def _take_back(self, text: _Text) -> None:
+    def _take_back(self, text: HeldText) -> None:
         for each in text.blobs:
             self._link.take_back(each.digest)
         text.blobs.clear()
@@ -437,76 +401,89 @@ class Member:
             if any(text.num_left for text in self._texts.values()):
                 self._due.set()
 
-    def _planned(self) -> list[tuple[_Text, Work]]:
+    def _planned(self) -> list[tuple[HeldText, Work]]:
         """Return what the next step computes, with pages for all of it."""
         waiting = [text for text in self._texts.values() if text.num_left]
-        works = list[tuple[_Text, Work]]()
+        planned = list[tuple[HeldText, int]]()
         left = MAX_ROWS
-        for text in [text for text in waiting if text.is_drawing]:
+        for text in by_turns([text for text in waiting if text.is_drawing], lambda text: text.asker):
             num = self._piece(text, text.num_left)
-            if num <= left and self._has_pages(text, num):
-                works.append((text, self._work(text, num)))
+            if num <= left and self._grow(text, text.sequence.num_computed + num):
+                planned.append((text, num))
                 left -= num
-        reading = [text for text in waiting if not text.is_drawing]
+        reading = self._in_turn([text for text in waiting if not text.is_drawing])
         left = num_readable(self._pace, MAX_ROWS - left, self._num_since_read) if reading else 0
-        num_read = 0
+        self._num_since_read += 1
         for text in reading:
             num = self._piece(text, min(left, MAX_PIECE))
-            if num and self._has_pages(text, num):
-                works.append((text, self._work(text, num)))
-                left, num_read = left - num, num_read + num
-        for text in reading[:1]:  # who has read stands behind the others, next time
-            if num_read and text.id in self._texts:
-                self._texts[text.id] = self._texts.pop(text.id)
-        self._num_since_read = 0 if num_read else self._num_since_read + 1
-        return works
+            if num and self._grow(text, text.sequence.num_computed + num):
+                planned.append((text, num))
+                left, text.read_at, self._num_since_read = left - num, self._num_steps, 0
+        self._num_steps += 1
+        return [(text, self._work(text, num)) for text, num in planned if self._texts.get(text.id) is text]
 
-    def _piece(self, text: _Text, most: int) -> int:
+    def _in_turn(self, reading: list[HeldText]) -> list[HeldText]:
+        """Return texts in the order in which they read: first of whoever has not read for longest, then in turn."""
+        last_read = dict[PeerId, int]()
+        for text in self._texts.values():
+            last_read[text.asker] = max(last_read.get(text.asker, -1), text.read_at)
+        return by_turns(
+            sorted(reading, key=lambda text: (last_read[text.asker], text.read_at)), lambda text: text.asker
+        )
+
+    def _piece(self, text: HeldText, most: int) -> int:
         """Return how many tokens of a text are read in a step: up to a page's end, or all."""
         start = text.sequence.num_computed
         stop = text.sequence.num_taken
         if self._section.is_last:  # where drawing looks at the tokens before, one is drawn in a step
-            num_draws = 1 if self._drawing(text).has_penalties else 1 + MAX_GUESSED
+            num_draws = 1 if text.drawing.has_penalties else 1 + MAX_GUESSED
             stop = min(stop, max(text.sequence.send_from, start) + num_draws)
         if stop - start <= most:
             return stop - start
         return max(0, (start + most) // PAGE * PAGE - start)
 
-    def _has_pages(self, text: _Text, num: int) -> bool:
-        while len(text.pages) * PAGE < text.sequence.num_computed + num:
+    def _grow(self, text: HeldText, num: int) -> bool:
+        """Have pages for `num` tokens of a text; where there are none, who holds most gives some up, if need be this
+        text."""
+        while len(text.pages) * PAGE < num:
             page = self._pool.grow()
-            if page is None:
-                self._lose(text, "no room")
+            if page is not None:
+                text.pages.append(page)
+                continue
+            self._lose(self._youngest(most_held(self._num_pages_by_asker)), "no room")
+            if self._texts.get(text.id) is not text:
                 return False
-            text.pages.append(page)
         return True
 
-    def _work(self, text: _Text, num: int) -> Work:
+    def _has_yielded(self, peer: PeerId, num: int) -> bool:
+        """Return whether a text was given up so that `peer` has room for `num` pages more."""
+        yields = who_yields(self._num_pages_by_asker, peer, num)
+        if yields is not None:
+            self._lose(self._youngest(yields), "no room")
+        return yields is not None
+
+    def _youngest(self, asker: PeerId) -> HeldText:
+        return next(text for text in reversed(self._texts.values()) if text.asker == asker)
+
+    @property
+    def _num_pages_by_asker(self) -> Counter[PeerId]:
+        held = Counter[PeerId]()
+        for text in self._texts.values():
+            held[text.asker] += len(text.pages)
+        return held
+
+    def _work(self, text: HeldText, num: int) -> Work:
         start = text.sequence.num_computed
         num_draws = start + num - max(start, text.sequence.send_from) if self._section.is_last else 0
         draw = None
         if num_draws > 0:
             opened = text.opened
-            draw = Draw(self._drawing(text), self._counts(text, start + num), opened.stop_ids, opened.most)
+            draw = Draw(
+                text.drawing, text.counts_until(start + num, self._section.vocab_size), opened.stop_ids, opened.most
+            )
         return Work(text.given.part(start, start + num), num, start, tuple(text.pages), draw, num_draws)
 
-    def _drawing(self, text: _Text) -> Drawing:
-        return Drawing() if text.opened.drawing is None else text.opened.drawing.drawing
-
-    def _counts(self, text: _Text, place: int) -> Counts | None:
-        """Return the counts of all tokens before a place, where drawing looks at them."""
-        if not self._drawing(text).has_penalties:
-            return None
-        tokens = tokens_of(text.opened.tokens)
-        if text.counts is None:
-            text.counts = Counts(np.array(tokens[: text.opened.num_prompt]), self._section.vocab_size)
-            text.num_counted = text.opened.num_prompt
-        for at in range(text.num_counted, place):
-            text.counts.add(tokens[at] if at < len(tokens) else text.drawn[at].token)
-        text.num_counted = max(text.num_counted, place)
-        return text.counts
-
-    async def _step(self, works: list[tuple[_Text, Work]], began: float) -> None:
+    async def _step(self, works: list[tuple[HeldText, Work]], began: float) -> None:
         """
         Args:
             began: when the first of it could have been computed: what it waited for since is a part of the step, and of
@@ -532,7 +509,7 @@ class Member:
     def _num_graphs(self) -> int:
         return sum(section.num_graphs for section in self._sections.values())
 
-    def _computed(self, works: list[tuple[_Text, Work]]) -> list[Done]:
+    def _computed(self, works: list[tuple[HeldText, Work]]) -> list[Done]:
         """Compute a step, on another thread: rows of texts with the same weights together."""
         found = dict[int, Done]()
         for round in {text.opened.round for text, _ in works}:
@@ -542,7 +519,7 @@ class Member:
                 found |= zip(numbers, section.compute([works[number][1] for number in numbers]), strict=True)
         return [found.get(number, Done()) for number in range(len(works))]
 
-    def _done(self, text: _Text, work: Work, chain: Chain, done: Done) -> None:
+    def _done(self, text: HeldText, work: Work, chain: Chain, done: Done) -> None:
         if self._texts.get(text.id) is not text:
             return
         if done.failed is not None:
@@ -572,12 +549,12 @@ class Member:
 
     # --- receipts ---
 
-    def _signing(self, text: _Text, start: int) -> Signing | None:
+    def _signing(self, text: HeldText, start: int) -> Signing | None:
         section = self._sections[text.opened.round]
         header = header_of(text.opened, section) if self._has_receipts else None
         return None if header is None else Signing(header, section, start, self._link.signer)
 
-    def _sign(self, text: _Text, until: int | None = None) -> None:
+    def _sign(self, text: HeldText, until: int | None = None) -> None:
         """Let who asks have the receipts that are due; with `until`, of all rows before that place."""
         if text.signing is None:
             return
@@ -596,7 +573,7 @@ class Member:
 
     # --- what goes on ---
 
-    def _send_on(self, text: _Text, sent: tuple[int, int] | None) -> None:
+    def _send_on(self, text: HeldText, sent: tuple[int, int] | None) -> None:
         if sent is None:
             return
         start, stop = sent
@@ -611,7 +588,7 @@ class Member:
             self._put(text, start, start + num)
             start += num
 
-    def _put(self, text: _Text, start: int, stop: int) -> None:
+    def _put(self, text: HeldText, start: int, stop: int) -> None:
         data = self._log.part(text.id, start, stop)
         if len(data) != (stop - start) * self._section.row_nbytes:
             return  # the log has just lost it: whoever asks finds out
@@ -627,7 +604,7 @@ class Member:
         )
         self._outbox.setdefault(text.opened.onward, []).append(rows)
 
-    def _tell(self, text: _Text, place: int, drawn: Drawn) -> None:
+    def _tell(self, text: HeldText, place: int, drawn: Drawn) -> None:
         """Let who asks have a token, and the first stage."""
         chain = text.sequence.chain[place] or b""
         token = TokenDrawn(

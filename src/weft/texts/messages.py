@@ -22,19 +22,24 @@ are then fetched. Every bound is here, with its reason.
 """
 
 from collections.abc import Iterable
+from math import isfinite
 from typing import Annotated, Literal
 
+from blake3 import blake3
 from msgspec import UNSET, Meta, UnsetType
 
-from weft.engine.draw import SEED_NBYTES, Drawing
+from weft.engine.draw import LEAST_REPETITION, SEED_NBYTES, Drawing
 from weft.engine.fingerprint import MAX_NBYTES
 from weft.engine.numbers import Kind
+from weft.engine.pages import PAGE, num_pages
+from weft.ids import PeerId
 from weft.net.messages import HexDigest, HexPeer
 from weft.pipeline.messages import Number, Stage
 from weft.texts.chain import DIGEST_NBYTES, KEY_NBYTES
 from weft.wire import Record
 
 ID_NBYTES = 16
+SECRET_NBYTES = 16
 TOKEN_NBYTES = 4
 MAX_PLACES = 1 << 20  # tokens of a text: more than models read
 MAX_MARKS = (1 << 14) + 64  # of the longest text, one a page
@@ -43,19 +48,25 @@ MAX_PIECE = 512  # tokens of one text in a step: what a step reads for one text,
 MAX_ROWS_NBYTES = 64 << 20  # of one piece's activations: 512 tokens of a width of 32,768 in fp32
 MAX_TEXTS = 1024  # in one note
 MAX_LIKELIEST = 20
-MAX_BIASED = 4096
-MAX_STOP_IDS = 4096
+MAX_BIASED = 1024  # as `serve.schemas` takes
+MAX_STOP_IDS = 1024
 MAX_LINKS = 32
 MAX_RECEIPTS = 128  # in one note
+BLOCK = 32  # rows that a receipt is of
 RECEIPT_DIGEST_NBYTES = 16  # who would sign another output has to find it for one that the weights give: 2^128 trials
 
+_ID = "weft 2026 name of a text v1"
+
 Place = Annotated[int, Meta(ge=0, le=MAX_PLACES)]
+Secret = Annotated[bytes, Meta(min_length=SECRET_NBYTES, max_length=SECRET_NBYTES)]
 Id = Annotated[bytes, Meta(min_length=ID_NBYTES, max_length=ID_NBYTES)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
 ReceiptDigest = Annotated[bytes, Meta(min_length=RECEIPT_DIGEST_NBYTES, max_length=RECEIPT_DIGEST_NBYTES)]
 WeightsDigest = Annotated[bytes, Meta(min_length=32, max_length=32)]
-RowsSigned = Annotated[int, Meta(ge=1, le=32)]  # `receipt.BLOCK`
+Added = Annotated[float, Meta(ge=-100, le=100)]
+"""To a logit: whatever the model says, what comes out is finite."""
+RowsSigned = Annotated[int, Meta(ge=1, le=BLOCK)]
 Why = Literal["no room", "not computed", "wrong rows", "old weights", "leaving"]
 Word = Literal["held", "busy", "other weights", "not here", "older"]
 
@@ -67,12 +78,18 @@ class DrawnHow(Record, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=0, lt=1 << 31)]
     top_p: Annotated[float, Meta(ge=0, le=1)]
     min_p: Annotated[float, Meta(ge=0, le=1)]
-    presence: float
-    frequency: float
-    repetition: Annotated[float, Meta(gt=0)]
-    bias: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=MAX_BIASED)]
+    presence: Added
+    frequency: Added
+    repetition: Annotated[float, Meta(ge=LEAST_REPETITION, le=100)]
+    bias: Annotated[tuple[tuple[TokenId, Added], ...], Meta(max_length=MAX_BIASED)]
     seed: Annotated[bytes, Meta(min_length=SEED_NBYTES, max_length=SEED_NBYTES)]
     num_likeliest: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None
+
+    def __post_init__(self) -> None:
+        biases = [bias for _, bias in self.bias]
+        numbers = self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition, *biases
+        if not all(map(isfinite, numbers)):
+            raise ValueError("every number of how tokens are drawn is finite")
 
     @property
     def drawing(self) -> Drawing:
@@ -105,10 +122,17 @@ def drawn_how(drawing: Drawing) -> DrawnHow:
     )
 
 
+def id_of(asker: PeerId, secret: bytes) -> bytes:
+    """Return the name of a text: nobody else can open it, though all in its path learn the name."""
+    return blake3(bytes.fromhex(asker) + secret, derive_key_context=_ID).digest(ID_NBYTES)
+
+
 class OpenSequence(Record, frozen=True, kw_only=True, tag="OpenSequence"):
     """A call: you are in the path of this attempt."""
 
     sequence: Id
+    """`id_of` who asks and `secret`."""
+    secret: Secret
     attempt: Number
     stage: Stage
     round: Number
@@ -137,6 +161,12 @@ class OpenSequence(Record, frozen=True, kw_only=True, tag="OpenSequence"):
             raise ValueError("places and chain are columns of one table, in order")
         if self.places[0] != 0:
             raise ValueError("the first place is the text's beginning")
+        num = self.places[-1]
+        if num > self.most or self.num_prompt > num or len(self.places) > num_pages(num) + PAGE:
+            raise ValueError("a text is as long as its last place says, and has a place a page")
+        has_penalties = self.drawing is not None and self.drawing.drawing.has_penalties
+        if len(self.tokens) != (TOKEN_NBYTES * num if has_penalties else 0):
+            raise ValueError("the tokens so far are told where drawing looks at them, and all of them")
 
 
 class SequenceOpened(Record, frozen=True, kw_only=True, tag="SequenceOpened"):

@@ -21,8 +21,7 @@ from weft.engine.draw import Counts, Drawing, Drawn, draw
 from weft.engine.fingerprint import Floats, fingerprint
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.errors import ConfigError, PayloadError, WeftError
-from weft.texts.messages import TOKEN_NBYTES
-from weft.texts.receipt import BLOCK
+from weft.texts.messages import BLOCK, TOKEN_NBYTES, OpenSequence
 
 
 @dataclass(frozen=True)
@@ -123,6 +122,11 @@ class Section:
     @property
     def num_graphs(self) -> int:
         return self._stepper.num_graphs
+
+    def can_draw(self, opened: OpenSequence) -> bool:
+        """Return whether all tokens that drawing looks at are in the vocabulary."""
+        biased = () if opened.drawing is None else (token for token, _ in opened.drawing.bias)
+        return all(token < self.vocab_size for token in (*biased, *tokens_of(opened.tokens)))
 
     def compute(self, works: Sequence[Work]) -> list[Done]:
         """Compute a step; what is wrong with one text's rows is said of that text alone."""

@@ -45,6 +45,7 @@ class Served:
         kind: of numbers.
         has_guesses: whether tokens are taken before they are drawn.
         silent: members that give no receipts, by number.
+        num_strangers: peers that only ask.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Served:
         kind: Kind = "fp32",
         has_guesses: bool = True,
         silent: Collection[int] = (),
+        num_strangers: int = 0,
     ) -> None:
         self.clock = VirtualClock()
         self.network = MemoryNetwork(delay_s=0.005)
@@ -67,6 +69,7 @@ class Served:
         self.kind = kind
         self.has_guesses = has_guesses
         self.silent = silent
+        self.num_strangers, self.strangers = num_strangers, list[StageLink]()
         self.members: list[Member] = []
         self.kept: list[KeysAndValues] = []
         self.nodes: dict[PeerId, Node] = {}
@@ -98,7 +101,7 @@ class Served:
 
     async def _start(self) -> None:
         links = []
-        for seed in range(1 + sum(self.sizes)):
+        for seed in range(1 + sum(self.sizes) + self.num_strangers):
             identity = Identity.from_seed(bytes([seed + 1]) * 32)
             passport = Passport(identity=identity, run=RUN, name=f"peer-{seed}", admission=Anyone())
             transports = [self.network.transport(identity.peer)]
@@ -118,6 +121,7 @@ class Served:
             wait_s=self.wait_s,
             new_secret=self._secret,
         )
+        self.strangers = links[1 + sum(self.sizes) :]
         numbered = iter(links[1:])
         for stage, size in enumerate(self.sizes):
             for _ in range(size):

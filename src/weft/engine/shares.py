@@ -1,0 +1,39 @@
+"""How those that ask share one machine's pages and steps: pure.
+
+Pages are shared as by max-min fairness. While there is room, anybody takes some. Where there is none, who holds most
+gives its youngest text up, for whoever holds less even with what it asks for: so one that asks for everything keeps
+what nobody else wants, and many small texts stand beside a large one.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from operator import itemgetter
+from typing import TypeVar
+
+T = TypeVar("T")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def most_held(held: Mapping[Key, int]) -> Key:
+    """Return who holds most; of equals the first.
+
+    Args:
+        held: pages; of one at least.
+    """
+    return max(held, key=lambda key: held[key])
+
+
+def who_yields(held: Mapping[Key, int], key: Key, num: int) -> Key | None:
+    """Return who gives a text up so that `key` has room for `num` pages more; None: nobody holds more than it would."""
+    most = most_held(held) if held else key
+    return most if held.get(most, 0) > held.get(key, 0) + num else None
+
+
+def by_turns(each: Iterable[T], key_of: Callable[[T], Hashable]) -> list[T]:
+    """Return the first of every key, then the second of every key, and so on."""
+    nums = Counter[Hashable]()
+    turns = list[tuple[int, T]]()
+    for one in each:
+        turns.append((nums[key_of(one)], one))
+        nums[key_of(one)] += 1
+    return [one for _, one in sorted(turns, key=itemgetter(0))]

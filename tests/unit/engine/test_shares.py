@@ -1,0 +1,32 @@
+"""Who gives pages up for whom, and who is next."""
+
+from weft.engine.shares import by_turns, most_held, who_yields
+
+
+def test_who_holds_most_yields_to_whoever_holds_less_even_with_what_it_asks_for() -> None:
+    held = {"a": 10, "b": 3}
+    assert who_yields(held, "c", 9) == "a"
+    assert who_yields(held, "b", 6) == "a"
+    assert who_yields(held, "b", 7) is None  # it would hold as much
+    assert who_yields(held, "c", 10) is None
+    assert who_yields(held, "a", 1) is None  # nobody yields to itself
+    assert who_yields({}, "a", 1) is None
+
+
+def test_of_equals_the_first_holds_most() -> None:
+    assert most_held({"a": 2, "b": 3, "c": 3}) == "b"
+
+
+def test_yielding_ends_where_all_hold_alike() -> None:
+    """Texts of 3 pages are given up and asked for again: nobody takes back what it gave."""
+    held = {"a": 12, "b": 0}
+    while who_yields(held, "b", 3) == "a":
+        held["a"] -= 3
+        held["b"] += 3
+    assert held == {"a": 6, "b": 6}
+    assert who_yields(held, "a", 3) is None
+
+
+def test_every_key_has_its_turn_before_any_has_its_second() -> None:
+    assert by_turns(["a1", "a2", "a3", "b1", "c1", "b2"], lambda each: each[0]) == ["a1", "b1", "c1", "a2", "b2", "a3"]
+    assert by_turns([], lambda each: each) == []
