@@ -39,10 +39,10 @@ SECRET = bytes(range(16))
 PROMPT = [each % CONFIG.vocab_size for each in range(20)]
 
 
-def opening(stranger: StageLink, member: Member, tokens: list[int] = PROMPT, **changed: Any) -> OpenSequence:
+def opening(stranger: StageLink, member: Member, **changed: Any) -> OpenSequence:
     """Return how a stranger opens a text in which it sends and takes all rows itself."""
-    at = places(len(tokens))
-    chain = chain_of(key_of(b"", 0), tokens)
+    at = places(len(PROMPT))
+    chain = chain_of(key_of(b"", 0), PROMPT)
     call = OpenSequence(
         sequence=id_of(stranger.me, SECRET),
         secret=SECRET,
@@ -51,13 +51,13 @@ def opening(stranger: StageLink, member: Member, tokens: list[int] = PROMPT, **c
         round=0,
         inward=stranger.me,
         onward=stranger.me,
-        most=len(tokens) + 40,
+        most=len(PROMPT) + 40,
         places=at,
         chain=joined([chain[place] for place in at]),
         key=key_of(b"", 0) if member.stage == 0 else None,
         drawing=None,
         tokens=b"",
-        num_prompt=len(tokens),
+        num_prompt=len(PROMPT),
         stop_ids=(),
     )
     return msgspec.structs.replace(call, **changed)
@@ -91,6 +91,7 @@ def heard(stranger: StageLink) -> list[SequenceLost]:
 
 def test_nobody_opens_a_text_of_another() -> None:
     served = Served((1, 1), num_strangers=1)
+    (right,) = of_the_whole(wanted(PROMPT, 30))
 
     async def play() -> None:
         text = served.entry.begin(wanted(PROMPT, 30))
@@ -102,7 +103,7 @@ def test_nobody_opens_a_text_of_another() -> None:
             stolen = opening(stranger, member, sequence=under.id, secret=under._secret, attempt=9)
             assert await word(served, stranger, member, stolen) == "not here"
             await stranger.post(served.peer(member), CloseSequence(sequence=under.id, attempt=9, stage=member.stage))
-        assert await task == of_the_whole(wanted(PROMPT, 30))[0]
+        assert await task == right
         assert under._state is not None
         assert under._state.attempt == 0
 
@@ -112,6 +113,8 @@ def test_nobody_opens_a_text_of_another() -> None:
 def test_who_holds_all_pages_gives_some_up_for_somebody_elses_text() -> None:
     """A stranger's texts take all pages, and stay. Then somebody asks for a short one."""
     served = Served((1, 1), num_pages=24, num_strangers=1)
+    asked = wanted(PROMPT, 30)
+    (right,) = of_the_whole(asked)
 
     async def play() -> None:
         (stranger,) = served.strangers
@@ -122,8 +125,7 @@ def test_who_holds_all_pages_gives_some_up_for_somebody_elses_text() -> None:
                 number += 1
             assert member.num_texts == number > 2
             assert member._pool.num_room == 0
-        asked = wanted(PROMPT, 30)
-        assert await tokens_of(served.entry.begin(asked)) == of_the_whole(asked)[0]
+        assert await tokens_of(served.entry.begin(asked)) == right
         assert {note.why for note in lost} == {"no room"}
         assert all(member.num_texts > 1 for member in served.members)  # it keeps what nobody else wants
         again = opening(stranger, served.members[0], **named(stranger, 99))
@@ -271,10 +273,11 @@ def test_whatever_a_stranger_says_others_texts_come_whole(seed: int) -> None:
     """Records of the right form and any content, also about texts of its own that it opened, fed and cut."""
     served = Served((1, 1, 1), num_pages=32, num_strangers=1)
     rng = random.Random(seed)
+    asked = [wanted([*PROMPT, number], 40, 0.8) for number in range(3)]
+    right = of_the_whole(*asked)
 
     async def play() -> None:
         (stranger,) = served.strangers
-        asked = [wanted([*PROMPT, number], 40, 0.8) for number in range(3)]
         tasks = [asyncio.ensure_future(tokens_of(served.entry.begin(each))) for each in asked]
         for _ in range(150):
             member = rng.choice(served.members)
@@ -287,7 +290,7 @@ def test_whatever_a_stranger_says_others_texts_come_whole(seed: int) -> None:
                     call = msgspec.structs.replace(call, drawing=drawn_how(how))
                 await word(served, stranger, member, call)
             await asyncio.sleep(0.01)
-        assert [await task for task in tasks] == of_the_whole(*asked)
+        assert [await task for task in tasks] == right
         for member in served.members:
             member._pool.check()
 
