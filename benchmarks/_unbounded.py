@@ -3,9 +3,9 @@
 import runpy
 import sys
 
-from weft.net.transport import burden
+from weft.net.transport import limits
 
-burden.BURST_S = burden.ADDRESS_BURST_S = 1e9
+limits.BURST_S = limits.ADDRESS_BURST_S = 1e9
 
 if __name__ == "__main__":
     sys.argv[0] = "weft"

@@ -32,7 +32,6 @@ SHARED_PATH = (
     "codec/sign.py",
     "codec/sparse.py",
     "model/initial.py",
-    "sync/merge/dense.py",
     "sync/merge/low_rank.py",
     "sync/merge/method.py",
     "sync/merge/outer.py",

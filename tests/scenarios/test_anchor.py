@@ -28,7 +28,6 @@ from weft.run.machine import PeerConfig
 from weft.run.outline import public, read_outline
 from weft.sim.world import SECRET, Member
 from weft.store import home as home_module
-from weft.store import record_file
 from weft.store.home import Home
 from weft.store.index import CHUNK_NBYTES
 from weft.sync.method.presets import DiLoCoConfig
@@ -353,8 +352,7 @@ def test_an_anchor_writes_beside_its_event_loop(make: Make, tmp_path: Path, monk
         return data if data is not None else await small_from(_node, _peers, digest, most)
 
     monkeypatch.setattr(anchor_module, "small_from", here)
-    for module in (home_module, record_file):
-        watch(module)
+    watch(home_module)
 
     async def scenario() -> None:
         a, b = await swarm.start("ab")

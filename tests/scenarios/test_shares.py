@@ -14,8 +14,8 @@ from benchmarks.rig.stages_round import Pace
 
 from scenarios.test_faults import MakeSwarm
 from scenarios.test_stages import Played
-from weft.net.transport import burden
-from weft.net.transport.burden import BURST_S, Share
+from weft.net.transport import limits
+from weft.net.transport.limits import BURST_S, Share
 
 CHARGE_S = 1.7e-4  # a frame that is read, decoded or handled, 33 of them a round
 LAN_S = 5e-4  # from one to another
@@ -34,9 +34,9 @@ def levels(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             super().charge(cost_s, now)
             found.append(self._level_s)
 
-    monkeypatch.setattr(burden, "computing", lambda _clock: partial(next, itertools.count(0.0, CHARGE_S)))
-    monkeypatch.setattr(burden, "network_of", lambda _source: ADDRESS)
-    monkeypatch.setattr(burden, "Share", Watched)
+    monkeypatch.setattr(limits, "computing", lambda _clock: partial(next, itertools.count(0.0, CHARGE_S)))
+    monkeypatch.setattr(limits, "network_of", lambda _source: ADDRESS)
+    monkeypatch.setattr(limits, "Share", Watched)
     return found
 
 

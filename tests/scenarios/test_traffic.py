@@ -12,7 +12,7 @@ from weft.codec.config import Int8Config
 from weft.events import RoundCommitted
 from weft.ids import PeerId
 from weft.peer.messages import Handed
-from weft.peer.round.handing import MAX_UNANSWERED
+from weft.peer.round.payloads import MAX_UNANSWERED
 from weft.sync.costs import round_traffic
 from weft.sync.method.choices import Choices, NesterovConfig, SampleConfig
 

@@ -23,9 +23,8 @@ from weft.ids import Digest
 from weft.net.messages import HexDigest
 from weft.net.multi_source import Blob
 from weft.peer.chain import Chain
-from weft.store.home import BlobStore
+from weft.store.home import BlobStore, RecordFile
 from weft.store.index import MAX_INDEX_NBYTES, StateIndex
-from weft.store.record_file import RecordFile
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Certificate, Manifest
 

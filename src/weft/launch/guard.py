@@ -22,7 +22,7 @@ from weft.events import Emit, Notice
 from weft.net.transport.rate_limit import Ration, Valve
 from weft.run.host import process_nbytes
 from weft.run.machine import CapsConfig, Moved, clock_face, is_near, is_open, minute_of, moved_on, opens_at
-from weft.store.record_file import RecordFile
+from weft.store.home import RecordFile
 
 LOOK_S = 1.0
 KEEP_S = 5.0  # between two writes of what was moved: a crash forgets no more

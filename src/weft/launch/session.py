@@ -34,8 +34,8 @@ from weft.net.speed_test import SpeedTest
 from weft.net.ticket import Ticket, best_first, issue
 from weft.net.transport import tcp
 from weft.net.transport.base import OnDrop, Transport, ignore_drop
-from weft.net.transport.budget import Budget, budget_of
 from weft.net.transport.iroh import IrohTransport
+from weft.net.transport.limits import Budget, budget_of
 from weft.net.transport.rate_limit import Throttled
 from weft.net.transport.tls import TlsTransport
 from weft.observe.pace import PaceTeller, RoundPace

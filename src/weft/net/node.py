@@ -36,7 +36,7 @@ from weft.net.link.rpc import CallHandler, Handlers, LinkTraffic, NoteHandler, T
 from weft.net.link.trial import Trial, failed, nobody
 from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease
 from weft.net.transport.base import Transport
-from weft.net.transport.budget import Budget
+from weft.net.transport.limits import Budget
 from weft.tasks import within
 from weft.wire import Buffer, decode, encode
 

@@ -145,7 +145,7 @@ class Gathered(Record, frozen=True, kw_only=True, tag="Gathered"):
 
 
 class Handed(Record, frozen=True, kw_only=True, tag="Handed"):
-    """A note: bytes that its receiver is about to want, a part of a payload or a result (peer/round/handing.py)."""
+    """A note: bytes that its receiver is about to want, a part of a payload or a result (peer/round/payloads.py)."""
 
     data: Annotated[bytes, Meta(max_length=HANDED_NBYTES)]
 

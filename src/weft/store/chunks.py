@@ -38,8 +38,8 @@ from weft.codec.pieces import ranges
 from weft.errors import DataError
 from weft.ids import Digest
 from weft.net.multi_source import Blob
+from weft.store.home import RecordFile
 from weft.store.index import CHUNK_NBYTES, MAX_INDEX_NBYTES, StateIndex, VectorIndex
-from weft.store.record_file import RecordFile
 from weft.sync.merge.method import OUTER
 from weft.sync.merge.sharded import Readable, SpreadVector
 from weft.sync.records.charter import Charter

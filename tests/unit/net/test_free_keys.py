@@ -17,7 +17,7 @@ from weft.net.link.rpc import Handlers, Traffic
 from weft.net.membership.membership import MAX_IDLE, Membership
 from weft.net.membership.swim import NUM_FAR, NUM_RING
 from weft.net.messages import Contact, Heartbeat
-from weft.net.transport.budget import MAX_LINKS
+from weft.net.transport.limits import MAX_LINKS
 from weft.sync.records.messages import MAX_GROUP, MAX_MEMBERS
 from weft.wire import digest
 

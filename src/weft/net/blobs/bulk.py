@@ -31,9 +31,8 @@ from weft.net.link.dialer import Dialer
 from weft.net.link.links import Link, Links
 from weft.net.link.rpc import Handlers, LinkTraffic, Traffic
 from weft.net.transport.base import Stream
-from weft.net.transport.budget import Streams
-from weft.net.transport.burden import Burden
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame, write_frame
+from weft.net.transport.limits import Burden, Streams
 from weft.rng import fresh_secret
 from weft.tasks import Tasks, within
 from weft.wire import Buffer, decode, encode

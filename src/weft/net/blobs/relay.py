@@ -43,7 +43,7 @@ from weft.net.link.rpc import Handlers
 from weft.net.messages import MAX_ANSWER_CHARS, Reaches, RelayAnswer, Relayed, RelayPlease, WhoReaches
 from weft.net.transport.base import Accept, Lane, OnDrop, Stream, ignore_drop
 from weft.net.transport.frame import write_frame
-from weft.net.transport.gate import Gate, Handshakes
+from weft.net.transport.limits import Gate, Handshakes
 from weft.net.transport.rate_limit import Bucket
 from weft.net.transport.tls_certificate import client_context, make_certificate, server_context
 from weft.net.transport.tls_handshake import admit, introduce

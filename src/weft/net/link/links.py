@@ -35,9 +35,8 @@ from weft.net.link.handshake import Passport, handshake_reader, hear, judge, tur
 from weft.net.link.rpc import Flooded, Handlers, Session, Traffic
 from weft.net.messages import MAX_ADDRESSES, MAX_ENDED_LINKS, MAX_TOLD_CONTACTS, Admitted, Contact, Hello, Rejected
 from weft.net.transport.base import Accept, Lane, Stream, Transport
-from weft.net.transport.budget import MAX_LINKS
 from weft.net.transport.frame import FRAME_S, MAX_FRAME_NBYTES, FrameReader
-from weft.net.transport.gate import Gate
+from weft.net.transport.limits import MAX_LINKS, Gate
 from weft.tasks import Tasks
 from weft.wire import encode
 

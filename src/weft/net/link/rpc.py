@@ -34,8 +34,8 @@ from weft.events import Emit, Notice
 from weft.ids import PeerId, short
 from weft.net import messages
 from weft.net.transport.base import Stream
-from weft.net.transport.burden import Burden, Burdens
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame
+from weft.net.transport.limits import Burden, Burdens
 from weft.tasks import within
 from weft.wire import decode, encode, printable
 

@@ -36,7 +36,7 @@ from weft.keys import Identity
 from weft.net.messages import MAX_ADDRESSES
 from weft.net.transport.address import host_of, ip_version, reachable_hosts
 from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
-from weft.net.transport.gate import Gate, HandshakeS, Handshakes, MaxHalfOpen, MaxHalfOpenPerIp
+from weft.net.transport.limits import Gate, HandshakeS, Handshakes, MaxHalfOpen, MaxHalfOpenPerIp
 from weft.tasks import Tasks
 from weft.wire import Buffer
 

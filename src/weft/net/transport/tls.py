@@ -28,8 +28,7 @@ from weft.keys import Identity
 from weft.net.transport import tcp, tls_handshake
 from weft.net.transport.address import fault_of, join_address, reachable_hosts, split_address
 from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
-from weft.net.transport.budget import Budget
-from weft.net.transport.gate import Gate, HandshakeS, Handshakes, MaxHalfOpen, MaxHalfOpenPerIp
+from weft.net.transport.limits import Budget, Gate, HandshakeS, Handshakes, MaxHalfOpen, MaxHalfOpenPerIp
 from weft.net.transport.tcp import Proxy
 from weft.net.transport.tls_certificate import client_context, make_certificate, server_context
 from weft.net.transport.tls_stream import InLoop, InThreads, TlsStream

@@ -55,7 +55,7 @@ from weft.net.messages import MAX_REASON_CHARS
 from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer, Shown
-from weft.store.record_file import RecordFile
+from weft.store.home import RecordFile
 from weft.sync import governance
 from weft.sync.governance import Void, binds, equivocation
 from weft.sync.records import acts, messages

@@ -60,6 +60,9 @@ Failure:
 - a leader's own proposal names results that cannot be had or applied: the leader is suspected, the next one leads.
 - a manifest accepted before names such results: they are looked for until they are here; until then the round has no
   outcome.
+
+A signature is checked once, though a letter may come again, and within what proves a decision (`Signatures`): to check
+one takes longer than all else that is done with a letter. Kept are those that held, for one round.
 """
 
 import asyncio
@@ -69,10 +72,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from weft import keys
 from weft.clock import Clock
 from weft.errors import PeerError, WireError
 from weft.events import Emit, Notice, PayloadRejected
-from weft.ids import Attempt, PeerId, Round, Tokens, short
+from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
 from weft.keys import Identity
 from weft.peer.chain import Chain
 from weft.peer.context import Context
@@ -80,7 +84,6 @@ from weft.peer.messages import GENESIS, Decision, Letter
 from weft.peer.round.acts import EvidenceKeeper
 from weft.peer.round.members import Member, Quorum
 from weft.peer.round.merge import Gather, RoundMerger
-from weft.peer.round.signatures import Signatures
 from weft.peer.round.timers import Timers
 from weft.sync.governance import binds, legacy_tokens
 from weft.sync.records import messages
@@ -89,7 +92,7 @@ from weft.sync.records.charter import Charter
 from weft.sync.round.groups import is_true
 from weft.sync.round.machine import Noticed, Received, State
 from weft.sync.round.rules import is_quorum, is_successor, spent_farewells
-from weft.wire import Signed, claimed, digest_of, require_signature, seal
+from weft.wire import Signed, claimed, digest, digest_of, require_signature, seal
 
 TELL_AGAIN_S = 1.0  # a decision to the same peer
 MAX_TOLD = 4096  # peers: keys are free to make
@@ -563,3 +566,33 @@ class Inbox:
         self._told[peer] = round, now
         for certificate in self._chain.after(Round(round - 1), 1) or ():
             self._node.post(peer, Decision(certificate=certificate))
+
+
+# --- signatures ---
+
+
+MAX_HELD = 64  # of one signer: twice what an attempt of the largest run takes
+
+
+class Signatures:
+    """Of one peer."""
+
+    def __init__(self) -> None:
+        self._held: dict[PeerId, dict[bytes, Digest]] = {}  # what each signature signs
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._held.clear()
+
+    def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
+        """Return what `keys.verify` does."""
+        known, name = self._held.get(peer, {}), digest(message)
+        if known.get(signature) == name:
+            return True
+        if not keys.verify(peer, message, signature):
+            return False
+        self._held[peer] = known
+        if len(known) >= MAX_HELD:
+            del known[next(iter(known))]
+        known[signature] = name
+        return True

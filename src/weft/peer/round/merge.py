@@ -48,7 +48,7 @@ from weft.peer.messages import Gathered
 from weft.peer.round.members import Member
 from weft.peer.round.payloads import Payloads, Wanted, serve
 from weft.peer.round.timers import Timers
-from weft.sync.merge import dense, reduce
+from weft.sync.merge import reduce
 from weft.sync.merge.method import Scope
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
@@ -467,11 +467,11 @@ class RoundMerger:
         """Merge large dense contributions, all of which are here, a few numbers at a time; None: they are others."""
         contributions, num = work.plan.contributions, len(work.here)
         parts = [
-            dense.Brought(weight_of(work.charter, each), data, reduce.payload_codec_in(work.choices, work.round, each))
+            reduce.Dense(weight_of(work.charter, each), data, reduce.payload_codec_in(work.choices, work.round, each))
             for each, data in zip(contributions, brought, strict=True)
             if data is not None
         ]
-        if num <= dense.STEP or len(parts) < len(contributions) or not dense.is_dense(coding, parts):
+        if num <= reduce.DENSE_STEP or len(parts) < len(contributions) or not reduce.is_dense(coding, parts):
             return None
         lengths, missing = [0.0] * len(parts), []
 
@@ -479,7 +479,7 @@ class RoundMerger:
             lengths[number] = math.hypot(lengths[number], float(torch.linalg.vector_norm(values)))
 
         mean, faults = await self._compute.serve(
-            lambda: dense.add_up(parts, num, work.awaited, self.parts.pool.empty, seen)
+            lambda: reduce.add_up(parts, num, work.awaited, self.parts.pool.empty, seen)
         )
         for each, fault, length in zip(contributions, faults, lengths, strict=True):
             if fault is not None:

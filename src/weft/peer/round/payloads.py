@@ -8,6 +8,21 @@ so no quorum commits what its members could not apply.
 Failure:
 - an owner whose result is no payload: it is not held, and counts as suspected in this round, so another gets the part.
 - a holder that delivers a result too slowly, or is gone: the next one is asked.
+
+Small parts and small results are handed without being asked for (`Handing`):
+
+    contributor ──Handed, Ready──► owner of the part          owner ──Handed, Merged──► all
+
+Each is said right before the letter that names it, on the same link, so it is here when it is wanted. To ask takes a
+round trip, and more of both computers than a small part itself; in a round each member would ask twice of every other.
+
+What is larger is asked for: it would stand on its sender's line before what others wait for, and how long it takes says
+how fast its holder sends.
+
+Members from before this note drop it, and ask. So whoever hands nothing itself is handed no more than `MAX_UNANSWERED`.
+
+What is handed and gets lost, or is damaged, is asked for. Of what nobody wants only members' is kept, `MAX_KEPT` of
+each.
 """
 
 import asyncio
@@ -24,19 +39,19 @@ from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Ref
 from weft.events import Notice, PayloadRejected
 from weft.ids import Digest, PeerId, Round, short
 from weft.net.blobs.blobs import StillComing, first_of
+from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.context import Context
-from weft.peer.messages import HANDED_NBYTES
-from weft.peer.round.handing import Handing
+from weft.peer.messages import HANDED_NBYTES, Handed
 from weft.store.pool import Pool
-from weft.sync.merge import dense, reduce
+from weft.sync.merge import reduce
 from weft.sync.merge.method import Scope
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
 from weft.sync.round.machine import Noticed, ResultHeld, Status
 from weft.sync.round.neighbours import dealt, receives
 from weft.tasks import Compute
-from weft.wire import Buffer
+from weft.wire import Buffer, digest
 
 T = TypeVar("T")
 
@@ -432,7 +447,7 @@ class Payloads:
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
                 limit_s = self._limit_s(codec)
                 data = await self._from_any(others, wanted, nbytes, limit_s)
-                await serve(self._compute, num, lambda: dense.check(codec, data, num, self.pool.empty))
+                await serve(self._compute, num, lambda: reduce.check_encoded(codec, data, num, self.pool.empty))
                 await self.keep(round, wanted, data)
             return data
 
@@ -509,3 +524,51 @@ class Payloads:
         if mine is None and (mine := self._gathered.get(wanted)) is None:  # a neighbour's: others may want it, too
             return self._chain.result(wanted, since=Round(self._chain.head.round))
         return mine
+
+
+# --- what is handed ---
+
+
+MAX_KEPT = 4  # of one member: a payload's part and a result, of this round and the next
+MAX_UNANSWERED = 8  # four rounds of that
+
+
+class Handing:
+    """Of one peer."""
+
+    def __init__(self, node: Node, chain: Chain) -> None:
+        self._node = node
+        self._chain = chain
+        self._kept: dict[PeerId, dict[Digest, bytes]] = {}  # oldest first
+        self._num_unanswered: dict[PeerId, int] = {}  # handed since a peer last handed something, or its link came up
+        node.on_note(Handed, self._on_handed)
+        node.on_link(self._on_link)
+
+    def hand(self, to: list[PeerId], data: Buffer) -> list[PeerId]:
+        """Give these peers what they are about to want, if it is small; return to whom it has left."""
+        if not 0 < memoryview(data).nbytes <= HANDED_NBYTES:
+            return []
+        note, told = Handed(data=bytes(data)), []
+        for peer in to:
+            num = self._num_unanswered.get(peer, 0)
+            if num < MAX_UNANSWERED and self._node.post(peer, note):
+                self._num_unanswered[peer] = num + 1
+                told.append(peer)
+        return told
+
+    def take(self, peer: PeerId, wanted: Digest, nbytes: int) -> bytes | None:
+        """Return what a peer has handed to this one, once; None: it has not."""
+        kept = self._kept.get(peer, {})
+        return kept.pop(wanted) if len(kept.get(wanted, b"")) == nbytes > 0 else None
+
+    async def _on_handed(self, peer: PeerId, note: Handed) -> None:
+        self._num_unanswered.pop(peer, None)
+        if peer in self._chain.base.electorate:
+            kept = self._kept.setdefault(peer, {})
+            kept[digest(note.data)] = note.data
+            if len(kept) > MAX_KEPT:
+                del kept[next(iter(kept))]
+
+    def _on_link(self, peer: PeerId, _is_up: bool, _reason: str) -> None:
+        self._kept.pop(peer, None)
+        self._num_unanswered.pop(peer, None)

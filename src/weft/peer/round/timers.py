@@ -19,7 +19,7 @@ from msgspec import Meta
 from weft.clock import Clock
 from weft.errors import DataError, DiskFull
 from weft.ids import Attempt, PeerId
-from weft.store.record_file import RecordFile
+from weft.store.home import RecordFile
 from weft.sync.records.tuning import NUM_SEEN, Seen
 from weft.sync.round.machine import NUM_REMEMBERED, Timer, deadline_s
 

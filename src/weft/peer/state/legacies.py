@@ -39,8 +39,8 @@ from weft.peer.state.checkpoint import read_vectors, write_vectors
 from weft.peer.state.replica import Replica
 from weft.peer.state.state_client import OFFER_S, StateClient
 from weft.store.chunks import raw
+from weft.store.home import RecordFile
 from weft.store.index import StateIndex
-from weft.store.record_file import RecordFile
 from weft.sync.governance import history, legacy_tokens
 from weft.sync.merge.method import OUTER
 from weft.sync.merge.reduce import EncodedPart, encode_parts, legacy_codec_in, named

@@ -11,8 +11,8 @@ from weft.net.blobs.blobs import COMING_S, SLICE_NBYTES, StillComing
 from weft.net.blobs.bulk import MAX_DIALLED_BACK, SLOWEST_STREAM_BPS
 from weft.net.link.links import MAX_VIOLATIONS
 from weft.net.messages import BlobHeader, BlobRequest, BulkDialled, BulkOffer, BulkPlease, RangeRequest
-from weft.net.transport.budget import Streams
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame, write_frame
+from weft.net.transport.limits import Streams
 from weft.rng import integers64, stream
 from weft.wire import decode, digest, encode
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.ids import PeerId
-from weft.net.transport.budget import MAX_LINKS, MAX_STREAMS, Budget, Streams, budget_of
+from weft.net.transport.limits import MAX_LINKS, MAX_STREAMS, Budget, Streams, budget_of
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 SWARM = 31  # links of a run of 32, whose members all know each other

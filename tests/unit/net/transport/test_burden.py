@@ -16,11 +16,21 @@ from weft.ids import Digest, PeerId
 from weft.net.link.rpc import MAX_IN_FLIGHT
 from weft.net.messages import BlobRequest, Note
 from weft.net.node import Node
-from weft.net.transport import burden
+from weft.net.transport import limits
 from weft.net.transport.base import Stream
-from weft.net.transport.burden import BURST_S, CROWD, FLOOD_S, MAX_PAUSE_S, SHARE, Burden, Burdens, Share
 from weft.net.transport.frame import encode_frame
-from weft.net.transport.gate import Gate, Handshakes
+from weft.net.transport.limits import (
+    BURST_S,
+    CROWD,
+    FLOOD_S,
+    MAX_PAUSE_S,
+    SHARE,
+    Burden,
+    Burdens,
+    Gate,
+    Handshakes,
+    Share,
+)
 from weft.tasks import Tasks
 from weft.wire import digest, encode
 
@@ -58,7 +68,7 @@ def test_a_share_is_saved_up_for_a_while_and_then_holds() -> None:
 
 def test_of_a_core_that_others_use_a_share_is_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = At()
-    monkeypatch.setattr(burden, "kept_waiting", lambda _clock: lambda: 0.8 * clock.at)
+    monkeypatch.setattr(limits, "kept_waiting", lambda _clock: lambda: 0.8 * clock.at)
     links = [Burdens(clock).of(A, FAR)]
     assert flooding(clock, links, 60.0) == pytest.approx(BURST_S + 0.2 * SHARE * 60.0, rel=0.1)
 
@@ -113,7 +123,7 @@ def test_a_key_that_comes_back_has_not_saved_up_anew() -> None:
 def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """What a step does that takes so many seconds of computing, where time is virtual."""
     spent = [0.0]
-    monkeypatch.setattr(burden, "computing", lambda _clock: lambda: spent[0])
+    monkeypatch.setattr(limits, "computing", lambda _clock: lambda: spent[0])
 
     def some(seconds: float) -> None:
         spent[0] += seconds
@@ -296,8 +306,8 @@ async def test_only_its_own_steps_are_charged_to_a_stream() -> None:
 
 
 async def test_an_address_whose_handshakes_cost_too_much_is_turned_away_and_others_are_not(monkeypatch: Any) -> None:
-    monkeypatch.setattr(burden, "ADDRESS_BURST_S", 0.02)
-    monkeypatch.setattr(burden, "ADDRESS_SHARE", 1e-3)
+    monkeypatch.setattr(limits, "ADDRESS_BURST_S", 0.02)
+    monkeypatch.setattr(limits, "ADDRESS_SHARE", 1e-3)
     tasks, dropped, begun = Tasks(), [], []
 
     async def verify() -> tuple[Stream, Any]:
@@ -326,9 +336,9 @@ async def _never(_stream: Stream, _lane: Any) -> None:
 @pytest.fixture
 def strict(monkeypatch: Any) -> None:
     """Shares so small that both ends of a test may share one process, on a machine that has little for it."""
-    monkeypatch.setattr(burden, "FLOOD_S", 0.5)
-    monkeypatch.setattr(burden, "BURST_S", 2e-3)
-    monkeypatch.setattr(burden, "SHARE", 1e-4)
+    monkeypatch.setattr(limits, "FLOOD_S", 0.5)
+    monkeypatch.setattr(limits, "BURST_S", 2e-3)
+    monkeypatch.setattr(limits, "SHARE", 1e-4)
 
 
 NOTES = b"".join([encode_frame(encode(Note(method="nobody", body=bytes(1000))))] * 64)

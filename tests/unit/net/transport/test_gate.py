@@ -10,7 +10,7 @@ from weft.clock import VirtualClock
 from weft.errors import PeerError
 from weft.ids import PeerId
 from weft.net.transport.base import Lane, Stream
-from weft.net.transport.gate import Gate, Handshakes
+from weft.net.transport.limits import Gate, Handshakes
 from weft.net.transport.memory import MemoryNetwork
 from weft.tasks import Tasks
 

@@ -15,7 +15,7 @@ from weft.keys import Identity
 from weft.peer.messages import ContradictionNote
 from weft.peer.round import acts
 from weft.peer.round.acts import MAX_LIES, TELL_AGAIN_S, KnownLies, Letters, PendingActs, lies_file, that_fit
-from weft.store import record_file
+from weft.store import home
 from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, Warrant
 from weft.sync.records.charter import Struck
 from weft.sync.records.messages import Accept, RoundNote
@@ -187,7 +187,7 @@ def test_a_lie_that_cannot_be_kept_waits_in_memory_and_is_told(trial: Trial, mon
     def refuse(*_args: object, **_named: object) -> None:
         raise DiskFull("no room")
 
-    monkeypatch.setattr(record_file, "write_atomically", refuse)
+    monkeypatch.setattr(home, "write_atomically", refuse)
     trial.acts.accuse(lie())
     assert trial.acts.liars == (LIAR,)
     assert trial.node.told() == [OTHER, THIRD]

@@ -7,7 +7,7 @@ import pytest
 
 from weft.ids import PeerId
 from weft.peer.messages import HANDED_NBYTES, Handed
-from weft.peer.round.handing import MAX_KEPT, MAX_UNANSWERED, Handing
+from weft.peer.round.payloads import MAX_KEPT, MAX_UNANSWERED, Handing
 from weft.wire import decode, digest, encode
 
 ME, OTHER, STRANGER = (PeerId(letter * 64) for letter in "abc")

@@ -4,7 +4,7 @@ import pytest
 
 from weft import keys
 from weft.keys import Identity
-from weft.peer.round.signatures import MAX_HELD, Signatures
+from weft.peer.round.inbox import MAX_HELD, Signatures
 
 ALICE, BERT = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2))
 

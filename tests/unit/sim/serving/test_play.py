@@ -74,9 +74,9 @@ def test_a_token_that_was_not_agreed_on_is_found(monkeypatch: pytest.MonkeyPatch
 def test_who_is_slow_gets_less() -> None:
     slow = Server(name="slow", step_ms=60.0, row_ms=12.0, token_ms=3.0)
     fast = Server(name="fast", step_ms=10.0, row_ms=2.0, token_ms=0.5)
-    texts = Texts(count=16, per_s=16.0, prompt_tokens=8, answer_tokens=12, row_nbytes=64)
+    texts = Texts(count=48, per_s=8.0, prompt_tokens=8, answer_tokens=12, row_nbytes=64)  # members tell every 2 s
     served = play(described(stages=1, texts=texts, kind=(slow, fast)))
-    assert served.num_done == 16
+    assert served.num_done == 48
     assert tokens_of(served, "fast") > 2 * tokens_of(served, "slow")
 
 

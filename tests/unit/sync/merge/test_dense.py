@@ -8,11 +8,9 @@ from weft.codec.build import build
 from weft.codec.config import Int8Config
 from weft.codec.dense import Bf16, Fp32
 from weft.errors import PayloadError
-from weft.sync.merge import dense
-from weft.sync.merge.dense import STEP, Brought, add_up, check, is_dense
-from weft.sync.merge.reduce import MAX_WEIGHT, Coding, Merger
+from weft.sync.merge.reduce import DENSE_STEP, MAX_WEIGHT, Coding, Dense, Merger, add_up, check_encoded, is_dense
 
-NUM = 2 * STEP + 77
+NUM = 2 * DENSE_STEP + 77
 INT8 = build(Int8Config(), 0)
 
 
@@ -25,7 +23,7 @@ def nobody(_number, _values):
 
 
 def brought(codec, weights=(3, 0, 5)):
-    return [Brought(weight, codec.encode(vector(seed)), codec) for seed, weight in enumerate(weights)]
+    return [Dense(weight, codec.encode(vector(seed)), codec) for seed, weight in enumerate(weights)]
 
 
 @pytest.mark.parametrize("codec", [Fp32(), Bf16()], ids=["fp32", "bf16"])
@@ -46,20 +44,20 @@ def test_the_bits_are_those_of_a_merger(codec, awaited):
     assert [square**0.5 for square in squares] == pytest.approx(lengths, rel=1e-4)  # of fp32 sums
 
 
-@pytest.mark.parametrize("place", [0, STEP, NUM - 1])
+@pytest.mark.parametrize("place", [0, DENSE_STEP, NUM - 1])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_vector_is_named_wherever_it_is_wrong(place, value):
     parts = brought(Fp32())
     wrong = vector(1)
     wrong[place] = value
-    parts[1] = Brought(4, memoryview(wrong.numpy()).cast("B"), Fp32())
+    parts[1] = Dense(4, memoryview(wrong.numpy()).cast("B"), Fp32())
     _, found = add_up(parts, NUM, 0, bounds.empty, nobody)
     assert [isinstance(each, PayloadError) for each in found] == [False, True, False]
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [Brought(4, bytes(4 * NUM - 4), Fp32()), Brought(MAX_WEIGHT, bytes(4 * NUM), Fp32())],
+    [Dense(4, bytes(4 * NUM - 4), Fp32()), Dense(MAX_WEIGHT, bytes(4 * NUM), Fp32())],
     ids=["another length", "too much weight"],
 )
 def test_what_merges_refuse_is_refused(wrong):
@@ -81,11 +79,11 @@ def test_others_are_merged_otherwise():
 @pytest.mark.parametrize("codec", [Fp32(), Bf16(), INT8], ids=["fp32", "bf16", "int8"])
 def test_bytes_that_decode_pass_and_others_do_not(codec):
     data = bytes(codec.encode(vector(0)))
-    check(codec, data, NUM, bounds.empty)
+    check_encoded(codec, data, NUM, bounds.empty)
     with pytest.raises(PayloadError):
-        check(codec, data[:-1], NUM, bounds.empty)
+        check_encoded(codec, data[:-1], NUM, bounds.empty)
     with pytest.raises(PayloadError):
-        check(codec, b"\xff" * len(data), NUM, bounds.empty)
+        check_encoded(codec, b"\xff" * len(data), NUM, bounds.empty)
 
 
 def test_a_large_part_takes_little_memory_beside_it(monkeypatch):
@@ -95,5 +93,5 @@ def test_a_large_part_takes_little_memory_beside_it(monkeypatch):
         asked.append(num)
         return bounds.empty(num, dtype)
 
-    check(Fp32(), bytes(4 * NUM), NUM, empty)
-    assert max(asked) == dense.STEP
+    check_encoded(Fp32(), bytes(4 * NUM), NUM, empty)
+    assert max(asked) == DENSE_STEP

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from weft.errors import DataError
-from weft.store.record_file import RecordFile
+from weft.store.home import RecordFile
 from weft.wire import Record, encode
 
 
