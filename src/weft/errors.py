@@ -3,6 +3,7 @@
     WeftError
     ├── ConfigError (ValueError)              2   a file or flag says something weft cannot do
     │   ├── TooLarge (MemoryError)           10   model or batch does not fit this machine
+    │   ├── NoSuchRun (LookupError)          17   no run of this home is meant, or several, or none that runs now
     │   └── DataError (ValueError)           11   corpus missing, empty, too small or malformed
     │       └── TokenizerMismatch            12   tokenizer and model or shards disagree
     ├── KeyLocked (RuntimeError)             13   another process uses this identity
@@ -47,6 +48,10 @@ class ConfigError(WeftError, ValueError):
 
 class TooLarge(ConfigError, MemoryError):
     exit_code = 10
+
+
+class NoSuchRun(ConfigError, LookupError):
+    exit_code = 17
 
 
 class DataError(ConfigError):

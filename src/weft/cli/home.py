@@ -27,7 +27,7 @@ import msgspec
 import typer
 
 from weft.cli.terminal import tell
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, NoSuchRun
 from weft.ids import short
 from weft.library.home import default_home
 from weft.wire import printable
@@ -47,7 +47,8 @@ def find_checkpoint(given: str, home: Path) -> Path:
     """Return the folder of the checkpoint, or of the Hugging Face model, that `given` means.
 
     Raises:
-        CheckpointError: there is none; says which runs this home holds.
+        NoSuchRun: neither a folder nor a run of this home; says which runs there are.
+        CheckpointError: what is meant holds no whole model.
     """
     path = Path(given)
     if path.is_dir():
@@ -67,13 +68,12 @@ def find_checkpoint(given: str, home: Path) -> Path:
             )
     else:
         run = find_run(given, home, having=(WHOLE, SECTIONS))
-    found = None if run is None else _newest(run.glob(WHOLE))
-    if run is not None and found is None:
-        _require_no_sections(_newest(run.glob(SECTIONS)))
+    if run is None:
+        raise no_such_run(given, home, "a folder with a model")
+    found = _newest(run.glob(WHOLE))
     if found is None:
-        none = "there is none yet" if given == LAST else "there is no such folder and no such run"
-        why = none if run is None else f"run {called(run)} has saved none yet"
-        raise CheckpointError(f"{given[:200]!r} names no checkpoint: {why}. {listing(home)}")
+        _require_no_sections(_newest(run.glob(SECTIONS)))
+        raise CheckpointError(f"run {called(run)} has saved no checkpoint yet. {listing(home)}")
     return found
 
 
@@ -81,13 +81,16 @@ def find_sections(given: str, home: Path) -> Path:
     """Return the folder of the run, with stages, that `given` means, as `find_run`.
 
     Raises:
-        CheckpointError: this home has no sections of such a run.
+        NoSuchRun: no run of this home, or of several none has sections.
+        CheckpointError: this home has no sections of that run.
     """
     run = find_run(given, home, having=(SECTIONS,))
-    if run is None or not any(True for _ in run.glob(SECTIONS)):
+    if run is None:
+        raise no_such_run(given, home, "a ticket", kind="run with stages" if given == LAST else "run")
+    if not any(True for _ in run.glob(SECTIONS)):
         raise CheckpointError(
-            f"{given[:200]!r} is not a ticket, and not a run with sections in {home}. Only runs with stages have "
-            "sections: give a ticket of one, its name, the digits of its digest, or last."
+            f"this home holds no section of run {called(run)}. Only a run with stages has sections: its model is cut, "
+            "and each peer holds a part. Give a ticket of such a run, or its name."
         )
     return run
 
@@ -110,16 +113,35 @@ def find_run(given: str, home: Path, *, having: Sequence[str] = ()) -> Path | No
         having: "last" is the last of the runs in whose folders something matches one of these.
 
     Raises:
-        CheckpointError: several runs are called so.
+        NoSuchRun: several runs are called so.
     """
     runs = runs_of(home)
     if given == LAST and having:
         runs = [run for run in runs if any(True for pattern in having for _ in run.glob(pattern))]
     found = meant(given, runs)
     if len(found) > 1:
-        shown = ", ".join(map(called, found[:_MAX_LISTED]))
-        raise CheckpointError(f"{len(found)} runs match {given[:64]}: {shown}. Give more digits of the one you mean.")
+        raise several_runs(given, found)
     return found[0] if found else None
+
+
+def no_such_run(given: str, home: Path, *others: str, kind: str = "run") -> NoSuchRun:
+    """Return what a verb raises that was given what means no run of this home.
+
+    Args:
+        others: what else it could have been.
+        kind: of the runs that the verb takes.
+    """
+    if given == LAST:
+        return NoSuchRun(f'"{LAST}" means nothing yet: no {kind} was trained in this home. {listing(home)}')
+    return NoSuchRun(
+        f"{given[:200]!r} is not {''.join(f'{each}, ' for each in others)}{'or ' * bool(others)}a {kind} "
+        f"of this home. {listing(home)}"
+    )
+
+
+def several_runs(given: str, found: Sequence[Path]) -> NoSuchRun:
+    shown = ", ".join(map(called, found[:_MAX_LISTED]))
+    return NoSuchRun(f"{len(found)} runs match {given[:64]}: {shown}. Give more digits of the one you mean.")
 
 
 def run_instead(given: str, home: Path, wanted: str, *, having: Sequence[str] = ()) -> Path | None:
@@ -131,7 +153,7 @@ def run_instead(given: str, home: Path, wanted: str, *, having: Sequence[str] = 
         having: as of `find_run`.
 
     Raises:
-        CheckpointError: several runs are called so.
+        NoSuchRun: several runs are called so.
     """
     run = find_run(given, home, having=having)
     if run is not None:
@@ -182,15 +204,31 @@ def _age(path: Path) -> float:
 
 
 def listing(home: Path) -> str:
-    """Return which runs a home has something of, in a sentence, the one trained last before the others."""
+    """Return which runs a home has something of, the one trained last before the others, and what to type."""
     found = sorted(((last_trained(run), run) for run in runs_of(home)), reverse=True)
     names = [called(run) for (has_checkpoint, *_), run in found if has_checkpoint]
+    if not found:
+        return no_run_yet(home)
     if not names:
         others = ", ".join(called(run) for _, run in found[:_MAX_LISTED])
-        joined = f" It has come to run {others}, and has trained nothing of that." if others else ""
-        return f"There is no run in {home} yet that was trained there.{joined} Name another home with --home."
+        return (
+            f"The home {home} has come to run {others}, and has trained nothing of that. `{command_for(home)} runs` "
+            "says how it goes on."
+        )
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return f'The home {home} holds runs {", ".join(names[:_MAX_LISTED])}{more}; "last" is the one trained last.'
+    return (
+        f"The home {home} holds runs {', '.join(names[:_MAX_LISTED])}{more}. Type the name of one, its first digits, "
+        f'or "{LAST}" for the one trained last.'
+    )
+
+
+def no_run_yet(home: Path) -> str:
+    """Return that a home holds no run, how to begin one, and how to join one."""
+    weft = command_for(home)
+    return (
+        f"There is no run in {home} yet. To begin one: {weft} train FILE. To join one: {weft} join - with a ticket, "
+        "which a member of that run gives you. If your runs are in another home: weft --home FOLDER."
+    )
 
 
 def called(run: Path) -> str:

@@ -76,8 +76,51 @@ def test_a_ticket_of_this_very_key_says_so(weft: Weft, tmp_path: Path) -> None:
     assert "--key other.pem" in said
 
 
-def test_asking_for_a_ticket_where_no_member_is_is_15(weft: Weft) -> None:
-    refused(weft, 15, "nothing trains in", "ticket")
+VERBS_OF_A_RUN = [
+    ("status", "nosuch"),
+    ("watch", "nosuch"),
+    ("report", "nosuch"),
+    ("compare", "nosuch", "nosuch"),
+    ("ticket", "nosuch"),
+    ("pause", "nosuch"),
+    ("resume", "nosuch"),
+    ("act", "show", "--run", "nosuch"),
+    ("gather", "nosuch"),
+    ("generate", "nosuch"),
+    ("eval", "nosuch"),
+    ("export", "nosuch", "out"),
+    ("inspect", "nosuch"),
+    ("serve", "nosuch"),
+    ("plan", "--serve", "nosuch"),
+    ("train", "nosuch"),
+    ("runs", "delete", "nosuch"),
+]
+
+
+@pytest.mark.parametrize("typed", VERBS_OF_A_RUN, ids=lambda typed: " ".join(typed))
+def test_a_run_that_is_not_here_is_17_for_every_verb_with_what_to_type(
+    weft: Weft, home: Path, typed: tuple[str, ...]
+) -> None:
+    said = refused(weft, 17, "a run of this home. There is no run in", *typed)
+    assert said.startswith("weft: 'nosuch' is not ")
+    assert f"To begin one: weft --home {home} train FILE. To join one: weft --home {home} join -" in said
+
+
+@pytest.mark.parametrize("typed", VERBS_OF_A_RUN, ids=lambda typed: " ".join(typed))
+def test_beside_a_run_that_is_not_here_those_that_are_here_are_named(
+    weft: Weft, kept: Kept, typed: tuple[str, ...]
+) -> None:
+    said = refused(weft, 17, "'nosuch' is not ", *typed)
+    assert f"holds runs {kept.run.run[:8]} (small). Type the name of one, its first digits, or" in said
+
+
+@pytest.mark.parametrize("verb", ["status", "watch", "report", "ticket"])
+def test_an_empty_home_says_that_no_run_is_there_and_how_to_begin_or_join_one(
+    weft: Weft, home: Path, verb: str
+) -> None:
+    said = refused(weft, 17, f"There is no run in {home} yet.", verb)
+    assert f"To begin one: weft --home {home} train FILE." in said
+    assert f"To join one: weft --home {home} join - with a ticket" in said
 
 
 # --- run files ---
@@ -101,8 +144,9 @@ def test_a_bad_run_file_is_2_and_names_file_and_field(
     assert str(run_path) in refused(weft, 2, words, "train", run_path)
 
 
-def test_a_missing_run_file_is_2(weft: Weft, tmp_path: Path) -> None:
-    refused(weft, 2, "no such file", "train", tmp_path / "absent.toml")
+def test_a_missing_run_file_is_17_as_it_may_be_a_run_that_is_not_here(weft: Weft, tmp_path: Path) -> None:
+    said = refused(weft, 17, "or a run of this home", "train", tmp_path / "absent.toml")
+    assert f"is not a file or a folder (paths start from {Path.cwd()}), or a run" in said
 
 
 @pytest.mark.parametrize(
@@ -219,8 +263,14 @@ def test_a_report_far_from_any_folder_is_2_before_anything_is_done(weft: Weft, r
 
 
 @pytest.mark.parametrize("verb", ["generate", "eval", "inspect"])
-def test_no_checkpoint_is_40(weft: Weft, verb: str) -> None:
-    refused(weft, 40, "names no checkpoint", verb, "last")
+def test_the_last_run_of_an_empty_home_is_17(weft: Weft, verb: str) -> None:
+    refused(weft, 17, '"last" means nothing yet: no run was trained in this home', verb, "last")
+
+
+def test_a_run_that_has_saved_nothing_yet_is_40(weft: Weft, home: Path) -> None:
+    (home / "runs" / ("c" * 64) / ("0" * 64)).mkdir(parents=True)
+    said = refused(weft, 40, "run cccccccc has saved no checkpoint yet", "generate", "cccc")
+    assert f"`weft --home {home} runs` says how it goes on" in said
 
 
 def test_a_corrupt_checkpoint_is_40_and_names_the_chunk(weft: Weft, kept: Kept) -> None:
@@ -243,7 +293,7 @@ def test_a_folder_without_a_checkpoint_is_40_and_the_runs_that_are_there_are_nam
 ) -> None:
     (tmp_path / "empty").mkdir()
     said = refused(weft, 40, "holds no checkpoint: there is no checkpoint.json in it", "generate", tmp_path / "empty")
-    assert f"holds runs {kept.run.run[:8]} (small);" in said
+    assert f"holds runs {kept.run.run[:8]} (small)." in said
 
 
 def test_an_export_overwrites_nothing(weft: Weft, kept: Kept, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ ROW = re.compile(r"^\| (\d+) \| (\w*) ?\| (.+) \|$", re.MULTILINE)
 CASES = {
     "malformed or truncated ticket": "TicketError",
     "ticket of another run or version": "TicketMismatch",
+    "name of no run that is here": "NoSuchRun",
     "refused admission": "Refused",
     "genesis mismatch": "GenesisMismatch",
     "port in use": "PortInUse",
@@ -43,4 +44,4 @@ def test_every_case_that_is_promised_has_a_code_of_its_own() -> None:
 
 def test_a_code_that_is_not_true_would_be_found() -> None:
     assert rows("| 15 | TicketError | x |\n| 0 | | y |") == [(15, "TicketError"), (0, "")]
-    assert rows(PAGE.replace("| 15 |", "| 17 |")) != rows(PAGE)
+    assert rows(PAGE.replace("| 15 |", "| 18 |")) != rows(PAGE)

@@ -49,7 +49,7 @@ def test_an_act_takes_the_ticket_of_the_environment_unless_a_run_is_named(
 ) -> None:
     monkeypatch.setenv("WEFT_TICKET", a_ticket())
     goes(weft, "act", "show")
-    refused(weft, 15, "no member here has a ticket of a run called abab", "act", "show", "--run", "abab")
+    refused(weft, 17, "'abab' is not a run of this home", "act", "show", "--run", "abab")
 
 
 @pytest.mark.parametrize("verb", ["join", "anchor", "gather", "inspect"])

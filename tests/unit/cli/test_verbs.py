@@ -20,7 +20,7 @@ from weft.cli.home import find_checkpoint
 from weft.cli.model.generate import legible, pieces
 from weft.data.ngram import NgramModel
 from weft.data.tokenizer import ByteTokenizer, train_bpe
-from weft.errors import CheckpointError, ConfigError, TicketError
+from weft.errors import ConfigError, NoSuchRun
 from weft.keys import open_identity, read_peer
 from weft.model.weights import read_folder
 from weft.net.ticket import read
@@ -264,7 +264,7 @@ def test_last_is_the_run_that_was_trained_last(weft: Weft, kept: Kept, home: Pat
 
 def test_digits_that_fit_two_runs_are_not_guessed_at(kept: Kept, home: Path) -> None:
     (home / "runs" / (kept.run.run[:10] + "0" * 54)).mkdir()
-    with pytest.raises(CheckpointError, match="more digits"):
+    with pytest.raises(NoSuchRun, match="more digits"):
         find_checkpoint(kept.run.run[:6], home)
 
 
@@ -288,12 +288,12 @@ def test_where_nothing_trains_that_is_said_with_what_to_ask_instead(weft: Weft, 
     called = f"{kept.run.run[:8]} (small)"
     for verb in ("status", "watch", "report"):
         said = weft(verb)
-        assert said.code == TicketError.exit_code
+        assert said.code == NoSuchRun.exit_code
         assert said.err.startswith(f"weft: nothing trains in {home} now; `weft --home {home} {verb} last` tells of the")
         assert called in said.err
     for asked in (("ticket",), ("act", "show")):
         said = weft(*asked)
-        assert said.code == TicketError.exit_code
+        assert said.code == NoSuchRun.exit_code
         assert f"so there is no ticket. `weft --home {home} runs` says how each run here goes on" in said.err
         assert f"the last was {called}" in said.err
     assert "nothing trains in" in weft("pause").err
@@ -301,7 +301,7 @@ def test_where_nothing_trains_that_is_said_with_what_to_ask_instead(weft: Weft, 
 
 def test_a_home_in_which_nothing_has_trained_says_how_to_begin(weft: Weft, home: Path) -> None:
     said = weft("status").err
-    assert f"nothing trains in {home} now, and nothing has. To begin: weft --home {home} train FILE" in said
+    assert f"There is no run in {home} yet. To begin one: weft --home {home} train FILE" in said
     assert f"There is no run in {home} yet" in weft("generate", "last").err
 
 
@@ -311,7 +311,7 @@ def test_a_ticket_whose_member_was_killed_is_none(weft: Weft, home: Path, kept: 
     file.parent.mkdir(parents=True)
     file.write_text("weft1a")
     answer = weft("ticket")
-    assert (answer.code, answer.out) == (15, "")
+    assert (answer.code, answer.out) == (17, "")
     assert f"no member here has a ticket of run {kept.run.run[:8]} (small)" in answer.err
     assert f"`weft --home {home} status last` tells what it logged" in weft("status").err
     with open_identity(key):  # the member runs

@@ -117,7 +117,7 @@ def open_trained(given: str, home: Path) -> Trained:
     """Return the model that `given` means (`home.find_checkpoint`), every byte checked.
 
     Raises:
-        CheckpointError: none, half-written or altered.
+        NoSuchRun: none; CheckpointError: half-written or altered.
         ConfigError, DataError: a Hugging Face folder that weft cannot use.
     """
     folder = find_checkpoint(given, home)

@@ -107,7 +107,7 @@ def learnt(given: str, home: Path) -> Learnt:
     """Return what the run that a person means (`home.find_checkpoint`) has learnt.
 
     Raises:
-        CheckpointError: none is called so, or what is saved of it is no whole model.
+        NoSuchRun: none is called so; CheckpointError: what is saved of it is no whole model.
         ConfigError: a folder of another program's, or nothing is learnt yet.
     """
     from weft.cli.model.trained import open_trained

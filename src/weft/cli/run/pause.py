@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.home import called, home_of, meant
+from weft.cli.home import LAST, called, find_run, home_of, meant, no_such_run
 from weft.cli.run.ticket import is_kept
 from weft.cli.settings import refuse_idle
-from weft.errors import ConfigError, DeadlineExceeded
+from weft.errors import DeadlineExceeded, NoSuchRun
 from weft.rng import fresh_secret
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def running_peers(home: Path, run: str | None, every: bool) -> "list[PeerFolder]
     """Return the folders of the peers that run in this home, of the run that is meant.
 
     Raises:
-        ConfigError: none runs, none is called so, or several runs are trained here and none is named.
+        NoSuchRun: none runs, none is called so, or several runs are trained here and none is named.
     """
     from weft.store.home import PeerFolder
 
@@ -78,17 +78,20 @@ def running_peers(home: Path, run: str | None, every: bool) -> "list[PeerFolder]
     for ticket in tickets:
         if is_kept(ticket, home):
             runs.setdefault(ticket.parents[1], []).append(PeerFolder(ticket.parent))
+    if run is not None and run != LAST and not runs and find_run(run, home) is None:
+        raise no_such_run(run, home)
     if not runs:
-        raise ConfigError(
+        raise NoSuchRun(
             f"nothing trains in {home} now. If a peer runs in another home: weft --home FOLDER pause, or resume."
         )
     names = {path: called(path) for path in runs}
     chosen = list(runs) if run is None else meant(run, list(runs))
     if not chosen:
-        raise ConfigError(
-            f"no peer here trains a run called {(run or '')[:64]!r}. These are: {', '.join(names.values())}."
+        raise NoSuchRun(
+            f"no peer here trains a run called {(run or '')[:64]!r}. What is trained here now: "
+            f"{', '.join(names.values())}."
         )
     if len(chosen) > 1 and not every:
         listed = ", ".join(names[path] for path in chosen)
-        raise ConfigError(f"{len(chosen)} runs match: {listed}. Name one by its first digits, or add --all.")
+        raise NoSuchRun(f"{len(chosen)} runs match: {listed}. Name one by its first digits, or add --all.")
     return [folder for path in chosen for folder in runs[path]]

@@ -9,12 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from weft.cli.home import OnDisk, Standing, called, command_for, home_of, listing, meant, on_disk, own_name
+from weft.cli.home import (
+    OnDisk,
+    Standing,
+    called,
+    command_for,
+    home_of,
+    meant,
+    no_run_yet,
+    no_such_run,
+    on_disk,
+    own_name,
+    several_runs,
+)
 from weft.cli.run.ticket import is_kept
 from weft.cli.terminal import agrees
 from weft.clock import SystemClock
 from weft.dashboard import figures
-from weft.errors import CheckpointError, ConfigError, KeyLocked
+from weft.errors import ConfigError, KeyLocked
 from weft.ids import short
 
 if TYPE_CHECKING:
@@ -48,7 +60,7 @@ def list_all(
         typer.echo(json.dumps({"home": str(root), "runs": [as_tree(each) for each in found]}, ensure_ascii=False))
         return
     if not found:
-        typer.echo(f"no runs in {root} yet; name another home with --home", err=True)
+        typer.echo(no_run_yet(root), err=True)
         return
     width = max(len(each.name or _NO_NAME) for each in found)
     for each in found:
@@ -72,10 +84,9 @@ def delete(
     there = {held.folder: held for held in runs.held_by(home)}
     found = meant(run, list(there))
     if not found:
-        raise CheckpointError(f"{run[:64]!r} is not a run of this home. {listing(root)}")
+        raise no_such_run(run, root)
     if len(found) > 1:
-        shown = ", ".join(map(called, found))
-        raise CheckpointError(f"{len(found)} runs match {run[:64]}: {shown}. Give more digits of the one you mean.")
+        raise several_runs(run, found)
     held = there[found[0]]
     if _is_anchored(held, home):
         raise KeyLocked(f"an anchor of run {called(held.folder)} runs here. Stop it first, with Ctrl-C in its window.")

@@ -10,8 +10,18 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.home import called, command_for, find_tickets, home_of, last_trained, listing, runs_of
-from weft.errors import KeyLocked, TicketError, WeftError
+from weft.cli.home import (
+    called,
+    command_for,
+    find_run,
+    find_tickets,
+    home_of,
+    last_trained,
+    no_run_yet,
+    no_such_run,
+    runs_of,
+)
+from weft.errors import KeyLocked, NoSuchRun, TicketError, WeftError
 from weft.ids import short
 from weft.library.home import default_home
 
@@ -39,7 +49,7 @@ def ticket_here(run: str | None, home: Path, verb: str = "") -> str:
         verb: as of `nobody_here`.
 
     Raises:
-        TicketError: there is none.
+        NoSuchRun: there is none; TicketError: it cannot be read.
     """
     file = kept_ticket(run, home, verb)
     text = read_kept(file)
@@ -49,18 +59,16 @@ def ticket_here(run: str | None, home: Path, verb: str = "") -> str:
 
 
 def nobody_here(home: Path, verb: str = "") -> str:
-    """Return that nothing trains here now, and what to do.
+    """Return that nothing trains here now, or ever has, and what to do.
 
     Args:
         verb: that takes a run's logs, too; empty: it takes a ticket of somebody who trains.
     """
     weft = command_for(home)
     last = max(runs_of(home), key=last_trained, default=None)
-    where = "nothing trains here now" if home == default_home() else f"nothing trains in {home} now"
     if last is None:
-        return (
-            f"{where}, and nothing has. To begin: {weft} train FILE, or {weft} join - with a ticket of somebody else's."
-        )
+        return no_run_yet(home)
+    where = "nothing trains here now" if home == default_home() else f"nothing trains in {home} now"
     if verb:
         return f"{where}; `{weft} {verb} last` tells of the last run, {called(last)}, and `{weft} runs` lists all."
     return (
@@ -73,24 +81,27 @@ def kept_ticket(run: str | None, home: Path, verb: str = "") -> Path:
     """Return the file of the newest ticket that a member on this machine keeps, of `run` where that is given.
 
     Raises:
-        TicketError: there is none.
+        NoSuchRun: there is none.
     """
     files = find_tickets(run, home)
     file = next((each for each in files if is_kept(each, home)), None)
     if file is None and files:
         left, weft = files[0].parents[1], command_for(home)
         told = f" `{weft} {verb} last` tells what it logged until then." if verb else ""
-        raise TicketError(
+        raise NoSuchRun(
             f"no member here has a ticket of run {called(left)} now: the one that had it was killed, or its machine "
             f"went down.{told} To start it again: {weft} train {short(left.name)}, or {weft} join - with a ticket of "
             "another member."
         )
-    if file is None and run is not None:
-        raise TicketError(
-            f"no member here has a ticket of a run called {run[:64]}: none of it runs now. {listing(home)}"
+    if file is None and run is not None and (found := find_run(run, home)) is not None:
+        raise NoSuchRun(
+            f"nobody here trains run {called(found)} now, so there is no ticket of it. `{command_for(home)} runs` says "
+            "how it goes on. Or ask a member elsewhere for its ticket."
         )
+    if file is None and run is not None:
+        raise no_such_run(run, home)
     if file is None:
-        raise TicketError(nobody_here(home, verb))
+        raise NoSuchRun(nobody_here(home, verb))
     return file
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
-from weft.cli.home import SECTIONS, WHOLE, command_for, find_run, home_of, listing, on_disk
+from weft.cli.home import SECTIONS, WHOLE, command_for, find_run, home_of, no_such_run, on_disk
 from weft.cli.options import spread, until
 from weft.cli.run.after import Learnt, is_held, learnt, model_beside, run_file_after
 from weft.cli.run.own_text import Asked, Wishes, kind_of, run_file_for
@@ -210,14 +210,11 @@ def _kept(given: str, home: Path, changing: dict[str, bool]) -> RunId:
         changing: options that have no effect on one, and whether each was given.
 
     Raises:
-        ConfigError: there is none, or such an option was given; CheckpointError: several are called so.
+        NoSuchRun: there is none, or several are called so; ConfigError: such an option was given.
     """
     run = find_run(given, home, having=(WHOLE, SECTIONS))
     if run is None:
-        raise ConfigError(
-            f"{given[:200]}: there is no such file, and no run of this home has that name. Relative paths start from "
-            f"{Path.cwd()}. {listing(home)}"
-        )
+        raise no_such_run(given, home, f"a file or a folder (paths start from {Path.cwd()})")
     if idle := [option for option, is_given in changing.items() if is_given]:
         raise ConfigError(
             f"{', '.join(idle)}: {given[:64]} is a run of this home, and one that is named so goes on as it is. "

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.home import called, find_run, home_of, listing, run_instead
+from weft.cli.home import called, find_run, home_of, no_such_run, run_instead
 from weft.cli.options import NOT_SEEN, ticket_or_none, ticket_text
 from weft.cli.run.ticket import is_kept, read_kept, ticket_here
 from weft.cli.settings import check_transports, machine_settings, refuse_idle
 from weft.clock import SystemClock
 from weft.dashboard.logs import find_logs, holds_logs, in_order, is_there, older
 from weft.dashboard.view import About
-from weft.errors import ConfigError, WeftError
+from weft.errors import WeftError
 from weft.events import Entry
 from weft.ids import Digest, short
 from weft.log import LogTail, read_jsonl
@@ -53,8 +53,8 @@ def find(given: str | None, context: typer.Context) -> "tuple[Path, ...] | Ticke
     """Return what is meant: logs, or the ticket that leads to members. Of a run of this home, say which it is.
 
     Raises:
-        ConfigError, TicketError, CheckpointError: nothing, or several; says what there is to give; or an option that
-            logs have no use for.
+        NoSuchRun: nothing, or several; says what there is to give.
+        ConfigError: an option that logs have no use for; TicketError: a bad ticket.
     """
     from weft.net.ticket import read
 
@@ -80,16 +80,13 @@ def logs_of(given: str | Path, home: Path) -> Path:
     """Return the log or the folder that is meant: itself, or that of a run of this home; say then which it is.
 
     Raises:
-        ConfigError, CheckpointError: neither, or several runs; says which there are.
+        NoSuchRun: neither, or several runs; says which there are.
     """
     run = _run_meant(str(given), home)
     if run is None and is_there(path := Path(given)):
         return path
     if run is None:
-        raise ConfigError(
-            f"{str(given)[:200]!r} is not a ticket, a log file (log.jsonl), a folder of a run, or a run of this home. "
-            f"{listing(home)}"
-        )
+        raise no_such_run(str(given), home, "a ticket", "a log file (log.jsonl)", "a folder of a run")
     typer.echo(f"this is run {called(run)}", err=True)
     return run
 

@@ -91,7 +91,7 @@ def test_a_checkpoint_and_a_folder_are_planned_as_they_are_served(weft: Weft, ke
 def test_a_model_that_is_nowhere_is_said(weft: Weft) -> None:
     answer = weft("plan", "nowhere", "--serve")
     assert answer.code != 0
-    assert "no such folder and no such run" in answer.err
+    assert "is not a folder with a model, or a run of this home" in answer.err
     assert answer.out == ""
 
 

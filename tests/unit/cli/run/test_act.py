@@ -135,7 +135,7 @@ def test_what_was_mistyped_is_2_and_named(
 
 
 def test_what_is_missing_is_said_before_anything_is_asked(weft: Weft, key: Path, tmp_path: Path) -> None:
-    refused(weft, 15, "nothing trains in", "act", "show")
+    refused(weft, 17, "There is no run in", "act", "show")
     refused(weft, 15, "ticket", "act", "show", "--ticket", "weft1nonsense")
     assert weft("act", "remove", "ab" * 32).code == 2
     with founder(tmp_path / "d", **LONG) as member:

@@ -146,6 +146,9 @@ def test_one_section_is_no_model_but_can_be_inspected(
 
 
 def test_what_names_no_run_with_stages_is_refused(weft: Weft, kept: Kept) -> None:
-    assert "not a run with sections in" in " ".join(weft("gather", "last").err.split())
-    assert "not a run with sections in" in " ".join(weft("gather", kept.run.run[:8]).err.split())
+    last, named = weft("gather", "last"), weft("gather", kept.run.run[:8])
+    assert last.code == 17
+    assert "no run with stages was trained in this home" in " ".join(last.err.split())
+    assert named.code == 40
+    assert f"this home holds no section of run {kept.run.run[:8]} (small)" in " ".join(named.err.split())
     assert digest_of(kept.run) == kept.run.run

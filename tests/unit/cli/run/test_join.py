@@ -170,7 +170,5 @@ def test_without_a_terminal_the_terms_are_shown_and_how_to_say_yes(weft: Weft, t
         assert "network   " in answer.out
         assert "weft join TICKET --yes" in answer.err
         assert not list((tmp_path / "home").glob("runs/*")), "terms that were read leave no run behind"
-        assert "names no checkpoint: there is none yet. There is no run" in " ".join(
-            weft("generate", "last").err.split()
-        )
+        assert "no run was trained in this home. There is no run" in " ".join(weft("generate", "last").err.split())
         assert not member.task.done()

@@ -388,7 +388,7 @@ def test_what_is_neither_is_refused_with_what_to_do(weft: Weft, tmp_path: Path, 
     assert answer.code == 2
     assert "weft join" in answer.err
     assert ticket not in answer.err
-    refused(weft, 2, "no run of this home has that name", "train", "nothing")
+    refused(weft, 17, "or a run of this home", "train", "nothing")
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")

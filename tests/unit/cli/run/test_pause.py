@@ -7,7 +7,7 @@ import pytest
 from unit.cli.small import Weft
 from unit.cli.test_bad_input import refused
 from weft.cli.run import pause
-from weft.errors import ConfigError, DeadlineExceeded
+from weft.errors import DeadlineExceeded, NoSuchRun
 from weft.store.home import PeerFolder
 
 RUNS = ["a" * 64, "b" * 64]
@@ -36,5 +36,5 @@ def test_all_beside_one_that_is_named_is_refused(
 
 
 def test_where_no_peer_runs_it_is_said_what_to_type(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="weft --home FOLDER pause"):
+    with pytest.raises(NoSuchRun, match="weft --home FOLDER pause"):
         pause.running_peers(tmp_path, None, every=False)

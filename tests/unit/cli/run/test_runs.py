@@ -12,7 +12,7 @@ from unit.cli.small import RUN, TEXT, Kept, Weft, as_trained
 from unit.cli.test_bad_input import refused
 from weft.cli.home import find_run
 from weft.config import from_tree
-from weft.errors import CheckpointError
+from weft.errors import NoSuchRun
 from weft.keys import open_identity, read_peer, take_lock
 from weft.launch.runs import held_by
 from weft.peer.state.checkpoint import Snapshot, load, save
@@ -57,7 +57,7 @@ def files(home: Path) -> dict[str, int]:
 def test_an_empty_home_has_no_runs(weft: Weft, home: Path) -> None:
     answer = weft("runs")
     assert (answer.code, answer.out) == (0, "")
-    assert f"no runs in {home} yet" in answer.err
+    assert f"There is no run in {home} yet" in answer.err
     assert told(weft) == {}
 
 
@@ -251,7 +251,7 @@ def test_a_deletion_asks_and_a_no_deletes_nothing(
     monkeypatch.setattr("sys.stdin", Terminal("\n"))
     assert "nothing was deleted" in weft("runs", "delete", "small").err
     assert files(home) == before
-    refused(weft, 40, "is not a run of this home", "runs", "delete", "nothing", "--yes")
+    refused(weft, 17, "is not a run of this home", "runs", "delete", "nothing", "--yes")
     refused(weft, 2, "--json has no effect before delete", "runs", "--json", "delete", "small", "--yes")
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert "are free again" in weft("runs", "delete", "small").out
@@ -273,8 +273,8 @@ def test_a_run_is_meant_by_its_name_its_digits_or_as_the_last(kept: Kept, home: 
 
 def test_a_name_that_two_runs_have_is_not_guessed_at(weft: Weft, kept: Kept, home: Path, tmp_path: Path) -> None:
     other = keep(home, tmp_path, seed=8)
-    with pytest.raises(CheckpointError, match="2 runs match") as caught:
+    with pytest.raises(NoSuchRun, match="2 runs match") as caught:
         find_run("small", home)
     assert kept.run.run[:8] in str(caught.value)
     assert other.run[:8] in str(caught.value)
-    refused(weft, 40, "2 runs match", "runs", "delete", "small", "--yes")
+    refused(weft, 17, "2 runs match", "runs", "delete", "small", "--yes")

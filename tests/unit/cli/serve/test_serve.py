@@ -224,7 +224,7 @@ def test_vllm_and_llama_cpp_are_looked_for_where_they_usually_are(weft: Weft, mo
 
 
 def test_what_cannot_be_served_is_refused_before_anything_is_loaded(weft: Weft, tmp_path: Path, kept: Kept) -> None:
-    refused(weft, 40, "nobody", "serve", "nobody")
+    refused(weft, 17, "nobody", "serve", "nobody")
     refused(weft, 2, "weft serve key add", "serve", "last", "--host", "0.0.0.0")
     refused(weft, 2, "no such file", "serve", "last", "--keys", tmp_path / "none")
     keys = tmp_path / "keys"

@@ -257,7 +257,7 @@ def test_a_run_of_this_home_is_told_by_its_name_its_digits_or_as_the_last(
     both = weft("compare", "last", kept.folder.parents[1], "--out", tmp_path / "both.md")
     assert both.code == 0, both.err
     assert f"this is run {kept.run.run[:8]} (small)" in both.err
-    assert f"holds runs {kept.run.run[:8]} (small)" in refused(weft, 2, "a run of this home", "report", "smell")
+    assert f"holds runs {kept.run.run[:8]} (small)" in refused(weft, 17, "a run of this home", "report", "smell")
 
 
 def test_runs_lie_over_each_other(weft: Weft, run: Path, tmp_path: Path) -> None:
@@ -281,5 +281,5 @@ def test_runs_lie_over_each_other(weft: Weft, run: Path, tmp_path: Path) -> None
 def test_what_cannot_be_written_or_read_is_refused(weft: Weft, run: Path, tmp_path: Path) -> None:
     refused(weft, 2, "should end in .html or .md", "report", run, "--out", tmp_path / "x.pdf")
     refused(weft, 2, "there is no folder", "report", run, "--out", tmp_path / "none" / "x.html")
-    refused(weft, 2, "a log file", "report", tmp_path / "nothing")
+    refused(weft, 17, "a log file", "report", tmp_path / "nothing")
     refused(weft, 2, "cannot be compared", "compare", run)

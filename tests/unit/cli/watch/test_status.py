@@ -132,8 +132,8 @@ def test_a_run_of_this_home_is_found_by_its_name_its_digits_or_as_the_last(weft:
         assert answer.code == 0, answer.err
         assert json.loads(answer.out)["committed_tokens"] == 64
         assert f"this is run {kept.run.run[:8]} (small), as peers here have logged it; none of them runs" in answer.err
-    refused(weft, 2, f"holds runs {kept.run.run[:8]} (small)", "status", "smell")
-    refused(weft, 15, "status last` tells of the last run", "status")
+    refused(weft, 17, f"holds runs {kept.run.run[:8]} (small)", "status", "smell")
+    refused(weft, 17, "status last` tells of the last run", "status")
 
 
 def test_a_folder_or_file_that_is_none_of_it_does_not_hide_the_run_of_its_name(
@@ -180,10 +180,10 @@ def test_one_log_is_enough(weft: Weft, runs: Path) -> None:
 
 def test_what_is_no_run_is_refused_with_what_there_is_to_give(weft: Weft, tmp_path: Path) -> None:
     refused(weft, 2, "no log of events", "status", tmp_path)
-    refused(weft, 2, "is not a ticket, a log file", "status", "nothing")
+    refused(weft, 17, "is not a ticket, a log file (log.jsonl), a folder of a run, or a run of", "status", "nothing")
     (tmp_path / "log.jsonl").write_text("no event\n")
     refused(weft, 2, "line 1 is not an event", "status", tmp_path)
-    refused(weft, 15, "nothing trains in", "status")
+    refused(weft, 17, "There is no run in", "status")
 
 
 def test_markup_and_control_characters_in_a_log_are_shown_as_text(weft: Weft, tmp_path: Path) -> None:
