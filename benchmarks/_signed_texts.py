@@ -2,7 +2,7 @@
 
     stages = stages_of(config, vector, "bf16", 1)
     texts = play(stages, prompts, 32)
-    findings = audited(stages_of(config, vector, "bf16", 1), texts[0], bounds)
+    findings = audited(stages_of(config, vector, "bf16", 1), texts[0], 0)
 
 A cheat serves its stage with other numbers or fewer layers than its receipts name, tells a token that was not drawn, or
 looks at another text's keys and values. It signs what it computes, and goes on with it.
@@ -25,7 +25,7 @@ from weft.keys import Identity
 from weft.model.config import ModelConfig
 from weft.model.flat import cut, layout
 from weft.model.sections import sections, whole
-from weft.texts.audit import Bounds, Finding, Told, audit, tokens_told
+from weft.texts.audit import Finding, Told, audit, tokens_told
 from weft.texts.messages import ReceiptTold
 from weft.texts.receipt import ReceiptHeader, Signing, signed, weights_digest
 from weft.texts.section import Done, Draw, Section, Work, packed
@@ -222,7 +222,7 @@ def _sign(text: SignedText, until: int | None = None) -> None:
             text.told[stage] += note.receipts
 
 
-def audited(section: Section, text: SignedText, stage: int, bounds: Bounds, *, has_rows: bool = True) -> list[Finding]:
+def audited(section: Section, text: SignedText, stage: int, *, has_rows: bool = True) -> list[Finding]:
     """Audit a stage's receipts of a text.
 
     Args:
@@ -234,4 +234,4 @@ def audited(section: Section, text: SignedText, stage: int, bounds: Bounds, *, h
     stop = receipts[-1].stop
     given = packed(text.tokens[:stop]) if section.is_first else b"".join(text.sent[stage - 1][at] for at in range(stop))
     made = tokens_told(text.tokens, text.num_prompt) if section.is_last else text.sent[stage] if has_rows else {}
-    return audit(section, header, receipts, Told(given, made, text.drawing), bounds)
+    return audit(section, header, receipts, Told(given, made, text.drawing))

@@ -3,13 +3,15 @@
     python -m benchmarks.receipts FOLDER                # of a model that has learnt something, with its tokenizer.json
     python -m benchmarks.receipts FOLDER --texts 40     # sooner
 
-One process serves all layers, many texts at a time, and gives receipts as a member does. An audit with one thread reads
-each text in pieces of 64 tokens, with the weights that the receipts name. Cheats: int8 in place of bf16 (bf16 in place
-of exact numbers), half the layers, one token told that was not drawn, a page of keys and values of another text.
+Sections serve many texts at a time, and give receipts as members do. An audit with one thread reads each text in pieces
+of 64 tokens, with the weights that the receipts name. Cheats: int8 in place of bf16 (bf16 in place of exact numbers),
+half the layers, one token of a text told that was not drawn, a page of keys and values of another text.
 
-For bf16, bounds are those of other honest texts, `SLACK` times the largest. Honest texts are served with one thread and
-with two, prompts in pieces of other sizes, and by processors as they are, held to AVX2, and to AVX-512 without bf16.
-Exact numbers have no bounds: what went out, and the fingerprint, have to be the same to the bit.
+With exact numbers each text is judged by itself: what went out, and the fingerprint, have to be the same to the bit.
+With others members are, by many receipts (`weft.texts.audit.verdict`). Members are simulated: each has texts drawn,
+with replacement, of those that were served and audited; an honest one all of one way. Bounds are those of other texts.
+Honest texts are served with one thread and with two, prompts in pieces of other sizes, and by processors as they are,
+held to AVX2, and to AVX-512 without bf16.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import msgspec
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -35,19 +38,18 @@ from benchmarks import report
 from benchmarks._signed_texts import HONEST, Cheat, SignedText, audited, play, stages_of
 from weft import rng
 from weft.engine.draw import Drawing
-from weft.engine.fingerprint import bounds_of
 from weft.engine.numbers import Kind
 from weft.model.config import ModelConfig
 from weft.model.weights import read_folder
 from weft.net.link.rpc import note_frame
-from weft.texts.audit import EXACT, Bounds, Finding
+from weft.texts.audit import Bounds, Finding, Verdict, calibrated, verdict
 from weft.texts.messages import Receipts, ReceiptTold
 from weft.texts.receipt import ReceiptHeader
-from weft.texts.section import Section
 from weft.wire import encode
 
-PROMPT, DRAWN, BATCH = 40, 33, 50  # 72 rows: three receipts
-SLACK, AIM_SHARE, AIM_NBYTES = 1.5, 0.01, 12
+PROMPT, DRAWN, BATCH = 40, 65, 50  # 104 rows: four receipts, three of them with rows that are drawn after
+MEMBERS, MOST = 1000, 300  # members of each kind, and receipts at most until a verdict
+AIM_SHARE, AIM_NBYTES = 0.01, 12
 HELD = {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 
 
@@ -76,13 +78,14 @@ class Served(msgspec.Struct):
     num_prompt: int
     temperature: float
     seed: bytes
-    header: ReceiptHeader
-    told: list[ReceiptTold]
+    headers: list[ReceiptHeader]
+    sent: list[dict[int, bytes]]
+    told: list[list[ReceiptTold]]
 
     @property
     def text(self) -> SignedText:
         drawing = Drawing(temperature=self.temperature, seed=self.seed)
-        return SignedText(self.tokens, self.num_prompt, 0, drawing, [], [self.header], [{}], [self.told])
+        return SignedText(self.tokens, self.num_prompt, 0, drawing, [], self.headers, self.sent, self.told)
 
 
 class Model(NamedTuple):
@@ -97,20 +100,23 @@ class Model(NamedTuple):
         starts = rng.stream(seed, "prompts").integers(0, len(tokens) - PROMPT, num)
         return [tokens[start : start + PROMPT] for start in starts.tolist()]
 
-    def served(self, kind: Kind, num: int, seed: int, cheat: Cheat = HONEST, piece: int = 64) -> list[SignedText]:
+    def served(
+        self, kind: Kind, num_stages: int, num: int, seed: int, cheat: Cheat = HONEST, piece: int = 64
+    ) -> list[SignedText]:
         """Return texts that are served here, `BATCH` at a time."""
-        stages = stages_of(self.config, self.vector, kind, 1, 2 * BATCH, cheat)
+        stages = stages_of(self.config, self.vector, kind, num_stages, 2 * BATCH, cheat)
         found: list[SignedText] = []
         for start in range(0, num, BATCH):
             some = self.prompts(min(BATCH, num - start), seed + start)
             found += play(stages, some, DRAWN, piece=piece, cheat=cheat, seed=(seed + start) % 256)
         return found
 
-    def served_elsewhere(self, kind: Kind, num: int, seed: int, way: Way) -> list[SignedText]:
+    def served_elsewhere(self, kind: Kind, num_stages: int, num: int, seed: int, way: Way) -> list[SignedText]:
         """Return texts that a process of its own has served."""
         with tempfile.TemporaryDirectory(prefix="weft-bench-") as place:
             path = Path(place) / "texts"
-            told = [str(each) for each in (self.folder, "--serve", path, kind, num, seed, way.piece, way.threads)]
+            how = path, kind, num_stages, num, seed, way.piece, way.threads
+            told = [str(each) for each in (self.folder, "--serve", *how)]
             command = [sys.executable, "-m", "benchmarks.receipts", *told]
             subprocess.run(command, env=os.environ | way.env, cwd=Path(__file__).parents[1], check=True)
             return [each.text for each in msgspec.msgpack.decode(path.read_bytes(), type=list[Served])]
@@ -120,84 +126,119 @@ def model_of(folder: Path) -> Model:
     return Model(folder, *read_folder(folder))
 
 
-def serve(folder: Path, path: str, kind: Any, num: str, seed: str, piece: str, threads: str) -> None:
+def serve(folder: Path, path: str, kind: Any, *how: str) -> None:
     """Serve texts, and write them down: what `Model.served_elsewhere` starts."""
-    torch.set_num_threads(int(threads))
-    texts = model_of(folder).served(kind, int(num), int(seed), piece=int(piece))
+    num_stages, num, seed, piece, threads = map(int, how)
+    torch.set_num_threads(threads)
+    texts = model_of(folder).served(kind, num_stages, num, seed, piece=piece)
     told = [
-        Served(text.tokens, text.num_prompt, text.drawing.temperature, text.drawing.seed, text.headers[0], text.told[0])
+        Served(
+            text.tokens,
+            text.num_prompt,
+            text.drawing.temperature,
+            text.drawing.seed,
+            text.headers,
+            text.sent,
+            text.told,
+        )
         for text in texts
     ]
     Path(path).write_bytes(msgspec.msgpack.encode(told))
 
 
-def cheats(kind: Kind) -> dict[str, Cheat]:
+def cheats(kind: Kind, stage: int, *, is_last: bool) -> dict[str, Cheat]:
     other: Kind = "int8" if kind == "bf16" else "bf16"
-    return {
-        f"{kind} served as {other}": Cheat(numbers=other),
-        "half the layers": Cheat(share=0.5),
-        "one token that was not drawn": Cheat(tells="any"),
-        "one token, the next likely": Cheat(tells="second"),
-        "a swapped page": Cheat(swaps=True),
+    found = {
+        f"{kind} served as {other}": Cheat(stage, numbers=other),
+        "half the layers": Cheat(stage, share=0.5),
+        "a swapped page": Cheat(stage, swaps=True),
     }
+    if is_last:
+        found["one token that was not drawn"] = Cheat(stage, tells="any")
+        found["one token, the next likely"] = Cheat(stage, tells="second")
+    return found
+
+
+Texts = list[list[Finding]]  # what was found of the receipts of each
 
 
 class Judged(NamedTuple):
-    """Of many texts.
+    """Of many members.
 
     Args:
-        num_found: texts of which a receipt is not honest.
+        num_receipts: until each verdict.
     """
 
-    num_found: int
-    num: int
-    findings: list[Finding]
+    verdicts: list[Verdict]
+    num_receipts: list[int]
 
     @property
-    def apart(self) -> str:
-        """Return figures of fingerprints that are farthest apart."""
-        each = [one for found in self.findings for one in found.apart]
-        off, mean, median = (max(figures) for figures in zip(*each, strict=True))
-        return f"{off}, {mean:.2f}, {median:.1f}"
-
-    @property
-    def margin(self) -> float:
-        return max((one for found in self.findings for one in found.margins), default=0.0)
+    def cells(self) -> list[str]:
+        num, many = len(self.verdicts), self.num_receipts
+        counts = [f"{self.verdicts.count(each)} of {num}" for each in ("cheating", "not enough")]
+        return [*counts, f"{statistics.median(many):g}, {max(many)}"]
 
 
-def judged(section: Section, texts: list[SignedText], bounds: Bounds) -> Judged:
-    findings = [audited(section, text, 0, bounds) for text in texts]
-    num_found = sum(not all(each.is_honest for each in found) for found in findings)
-    return Judged(num_found, len(texts), [each for found in findings for each in found])
+def members(pools: list[Texts], bounds: Bounds | None, seed: int) -> Judged:
+    """Judge members, each by texts of one of the pools; with exact numbers each text by itself."""
+    if bounds is None:
+        texts = [text for pool in pools for text in pool]
+        return Judged([verdict(text, None) for text in texts], [len(text) for text in texts])
+    draws = rng.stream(seed, "members")
+    judged = [_judged(pools[number % len(pools)], bounds, draws) for number in range(MEMBERS)]
+    return Judged([said for said, _ in judged], [num for _, num in judged])
 
 
-def ways(model: Model, kind: Kind, num: int, seed: int) -> list[SignedText]:
-    """Return honest texts, as many in each of the ways."""
-    return [
-        text
-        for number, way in enumerate(WAYS)
-        for text in model.served_elsewhere(kind, num // len(WAYS), seed + 1000 * number, way)
-    ]
+def _judged(pool: Texts, bounds: Bounds, draws: np.random.Generator) -> tuple[Verdict, int]:
+    found: list[Finding] = []
+    while len(found) < MOST:
+        for each in pool[int(draws.integers(len(pool)))]:
+            found.append(each)
+            if (said := verdict(found, bounds)) != "not enough":
+                return said, len(found)
+    return "not enough", len(found)
 
 
-def compared(model: Model, kind: Kind, num: int) -> list[list[object]]:
-    (section,) = stages_of(model.config, model.vector, kind, 1, 2)
-    bounds = EXACT
+def figures(texts: Texts, bounds: Bounds | None) -> list[str]:
+    """Return the least, middle and largest distance, and how many receipts are far, by numbers and by tokens."""
+    apart = [each.apart for text in texts for each in text if each.apart is not None]
+    margins = [each.margin for text in texts for each in text if each.margin is not None]
+    told = [f"{min(apart):.3f}, {statistics.median(apart):.3f}, {max(apart):.3f}"]
+    if bounds is None:
+        return [*told, "", ""]
+    far = sum(each > bounds.apart for each in apart), sum(each > bounds.margin for each in margins)
+    return [*told, f"{far[0]} of {len(apart)}", f"{far[1]} of {len(margins)}" if margins else ""]
+
+
+def compared(model: Model, kind: Kind, num_stages: int, num: int) -> list[list[object]]:
+    """Judge members of the middle one of the stages."""
+    stage = num_stages // 2
+    section = stages_of(model.config, model.vector, kind, num_stages, 2)[stage]
+    what = f"{kind}, stage {stage + 1} of {num_stages}" if num_stages > 1 else f"{kind}, all layers"
     rows: list[list[object]] = []
 
-    def row(name: str, found: Judged) -> None:
-        rows.append([f"{kind}: {name}", f"{found.num_found} of {found.num}", found.apart, f"{found.margin:.3f}"])
+    def honest(seed: int) -> list[Texts]:
+        return [
+            [
+                audited(section, text, stage)
+                for text in model.served_elsewhere(kind, num_stages, num, seed + 1000 * number, way)
+            ]
+            for number, way in enumerate(WAYS)
+        ]
+
+    def row(name: str, pools: list[Texts], bounds: Bounds | None) -> None:
+        found = figures([text for pool in pools for text in pool], bounds)
+        rows.append([f"{what}: {name}", *found, *members(pools, bounds, len(rows)).cells])
         print(*rows[-1], sep="; ", file=sys.stderr, flush=True)
 
+    bounds = None
     if kind != "exact":
-        found = judged(section, ways(model, kind, num // 2, 50_000), EXACT)
-        margins = [one for each in found.findings for one in each.margins]
-        bounds = Bounds(bounds_of([one for each in found.findings for one in each.apart], SLACK), SLACK * max(margins))
-        rows.append([f"{kind}: bounds, of {found.num} others", "", f"{bounds.apart}", f"{bounds.margin:.3f}"])
-        print(*rows[-1], sep="; ", file=sys.stderr, flush=True)
-    row("honest", judged(section, ways(model, kind, num, 0), bounds))
-    for number, (name, cheat) in enumerate(cheats(kind).items()):
-        row(name, judged(section, model.served(kind, num, 100_000 * (number + 1), cheat), bounds))
+        bounds = calibrated([[each for text in texts for each in text] for texts in honest(50_000)])
+        rows.append([f"{what}: bounds", f"{bounds.apart:.3f}", "", f"{bounds.margin:.3f}", "", "", ""])
+    row("honest", honest(0), bounds)
+    for number, (name, cheat) in enumerate(cheats(kind, stage, is_last=section.is_last).items()):
+        texts = model.served(kind, num_stages, num, 100_000 * (number + 1), cheat)
+        row(name, [[audited(section, text, stage) for text in texts]], bounds)
     return rows
 
 
@@ -262,10 +303,13 @@ def costs(model: Model, batches: list[int]) -> list[list[object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--texts", type=int, default=200)
+    parser.add_argument("--texts", type=int, default=50, help="of each way and each cheat")
+    parser.add_argument(
+        "--stages", default="1,3", help="into how many the model is cut; members of the middle one are judged"
+    )
     parser.add_argument("--kinds", default="exact,bf16")
     parser.add_argument("--batches", default="1,8,32", help="texts at a time, for what receipts cost")
-    parser.add_argument("--serve", nargs=6, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=7, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.folder, *options.serve)
@@ -274,17 +318,25 @@ def main() -> None:
     torch.set_num_threads(1)
     model = model_of(options.folder)
     cost = costs(model, [int(batch) for batch in options.batches.split(",")])
-    found = [row for kind in options.kinds.split(",") for row in compared(model, kind, options.texts)]
-    header = ["", "not honest, by an audit", "farthest apart: off, mean, median", "largest margin"]
+    cuts = [int(each) for each in options.stages.split(",")]
+    found = [
+        row
+        for kind in options.kinds.split(",")
+        for num_stages in cuts
+        for row in compared(model, kind, num_stages, options.texts)
+    ]
+    header = ["", "apart: least, median, most", "far: numbers", "far: tokens"]
+    header += ["cheating", "not enough", "receipts until a verdict: median, most"]
     report.write(
         "receipts",
         "Receipts of served text",
         "python -m benchmarks.receipts FOLDER",
         [
-            f"{options.folder.name}, all layers at one member; prompts of {PROMPT} tokens and {DRAWN} drawn at "
-            f"temperature 0.8, up to {BATCH} texts at a time; audits with one thread. {report.load_line(before)}",
-            f"Bounds are {SLACK:g} times the largest figures of other honest texts. Honest ones are served in turn "
-            f"with {'; '.join(way.name for way in WAYS)}.",
+            f"{options.folder.name}; prompts of {PROMPT} tokens and {DRAWN} drawn at temperature 0.8, up to {BATCH} "
+            f"texts at a time; audits with one thread. {report.load_line(before)}",
+            f"{options.texts} texts of each way and each cheat. Honest ones are served with "
+            f"{'; '.join(way.name for way in WAYS)}. Where numbers are not exact, {MEMBERS} members of each kind have "
+            "texts drawn of these with replacement.",
             report.table(header, found),
             f"Receipts' share of the CPU time of a member that draws (aim: {AIM_SHARE:.0%}), and bytes on the wire for "
             f"a token, of prompts and answers alike (aim: {AIM_NBYTES}):",

@@ -1,20 +1,22 @@
-"""Receipts of 200 texts each: all of those of cheats are found by an audit, none of honest members.
+"""Receipts of 200 texts each: cheats are found by an audit, and no honest member is accused.
 
 With a small random model. What a model that has learnt something comes to is measured by `benchmarks/receipts.py`.
 """
+
+from itertools import chain
 
 import pytest
 import torch
 from benchmarks._signed_texts import HONEST, Cheat, SignedText, play, stages_of
 
 from unit.texts.test_audit import CHEATS, VECTOR, WIDE, judged, prompts
-from weft.engine.fingerprint import bounds_of
 from weft.engine.numbers import Kind
-from weft.texts.audit import EXACT, Bounds
+from weft.texts.audit import Bounds, Verdict, calibrated, verdict
 
 pytestmark = pytest.mark.slow
 
-NUM, BATCH, SLACK = 200, 50, 1.5
+NUM, BATCH = 200, 50
+OF_MEMBER = 20  # texts
 
 
 def texts(kind: Kind, num: int, seed: int, cheat: Cheat = HONEST) -> list[SignedText]:
@@ -29,19 +31,21 @@ def texts(kind: Kind, num: int, seed: int, cheat: Cheat = HONEST) -> list[Signed
     return found
 
 
-def num_found(kind: Kind, played: list[SignedText], bounds: Bounds) -> int:
-    return sum(not all(each.is_honest for each in found) for found in judged(kind, 1, played, 0, bounds))
+def verdicts(kind: Kind, played: list[SignedText], bounds: Bounds | None) -> list[Verdict]:
+    """Return what is said of each text with exact numbers, and otherwise of each member, by `OF_MEMBER` texts."""
+    each = judged(kind, 1, played, 0)
+    num = 1 if bounds is None else OF_MEMBER
+    return [verdict([*chain.from_iterable(each[at : at + num])], bounds) for at in range(0, len(each), num)]
 
 
 @pytest.mark.parametrize("kind", ["exact", "bf16"])
 def test_of_200_texts_each_all_cheats_are_found_and_no_honest_member(kind: Kind) -> None:
-    bounds = EXACT
+    bounds = None
     if kind == "bf16":
-        found = [each for of in judged(kind, 1, texts(kind, NUM, 5000), 0, EXACT) for each in of]
-        margins = [one for each in found for one in each.margins]
-        bounds = Bounds(bounds_of([one for each in found for one in each.apart], SLACK), SLACK * max(margins))
-    assert num_found(kind, texts(kind, NUM, 0), bounds) == 0
-    counts = {name: num_found(kind, texts(kind, NUM, 1000, cheat), bounds) for name, cheat in CHEATS.items()}
-    if kind == "bf16":  # any other token may be one that the model finds as likely
-        assert counts.pop("a token") >= NUM - 10
-    assert counts == dict.fromkeys(counts, NUM)
+        played = judged(kind, 1, texts(kind, NUM, 5000), 0)
+        ways = [[*chain.from_iterable(played[at : at + BATCH])] for at in range(0, NUM, BATCH)]
+        bounds = calibrated(ways)
+    honest = verdicts(kind, texts(kind, NUM, 0), bounds)
+    assert set(honest) == {"honest"}
+    for name, cheat in CHEATS.items():
+        assert set(verdicts(kind, texts(kind, NUM, 1000, cheat), bounds)) == {"cheating"}, name
