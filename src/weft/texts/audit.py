@@ -9,10 +9,11 @@ with the same section and numbers (`calibrated`). Whether these are an honest me
 
     weight       sum of log(P(far | cheat) / P(far | honest)), of each receipt that is beyond the bound
                  and log(P(near | cheat) / P(near | honest)), of each that is not
-    cheating     once the weight is log(1 / FALSE_ALARM): however many receipts are looked at, of an honest member it
-                 comes to that with no more than this probability, if each receipt is far with no more than
-                 P(far | honest), given those before (Ville's inequality)
-    honest       once the weight is log(MISSED); it begins anew, so that who turns is found
+    cheating     once the weight is log(1 / FALSE_ALARM): of an honest member it comes to that with no more than this
+                 probability until it is found honest, if each receipt is far with no more than P(far | honest), given
+                 those before (Ville's inequality)
+    honest       once the weight is log(MISSED); it begins anew, with the same probability again, so that who turns is
+                 found
     not enough   until then
 
 What it needs: the section's weights, all rows that came in from the text's beginning (tokens, for the first stage; for
