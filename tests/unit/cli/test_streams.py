@@ -43,7 +43,7 @@ def test_a_full_standard_output_is_said(tmp_path: Path) -> None:
 
 
 def test_a_full_standard_error_changes_nothing(tmp_path: Path) -> None:
-    assert shell("$W inspect nothing 2>/dev/full", tmp_path).returncode == 40
+    assert shell("$W inspect nothing 2>/dev/full", tmp_path).returncode == 17
     assert shell("$W --version 2>/dev/full", tmp_path).stdout == f"weft {package.__version__}\n"
 
 
