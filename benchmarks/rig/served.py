@@ -1,8 +1,10 @@
 """A real `weft serve` with API keys on loopback, of a small model that was never trained, and what it says of itself.
 
-make_model(folder / "model", "tiny")
-with Served(folder, model, ["anna", "bert"]) as served:
-    served.address, served.secrets["anna"], served.metrics(), served.nbytes()
+    make_model(folder / "model", "tiny")
+    with Served(folder, folder / "model", {"anna": {}, "bert": {"concurrent": 4}}) as served:
+        served.host, served.port, served.secrets["anna"], served.metrics(), served.nbytes()
+
+It has a home of its own, beside what it prints and says.
 """
 
 import http.client

@@ -25,6 +25,7 @@ FloatArray = NDArray[np.float64]
 
 SEED_NBYTES = 32
 LEAST_REPETITION = 0.01  # by less, a logit may come out infinite, and no token is drawn
+MAX_BIASED = 1024  # tokens: each is added to at every step
 _SOME = 1024  # likeliest tokens, of which the mass is nearly always enough: sorting all takes ten times as long
 
 

@@ -15,7 +15,7 @@ A sequence is admitted when its prompt fits and `SPARE` of all pages stay for th
 same, the youngest sequence of the key that holds most pages gives its own up, and reads again later: nothing is lost.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -23,7 +23,7 @@ from math import ceil
 from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, Name, PagePool, names_of, num_pages
-from weft.engine.shares import most_held
+from weft.engine.shares import most_held, pages_held, youngest
 
 MAX_SLOWDOWN = 2.0
 SPARE = 0.05  # of all pages
@@ -194,11 +194,8 @@ class Scheduler:
         return sequence in self._running
 
     def _who_yields(self) -> Sequence:
-        held = Counter[str]()
-        for sequence in self._running:
-            held[sequence.key] += len(sequence.pages)
-        key = most_held(held)
-        return next(sequence for sequence in reversed(self._running) if sequence.key == key)
+        most = most_held(pages_held(self._running, _key_of))
+        return youngest(self._running, _key_of, most)
 
     def _yield_pages(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
@@ -291,6 +288,10 @@ class Scheduler:
             self._deficit[key] = 0
             self._turns.append(key)
         return self._waiting.setdefault(key, deque())
+
+
+def _key_of(sequence: Sequence) -> str:
+    return sequence.key
 
 
 def num_readable(pace: Pace, num_drawing: int, num_since_read: int, max_slowdown: float = MAX_SLOWDOWN) -> int:

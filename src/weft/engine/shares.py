@@ -6,12 +6,31 @@ what nobody else wants, and many small texts stand beside a large one.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Reversible
 from operator import itemgetter
-from typing import TypeVar
+from typing import Protocol, TypeVar
+
+
+class HoldsPages(Protocol):
+    pages: list[int]
+
 
 T = TypeVar("T")
+Held = TypeVar("Held", bound=HoldsPages)
 Key = TypeVar("Key", bound=Hashable)
+
+
+def pages_held(texts: Iterable[Held], key_of: Callable[[Held], Key]) -> Counter[Key]:
+    """Return how many pages each key's texts hold."""
+    held = Counter[Key]()
+    for text in texts:
+        held[key_of(text)] += len(text.pages)
+    return held
+
+
+def youngest(texts: Reversible[T], key_of: Callable[[T], Key], key: Key) -> T:
+    """Return the last of a key's texts, which stand oldest first; there is one at least."""
+    return next(text for text in reversed(texts) if key_of(text) == key)
 
 
 def most_held(held: Mapping[Key, int]) -> Key:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from weft.engine.draw import LEAST_REPETITION
+from weft.engine.draw import LEAST_REPETITION, MAX_BIASED
 from weft.serve.failures import Fault, wrong
 
 MAX_MESSAGES = 2048
@@ -19,7 +19,6 @@ MAX_TEXTS = 4
 MAX_INPUTS = 2048  # texts of a request for embeddings, as the API has it
 MAX_SCHEMA_NBYTES = 64 << 10
 MAX_LIKELIEST = 20
-MAX_BIASES = 1024  # each is added at every token
 
 R = TypeVar("R", bound="Asked")
 
@@ -116,7 +115,7 @@ class TextRequest(Asked, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=LEAST_REPETITION, le=10.0)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASED)] | None = None
     stop: str | list[str] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_TEXTS)] | None = None
     ignore_eos: bool | None = None

@@ -26,7 +26,7 @@ from weft.engine.guess import MAX_GUESSED
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool, num_pages
 from weft.engine.schedule import num_readable
-from weft.engine.shares import by_turns, most_held, who_yields
+from weft.engine.shares import by_turns, most_held, pages_held, who_yields, youngest
 from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.ids import PeerId
 from weft.pipeline.link import StageLink, parcel
@@ -336,18 +336,18 @@ class Member:
 
     def _begun(self, peer: PeerId, call: OpenSequence, marks: Marks) -> HeldText | None:
         """Return a new text with pages for it, those among them that are filled; None: there is no room."""
+        if len(self._texts) >= MAX_HELD:
+            return None
         at = dict(zip(marks.places, marks.chain, strict=True))
         num_told = marks.places[-1]
         most = num_told - 1 if self._section.is_last else num_told  # to draw, the last row has to be computed
         names = [at.get(place, b"") for place in range(PAGE, most + 1, PAGE)]
         names = names[: self._pool.num_known(names)]
-        num_more = num_pages(min(call.most, num_told + ROOM)) - len(names)
-        while (pages := self._pool.take(names, num_more)) is None and self._has_yielded(peer, num_more):
+        num = num_pages(min(call.most, num_told + ROOM))
+        while (pages := self._pool.take(names, num - len(names))) is None:
+            if not self._has_yielded(peer, num - len(names)):
+                return None
             names = names[: self._pool.num_known(names)]
-            num_more = num_pages(min(call.most, num_told + ROOM)) - len(names)
-        if pages is None or len(self._texts) >= MAX_HELD:
-            self._pool.release(pages or ())
-            return None
         num_known = len(names) * PAGE
         text = HeldText(rules.begun(marks, num_known), peer, call, pages, Strip(self._section.given_nbytes, num_known))
         self._texts[call.sequence] = text
@@ -406,7 +406,7 @@ class Member:
         waiting = [text for text in self._texts.values() if text.num_left]
         planned = list[tuple[HeldText, int]]()
         left = MAX_ROWS
-        for text in by_turns([text for text in waiting if text.is_drawing], lambda text: text.asker):
+        for text in by_turns([text for text in waiting if text.is_drawing], _asker_of):
             num = self._piece(text, text.num_left)
             if num <= left and self._grow(text, text.sequence.num_computed + num):
                 planned.append((text, num))
@@ -427,9 +427,7 @@ class Member:
         last_read = dict[PeerId, int]()
         for text in self._texts.values():
             last_read[text.asker] = max(last_read.get(text.asker, -1), text.read_at)
-        return by_turns(
-            sorted(reading, key=lambda text: (last_read[text.asker], text.read_at)), lambda text: text.asker
-        )
+        return by_turns(sorted(reading, key=lambda text: (last_read[text.asker], text.read_at)), _asker_of)
 
     def _piece(self, text: HeldText, most: int) -> int:
         """Return how many tokens of a text are read in a step: up to a page's end, or all."""
@@ -450,7 +448,7 @@ class Member:
             if page is not None:
                 text.pages.append(page)
                 continue
-            self._lose(self._youngest(most_held(self._num_pages_by_asker)), "no room")
+            self._give_up(most_held(self._num_pages_by_asker))
             if self._texts.get(text.id) is not text:
                 return False
         return True
@@ -459,18 +457,16 @@ class Member:
         """Return whether a text was given up so that `peer` has room for `num` pages more."""
         yields = who_yields(self._num_pages_by_asker, peer, num)
         if yields is not None:
-            self._lose(self._youngest(yields), "no room")
+            self._give_up(yields)
         return yields is not None
 
-    def _youngest(self, asker: PeerId) -> HeldText:
-        return next(text for text in reversed(self._texts.values()) if text.asker == asker)
+    def _give_up(self, asker: PeerId) -> None:
+        """Lose the youngest text of one that asks."""
+        self._lose(youngest(self._texts.values(), _asker_of, asker), "no room")
 
     @property
     def _num_pages_by_asker(self) -> Counter[PeerId]:
-        held = Counter[PeerId]()
-        for text in self._texts.values():
-            held[text.asker] += len(text.pages)
-        return held
+        return pages_held(self._texts.values(), _asker_of)
 
     def _work(self, text: HeldText, num: int) -> Work:
         start = text.sequence.num_computed
@@ -631,6 +627,10 @@ class Member:
         for peer, rows in outbox.items():
             for some in shared_out(rows):
                 await self._link.post(peer, TextRows(stage=onward, rows=tuple(some)))
+
+
+def _asker_of(text: HeldText) -> PeerId:
+    return text.asker
 
 
 def listen(link: StageLink) -> None:

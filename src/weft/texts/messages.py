@@ -28,7 +28,7 @@ from typing import Annotated, Literal
 from blake3 import blake3
 from msgspec import UNSET, Meta, UnsetType
 
-from weft.engine.draw import LEAST_REPETITION, SEED_NBYTES, Drawing
+from weft.engine.draw import LEAST_REPETITION, MAX_BIASED, SEED_NBYTES, Drawing
 from weft.engine.fingerprint import MAX_NBYTES
 from weft.engine.numbers import Kind
 from weft.engine.pages import PAGE, num_pages
@@ -48,7 +48,6 @@ MAX_PIECE = 512  # tokens of one text in a step: what a step reads for one text,
 MAX_ROWS_NBYTES = 64 << 20  # of one piece's activations: 512 tokens of a width of 32,768 in fp32
 MAX_TEXTS = 1024  # in one note
 MAX_LIKELIEST = 20
-MAX_BIASED = 1024  # as `serve.schemas` takes
 MAX_STOP_IDS = 1024
 MAX_LINKS = 32
 MAX_RECEIPTS = 128  # in one note

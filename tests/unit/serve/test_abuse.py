@@ -14,11 +14,12 @@ import uvicorn
 
 from unit.serve.scripted import asking, scripted
 from weft.cli.listener import listen
+from weft.engine.draw import MAX_BIASED
 from weft.serve import app as served
 from weft.serve.app import app
 from weft.serve.generation import Model
 from weft.serve.keys import Limits
-from weft.serve.schemas import MAX_BIASES, MAX_MESSAGES, MAX_SCHEMA_NBYTES
+from weft.serve.schemas import MAX_MESSAGES, MAX_SCHEMA_NBYTES
 
 MESSAGE = {"role": "user", "content": "hi"}
 MARK = "giraffe"
@@ -72,7 +73,7 @@ BOUNDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": [MESSAGE], "stop": ["x" * 1025]}, "stop"),
     (
         "/v1/chat/completions",
-        {"messages": [MESSAGE], "logit_bias": {str(each): 1 for each in range(MAX_BIASES + 1)}},
+        {"messages": [MESSAGE], "logit_bias": {str(each): 1 for each in range(MAX_BIASED + 1)}},
         "logit_bias",
     ),
     (
