@@ -10,6 +10,7 @@ is written ahead of it, its text waits (`engine.engine`), and after `SLOW_READER
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -22,7 +23,8 @@ from weft.serve.failures import Fault, fault_of
 from weft.serve.keys import Limits
 
 SLOW_READER_S = 30.0  # a client may take so little for so long that what was written ahead of it does not leave
-MAX_UNSENT_NBYTES = 16 << 10  # written ahead of a client, in this process, and as much again in its system
+MAX_UNSENT_NBYTES = 4 << 10  # written ahead of a client in this process, and as much again in its system
+_AT_ONCE = struct.pack("ii", 1, 0)
 Tree = dict[str, Any]
 _JSON = "application/json"
 
@@ -198,7 +200,12 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._keep_patience()
-        self._impatience = self.loop.call_later(SLOW_READER_S, self.transport.abort)
+        self._impatience = self.loop.call_later(SLOW_READER_S, self._cut)
+
+    def _cut(self) -> None:
+        with suppress(OSError):  # the system, too, forgets what it has not sent, and tells the client so
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self.transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -218,8 +218,10 @@ class Entry:
     async def _on_drawn(self, peer: PeerId, note: TokenDrawn) -> None:
         under = self._under_way.get(note.sequence)
         if under is not None and peer in under.lasts and note.token < self.vocab_size:
-            drawn = Drawn(note.token, note.logprob, note.likeliest)
+            drawn, num = Drawn(note.token, note.logprob, note.likeliest), under.num_tokens
             under.hear(machine.Drew(note.attempt, note.place, note.chain, drawn))
+            if under.num_tokens > num:
+                self.link.welcome(peer)
 
     async def _on_lost(self, peer: PeerId, note: SequenceLost) -> None:
         under = self._under_way.get(note.sequence)
@@ -306,6 +308,10 @@ class _UnderWay:
         if self.witness is None or self._stopped is None:
             return []
         return self.witness.missing(*self._stopped[:2])
+
+    @property
+    def num_tokens(self) -> int:
+        return 0 if self._state is None else len(self._state.tokens)
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
