@@ -117,6 +117,7 @@ class Bounds(NamedTuple):
     num_kills: int = 1
     num_logs_lost: int = 0
     has_guesses: bool = False
+    rests: bool = False  # whether the reader may be behind
 
 
 class Wrong(AssertionError):
@@ -199,6 +200,10 @@ class Search:
             yield self._told(world, texts.Overdue(text.attempt))
             for peer in text.path:  # its link has gone down, whether or not it lives
                 yield self._told(world, texts.Lost(text.attempt, peer))
+            if bounds.rests:
+                yield self._told(world, texts.Behind())
+        if text.phase == "resting":
+            yield self._told(world, texts.GoesOn())
         for number, state in enumerate(world.members):
             if state != self._dead and world.num_kills < bounds.num_kills:
                 yield self._with(world, number, self._dead)._replace(num_kills=world.num_kills + 1)
@@ -214,7 +219,8 @@ class Search:
             text = self._asker(world).text
             if text.phase == "ended":
                 break
-            before, world = world.sent, self._told(world, texts.Overdue(text.attempt))
+            event = texts.GoesOn() if text.phase == "resting" else texts.Overdue(text.attempt)
+            before, world = world.sent, self._told(world, event)
             new = deque(ones(world.sent & ~before))
             while new and self._asker(world).ended is None:
                 for mail in old:
@@ -412,10 +418,12 @@ class Search:
         pytest.param(Bounds(), marks=pytest.mark.full),
         pytest.param(Bounds(num_tokens=2, num_attempts=2, num_kills=0), marks=pytest.mark.full),
         pytest.param(Bounds(num_tokens=3, num_attempts=1, has_guesses=True), marks=pytest.mark.full),
+        pytest.param(Bounds(num_tokens=2, num_kills=0, rests=True), marks=pytest.mark.full),
         pytest.param(Bounds(num_tokens=2, num_kills=0, has_guesses=True), marks=pytest.mark.slow),
         pytest.param(Bounds(num_tokens=2, has_guesses=True), marks=pytest.mark.slow),
         pytest.param(Bounds(num_tokens=2), marks=pytest.mark.slow),
         pytest.param(Bounds(num_tokens=1, num_attempts=3), marks=pytest.mark.slow),
+        pytest.param(Bounds(num_tokens=2, rests=True), marks=pytest.mark.slow),
         pytest.param(Bounds(stages=(0, 0, 1, 1), num_tokens=2), marks=pytest.mark.slow),
         pytest.param(Bounds(num_tokens=2, num_logs_lost=1), marks=pytest.mark.slow),
     ],

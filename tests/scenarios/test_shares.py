@@ -14,13 +14,18 @@ from benchmarks.rig.stages_round import Pace
 
 from scenarios.test_faults import MakeSwarm
 from scenarios.test_stages import Played
+from unit.engine.test_step import text_of
+from unit.texts import stages
+from unit.texts.stages import Served, tokens_of, wanted
 from weft.net.transport import limits
 from weft.net.transport.limits import BURST_S, Share
+from weft.net.transport.memory import MemoryNetwork
 
 CHARGE_S = 1.7e-4  # a frame that is read, decoded or handled, 33 of them a round
 LAN_S = 5e-4  # from one to another
 TRAIN_S = 0.01
 FOR_S = 10.0
+DRAW_S, NUM_TEXTS, NUM_TOKENS = 3e-3, 8, 400
 ADDRESS = "203.0.113.9"  # of all: one router
 
 
@@ -67,4 +72,26 @@ def test_neighbours_in_a_pipeline_of_small_models_are_never_slowed(levels: list[
 
     found = Played([[1.0]] * 3, work, shape)
     assert len(found.pipeline.seen.finished[-1]) > 0.5 * FOR_S / script.total_s
+    assert min(levels) > BURST_S / 2
+
+
+@pytest.mark.full
+def test_members_that_draw_texts_for_somebody_are_never_slowed(
+    levels: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three stages, each of which hears of one neighbour and tells the other: 300 steps a second."""
+    monkeypatch.setattr(stages, "STEP_S", DRAW_S)
+    served = Served((1, 1, 1), has_guesses=False)
+    served.network = MemoryNetwork(delay_s=LAN_S)
+    texts = list[list[int]]()
+
+    async def play() -> None:
+        async def one(number: int) -> None:
+            await asyncio.sleep(number * DRAW_S)  # so that each text has steps of its own
+            texts.append(await tokens_of(served.entry.begin(wanted(text_of(20, number), NUM_TOKENS))))
+
+        await asyncio.gather(*map(one, range(NUM_TEXTS)))
+
+    served.run(play)
+    assert [len(each) for each in texts] == [NUM_TOKENS] * NUM_TEXTS
     assert min(levels) > BURST_S / 2

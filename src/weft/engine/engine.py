@@ -5,13 +5,15 @@
         ...
     text.ended                          # "stop", "length", "cancelled"
 
-Whoever reads slowly holds up nobody: what is drawn waits for it, at most `max_tokens` of them. The thread owns the
-schedule, the pages and the numbers; others reach it through a queue alone.
+Whoever reads slowly holds up nobody: once `MAX_UNREAD` tokens wait for it, its text leaves the schedule until half of
+them are read. Where more than `MAX_BEHIND` texts wait for their readers so, the one that has waited longest ends. The
+thread owns the schedule, the pages and the numbers; others reach it through a queue alone.
 """
 
 import asyncio
 import queue
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,11 +29,14 @@ from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool
 from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
+from weft.engine.shares import who_yields
 from weft.engine.step import Stepper
 from weft.errors import ConfigError, WeftError
 
 Ending = Literal["stop", "length", "cancelled"]
 MAX_WAITING = 256
+MAX_UNREAD = 64  # tokens of a text that wait for its reader
+MAX_BEHIND = 256  # texts whose readers are behind
 
 
 class Full(WeftError):
@@ -40,6 +45,13 @@ class Full(WeftError):
     def __init__(self, retry_s: float) -> None:
         super().__init__(f"{MAX_WAITING} texts wait already. Ask again in {retry_s:.0f} s.")
         self.retry_s = retry_s
+
+
+class Unread(WeftError):
+    """Nobody reads a text, and many wait to be read."""
+
+    def __init__(self) -> None:
+        super().__init__("The answer ends here: it was read too slowly, and too many others wait to be read, too.")
 
 
 class Constraint(Protocol):
@@ -64,6 +76,7 @@ class Wanted:
         max_new_tokens: at most so many are drawn.
         stop_ids: tokens that end the text, and are not in it.
         salt: who may share pages with it.
+        room: the share of a queue that may be full before it is refused, where nobody has more in it than `key`.
         is_mean: the mean of the prompt's last hidden states is wanted, `Text.mean`, and nothing is drawn.
     """
 
@@ -74,21 +87,29 @@ class Wanted:
     stop_ids: Collection[int] = ()
     salt: bytes = b""
     constraint: Constraint | None = None
+    room: float = 1.0
     is_mean: bool = False
 
 
 class Text:
-    """A text under way; an async iterator of what is drawn."""
+    """A text under way; an async iterator of what is drawn.
 
-    def __init__(self, wanted: Wanted, cancel: "Callable[[Text], None]") -> None:
+    Args:
+        cancel: called where nobody wants it any more.
+        go_on: called once so much is read that more may be drawn, after `is_behind` said that no more should be.
+    """
+
+    def __init__(self, wanted: Wanted, cancel: "Callable[[Text], None]", go_on: "Callable[[Text], None]") -> None:
         self.wanted = wanted
         self.ended: Ending | None = None
         self.num_shared = 0  # tokens of the prompt that had been read for another text
         self.mean: NDArray[np.float32] | None = None  # once it has ended, where it is wanted
         self.began_s: float | None = None  # by the engine's clock: when its first piece was computed
-        self._cancel = cancel
+        self._cancel, self._go_on = cancel, go_on
         self._loop = asyncio.get_running_loop()
         self._told: asyncio.Queue[Drawn | Ending | Exception] = asyncio.Queue()
+        self._num_told = self._num_taken = 0  # tokens, each counted on one thread alone
+        self._is_behind = False
 
     def __aiter__(self) -> AsyncIterator[Drawn]:
         return self
@@ -98,6 +119,10 @@ class Text:
             raise StopAsyncIteration
         told = await self._told.get()
         if isinstance(told, Drawn):
+            self._num_taken += 1
+            if self._is_behind and self._is_half_read():
+                self._is_behind = False
+                self._go_on(self)
             return told
         if isinstance(told, Exception):
             self.ended = "cancelled"
@@ -109,8 +134,21 @@ class Text:
         """Draw no more of it; a step under way ends. Its pages are free soon."""
         self._cancel(self)
 
+    def is_behind(self) -> bool:
+        """Return whether so much waits for its reader that no more should be drawn; from the thread that tells."""
+        if self._num_told - self._num_taken < MAX_UNREAD:
+            return False
+        self._is_behind = True  # before it is counted again: its reader may take some at this very moment
+        if self._is_half_read():
+            self._is_behind = False
+        return self._is_behind
+
+    def _is_half_read(self) -> bool:
+        return self._num_told - self._num_taken <= MAX_UNREAD // 2
+
     def tell(self, told: Drawn | Ending | Exception) -> None:
-        """Let its reader have a token, or its end; from any thread."""
+        """Let its reader have a token, or its end; from any thread, but always the same."""
+        self._num_told += isinstance(told, Drawn)
         with suppress(RuntimeError):  # the loop has ended: nobody reads any more
             self._loop.call_soon_threadsafe(self._told.put_nowait, told)
 
@@ -130,6 +168,8 @@ class Totals:
     num_right: int = 0  # of those, drawn
     num_running: int = 0
     num_waiting: int = 0
+    waiting: Counter[str] = field(default_factory=Counter)  # those, by who asks
+    num_behind: int = 0  # texts that wait for their readers
     num_pages: int = 0
     num_held: int = 0  # pages
 
@@ -197,6 +237,9 @@ class Engine:
         self._has_guesses = has_guesses
         self._jobs: dict[Sequence, _Job] = {}
         self._by_text: dict[Text, _Job] = {}
+        self._num_begun = self._num_opened = 0  # texts, each counted on one thread alone
+        self._num_counted = 0  # of those that were opened, how many are in `totals` already, or have ended
+        self._behind: dict[_Job, None] = {}  # who has waited longest for its reader first
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.totals = Totals(num_pages=num_pages)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -209,17 +252,22 @@ class Engine:
 
         Raises:
             ConfigError: as `check`.
-            Full: too many wait.
+            Full: too many wait, and nobody has more texts among them than this one would.
         """
         check(wanted, self.vocab_size, self.context)
-        if self.totals.num_waiting >= MAX_WAITING:
+        num_waiting = self.totals.num_waiting + self._num_begun - self._num_counted
+        if num_waiting >= wanted.room * MAX_WAITING and who_yields(self.totals.waiting, wanted.key, 1) is None:
             raise Full(self._retry_s())
-        text = Text(wanted, self._cancel)
+        text = Text(wanted, self._cancel, self._go_on)
+        self._num_begun += 1
         self._asked.put(lambda: self._open(text))
         return text
 
     def _cancel(self, text: Text) -> None:
         self._asked.put(lambda: self._close(text, "cancelled"))
+
+    def _go_on(self, text: Text) -> None:
+        self._asked.put(lambda: self._again(text))
 
     def _retry_s(self) -> float:
         return max(1.0, self._pace.step_s(self.totals.num_running, 0) * MAX_WAITING)
@@ -232,7 +280,7 @@ class Engine:
     # --- on the thread ---
 
     def _run(self) -> None:
-        while self._take_asked(is_idle=not self._jobs):
+        while self._take_asked(is_idle=not self._schedule.num_running + self._schedule.num_waiting):
             if rows := self._schedule.plan():
                 self._step(rows)
             self._tell_totals()
@@ -252,10 +300,16 @@ class Engine:
             is_idle = False
 
     def _open(self, text: Text) -> None:
+        self._num_opened += 1
         wanted = text.wanted
+        if self._schedule.num_waiting >= wanted.room * MAX_WAITING:
+            if (other := self._schedule.who_makes_way(wanted.key, wanted.room)) is None:
+                text.tell(Full(self._retry_s()))
+                return
+            self._end(self._jobs[other], Full(self._retry_s()))
         most = min(self.context, len(wanted.prompt) + wanted.max_new_tokens)
         guesses = Guesses() if self._has_guesses and not wanted.is_mean else None
-        sequence = Sequence(wanted.key, list(wanted.prompt), most, wanted.salt, guesses)
+        sequence = Sequence(wanted.key, list(wanted.prompt), most, wanted.salt, guesses, wanted.room)
         drawing = wanted.drawing
         counts = Counts(np.array(wanted.prompt), self.vocab_size) if drawing.has_penalties else None
         job = self._jobs[sequence] = self._by_text[text] = _Job(text, sequence, counts)
@@ -270,9 +324,27 @@ class Engine:
 
     def _end(self, job: _Job, ending: Ending | Exception) -> None:
         self._schedule.remove(job.sequence)
+        self._behind.pop(job, None)
         del self._jobs[job.sequence], self._by_text[job.text]
         self._tell_totals()  # who reads the ending finds its pages free
         job.text.tell(ending)
+
+    def _wait_for_readers(self, rows: list[Row]) -> None:
+        """Take texts whose readers are behind out of the schedule; of too many let one go."""
+        for row in rows:
+            job = self._jobs.get(row.sequence)
+            if job is not None and job.text.is_behind():
+                self._schedule.remove(row.sequence)
+                self._behind[job] = None
+        while len(self._behind) > MAX_BEHIND:
+            self._end(next(iter(self._behind)), Unread())
+
+    def _again(self, text: Text) -> None:
+        """A reader is behind no more."""
+        job = self._by_text.get(text)
+        if job is not None and job in self._behind:
+            del self._behind[job]
+            self._schedule.add_again(job.sequence)
 
     def _reads_on(self, row: Row) -> bool:
         """Return whether a row may be computed: not where a mean lacks tokens, for they were found in pages again.
@@ -330,6 +402,7 @@ class Engine:
             self._draw_all(row, logits[start : start + row.num_draws])
             for row, start in zip(drawing, starts[:-1], strict=True)
         )
+        self._wait_for_readers(drawing)
         num_read = sum(row.stop - row.start for row in rows) - len(drawing)
         took_s = self._clock.now() - began
         if self._stepper.num_graphs == num_graphs:
@@ -387,7 +460,10 @@ class Engine:
 
     def _tell_totals(self) -> None:
         self.totals.num_running = self._schedule.num_running
+        self.totals.waiting = self._schedule.waiting
         self.totals.num_waiting = self._schedule.num_waiting
+        self._num_counted = self._num_opened
+        self.totals.num_behind = len(self._behind)
         self.totals.num_held = self._pool.num_pages - self._pool.num_room
         self.totals.num_yielded = self._schedule.num_yielded
 

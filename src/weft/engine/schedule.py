@@ -4,7 +4,7 @@ There are no phases. A sequence has tokens, its prompt and what was drawn, and h
 values are in its pages. Who has one left to read draws in the next step; who has more reads a piece. As in vLLM
 (arXiv:2309.06180) and Sarathi (arXiv:2403.02310), each step takes
 
-    1. all that draw, oldest first, at most `max_rows`, each with what is guessed to follow (`guess`), rows among them
+    1. all that draw, at most `max_rows`, keys by turns, each with what is guessed to follow (`guess`), rows among them
     2. pieces of prompts, as many tokens as let the step last `max_slowdown` times as long as without them
 
 so a long prompt slows others down by a bounded factor. Pieces end where pages end, so the same prompt is always cut in
@@ -13,17 +13,19 @@ key who came first is first.
 
 A sequence is admitted when its prompt fits and `SPARE` of all pages stay for those that run. Where they run out all the
 same, the youngest sequence of the key that holds most pages gives its own up, and reads again later: nothing is lost.
+One whose reader is behind leaves, too, until it is called for again: its pages are found again while nobody needs them.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from math import ceil
+from operator import attrgetter
 
 from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, Name, PagePool, names_of, num_pages
-from weft.engine.shares import most_held, pages_held, youngest
+from weft.engine.shares import by_turns, most_held, pages_held, who_yields, youngest
 
 MAX_SLOWDOWN = 2.0
 SPARE = 0.05  # of all pages
@@ -43,6 +45,8 @@ class Sequence:
         max_tokens: of both together.
         salt: who may share its pages.
         guesses: of what follows; None: it is drawn token by token.
+        room: the priority of its key, as the share of a queue that may be full before it is refused.
+        drew_at: the last plan in which it drew.
     """
 
     key: str
@@ -50,6 +54,8 @@ class Sequence:
     max_tokens: int
     salt: bytes = b""
     guesses: Guesses | None = None
+    room: float = 1.0
+    drew_at: int = 0
     num_read: int = 0
     num_shared: int = 0  # tokens of the prompt that were in pages already when it began
     pages: list[int] = field(default_factory=list)
@@ -103,6 +109,7 @@ class Scheduler:
         self._turns: deque[str] = deque()  # keys with something to read, whose turn it is first
         self._deficit: dict[str, int] = {}  # tokens that a key may still read in its turn
         self._num_since_read = 0
+        self._num_plans = 0
         self.num_yielded = 0  # times that a sequence gave up its pages
         self._wants_room: Sequence | None = None  # it waits for pages: no smaller one of another key slips in before it
 
@@ -114,8 +121,27 @@ class Scheduler:
     def num_waiting(self) -> int:
         return sum(map(len, self._waiting.values()))
 
+    @property
+    def waiting(self) -> Counter[str]:
+        """Return how many sequences of each key wait."""
+        return Counter({key: len(queue) for key, queue in self._waiting.items()})
+
     def add(self, sequence: Sequence) -> None:
         self._queue(sequence.key).append(sequence)
+
+    def add_again(self, sequence: Sequence) -> None:
+        """A sequence that was here before goes on: before those of its key that have not begun."""
+        self._queue(sequence.key).appendleft(sequence)
+
+    def who_makes_way(self, key: str, room: float) -> Sequence | None:
+        """Return which sequence gives up its place in a full queue for another of `key`; None: that is refused.
+
+        As pages are, places are shared by max-min fairness: the youngest of the key that has most, if it has more than
+        `key` with one more. A key of higher priority makes way for none.
+        """
+        waiting = {each: num for each, num in self.waiting.items() if self._waiting[each][0].room <= room}
+        most = who_yields(waiting, key, 1)
+        return None if most is None else self._waiting[most][-1]
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence has ended, or nobody wants it any more."""
@@ -130,8 +156,11 @@ class Scheduler:
 
     def plan(self) -> list[Row]:
         """Return what the next step computes, with pages for all of it. Empty: there is nothing to do."""
+        self._num_plans += 1
         rows = [self._row(each, len(each.tokens)) for each in self._drawing() if self._has_page(each)]
         rows = [row for row in rows if row.sequence in self._running]  # some gave up their pages for others
+        for row in rows:
+            row.sequence.drew_at = self._num_plans
         rows = list(self._with_guesses(rows))
         pieces = list(self._pieces(sum(row.num_draws for row in rows)))
         self._num_since_read = 0 if pieces else self._num_since_read + 1
@@ -158,7 +187,11 @@ class Scheduler:
     # --- those that draw ---
 
     def _drawing(self) -> list[Sequence]:
-        return [each for each in self._running if each.num_left == 1][: self._max_rows]
+        """Return which sequences draw: of too many the first of each key, then the second; who drew last comes last."""
+        ready = [each for each in self._running if each.num_left == 1]
+        if len(ready) <= self._max_rows:
+            return ready
+        return by_turns(sorted(ready, key=attrgetter("drew_at")), _key_of)[: self._max_rows]
 
     def _with_guesses(self, rows: list[Row]) -> Iterator[Row]:
         """Yield rows with guesses behind them, as far as they pay, and rows and pages are left."""
@@ -201,7 +234,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._let_go(sequence)
         self.num_yielded += 1
-        self._queue(sequence.key).appendleft(sequence)
+        self.add_again(sequence)
 
     def _let_go(self, sequence: Sequence) -> None:
         self.pool.release(sequence.pages)

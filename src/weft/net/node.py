@@ -403,6 +403,11 @@ class Node:
             self._posted = record, note_frame(self._method(type(record)), encode(record))
         return link.session.post_frame(self._posted[1])
 
+    def welcome(self, peer: PeerId) -> None:
+        """Say that a note of `peer` was one that this peer had agreed to take: it costs the other nothing."""
+        if (link := self._links.get(peer)) is not None:
+            link.session.welcome()
+
     async def flush(self, peer: PeerId) -> None:
         """Wait until what is queued for `peer` has been handed to the transport."""
         if (link := self._links.get(peer)) is not None:

@@ -123,6 +123,10 @@ class StageLink:
         if type(note) in self._notes:
             await self._noted(type(note), self.me, note)
 
+    def welcome(self, peer: PeerId) -> None:
+        """Say that a note of `peer` was one that this peer had agreed to take; see `Node.welcome`."""
+        self._node.welcome(peer)
+
     def on_parted(self, callback: Callable[[PeerId], object]) -> None:
         """Call `callback(peer)` whenever a link goes down."""
         self._on_parted.append(callback)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.engine.engine import MAX_WAITING, Full, Text, Wanted
+from weft.engine.engine import Text, Wanted
 from weft.rng import fresh_secret
 from weft.serve.completions import texts_of
 from weft.serve.failures import Fault, unavailable, wrong
@@ -73,9 +73,10 @@ class Embedding:
             text.cancel()
 
     async def _mean(self, prompt: Sequence[int], gate: asyncio.Semaphore) -> NDArray[np.float32]:
+        asker = self._visit.asker
         async with gate:
             text = self._model.engine.begin(
-                Wanted(self._visit.asker.name, tuple(prompt), 1, salt=fresh_secret(32), is_mean=True)
+                Wanted(asker.name, tuple(prompt), 1, salt=fresh_secret(32), room=asker.room, is_mean=True)
             )
             self._texts.add(text)
             self._visit.charge(len(prompt))
@@ -99,7 +100,6 @@ async def begin(request: EmbeddingRequest, model: Model, visit: Visit, serving: 
 
     Raises:
         Fault: they cannot be made as they are asked for.
-        Full: too many wait.
     """
     if request.stream:
         raise wrong("stream: embeddings come whole; leave it out.", "stream")
@@ -114,6 +114,4 @@ async def begin(request: EmbeddingRequest, model: Model, visit: Visit, serving: 
             said = f"This model's maximum context length is {model.context} tokens. The text has {len(prompt)}."
             raise wrong(said, param, "context_length_exceeded")
     visit.check(sum(map(len, prompts)))
-    if visit.asker.room < 1.0 and model.engine.totals.num_waiting >= visit.asker.room * MAX_WAITING:
-        raise Full(1.0)
     return Embedding(request, model, prompts, visit, serving)

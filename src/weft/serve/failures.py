@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from weft.engine.engine import Full
+from weft.engine.engine import Full, Unread
 from weft.errors import ConfigError, WeftError
 from weft.texts.entry import NoPath
 
@@ -92,6 +92,8 @@ def fault_of(error: Exception) -> Fault:
             return error
         case Full(retry_s=retry_s):
             return too_many(str(error), retry_s)
+        case Unread():
+            return unavailable(str(error), "read_too_slowly")
         case NoPath(retry_s=retry_s):
             return unavailable(str(error), "no_path", retry_s)
         case ConfigError() if "maximum context length" in str(error):

@@ -15,7 +15,7 @@ from blake3 import blake3
 from weft.clock import Clock
 from weft.data.tokenizer import Tokenizer
 from weft.engine.draw import Drawing
-from weft.engine.engine import MAX_WAITING, Full, Serves, Text, Wanted
+from weft.engine.engine import Serves, Text, Wanted
 from weft.model.came_with import CameWith
 from weft.rng import fresh_secret
 from weft.serve.failures import Fault, unavailable, wrong
@@ -29,6 +29,7 @@ from weft.serve.tools import Style, style_of
 
 _SEED = "weft 2026 serve seed v1"
 _SALT = "weft 2026 serve salt v1"
+MAX_TOLD = 8  # pieces of an answer that wait to be sent, beside what waits in its texts
 
 
 @dataclass(frozen=True)
@@ -251,10 +252,6 @@ class Generation:
         self.model, self.plan, self.usage = model, plan, Usage(num_prompt=len(plan.prompt))
         self._visit, self._clock, self._metrics, self._limits = visit, serving.clock, serving.metrics, serving.limits
         self._asked_s = self._read_s = self._clock.now()
-        totals = model.engine.totals
-        room = visit.asker.room
-        if room < 1.0 and totals.num_waiting >= room * MAX_WAITING:
-            raise Full(1.0)
         self._texts: list[_Under] = []
         try:
             for index in range(plan.n):
@@ -275,6 +272,7 @@ class Generation:
             plan.ends,
             plan.salt,
             None if plan.form is None else plan.form.copy(),
+            room=self._visit.asker.room,
         )
         return _Under(index, self.model.engine.begin(wanted), Unfolding(plan.stops))
 
@@ -291,7 +289,7 @@ class Generation:
             Fault: nothing came in time, or not all of it.
         """
         self._read_s = self._clock.now()
-        told: asyncio.Queue[Delta | Exception] = asyncio.Queue()  # at most as many as tokens that may be drawn
+        told: asyncio.Queue[Delta | Exception] = asyncio.Queue(MAX_TOLD)
         tasks = [asyncio.ensure_future(self._follow(under, told)) for under in self._texts]
         try:
             num_left = len(tasks)
@@ -328,12 +326,12 @@ class Generation:
         try:
             reason = await self._read(under, told)
             text, rest = under.out.finish()
-            told.put_nowait(Delta(under.index, text, tuple(rest), reason))
+            await told.put(Delta(under.index, text, tuple(rest), reason))
         except asyncio.CancelledError:
             reason = "abort"
             raise
         except Exception as error:  # whoever reads the deltas raises it
-            told.put_nowait(error)
+            await told.put(error)
         finally:
             self._tell_end(under, reason)
 
@@ -352,7 +350,7 @@ class Generation:
             piece = shown.get(drawn.token) or vocabulary.piece(drawn.token)
             text, out = under.out.feed(piece, likely(drawn, vocabulary))
             if text or out:
-                told.put_nowait(Delta(under.index, text, tuple(out)))
+                await told.put(Delta(under.index, text, tuple(out)))  # what nobody takes waits in the text
             if under.out.is_stopped:
                 under.text.cancel()
                 return "stop"

@@ -85,9 +85,6 @@ class Limits(config.Config, frozen=True, kw_only=True):
     ] = 4
     max_wait_s: Annotated[float, Meta(gt=0, description="How long a request may wait for its first token.")] = 60.0
     max_time_s: Annotated[float, Meta(gt=0, description="How long an answer may take.")] = 600.0
-    slow_reader_s: Annotated[
-        float, Meta(gt=0, description="How long a client may take nothing of what waits for it.")
-    ] = 30.0
     still_s: Annotated[float, Meta(gt=0, description="After how long without a token a comment is sent.")] = 15.0
 
 

@@ -192,6 +192,7 @@ class _OfEngines:
             for name, what, value in (
                 ("vllm:num_requests_running", "Texts under way.", totals.num_running),
                 ("vllm:num_requests_waiting", "Texts that wait.", totals.num_waiting),
+                ("weft:num_requests_behind", "Texts that wait for clients that read slowly.", totals.num_behind),
                 ("vllm:num_requests_swapped", "None: pages are not moved.", 0),
                 ("vllm:kv_cache_usage_perc", "Share of pages that are held.", used),
                 ("vllm:gpu_cache_usage_perc", "The same, by its former name.", used),

@@ -4,20 +4,27 @@
     : still here         where nothing came for a while, so that nobody takes the stream for dead
     data: {"error": ...} where the answer fails: a client takes a stream that merely ends for a success
 
-Who goes away ends the work within the moment, whether it is a stream or not. Who reads slowly holds up nobody: its
-socket is filled, its tokens wait, and after `slow_reader_s` the answer ends.
+Who goes away ends the work within the moment, whether it is a stream or not. Who reads slowly holds up nobody: little
+is written ahead of it, its text waits (`engine.engine`), and after `SLOW_READER_S` its connection ends.
 """
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 from starlette.types import Receive, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from weft.serve.failures import Fault, fault_of
 from weft.serve.keys import Limits
 
+SLOW_READER_S = 30.0  # a client may take so little for so long that what was written ahead of it does not leave
+MAX_UNSENT_NBYTES = 4 << 10  # written ahead of a client in this process, and as much again in its system
+_AT_ONCE = struct.pack("ii", 1, 0)
 Tree = dict[str, Any]
 _JSON = "application/json"
 
@@ -165,12 +172,49 @@ class Wire:
 
     async def _put(self, body: bytes, *, is_last: bool = False) -> None:
         try:
-            async with asyncio.timeout(self._limits.slow_reader_s):
-                await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
-        except TimeoutError:
-            raise Gone from None
+            await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
         except OSError:
             raise Gone from None
+
+
+class Connection(H11Protocol):
+    """A client's connection. It holds little that the client has not taken, and ends where that does not leave.
+
+    uvicorn alone closes a connection once all that was written has left. A client that reads some bytes now and then
+    puts that off for ever.
+    """
+
+    _impatience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=MAX_UNSENT_NBYTES)
+        with suppress(OSError, AttributeError):  # not every system knows it
+            line = transport.get_extra_info("socket")
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_NBYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._keep_patience()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._keep_patience()
+        self._impatience = self.loop.call_later(SLOW_READER_S, self._cut)
+
+    def _cut(self) -> None:
+        with suppress(OSError):  # the system, too, forgets what it has not sent, and tells the client so
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self.transport.abort()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._keep_patience()
+
+    def _keep_patience(self) -> None:
+        if self._impatience is not None:
+            self._impatience.cancel()
+            self._impatience = None
 
 
 def _event(tree: Any, name: str | None = None) -> bytes:

@@ -10,17 +10,19 @@ Failure:
 - a member dies, or is silent: others take its place, and the text goes on (`text`).
 - a stage has nobody: texts wait for `WAIT_S`, then fail; who comes back meanwhile is asked again.
 - nobody has a text's weights any more: it is read with newer ones, and goes on. That is told, once a token was drawn.
+- a text's reader is behind: members forget it, and it is read again once its reader goes on.
 - a receipt does not come, or is wrong: that is told (`witness`), and the text goes on.
 """
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from statistics import quantiles
 
 from weft.clock import Clock
 from weft.engine.draw import Drawn
-from weft.engine.engine import MAX_WAITING, Full, Text, Totals, Wanted, check
+from weft.engine.engine import MAX_BEHIND, MAX_WAITING, Full, Text, Totals, Unread, Wanted, check
+from weft.engine.shares import who_yields, youngest
 from weft.errors import ConfigError, NetError, PeerError, Refused, WeftError
 from weft.events import Emit, Event, ReceiptFailed, TextChanged, TextMoved
 from weft.ids import PeerId, Round
@@ -67,6 +69,7 @@ MOST_S = 60.0  # and at most, however slow members say they are, and however lon
 NUM_GAPS = 64
 EXPECTED = 256  # tokens of an answer, as paths are chosen for
 LATE_S = 2.0  # for receipts, once a text has ended
+RETRY_S = 5.0  # after which who finds too many waiting may ask again
 MAX_KEPT = 8192  # receipts of texts that have ended
 MAX_TOLD = 1024  # failures of receipts, each told once; and weights that members have named
 
@@ -111,6 +114,7 @@ class Entry:
         self._new_secret = new_secret
         self._under_way: dict[bytes, _UnderWay] = {}
         self._by_text: dict[Text, _UnderWay] = {}
+        self._behind: dict[_UnderWay, None] = {}  # who has waited longest for its reader first
         self._late: dict[bytes, _UnderWay] = {}  # ended, and receipts may still come
         self._kept: OrderedDict[bytes, tuple[Kept, ...]] = OrderedDict()
         self._weights: OrderedDict[tuple[int, int], bytes] = OrderedDict()  # by round and stage
@@ -126,7 +130,7 @@ class Entry:
 
         Raises:
             ConfigError: as `engine.engine.check`; or an embedding is wanted, or an answer is held to a form.
-            Full: too many wait.
+            Full: too many wait, and nobody has more texts among them than this one would.
         """
         check(wanted, self.vocab_size, self.context)
         if wanted.is_mean:
@@ -139,34 +143,59 @@ class Entry:
                 "answers of a form (response_format, or a tool that must be called) need the whole model on one "
                 "machine; this one is served by several. Leave the form out, or serve a checkpoint of the run."
             )
-        if self.totals.num_waiting >= MAX_WAITING:
-            raise Full(5.0)
-        text = Text(wanted, self._cancel)
+        if self.totals.num_waiting >= wanted.room * MAX_WAITING:
+            self._make_way(wanted)
+        text = Text(wanted, self._cancel, self._go_on)
         under = _UnderWay(self, self._new_secret(SECRET_NBYTES), text)
         self._under_way[under.id] = self._by_text[text] = under
         self._count()
         self.tasks.spawn(under.begin())
         return text
 
+    def _make_way(self, wanted: Wanted) -> None:
+        """End the youngest text that waits of who has most among them, as `engine.schedule` does."""
+        waiting = [
+            each for each in self._by_text.values() if not each.has_drawn and each.text.wanted.room <= wanted.room
+        ]
+        most = who_yields(Counter(each.text.wanted.key for each in waiting), wanted.key, 1)
+        if most is None:
+            raise Full(RETRY_S)
+        youngest(waiting, lambda each: each.text.wanted.key, most).end(Full(RETRY_S))
+
     def _cancel(self, text: Text) -> None:
         if (under := self._by_text.get(text)) is not None:
-            under.cancel()
+            under.end("cancelled")
+
+    def _go_on(self, text: Text) -> None:
+        under = self._by_text.get(text)
+        if under is not None and under in self._behind:
+            del self._behind[under]
+            under.hear(machine.GoesOn())
+            self._count()
+
+    def waits_for_reader(self, under: "_UnderWay") -> None:
+        """A text rests; of too many let one go."""
+        self._behind[under] = None
+        while len(self._behind) > MAX_BEHIND:
+            next(iter(self._behind)).end(Unread())
+        self._count()
 
     async def aclose(self) -> None:
         """End all texts."""
         for under in list(self._by_text.values()):
-            under.cancel()
+            under.end("cancelled")
         await asyncio.sleep(0)  # what was said is under way
         await self.tasks.aclose()
 
     def close(self) -> None:
         """End all texts; what is said of it may not leave any more."""
         for under in list(self._by_text.values()):
-            under.cancel()
+            under.end("cancelled")
 
     def has_ended(self, under: "_UnderWay") -> None:
         self._under_way.pop(under.id, None)
         self._by_text.pop(under.text, None)
+        self._behind.pop(under, None)
         self._count()
         if under.witness is not None:
             self._late[under.id] = under
@@ -174,7 +203,8 @@ class Entry:
 
     def _count(self) -> None:
         self.totals.num_waiting = sum(not under.has_drawn for under in self._under_way.values())
-        self.totals.num_running = len(self._under_way) - self.totals.num_waiting
+        self.totals.num_behind = len(self._behind)
+        self.totals.num_running = len(self._under_way) - self.totals.num_waiting - self.totals.num_behind
 
     def drew(self) -> None:
         self.totals.num_drawn += 1
@@ -188,8 +218,10 @@ class Entry:
     async def _on_drawn(self, peer: PeerId, note: TokenDrawn) -> None:
         under = self._under_way.get(note.sequence)
         if under is not None and peer in under.lasts and note.token < self.vocab_size:
-            drawn = Drawn(note.token, note.logprob, note.likeliest)
+            drawn, num = Drawn(note.token, note.logprob, note.likeliest), under.num_tokens
             under.hear(machine.Drew(note.attempt, note.place, note.chain, drawn))
+            if under.num_tokens > num:
+                self.link.welcome(peer)
 
     async def _on_lost(self, peer: PeerId, note: SequenceLost) -> None:
         under = self._under_way.get(note.sequence)
@@ -278,6 +310,10 @@ class _UnderWay:
         return self.witness.missing(*self._stopped[:2])
 
     @property
+    def num_tokens(self) -> int:
+        return 0 if self._state is None else len(self._state.tokens)
+
+    @property
     def peers(self) -> tuple[PeerId, ...]:
         return () if self._state is None else self._state.path
 
@@ -298,9 +334,9 @@ class _UnderWay:
         else:
             self.hear(machine.Found(reserved.peers))
 
-    def cancel(self) -> None:
-        if self._state is None:
-            self._end("cancelled")
+    def end(self, ending: "machine.Ending | WeftError") -> None:
+        """Draw no more of it."""
+        self._end(ending)
         self.hear(machine.Cancelled())
 
     def hear(self, event: machine.Event) -> None:
@@ -379,7 +415,7 @@ class _UnderWay:
             return
         if was is not None and reserved.round != was.round:
             self._state = machine.with_key(self._state or state, key_of(self.text.wanted.salt, reserved.round))
-        for stage, (old, new) in enumerate(zip(before, reserved.peers, strict=True)):
+        for stage, (old, new) in enumerate(zip(before or reserved.peers, reserved.peers, strict=True)):
             if old != new:
                 self._entry.emit(TextMoved(stage=stage, before=old, member=new))
         is_exact = was is None or reserved.is_exact or not was.is_exact
@@ -536,6 +572,16 @@ class _UnderWay:
         self._entry.drew()
         if self._state is not None and self._state.phase == "running":
             self._wait()
+            if self.text.is_behind():
+                self._rest()
+
+    def _rest(self) -> None:
+        self.hear(machine.Behind())
+        self._stop_waiting()
+        self._told_at = None  # the pause is none of the members'
+        if self._reserved is not None:
+            self._entry.paths.ended(self._reserved)
+        self._entry.waits_for_reader(self)
 
     def _end(self, ending: "machine.Ending | WeftError") -> None:
         if self._is_over:

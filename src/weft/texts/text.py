@@ -2,7 +2,8 @@
 
     seeking ──path──► opening ──all have answered──► running ──ends──► ended
        ▲                 │ one does not, or cannot        │ a member is gone, or nothing came in time
-       └─────────────────┴────────────────────────────────┘
+       ├─────────────────┴────────────────────────────────┤
+       └───────── its reader goes on ──────── resting ◄───┘ its reader is behind: members forget it
 
 The tokens are here, and nowhere else for good. Members have keys and values, and a log of what they sent on; whatever
 happens to them, a new attempt opens a path, hears what each of its members has (`Held`), and says to each what to keep
@@ -25,7 +26,7 @@ from weft.texts.sequence import Held, Marks
 MAX_FUTILE = 6  # attempts in a row that brought the text no further: it has failed
 MAX_SAME = 1  # of those, on one path, before whoever is behind is taken for the cause
 
-Phase = Literal["seeking", "opening", "running", "ended"]
+Phase = Literal["seeking", "opening", "running", "resting", "ended"]
 Ending = Literal["stop", "length", "cancelled"]
 Failed = Literal["no path", "stalled"]
 
@@ -109,11 +110,21 @@ class Overdue:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """Its reader is behind."""
+
+
+@dataclass(frozen=True)
+class GoesOn:
+    """Its reader is behind no more."""
+
+
+@dataclass(frozen=True)
 class Cancelled:
     pass
 
 
-Event = Found | Answered | Drew | Lost | Overdue | Cancelled
+Event = Found | Answered | Drew | Lost | Overdue | Behind | GoesOn | Cancelled
 
 # --- effects ---
 
@@ -222,6 +233,10 @@ def step(text: Text, event: Event) -> Moved:
             return _seek(text, suspects={peer}) if is_in_it else (text, [])
         case Overdue(attempt=attempt):
             return _overdue(text) if attempt == text.attempt else (text, [])
+        case Behind():
+            return _rested(text) if text.phase == "running" else (text, [])
+        case GoesOn():
+            return _seek(text) if text.phase == "resting" else (text, [])
         case Cancelled():
             return _ended(text, End("cancelled"))
 
@@ -293,7 +308,12 @@ def plan(held: Sequence[Held], wanted: int) -> tuple[list[tuple[int, int]], int]
 
 def _drew(text: Text, event: Drew) -> Moved:
     is_current = event.attempt == text.attempt if text.phase == "running" else event.attempt <= text.attempt
-    if not is_current or event.place != len(text.tokens) or not is_same(event.chain, text.chain[-1]):
+    if (
+        text.phase == "resting"
+        or not is_current
+        or event.place != len(text.tokens)
+        or not is_same(event.chain, text.chain[-1])
+    ):
         return text, []
     effects = list[Effect]()
     if event.attempt == text.attempt and text.behind:
@@ -337,7 +357,14 @@ def _seek(text: Text, suspects: Collection[PeerId] = (), same: tuple[PeerId, ...
     return text, [Seek(text.suspects)]
 
 
+def _rested(text: Text) -> Moved:
+    return text._replace(phase="resting", behind=frozenset(), path=(), held=(), reach=-1), _closing(text)
+
+
 def _ended(text: Text, how: End | Fail) -> Moved:
+    return text._replace(phase="ended", behind=frozenset()), [*_closing(text), how]
+
+
+def _closing(text: Text) -> list[Effect]:
     members = text.behind | set(enumerate(text.path))
-    closing: list[Effect] = [Close(text.attempt, tuple(sorted(members)))] if members else []
-    return text._replace(phase="ended", behind=frozenset()), [*closing, how]
+    return [Close(text.attempt, tuple(sorted(members)))] if members else []

@@ -1,7 +1,7 @@
 """Texts that are made together are those that are made alone; who goes leaves nothing behind."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
 from weft.engine.draw import Drawing, Drawn
-from weft.engine.engine import MAX_WAITING, Engine, Full, Text, Wanted
+from weft.engine.engine import MAX_UNREAD, MAX_WAITING, Engine, Full, Text, Unread, Wanted
 from weft.engine.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.errors import ConfigError, NotFinite
@@ -201,7 +201,7 @@ async def test_a_mean_that_gives_up_its_pages_is_the_same(monkeypatch: pytest.Mo
 
 async def test_a_mean_whose_tokens_are_found_again_is_read_anew(engine: Engine) -> None:
     engine.close()  # its thread; what is called here is called from nowhere else
-    text = Text(wanted(text_of(300, 1), salt=b"its own", is_mean=True), engine._cancel)
+    text = Text(wanted(text_of(300, 1), salt=b"its own", is_mean=True), engine._cancel, engine._go_on)
     engine._open(text)
     (row,) = engine._schedule.plan()
     engine._by_text[text].num_summed = 192
@@ -269,6 +269,78 @@ async def test_more_than_can_wait_are_told_when_to_come_back() -> None:
 async def ending(text: Text) -> str | None:
     await whole(text)
     return text.ended
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_who_has_most_texts_waiting_makes_way_for_others() -> None:
+    engine = made(max_running=1)
+    try:
+        texts = list[Text]()
+        with pytest.raises(Full):
+            await begin_without_end(engine, texts)
+        other = engine.begin(replace(wanted([1], num=3), key="other"))
+        youngest = texts[-1]
+        with pytest.raises(Full):
+            await whole(youngest)
+        for each in texts:
+            each.cancel()
+        assert len(await whole(other)) == 3
+    finally:
+        engine.close()
+
+
+async def test_of_who_is_asked_less_a_full_queue_takes_fewer() -> None:
+    engine = made(max_running=1)
+    try:
+        texts = [engine.begin(replace(wanted([1], num=400), key=f"key {number}")) for number in range(MAX_WAITING // 2)]
+        await until(lambda: engine.totals.num_waiting >= MAX_WAITING // 2 - 1)
+        with pytest.raises(Full):
+            engine.begin(replace(wanted([1]), key="low", room=0.25))
+        texts.append(engine.begin(replace(wanted([1]), key="normal", room=0.75)))
+    finally:
+        engine.close()
+    assert {await ending(text) for text in texts} <= {"cancelled", "length"}
+
+
+async def test_a_text_that_nobody_reads_waits_and_is_then_what_it_would_have_been(engine: Engine) -> None:
+    asked = wanted(PROMPTS[2], num=300, temperature=0.9)
+    expected = await whole(engine.begin(asked))
+    text, twin = engine.begin(asked), engine.begin(asked)
+    first = await anext(text)
+    await until(lambda: engine.totals.num_behind == 2)
+    num_steps = engine.totals.num_steps
+    assert (engine.totals.num_running, engine.totals.num_waiting, engine.totals.num_held) == (0, 0, 0)
+    assert len(await whole(engine.begin(wanted(PROMPTS[0], num=5)))) == 5
+    assert engine.totals.num_steps <= num_steps + 5
+    assert engine.totals.num_behind == 2
+    assert [first.token, *await whole(text)] == expected
+    twin.cancel()
+    assert len(await whole(twin)) < MAX_UNREAD + 20
+    await until(lambda: engine.totals.num_behind == 0)
+
+
+async def test_of_too_many_texts_that_nobody_reads_the_first_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.engine.engine.MAX_BEHIND", 2)
+    engine = made()
+    try:
+        texts = list[Text]()
+        for prompt in PROMPTS[:4]:
+            num_drawn = engine.totals.num_drawn + MAX_UNREAD
+            texts.append(engine.begin(wanted(prompt, num=300)))
+            await until(lambda: engine.totals.num_drawn >= num_drawn)  # noqa: B023
+            await until(lambda: not engine.totals.num_running)
+        assert engine.totals.num_behind == 2
+        for text in texts[:2]:
+            with pytest.raises(Unread):
+                await whole(text)
+        assert [len(await whole(text)) for text in texts[2:]] == [300, 300]
+    finally:
+        engine.close()
 
 
 class Only:

@@ -46,6 +46,38 @@ def test_a_step_draws_for_all_and_reads_pieces_that_end_where_pages_end() -> Non
     assert [(row.sequence, row.start, row.draws) for row in second] == [(short, 10, True), (long, first[1].stop, True)]
 
 
+def test_where_too_many_draw_keys_do_by_turns_and_each_text_soon() -> None:
+    schedule = scheduler(max_rows=4)
+    many, few = [text(5, "many", seed) for seed in range(8)], [text(5, key, 100) for key in ("x", "y")]
+    for sequence in [*many, *few]:
+        schedule.add(sequence)
+    while any(each.num_left != 1 for each in [*many, *few]):
+        played(schedule)
+    before = {id(each): len(each.tokens) for each in [*many, *few]}
+    for _ in range(16):
+        played(schedule)
+    num_drawn = [len(each.tokens) - before[id(each)] for each in [*many, *few]]
+    assert num_drawn == [4] * 8 + [16] * 2
+
+
+def test_who_waits_most_makes_way_but_not_for_who_is_asked_less() -> None:
+    schedule = scheduler()
+    first, second = text(5, "many", 1), text(5, "many", 2)
+    high = [Sequence("high", [seed], 100, room=1.0) for seed in range(3)]
+    for sequence in (first, second):
+        sequence.room = 0.75
+        schedule.add(sequence)
+    assert schedule.who_makes_way("other", 0.75) is second
+    assert schedule.who_makes_way("many", 0.75) is None
+    for sequence in high:
+        schedule.add(sequence)
+    assert schedule.who_makes_way("other", 0.75) is second
+    assert schedule.who_makes_way("other", 1.0) is high[-1]
+    assert schedule.who_makes_way("other", 0.25) is None
+    schedule.remove(second)
+    assert schedule.who_makes_way("other", 0.75) is None
+
+
 def test_a_prompt_that_was_read_under_the_same_salt_is_read_once() -> None:
     schedule = scheduler()
     for salt, num_shared in ((b"x", 0), (b"x", 3 * PAGE), (b"y", 0)):

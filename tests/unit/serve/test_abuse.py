@@ -16,10 +16,12 @@ from unit.serve.scripted import asking, scripted
 from weft.cli.listener import listen
 from weft.engine.draw import MAX_BIASED
 from weft.serve import app as served
+from weft.serve import stream
 from weft.serve.app import app
 from weft.serve.generation import Model
 from weft.serve.keys import Limits
 from weft.serve.schemas import MAX_MESSAGES, MAX_SCHEMA_NBYTES
+from weft.serve.stream import Connection
 
 MESSAGE = {"role": "user", "content": "hi"}
 MARK = "giraffe"
@@ -28,10 +30,13 @@ MARK = "giraffe"
 @contextmanager
 def running(model: Model, limits: Limits) -> Iterator[tuple[tuple[str, int], uvicorn.Server]]:
     """Serve on a thread; yield host and port, and the server."""
-    listener = listen("127.0.0.1", 0, unread_s=limits.slow_reader_s)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)  # else the system takes megabytes itself
+    listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(
-        app({"tiny": model}, limits=limits), log_level="debug", timeout_graceful_shutdown=1, lifespan="off"
+        app({"tiny": model}, limits=limits),
+        http=Connection,
+        log_level="debug",
+        timeout_graceful_shutdown=1,
+        lifespan="off",
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
@@ -158,15 +163,24 @@ async def test_what_is_nested_deeply_is_refused(body: bytes) -> None:
 # --- who reads slowly ---
 
 
+async def sip(connections: list[socket.socket]) -> None:
+    """Read a byte now and then."""
+    while True:
+        for connection in connections:
+            with suppress(OSError):
+                connection.recv(1, socket.MSG_DONTWAIT)
+        await asyncio.sleep(0.1)
+
+
 @pytest.mark.full
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system ends no connection by itself")
-async def test_slow_readers_hold_up_nobody_and_are_let_go() -> None:
+async def test_slow_readers_hold_up_nobody_and_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "SLOW_READER_S", 1.0)
     model = scripted(*["word " * 150] * 8, "quick")
     engine: Any = model.engine
     fields = {"model": "tiny", "messages": [MESSAGE], "stream": True, "logprobs": True, "top_logprobs": 20}
     body = json.dumps(fields).encode()
     slow = []
-    with running(model, Limits(slow_reader_s=1.0)) as (place, server):
+    with running(model, Limits()) as (place, server):
         try:
             for _ in range(8):
                 connection = socket.socket()
@@ -174,6 +188,7 @@ async def test_slow_readers_hold_up_nobody_and_are_let_go() -> None:
                 connection.connect(place)
                 connection.sendall(request(body))
                 slow.append(connection)  # and reads nothing
+            sipping = asyncio.ensure_future(sip(slow[::2]))
             await soon(lambda: len(engine.begun) == 8)
             with socket.create_connection(place) as connection:
                 asked = json.dumps({"model": "tiny", "messages": [MESSAGE]}).encode()
@@ -182,9 +197,11 @@ async def test_slow_readers_hold_up_nobody_and_are_let_go() -> None:
             assert b'"content":"quick"' in answer
             await soon(lambda: not server.server_state.connections)
             await soon(lambda: engine.totals.num_running == 0)
+            sipping.cancel()
+            assert max(map(engine.num_told, engine.begun[:8])) < 150 * len("word ")
             for connection in slow:
-                with suppress(ConnectionResetError):
-                    assert b"[DONE]" not in await asyncio.to_thread(said, connection)
+                with pytest.raises(ConnectionResetError):
+                    await asyncio.to_thread(said, connection)
         finally:
             for connection in slow:
                 connection.close()

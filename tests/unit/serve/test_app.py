@@ -491,8 +491,9 @@ async def ask_and_go(fields: dict[str, Any], engine: ScriptedEngine, served: Any
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    async def send(_message: Any) -> None:
-        if not takes and _message["type"] == "http.response.body":
+    async def send(message: Any) -> None:
+        if not takes and message["type"] == "http.response.body":
+            gone.set()
             await asyncio.Event().wait()
 
     scope = {
@@ -519,10 +520,11 @@ async def test_who_goes_away_ends_the_work(stream: bool) -> None:
     assert engine.totals.num_running == 0
 
 
-async def test_who_takes_nothing_is_not_waited_for() -> None:
+async def test_who_takes_nothing_and_goes_ends_the_work_too() -> None:
     model = scripted(["x"] * 50)
     engine: Any = model.engine
-    await ask_and_go({"stream": True}, engine, app({"tiny": model}, limits=Limits(slow_reader_s=0.05)), takes=False)
+    await ask_and_go({"stream": True}, engine, app({"tiny": model}), takes=False)
+    assert all(each.is_cancelled for each in engine.begun)
     assert engine.totals.num_running == 0
 
 

@@ -1,6 +1,7 @@
 """Texts that stages compute together are those of the whole model, whoever dies meanwhile, and when."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
 from unit.texts.stages import Served, drawn_by_the_whole, drawn_of, of_the_whole, tokens_of, wanted
 from weft.codec.config import Int8Config
 from weft.codec.dense import Bf16
-from weft.engine.engine import Text, Wanted
+from weft.engine.engine import Full, Text, Unread, Wanted
 from weft.engine.step import KeysAndValues, Weights
 from weft.errors import ConfigError
 from weft.events import TextChanged, TextMoved
@@ -201,6 +202,52 @@ def test_who_reads_no_longer_leaves_nothing_behind() -> None:
         await asyncio.sleep(0.1)
         assert [(each.num_texts, each.num_held) for each in served.members] == [(0, 0)] * 2
         assert served.entry.totals.num_running == served.entry.totals.num_waiting == 0
+
+    served.run(play)
+
+
+def test_a_text_that_nobody_reads_rests_and_is_then_what_it_would_have_been() -> None:
+    served = Served((1, 1))
+    asked = wanted(PROMPT, 200)
+    (expected,) = of_the_whole(asked)
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        first = await anext(text)
+        await asyncio.sleep(20)
+        totals = served.entry.totals
+        assert (totals.num_running, totals.num_waiting, totals.num_behind) == (0, 0, 1)
+        assert [(each.num_texts, each.num_held) for each in served.members] == [(0, 0)] * 2
+        num_drawn = totals.num_drawn
+        await asyncio.sleep(20)
+        assert totals.num_drawn == num_drawn
+        assert [first.token, *await tokens_of(text)] == expected
+        assert totals.num_behind == 0
+
+    served.run(play)
+
+
+def test_of_too_many_texts_that_nobody_reads_the_first_ends_and_who_waits_most_makes_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("weft.texts.entry.MAX_BEHIND", 1)
+    monkeypatch.setattr("weft.texts.entry.MAX_WAITING", 2)
+    served = Served((1, 1))
+
+    async def play() -> None:
+        texts = [served.entry.begin(wanted(PROMPT, 200)) for _ in range(2)]
+        with pytest.raises(Full):
+            served.entry.begin(wanted(PROMPT, 3))
+        other = served.entry.begin(replace(wanted(PROMPT, 3), key="other"))
+        assert len(await tokens_of(other)) == 3
+        with pytest.raises(Full):
+            await tokens_of(texts[1])
+        texts[1] = served.entry.begin(wanted(PROMPT, 200))
+        await asyncio.sleep(60)
+        assert served.entry.totals.num_behind == 1
+        ends = await asyncio.gather(*map(tokens_of, texts), return_exceptions=True)
+        assert sorted(type(end) for end in ends if not isinstance(end, list)) == [Unread]
+        assert [len(end) for end in ends if isinstance(end, list)] == [200]
 
     served.run(play)
 

@@ -55,6 +55,7 @@ GIVEN_UP = (
     "not share; what that server logs of questions and answers is not known here"
 )
 ENDS_S = 3
+SWITCH_S = 1e-3  # after which the thread that draws lets requests be read, and refused; Python's own 5 ms add to each
 MOVES_S = 10.0
 
 
@@ -424,6 +425,8 @@ async def answering(app: "Starlette", listener: "socket.socket", on_told: Callab
     """
     import uvicorn
 
+    from weft.serve.stream import Connection
+
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if not self.should_exit:
@@ -431,8 +434,16 @@ async def answering(app: "Starlette", listener: "socket.socket", on_told: Callab
             super().handle_exit(sig, frame)
 
     server = Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=ENDS_S, lifespan="off")
+        uvicorn.Config(
+            app,
+            http=Connection,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=ENDS_S,
+            lifespan="off",
+        )
     )
+    sys.setswitchinterval(SWITCH_S)
     await server.serve(sockets=[listener])
 
 

@@ -383,6 +383,10 @@ class Session:
         self._add_note(frame)
         return True
 
+    def welcome(self) -> None:
+        """A note of the peer's was one that this peer had agreed to take: it costs the peer nothing."""
+        self._burden.note()
+
     def _add_note(self, frame: bytes) -> None:
         self._burden.note()
         self._queue.add_frame(frame)
