@@ -131,6 +131,10 @@ class StageLink:
         """Call `callback(peer)` whenever a link goes down."""
         self._on_parted.append(callback)
 
+    def off_parted(self, callback: Callable[[PeerId], object]) -> None:
+        """Call it no more."""
+        self._on_parted.remove(callback)
+
     def is_linked(self, peer: PeerId) -> bool:
         return peer == self.me or self._node.is_linked(peer)
 
@@ -174,7 +178,7 @@ class StageLink:
 
     def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
         if not is_up:
-            for callback in self._on_parted:
+            for callback in tuple(self._on_parted):
                 callback(peer)
             for parted in self._parting.get(peer, ()):
                 if not parted.done():

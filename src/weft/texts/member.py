@@ -128,6 +128,7 @@ class Member:
         for kind, handler in self._handlers.items():
             self._link.let_go(self.stage, kind, handler)
         self._link.let_go(self._next, SectionServed, self._near.heard)
+        self._near.close()
         await self._link.tell(self.served(is_here=False))
         for text in list(self._texts.values()):
             self._lose(text, "leaving")

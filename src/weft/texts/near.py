@@ -34,11 +34,17 @@ class Nearness:
         self._link, self._clock = link, clock
         self._answers: dict[PeerId, deque[float]] = {}  # who was asked longest ago is first
         self._changed = asyncio.Event()
-        link.on_parted(lambda peer: self._answers.pop(peer, None))
+        link.on_parted(self._forget)
+
+    def close(self) -> None:
+        self._link.off_parted(self._forget)
+
+    def _forget(self, peer: PeerId) -> None:
+        self._answers.pop(peer, None)
 
     async def heard(self, peer: PeerId, note: SectionServed) -> None:
         if not note.rounds:
-            self._answers.pop(peer, None)
+            self._forget(peer)
         elif peer not in self._answers and peer != self._link.me:
             self._answers = {peer: deque(maxlen=NUM_ANSWERS), **self._answers}
             self._changed.set()
@@ -66,7 +72,7 @@ class Nearness:
             with suppress(CallFailed):
                 await self._link.call(peer, HowNear(), IsNear, deadline_s=ANSWER_S)
         except (PeerError, NetError, Refused):
-            self._answers.pop(peer, None)
+            self._forget(peer)
         if (answers := self._answers.get(peer)) is not None:
             answers.append(self._clock.now() - began)
 

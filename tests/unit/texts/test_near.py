@@ -26,6 +26,9 @@ class FarLink:
     def on_parted(self, callback: Callable[[PeerId], object]) -> None:
         self.parted.append(callback)
 
+    def off_parted(self, callback: Callable[[PeerId], object]) -> None:
+        self.parted.remove(callback)
+
     async def call(self, peer: PeerId, request: HowNear, response: type[IsNear], *, deadline_s: float) -> IsNear:
         assert isinstance(request, HowNear)
         self.asked.append(peer)
@@ -91,6 +94,8 @@ def test_who_serves_no_longer_or_is_parted_is_told_no_more() -> None:
         callback(NEAR)
     asyncio.run(near.heard(FAR, served()))
     assert [each.peer for each in near.told()] == [OLD]
+    near.close()
+    assert link.parted == []
 
 
 def test_no_more_are_told_than_news_holds() -> None:
