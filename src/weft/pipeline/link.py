@@ -132,8 +132,9 @@ class StageLink:
         self._on_parted.append(callback)
 
     def off_parted(self, callback: Callable[[PeerId], object]) -> None:
-        """Call it no more."""
-        self._on_parted.remove(callback)
+        """Call it no more, if it is called."""
+        if callback in self._on_parted:
+            self._on_parted.remove(callback)
 
     def is_linked(self, peer: PeerId) -> bool:
         return peer == self.me or self._node.is_linked(peer)
