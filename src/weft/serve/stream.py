@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
+import h11
 import msgspec
 from starlette.types import Receive, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -23,6 +24,7 @@ from weft.serve.failures import Fault, fault_of
 from weft.serve.keys import Limits
 
 SLOW_READER_S = 30.0  # a client may take so little for so long that what was written ahead of it does not leave
+SILENT_S = 30.0  # for the head of a request
 MAX_UNSENT_NBYTES = 4 << 10  # written ahead of a client in this process, and as much again in its system
 _AT_ONCE = struct.pack("ii", 1, 0)
 Tree = dict[str, Any]
@@ -178,16 +180,19 @@ class Wire:
 
 
 class Connection(H11Protocol):
-    """A client's connection. It holds little that the client has not taken, and ends where that does not leave.
+    """A client's connection. It holds little that the client has not taken. It ends where that does not leave, and where
+    nothing is asked.
 
     uvicorn alone closes a connection once all that was written has left. A client that reads some bytes now and then
-    puts that off for ever.
+    puts that off for ever. And it waits for the head of a request as long as there is some byte of it.
     """
 
     _impatience: asyncio.TimerHandle | None = None
+    _head_due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._wait_for_head()
         transport.set_write_buffer_limits(high=MAX_UNSENT_NBYTES)
         with suppress(OSError, AttributeError):  # not every system knows it
             line = transport.get_extra_info("socket")
@@ -195,7 +200,23 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._keep_patience()
+        self._has_head()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._has_head()
+        elif self._head_due is None:
+            self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        self._head_due = self.loop.call_later(SILENT_S, self.transport.close)
+
+    def _has_head(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
 
     def pause_writing(self) -> None:
         super().pause_writing()

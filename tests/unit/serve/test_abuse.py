@@ -207,6 +207,26 @@ async def test_slow_readers_hold_up_nobody_and_are_let_go(monkeypatch: pytest.Mo
                 connection.close()
 
 
+@pytest.mark.parametrize(
+    "before", [b"", request(json.dumps({"model": "tiny", "messages": [MESSAGE]}).encode())], ids=["first", "second"]
+)
+@pytest.mark.parametrize("head", [b"", b"GET /version HTTP/1.1\r\nx-slow: "])
+async def test_who_brings_no_whole_head_is_let_go(before: bytes, head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "SILENT_S", 0.3)
+    with running(scripted("quick"), Limits()) as (place, server), socket.create_connection(place) as connection:
+        connection.sendall(before + head)
+        await soon(lambda: bool(server.server_state.connections))
+        for _ in range(200):
+            if not server.server_state.connections:
+                break
+            with suppress(OSError):
+                connection.sendall(b"x" if head else b"")
+            await asyncio.sleep(0.05)
+        assert not server.server_state.connections
+        with suppress(ConnectionResetError):
+            assert (b"quick" in await asyncio.to_thread(said, connection)) == bool(before)
+
+
 # --- nothing is logged ---
 
 

@@ -437,6 +437,7 @@ async def answering(app: "Starlette", listener: "socket.socket", on_told: Callab
         uvicorn.Config(
             app,
             http=Connection,
+            ws="none",
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=ENDS_S,
