@@ -180,8 +180,8 @@ class Wire:
 
 
 class Connection(H11Protocol):
-    """A client's connection. It holds little that the client has not taken. It ends where that does not leave, and where
-    nothing is asked.
+    """A client's connection. It holds little that the client has not taken. It ends where that does not leave, and
+    where nothing is asked.
 
     uvicorn alone closes a connection once all that was written has left. A client that reads some bytes now and then
     puts that off for ever. And it waits for the head of a request as long as there is some byte of it.
