@@ -201,9 +201,9 @@ class Search:
             for peer in text.path:  # its link has gone down, whether or not it lives
                 yield self._told(world, texts.Lost(text.attempt, peer))
             if bounds.rests:
-                yield self._told(world, texts.Behind())
+                yield self._told(world, texts.Unread())
         if text.phase == "resting":
-            yield self._told(world, texts.GoesOn())
+            yield self._told(world, texts.Read())
         for number, state in enumerate(world.members):
             if state != self._dead and world.num_kills < bounds.num_kills:
                 yield self._with(world, number, self._dead)._replace(num_kills=world.num_kills + 1)
@@ -219,7 +219,7 @@ class Search:
             text = self._asker(world).text
             if text.phase == "ended":
                 break
-            event = texts.GoesOn() if text.phase == "resting" else texts.Overdue(text.attempt)
+            event = texts.Read() if text.phase == "resting" else texts.Overdue(text.attempt)
             before, world = world.sent, self._told(world, event)
             new = deque(ones(world.sent & ~before))
             while new and self._asker(world).ended is None:

@@ -10,7 +10,7 @@ LOCAL = {"127.0.0.1", "::1", "localhost"}
 UNREAD_S = 60.0  # a connection whose other end takes nothing for so long is ended by the system, where it can
 
 
-def listen(host: str, port: int, *, unread_s: float = UNREAD_S) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Listen on a port; 0 lets the system choose.
 
     Raises:
@@ -25,7 +25,7 @@ def listen(host: str, port: int, *, unread_s: float = UNREAD_S) -> socket.socket
             "--port 0 for any that is free."
         ) from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections have what their listener has
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_s * 1000))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 1000))
     return listener
 
 

@@ -6,8 +6,9 @@
     text.ended                          # "stop", "length", "cancelled"
 
 Whoever reads slowly holds up nobody: once `MAX_UNREAD` tokens wait for it, its text leaves the schedule until half of
-them are read. Where more than `MAX_BEHIND` texts wait for their readers so, the one that has waited longest ends. The
-thread owns the schedule, the pages and the numbers; others reach it through a queue alone.
+them are read. Of a long text more may wait (`UNREAD_PART`), since it may have to be read again. Where more than
+`MAX_BEHIND` texts wait for their readers so, one of whoever has most of them ends. The thread owns the schedule, the
+pages and the numbers; others reach it through a queue alone.
 """
 
 import asyncio
@@ -29,13 +30,13 @@ from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool
 from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
-from weft.engine.shares import who_yields
+from weft.engine.shares import most_held, who_makes_way
 from weft.engine.step import Stepper
 from weft.errors import ConfigError, WeftError
 
 Ending = Literal["stop", "length", "cancelled"]
 MAX_WAITING = 256
-MAX_UNREAD = 64  # tokens of a text that wait for its reader
+MAX_UNREAD, UNREAD_PART = 64, 8  # tokens of a text that wait for its reader; or the eighth part of a long one
 MAX_BEHIND = 256  # texts whose readers are behind
 
 
@@ -43,7 +44,7 @@ class Full(WeftError):
     """More texts wait than this machine takes. `retry_s`: when to ask again, in seconds."""
 
     def __init__(self, retry_s: float) -> None:
-        super().__init__(f"{MAX_WAITING} texts wait already. Ask again in {retry_s:.0f} s.")
+        super().__init__(f"Too many texts wait already. Ask again in {retry_s:.0f} s.")
         self.retry_s = retry_s
 
 
@@ -76,7 +77,7 @@ class Wanted:
         max_new_tokens: at most so many are drawn.
         stop_ids: tokens that end the text, and are not in it.
         salt: who may share pages with it.
-        room: the share of a queue that may be full before it is refused, where nobody has more in it than `key`.
+        room: priority, as a share of the queue: where it is that full, whoever has most in it makes way, or is refused.
         is_mean: the mean of the prompt's last hidden states is wanted, `Text.mean`, and nothing is drawn.
     """
 
@@ -136,7 +137,7 @@ class Text:
 
     def is_behind(self) -> bool:
         """Return whether so much waits for its reader that no more should be drawn; from the thread that tells."""
-        if self._num_told - self._num_taken < MAX_UNREAD:
+        if self._num_told - self._num_taken < self._most_unread:
             return False
         self._is_behind = True  # before it is counted again: its reader may take some at this very moment
         if self._is_half_read():
@@ -144,7 +145,11 @@ class Text:
         return self._is_behind
 
     def _is_half_read(self) -> bool:
-        return self._num_told - self._num_taken <= MAX_UNREAD // 2
+        return self._num_told - self._num_taken <= self._most_unread // 2
+
+    @property
+    def _most_unread(self) -> int:
+        return max(MAX_UNREAD, (len(self.wanted.prompt) + self._num_told) // UNREAD_PART)
 
     def tell(self, told: Drawn | Ending | Exception) -> None:
         """Let its reader have a token, or its end; from any thread, but always the same."""
@@ -168,7 +173,7 @@ class Totals:
     num_right: int = 0  # of those, drawn
     num_running: int = 0
     num_waiting: int = 0
-    waiting: Counter[str] = field(default_factory=Counter)  # those, by who asks
+    waiting: dict[str, tuple[int, float]] = field(default_factory=dict)  # of an engine: by key, and its priority
     num_behind: int = 0  # texts that wait for their readers
     num_pages: int = 0
     num_held: int = 0  # pages
@@ -256,12 +261,21 @@ class Engine:
         """
         check(wanted, self.vocab_size, self.context)
         num_waiting = self.totals.num_waiting + self._num_begun - self._num_counted
-        if num_waiting >= wanted.room * MAX_WAITING and who_yields(self.totals.waiting, wanted.key, 1) is None:
-            raise Full(self._retry_s())
+        if num_waiting >= wanted.room * MAX_WAITING:
+            self._have_place(wanted)
         text = Text(wanted, self._cancel, self._go_on)
         self._num_begun += 1
         self._asked.put(lambda: self._open(text))
         return text
+
+    def _have_place(self, wanted: Wanted) -> None:
+        """Have the thread find a place in a full queue (`_open`), as far as can be seen from here."""
+        waiting = self.totals.waiting
+        if (other := who_makes_way(waiting, wanted.key, wanted.room)) is None:
+            raise Full(self._retry_s())
+        for key, num in ((other, -1), (wanted.key, 1)):  # until the thread counts anew
+            before, room = waiting.get(key, (0, wanted.room))
+            waiting[key] = before + num, room
 
     def _cancel(self, text: Text) -> None:
         self._asked.put(lambda: self._close(text, "cancelled"))
@@ -303,10 +317,11 @@ class Engine:
         self._num_opened += 1
         wanted = text.wanted
         if self._schedule.num_waiting >= wanted.room * MAX_WAITING:
-            if (other := self._schedule.who_makes_way(wanted.key, wanted.room)) is None:
+            other = who_makes_way(self._schedule.waiting, wanted.key, wanted.room)
+            if other is None:
                 text.tell(Full(self._retry_s()))
                 return
-            self._end(self._jobs[other], Full(self._retry_s()))
+            self._end(self._jobs[self._schedule.youngest_waiting(other)], Full(self._retry_s()))
         most = min(self.context, len(wanted.prompt) + wanted.max_new_tokens)
         guesses = Guesses() if self._has_guesses and not wanted.is_mean else None
         sequence = Sequence(wanted.key, list(wanted.prompt), most, wanted.salt, guesses, wanted.room)
@@ -337,7 +352,8 @@ class Engine:
                 self._schedule.remove(row.sequence)
                 self._behind[job] = None
         while len(self._behind) > MAX_BEHIND:
-            self._end(next(iter(self._behind)), Unread())
+            most = most_held(Counter(job.text.wanted.key for job in self._behind))
+            self._end(next(job for job in self._behind if job.text.wanted.key == most), Unread())
 
     def _again(self, text: Text) -> None:
         """A reader is behind no more."""

@@ -16,16 +16,15 @@ same, the youngest sequence of the key that holds most pages gives its own up, a
 One whose reader is behind leaves, too, until it is called for again: its pages are found again while nobody needs them.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from math import ceil
-from operator import attrgetter
 
 from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, Name, PagePool, names_of, num_pages
-from weft.engine.shares import by_turns, most_held, pages_held, who_yields, youngest
+from weft.engine.shares import by_turns, most_held, pages_held, youngest
 
 MAX_SLOWDOWN = 2.0
 SPARE = 0.05  # of all pages
@@ -122,9 +121,9 @@ class Scheduler:
         return sum(map(len, self._waiting.values()))
 
     @property
-    def waiting(self) -> Counter[str]:
-        """Return how many sequences of each key wait."""
-        return Counter({key: len(queue) for key, queue in self._waiting.items()})
+    def waiting(self) -> dict[str, tuple[int, float]]:
+        """Return how many sequences of each key wait, and its priority."""
+        return {key: (len(queue), queue[0].room) for key, queue in self._waiting.items()}
 
     def add(self, sequence: Sequence) -> None:
         self._queue(sequence.key).append(sequence)
@@ -133,15 +132,9 @@ class Scheduler:
         """A sequence that was here before goes on: before those of its key that have not begun."""
         self._queue(sequence.key).appendleft(sequence)
 
-    def who_makes_way(self, key: str, room: float) -> Sequence | None:
-        """Return which sequence gives up its place in a full queue for another of `key`; None: that is refused.
-
-        As pages are, places are shared by max-min fairness: the youngest of the key that has most, if it has more than
-        `key` with one more. A key of higher priority makes way for none.
-        """
-        waiting = {each: num for each, num in self.waiting.items() if self._waiting[each][0].room <= room}
-        most = who_yields(waiting, key, 1)
-        return None if most is None else self._waiting[most][-1]
+    def youngest_waiting(self, key: str) -> Sequence:
+        """Return the last of a key's sequences that wait; there is one at least."""
+        return self._waiting[key][-1]
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence has ended, or nobody wants it any more."""
@@ -187,11 +180,14 @@ class Scheduler:
     # --- those that draw ---
 
     def _drawing(self) -> list[Sequence]:
-        """Return which sequences draw: of too many the first of each key, then the second; who drew last comes last."""
+        """Return which sequences draw: of too many one of each key, then a second; who drew last comes last."""
         ready = [each for each in self._running if each.num_left == 1]
         if len(ready) <= self._max_rows:
             return ready
-        return by_turns(sorted(ready, key=attrgetter("drew_at")), _key_of)[: self._max_rows]
+        drew_at = dict[str, int]()
+        for each in ready:
+            drew_at[each.key] = max(drew_at.get(each.key, 0), each.drew_at)
+        return by_turns(sorted(ready, key=lambda each: (drew_at[each.key], each.drew_at)), _key_of)[: self._max_rows]
 
     def _with_guesses(self, rows: list[Row]) -> Iterator[Row]:
         """Yield rows with guesses behind them, as far as they pay, and rows and pages are left."""
@@ -286,6 +282,7 @@ class Scheduler:
         if not queue:
             del self._waiting[key]
         self._running.append(sequence)
+        sequence.drew_at = self._num_plans  # no newcomer goes before those that wait for their next token
         return sequence
 
     def _is_admitted(self, sequence: Sequence) -> bool:

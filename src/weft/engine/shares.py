@@ -48,6 +48,15 @@ def who_yields(held: Mapping[Key, int], key: Key, num: int) -> Key | None:
     return most if held.get(most, 0) > held.get(key, 0) + num else None
 
 
+def who_makes_way(waiting: Mapping[Key, tuple[int, float]], key: Key, room: float) -> Key | None:
+    """Return who gives up its youngest text in a full queue for one more of `key`; None: nobody has more than it would.
+
+    Args:
+        waiting: how many texts each has there, and its priority (`Wanted.room`); a higher one makes way for none.
+    """
+    return who_yields({each: num for each, (num, its_room) in waiting.items() if its_room <= room}, key, 1)
+
+
 def by_turns(each: Iterable[T], key_of: Callable[[T], Hashable]) -> list[T]:
     """Return the first of every key, then the second of every key, and so on."""
     nums = Counter[Hashable]()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.engine.engine import Text, Wanted
+from weft.engine.engine import Full, Text, Wanted
 from weft.rng import fresh_secret
 from weft.serve.completions import texts_of
 from weft.serve.failures import Fault, unavailable, wrong
@@ -21,6 +21,7 @@ from weft.serve.generation import Model, Serving
 from weft.serve.keys import Visit
 from weft.serve.schemas import MAX_INPUTS, EmbeddingRequest
 
+AGAIN_S = 1.0  # after which a text for which there was no place is tried again
 AT_A_TIME = 16  # texts of one request: others have their turns between
 
 
@@ -33,6 +34,7 @@ class Embedding:
         self._request, self._model, self._prompts = request, model, prompts
         self._visit, self._serving = visit, serving
         self._texts: set[Text] = set()
+        self._num_read = 0
 
     async def whole(self) -> dict[str, Any]:
         """Return the answer.
@@ -72,16 +74,27 @@ class Embedding:
         for text in self._texts:
             text.cancel()
 
-    async def _mean(self, prompt: Sequence[int], gate: asyncio.Semaphore) -> NDArray[np.float32]:
-        asker = self._visit.asker
-        async with gate:
-            text = self._model.engine.begin(
-                Wanted(asker.name, tuple(prompt), 1, salt=fresh_secret(32), room=asker.room, is_mean=True)
-            )
+    async def _read(self, wanted: Wanted) -> Text | None:
+        """Have a text read; None: there was no place for it, while others of this request have been read."""
+        try:
+            text = self._model.engine.begin(wanted)
             self._texts.add(text)
-            self._visit.charge(len(prompt))
             async for _ in text:
                 pass
+        except Full:
+            if not self._num_read:
+                raise
+            return None
+        self._num_read += 1
+        return text
+
+    async def _mean(self, prompt: Sequence[int], gate: asyncio.Semaphore) -> NDArray[np.float32]:
+        asker = self._visit.asker
+        wanted = Wanted(asker.name, tuple(prompt), 1, salt=fresh_secret(32), room=asker.room, is_mean=True)
+        async with gate:
+            while (text := await self._read(wanted)) is None:  # noqa: ASYNC110  # nobody tells of places
+                await asyncio.sleep(AGAIN_S)
+            self._visit.charge(len(prompt))
         if text.mean is None:
             raise unavailable("The model is being unloaded; ask again.", "unloaded", 1.0)
         length = float(np.linalg.norm(text.mean))

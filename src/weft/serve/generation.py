@@ -15,7 +15,7 @@ from blake3 import blake3
 from weft.clock import Clock
 from weft.data.tokenizer import Tokenizer
 from weft.engine.draw import Drawing
-from weft.engine.engine import Serves, Text, Wanted
+from weft.engine.engine import Full, Serves, Text, Wanted
 from weft.model.came_with import CameWith
 from weft.rng import fresh_secret
 from weft.serve.failures import Fault, unavailable, wrong
@@ -295,6 +295,8 @@ class Generation:
             num_left = len(tasks)
             while num_left:
                 one = await self._next(told)
+                if isinstance(one, Full) and not self.usage.num_drawn:  # it made way for others
+                    self._visit.charge(-len(self.plan.prompt))
                 if isinstance(one, Exception):
                     raise one
                 num_left -= one.reason is not None
@@ -309,8 +311,11 @@ class Generation:
         limits = self._limits
         is_waiting = all(under.num_drawn == 0 for under in self._texts)
         end_s = self._read_s + (limits.max_wait_s if is_waiting else limits.max_time_s)
+        left_s = end_s - self._clock.now()
         try:
-            async with asyncio.timeout(max(0.0, end_s - self._clock.now())):
+            if left_s <= 0:  # what waits there already would be read all the same
+                raise TimeoutError
+            async with asyncio.timeout(left_s):
                 return await told.get()
         except TimeoutError:
             if not is_waiting:

@@ -46,7 +46,7 @@ _Limit = Annotated[int, Meta(ge=1)] | None
 _Moment = Annotated[datetime, Meta(tz=True)]
 _Salt = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
-# How full the queue of a model may be for a request to be taken, by its key's priority.
+# How full the queue of a model may be for a request to find a place, by its key's priority (`Wanted.room`).
 ROOM = {"low": 0.25, "normal": 0.75, "high": 1.0}
 
 
@@ -63,9 +63,7 @@ class Key(config.Config, frozen=True, kw_only=True):
     models: Annotated[tuple[str, ...], Meta(description="Which may be asked for; empty: all.")] = ()
     priority: Annotated[
         Literal["low", "normal", "high"],
-        Meta(
-            description="While many wait, low is refused when a quarter of the queue is full, normal at three quarters."
-        ),
+        Meta(description="Low finds no place in a queue that is a quarter full, normal at three quarters."),
     ] = "normal"
     expires: Annotated[_Moment | None, Meta(description="From when on it is refused; a date with time and zone.")] = (
         None
@@ -212,7 +210,7 @@ class Asker:
 
     @property
     def room(self) -> float:
-        """How full a queue may be for this one to be taken, as a share."""
+        """See `Wanted.room`."""
         return 1.0 if self.key is None else ROOM[self.key.priority]
 
 

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-import h11
 import msgspec
 from starlette.types import Receive, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -23,9 +22,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from weft.serve.failures import Fault, fault_of
 from weft.serve.keys import Limits
 
-SLOW_READER_S = 30.0  # a client may take so little for so long that what was written ahead of it does not leave
+SLOW_READER_S = 30.0  # what is written for a client has to leave within it, or some of it
+LEAST_NBYTES = 1 << 10  # so much
 SILENT_S = 30.0  # for the head of a request
-MAX_UNSENT_NBYTES = 4 << 10  # written ahead of a client in this process, and as much again in its system
+MAX_UNSENT_NBYTES = 4 << 10  # that the system takes ahead of a client
 _AT_ONCE = struct.pack("ii", 1, 0)
 Tree = dict[str, Any]
 _JSON = "application/json"
@@ -48,7 +48,7 @@ class Answer(Protocol):
 
 
 class Gone(Exception):
-    """The client has gone, or reads too slowly."""
+    """The client has gone, or was cut off."""
 
 
 class Wire:
@@ -193,7 +193,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_for_head()
-        transport.set_write_buffer_limits(high=MAX_UNSENT_NBYTES)
+        transport.set_write_buffer_limits(high=0)  # nothing is written behind what has not left
         with suppress(OSError, AttributeError):  # not every system knows it
             line = transport.get_extra_info("socket")
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_NBYTES)
@@ -205,7 +205,7 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
+        if self.cycle is not None and not self.cycle.response_complete:
             self._has_head()
         elif self._head_due is None:
             self._wait_for_head()
@@ -221,10 +221,23 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._keep_patience()
-        self._impatience = self.loop.call_later(SLOW_READER_S, self._cut)
+        self._wait_for_reader()
+
+    def _wait_for_reader(self) -> None:
+        nbytes = self.transport.get_write_buffer_size()
+        self._impatience = self.loop.call_later(SLOW_READER_S, self._look, nbytes)
+
+    def _look(self, before_nbytes: int) -> None:
+        """Cut a connection off where next to nothing left of what is written there."""
+        if before_nbytes - self.transport.get_write_buffer_size() >= LEAST_NBYTES:
+            self._wait_for_reader()
+        else:
+            self._cut()
 
     def _cut(self) -> None:
-        with suppress(OSError):  # the system, too, forgets what it has not sent, and tells the client so
+        with suppress(
+            OSError, AttributeError
+        ):  # the system, too, forgets what it has not sent, and tells the client so
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self.transport.abort()
 

@@ -22,7 +22,7 @@ from statistics import quantiles
 from weft.clock import Clock
 from weft.engine.draw import Drawn
 from weft.engine.engine import MAX_BEHIND, MAX_WAITING, Full, Text, Totals, Unread, Wanted, check
-from weft.engine.shares import who_yields, youngest
+from weft.engine.shares import most_held, who_yields, youngest
 from weft.errors import ConfigError, NetError, PeerError, Refused, WeftError
 from weft.events import Emit, Event, ReceiptFailed, TextChanged, TextMoved
 from weft.ids import PeerId, Round
@@ -170,14 +170,15 @@ class Entry:
         under = self._by_text.get(text)
         if under is not None and under in self._behind:
             del self._behind[under]
-            under.hear(machine.GoesOn())
+            under.hear(machine.Read())
             self._count()
 
     def waits_for_reader(self, under: "_UnderWay") -> None:
         """A text rests; of too many let one go."""
         self._behind[under] = None
         while len(self._behind) > MAX_BEHIND:
-            next(iter(self._behind)).end(Unread())
+            most = most_held(Counter(each.text.wanted.key for each in self._behind))
+            next(each for each in self._behind if each.text.wanted.key == most).end(Unread())
         self._count()
 
     async def aclose(self) -> None:
@@ -343,7 +344,8 @@ class _UnderWay:
         if self._state is None or self._state.phase == "ended":
             return
         self._state, effects = machine.step(self._state, event)
-        if isinstance(event, machine.Drew) and self._state.phase == "ended" and event.attempt == self._state.attempt:
+        has_ended = self._state.phase == "ended" and self._state.path  # not in a rest: members have forgotten it
+        if isinstance(event, machine.Drew) and has_ended and event.attempt == self._state.attempt:
             num = len(self._state.tokens)
             is_stopped = event.drawn.token in self._state.stop_ids
             self._stopped = event.attempt, num if is_stopped else num - 1, event.drawn.token if is_stopped else None
@@ -406,7 +408,8 @@ class _UnderWay:
     # --- paths ---
 
     async def _seek(self, without: frozenset[PeerId]) -> None:
-        before, was = self.peers, self._reserved
+        was = self._reserved
+        before = self.peers or (() if was is None else was.peers)  # none, after a rest
         state = self._state
         assert state is not None
         reserved = await self._sought(without)
@@ -436,6 +439,8 @@ class _UnderWay:
         num_prompt = len(wanted.prompt) if state is None else len(state.tokens)
         asked = Asked(num_prompt, num_drawn, entry.row_nbytes)
         held = {} if state is None else machine.held_by(state)
+        if state is not None and was is not None and not state.path:  # it has rested: they may have its pages yet
+            held = dict.fromkeys(was.peers, len(state.tokens))
         began = entry.clock.now()
         while not self._is_over:
             now = entry.clock.now()
@@ -561,7 +566,8 @@ class _UnderWay:
         if self._told_at is not None:
             self._gaps.append(now - self._told_at)
             self._entry.paths.came(now - self._told_at)
-        self._told_at = now
+        phase = None if self._state is None else self._state.phase
+        self._told_at = None if phase == "resting" else now  # a rest is no pause of the members'
         if self._state is not None and self._state.phase != "opening":
             self._drawn_in = self._state.attempt
         if not self.has_drawn:
@@ -570,15 +576,15 @@ class _UnderWay:
                 self._entry.paths.drew(self._reserved)
         self.text.tell(drawn)
         self._entry.drew()
-        if self._state is not None and self._state.phase == "running":
+        if phase == "running":
             self._wait()
             if self.text.is_behind():
                 self._rest()
 
     def _rest(self) -> None:
-        self.hear(machine.Behind())
+        self.hear(machine.Unread())
         self._stop_waiting()
-        self._told_at = None  # the pause is none of the members'
+        self._told_at = None
         if self._reserved is not None:
             self._entry.paths.ended(self._reserved)
         self._entry.waits_for_reader(self)

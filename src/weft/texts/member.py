@@ -247,8 +247,7 @@ class Member:
             if text is None or peer not in (text.asker, text.opened.inward):
                 continue
             if each.blob is None and not text.num_fetching:
-                if self._take(text, each, each.data):
-                    self._link.welcome(peer)
+                self._take(text, each, each.data)
             elif text.may_fetch:
                 text.num_fetching += 1
                 self._tasks.spawn(self._fetch(peer, text, each))
@@ -270,8 +269,7 @@ class Member:
             text.num_fetching -= 1
         await self._send()
 
-    def _take(self, text: HeldText, told: RowsOfText, data: bytes) -> bool:
-        """Take rows; return whether there are some that are computed now."""
+    def _take(self, text: HeldText, told: RowsOfText, data: bytes) -> None:
         chain = split(told.chain)
         if self._section.is_first and text.opened.key is not None:
             chain = chain_of(text.opened.key, tokens_of(data[: len(data) // TOKEN_NBYTES * TOKEN_NBYTES]), chain[0])
@@ -279,15 +277,14 @@ class Member:
         is_whole = len(data) == rows.num * self._section.given_nbytes and rows.num > 0
         if not is_whole or rows.stop > text.opened.most or not text.has_room(rows):
             self._lose(text, "wrong rows")
-            return False
+            return
         moved = rules.taken(text.sequence, rows, self._clock.now())
         if moved.taken and rows.start != self._writable(text, rows.start):
             self._lose(text, "wrong rows")
-            return False
+            return
         if len(moved.sequence.early) > len(text.sequence.early):
             text.early[rows] = data
         self._settle(text, moved, {rows: data})
-        return bool(moved.taken)
 
     def _settle(self, text: HeldText, moved: Moved, data: dict[Rows, bytes]) -> None:
         text.sequence = moved.sequence
@@ -503,6 +500,8 @@ class Member:
             self._pace.note(num_rows, sum(nums) - num_rows, self._clock.now() - began)
         for (text, work), chain, done in zip(works, chains, found, strict=True):
             self._done(text, work, chain, done)
+        for peer in {text.opened.inward for text, _ in works}:
+            self._link.welcome(peer)
         await self._send()
 
     @property

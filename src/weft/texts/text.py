@@ -110,12 +110,12 @@ class Overdue:
 
 
 @dataclass(frozen=True)
-class Behind:
+class Unread:
     """Its reader is behind."""
 
 
 @dataclass(frozen=True)
-class GoesOn:
+class Read:
     """Its reader is behind no more."""
 
 
@@ -124,7 +124,7 @@ class Cancelled:
     pass
 
 
-Event = Found | Answered | Drew | Lost | Overdue | Behind | GoesOn | Cancelled
+Event = Found | Answered | Drew | Lost | Overdue | Unread | Read | Cancelled
 
 # --- effects ---
 
@@ -233,9 +233,9 @@ def step(text: Text, event: Event) -> Moved:
             return _seek(text, suspects={peer}) if is_in_it else (text, [])
         case Overdue(attempt=attempt):
             return _overdue(text) if attempt == text.attempt else (text, [])
-        case Behind():
+        case Unread():
             return _rested(text) if text.phase == "running" else (text, [])
-        case GoesOn():
+        case Read():
             return _seek(text) if text.phase == "resting" else (text, [])
         case Cancelled():
             return _ended(text, End("cancelled"))
@@ -308,12 +308,7 @@ def plan(held: Sequence[Held], wanted: int) -> tuple[list[tuple[int, int]], int]
 
 def _drew(text: Text, event: Drew) -> Moved:
     is_current = event.attempt == text.attempt if text.phase == "running" else event.attempt <= text.attempt
-    if (
-        text.phase == "resting"
-        or not is_current
-        or event.place != len(text.tokens)
-        or not is_same(event.chain, text.chain[-1])
-    ):
+    if not is_current or event.place != len(text.tokens) or not is_same(event.chain, text.chain[-1]):
         return text, []
     effects = list[Effect]()
     if event.attempt == text.attempt and text.behind:

@@ -297,7 +297,9 @@ async def test_who_has_most_texts_waiting_makes_way_for_others() -> None:
 async def test_of_who_is_asked_less_a_full_queue_takes_fewer() -> None:
     engine = made(max_running=1)
     try:
-        texts = [engine.begin(replace(wanted([1], num=400), key=f"key {number}")) for number in range(MAX_WAITING // 2)]
+        texts = [
+            engine.begin(replace(wanted([1], num=400), key=f"key {each // 2}")) for each in range(MAX_WAITING // 2)
+        ]
         await until(lambda: engine.totals.num_waiting >= MAX_WAITING // 2 - 1)
         with pytest.raises(Full):
             engine.begin(replace(wanted([1]), key="low", room=0.25))
@@ -324,21 +326,23 @@ async def test_a_text_that_nobody_reads_waits_and_is_then_what_it_would_have_bee
     await until(lambda: engine.totals.num_behind == 0)
 
 
-async def test_of_too_many_texts_that_nobody_reads_the_first_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_too_many_texts_that_nobody_reads_the_first_of_who_has_most_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("weft.engine.engine.MAX_BEHIND", 2)
     engine = made()
     try:
         texts = list[Text]()
-        for prompt in PROMPTS[:4]:
+        for key, prompt in zip(("one", "many", "many", "many"), PROMPTS, strict=False):
             num_drawn = engine.totals.num_drawn + MAX_UNREAD
-            texts.append(engine.begin(wanted(prompt, num=300)))
+            texts.append(engine.begin(replace(wanted(prompt, num=300), key=key)))
             await until(lambda: engine.totals.num_drawn >= num_drawn)  # noqa: B023
             await until(lambda: not engine.totals.num_running)
         assert engine.totals.num_behind == 2
-        for text in texts[:2]:
+        for text in texts[1:3]:
             with pytest.raises(Unread):
                 await whole(text)
-        assert [len(await whole(text)) for text in texts[2:]] == [300, 300]
+        assert [len(await whole(text)) for text in texts[::3]] == [300, 300]
     finally:
         engine.close()
 

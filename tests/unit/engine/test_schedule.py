@@ -60,22 +60,19 @@ def test_where_too_many_draw_keys_do_by_turns_and_each_text_soon() -> None:
     assert num_drawn == [4] * 8 + [16] * 2
 
 
-def test_who_waits_most_makes_way_but_not_for_who_is_asked_less() -> None:
-    schedule = scheduler()
-    first, second = text(5, "many", 1), text(5, "many", 2)
-    high = [Sequence("high", [seed], 100, room=1.0) for seed in range(3)]
-    for sequence in (first, second):
-        sequence.room = 0.75
+def test_where_more_keys_draw_than_there_are_rows_none_goes_before_others() -> None:
+    schedule = scheduler(max_rows=4)
+    many, few = [text(5, "many", seed) for seed in range(6)], [text(5, f"key {n}", 100 + n) for n in range(9)]
+    for sequence in [*many, *few]:
         schedule.add(sequence)
-    assert schedule.who_makes_way("other", 0.75) is second
-    assert schedule.who_makes_way("many", 0.75) is None
-    for sequence in high:
-        schedule.add(sequence)
-    assert schedule.who_makes_way("other", 0.75) is second
-    assert schedule.who_makes_way("other", 1.0) is high[-1]
-    assert schedule.who_makes_way("other", 0.25) is None
-    schedule.remove(second)
-    assert schedule.who_makes_way("other", 0.75) is None
+    while any(each.num_left != 1 for each in [*many, *few]):
+        played(schedule)
+    before = {id(each): len(each.tokens) for each in [*many, *few]}
+    for _ in range(250):
+        played(schedule)
+    num_drawn = [len(each.tokens) - before[id(each)] for each in [*many, *few]]
+    assert sum(num_drawn) == 1000
+    assert {sum(num_drawn[:6]), *num_drawn[6:]} <= set(range(95, 106))
 
 
 def test_a_prompt_that_was_read_under_the_same_salt_is_read_once() -> None:

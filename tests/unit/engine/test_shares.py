@@ -1,6 +1,6 @@
 """Who gives pages up for whom, and who is next."""
 
-from weft.engine.shares import by_turns, most_held, who_yields
+from weft.engine.shares import by_turns, most_held, who_makes_way, who_yields
 
 
 def test_who_holds_most_yields_to_whoever_holds_less_even_with_what_it_asks_for() -> None:
@@ -30,3 +30,14 @@ def test_yielding_ends_where_all_hold_alike() -> None:
 def test_every_key_has_its_turn_before_any_has_its_second() -> None:
     assert by_turns(["a1", "a2", "a3", "b1", "c1", "b2"], lambda each: each[0]) == ["a1", "b1", "c1", "a2", "b2", "a3"]
     assert by_turns([], lambda each: each) == []
+
+
+def test_who_waits_most_makes_way_but_not_for_who_is_asked_less() -> None:
+    waiting = {"many": (2, 0.75), "one": (1, 0.75)}
+    assert who_makes_way(waiting, "other", 0.75) == "many"
+    assert who_makes_way(waiting, "one", 0.75) is None
+    assert who_makes_way(waiting, "many", 0.75) is None
+    assert who_makes_way(waiting, "other", 0.25) is None
+    waiting["high"] = (3, 1.0)
+    assert who_makes_way(waiting, "other", 0.75) == "many"
+    assert who_makes_way(waiting, "other", 1.0) == "high"

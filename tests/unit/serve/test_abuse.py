@@ -5,6 +5,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -207,24 +208,42 @@ async def test_slow_readers_hold_up_nobody_and_are_let_go(monkeypatch: pytest.Mo
                 connection.close()
 
 
-@pytest.mark.parametrize(
-    "before", [b"", request(json.dumps({"model": "tiny", "messages": [MESSAGE]}).encode())], ids=["first", "second"]
-)
-@pytest.mark.parametrize("head", [b"", b"GET /version HTTP/1.1\r\nx-slow: "])
-async def test_who_brings_no_whole_head_is_let_go(before: bytes, head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+ASKS = request(json.dumps({"model": "tiny", "messages": [MESSAGE]}).encode())
+HEAD = b"GET /version HTTP/1.1\r\nx-slow: "
+REFUSED = request(b"{}").replace(b"localhost", b"elsewhere.example")[:-2]  # before its body has come
+
+
+@pytest.mark.parametrize(("before", "more"), [(b"", b""), (HEAD, b"x"), (ASKS + HEAD, b"x"), (REFUSED, b"{")])
+async def test_who_asks_nothing_is_let_go(before: bytes, more: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "SILENT_S", 0.3)
     with running(scripted("quick"), Limits()) as (place, server), socket.create_connection(place) as connection:
-        connection.sendall(before + head)
+        connection.sendall(before)
         await soon(lambda: bool(server.server_state.connections))
         for _ in range(200):
             if not server.server_state.connections:
                 break
             with suppress(OSError):
-                connection.sendall(b"x" if head else b"")
-            await asyncio.sleep(0.05)
+                connection.sendall(more)
+            await asyncio.sleep(0.01)
         assert not server.server_state.connections
-        with suppress(ConnectionResetError):
-            assert (b"quick" in await asyncio.to_thread(said, connection)) == bool(before)
+
+
+@pytest.mark.full
+async def test_who_reads_a_long_answer_slowly_has_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "SLOW_READER_S", 0.5)
+    asked = request(json.dumps({"model": "tiny", "prompt": "x" * 200_000}).encode(), "connection: close\r\n")
+    found = bytearray()
+    with running(scripted("x"), Limits()) as (place, _), socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(place)
+        connection.sendall(asked.replace(b"/v1/chat/completions", b"/tokenize"))
+        began = time.monotonic()
+        while part := await asyncio.to_thread(connection.recv, 4096):
+            found += part
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - began > 2 * stream.SLOW_READER_S
+    assert found.endswith(b"}")
+    assert len(json.loads(bytes(found).partition(b"\r\n\r\n")[2])["tokens"]) == 200_000
 
 
 # --- nothing is logged ---

@@ -26,8 +26,8 @@ is sent meanwhile waits at its sender, by the transport's flow control.
 
 Who is asked or told something may cost what that brings: each call that this peer makes adds `CALL_S` to what the other
 may take, and each note `NOTE_S`. So neighbours in a pipeline, who call each other for every micro-batch, pass on as
-many as they can, and members whose rounds follow one another at once vote as often as they can (docs/log.md). Each row
-of a text that this peer computes, and each token that it asked for, adds as much: there a peer tells, and is told none.
+many as they can, and members whose rounds follow one another at once vote as often as they can (docs/log.md). A note
+that was agreed on adds `NOTE_S`, too: rows of texts for a step that this peer has made, a token that it asked for.
 
 An honest peer waits for answers, so few of its frames are here at a time, however slowly they are read. Who is beyond
 its share for `FLOOD_S`, and each time that more of it was read so much came that `CROWD` frames were in it, floods: its
