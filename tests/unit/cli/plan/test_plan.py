@@ -139,7 +139,7 @@ def test_a_scenario_is_planned_kind_by_kind(weft: Weft, run_path: Path, tmp_path
     answer = weft("plan", path)
     assert (answer.code, answer.err) == (0, "")
     assert "3 lab + 1 late" in answer.out
-    assert "1 faults of the scenario" in answer.out
+    assert "not part of the plan: 1 fault of the scenario" in answer.out
     assert "join later" in answer.out
     refused = weft("plan", path, "--peers", 3)
     assert refused.code == 2
