@@ -243,8 +243,9 @@ def _no_room(plan: Forecast) -> Iterator[str]:
     question = plan.question
     if question.num_peers > question.num_electors * MAX_GROUP:
         yield (
-            f"{question.num_electors} peers with a vote take at most {question.num_electors * (MAX_GROUP - 1)} peers "
-            "without a vote: the others find no room, so figures that count them are wrong"
+            f"{several(question.num_electors, 'peer')} with a vote can take at most "
+            f"{several(question.num_electors * (MAX_GROUP - 1), 'peer')} without a vote: "
+            "the others find no room, so figures that count them are wrong"
         )
 
 
