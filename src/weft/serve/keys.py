@@ -283,7 +283,9 @@ class Admission:
             most = self._limits.concurrent_per_address
         headers = self._headers(account, now)
         if most is not None and account.num_running >= most:
-            raise too_many(f"Limit: {several(most, 'request')} of {asker.name} at a time.", 1.0, headers)
+            raise too_many(
+                f"Limit: {several(most, 'request')} of {asker.name} at a time, under way already.", 1.0, headers
+            )
         key = asker.key
         if key is not None and key.tokens_per_day is not None and account.num_today >= key.tokens_per_day:
             left_s = DAY_S - (now - (account.day_began or now))

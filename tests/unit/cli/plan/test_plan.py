@@ -224,7 +224,9 @@ def test_who_finds_no_room_in_the_electorate_is_planned_as_a_leaf(weft: Weft, ru
     assert "each of 184 peers without a vote: " in answer.out
     assert "find no room" not in answer.out
     assert "without a vote" not in weft(*asked, 16, "--details").out
-    assert "16 peers with a vote take at most 1008 peers without a vote" in " ".join(weft(*asked, 1025).out.split())
+    assert "16 peers with a vote can take at most 1,008 peers without a vote" in " ".join(
+        weft(*asked, 1025).out.split()
+    )
     found = json.loads(weft(*asked, 200, "--json").out)
     assert found["num_electors"] == 16
     assert found["levels"]["elector"]["sent_nbytes"] > found["levels"]["ward"]["sent_nbytes"]
