@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from weft.clock import Clock
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
+from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens, several
 
 VERSION = 1
 
@@ -649,7 +649,7 @@ class EventLog:
             else:
                 self._num_lost[number] = 0
                 if num_lost:
-                    told.append(f"{name} goes on; {num_lost} event{'s are' if num_lost > 1 else ' is'} not in it")
+                    told.append(f"{name} goes on, without {several(num_lost, 'event')}")
         return told
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Names for the plain values that cross borders.
+"""Names for the plain values that cross borders, and how people read keys and counts.
 
 A digest, a peer and a run are lower-case hexadecimal strings: they sort like their bytes, read well in a
 log, and need no escaping in any format. The other names keep units apart in signatures.
@@ -58,3 +58,23 @@ def with_names(text: str, name: Callable[[str], str | None]) -> str:
         name: what the peer of this part is called; None: it is no peer's, or nobody knows.
     """
     return _PART.sub(lambda found: name(found[0]) or found[0], text)
+
+
+_CONSONANT_Y = tuple(f"{letter}y" for letter in "bcdfghjklmnpqrstvwxz")
+
+
+def several(num: int | str, one: str) -> str:
+    """Return a number of things.
+
+    Args:
+        num: or the number as it is to be written: "1.5".
+        one: what one of them is called, the noun last: "training step".
+    """
+    written = num if isinstance(num, str) else f"{num:,}"
+    return f"{written} {one if written == '1' else _many(one)}"
+
+
+def _many(one: str) -> str:
+    if one.endswith(_CONSONANT_Y):
+        return f"{one[:-1]}ies"
+    return f"{one}es" if one.endswith(("s", "x", "ch", "sh")) else f"{one}s"

@@ -176,11 +176,11 @@ def test_a_file_on_a_disk_that_was_full_for_a_moment_goes_on_and_says_what_it_la
     log.emit(Notice(text="after"))
     log.close()
     kept = [entry.event.text for entry in read_jsonl(tmp_path / "events.jsonl") if isinstance(entry.event, Notice)]
-    assert kept == ["before", "after", "JsonlSink goes on; 3 events are not in it"]
+    assert kept == ["before", "after", "JsonlSink goes on, without 3 events"]
     said = [entry.event.text for entry in memory.entries if isinstance(entry.event, Notice)]
     assert [text for text in said if text.startswith("JsonlSink")] == [
         f"JsonlSink stopped: no room for another line in {tmp_path / 'events.jsonl'}",
-        "JsonlSink goes on; 3 events are not in it",
+        "JsonlSink goes on, without 3 events",
     ]
 
 

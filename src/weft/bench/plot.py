@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.bench.report import Group, best_of, has_picture
 from weft.errors import ConfigError
+from weft.ids import several
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +67,7 @@ def draw(groups: Sequence[Group], path: Path) -> bool:
         axes.set_ylim(top=top)
         axes.set_xlabel("bytes that a peer sends in the whole run")
         axes.set_ylabel("held-out loss, nats per token")
-        axes.set_title(f"{groups[0].steps:,} training steps of each of {some.peers} peers")
+        axes.set_title(f"{several(groups[0].steps, 'training step')} of each of {several(some.peers, 'peer')}")
         axes.grid(which="both", alpha=0.2)
         axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -22,6 +22,7 @@ import msgspec
 
 from weft.bench.log import COMPLETE, BenchLine
 from weft.bench.plan import Bench, Point, Values
+from weft.ids import several
 
 WITHIN = 0.01  # of the yardstick's loss
 
@@ -172,7 +173,7 @@ def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[
         best, rows = best_of(here), dict.fromkeys(group.row for group in here)
         yardstick = best.get(bench.row[0].name)
         sections += [
-            f"## {steps:,} training steps of each peer",
+            f"## {several(steps, 'training step')} of each peer",
             *([f"![held-out loss against bytes sent]({plot_name(steps)})"] if has_picture(best) else []),
             _table(HEAD, [_cells(best[row].title, best[row], yardstick) for row in rows if row in best]),
             "All points, in the order of the plan:",
@@ -219,7 +220,9 @@ def _trends(groups: Sequence[Group], yardstick: str) -> Iterator[str]:
             "In shares of its held-out loss, mean and standard deviation over seeds. What the fit says of lengths that "
             "were not played is a guess."
         )
-        yield _table(("row", *(f"{steps:,} steps" for steps in lengths), "gap in %", f"within {WITHIN:.0%} at"), rows)
+        yield _table(
+            ("row", *(several(steps, "step") for steps in lengths), "gap in %", f"within {WITHIN:.0%} at"), rows
+        )
 
 
 def _gap(gap: Gap | None) -> str:

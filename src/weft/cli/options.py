@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from weft import reading
 from weft.errors import ConfigError, DataError, TicketError
 from weft.events import CountedThrough, Emit, Entry, Notice, PeerStarted, RoundCommitted, StepDone
-from weft.ids import PeerId
+from weft.ids import PeerId, several
 
 if TYPE_CHECKING:
     import torch
@@ -183,8 +183,8 @@ class Contributed:
 
     def _aim(self) -> str:
         if self.until.rounds is not None:
-            return "1 round" if self.until.rounds == 1 else f"{self.until.rounds:,} rounds"
-        return "" if self.until.tokens is None else f"{self.until.tokens:,} tokens"
+            return several(self.until.rounds, "round")
+        return "" if self.until.tokens is None else several(self.until.tokens, "token")
 
 
 def ticket_text(given: str) -> str:

@@ -99,7 +99,11 @@ class Hardware:
     cores: Annotated[int | None, typer.Option(help="Run on at most this many CPUs.", min=1, max=1024)] = None
     hours: Annotated[
         list[str] | None,
-        typer.Option(help="Train only at these local times: 22:00-07:00; may be repeated.", metavar="RANGE"),
+        typer.Option(
+            help="Train only between these times of day, by this machine's clock: --hours 22:00-07:00 trains at night. "
+            "May be repeated. For how long to train: --until 2h.",
+            metavar="FROM-TO",
+        ),
     ] = None
 
     def fields(self) -> dict[str, Any]:
@@ -154,7 +158,7 @@ _ALLOWED = {
     "caps.memory_nbytes": ("--memory", "at least 1 byte"),
     "caps.vram_nbytes": ("--vram", "at least 1 byte"),
     "caps.cores": ("--cores", "a whole number from 1 to 1024"),
-    "caps.hours": ("--hours", "ranges of the day such as 22:00-07:00"),
+    "caps.hours": ("--hours", "times of day, from and to, such as 22:00-07:00; for how long to train: --until 2h"),
 }
 
 

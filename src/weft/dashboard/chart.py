@@ -16,6 +16,7 @@ from typing import Any
 from weft.dashboard import figures
 from weft.dashboard.history import History
 from weft.events import Entry, Evaluated, PeerStopped, RoundCommitted
+from weft.ids import several
 
 WIDTH, HEIGHT = 720, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 120, 16, 40
@@ -147,7 +148,7 @@ class Chart:
 
     def _words(self) -> str:
         now = self._history.now
-        words = [figures.several(now.num_rounds, "round"), f"{figures.amount(now.committed_tokens)} tokens"]
+        words = [several(now.num_rounds, "round"), f"{figures.amount(now.committed_tokens)} tokens"]
         if now.loss is not None:
             words.append(f"loss {figures.nats(now.loss)}")
         if now.heldout is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from weft.dashboard import figures
+from weft.ids import several
 
 # What is done by one, and what is asked for; `{subject}` is the key or the run that it is about.
 _DEEDS = {
@@ -50,7 +50,7 @@ def _count(text: str) -> Callable[[Any], str]:
     def say(value: Any) -> str:
         if type(value) is not int:
             raise TypeError(value)
-        return text.format(figures.several(value, "training step" if "round" in text else "token"))
+        return text.format(several(value, "training step" if "round" in text else "token"))
 
     return say
 
@@ -73,7 +73,7 @@ def _numbers(value: Mapping[str, Any]) -> str:
 _SETTINGS: dict[str, Callable[[Any], str]] = {
     "tokens": _count("{} in all"),
     "seq_len": _count("samples of {}"),
-    "batch_size": lambda value: f"{figures.several(int(value), 'sample')} a training step",
+    "batch_size": lambda value: f"{several(int(value), 'sample')} a training step",
     "every": _count("{} a round"),
     "schedule": _schedule,
     "codec": _named("updates sent in {}"),

@@ -70,11 +70,6 @@ def work_in_short(told: Working) -> str:
     return f"{told.what} {percent(told.done, told.total)}" if told.total else told.what
 
 
-def several(num: int, one: str) -> str:
-    """Return a number of things: 1 peer, 1,024 peers."""
-    return f"{num:,} {one}{'' if num == 1 else 's'}"
-
-
 def by_place(taken: Mapping[str, int]) -> str:
     """Return memory by place: 1.2 GB, 3.4 GB on cuda:0."""
     return ", ".join(f"{nbytes(num)}{'' if place == 'cpu' else f' on {place}'}" for place, num in taken.items())

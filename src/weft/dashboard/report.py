@@ -25,7 +25,7 @@ from weft.dashboard.run import Run
 from weft.dashboard.view import BEFORE_IT_BEGINS
 from weft.dashboard.words import WARNING, in_words
 from weft.events import BranchOpened, PeerStarted, PeerStopped
-from weft.ids import PeerId
+from weft.ids import PeerId, several
 from weft.run.amend import MODEL, TOKENIZER, run_file_of, text_of, without_places
 from weft.run.config import RunConfig, RunFile
 
@@ -144,7 +144,7 @@ def _extent(run: Run) -> str:
     elif now.total_tokens is not None:
         done = f", {figures.percent(now.committed_tokens, now.total_tokens)} of the {now.total_tokens:,} wanted"
     num = len([peer for peer in now.peers if peer.round is not None or peer.counted_tokens])
-    peers = figures.several(num, "peer")
+    peers = several(num, "peer")
     return f"{now.committed_tokens:,} tokens by {peers}, up to round {view.round or 0}{done}."
 
 
@@ -164,7 +164,7 @@ def _vantage(run: Run, tree: dict[str, Any]) -> list[str]:
     ]
     if len(spans) > MAX_SPANS:
         spans = [*spans[:MAX_SPANS], f"{len(spans) - MAX_SPANS} more for parts of it"]
-    rounds = figures.several(run.history.now.num_rounds, "round")
+    rounds = several(run.history.now.num_rounds, "round")
     texts = [f"As {_listed(spans)}: {rounds} in {figures.duration(_took_s(tree))}{_gaps(run, seen.values())}."]
     first: list[Any] = min(tree["rounds"], key=lambda row: row[1]) if tree["rounds"] else []
     if first and first[5] > first[4]:
@@ -191,7 +191,7 @@ def _gaps(run: Run, seen: Iterable[Sequence[int]]) -> str:
         else f"{len(opened)} others counted nothing: some went on by themselves from there"
         if opened
         else "",
-        f"no log here tells of {figures.several(len(missing - opened), 'other')}" if missing - opened else "",
+        f"no log here tells of {several(len(missing - opened), 'other')}" if missing - opened else "",
     ]
     return "".join(f"; {each}" for each in said if each)
 

@@ -17,7 +17,7 @@ from weft import events
 from weft.dashboard import deeds, figures
 from weft.dashboard.stages import ordinal, prefixed
 from weft.events import Entry, Event
-from weft.ids import PeerId, short
+from weft.ids import PeerId, several, short
 from weft.sync.method.choices import Choices
 from weft.wire import printable
 
@@ -57,9 +57,9 @@ class _Writer(Formatter):
             "time": figures.duration,
             "bytes": figures.nbytes,
             "rate": figures.rate,
-            "samples": lambda num: figures.several(num, "sample"),
-            "training steps": lambda num: figures.several(num, "training step"),
-            "micro-batches": lambda num: f"{num} micro-batch{'' if num == 1 else 'es'}",
+            "samples": lambda num: several(num, "sample"),
+            "training steps": lambda num: several(num, "training step"),
+            "micro-batches": lambda num: several(num, "micro-batch"),
             "silent": lambda reason: reason.removeprefix("silent "),  # behind that word
         }
 
@@ -418,7 +418,7 @@ _ROWS: dict[type[Event], _Row] = {
     events.RoundCommitted: _Row(ROUTINE, plain=_committed),
     events.RoundProven: _Row(ROUTINE),
     events.RoundMissed: _Row(WARNING, "{me:peer} missed round {round} and keeps its work for the next: {reason}"),
-    events.MethodTuned: _Row(NOTE, "from round {round} on, rounds have {every} training steps, in {codec}: {reason}"),
+    events.MethodTuned: _Row(NOTE, "from round {round} on, rounds have {every:training steps}, in {codec}: {reason}"),
     events.GraphChosen: _Row(
         NOTE, "peers exchange with neighbours: {graph} of {num_members}, spectral gap {spectral_gap:.4f}"
     ),
@@ -535,7 +535,7 @@ def in_words(choices: Choices) -> str:
     if choices.fragments > 1:
         said.append(f"in {choices.fragments} fragments")
     if choices.overlap:
-        said.append(f"overlapping {figures.several(choices.overlap, 'step')}")
+        said.append(f"overlapping {several(choices.overlap, 'step')}")
     said.append("among all" if choices.among == "all" else f"among {_named(choices.among)}")
     said.append(f"{choices.merge} applied by {_named(choices.apply)}")
     if choices.wait != "all":

@@ -16,6 +16,7 @@ from weft.data import assign
 from weft.data.corpus import Split
 from weft.data.store import DataIndex, ShardStore
 from weft.errors import DataError
+from weft.ids import several
 
 # The shuffle of so many positions is computed at once, for hardly more than that of one batch: a batch then costs
 # 0.2 ms instead of 1 ms, measured on two busy cores.
@@ -41,8 +42,8 @@ class Batches:
         absent = [info for info in store.missing(index) if info in index.shards(split)]
         if absent:
             raise DataError(
-                f"{len(absent)} of {len(index.shards(split))} {split} shards are not in {store.folder}, the first "
-                f"{absent[0].digest}. A member of the run has them: join it to fetch them."
+                f"{store.folder} lacks {len(absent)} of {several(len(index.shards(split)), f'{split} shard')}, the "
+                f"first {absent[0].digest}. A member of the run has them: join it to fetch them."
             )
         check_windows(index, split, seq_len, at_least=1)
         self.num_windows = assign.num_windows(index.num_tokens(split), seq_len)
@@ -139,6 +140,6 @@ def check_windows(index: DataIndex, split: Split, seq_len: int, at_least: int, w
         kind = "training" if split == "train" else "held-out"
         more = "give more text" if split == "train" else "give more text or raise heldout_fraction"
         raise DataError(
-            f"the corpus is too small: {num_tokens} {kind} tokens hold {found} windows of {seq_len}, and the run needs "
-            f"{at_least} ({needed} tokens){why}. Either {more}, or lower the sequence length."
+            f"the corpus is too small: {num_tokens} {kind} tokens hold {several(found, 'window')} of {seq_len}, and "
+            f"the run needs {at_least} ({needed} tokens){why}. Either {more}, or lower the sequence length."
         )

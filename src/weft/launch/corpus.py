@@ -22,7 +22,7 @@ from weft.launch.kept import Wish, keep_said, kept_run, meant, require_named, to
 from weft.launch.peer import Invitation, Participant, Prepared, context_of, whole
 from weft.launch.runs import drop_unbegun, names_in
 from weft.launch.session import Options, Session
-from weft.launch.terms import Terms, tell, terms
+from weft.launch.terms import Terms, tell
 from weft.peer.context import Data, Trainers
 from weft.run.amend import amended, text_of
 from weft.run.config import Genesis, RunConfig, RunFile
@@ -143,9 +143,7 @@ class Corpus:
         self._require_fitting_data(run, s.options.names.data)
         now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
-        heard, me = await invitation.members.heard(), s.identity.peer
-        ticket, kept, is_here = invitation.ticket, invitation.kept, invitation.is_here
-        asked = await asyncio.to_thread(terms, now, ticket, s.options.home, settings, heard, me, kept, is_here=is_here)
+        asked = await invitation.terms(s, now)
         if self.agree_to is None:
             tell(asked, s.emit, self.on_terms)
         elif invitation.is_return:  # what it costs was agreed to before

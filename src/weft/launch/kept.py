@@ -141,7 +141,8 @@ def meant(wanted: G, options: Options, wish: Wish, named: Sequence[str] | None =
     if amend is not None and amend.tokens is not None and amend.tokens <= found.committed_tokens:
         raise ConfigError(
             f"train.tokens: {amend.tokens:,} in all are asked for, and run {short(run.run)} ({printable(run.name)}) "
-            f"has counted {found.committed_tokens:,}: nothing would be left to train. Ask for more than that."
+            f"has already counted {found.committed_tokens:,}: nothing would be left to train. Nothing was started. "
+            "Ask for more than that, or undo the change."
         )
     text = f"going on with run {short(run.run)}, with these changes: {'; '.join(fields)}{since}"
     return Meant(run, amend, text, said)

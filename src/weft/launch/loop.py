@@ -22,7 +22,7 @@ from weft.launch.fetch import fetch_initial
 from weft.launch.kept import Wish, meant
 from weft.launch.peer import Invitation, Prepared, context_of, whole
 from weft.launch.session import Options, Session
-from weft.launch.terms import tell, terms
+from weft.launch.terms import tell
 from weft.peer.context import Data
 from weft.peer.peer import Peer
 from weft.run.amend import amended
@@ -87,10 +87,7 @@ class Loop:
         settings, charter = s.options.settings, invitation.charter
         check_fits_loop(run, settings)
         now = run if charter is None else amended(run, charter)
-        heard = await invitation.members.heard()
-        me, kept = s.identity.peer, invitation.kept
-        ticket, is_here = invitation.ticket, invitation.is_here
-        asked = await asyncio.to_thread(terms, now, ticket, s.options.home, settings, heard, me, kept, is_here=is_here)
+        asked = await invitation.terms(s, now)
         tell(asked, s.emit, self.on_terms)
         s.day.require(asked.fetch_nbytes)
         return True

@@ -31,7 +31,7 @@ from weft.launch.fetch import fetch_run
 from weft.launch.guard import Guarded
 from weft.launch.runs import drop_unbegun, names_in
 from weft.launch.session import Options, Session, present, session
-from weft.launch.terms import Kept, MemberWatch
+from weft.launch.terms import Kept, MemberWatch, Terms, terms
 from weft.net.admission import new_secret
 from weft.net.membership.gossip import ClaimReader
 from weft.net.membership.membership import say_goodbye
@@ -115,6 +115,20 @@ class Invitation:
     def is_return(self) -> bool:
         """Return whether a member comes back to others."""
         return self.member_at is not None and self.kept is None and not self.is_here
+
+    async def terms(self, s: Session, run: Genesis) -> Terms:
+        """Return what it costs to join.
+
+        Args:
+            run: as it is now, with what was amended of it.
+
+        Raises:
+            ConfigError: the settings name a device that is not there.
+        """
+        heard, options, me = await self.members.heard(), s.options, s.identity.peer
+        return await asyncio.to_thread(
+            terms, run, self.ticket, options.home, options.settings, heard, me, self.kept, is_here=self.is_here
+        )
 
 
 class Workload(Protocol[P_co]):

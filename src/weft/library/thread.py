@@ -14,6 +14,7 @@ from typing import Generic
 
 from weft.clock import Clock, SystemClock, Wish
 from weft.events import Entry, Notice, RoundCommitted
+from weft.ids import several
 from weft.launch.peer import Opened, P, Workload, found, join
 from weft.launch.session import Options
 from weft.peer.peer import Outcome, Peer
@@ -163,8 +164,9 @@ async def hand_in(peer: Peer, times: RoundTimes) -> None:
             break
         await asyncio.sleep(LOOK_S)
     if left := peer.carried_tokens:
-        text = f"leaving with {left} samples that no round has counted in {clock.now() - since:.0f} s: the checkpoint "
-        peer.context.emit(Notice(text=text + "holds them, for when the loop is started again"))
+        text = f"leaving with {several(left, 'sample')} that no round has counted in {clock.now() - since:.0f} s"
+        text += ": the checkpoint holds them, for when the loop is started again"
+        peer.context.emit(Notice(text=text))
     peer.stop("finished")
 
 

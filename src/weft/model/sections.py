@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft.errors import ConfigError
+from weft.ids import several
 from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters
 
 
@@ -56,7 +57,9 @@ def sections(config: ModelConfig, num: int) -> tuple[Section, ...]:
         ConfigError: more sections than layers, or none.
     """
     if not 1 <= num <= config.num_layers:
-        raise ConfigError(f"stages: {num} of a model of {config.num_layers} layers. Allowed: 1 to {config.num_layers}.")
+        raise ConfigError(
+            f"stages: {num} of a model of {several(config.num_layers, 'layer')}. Allowed: 1 to {config.num_layers}."
+        )
     counts = [1] * num
     a_layer = num_layer_parameters(config)
     sizes = [(num_section_parameters(config, each), each.number) for each in _with(config, counts)]

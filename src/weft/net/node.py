@@ -82,7 +82,7 @@ class Node:
         self._traffic = Traffic(clock)
         self._links = Links(self._handlers, self._traffic, emit, budget.links)
         self._book = AddressBook(passport.peer, [transport.name for transport in transports], self.is_linked)
-        self._dialer = Dialer(passport, transports, self._links, self._book)
+        self._dialer = Dialer(passport, transports, self._links, self._book, emit)
         open_streams = OpenStreams(self._links, self._traffic, budget.streams)
         self._blobs = Blobs(self._links, self._dialer, self._handlers, open_streams, emit, offload)
         streams = self._blobs.streams

@@ -24,7 +24,7 @@ from blake3 import blake3
 from msgspec import Meta
 
 from weft.errors import TicketError, TicketMismatch, WireError
-from weft.ids import PeerId, RunId, short
+from weft.ids import PeerId, RunId, several, short
 from weft.keys import verify
 from weft.net.admission import SECRET_NBYTES, Admission, Anyone, ByTicket
 from weft.net.messages import Addresses, Contact, Name
@@ -167,16 +167,14 @@ def _unframe(letters: str, version: int) -> bytes:
         wanted = -(-total * 8 // 5)
         if wanted < _FEWEST_LETTERS:  # not even its length is whole
             raise TicketError(
-                f"this ticket is cut short: {len(letters)} letters follow weft{version}, and no ticket has so few. "
-                "Copy it all."
+                f"this ticket is cut short: it has {several(len(letters), 'letter')} after weft{version}, and none has "
+                "so few. Copy it all."
             )
         raise TicketError(
             f"this ticket is cut short: {len(letters)} of {wanted} letters after weft{version}. Copy it all."
         )
     if len(framed) > total:
-        raise TicketError(
-            f"{len(framed) - total} bytes that do not belong to this ticket follow it: copy only the ticket"
-        )
+        raise TicketError("more follows this ticket than belongs to it: copy only the ticket")
     if _checksum(framed[:-_CHECKSUM_NBYTES], version) != framed[-_CHECKSUM_NBYTES:]:
         raise TicketError("this ticket is mistyped or cut short: its checksum does not match. Copy it again.")
     return framed[begin:-_CHECKSUM_NBYTES]

@@ -36,7 +36,7 @@ import msgspec
 from weft import events
 from weft.clock import Clock
 from weft.errors import ConfigError, NetError, PeerError, Refused, WireError
-from weft.ids import BranchId, Digest, PeerId, RunId, short
+from weft.ids import BranchId, Digest, PeerId, RunId, several, short
 from weft.keys import verify
 from weft.log import read_lines
 from weft.net.channel import Channel
@@ -236,7 +236,7 @@ class Observer:
             if getattr(entry.event, "remote", None) != self._node.peer:  # it is no news that this one looks
                 self._give(entry)
         if num_lost := bulletin.num_dropped + len(bulletin.lines) - len(entries):
-            many = "1 event" if num_lost == 1 else f"{num_lost} events"
+            many = several(num_lost, "event")
             self._tell(f"left out: {many} of {short(peer)}: it had no room for them, or this weft is older")
         if num_missed:
             self._tell(f"{num_missed * WINDOW_S:g} s of {short(peer)} are not shown: it no longer keeps them")

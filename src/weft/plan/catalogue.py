@@ -6,6 +6,7 @@ Bytes follow from the codecs and `weft.cost`: of one peer among `PEERS`, of a mo
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from weft.ids import several
 from weft.model.config import named
 from weft.model.flat import layout
 from weft.sync.costs import round_traffic
@@ -53,7 +54,8 @@ class Entry:
         choices = self.choices
         if choices.graph is not None:
             name = _GRAPHS.get(choices.graph.graph, choices.graph.graph)
-            return f"{name}; all, every {choices.graph.mean_every} rounds"
+            every = "round" if choices.graph.mean_every == 1 else several(choices.graph.mean_every, "round")
+            return f"{name}; all, every {every}"
         return "whoever is ready" if choices.wait == "ready" else "all"
 
     @property

@@ -28,6 +28,7 @@ from weft.cost import pipeline as cost_pipeline
 from weft.cost import training as cost
 from weft.cost.pipeline import Crossing, MicroBatch, Shape
 from weft.errors import ConfigError, TooLarge
+from weft.ids import several
 from weft.model.flat import layout
 from weft.model.sections import Section, sections
 from weft.pipeline.config import PipelineConfig
@@ -157,7 +158,8 @@ class _Planner:
         self.cuts = sections(question.model, num_stages)
         if question.num_peers < num_stages:
             raise ConfigError(
-                f"stages: {num_stages} among {question.num_peers} peers. Each needs a peer; expect more, or set fewer."
+                f"stages: {num_stages} among {several(question.num_peers, 'peer')}. Each needs a peer; expect more, or "
+                "set fewer."
             )
         self.question, self.pipeline = question, pipeline
         self.holding = Holding(model=question.model, train=question.train, choices=question.choices, pipeline=pipeline)

@@ -110,7 +110,7 @@ def _objection(choices: Choices, pace: Pace) -> str:
     if pace.penalty is None:
         return "its loss was not published"
     if choices.send != "gradient" and pace.num_rounds < MIN_ROUNDS:
-        return f"{pace.num_rounds} rounds are too few"
+        return f"too few rounds: {pace.num_rounds}"
     if pace.penalty.more_tokens is None:
         return "no number of tokens makes up for its loss"
     return ""

@@ -10,7 +10,8 @@ Sources: Muennighoff et al., arXiv:2305.16264, section 5; Hoffmann et al., arXiv
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from weft.data.packing import make_tokenizer
 from weft.data.store import DataIndex, dtype_for
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import DataError
-from weft.ids import Digest
+from weft.ids import Digest, several
 from weft.model.config import ModelConfig, Size, num_parameters
 from weft.run.config import RunConfig, RunFile
 from weft.run.genesis import resolve
@@ -57,19 +58,29 @@ class Text:
 
     Args:
         num_documents: that hold any text.
-        train_tokens, heldout_tokens: bytes, and one between documents.
+        train_nbytes, heldout_nbytes: with one between documents.
         begins: its first words.
+        tokens_per_byte: of the tokenizer.
     """
 
     source: Source
     num_documents: int
-    train_tokens: int
-    heldout_tokens: int
+    train_nbytes: int
+    heldout_nbytes: int
     begins: str
+    tokens_per_byte: float = 1.0
 
     @property
     def nbytes(self) -> int:
-        return self.train_tokens + self.heldout_tokens
+        return self.train_nbytes + self.heldout_nbytes
+
+    @property
+    def train_tokens(self) -> int:
+        return int(self.train_nbytes * self.tokens_per_byte)
+
+    @property
+    def heldout_tokens(self) -> int:
+        return int(self.heldout_nbytes * self.tokens_per_byte)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,16 +122,10 @@ def read_text(source: Source, base: Path, on_read: Callable[[int], None] = lambd
     return Text(
         source=source,
         num_documents=num,
-        train_tokens=nbytes["train"] + between["train"],
-        heldout_tokens=nbytes["heldout"] + between["heldout"],
+        train_nbytes=nbytes["train"] + between["train"],
+        heldout_nbytes=nbytes["heldout"] + between["heldout"],
         begins=begins,
     )
-
-
-def scaled(text: Text, tokens_per_byte: float) -> Text:
-    """Return a text as a tokenizer other than that of bytes writes it."""
-    train, heldout = int(text.train_tokens * tokens_per_byte), int(text.heldout_tokens * tokens_per_byte)
-    return replace(text, train_tokens=train, heldout_tokens=heldout)
 
 
 def first_words(text: str, at_most: int = 24) -> str:
@@ -248,18 +253,15 @@ def _seq_len(text: Text, longest: int, peers: int) -> int:
     ):
         seq_len //= 2
     if text.train_tokens <= num_samples * seq_len or text.heldout_tokens <= seq_len:
-        who = "one peer needs" if peers == 1 else f"{peers} peers need"
-        needed = int(max(num_samples * seq_len / (1 - HELDOUT), seq_len / HELDOUT)) + 2
+        tokens = max((num_samples * seq_len + 1) / (1 - HELDOUT), (seq_len + 1) / HELDOUT)
+        needed, heldout = ceil(tokens / text.tokens_per_byte), several(text.heldout_nbytes, "byte")
         raise DataError(
-            f"too little text to train on: {_many(text.nbytes, 'byte')} in {_many(text.num_documents, 'document')}, of "
-            f"which {_many(text.heldout_tokens, 'byte')} would be held out to measure the loss; {who} about "
-            f"{needed:,}. Give more text, such as a folder of files."
+            f"too little text to train on: {several(text.nbytes, 'byte')} in "
+            f"{several(text.num_documents, 'document')}, of which {heldout} would be held out to measure the loss. "
+            f"For {several(peers, 'peer')} the text must have about {several(needed, 'byte')}. Give more text, such as "
+            "a folder of files."
         )
     return seq_len
-
-
-def _many(num: int, one: str) -> str:
-    return f"{num:,} {one}{'' if num == 1 else 's'}"
 
 
 def _given(source: Source) -> dict[str, Any]:
@@ -300,4 +302,4 @@ def unsealed(run_file: RunFile, base: Path) -> RunConfig:
 
 def disk_nbytes(text: Text, num: int, checkpoint_vectors: int) -> int:
     """Return what a peer writes: tokens of two bytes, and checkpoints of so many vectors of `num` parameters."""
-    return 2 * text.nbytes + checkpoint_vectors * cost.vector_nbytes(num)
+    return 2 * (text.train_tokens + text.heldout_tokens) + checkpoint_vectors * cost.vector_nbytes(num)

@@ -33,7 +33,7 @@ from weft.data.store import DataIndex, ShardStore
 from weft.data.tokenizer import Tokenizer, check_vocabulary
 from weft.errors import ConfigError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
 from weft.events import Emit, Notice
-from weft.ids import Digest, short
+from weft.ids import Digest, several, short
 from weft.model.came_with import read, tokenizer_folder
 from weft.model.config import ModelConfig, check_size, named
 from weft.model.flat import cut
@@ -297,7 +297,8 @@ def _pack(store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, base: Path
     index = _packed(store, run_file.data, tokenizer, base, emit)
     train = run_file.train
     num_peers = 1 if run_file.is_private else run_file.peers
-    why = f": {num_peers} peers make training steps of {train.batch_size} samples each" if num_peers > 1 else ""
+    samples = several(train.batch_size, "sample")
+    why = f": {num_peers} peers make training steps of {samples} each" if num_peers > 1 else ""
     _check_size(index, train.seq_len, num_peers * train.batch_size, why)
     return index
 
@@ -312,7 +313,7 @@ def _packed(store: ShardStore, data: CorpusConfig, tokenizer: Tokenizer, base: P
     with Meter("tokenizing", "B", emit, SystemClock(), text_nbytes(data.source, base)) as meter:
         index = pack(store, data, tokenizer, base, on_packed=meter.add, on_empty=count)
     if num_empty:
-        emit(Notice(text=f"{num_empty:,} of the documents hold no text and are left out"))
+        emit(Notice(text=f"left out, because without any text: {several(num_empty, 'document')}"))
     return index
 
 
@@ -346,8 +347,9 @@ def _check_train(config: RunConfig, max_parameters: int) -> None:
         raise ConfigError(f"train.tokens is {train.tokens}. Allowed: at most {MAX_TOKENS}.")
     if config.tokens_per_step > MAX_TOKENS_PER_STEP:
         raise TooLarge(
-            f"one training step takes {train.batch_size} samples of {train.seq_len} tokens, {config.tokens_per_step:,} "
-            f"in all; at most {MAX_TOKENS_PER_STEP:,} are accepted. Lower train.batch_size or train.seq_len."
+            f"one training step takes {several(train.batch_size, 'sample')} of {train.seq_len} tokens, "
+            f"{config.tokens_per_step:,} in all; at most {MAX_TOKENS_PER_STEP:,} are accepted. Lower train.batch_size "
+            "or train.seq_len."
         )
     if train.seq_len * vocab_size > max_parameters:
         raise TooLarge(

@@ -67,7 +67,9 @@ def span(text: str) -> tuple[int, int]:
     match = _HOURS.fullmatch(text.strip())
     begin, end = (int(match[1]) * 60 + int(match[2]), int(match[3]) * 60 + int(match[4])) if match else (0, 0)
     if match is None or begin == end or end > DAY_MIN:
-        raise ConfigError(f"hours: {text[:40]!r} is not a range of the day. Write it as 22:00-07:00 or 12:30-14:00.")
+        raise ConfigError(
+            f"hours: {text[:40]!r} says no times of day, from and to. Write 22:00-07:00 to train at night only."
+        )
     return begin, end % DAY_MIN
 
 

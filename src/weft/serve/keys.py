@@ -36,6 +36,7 @@ from msgspec import Meta
 from weft import config
 from weft.clock import Clock
 from weft.errors import ConfigError
+from weft.ids import several
 from weft.rng import fresh_secret
 from weft.serve.failures import Fault, no_key, no_quota, too_many
 
@@ -277,21 +278,27 @@ class Admission:
             most = self._limits.concurrent_per_address
         headers = self._headers(account, now)
         if most is not None and account.num_running >= most:
-            raise too_many(f"{most} requests of {asker.name} are under way already: the limit.", 1.0, headers)
+            raise too_many(
+                f"Limit: {several(most, 'request')} of {asker.name} at a time, under way already.", 1.0, headers
+            )
         key = asker.key
         if key is not None and key.tokens_per_day is not None and account.num_today >= key.tokens_per_day:
             left_s = DAY_S - (now - (account.day_began or now))
             message = (
-                f"The key {asker.name} may use {key.tokens_per_day:,} tokens a day, and has used "
+                f"The key {asker.name} may use {several(key.tokens_per_day, 'token')} a day, and has used "
                 f"{account.num_today:,}. It may ask again in {ceil(left_s / 3600)} h."
             )
             raise no_quota(message, headers | {"retry-after": str(ceil(left_s))})
         if account.tokens is not None and (wait_s := account.tokens.wait_s(1, now)) > 0:
-            raise too_many(f"Rate limit: {account.tokens.most} tokens a minute for {asker.name}.", wait_s, headers)
+            raise too_many(
+                f"Rate limit: {several(account.tokens.most, 'token')} a minute for {asker.name}.", wait_s, headers
+            )
         if account.requests is not None:
             if (wait_s := account.requests.wait_s(1, now)) > 0:
                 raise too_many(
-                    f"Rate limit: {account.requests.most} requests a minute for {asker.name}.", wait_s, headers
+                    f"Rate limit: {several(account.requests.most, 'request')} a minute for {asker.name}.",
+                    wait_s,
+                    headers,
                 )
             account.requests.take(1, now)
         account.num_running += 1

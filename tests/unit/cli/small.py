@@ -51,10 +51,11 @@ class Kept:
     folder: Path
 
 
-def as_trained(folder: Path, round: int, at_ms: int | None) -> None:
+def as_trained(folder: Path, round: int, at_ms: int | None, tokens: int = 0) -> None:
     """Save a checkpoint again as one of that round; None: by a weft that did not say when it was trained."""
     snapshot, peer = load(folder), PeerId("ab" * 32)
     run = snapshot.config.run
     opening = open_branch(genesis(run, peer, first_charter(snapshot.config)), [peer], peer, BranchId(run))
-    head, counters = msgspec.structs.replace(opening, round=round), {} if at_ms is None else {"trained_at_ms": at_ms}
+    head = msgspec.structs.replace(opening, round=round, committed_tokens=tokens)
+    counters = {} if at_ms is None else {"trained_at_ms": at_ms}
     save(folder, replace(snapshot, head=head, replicated=dict(snapshot.replicated), counters=counters))

@@ -274,6 +274,13 @@ TABLE: dict[str, Rows] = {
             Refused(f"plan {{run}} {FAST} --peers 3 --set peers=4", "--peers takes its place"),
             Refused(f"plan {{staged}} {FAST} --set has_even_leases=true", "--set has_even_leases has no effect"),
             Refused("plan last --serve --set seed=3", TRAINED),
+            *(
+                Refused(f"plan {{run}} --serve --set {change}", f"--set {field} has no effect: {WHOLE}")
+                for change, field in (
+                    *(("peers=3", "peers"), ("method.type=ddp", "method.type"), ("train.tokens=99", "train.tokens")),
+                    *(("train.batch_size=2", "train.batch_size"), ("train.schedule.lr=1", "train.schedule.lr")),
+                )
+            ),
         ),
         "--serve": (Refused("plan {scenario} --serve", "does not answer"),),
         "--numbers": (
@@ -323,7 +330,7 @@ TABLE: dict[str, Rows] = {
         "--set": tuple(
             Refused(f"bench methods {{plan}} --no-plot --out {{tmp}}/bench --set {change}", f"--set {field} has no")
             for change, field in (
-                *(("method.every=3", "method.every"), ("seed=3", "seed"), ("peers=3", "peers")),
+                *(("method.type=ddp", "method.type"), ("seed=3", "seed"), ("peers=3", "peers")),
                 *(("train.tokens=3", "train.tokens"), ("method={{type='ddp'}}", "method.type")),
             )
         ),

@@ -4,10 +4,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from commits import committed
 from weft.cli.options import Contributed, Until, until
 from weft.errors import ConfigError
 from weft.events import CountedThrough, Entry, Event, Notice, PeerStarted, RoundCommitted, StepDone
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
+from weft.ids import PeerId, Round, RunId, Step, Tokens
 
 NOW = datetime(2026, 11, 21, 19, 30, tzinfo=UTC)
 ME, OTHER = PeerId("a" * 64), PeerId("b" * 64)
@@ -62,12 +63,8 @@ def test_no_end_is_none() -> None:
     assert until(None, NOW.timestamp(), UTC) == Until()
 
 
-def committed(*contributors: PeerId) -> RoundCommitted:
-    return RoundCommitted(
-        branch=BranchId("0" * 64), round=Round(1), attempt=Attempt(0), manifest=Digest("0" * 64),
-        contributors=contributors, left_out={}, tokens=Tokens(1), committed_tokens=Tokens(1),
-        sent_nbytes=0, received_nbytes=0, duration_s=0.0, work_s=0.0,
-    )  # fmt: skip
+def commit(*contributors: PeerId) -> RoundCommitted:
+    return committed(contributors=contributors, tokens=Tokens(1), committed_tokens=Tokens(1))
 
 
 class Watched:
@@ -86,16 +83,16 @@ STARTED = PeerStarted(run=RunId("0" * 64), name="a", software="weft", device="cp
 
 def test_a_share_of_rounds_is_of_those_that_count_this_peer() -> None:
     watched = Watched(Until(rounds=2))
-    watched.see(STARTED, committed(ME), committed(OTHER))
+    watched.see(STARTED, commit(ME), commit(OTHER))
     assert watched.told == [Notice(text="this peer leaves after 2 rounds")]
     assert watched.stops == []
-    watched.see(committed(ME, OTHER))
+    watched.see(commit(ME, OTHER))
     assert watched.stops == ["it has contributed 2 rounds"]
 
 
 def test_a_round_counts_a_peer_without_a_vote_that_its_aggregator_brought() -> None:
     watched, through = Watched(Until(rounds=2)), CountedThrough(round=Round(1), tokens=Tokens(5))
-    watched.see(STARTED, through, committed(OTHER), committed(OTHER))
+    watched.see(STARTED, through, commit(OTHER), commit(OTHER))
     assert watched.stops == []
     watched.see(through)
     assert watched.stops == ["it has contributed 2 rounds"]
@@ -104,7 +101,7 @@ def test_a_round_counts_a_peer_without_a_vote_that_its_aggregator_brought() -> N
 def test_a_share_of_tokens_is_of_those_trained_here() -> None:
     watched = Watched(Until(tokens=100))
     step = StepDone(step=Step(1), loss=1.0, learning_rate=0.1, gradient_norm=1.0, num_tokens=50, duration_s=1.0)
-    watched.see(STARTED, committed(ME), step)
+    watched.see(STARTED, commit(ME), step)
     assert watched.stops == []
     watched.see(step)
     assert watched.stops == ["it has contributed 100 tokens"]
@@ -112,5 +109,5 @@ def test_a_share_of_tokens_is_of_those_trained_here() -> None:
 
 def test_without_an_end_nothing_is_said() -> None:
     watched = Watched(Until())
-    watched.see(STARTED, committed(ME))
+    watched.see(STARTED, commit(ME))
     assert (watched.told, watched.stops) == ([], [])

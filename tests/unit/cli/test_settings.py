@@ -51,6 +51,11 @@ def test_an_option_takes_effect_or_is_refused(field: str, situation: str) -> Non
             machine_settings(None, {**given, field: value})
 
 
+def test_hours_are_times_of_day_and_a_duration_is_shown_its_own_option() -> None:
+    with pytest.raises(ConfigError, match=r"--hours .*22:00-07:00.*--until 2h"):
+        machine_settings(None, {"caps.hours": ["2h"]})
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

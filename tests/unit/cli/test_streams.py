@@ -64,8 +64,11 @@ def test_a_ticket_from_an_empty_standard_input_is_asked_for(given: str, tmp_path
 def test_a_ticket_may_come_in_what_powershell_writes(as_written: str, tmp_path: Path) -> None:
     done = shell(f"printf 'weft1abc\\n' | {as_written} | $W inspect -", tmp_path)
     assert done.returncode == 15
-    assert "cut short: 3 letters follow" in done.stderr
-    assert "cut short: 3 letters follow" in shell("printf '\\xef\\xbb\\xbfweft1abc\\n' | $W inspect -", tmp_path).stderr
+    assert "cut short: it has 3 letters after weft" in done.stderr
+    assert (
+        "cut short: it has 3 letters after weft"
+        in shell("printf '\\xef\\xbb\\xbfweft1abc\\n' | $W inspect -", tmp_path).stderr
+    )
 
 
 def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from commits import committed
 from weft.dashboard.history import LISTS, MAX_ROWS, History
 from weft.dashboard.view import About
 from weft.events import (
@@ -34,7 +35,7 @@ from weft.events import (
     StepDone,
     Working,
 )
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
+from weft.ids import BranchId, Digest, PeerId, Round, RunId, Step, Tokens
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 BRANCH = BranchId("1" * 64)
@@ -58,22 +59,11 @@ def step(loss: float) -> StepDone:
     return StepDone(step=Step(1), loss=loss, learning_rate=0.1, gradient_norm=1.0, num_tokens=50, duration_s=0.5)
 
 
-def commit(round: int, committed: int, *counted: PeerId, **fields: Any) -> RoundCommitted:
-    defaults: dict[str, Any] = {
-        "branch": BRANCH,
-        "round": Round(round),
-        "attempt": Attempt(0),
-        "manifest": Digest("d" * 64),
-        "contributors": counted,
-        "left_out": {},
-        "tokens": Tokens(100),
-        "committed_tokens": Tokens(committed),
-        "sent_nbytes": 10,
-        "received_nbytes": 20,
-        "duration_s": 1.5,
-        "work_s": 3.5,
-    }
-    return RoundCommitted(**(defaults | fields))
+def commit(round: int, counted_tokens: int, *counted: PeerId, **fields: Any) -> RoundCommitted:
+    told = {"branch": BRANCH, "sent_nbytes": 10, "received_nbytes": 20, "duration_s": 1.5, "work_s": 3.5}
+    return committed(
+        round=Round(round), contributors=counted, committed_tokens=Tokens(counted_tokens), **(told | fields)
+    )
 
 
 def progress(member: PeerId, state: str, round: int = 1, name: str = "bert") -> MemberProgress:

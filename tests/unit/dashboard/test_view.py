@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from commits import committed
 from weft.cli.screen.draw import axis, curve, draw, progress, scale, traffic
 from weft.cli.screen.screen import LiveScreen, PlainScreen, plain_line
 from weft.cost import training as cost
@@ -46,7 +47,6 @@ from weft.events import (
     NotLearning,
     PeerStarted,
     PeerStopped,
-    RoundCommitted,
     RoundMissed,
     RunBlocked,
     RunUnblocked,
@@ -57,7 +57,7 @@ from weft.events import (
     WorkDropped,
     Working,
 )
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
+from weft.ids import BranchId, Digest, PeerId, Round, RunId, Step, Tokens
 
 A, B, C, D = (PeerId(letter * 64) for letter in "abcd")
 RUN = About(name="r", total_tokens=1000, tokens_per_step=10)
@@ -81,29 +81,24 @@ def step(loss: float, peer: PeerId = A, num_tokens: int = 10, duration_s: float 
 
 def commit(
     number: int,
-    committed: int,
+    committed_tokens: int,
     peer: PeerId = A,
     at: float = 100.0,
     contributors: tuple[PeerId, ...] = (A, B),
     tokens: int = 100,
     num_through: int = 0,
 ) -> Entry:
-    committed_ = RoundCommitted(
-        branch=BranchId("f" * 64),
+    made = committed(
         round=Round(number),
-        attempt=Attempt(0),
-        manifest=Digest("0" * 64),
         contributors=contributors,
-        left_out={},
         num_through=num_through,
         tokens=Tokens(tokens),
-        committed_tokens=Tokens(committed),
+        committed_tokens=Tokens(committed_tokens),
         sent_nbytes=1000,
         received_nbytes=500,
         duration_s=0.1,
-        work_s=1.0,
     )
-    return entry(committed_, peer, at)
+    return entry(made, peer, at)
 
 
 def progressed(member: PeerId, state: str = "training") -> Entry:

@@ -16,7 +16,7 @@ from weft.errors import KeyLocked, NotFinite, Refused, TicketMismatch, TooLarge,
 from weft.events import ActEnacted, DataReady, Notice, RoundCommitted, StepDone
 from weft.ids import RunId
 from weft.keys import Identity, open_identity, read_peer
-from weft.launch import corpus
+from weft.launch import corpus, peer
 from weft.launch.terms import Terms, terms
 from weft.net.ticket import issue, read
 from weft.peer.peer import Peer
@@ -397,7 +397,7 @@ async def test_who_joins_an_amended_run_is_shown_what_it_costs_now(
 ) -> None:
     crew = Crew(tmp_path, num_peers=2, num_rounds=10_000, stewards=(STEWARD.peer,))
     asked: list[RunConfig] = []
-    monkeypatch.setattr(corpus, "terms", lambda run, *rest, **how: asked.append(run) or terms(run, *rest, **how))
+    monkeypatch.setattr(peer, "terms", lambda run, *rest, **how: asked.append(run) or terms(run, *rest, **how))
     async with crew.deadline():
         a = crew.found("a")
         await decide(a, Amend(reason="", every=7))

@@ -6,28 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from commits import committed
 from unit.library.loops import ENDS_S
-from weft.events import Entry, Notice, RoundCommitted
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
+from weft.events import Entry, Notice
+from weft.ids import PeerId
 from weft.library.thread import LEAST_S, RoundTimes, most_s
 
 
 def entry(work_s: float, duration_s: float) -> Entry:
-    event = RoundCommitted(
-        branch=BranchId("00"),
-        round=Round(1),
-        attempt=Attempt(0),
-        manifest=Digest("00"),
-        contributors=(),
-        left_out={},
-        tokens=Tokens(0),
-        committed_tokens=Tokens(0),
-        sent_nbytes=0,
-        received_nbytes=0,
-        duration_s=duration_s,
-        work_s=work_s,
-    )
-    return Entry(v=1, at=0.0, peer=PeerId("00"), event=event)
+    return Entry(v=1, at=0.0, peer=PeerId("00"), event=committed(duration_s=duration_s, work_s=work_s))
 
 
 def test_it_is_waited_twice_as_long_as_rounds_took_and_a_minute_at_least() -> None:

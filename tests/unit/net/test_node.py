@@ -16,7 +16,7 @@ from weft.errors import (
     Unreachable,
     WireError,
 )
-from weft.events import AdmissionRefused, ConnectionDropped, FellBack, LinkDown, LinkUp
+from weft.events import AdmissionRefused, ConnectionDropped, FellBack, LinkDown, LinkUp, Notice
 from weft.ids import Digest, PeerId, RunId, start_of
 from weft.net import ticket
 from weft.net.admission import ByKeys, ByTicket
@@ -229,6 +229,23 @@ def test_a_key_in_two_places_is_refused_at_the_second_while_the_first_answers(wo
         b._links.get(a.peer).session._dispatch = lambda _frame: None  # its machine is off, and nobody has noticed
         await copy.connect(a.peer)
         assert [event.reason for event in world.seen(0, LinkDown)] == ["replaced by a newer connection"]
+
+    world.run(scenario)
+
+
+def test_who_redials_with_a_key_that_is_in_use_elsewhere_is_told_once(world):
+    async def scenario():
+        a, b, c = await world.started(3)
+        await b.connect(a.peer)
+        await b.connect(c.peer)
+        copy = world.node(1)  # its home was copied: it goes on from a checkpoint and waits for nobody's answer
+        copy.keep(a.peer)
+        copy.keep(c.peer)
+        await asyncio.sleep(120)
+        assert not copy.peers
+        (told,) = world.seen(1, Notice)
+        assert "another process takes part in this run with the same key" in told.text
+        assert "--key second.pem" in told.text
 
     world.run(scenario)
 

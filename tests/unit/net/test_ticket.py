@@ -234,9 +234,9 @@ def test_it_names_who_is_reached_from_outside_then_an_anchor_then_who_makes_it()
         ("", "not a ticket"),
         ("hello", "not a ticket"),
         ("weft", "not a ticket"),
-        ("weft1", "cut short: 0 letters follow weft1, and no ticket has so few"),
-        ("weft2", "cut short: 0 letters follow weft2"),
-        ("weft2abc", "cut short: 3 letters follow weft2"),
+        ("weft1", "cut short: it has 0 letters after weft1, and none has so few"),
+        ("weft2", "cut short: it has 0 letters after weft2"),
+        ("weft2abc", "cut short: it has 3 letters after weft2"),
         *(
             case
             for text in (TEXT, SIGNED)
@@ -245,10 +245,10 @@ def test_it_names_who_is_reached_from_outside_then_an_anchor_then_who_makes_it()
                 (text[: len(text) // 2], f"cut short: {len(text) // 2 - 5} of {len(text) - 5} letters"),
                 (text[:40] + ("a" if text[40] != "a" else "b") + text[41:], "checksum does not match"),
                 (text[:40] + "!" + text[41:], "character '!'"),
-                (text + "aaaaaaaa", "do not belong to this ticket"),
+                (text + "aaaaaaaa", "more follows this ticket"),
             )
         ),
-        ("weft2" + SIGNED[5:], "do not belong|cut short|checksum"),
+        ("weft2" + SIGNED[5:], "more follows|cut short|checksum"),
         ("weft2" + "a" * 20_000, "at most 16384"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from commits import committed
 from weft.clock import VirtualClock
 from weft.dashboard.view import View, update
 from weft.errors import Unreachable, WireError
@@ -27,7 +28,7 @@ from weft.events import (
     RoundMissed,
     StepDone,
 )
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
+from weft.ids import PeerId, Round, RunId, Step, Tokens
 from weft.keys import Identity
 from weft.observe.observer import (
     DEAF_S,
@@ -403,7 +404,7 @@ def test_of_peers_that_came_back_a_first_look_shows_that_they_are_here_and_a_los
         events: dict[float, Event] = {**more}
         for each in rounds:
             events[10.0 * each + number / 10] = msgspec.structs.replace(STEP, loss=3.0 - each / 4)
-            events[10.0 * each + 5 + number / 10] = committed(each)
+            events[10.0 * each + 5 + number / 10] = commit(each)
         return answering(seal(identity(number), bulletin(0, *(line(at, events[at]) for at in sorted(events)))))
 
     answers = {
@@ -419,20 +420,11 @@ def test_of_peers_that_came_back_a_first_look_shows_that_they_are_here_and_a_los
     assert [news.at for news in view.notables] == sorted(news.at for news in view.notables)
 
 
-def committed(number: int) -> RoundCommitted:
-    return RoundCommitted(
-        branch=BranchId("f" * 64),
+def commit(number: int) -> RoundCommitted:
+    return committed(
         round=Round(number),
-        attempt=Attempt(0),
-        manifest=Digest("0" * 64),
         contributors=tuple(identity(each).peer for each in (1, 2, 3)),
-        left_out={},
-        tokens=Tokens(100),
         committed_tokens=Tokens(100 * number),
-        sent_nbytes=1,
-        received_nbytes=1,
-        duration_s=0.1,
-        work_s=1.0,
     )
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from commits import committed
 from weft import events
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
+from weft.ids import BranchId, PeerId, Round
 from weft.observe.pace import KEPT, SLEPT_S, PaceAnswer, RoundPace, Rounds, together
 
 ANNA, BERT, CARL = (PeerId(letter * 64) for letter in "abc")
@@ -28,20 +29,8 @@ class Log:
 
     def commit(self, after_s: float, nbytes: int = 1000, *others: PeerId, **change: Any) -> None:
         self.at += after_s
-        commit = events.RoundCommitted(
-            branch=BranchId("b" * 64),
-            round=Round(1),
-            attempt=Attempt(0),
-            manifest=Digest("d" * 64),
-            contributors=(ANNA, *others),
-            left_out={},
-            tokens=Tokens(1),
-            committed_tokens=Tokens(1),
-            sent_nbytes=nbytes // 2,
-            received_nbytes=nbytes // 2,
-            duration_s=1.0,
-            work_s=1.0,
-        )
+        half = nbytes // 2
+        commit = committed(contributors=(ANNA, *others), sent_nbytes=half, received_nbytes=half)
         self.tell(msgspec.structs.replace(commit, **change))
 
     @property

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from commits import committed
 from weft.events import (
     CheckpointSaved,
     CountedThrough,
@@ -17,7 +18,7 @@ from weft.events import (
     StepDone,
     WorkDropped,
 )
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
+from weft.ids import Digest, PeerId, Round, RunId, Step, Tokens
 from weft.observe.unsaved import TAIL_NBYTES, Unsaved, last_entries, of_killed, told
 
 ME, OTHER = PeerId("a" * 64), PeerId("b" * 64)
@@ -29,20 +30,7 @@ SAVED = CheckpointSaved(path="", round=Round(7), digest=Digest("d" * 64), nbytes
 
 
 def commit(round: int, *contributors: PeerId) -> RoundCommitted:
-    return RoundCommitted(
-        branch=BranchId("f" * 64),
-        round=Round(round),
-        attempt=Attempt(0),
-        manifest=Digest("d" * 64),
-        contributors=contributors,
-        left_out={},
-        tokens=Tokens(100),
-        committed_tokens=Tokens(100 * round),
-        sent_nbytes=0,
-        received_nbytes=0,
-        duration_s=0.0,
-        work_s=0.0,
-    )
+    return committed(round=Round(round), contributors=contributors, committed_tokens=Tokens(100 * round))
 
 
 def left_by(*events: Event) -> tuple[int, int, int | None] | None:

@@ -1,5 +1,6 @@
 """What is proposed for somebody's own text: sizes, length, and a run file that every text it takes can be sealed by."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ SOURCE = TextSource(paths=("my.txt",))
 
 def a_text(nbytes: int) -> Text:
     held = nbytes // 10
-    return Text(source=SOURCE, num_documents=1, train_tokens=nbytes - held, heldout_tokens=held, begins="")
+    return Text(source=SOURCE, num_documents=1, train_nbytes=nbytes - held, heldout_nbytes=held, begins="")
 
 
 def answers(tokens: int = 14_000_000, peers: int = 1) -> Answers:
@@ -88,6 +89,24 @@ def test_too_little_text_is_refused_with_figures() -> None:
         DataError, match=r"too little text to train on: 200 bytes in 1 document, of which \d+ bytes would be held out"
     ):
         run_tree(a_text(200), answers())
+
+
+@pytest.mark.parametrize("peers", [1, 5])
+@pytest.mark.parametrize("tokens_per_byte", [1.0, 0.27])
+def test_as_much_text_as_the_refusal_asks_for_is_enough_of_any_tokenizer(tokens_per_byte: float, peers: int) -> None:
+    given = replace(a_text(200), tokens_per_byte=tokens_per_byte)
+    with pytest.raises(DataError) as refused:
+        run_tree(given, answers(peers=peers))
+    said = re.search(
+        r"too little text to train on: 200 bytes .* For (.+) the text must have about ([\d,]+) bytes",
+        str(refused.value),
+    )
+    assert said is not None, refused.value
+    assert said[1] == ("1 peer" if peers == 1 else "5 peers")
+    needed = int(said[2].replace(",", ""))
+    run_tree(replace(a_text(needed + 10), tokens_per_byte=tokens_per_byte), answers(peers=peers))
+    with pytest.raises(DataError):
+        run_tree(replace(a_text(needed * 9 // 10), tokens_per_byte=tokens_per_byte), answers(peers=peers))
 
 
 def test_sizes_are_offered_that_fit_and_that_the_text_can_teach() -> None:

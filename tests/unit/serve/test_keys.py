@@ -172,7 +172,7 @@ def test_a_file_that_changes_is_read_again_and_new_limits_hold(tmp_path: Path) -
         admission.admit(admission.asker(f"Bearer {secret}", "")).end()
 
     ask()
-    with pytest.raises(Fault, match="1 requests a minute"):
+    with pytest.raises(Fault, match="Rate limit: 1 request a minute"):
         ask()
     save_keys(path, [msgspec.structs.replace(key, requests_per_minute=2)])
     ask()

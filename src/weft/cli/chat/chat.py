@@ -19,6 +19,7 @@ from weft.cli.model.generate import legible
 from weft.cli.terminal import tell
 from weft.clock import Clock, SystemClock
 from weft.errors import ConfigError, DataError, Refused, Unreachable, WeftError
+from weft.ids import several
 
 ADDRESS = "http://127.0.0.1:8000/v1"
 MAX_QUESTION = 4_000_000  # bytes from a pipe: what servers take at most
@@ -95,7 +96,9 @@ class Came:
         """Return by which of three limits an answer ended, as far as the server's figures tell, and what to do."""
         num, num_read = self.last.num_tokens or 0, self.last.num_read or 0
         if self.max_tokens is not None and num >= self.max_tokens:
-            return f"cut off after {num:,} tokens, as --max-tokens says: give a larger number for a longer answer"
+            return (
+                f"cut off after {several(num, 'token')}, as --max-tokens says: give a larger number for a longer answer"
+            )
         if self.context is not None and num and num_read + num >= self.context:
             return (
                 f"cut off: a conversation may have {self.context:,} tokens here, with its answer, and this one has "
@@ -110,7 +113,7 @@ class Came:
             return "stopped; another Ctrl-C ends"
         said, writing_s = [], self.took_s - (self.first_s or 0.0)
         if self.last.num_tokens is not None:
-            said.append(f"{self.last.num_tokens:,} tokens")
+            said.append(several(self.last.num_tokens, "token"))
             if self.last.num_tokens > 1 and writing_s >= _LEAST_S:
                 said.append(f"{(self.last.num_tokens - 1) / writing_s:.3g} tokens/s")
         said += [] if self.first_s is None else [f"first after {self.first_s:.2f} s"]

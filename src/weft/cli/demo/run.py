@@ -37,7 +37,7 @@ from weft.dashboard import figures
 from weft.dashboard.view import About, View
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError, DeadlineExceeded
-from weft.ids import RunId, short
+from weft.ids import RunId, several, short
 from weft.run.config import RunFile
 from weft.run.genesis import resolve
 from weft.store.home import Home
@@ -120,7 +120,7 @@ def prepare(folder: Path, wishes: Wishes) -> RunFile:
             )
         kept: RunFile = from_tree(load_tree(path), RunFile, where=str(path))
         if finished_run(Swarm(folder, _names(kept), 1)) is None:
-            peers = figures.several(kept.peers, "peer")
+            peers = several(kept.peers, "peer")
             tell(f"going on with the demo in {folder}: its {peers} come back where they stopped; --fresh starts over")
         else:
             tell(f"the demo in {folder} is complete: this is how it ended; --fresh starts over")
@@ -128,7 +128,7 @@ def prepare(folder: Path, wishes: Wishes) -> RunFile:
     run_file = _described(wishes)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(dump(run_file), encoding="utf-8")
-    what = f"{figures.several(run_file.peers, 'peer')} on this machine, which train one model on {_TEXT}"
+    what = f"{several(run_file.peers, 'peer')} on this machine, which train one model on {_TEXT}"
     tell(f"starting {what}; everything is kept in {folder}")
     return run_file
 
@@ -143,8 +143,11 @@ def _described(wishes: Wishes) -> RunFile:
         model = resolve(run_file, ByteTokenizer(), Path())
         found = here.measure(model, run_file.train, run_file.peers, on=DEVICE)
         tokens = tokens_in(run_file, 60 * wishes.minutes, found.tokens_per_s)
-        speed = f"{found.tokens_per_s:,.0f} tokens/s by each of {run_file.peers} peers ({found.name})"
-        tell(f"measured {speed}; together they train on about {tokens:,} tokens in {wishes.minutes:g} minutes")
+        speed = f"{found.tokens_per_s:,.0f} tokens/s by each of {several(run_file.peers, 'peer')} ({found.name})"
+        tell(
+            f"measured {speed}; together they train on about {tokens:,} tokens in "
+            f"{several(f'{wishes.minutes:g}', 'minute')}"
+        )
     if tokens is None:
         return run_file
     scaled: RunFile = from_tree(with_tokens(tree, tokens), RunFile, where=_RUN_FILE)
@@ -269,7 +272,7 @@ def finished_run(swarm: Swarm) -> RunId | None:
 
 def judge(report: Report, view: View, ngram: float) -> list[str]:
     """Return the lines about quality and cost."""
-    lines = [f"{report.reason} after {report.committed_tokens:,} tokens in {report.round} rounds"]
+    lines = [f"{report.reason} after {report.committed_tokens:,} tokens in {several(report.round, 'round')}"]
     if report.nats_per_byte is not None:
         verdict = "better" if report.nats_per_byte < ngram else "not better yet: train longer"
         lines += [

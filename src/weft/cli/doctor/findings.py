@@ -26,6 +26,7 @@ from typing import Literal
 
 from weft.clock import SystemClock
 from weft.errors import NetError
+from weft.ids import several
 from weft.run.host import host_free_nbytes, system_nbytes
 
 _PYTHONS = ((3, 11), (3, 13))
@@ -82,7 +83,7 @@ def examine(home: Path, port: int, check_models: Check) -> Iterator[Finding]:
 
 def check_platform() -> Iterator[Finding]:
     kernel = platform.release()
-    name = f"{platform.system()} {kernel}, {platform.machine()}, {os.cpu_count()} CPUs"
+    name = f"{platform.system()} {kernel}, {platform.machine()}, {several(os.cpu_count() or 1, 'CPU')}"
     if "microsoft" not in kernel.lower():
         yield Finding("platform", "ok", name)
     elif "wsl2" in kernel.lower():
@@ -238,7 +239,7 @@ def check_torch() -> Iterator[Finding]:
     except (ImportError, OSError) as error:
         yield Finding("torch", "block", f"torch cannot be loaded: {error}", "run: pip install --force-reinstall torch")
         return
-    build = f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+    build = f"torch {torch.__version__}, {several(torch.get_num_threads(), 'thread')}"
     card = _nvidia_card()
     if torch.cuda.is_available():
         yield from _check_cuda(build)

@@ -26,7 +26,7 @@ from weft.cost import pipeline as cost_pipeline
 from weft.cost import training as cost
 from weft.dashboard import figures
 from weft.errors import ConfigError, TooLarge
-from weft.ids import Digest
+from weft.ids import Digest, several
 from weft.launch.corpus import ONE
 from weft.launch.peer import charter_at
 from weft.launch.terms import Heard, MemberWatch, Terms, terms
@@ -88,7 +88,7 @@ def largest(settings: PeerConfig) -> Finding:
         size, model, num = cut[-1]
         facts |= {"largest_cut": size, "num_stages": num}
         amount = figures.amount(num_parameters(model))
-        others = figures.several(num - 1, "machine")
+        others = several(num - 1, "machine")
         said.append(f"{'' if whole else 'trains models '}up to {size} ({amount}) with {others} like it, each a part")
     how = f"reckoned with {figures.nbytes(room)} of memory on {device.name}, and {_SEQ_LEN:,} tokens at a time"
     text = f"{', '.join(said) or 'no named model fits, not even a stage of one'}; {how}"
@@ -285,7 +285,7 @@ def of_run_file(path: Path, settings: PeerConfig, flops_per_s: float) -> Iterato
     share = 1 / described.peers if described.stages == 1 else None
     yield _pace(found, trained, None, share, notes)
     if described.stages == 1:
-        yield _planned(question, f"among {figures.several(described.peers, 'peer')} like this machine, on a home line")
+        yield _planned(question, f"among {several(described.peers, 'peer')} like this machine, on a home line")
 
 
 def _fit(run: RunConfig, shown: Terms, home: Path, settings: PeerConfig) -> Finding:
@@ -306,8 +306,9 @@ def _fit(run: RunConfig, shown: Terms, home: Path, settings: PeerConfig) -> Find
         return Finding("fit", "block", f"{run.name} does not fit: {error}", "join from a machine with more room", facts)
     what = f"stage {' and '.join(stages)}, " if stages else ""
     text = (
-        f"{run.name}: {what}{figures.amount(shown.num_parameters)} parameters; to train {shown.micro_batch} samples at "
-        f"a time takes about {figures.nbytes(shown.process_nbytes + shown.memory_nbytes)} of memory, "
+        f"{run.name}: {what}{figures.amount(shown.num_parameters)} parameters; to train "
+        f"{several(shown.micro_batch, 'sample')} at a time takes about "
+        f"{figures.nbytes(shown.process_nbytes + shown.memory_nbytes)} of memory, "
         f"{figures.nbytes(shown.process_nbytes)} of it for the program itself; "
         f"{figures.nbytes(sum(free.values()))} are free. It takes "
         f"{figures.nbytes(shown.disk_nbytes)} of disk, of {figures.nbytes(room)}"
@@ -338,7 +339,7 @@ def _fit_of_file(
         if told is not None:
             needed, num_samples = sum(told[0].values()), told[1]
         has_room = has_room or told is not None
-        what = f"to train {num_samples} samples at a time"
+        what = f"to train {several(num_samples, 'sample')} at a time"
     program = here.program_nbytes(device)
     facts: dict[str, Fact] = {"num_parameters": num, "needed_nbytes": needed, "free_nbytes": free}
     text = (
@@ -392,7 +393,7 @@ def _pace(
 def _bytes_of(shown: Terms, question: Question | None) -> Finding:
     """Return what a day moves: as members have measured it; else planned; else why it is not known."""
     if shown.day_nbytes is not None and (rounds := shown.rounds) is not None:
-        told = figures.several(rounds.num_told, "member")
+        told = several(rounds.num_told, "member")
         text = (
             f"{figures.nbytes(shown.round_nbytes)} a round, about {figures.nbytes(shown.day_nbytes)} a day: "
             f"{figures.seconds(rounds.round_s)} from one round to the next, as {told} measured"

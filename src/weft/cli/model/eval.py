@@ -14,6 +14,7 @@ from weft.cli.terminal import WorkLine, say_loading
 from weft.clock import SystemClock
 from weft.dashboard import figures
 from weft.errors import DataError, NotFinite
+from weft.ids import several
 from weft.progress import Meter
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ def eval(
         loss, num_tokens = measure(trained.on(device), meter.over(text.batches(windows), lambda batch: len(batch[0])))
     per_byte = loss * text.num_tokens / text.nbytes if text.nbytes else None
     measured, there = num_tokens // text.seq_len, text.num_windows
-    share = f"all {there}" if measured == there else f"{measured} of {there}"
-    typer.echo(f"{figures.heldout(loss, per_byte)}, over {num_tokens} tokens ({share} samples) of {text.name}")
+    share = f"{measured} of {there}" if measured < there else f"all {there}" if there > 1 else "1"
+    over = f"{several(num_tokens, 'token')} ({several(share, 'sample')}) of {text.name}"
+    typer.echo(f"{figures.heldout(loss, per_byte)}, over {over}")
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ def _heldout(trained: "Trained", home: Path) -> Text:
     store, index = Home(home).shards, run.data
     missing = [info for info in store.missing(index) if info in index.heldout]
     if missing or not index.heldout:
-        why = "its files are private" if run.is_private else f"{len(missing)} of its shards are not in {store.folder}"
+        lacks = f"{store.folder} lacks {several(len(missing), 'shard')} of it"
+        why = "its files are private" if run.is_private else lacks
         raise DataError(f"the held-out text of run {run.name} is not here: {why}. Name text with --data.")
     ids = np.concatenate([store.open(index, info) for info in index.heldout])
     return Text(
@@ -156,5 +159,5 @@ def _given(trained: "Trained", paths: Sequence[str]) -> Text:
 
 def _enough(ids: "NDArray[np.integer]", seq_len: int) -> "NDArray[np.integer]":
     if len(ids) <= seq_len:
-        raise DataError(f"the text is too small: {len(ids)} tokens, and one sample needs {seq_len + 1}.")
+        raise DataError(f"the text is too small: {several(len(ids), 'token')}, and one sample needs {seq_len + 1}.")
     return ids

@@ -13,7 +13,7 @@ from weft.cli.settings import run_file
 from weft.config import dump
 from weft.dashboard import figures
 from weft.errors import ConfigError
-from weft.ids import is_start
+from weft.ids import is_start, several
 
 if TYPE_CHECKING:
     from weft.model.came_with import CameWith
@@ -155,6 +155,7 @@ def _described(config: "ModelConfig") -> str:
     from weft.model.config import num_parameters
 
     return (
-        f"{figures.amount(num_parameters(config))} parameters: {config.num_layers} layers, width {config.width}, "
-        f"{config.num_heads} heads, context {config.max_seq_len}, vocabulary {config.vocab_size}"
+        f"{figures.amount(num_parameters(config))} parameters: {several(config.num_layers, 'layer')}, "
+        f"width {config.width}, {several(config.num_heads, 'head')}, context {config.max_seq_len}, vocabulary "
+        f"{config.vocab_size}"
     )

@@ -12,6 +12,7 @@ from weft.cli import settings
 from weft.config import is_in, leaves, load, load_tree, replace_field
 from weft.dashboard import figures
 from weft.errors import ConfigError, PointFailed
+from weft.ids import several
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -110,7 +111,7 @@ def _check_played(lines: "Sequence[BenchLine]") -> None:
         first = failed[0]
         is_fault = any(line.outcome.startswith("broken") for line in failed)
         raise PointFailed(
-            f"{len(failed)} of {len(lines)} points were not played to their end; the first is of row {first.row}, "
+            f"not played to the end: {len(failed)} of {several(len(lines), 'point')}. The first is of row {first.row}, "
             f"{first.grid}, seed {first.seed}: {first.outcome}. The same command plays them again. If the reason stays "
             "the same, look for it in the plan: its machines, their lines and when they "
             f"join{BROKEN if is_fault else ''}."

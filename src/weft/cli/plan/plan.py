@@ -17,7 +17,9 @@ from weft.errors import ConfigError
 _OWN = ("peers", "device", "tokens_per_s", "efficiency", "line", "up", "down", "delay", "price_per_hour")
 _MONEY = ("price_per_kwh", "price_per_hour", "watts", "cluster", "cluster_size", "cluster_price")
 _LINE = ("line", "up", "down", "delay")
+_ONCE_TRAINED = "a run without stages is answered for once it is trained"
 _TRAINING = ("peers", "tokens_per_s", "method", "every", "codec")
+_TRAINED = ("peers", "method", "train.tokens", "train.batch_size", "train.schedule")  # fields of the run file
 _OVERRULED = {
     "--peers": ("peers",),
     "--method": ("method",),
@@ -210,7 +212,10 @@ def _answers(
         model = serving.of_trained(str(path), home_of(context), serves.stages)
     if model.num_stages == 1:
         refuse(context, "the model is in one piece: nothing goes over lines", *_LINE)
-        refuse(context, "a run without stages is answered for once it is trained", "share", *_TRAINING)
+        refuse(context, _ONCE_TRAINED, "share", *_TRAINING)
+        for name, _ in leaves(settings.changes_of(changes)):
+            if any(is_in(name, field) for field in _TRAINED):
+                raise ConfigError(f"--set {name} has no effect: {_ONCE_TRAINED}. Leave it out.")
     else:
         refuse(context, "members of stages choose them", "numbers")
     told = serving.answer(model, serves.numbers, line)

@@ -23,6 +23,7 @@ from weft.data.corpus import text_nbytes
 from weft.data.packing import CharactersConfig, make_tokenizer
 from weft.data.tokenizer import CharTokenizer
 from weft.errors import ConfigError, DataError, TooLarge
+from weft.ids import several
 from weft.model.config import ModelConfig
 from weft.pipeline.config import PipelineConfig
 from weft.plan import profiles
@@ -188,7 +189,7 @@ def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, p
     machines = tuple(machines_of(kind, watts) for kind in described.kind)
     ignored = []
     if described.fault:
-        ignored.append(f"{len(described.fault)} faults of the scenario are not part of the plan")
+        ignored.append(f"not part of the plan: {several(len(described.fault), 'fault')} of the scenario")
     if any(kind.joins_at_s or kind.joins_over_s for kind in described.kind):
         ignored.append("machines that join later count as there from the start")
     found = _ask(run_file, model, machines, method, prices, (*notes, *ignored))
@@ -319,7 +320,7 @@ def _machines(own: Own, run_file: RunFile, model: ModelConfig, num_peers: int) -
         crowding, speed = here.crowding, speed or here.tokens_per_s
         note = f"timed here: {here.name}, {speed:,.0f} tokens/s"
         if named.is_one_machine:
-            note += f" for each of {num_peers} peers that share this machine"
+            note += f" for each of {several(num_peers, 'peer')} that share this machine"
         machines = replace(machines, tokens_per_s=speed, memory_nbytes=here.memory_nbytes, is_gpu=here.is_gpu)
         return replace(machines, is_half=here.is_half, crowding=crowding), (note,)
     device = profiles.device(own.device)

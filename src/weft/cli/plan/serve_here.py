@@ -34,6 +34,7 @@ from weft.engine.numbers import MATRICES, Kind, probe
 from weft.engine.pages import PAGE, num_pages
 from weft.engine.step import KeysAndValues, Stepper, Weights, page_nbytes
 from weft.errors import TooLarge
+from weft.ids import several
 from weft.model.config import ModelConfig, num_layer_parameters
 from weft.model.sections import Section, num_section_parameters
 from weft.plan.serve import PIECE, Points, Timed
@@ -126,8 +127,8 @@ def _num_layers(config: ModelConfig, kind: Kind, device: torch.device) -> int:
     free = free_nbytes(device)
     if needed > SPARE * free:
         raise TooLarge(
-            f"to time {found} layers takes {needed / 1e9:.2f} GB, and of {device} {free / 1e9:.2f} GB are free. Close "
-            "other programs."
+            f"to time {several(found, 'layer')} takes {needed / 1e9:.2f} GB, and of {device} {free / 1e9:.2f} GB are "
+            "free. Close other programs."
         )
     return found
 

@@ -11,6 +11,7 @@ from weft.cli.terminal import terminal_width, wrapped
 from weft.cost import training as cost
 from weft.cost.pipeline import BASE_NBYTES
 from weft.dashboard import figures
+from weft.ids import several
 from weft.launch.terms import CHECKPOINT_VECTORS, DAY_S
 from weft.plan.forecast import Bill, Forecast, Hold, Part
 from weft.plan.loss import FEW_ROUNDS
@@ -41,7 +42,7 @@ def lines(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> It
     yield from titled(
         "speed",
         f"{pace.tokens_per_s:,.0f} tokens/s, machines train {round.utilisation:.0%} of the time; "
-        f"{pace.num_rounds:,} rounds, {figures.duration(pace.total_s)} in all",
+        f"{several(pace.num_rounds, 'round')}, {figures.duration(pace.total_s)} in all",
     )
     sent, received = pace.traffic.sent_nbytes, pace.traffic.received_nbytes
     yield from titled(
@@ -66,9 +67,9 @@ def lines(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> It
 def short(asked: Asked, plan: Forecast) -> Iterator[str]:
     """Yield the same in at most eight lines: time, bytes, memory, disk, and what they follow from."""
     question, pace = plan.question, plan.pace
-    peers, tokens = figures.several(question.num_peers, "peer"), figures.amount(question.train.tokens)
+    peers, tokens = several(question.num_peers, "peer"), figures.amount(question.train.tokens)
     yield from titled(asked.name, f"{figures.amount(question.num_parameters)} parameters, {tokens} tokens, {peers}")
-    rounds = f"{figures.several(pace.num_rounds, 'round')} of {seconds(pace.round.total_s)}"
+    rounds = f"{several(pace.num_rounds, 'round')} of {seconds(pace.round.total_s)}"
     busy = "" if question.num_peers == 1 else f"; machines train {pace.round.utilisation:.0%} of it"
     yield from titled("time", f"about {figures.seconds(pace.total_s)}: {rounds}{busy}")
     yield from titled("bytes", _moved(plan))
@@ -106,7 +107,7 @@ def _taken(asked: Asked, plan: Forecast) -> str:
     if asked.here is not None:
         needed, num_samples = asked.here
         places = {**needed, "cpu": needed["cpu"] + program_nbytes(choose(PeerConfig()))}
-        return f"about {figures.by_place(places)} of each machine, {num_samples} samples at a time"
+        return f"about {figures.by_place(places)} of each machine, {several(num_samples, 'sample')} at a time"
     most = max(plan.memory, key=lambda hold: hold.on_device + hold.on_host)
     on_device = f"{figures.nbytes(most.on_device)} on the device and " if most.on_device else ""
     taken = f"about {on_device}{figures.nbytes(most.on_host + BASE_NBYTES)} of each machine"
@@ -124,8 +125,8 @@ def _levels(plan: Forecast) -> Iterator[str]:
         return
     num = question.num_electors
     peers = (
-        (f"each of {num} peers with a vote", pace.levels.elector),
-        (f"each of {question.num_peers - num} peers without a vote", pace.levels.ward),
+        (f"each of {several(num, 'peer')} with a vote", pace.levels.elector),
+        (f"each of {several(question.num_peers - num, 'peer')} without a vote", pace.levels.ward),
     )
     for who, traffic in peers:
         sent, received = traffic.sent_nbytes, traffic.received_nbytes
@@ -163,7 +164,8 @@ def _parts(round: RoundTime) -> str:
 def _held(hold: Hold) -> str:
     places = f"{figures.nbytes(hold.on_device)} on the device, " if hold.on_device else ""
     room = {None: "", True: "; it fits", False: f"; IT DOES NOT FIT: {_ADVICE}"}[hold.has_room]
-    return f"{places}{figures.nbytes(hold.on_host)} of the machine's own, {hold.micro_batch} samples at a time{room}"
+    samples = several(hold.micro_batch, "sample")
+    return f"{places}{figures.nbytes(hold.on_host)} of the machine's own, {samples} at a time{room}"
 
 
 def _energy(plan: Forecast) -> str:
@@ -241,8 +243,9 @@ def _no_room(plan: Forecast) -> Iterator[str]:
     question = plan.question
     if question.num_peers > question.num_electors * MAX_GROUP:
         yield (
-            f"{question.num_electors} peers with a vote take at most {question.num_electors * (MAX_GROUP - 1)} peers "
-            "without a vote: the others find no room, so figures that count them are wrong"
+            f"{several(question.num_electors, 'peer')} with a vote can take at most "
+            f"{several(question.num_electors * (MAX_GROUP - 1), 'peer')} without a vote: "
+            "the others find no room, so figures that count them are wrong"
         )
 
 
@@ -254,7 +257,7 @@ def _warnings(plan: Forecast) -> Iterator[str]:
     if pace.penalty is not None and question.choices.send != "gradient" and question.num_peers > 1:
         if pace.num_rounds < FEW_ROUNDS:
             yield (
-                f"{pace.num_rounds} rounds are few, and cost more than this estimate says: four small peers ended 8 % "
+                f"so few rounds ({pace.num_rounds}) cost more than this estimate says: four small peers ended 8 % "
                 "above one peer's loss after 100, 13 % after 20 (benchmarks/reports/shakespeare.md)"
             )
         if pace.penalty.notes:

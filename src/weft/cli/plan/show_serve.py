@@ -6,6 +6,7 @@ from weft.cli.plan.serving import BATCHES, Answer, Ring, Room, Share
 from weft.cli.plan.show import seconds, titled
 from weft.dashboard import figures
 from weft.engine.pages import PAGE
+from weft.ids import several
 from weft.model.config import num_parameters
 from weft.plan.serve import Bound, Speed
 
@@ -49,7 +50,7 @@ def _room(told: Answer) -> str:
     room = told.room
     if room is None:
         return f"IT DOES NOT FIT: {told.objection}"
-    texts = ", or ".join(f"{figures.several(num, 'text')} of {length:,} tokens" for length, num in room.texts.items())
+    texts = ", or ".join(f"{several(num, 'text')} of {length:,} tokens" for length, num in room.texts.items())
     return (
         f"of {figures.nbytes(room.free_nbytes)} that are free weft serve takes {figures.nbytes(room.kv_nbytes)} for "
         f"{room.num_pages:,} of them: {texts}"
@@ -75,7 +76,7 @@ def _table(title: str, speeds: Mapping[int, tuple[Speed, ...]]) -> Iterator[str]
         some = [each[at] for each in speeds.values()]
         cells = "".join(f"{_rate(each.tokens_per_s):>16}" for each in some)
         bounds = dict.fromkeys(_BOUND[each.bound] for each in some)
-        yield f"  {figures.several(num, 'text'):<30}{cells}   {', then '.join(bounds)}"
+        yield f"  {several(num, 'text'):<30}{cells}   {', then '.join(bounds)}"
 
 
 def _rate(tokens_per_s: float) -> str:

@@ -8,6 +8,7 @@ from weft.cli.plan.question import Asked
 from weft.cli.plan.show import seconds, seconds_of, spelt, titled
 from weft.cost import training as cost
 from weft.dashboard import figures
+from weft.ids import several
 from weft.plan.cut import Best, Cut, StagePlan, able, best_stages, planned
 from weft.plan.methods import name_of
 from weft.plan.pipeline import StepTime
@@ -68,7 +69,7 @@ def lines(asked: Asked, answer: Answer) -> Iterator[str]:
     slowest = max(found.stages, key=lambda stage: stage.round.total_s)
     yield from titled(
         "round",
-        f"{seconds(found.round_s)}: {figures.several(found.num_steps, 'step')}, and {seconds(found.exchange_s)} until "
+        f"{seconds(found.round_s)}: {several(found.num_steps, 'step')}, and {seconds(found.exchange_s)} until "
         f"stage {slowest.section.number + 1} has averaged; stages do so at the same time, each among its own members",
     )
     yield from titled("speed", f"{found.tokens_per_s:,.0f} tokens/s; {figures.duration(found.total_s)} in all")
@@ -112,7 +113,8 @@ def _step(found: Cut) -> str:
         ("latency", step.latency_s + step.told_s),
     )
     return (
-        f"{seconds(step.total_s)} for {found.num_micro:,} micro-batches of {found.micro.num_samples} samples: "
+        f"{seconds(step.total_s)} for {several(found.num_micro, 'micro-batch')} of "
+        f"{several(found.micro.num_samples, 'sample')}: "
         f"{seconds_of(parts)}. Bubble {step.bubble:.0%} without a network; {_limit(step)}"
     )
 
@@ -143,7 +145,8 @@ def _memory(answer: Answer) -> str:
     fewest = min(each.num_taken for each in held)
     least = figures.nbytes(answer.cut.least_nbytes)
     return (
-        f"{figures.nbytes(most.on_device or most.on_host)} {place} at most; members keep {fewest} micro-batches at a "
+        f"{figures.nbytes(most.on_device or most.on_host)} {place} at most; members keep "
+        f"{several(fewest, 'micro-batch')} at a "
         f"time or more; a machine without a GPU needs {least} at least. Any section fits "
         f"{', '.join(answer.able) or 'no device that is known by name'}"
     )
@@ -177,7 +180,7 @@ def _against(answer: Answer) -> Iterator[str]:
 def _notes(asked: Asked, found: Cut) -> Iterator[str]:
     if found.step.bubble > LITTLE:
         yield (
-            f"{found.num_micro} micro-batches a step leave stages idle at the start and the end of it: a larger "
+            f"with {several(found.num_micro, 'micro-batch')} a step, stages are idle at its start and end: a larger "
             "train.batch_size or a smaller pipeline.micro_batch gives more"
         )
     if found.stages[0].num_members == 1 and asked.question.num_peers > len(found.stages):

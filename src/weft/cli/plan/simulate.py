@@ -14,6 +14,7 @@ from weft.cli import settings
 from weft.config import from_tree, load_tree
 from weft.dashboard import figures
 from weft.errors import ConfigError
+from weft.ids import several
 
 if TYPE_CHECKING:
     from weft.sim.play import Machine, Played
@@ -102,12 +103,12 @@ def report(played: "Played") -> Iterator[str]:
         yield _row(machine, is_cut=is_cut)
     loss = "" if played.nats_per_byte is None else f", held-out {figures.nats_per_byte(played.nats_per_byte)}"
     yield (
-        f"{played.num_rounds} rounds, {played.committed_tokens:,} tokens counted{loss}, "
+        f"{several(played.num_rounds, 'round')}, {several(played.committed_tokens, 'token')} counted{loss}, "
         f"in {figures.duration(played.took_s)} of virtual time"
     )
     done = [machine for machine in played.machines if machine.end == "complete"]
     if done:
-        yield f"{len(done)} machines completed the run with {_in_parts(done) if is_cut else _same(done)}"
+        yield f"{several(len(done), 'machine')} completed the run with {_in_parts(done) if is_cut else _same(done)}"
     yield from _unplayed(played.unplayed)
 
 
@@ -122,14 +123,14 @@ def report_served(served: "Served") -> Iterator[str]:
     yield _spans("between tokens", served.gap)
     yield _spans("first token", served.first)
     yield (
-        f"{served.num_done:,} texts came whole in {figures.duration(served.took_s)} of virtual time, "
+        f"{several(served.num_done, 'text')} came whole in {figures.duration(served.took_s)} of virtual time, "
         f"{served.tokens_per_s:.1f} tokens a second; {served.num_mended:,} of all went on after a break, "
-        f"{served.num_moved:,} times another member took a place"
+        f"{several(served.num_moved, 'time')} another member took a place"
     )
     ends = {"came wrong": served.num_wrong, "had not ended": served.num_unended} | served.failures
     for why, num in ends.items():
         if num:
-            yield f"{num:,} texts: {why}"
+            yield f"{several(num, 'text')}: {why}"
     yield from _unplayed(served.unplayed)
 
 

@@ -18,9 +18,8 @@ from weft.cli.process import run_loop
 from weft.cli.run.ticket import ticket_here
 from weft.clock import SystemClock
 from weft.config import dump
-from weft.dashboard import figures
 from weft.errors import ActVoid, ConfigError, KeyFileError, Refused
-from weft.ids import PeerId, RunId, short
+from weft.ids import PeerId, RunId, several, short
 from weft.wire import Signed, printable
 
 if TYPE_CHECKING:
@@ -315,12 +314,13 @@ def describe(answer: "CharterAnswer") -> str:
     from weft.run.amend import as_run_file
 
     charter = answer.charter
-    lines = [f"round     {answer.round}, {figures.several(len(answer.members), 'member')}"]
+    lines = [f"round     {answer.round}, {several(len(answer.members), 'member')}"]
     lines += [f"member    {peer}" for peer in answer.members]
     acted = zip(charter.stewards, charter.serials, strict=True)
-    lines += [f"steward   {peer}  {count} acts" for peer, count in acted] or ["steward   none: nobody can act alone"]
+    stewards = [f"steward   {peer}  {several(count, 'act')}" for peer, count in acted]
+    lines += stewards or ["steward   none: nobody can act alone"]
     lines += [f"banned    {peer}" for peer in charter.banned]
-    lines += [f"voted out {each.peer}  {each.times} time{'' if each.times == 1 else 's'}" for each in charter.expelled]
+    lines += [f"voted out {each.peer}  {several(each.times, 'time')}" for each in charter.expelled]
     if charter.successor is not None:
         when = "ended with it" if charter.successor.is_at_once else "once this one is complete"
         lines.append(f"successor {charter.successor.run}  {when}")

@@ -16,7 +16,7 @@ from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
 from weft.errors import ConfigError
 from weft.events import Emit, Entry, Notice, RoundCommitted
-from weft.ids import name_of, short
+from weft.ids import name_of, several, short
 from weft.wire import printable
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def describe(terms: "Terms") -> str:
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for the program itself, "
             f"{figures.nbytes(terms.memory_nbytes)} to train on "
-            f"{figures.several(terms.micro_batch, 'sample')} at a time; a batch has {run.train.batch_size}",
+            f"{several(terms.micro_batch, 'sample')} at a time; a batch has {run.train.batch_size}",
             *_network(terms),
         )
     )
@@ -176,9 +176,9 @@ def _network(terms: "Terms") -> tuple[str, str]:
     if terms.kept is not None:
         return f"{of_round}; nothing while alone", "          (weft says what a day comes to once others are back)"
     if (rounds := terms.rounds) is not None:
-        steps = figures.several(terms.run.method.every, "training step")
+        steps = several(terms.run.method.every, "training step")
         if terms.day_nbytes is not None:
-            told = f"{rounds.num_told} members" if rounds.num_told > 1 else "a member"
+            told = several(rounds.num_told, "member") if rounds.num_told > 1 else "a member"
             return (
                 f"{of_round}, {_in_all(terms)}",
                 f"          (as {told} measured: {figures.nbytes(rounds.round_nbytes)} a round among "
@@ -207,7 +207,7 @@ def capped(caps: "CapsConfig") -> list[str]:
         "" if caps.day_nbytes is None else f"{figures.nbytes(caps.day_nbytes)} a day",
         "" if caps.memory_nbytes is None else f"{figures.nbytes(caps.memory_nbytes)} of memory",
         "" if caps.vram_nbytes is None else f"{figures.nbytes(caps.vram_nbytes)} of GPU memory",
-        "" if caps.cores is None else f"{caps.cores} cores",
+        "" if caps.cores is None else several(caps.cores, "core"),
         f"from {' and '.join(caps.hours)}" if caps.hours else "",
     ]
     found = ", ".join(filter(None, said))
@@ -215,7 +215,7 @@ def capped(caps: "CapsConfig") -> list[str]:
 
 
 def _stewards(num: int) -> list[str]:
-    keys = "1 key" if num == 1 else f"{num} keys"
+    keys = several(num, "key")
     return [f"stewards  {keys} that may change the run, and remove and ban peers (docs/stewards.md)"] if num else []
 
 
@@ -230,7 +230,7 @@ def _peers(terms: "Terms") -> str:
     from weft.run.staged import StagedConfig
 
     stages = f" in {terms.run.stages} stages" if isinstance(terms.run, StagedConfig) else ""
-    return f"{terms.num_peers} peers{stages}"
+    return f"{several(terms.num_peers, 'peer')}{stages}"
 
 
 class TrafficWatch:

@@ -22,6 +22,7 @@ import tomli_w
 import typer
 
 from weft import reading
+from weft.cli.home import called, on_disk, own_name, runs_of
 from weft.cli.options import Length, length
 from weft.cli.run.after import Learnt, is_held, model_beside, numbered, say_found, say_made, write_new
 from weft.cli.settings import changes_of, run_file
@@ -31,7 +32,7 @@ from weft.config import fault_of, from_tree, is_in, leave_out, leaves, load_tree
 from weft.dashboard import figures
 from weft.dashboard.logs import is_there
 from weft.errors import ConfigError, TooLarge
-from weft.ids import short
+from weft.ids import several, short
 from weft.progress import Meter
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def run_file_for(text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig
         if not begun and (given := [*(["--go-on"] if asked.is_longer else []), *wishes.given()]):
             raise ConfigError(_not_begun(given, path, text, asked))
         if wishes.given() == ["--length"] and asked.is_longer:
-            changes += _longer(text, path, str(wishes.length))
+            changes += _longer(text, path, str(wishes.length), asked.home)
         elif given := wishes.given():
             raise ConfigError(_already(given, path, text, asked))
         if before is None:
@@ -250,8 +251,12 @@ def _already(given: Sequence[str], path: Path, text: Path, asked: Asked) -> str:
     return f"{said}For another run of this text, which begins anew, add --new."
 
 
-def _longer(text: Path, path: Path, wanted: str) -> list[str]:
-    """Return what to change of a run file so that the run is so long in all."""
+def _longer(text: Path, path: Path, wanted: str, home: Path) -> list[str]:
+    """Return what to change of a run file so that the run is so long in all.
+
+    Raises:
+        ConfigError: it cannot be so long: the run has counted as much already, say.
+    """
     from weft.plan import own_text
 
     meant, tree = length("--length", wanted), load_tree(path)
@@ -260,8 +265,21 @@ def _longer(text: Path, path: Path, wanted: str) -> list[str]:
             f"--length {wanted[:40]}: of a run that goes on, weft takes tokens or passes, of the run from its first "
             "round: 5Mtokens, 10passes."
         )
+    if meant.passes is not None and tree.get("tokenizer", {}).get("type") != "bytes":
+        raise ConfigError(
+            f"--length {wanted[:40]}: by {path} tokens are no bytes, so weft cannot tell how many a pass over the text "
+            "has. Give the length in tokens: 5Mtokens."
+        )
     changed = changes_of(())
     tokens = own_text.rounded(int(_tokens(meant, own_text.read_text(_source(text, changed), _whole(text).parent), 0)))
+    run, counted = _least_counted(str(tree.get("name")), home)
+    if run is not None and tokens <= counted:
+        raise ConfigError(
+            f"--length {wanted[:40]}: run {called(run)} has already counted {several(counted, 'token')}, and --length "
+            f"is the length of the whole run from its first round: {several(tokens, 'token')} would leave nothing to "
+            f"train. Nothing was started. Give more, such as --length {figures.amount(2 * counted)}tokens. To begin "
+            "another run of this text, leave out --go-on and add --new."
+        )
     fields, schedule = ["train.tokens"], tree["train"].get("schedule", {})
     least = sum(int(schedule.get(name, 0)) for name in ("warmup_tokens", "decay_tokens"))
     if tokens < least:
@@ -272,6 +290,14 @@ def _longer(text: Path, path: Path, wanted: str) -> list[str]:
     if "total_tokens" in schedule:
         fields.append("train.schedule.total_tokens")
     return [f"{field}={tokens}" for field in fields]
+
+
+def _least_counted(name: str, home: Path) -> tuple[Path | None, int]:
+    """Return which run of that name has counted least in a home, and how many tokens; of none that trained, None."""
+    found = [(on_disk(run).standing, run) for run in runs_of(home) if own_name(run) == name]
+    trained = [(stands.committed_tokens, run) for stands, run in found if stands is not None and stands.round]
+    counted, run = min(trained, default=(0, None))
+    return run, counted
 
 
 # --- where it lies ---
@@ -385,13 +411,13 @@ def _answered(
     source, base = _source(text, changed), _whole(text).parent
     with Meter("reading", "B", WorkLine(), SystemClock(), text_nbytes(source, base)) as meter:
         found = own_text.read_text(source, base, meter.add)
-    nbytes = found.nbytes
     if before is not None:
-        found, base = own_text.scaled(found, before.tokens_per_byte), base if path is None else path.parent
+        found = replace(found, tokens_per_byte=before.tokens_per_byte)
+        base = base if path is None else path.parent
     _check_changes(changes, changed, found, begins={} if before is None or path is None else before.fields("model"))
     machine = _Machine(found, settings)  # too little text is refused before anything is asked
-    many = "1 document" if found.num_documents == 1 else f"{found.num_documents:,} documents"
-    tell(f"{text}: {figures.nbytes(nbytes)} of text in {many}; a tenth is held out, to measure the loss")
+    documents = several(found.num_documents, "document")
+    tell(f"{text}: {figures.nbytes(found.nbytes)} of text in {documents}; a tenth is held out, to measure the loss")
 
     usual_name = own_text.run_name(_whole(text))
     usual_name = usual_name if not num_before else f"{usual_name[:60]}-{num_before + 1}"
@@ -617,7 +643,7 @@ class _Machine:
         moved = figures.nbytes(traffic.sent_nbytes + traffic.received_nbytes)
         among = "with a second machine" if described.peers == 1 else f"among {described.peers} machines"
         yield f"model     {figures.amount(run.num_parameters)} parameters, context {train.seq_len} tokens"
-        yield f"length    {figures.amount(train.tokens)} tokens, about {often} passes over the text"
+        yield f"length    {figures.amount(train.tokens)} tokens, about {several(often, 'pass')} over the text"
         yield (
             f"time      {_about(seconds)} of training steps{alike}, at {here.tokens_per_s:,.0f} tokens/s "
             f"measured on {here.name}; evaluation and exchange take more"

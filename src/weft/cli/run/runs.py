@@ -27,7 +27,7 @@ from weft.cli.terminal import agrees
 from weft.clock import SystemClock
 from weft.dashboard import figures
 from weft.errors import ConfigError, KeyLocked
-from weft.ids import short
+from weft.ids import several, short
 
 if TYPE_CHECKING:
     from weft.launch.runs import Held
@@ -66,7 +66,7 @@ def list_all(
     for each in found:
         typer.echo(f"{short(each.held.run)}  {each.name or _NO_NAME:<{width}}  {_line(each)}")
         typer.echo(f"{'':<8}  {each.how}")
-    many = "1 run" if len(found) == 1 else f"{len(found)} runs"
+    many = several(len(found), "run")
     typer.echo(f"{many} in {root}; {command_for(root)} runs delete RUN removes one", err=True)
 
 
@@ -184,7 +184,7 @@ def _goes_on(held: "Held", stands: Standing | None, home: "Home") -> tuple[State
     if outline.is_private:
         return "stopped", f"go on: {weft} train and its run file, or {weft} join - --data FILES"
     if missing := missing_shards(home, outline):
-        return ("stopped", f"go on: {weft} join -, which fetches the missing {missing} pieces of its data")
+        return "stopped", f"go on: {weft} join -, which fetches {several(missing, 'missing piece')} of its data"
     if not who_keep(held.run, home):
         return "stopped", f"go on: {train} --key FILE, with the key that trained it: it is not in this home"
     return "stopped", f"go on: {train}"

@@ -18,6 +18,7 @@ from weft.dashboard import figures
 from weft.dashboard.figures import is_away
 from weft.dashboard.stages import Stages, ordinal, rate, slowest
 from weft.dashboard.view import Line, View
+from weft.ids import several
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _CURVE_HEIGHT = 6
@@ -66,7 +67,7 @@ def progress(view: View, width: int | None = None) -> str:
         width: columns that it must not exceed: it is shortened, and how many peers there are is left to their table.
     """
     if view.num_awaited:
-        text = f"waiting for {view.num_awaited} more peer{'s' if view.num_awaited != 1 else ''}"
+        text = f"waiting for {several(view.num_awaited, 'more peer')}"
         return text if width is None else text[:width]
     said = _said(view)
     if width is None:
@@ -92,7 +93,7 @@ def _said(view: View) -> dict[str, tuple[str, str]]:
         said["stage"] = (view.held.split(",")[0], "")
     num_peers = sum(not is_away(line.state) for line in view.lines.values())
     if num_peers or not view.is_complete:
-        said["peers"] = (f"{num_peers} peer{'s' if num_peers != 1 else ''}", "")
+        said["peers"] = (several(num_peers, "peer"), "")
     if (empty := view.cut.empty()) and not view.is_complete:
         said["empty"] = (f"nobody computes {ordinal(empty, 0)}", f"{len(empty)} without peers")
     if view.run.total_tokens is not None:
@@ -227,7 +228,7 @@ def _stages(stages: Stages) -> Table | Text:
     if stages.num > _MAX_STAGES:
         sizes = [len(each.members) for each in stages.now]
         most = "" if weakest is None else f", the slowest is {ordinal([weakest], 0)}"
-        return Text(f"{stages.num} stages of {min(sizes)} to {max(sizes)} peers{most}")
+        return Text(f"{stages.num} stages of {min(sizes)} to {several(max(sizes), 'peer')}{most}")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("stage", "layers", "peers", "rate", "waiting"):
         table.add_column(title, justify="left" if title == "layers" else "right", no_wrap=True)

@@ -13,7 +13,8 @@ and then.
 
 Failure:
 - an address black-holes: the next one gets its turn a second later; `LinkUp.tried` says which failed and why.
-- another run, version or no admission: definite, so no other address is tried.
+- another run, version or no admission: definite, so no other address is tried. Nobody waits for a redial, so a `Notice`
+  says once why members refuse this peer: it may come to stand alone for it.
 """
 
 import asyncio
@@ -22,7 +23,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from weft.errors import DialError, GenesisMismatch, PeerError, Unreachable, WeftError
+from weft.errors import DialError, GenesisMismatch, PeerError, Refused, Unreachable, WeftError
+from weft.events import Emit, Notice
 from weft.ids import PeerId, is_start, short
 from weft.net import messages
 from weft.net.link.address_book import AddressBook
@@ -116,6 +118,7 @@ DIRECT_AGAIN_S = 60.0  # after a link through another peer came up, its addresse
 DIRECT_AGAIN_MAX_S = 600.0
 ASK_RELAYS_S = 2.0  # for those that may reach a peer to say so
 MAX_RELAYS_TRIED = 2
+MAX_REFUSALS = 8  # that are told: others write them
 
 Tried = tuple[str, DialError]  # an address, and what came of it
 
@@ -123,8 +126,12 @@ Tried = tuple[str, DialError]  # an address, and what came of it
 class Dialer:
     """Connects on demand; one dial per peer at a time, shared by all who wait for it."""
 
-    def __init__(self, passport: Passport, transports: Sequence[Transport], links: Links, book: AddressBook) -> None:
+    def __init__(
+        self, passport: Passport, transports: Sequence[Transport], links: Links, book: AddressBook, emit: Emit
+    ) -> None:
         self._passport = passport
+        self._emit = emit
+        self._refusals: set[str] = set()  # that were told
         self._transports = {transport.name: transport for transport in transports}
         self._links = links
         self._book = book
@@ -385,11 +392,20 @@ class Dialer:
         while peer in self._kept and self._links.get(peer) is None:
             try:
                 await self.connect(peer)
-            except WeftError:  # every reason may pass: a restarted member has another run, version or rule
+            except WeftError as error:  # every reason may pass: a restarted member has another run, version or rule
+                if isinstance(error, Refused):
+                    self._tell(error)
                 if loop.time() - began >= EXPIRE_S:
                     self._kept.pop(peer, None)
                 await asyncio.sleep(pause_s * (0.5 + 0.5 * float(jitter.random())))
                 pause_s = min(2 * pause_s, REDIAL_MAX_S if loop.time() - began < REDIAL_SOON_S else REDIAL_LATE_S)
+
+    def _tell(self, refusal: Refused) -> None:
+        """Say why members refuse this peer, once: who refuses stands before the colon."""
+        reason = str(refusal).partition(": ")[2]
+        if reason not in self._refusals and len(self._refusals) < MAX_REFUSALS:
+            self._refusals.add(reason)
+            self._emit(Notice(text=str(refusal)))
 
 
 def _failure(address: str, error: DialError) -> str:

@@ -46,8 +46,8 @@ MAX_FORMER = 1024  # peers whose lost links are remembered: keys are free to mak
 ANSWERS_S = 2.0  # a process that holds a link; the dialler waits for `HANDSHAKE_S`
 _ANY = "IsThere"  # a method that nobody serves
 _IN_TWO_PLACES = (
-    "another process takes part in this run with the same key, and it answers; a key is for one place at a time. Stop "
-    "that one, or give this machine a key of its own: --key second.pem"
+    "another process takes part in this run with the same key, perhaps on a machine to which this home was copied. A "
+    "key works in one place at a time. Stop that process, or start this one with a key of its own: --key second.pem"
 )
 
 MAX_VIOLATIONS = 3  # of one peer within `BARRED_S`: one may be a mishap

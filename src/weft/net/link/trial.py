@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import parse_qsl, urlsplit
 
-from weft.ids import PeerId, name_of, short
+from weft.ids import PeerId, name_of, several, short
 from weft.net.messages import Contact
 from weft.net.transport.address import direct_places, host_of, hosts_of, is_loopback, is_private
 from weft.wire import printable
@@ -211,7 +211,7 @@ def nobody(trials: Sequence[Trial], others: Sequence[str] = ()) -> str:
     said = [
         "nobody let this peer in" if any(trial.outcome == "full" for trial in trials) else "nobody answered",
         *([f"Tried {'. '.join(tried[:MAX_MEMBERS])}"] if tried else []),
-        *([f"And {more} more member{'s' if more > 1 else ''}"] if more > 0 else []),
+        *([f"And {several(more, 'more member')}"] if more > 0 else []),
         *others[:MAX_MEMBERS],
         *([_capital(text)] if tried or not others else []),
         _capital(fix),

@@ -391,7 +391,7 @@ class Backpressure:
             return
         await self._let_go()
         self._asks_at = self._clock.now() + AGAIN_S
-        said = f"{len(refusals)} of {len(members)} members do not wait for this machine: "
+        said = f"members do not wait for this machine ({len(refusals)} of {len(members)}): "
         said += "; ".join(sorted(set(refusals.values())))
         if said != self._last_refusal:
             self._last_refusal = said

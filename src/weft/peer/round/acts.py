@@ -48,7 +48,7 @@ from msgspec import Meta
 
 from weft.errors import DataError, DiskFull, WireError
 from weft.events import ActEnacted, ActRefused, ActWaits, Emit, LieProven, Notice
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, short
+from weft.ids import Attempt, BranchId, Digest, PeerId, Round, several, short
 from weft.keys import verify
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import MAX_REASON_CHARS
@@ -396,7 +396,7 @@ def why_removed(event: ActEnacted) -> str:
             "signs that: this key runs on two machines, or its folder was restored from a copy, or the program was "
             "changed. The key may not come back; join with another (weft keys new)."
         )
-    who = f"{len(event.by)} members" if event.kind == "vote out" else f"steward {short(event.by[0])}"
+    who = several(len(event.by), "member") if event.kind == "vote out" else f"steward {short(event.by[0])}"
     reason = event.reason.rstrip(".") or "no reason was given"
     what_now = "Its key may not come back." if event.kind == "ban" else "It may join again: weft join."
     return f"{who} removed this peer from the run after round {event.round} ({event.kind}): {reason}. {what_now}"

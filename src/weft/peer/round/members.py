@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from weft.events import AttemptStarted
-from weft.ids import Attempt, BranchId, PeerId
+from weft.ids import Attempt, BranchId, PeerId, several
 from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.messages import Decision, Gathered, Letter, StandingNote
@@ -270,7 +270,7 @@ class Quorum:
         if not is_quorum(self._chain.base, self.present()):
             return "the other one is away" if len(self._chain.base.electorate) == 2 else "the others are away"
         num_voteless = len(self.voteless) + self.abstains
-        who = "1 member" if num_voteless == 1 else f"{num_voteless} members"
+        who = several(num_voteless, "member")
         return (
             f"{who} {'was' if num_voteless == 1 else 'were'} stopped in the middle of this round and cannot vote in it"
         )

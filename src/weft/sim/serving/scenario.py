@@ -23,6 +23,7 @@ from msgspec import Meta
 
 from weft.config import Config
 from weft.engine.pages import PAGE
+from weft.ids import several
 from weft.rng import stream
 from weft.sim.scenario import Coming, Fault, Kill, Line, Lined, Seconds, Slow, Stop, called, machines, refuse_namesakes
 
@@ -94,7 +95,7 @@ class ServingScenario(Config, frozen=True, kw_only=True):
             called(self.kind, fault.named()[0])
         for kind in self.kind:
             if kind.stage is not None and kind.stage > self.stages:
-                raise ValueError(f"kind {kind.name}: stage is {kind.stage}; there are {self.stages} stages.")
+                raise ValueError(f"kind {kind.name}: stage is {kind.stage}, of {several(self.stages, 'stage')}.")
         missing = set(range(self.stages)) - {stage for _, _, stage in self.servers()}
         if missing:
             named = ", ".join(str(stage + 1) for stage in sorted(missing))

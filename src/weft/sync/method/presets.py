@@ -12,6 +12,7 @@ from weft.codec import config as codecs
 from weft.codec.config import MAX_BLOCK
 from weft.config import Config
 from weft.errors import ConfigError
+from weft.ids import several
 from weft.sync.method.choices import (
     AmongConfig,
     Basis,
@@ -121,8 +122,8 @@ class StreamingConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag=
     def __post_init__(self) -> None:
         if self.every % self.fragments:
             raise ConfigError(
-                f"method: every: {self.every} inner steps are not cut into {self.fragments} equal pieces; set a "
-                f"multiple of {self.fragments}."
+                f"method: every: {several(self.every, 'inner step')} cannot be cut into {self.fragments} equal pieces; "
+                f"set a multiple of {self.fragments}."
             )
 
     def choices(self, num_peers: int) -> Choices:  # noqa: ARG002

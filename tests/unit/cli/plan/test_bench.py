@@ -65,7 +65,7 @@ def test_a_plan_whose_points_fail_ends_with_a_code_of_its_own(
         answer = weft(*arguments)
         assert (answer.code, answer.out[:5]) == (45, "[1/1]")
         said = " ".join(answer.err.split())
-        assert "1 of 1 points were not played to their end; the first is of row ddp, {}, seed 0: failed: it n" in said
+        assert "not played to the end: 1 of 1 point. The first is of row ddp, {}, seed 0: failed: it n" in said
         assert "The same command plays them again" in said
         assert "fault in weft" not in said
     assert "0 of 3 runs were played, 1 failed" in (out / "report.md").read_text()

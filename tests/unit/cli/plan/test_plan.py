@@ -139,7 +139,7 @@ def test_a_scenario_is_planned_kind_by_kind(weft: Weft, run_path: Path, tmp_path
     answer = weft("plan", path)
     assert (answer.code, answer.err) == (0, "")
     assert "3 lab + 1 late" in answer.out
-    assert "1 faults of the scenario" in answer.out
+    assert "not part of the plan: 1 fault of the scenario" in answer.out
     assert "join later" in answer.out
     refused = weft("plan", path, "--peers", 3)
     assert refused.code == 2
@@ -224,7 +224,9 @@ def test_who_finds_no_room_in_the_electorate_is_planned_as_a_leaf(weft: Weft, ru
     assert "each of 184 peers without a vote: " in answer.out
     assert "find no room" not in answer.out
     assert "without a vote" not in weft(*asked, 16, "--details").out
-    assert "16 peers with a vote take at most 1008 peers without a vote" in " ".join(weft(*asked, 1025).out.split())
+    assert "16 peers with a vote can take at most 1,008 peers without a vote" in " ".join(
+        weft(*asked, 1025).out.split()
+    )
     found = json.loads(weft(*asked, 200, "--json").out)
     assert found["num_electors"] == 16
     assert found["levels"]["elector"]["sent_nbytes"] > found["levels"]["ward"]["sent_nbytes"]

@@ -131,7 +131,7 @@ def test_stages_are_told_with_their_lines_and_what_a_share_takes(weft: Weft, run
 def test_more_stages_than_layers_are_refused(weft: Weft, kept: Kept) -> None:
     answer = weft("plan", kept.folder, "--serve", "--stages", 2)
     assert answer.code == 2
-    assert "of a model of 1 layers" in answer.err
+    assert "of a model of 1 layer." in answer.err
     assert answer.out == ""
 
 

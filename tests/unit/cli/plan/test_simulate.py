@@ -9,6 +9,7 @@ import pytest
 from unit.cli.small import Weft
 from weft.config import from_tree
 from weft.events import RoundCommitted
+from weft.ids import several
 from weft.log import read_jsonl
 from weft.sim.scenario import Scenario
 from weft.sim.serving.scenario import ServingScenario
@@ -46,7 +47,7 @@ def test_a_scenario_is_played_and_reported(weft: Weft, scenario: Path, tmp_path:
     assert "2 machines completed the run with one replica" in answer.out
     assert "not played: kill of lab-1 at round 900" in answer.out
     rounds = {entry.event.round for entry in read_jsonl(log) if isinstance(entry.event, RoundCommitted)}
-    assert f"{max(rounds)} rounds" in answer.out
+    assert several(max(rounds), "round") in answer.out
 
 
 def test_the_same_scenario_is_the_same_play(weft: Weft, scenario: Path, tmp_path: Path) -> None:

@@ -6,35 +6,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from commits import committed
 from unit.cli.company import founder
 from unit.cli.small import Weft
 from unit.launch.test_terms import HERE, TICKET, SteppingClock, cut, made, news, told
 from unit.peer.tiny import run_config
 from weft.cli.run.join import TrafficWatch, describe, with_yes
 from weft.errors import ConfigError
-from weft.events import Entry, Event, Notice, RoundCommitted
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
+from weft.events import Entry, Event, Notice
+from weft.ids import PeerId, Round
 from weft.launch.terms import Heard, Kept, terms
 from weft.store.home import Home
 
 ME = PeerId("e" * 64)
 
 
-def committed(nbytes: float) -> Entry:
-    event = RoundCommitted(
-        branch=BranchId("b" * 64),
-        round=Round(1),
-        attempt=Attempt(0),
-        manifest=Digest("d" * 64),
-        contributors=(ME,),
-        left_out={},
-        tokens=Tokens(1),
-        committed_tokens=Tokens(1),
-        sent_nbytes=round(nbytes / 2),
-        received_nbytes=round(nbytes / 2),
-        duration_s=1.0,
-        work_s=1.0,
-    )
+def moved(nbytes: float) -> Entry:
+    event = committed(contributors=(ME,), sent_nbytes=round(nbytes / 2), received_nbytes=round(nbytes / 2))
     return Entry(v=1, at=0.0, peer=ME, event=event)
 
 
@@ -137,21 +125,21 @@ def test_nobody_is_told_of_more_traffic_who_was_shown_no_terms(tmp_path: Path) -
     watch = TrafficWatch(SteppingClock(0.0), is_told=False)
     watch.agreed(made(tmp_path, told(2)))
     watch.started(events.append)
-    watch.write(committed(1e15))
+    watch.write(moved(1e15))
     assert events == []
 
 
 def test_more_traffic_than_the_terms_said_is_an_event(tmp_path: Path) -> None:
     events: list[Event] = []
     watch = TrafficWatch(SteppingClock(0.0))
-    watch.write(committed(1e15))  # before anything was agreed to
+    watch.write(moved(1e15))  # before anything was agreed to
     shown = made(tmp_path, told(2))
     assert shown.day_nbytes is not None
     watch.agreed(shown)
     watch.started(events.append)
-    watch.write(committed(shown.fetch_nbytes + shown.day_nbytes / 24))
+    watch.write(moved(shown.fetch_nbytes + shown.day_nbytes / 24))
     assert events == []
-    watch.write(committed(shown.day_nbytes))
+    watch.write(moved(shown.day_nbytes))
     (notice,) = events
     assert isinstance(notice, Notice)
     assert "the terms said" in notice.text

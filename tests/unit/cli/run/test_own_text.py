@@ -246,6 +246,34 @@ def test_a_run_that_goes_on_takes_a_length(weft: Weft, notes: Path, begun: Begun
     assert "--set" not in said
 
 
+def test_a_length_that_the_run_has_counted_already_is_refused(
+    weft: Weft, notes: Path, begun: Begun, kept: Kept
+) -> None:
+    assert weft("train", notes, "--yes", "--run-name", kept.run.name).code == 0
+    as_trained(kept.folder, 3, 5_000, tokens=100_000)
+    longer = ("train", notes, "--go-on", "--length")
+    for given, asked in (("250tokens", "250 tokens"), ("80ktokens", "80,000 tokens"), ("100ktokens", "100,000 tokens")):
+        said = refused(weft, 2, f"{asked} would leave nothing to train", *longer, given)
+        assert f"--length {given}: run {kept.run.run[:8]} (small) has already counted 100,000 tokens" in said
+        assert "the whole run from its first round" in said
+        assert "Give more, such as --length 200ktokens." in said
+    assert weft(*longer, "200ktokens").code == 0
+    assert len(begun) == 2
+
+
+def test_passes_over_a_text_are_no_length_where_tokens_are_no_bytes(
+    weft: Weft, notes: Path, begun: Begun, home: Path
+) -> None:
+    assert weft("train", notes, "--yes").code == 0
+    held(home, "notes")
+    path = notes.with_name("notes.toml")
+    path.write_text(path.read_text().replace('type = "bytes"', 'type = "json"\npath = "notes-model"'))
+    said = refused(weft, 2, "Give the length in tokens: 5Mtokens.", "train", notes, "--go-on", "--length", "30passes")
+    assert f"by {path} tokens are no bytes" in said
+    assert weft("train", notes, "--go-on", "--length", "400ktokens").code == 0
+    assert len(begun) == 2
+
+
 def held(home: Path, name: str) -> None:
     """Let a home hold a run of that name."""
     run = "ab" * 32

@@ -122,7 +122,7 @@ def test_who_holds_a_run_alone_trains_it_longer(weft: Weft, run_path: Path, home
     shorter = weft(*train, "--set", "train.tokens=480", "--go-on")
     assert (shorter.code, rounds(home, before.run)[-1]) == (ConfigError.exit_code, 4)
     assert "480 in all are asked for" in shorter.err
-    assert "has counted 640: nothing would be left" in " ".join(shorter.err.split())
+    assert "has already counted 640: nothing would be left" in " ".join(shorter.err.split())
     assert weft(*train, "--set", "train.tokens=1280", "--go-on", "--until", "1rounds").code == 0
     assert rounds(home, before.run)[-1] == 5
     assert [run["run"] for run in json.loads(weft("runs", "--json").out)["runs"]] == [before.run]

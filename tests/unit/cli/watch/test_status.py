@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from commits import committed
 from unit.cli.company import founder
 from unit.cli.small import Kept, Weft
 from unit.cli.test_bad_input import refused
 from unit.peer.crew import Member
 from weft.events import VERSION, Entry, Evaluated, Event, LinkUp, Notice, PeerStarted, RoundCommitted, StepDone
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
+from weft.ids import PeerId, Round, RunId, Step, Tokens
 from weft.keys import Identity
 from weft.launch.visit import visit
 from weft.net.ticket import read
@@ -33,18 +34,13 @@ def run(tmp_path: Path) -> Iterator[Member]:
 
 
 def commit(round: int, tokens: int, *counted: PeerId) -> RoundCommitted:
-    return RoundCommitted(
-        branch=BranchId("c3" * 32),
+    return committed(
         round=Round(round),
-        attempt=Attempt(0),
-        manifest=Digest("d4" * 32),
         contributors=counted,
-        left_out={},
         tokens=Tokens(tokens),
         committed_tokens=Tokens(round * tokens),
         sent_nbytes=1000,
         received_nbytes=2000,
-        duration_s=1.0,
         work_s=2.0,
     )
 

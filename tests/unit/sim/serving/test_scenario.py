@@ -50,7 +50,7 @@ def test_machines_with_a_spread_differ_and_the_same_seed_gives_the_same(tmp_path
     [
         ('[[kind]]\nname = "home-1"', "two machines are called home-1"),
         ('[[entry]]\nname = "home-1"', "two machines are called home-1"),
-        ('[[kind]]\nname = "end"\nstage = 3', "there are 2 stages"),
+        ('[[kind]]\nname = "end"\nstage = 3', "stage is 3, of 2 stages"),
         ('[[fault]]\ntype = "kill"\npeer = "home-7"\nat_s = 1.0', "no machine is called home-7"),
         ('[[fault]]\ntype = "kill"\npeer = "home-1"\nat_round = 1', "give at_s"),
         ('[[fault]]\ntype = "lie"\npeer = "home-1"\nat_s = 1.0\nabout = "tokens"', "lie"),
