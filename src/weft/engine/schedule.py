@@ -45,7 +45,7 @@ class Sequence:
         salt: who may share its pages.
         guesses: of what follows; None: it is drawn token by token.
         room: the priority of its key, as the share of a queue that may be full before it is refused.
-        drew_at: the last plan in which it drew.
+        drew_at: which turn to draw was its last, counted over all.
     """
 
     key: str
@@ -108,7 +108,7 @@ class Scheduler:
         self._turns: deque[str] = deque()  # keys with something to read, whose turn it is first
         self._deficit: dict[str, int] = {}  # tokens that a key may still read in its turn
         self._num_since_read = 0
-        self._num_plans = 0
+        self._num_turns = 0  # of sequences to draw, so far
         self.num_yielded = 0  # times that a sequence gave up its pages
         self._wants_room: Sequence | None = None  # it waits for pages: no smaller one of another key slips in before it
 
@@ -149,11 +149,11 @@ class Scheduler:
 
     def plan(self) -> list[Row]:
         """Return what the next step computes, with pages for all of it. Empty: there is nothing to do."""
-        self._num_plans += 1
         rows = [self._row(each, len(each.tokens)) for each in self._drawing() if self._has_page(each)]
         rows = [row for row in rows if row.sequence in self._running]  # some gave up their pages for others
         for row in rows:
-            row.sequence.drew_at = self._num_plans
+            self._num_turns += 1
+            row.sequence.drew_at = self._num_turns
         rows = list(self._with_guesses(rows))
         pieces = list(self._pieces(sum(row.num_draws for row in rows)))
         self._num_since_read = 0 if pieces else self._num_since_read + 1
@@ -282,7 +282,7 @@ class Scheduler:
         if not queue:
             del self._waiting[key]
         self._running.append(sequence)
-        sequence.drew_at = self._num_plans  # no newcomer goes before those that wait for their next token
+        sequence.drew_at = self._num_turns  # no newcomer goes before those that wait for their next token
         return sequence
 
     def _is_admitted(self, sequence: Sequence) -> bool:
