@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,7 +93,7 @@ def test_where_there_is_no_way_join_and_the_doctor_say_so_in_the_same_words(
     assert ways["level"] == "block"
     assert reason in ways["text"]
     assert fix in ways["fix"]
-    assert said.startswith("weft: nobody answered. Tried third (")
+    assert re.match(r"weft: nobody answered\. Tried [0-9a-f]{8}: ", said)  # a ticket has no room for names
     for words in ("TLS over TCP to ", "iroh over UDP to ", "no answer within", ways["text"][1:], ways["fix"][1:]):
         assert words in said
     assert "://" not in said  # no raw address
