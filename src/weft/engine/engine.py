@@ -12,7 +12,7 @@ schedule, the pages and the numbers; others reach it through a queue alone.
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -27,10 +27,11 @@ from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool
 from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
-from weft.engine.step import Stepper
+from weft.engine.step import Stepper, on_host
 from weft.errors import ConfigError, WeftError
 
 Ending = Literal["stop", "length", "cancelled"]
+Told = Drawn | Ending | Exception  # to who reads a text
 MAX_WAITING = 256
 
 
@@ -88,7 +89,7 @@ class Text:
         self.began_s: float | None = None  # by the engine's clock: when its first piece was computed
         self._cancel = cancel
         self._loop = asyncio.get_running_loop()
-        self._told: asyncio.Queue[Drawn | Ending | Exception] = asyncio.Queue()
+        self._told: asyncio.Queue[Told] = asyncio.Queue()
 
     def __aiter__(self) -> AsyncIterator[Drawn]:
         return self
@@ -109,10 +110,27 @@ class Text:
         """Draw no more of it; a step under way ends. Its pages are free soon."""
         self._cancel(self)
 
-    def tell(self, told: Drawn | Ending | Exception) -> None:
+    def tell(self, told: Told) -> None:
         """Let its reader have a token, or its end; from any thread."""
-        with suppress(RuntimeError):  # the loop has ended: nobody reads any more
-            self._loop.call_soon_threadsafe(self._told.put_nowait, told)
+        self.tell_all([(self, told)])
+
+    @staticmethod
+    def tell_all(told: "Iterable[tuple[Text, Told]]") -> None:
+        """Let readers have what is theirs, in this order; from any thread.
+
+        A loop is woken once for all of it: each time, other threads get Python's lock, and keep it for a while.
+        """
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Text, Told]]] = {}
+        for text, each in told:
+            by_loop.setdefault(text._loop, []).append((text, each))
+        for loop, some in by_loop.items():
+            with suppress(RuntimeError):  # the loop has ended: nobody reads any more
+                loop.call_soon_threadsafe(Text._put, some)
+
+    @staticmethod
+    def _put(told: "Iterable[tuple[Text, Told]]") -> None:
+        for text, each in told:
+            text._told.put_nowait(each)
 
 
 @dataclass
@@ -197,6 +215,7 @@ class Engine:
         self._has_guesses = has_guesses
         self._jobs: dict[Sequence, _Job] = {}
         self._by_text: dict[Text, _Job] = {}
+        self._told: list[tuple[Text, Told]] = []  # of this turn, and not yet to who reads them
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.totals = Totals(num_pages=num_pages)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -233,11 +252,14 @@ class Engine:
 
     def _run(self) -> None:
         while self._take_asked(is_idle=not self._jobs):
+            self._tell_readers()  # who has cancelled does not wait for a step
             if rows := self._schedule.plan():
                 self._step(rows)
             self._tell_totals()
+            self._tell_readers()
         for text in list(self._by_text):
             self._close(text, "cancelled")
+        self._tell_readers()
 
     def _take_asked(self, *, is_idle: bool) -> bool:
         """Do what was asked for meanwhile, and wait for it where there is nothing else to do."""
@@ -272,7 +294,7 @@ class Engine:
         self._schedule.remove(job.sequence)
         del self._jobs[job.sequence], self._by_text[job.text]
         self._tell_totals()  # who reads the ending finds its pages free
-        job.text.tell(ending)
+        self._told.append((job.text, ending))
 
     def _reads_on(self, row: Row) -> bool:
         """Return whether a row may be computed: not where a mean lacks tokens, for they were found in pages again.
@@ -310,7 +332,7 @@ class Engine:
             for row in rows
         ]
         try:
-            logits = self._stepper.step(pieces).cpu().numpy()
+            logits = on_host(self._stepper.step(pieces))
             self._add_sums(rows)
         except Exception as error:  # out of memory, a broken device: whoever waits hears of it
             for row in rows:
@@ -379,11 +401,15 @@ class Engine:
         sequence.tokens.append(drawn.token)
         if job.counts is not None:
             job.counts.add(drawn.token)
-        job.text.tell(drawn)
+        self._told.append((job.text, drawn))
         if len(sequence.tokens) >= sequence.max_tokens:
             self._end(job, "length")
             return False
         return True
+
+    def _tell_readers(self) -> None:
+        told, self._told = self._told, []
+        Text.tell_all(told)
 
     def _tell_totals(self) -> None:
         self.totals.num_running = self._schedule.num_running
