@@ -184,28 +184,28 @@ def kept_of(scaled: FloatArray, drawing: Drawing) -> NDArray[np.int64]:
     num = len(scaled)
     if _keeps_all(drawing):
         return np.flatnonzero(scaled > -inf)
+    is_cut = bool(drawing.top_k or drawing.min_p)
+    whole = 0.0 if is_cut else float(np.exp(scaled).sum())
     best = _largest(scaled, min(drawing.top_k or num, _SOME))
-    if drawing.top_k > _SOME or (not drawing.top_k and not _is_enough(scaled, best, drawing)):
+    if drawing.top_k > _SOME or (not drawing.top_k and not _is_enough(scaled, best, drawing, whole)):
         best = _largest(scaled, drawing.top_k or num)
     mass = np.exp(scaled[best])
-    whole = mass.sum() if drawing.top_k else np.exp(scaled).sum()
     num_kept = int((mass >= drawing.min_p * mass[0]).sum())
     if drawing.top_p < 1.0:
-        # Of what min_p keeps, the fewest likeliest whose mass reaches top_p of it.
-        whole = mass[:num_kept].sum() if drawing.min_p else whole
+        # Of what the others keep, the fewest likeliest whose mass reaches top_p of it.
+        whole = float(mass[:num_kept].sum()) if is_cut else whole
         num_kept = min(num_kept, int(np.searchsorted(mass.cumsum(), drawing.top_p * whole)) + 1)
     best = best[:num_kept]
     return np.sort(best[scaled[best] > -inf])
 
 
-def _is_enough(scaled: FloatArray, best: NDArray[np.int64], drawing: Drawing) -> bool:
-    """Return whether nothing beyond the likeliest can be kept."""
+def _is_enough(scaled: FloatArray, best: NDArray[np.int64], drawing: Drawing, whole: float) -> bool:
+    """Return whether nothing beyond the likeliest can be kept. `whole`: the mass of all, where nothing else cuts."""
     if len(best) == len(scaled):
         return True
-    last = float(np.exp(scaled[best[-1]]))
     if drawing.min_p:
-        return last < drawing.min_p
-    return float(np.exp(scaled[best]).sum()) >= drawing.top_p * float(np.exp(scaled).sum())
+        return float(np.exp(scaled[best[-1]])) < drawing.min_p
+    return float(np.exp(scaled[best]).sum()) >= drawing.top_p * whole
 
 
 def _largest(values: FloatArray, num: int) -> NDArray[np.int64]:
@@ -229,8 +229,13 @@ def gumbel(bits: NDArray[np.uint64]) -> FloatArray:
 
     u = (bits >> 11) 2^-53, and 2^-54 where that is 0.
     """
-    u = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return -np.log(-np.log(np.maximum(u, 2.0**-54)))
+    noise = (bits >> np.uint64(11)).astype(np.float64)  # all in one place: fresh memory takes longer than arithmetic
+    noise *= 2.0**-53
+    np.maximum(noise, 2.0**-54, out=noise)
+    for _ in range(2):
+        np.log(noise, out=noise)
+        np.negative(noise, out=noise)
+    return noise
 
 
 def _log_sum(logits: FloatArray) -> float:
