@@ -9,6 +9,9 @@ goes on with, or whose positions are drawn several at once, comes out the same (
 
 Kept are, one after the other: what a grammar allows, `top_k` likeliest, `min_p` of the likeliest's probability, the
 likeliest that reach the mass `top_p`. Of equal sums the lowest token wins.
+
+Both logarithms of all tokens would be most of the work, so they are taken of those alone that can win: a token that,
+with the largest noise of all, still scores less than the likeliest does with its own, cannot.
 """
 
 from collections.abc import Mapping
@@ -26,6 +29,7 @@ FloatArray = NDArray[np.float64]
 SEED_NBYTES = 32
 LEAST_REPETITION = 0.01  # by less, a logit may come out infinite, and no token is drawn
 MAX_BIASED = 1024  # tokens: each is added to at every step
+_SLACK = 1e-6  # of scores, which are rounded by far less
 _SOME = 1024  # likeliest tokens, of which the mass is nearly always enough: sorting all takes ten times as long
 
 
@@ -131,7 +135,7 @@ def margin(logits: FloatArray, drawing: Drawing, position: int, token: int, coun
         return float(logits.max() - logits[token])
     scaled = (logits - logits.max()) / drawing.temperature
     kept = kept_of(scaled, drawing)
-    noise = gumbel(drawing.seed, position, len(logits))
+    noise = gumbel(bits_of(drawing.seed, position, len(logits)))
     by_score = (scaled[kept] + noise[kept]).max() - (scaled[token] + noise[token])
     return float(max(0.0, by_score, scaled[kept].min() - scaled[token]))
 
@@ -143,9 +147,20 @@ def _token(
     if _is_likeliest(drawing):
         return int(logits.argmax())
     scaled = (logits - logits.max()) / drawing.temperature
-    kept = kept_of(scaled, drawing)
-    score = scaled[kept] + gumbel(drawing.seed, position, len(logits))[kept]
-    return int(kept[score.argmax()])
+    bits = bits_of(drawing.seed, position, len(logits))
+    least = _least(scaled, bits)
+    some = np.flatnonzero(scaled >= least) if _keeps_all(drawing) else kept_of(scaled, drawing)
+    return int(some[(scaled[some] + gumbel(bits[some])).argmax()])
+
+
+def _least(scaled: FloatArray, bits: NDArray[np.uint64]) -> float:
+    """Return what a token's `scaled` is at least where it can be drawn. The likeliest, at 0, is always kept."""
+    of_likeliest, most = gumbel(np.array([bits[scaled.argmax()], bits.max()]))
+    return float(of_likeliest - most) - _SLACK
+
+
+def _keeps_all(drawing: Drawing) -> bool:
+    return not drawing.top_k and drawing.min_p == 0.0 and drawing.top_p >= 1.0
 
 
 def _is_likeliest(drawing: Drawing) -> bool:
@@ -167,30 +182,30 @@ def _wanted(
 def kept_of(scaled: FloatArray, drawing: Drawing) -> NDArray[np.int64]:
     """Return the tokens that may be drawn, ascending."""
     num = len(scaled)
-    if not drawing.top_k and drawing.min_p == 0.0 and drawing.top_p >= 1.0:
+    if _keeps_all(drawing):
         return np.flatnonzero(scaled > -inf)
+    is_cut = bool(drawing.top_k or drawing.min_p)
+    whole = 0.0 if is_cut else float(np.exp(scaled).sum())
     best = _largest(scaled, min(drawing.top_k or num, _SOME))
-    if drawing.top_k > _SOME or (not drawing.top_k and not _is_enough(scaled, best, drawing)):
+    if drawing.top_k > _SOME or (not drawing.top_k and not _is_enough(scaled, best, drawing, whole)):
         best = _largest(scaled, drawing.top_k or num)
     mass = np.exp(scaled[best])
-    whole = mass.sum() if drawing.top_k else np.exp(scaled).sum()
     num_kept = int((mass >= drawing.min_p * mass[0]).sum())
     if drawing.top_p < 1.0:
-        # Of what min_p keeps, the fewest likeliest whose mass reaches top_p of it.
-        whole = mass[:num_kept].sum() if drawing.min_p else whole
+        # Of what the others keep, the fewest likeliest whose mass reaches top_p of it.
+        whole = float(mass[:num_kept].sum()) if is_cut else whole
         num_kept = min(num_kept, int(np.searchsorted(mass.cumsum(), drawing.top_p * whole)) + 1)
     best = best[:num_kept]
     return np.sort(best[scaled[best] > -inf])
 
 
-def _is_enough(scaled: FloatArray, best: NDArray[np.int64], drawing: Drawing) -> bool:
-    """Return whether nothing beyond the likeliest can be kept."""
+def _is_enough(scaled: FloatArray, best: NDArray[np.int64], drawing: Drawing, whole: float) -> bool:
+    """Return whether nothing beyond the likeliest can be kept. `whole`: the mass of all, where nothing else cuts."""
     if len(best) == len(scaled):
         return True
-    last = float(np.exp(scaled[best[-1]]))
     if drawing.min_p:
-        return last < drawing.min_p
-    return float(np.exp(scaled[best]).sum()) >= drawing.top_p * float(np.exp(scaled).sum())
+        return float(np.exp(scaled[best[-1]])) < drawing.min_p
+    return float(np.exp(scaled[best]).sum()) >= drawing.top_p * whole
 
 
 def _largest(values: FloatArray, num: int) -> NDArray[np.int64]:
@@ -204,14 +219,23 @@ def _largest(values: FloatArray, num: int) -> NDArray[np.int64]:
     return some[np.argsort(-values[some], kind="stable")][:num]
 
 
-def gumbel(seed: bytes, position: int, num: int) -> FloatArray:
-    """Return Gumbel noise for `num` tokens: of `seed` and `position`, and of nothing else.
+def bits_of(seed: bytes, position: int, num: int) -> NDArray[np.uint64]:
+    """Return what the noise of `num` tokens is made of: 8 bytes of BLAKE3's output each, keyed."""
+    return np.frombuffer(blake3(position.to_bytes(8, "little"), key=seed).digest(8 * num), "<u8")
 
-    u = ((8 bytes of BLAKE3's output, keyed) >> 11) 2^-53, and 2^-54 where that is 0.
+
+def gumbel(bits: NDArray[np.uint64]) -> FloatArray:
+    """Return the Gumbel noise that is made of `bits`.
+
+    u = (bits >> 11) 2^-53, and 2^-54 where that is 0.
     """
-    told = blake3(position.to_bytes(8, "little"), key=seed).digest(8 * num)
-    u = (np.frombuffer(told, "<u8") >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return -np.log(-np.log(np.maximum(u, 2.0**-54)))
+    noise = (bits >> np.uint64(11)).astype(np.float64)  # all in one place: fresh memory takes longer than arithmetic
+    noise *= 2.0**-53
+    np.maximum(noise, 2.0**-54, out=noise)
+    for _ in range(2):
+        np.log(noise, out=noise)
+        np.negative(noise, out=noise)
+    return noise
 
 
 def _log_sum(logits: FloatArray) -> float:

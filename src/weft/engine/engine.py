@@ -15,7 +15,7 @@ import asyncio
 import queue
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -31,10 +31,11 @@ from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool
 from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
 from weft.engine.shares import most_held, who_makes_way
-from weft.engine.step import Stepper
+from weft.engine.step import Stepper, on_host
 from weft.errors import ConfigError, WeftError
 
 Ending = Literal["stop", "length", "cancelled"]
+Told = Drawn | Ending | Exception  # to who reads a text
 MAX_WAITING = 256
 MAX_UNREAD, UNREAD_PART = 64, 8  # tokens of a text that wait for its reader; or the eighth part of a long one
 MAX_BEHIND = 256  # texts whose readers are behind
@@ -108,7 +109,7 @@ class Text:
         self.began_s: float | None = None  # by the engine's clock: when its first piece was computed
         self._cancel, self._go_on = cancel, go_on
         self._loop = asyncio.get_running_loop()
-        self._told: asyncio.Queue[Drawn | Ending | Exception] = asyncio.Queue()
+        self._told: asyncio.Queue[Told] = asyncio.Queue()
         self._num_told = self._num_taken = 0  # tokens, each counted on one thread alone
         self._is_behind = False
 
@@ -151,11 +152,28 @@ class Text:
     def _most_unread(self) -> int:
         return max(MAX_UNREAD, (len(self.wanted.prompt) + self._num_told) // UNREAD_PART)
 
-    def tell(self, told: Drawn | Ending | Exception) -> None:
+    def tell(self, told: Told) -> None:
         """Let its reader have a token, or its end; from any thread, but always the same."""
-        self._num_told += isinstance(told, Drawn)
-        with suppress(RuntimeError):  # the loop has ended: nobody reads any more
-            self._loop.call_soon_threadsafe(self._told.put_nowait, told)
+        self.tell_all([(self, told)])
+
+    @staticmethod
+    def tell_all(told: "Iterable[tuple[Text, Told]]") -> None:
+        """Let readers have what is theirs, in this order; as `tell`.
+
+        A loop is woken once for all of it: each time, other threads get Python's lock, and keep it for a while.
+        """
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Text, Told]]] = {}
+        for text, each in told:
+            text._num_told += isinstance(each, Drawn)
+            by_loop.setdefault(text._loop, []).append((text, each))
+        for loop, some in by_loop.items():
+            with suppress(RuntimeError):  # the loop has ended: nobody reads any more
+                loop.call_soon_threadsafe(Text._put, some)
+
+    @staticmethod
+    def _put(told: "Iterable[tuple[Text, Told]]") -> None:
+        for text, each in told:
+            text._told.put_nowait(each)
 
 
 @dataclass
@@ -245,6 +263,7 @@ class Engine:
         self._num_begun = self._num_opened = 0  # texts, each counted on one thread alone
         self._num_counted = 0  # of those that were opened, how many are in `totals` already, or have ended
         self._behind: dict[_Job, None] = {}  # who has waited longest for its reader first
+        self._told: list[tuple[Text, Told]] = []  # of this turn, and not yet to who reads them
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.totals = Totals(num_pages=num_pages)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -295,11 +314,14 @@ class Engine:
 
     def _run(self) -> None:
         while self._take_asked(is_idle=not self._schedule.num_running + self._schedule.num_waiting):
+            self._tell_readers()  # who has cancelled does not wait for a step
             if rows := self._schedule.plan():
                 self._step(rows)
             self._tell_totals()
+            self._tell_readers()
         for text in list(self._by_text):
             self._close(text, "cancelled")
+        self._tell_readers()
 
     def _take_asked(self, *, is_idle: bool) -> bool:
         """Do what was asked for meanwhile, and wait for it where there is nothing else to do."""
@@ -319,7 +341,7 @@ class Engine:
         if self._schedule.num_waiting >= wanted.room * MAX_WAITING:
             other = who_makes_way(self._schedule.waiting, wanted.key, wanted.room)
             if other is None:
-                text.tell(Full(self._retry_s()))
+                self._told.append((text, Full(self._retry_s())))
                 return
             self._end(self._jobs[self._schedule.youngest_waiting(other)], Full(self._retry_s()))
         most = min(self.context, len(wanted.prompt) + wanted.max_new_tokens)
@@ -342,15 +364,16 @@ class Engine:
         self._behind.pop(job, None)
         del self._jobs[job.sequence], self._by_text[job.text]
         self._tell_totals()  # who reads the ending finds its pages free
-        job.text.tell(ending)
+        self._told.append((job.text, ending))
 
-    def _wait_for_readers(self, rows: list[Row]) -> None:
+    def _wait_for_readers(self, texts: Iterable[Text]) -> None:
         """Take texts whose readers are behind out of the schedule; of too many let one go."""
-        for row in rows:
-            job = self._jobs.get(row.sequence)
-            if job is not None and job.text.is_behind():
-                self._schedule.remove(row.sequence)
+        for text in texts:
+            job = self._by_text.get(text)
+            if job is not None and text.is_behind():
+                self._schedule.remove(job.sequence)
                 self._behind[job] = None
+                self._tell_totals()
         while len(self._behind) > MAX_BEHIND:
             most = most_held(Counter(job.text.wanted.key for job in self._behind))
             self._end(next(job for job in self._behind if job.text.wanted.key == most), Unread())
@@ -398,7 +421,7 @@ class Engine:
             for row in rows
         ]
         try:
-            logits = self._stepper.step(pieces).cpu().numpy()
+            logits = on_host(self._stepper.step(pieces))
             self._add_sums(rows)
         except Exception as error:  # out of memory, a broken device: whoever waits hears of it
             for row in rows:
@@ -418,7 +441,6 @@ class Engine:
             self._draw_all(row, logits[start : start + row.num_draws])
             for row, start in zip(drawing, starts[:-1], strict=True)
         )
-        self._wait_for_readers(drawing)
         num_read = sum(row.stop - row.start for row in rows) - len(drawing)
         took_s = self._clock.now() - began
         if self._stepper.num_graphs == num_graphs:
@@ -468,11 +490,17 @@ class Engine:
         sequence.tokens.append(drawn.token)
         if job.counts is not None:
             job.counts.add(drawn.token)
-        job.text.tell(drawn)
+        self._told.append((job.text, drawn))
         if len(sequence.tokens) >= sequence.max_tokens:
             self._end(job, "length")
             return False
         return True
+
+    def _tell_readers(self) -> None:
+        while self._told:
+            told, self._told = self._told, []
+            Text.tell_all(told)
+            self._wait_for_readers(dict.fromkeys(text for text, _ in told))
 
     def _tell_totals(self) -> None:
         self.totals.num_running = self._schedule.num_running

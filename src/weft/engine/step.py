@@ -13,8 +13,10 @@ to the bit where numbers are exact, else up to rounding, for matmuls of other sh
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, silu
 
@@ -317,6 +319,13 @@ class Stepper:
 
     def _ids(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+
+def on_host(logits: Float[Tensor, "drawing vocab"]) -> NDArray[np.float32]:
+    """Return logits in main memory: a GPU's through pages that it may write itself, which torch keeps for the next."""
+    if not logits.is_cuda:
+        return logits.cpu().numpy()
+    return torch.empty_like(logits, device="cpu", pin_memory=True).copy_(logits).numpy()
 
 
 def _last(pieces: Sequence[Piece], spans: Sequence[slice]) -> list[int]:

@@ -14,18 +14,19 @@ from itertools import pairwise
 from typing import cast
 
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import get_total_norm
 
 from weft import rng
 from weft.data.batch import Batch
 from weft.inference.sample import Sampling, generate
 from weft.model.flat import layout
-from weft.model.layers import KVCache
+from weft.model.layers import Block, KVCache, RMSNorm
 from weft.model.transformer import Transformer
 from weft.ranks.line import Line, passed
 from weft.ranks.strips import overlap, overlaps, rows, strips
@@ -50,13 +51,17 @@ class Shard:
         self._module = _sharded(run, settings, self._device, line.num_ranks)
         parameters = dict(self._module.named_parameters())
         self._parameters = [parameters[span.name] for span in self._spans]
+        with (
+            torch.no_grad(),
+            self._device.autocast(),
+        ):  # FSDP allocates now what it must not allocate in inference alone
+            self._module(torch.zeros(1, 1, dtype=torch.int64, device=self._device.torch))
+            self._mine = [_local(parameter) for parameter in self._parameters]
         self._moments = {name: _blank(self._mine) for name in moments_of(run)}
         # fp32 on the device, one a tensor: what the fused kernel counts in. Exact up to 2^24 steps.
         self._counts = [torch.zeros((), device=rows.device) for rows in self._mine]
         self._center: Rows | None = None
         self._kept: Rows | None = None  # the parameters, while others are worn
-        with torch.no_grad():  # what FSDP allocates once it must not allocate where inference is all that is done
-            self._module(torch.zeros(1, 1, dtype=torch.int64, device=self._device.torch))
 
     # --- one step ---
 
@@ -69,7 +74,7 @@ class Shard:
             # FSDP takes the mean over ranks; what is wanted is the sum of their shares.
             (loss * (share * self._line.num_ranks)).backward()  # type: ignore[no-untyped-call]
             total += loss.detach() * share
-        figures = torch.tensor([float(total), self._square_sum()], dtype=torch.float64)
+        figures = torch.stack((total.double(), self._square_sum())).cpu()  # the step's one wait for a GPU
         self._line.add(figures)
         return float(figures[0]), math.sqrt(float(figures[1]))
 
@@ -78,7 +83,7 @@ class Shard:
         assert self._center is not None
         for gradient, x, center in zip(self._gradients, self._mine, self._center, strict=True):
             gradient.add_(x, alpha=strength).sub_(center, alpha=strength)
-        figures = torch.tensor([self._square_sum()], dtype=torch.float64)
+        figures = self._square_sum().cpu()
         self._line.add(figures)
         return math.sqrt(float(figures))
 
@@ -129,14 +134,11 @@ class Shard:
             for gradient in self._gradients:
                 gradient.mul_(factor)
 
-    def _square_sum(self) -> float:
-        return float(torch.stack([each.double().square().sum() for each in self._gradients]).sum())
+    def _square_sum(self) -> Float64[Tensor, ""]:
+        return get_total_norm([each for each in self._gradients if each.numel()]).double().square()
 
     @property
-    def _mine(self) -> Rows:
-        return [_local(parameter.data) for parameter in self._parameters]
-
-    @property
+    @torch.no_grad()
     def _gradients(self) -> Rows:
         found = []
         for parameter in self._parameters:
@@ -175,7 +177,7 @@ class Shard:
 
     def generate(self, prompt: tuple[int, ...], sampling: Sampling, seed: int) -> list[int]:
         """Return what the model writes after `prompt`: the same on all ranks."""
-        agreed = cast(Transformer, _Agreed(self._module, self._line))
+        agreed = cast(Transformer, _Agreed(self._module, self._line, self._device))
         return list(generate(agreed, prompt, sampling, rng.stream(seed, "sample")))
 
     # --- rows and strips ---
@@ -260,12 +262,13 @@ class Shard:
 class _Agreed:
     """What generation asks of a model, with rank 0's logits on all ranks: who chose another token would part."""
 
-    def __init__(self, module: Transformer, line: Line) -> None:
+    def __init__(self, module: Transformer, line: Line, device: Device) -> None:
         self.config, self.embed = module.config, module.embed
-        self._module, self._line = module, line
+        self._module, self._line, self._device = module, line, device
 
     def next_logits(self, tokens: Tensor, cache: KVCache) -> Tensor:
-        logits = self._module.next_logits(tokens, cache).cpu().clone()
+        with self._device.autocast():
+            logits = self._module.next_logits(tokens, cache).cpu().clone()
         self._line.share(logits)
         return logits
 
@@ -284,13 +287,19 @@ def moments_of(run: RunConfig) -> tuple[str, ...]:
 
 def _sharded(run: RunConfig, settings: PeerConfig, device: Device, num_ranks: int) -> Transformer:
     """Return the run's model with memory for this rank's rows, holding anything."""
-    # In half precision each matrix is cast as it is used, and autograd would keep all casts until the backward pass.
-    has_recompute = settings.has_recompute or device.precision != "fp32"
     with torch.device("meta"):
-        module = Transformer(run.model, has_recompute=has_recompute)
+        module = Transformer(run.model, has_recompute=settings.has_recompute)
     angles, mesh = module.angle_bits, init_device_mesh(device.torch.type, (num_ranks,))
+    # A block's matrices are gathered in the precision that they are computed in. Cast as they are used, autograd would
+    # keep all casts until the backward pass. Norms are computed in fp32.
+    policy = MixedPrecisionPolicy(
+        param_dtype=device.autocast_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     for block in module.layers.values():
-        fully_shard(block, mesh=mesh)
+        assert isinstance(block, Block)
+        if norms := [each for each in block.attention.modules() if isinstance(each, RMSNorm)]:
+            fully_shard(norms, mesh=mesh)
+        fully_shard([block.attention, block.ffn], mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh)
     register_fsdp_forward_method(module, "next_logits")
     module.to_empty(device=device.torch)

@@ -19,7 +19,7 @@ from weft.codec.dense import Fp32
 from weft.engine.batch import Piece
 from weft.engine.draw import Counts, Drawing, Drawn, draw
 from weft.engine.fingerprint import Floats, fingerprint
-from weft.engine.step import KeysAndValues, Stepper, Weights
+from weft.engine.step import KeysAndValues, Stepper, Weights, on_host
 from weft.errors import ConfigError, PayloadError, WeftError
 from weft.texts.messages import BLOCK, TOKEN_NBYTES, OpenSequence
 
@@ -149,7 +149,7 @@ class Section:
             return []
         if not self.is_last:
             return [self._encoded(x) for x in self._stepper.pass_on(pieces)]
-        logits = iter(self._stepper.step(pieces).cpu().numpy().astype(np.float64))
+        logits = iter(on_host(self._stepper.step(pieces)).astype(np.float64))
         return [_drawn([next(logits) for _ in work.drawn_places], work) for work in works]
 
     def logits(self, work: Work) -> NDArray[np.float64]:
@@ -159,7 +159,7 @@ class Section:
             PayloadError: the rows are none.
         """
         piece = Piece(self._given(work), work.start, work.pages, num_draws=work.num)
-        return self._stepper.step([piece]).cpu().numpy().astype(np.float64)
+        return on_host(self._stepper.step([piece])).astype(np.float64)
 
     def row_of(self, data: bytes) -> Floats:
         """Return what encodes to `data`: one row of activations.
