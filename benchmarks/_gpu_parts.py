@@ -173,9 +173,9 @@ def _agree(apart: list[str]) -> str:
 
 def _exact(device: str) -> dict[str, str]:
     command = [sys.executable, str(INVARIANTS / "exact_program.py"), "1", device]
-    source = str(Path(__file__).parents[1] / "src")
+    paths = [str(Path(__file__).parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": source}
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     )
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["it said nothing"])[-1])

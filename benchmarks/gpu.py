@@ -52,23 +52,23 @@ PARTS: Mapping[str, Part] = {
     "digests": Part(
         "Digests of the shared path, CPU against GPU", 30, ("on", "stages", "with the CPU", "with all machines")
     ),
-    "step": Part("A step against bare PyTorch", 65, STEP),
+    "step": Part("A step against bare PyTorch", 55, STEP),
     "memory": Part(
         "Memory of the device against cost.py",
-        30,
+        25,
         ("model, batch x tokens: method", "cost.py, GB", "allocated, GB", "reserved, GB", "allocated / cost.py"),
     ),
-    "pause": Part("Pause and VRAM cap", 35, ("what", "device", "then", "parameters and moments")),
+    "pause": Part("Pause and VRAM cap", 30, ("what", "device", "then", "parameters and moments")),
     "codecs": Part(
         "Encode and merge, on the host, beside a copy on the device",
         60,
         ("what", "numbers", "seconds", "GB/s of fp32", "times a copy on the device"),
     ),
-    "site": Part("A site of one card", 55, PLAYED),
-    "peers": Part("Peers that share the card", 57, PLAYED),
+    "site": Part("A site of one card", 90, PLAYED),
+    "peers": Part("Peers that share the card", 70, PLAYED),
     "serving": Part(
         "Serving in bf16, tokens/s, beside transformers",
-        70,
+        60,
         ("model", "step", "engine", "transformers", "step / transformers", "engine / transformers"),
     ),
     "compiled": Part("A compiled step against bare PyTorch, compiled", 110, STEP),

@@ -247,9 +247,9 @@ class Turns:
         """
         Raises:
             ValueError: the loops do not compute the same. After the first turn they are to agree within 1 %; in half
-                precision what is rounded otherwise has grown by the last (1b: 4 %, H100).
+                precision what is rounded otherwise has grown by the last (1b: 4 %, H100; 6 %, H200).
         """
-        for losses, most in ((self.first_losses, 0.01), (self.losses, 0.05)):
+        for losses, most in ((self.first_losses, 0.01), (self.losses, 0.1)):
             if max(losses.values()) - min(losses.values()) > most * losses["plain"]:
                 raise ValueError(f"the loops do not compute the same: losses {losses}")
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
+from torch.nn import Module
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
 
@@ -297,7 +298,8 @@ def _sharded(run: RunConfig, settings: PeerConfig, device: Device, num_ranks: in
     )
     for block in module.layers.values():
         assert isinstance(block, Block)
-        if norms := [each for each in block.attention.modules() if isinstance(each, RMSNorm)]:
+        norms: list[Module] = [each for each in block.attention.modules() if isinstance(each, RMSNorm)]
+        if norms:
             fully_shard(norms, mesh=mesh)
         fully_shard([block.attention, block.ffn], mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh)

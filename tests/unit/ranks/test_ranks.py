@@ -53,6 +53,11 @@ def test_a_site_trains_as_one_process_does(num_ranks: int, tmp_path: Path) -> No
     assert len(run("training", num_ranks, tmp_path)[0]) == 5
 
 
+@pytest.mark.full
+def test_a_site_trains_in_bf16_and_computes_again(tmp_path: Path) -> None:
+    assert len(run("half", 2, tmp_path)[0]) == 1
+
+
 @pytest.mark.slow
 def test_ranks_that_are_not_alike_all_say_so(tmp_path: Path) -> None:
     said = run("alike", 2, tmp_path)
