@@ -49,7 +49,7 @@ def test_a_steward_amends_a_run_and_all_can_see_it(weft: Weft, run: Member, key:
     answer = weft("act", "amend", "--key", key, *changes, *to(run))
     assert (answer.code, answer.out) == (0, "decided: amend\n"), answer.err
     after = weft("act", "show", *to(run)).out
-    assert f"steward   {steward}  1 acts" in after
+    assert f"steward   {steward}  1 act" in after
     assert "every = 3" in after
     assert "lr = 0.002" in after
     (event,) = run.seen(ActEnacted)
