@@ -29,6 +29,7 @@ NUM_CLIENTS = 6
 # By then every kind of request has been answered many times, and pages of keys and values have all been written to.
 WARM_S = max(60.0, SOAK_S / 3)
 GROWTH = 0.02
+CACHE = ("--cache", "100MB")  # all of it is in use soon: memory of pages is the process's once one is first written
 MARK = "quokka"
 ALL_ENDED_S = 30.0
 ANSWER_LETTERS = 24  # of an answer: random letters, so that nothing else holds as many of them in a row
@@ -136,7 +137,7 @@ def written(folder: Path) -> dict[Path, bytes]:
 def test_a_server_neither_grows_nor_tells(tmp_path: Path) -> None:
     make_model(tmp_path / "model", "tiny")
     keys: dict[str, dict[str, object]] = {f"client{number}": {} for number in range(NUM_CLIENTS)}
-    with Served(tmp_path, tmp_path / "model", keys, ["--device", "cpu", "--threads", "1"]) as served:
+    with Served(tmp_path, tmp_path / "model", keys, ["--device", "cpu", "--threads", "1", *CACHE]) as served:
         clients = [Client(served, f"client{number}", number) for number in range(NUM_CLIENTS)]
         for client in clients:
             client.start()
