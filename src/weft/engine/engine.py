@@ -14,7 +14,6 @@ pages and the numbers; others reach it through a queue alone.
 import asyncio
 import queue
 import threading
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool
 from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
-from weft.engine.shares import most_held, who_makes_way
+from weft.engine.shares import first_of_most, who_makes_way
 from weft.engine.step import Stepper, on_host
 from weft.errors import ConfigError, WeftError
 
@@ -375,8 +374,7 @@ class Engine:
                 self._behind[job] = None
                 self._tell_totals()
         while len(self._behind) > MAX_BEHIND:
-            most = most_held(Counter(job.text.wanted.key for job in self._behind))
-            self._end(next(job for job in self._behind if job.text.wanted.key == most), Unread())
+            self._end(first_of_most(self._behind, lambda job: job.text.wanted.key), Unread())
 
     def _again(self, text: Text) -> None:
         """A reader is behind no more."""

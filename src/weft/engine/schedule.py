@@ -20,11 +20,12 @@ from collections import deque
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from math import ceil
+from operator import attrgetter
 
 from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, Name, PagePool, names_of, num_pages
-from weft.engine.shares import by_turns, most_held, pages_held, youngest
+from weft.engine.shares import longest_ago, most_held, pages_held, youngest
 
 MAX_SLOWDOWN = 2.0
 SPARE = 0.05  # of all pages
@@ -184,10 +185,7 @@ class Scheduler:
         ready = [each for each in self._running if each.num_left == 1]
         if len(ready) <= self._max_rows:
             return ready
-        drew_at = dict[str, int]()
-        for each in ready:
-            drew_at[each.key] = max(drew_at.get(each.key, 0), each.drew_at)
-        return by_turns(sorted(ready, key=lambda each: (drew_at[each.key], each.drew_at)), _key_of)[: self._max_rows]
+        return longest_ago(ready, _key_of, attrgetter("drew_at"), ready)[: self._max_rows]
 
     def _with_guesses(self, rows: list[Row]) -> Iterator[Row]:
         """Yield rows with guesses behind them, as far as they pay, and rows and pages are left."""

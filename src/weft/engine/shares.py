@@ -6,7 +6,7 @@ what nobody else wants, and many small texts stand beside a large one.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Reversible
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Reversible
 from operator import itemgetter
 from typing import Protocol, TypeVar
 
@@ -37,7 +37,7 @@ def most_held(held: Mapping[Key, int]) -> Key:
     """Return who holds most; of equals the first.
 
     Args:
-        held: pages; of one at least.
+        held: pages, or texts; of one at least.
     """
     return max(held, key=lambda key: held[key])
 
@@ -57,6 +57,12 @@ def who_makes_way(waiting: Mapping[Key, tuple[int, float]], key: Key, room: floa
     return who_yields({each: num for each, (num, its_room) in waiting.items() if its_room <= room}, key, 1)
 
 
+def first_of_most(texts: Collection[T], key_of: Callable[[T], Key]) -> T:
+    """Return the first text of the key that has most of them; there is one text at least."""
+    most = most_held(Counter(map(key_of, texts)))
+    return next(text for text in texts if key_of(text) == most)
+
+
 def by_turns(each: Iterable[T], key_of: Callable[[T], Hashable]) -> list[T]:
     """Return the first of every key, then the second of every key, and so on."""
     nums = Counter[Hashable]()
@@ -65,3 +71,18 @@ def by_turns(each: Iterable[T], key_of: Callable[[T], Hashable]) -> list[T]:
         turns.append((nums[key_of(one)], one))
         nums[key_of(one)] += 1
     return [one for _, one in sorted(turns, key=itemgetter(0))]
+
+
+def longest_ago(
+    each: Iterable[T], key_of: Callable[[T], Hashable], at_of: Callable[[T], int], among: Iterable[T]
+) -> list[T]:
+    """Return texts by turns of their keys: first the key that has had no turn for longest, in each key such a text.
+
+    Args:
+        at_of: when a text had its last turn.
+        among: the texts whose turns count for their keys.
+    """
+    last = dict[Hashable, int]()
+    for text in among:
+        last[key_of(text)] = max(last.get(key_of(text), at_of(text)), at_of(text))
+    return by_turns(sorted(each, key=lambda text: (last[key_of(text)], at_of(text))), key_of)

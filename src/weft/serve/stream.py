@@ -235,9 +235,7 @@ class Connection(H11Protocol):
             self._cut()
 
     def _cut(self) -> None:
-        with suppress(
-            OSError, AttributeError
-        ):  # the system, too, forgets what it has not sent, and tells the client so
+        with suppress(OSError, AttributeError):  # what it has not sent the system forgets, too, and tells the client so
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self.transport.abort()
 

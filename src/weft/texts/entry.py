@@ -22,7 +22,7 @@ from statistics import quantiles
 from weft.clock import Clock
 from weft.engine.draw import Drawn
 from weft.engine.engine import MAX_BEHIND, MAX_WAITING, Full, Text, Totals, Unread, Wanted, check
-from weft.engine.shares import most_held, who_yields, youngest
+from weft.engine.shares import first_of_most, who_makes_way, youngest
 from weft.errors import ConfigError, NetError, PeerError, Refused, WeftError
 from weft.events import Emit, Event, ReceiptFailed, TextChanged, TextMoved
 from weft.ids import PeerId, Round
@@ -154,13 +154,13 @@ class Entry:
 
     def _make_way(self, wanted: Wanted) -> None:
         """End the youngest text that waits of who has most among them, as `engine.schedule` does."""
-        waiting = [
-            each for each in self._by_text.values() if not each.has_drawn and each.text.wanted.room <= wanted.room
-        ]
-        most = who_yields(Counter(each.text.wanted.key for each in waiting), wanted.key, 1)
+        waiting = [each for each in self._by_text.values() if not each.has_drawn]
+        rooms = {_key_of(each): each.text.wanted.room for each in waiting}
+        nums = Counter(map(_key_of, waiting))
+        most = who_makes_way({key: (num, rooms[key]) for key, num in nums.items()}, wanted.key, wanted.room)
         if most is None:
             raise Full(RETRY_S)
-        youngest(waiting, lambda each: each.text.wanted.key, most).end(Full(RETRY_S))
+        youngest(waiting, _key_of, most).end(Full(RETRY_S))
 
     def _cancel(self, text: Text) -> None:
         if (under := self._by_text.get(text)) is not None:
@@ -177,8 +177,7 @@ class Entry:
         """A text rests; of too many let one go."""
         self._behind[under] = None
         while len(self._behind) > MAX_BEHIND:
-            most = most_held(Counter(each.text.wanted.key for each in self._behind))
-            next(each for each in self._behind if each.text.wanted.key == most).end(Unread())
+            first_of_most(self._behind, _key_of).end(Unread())
         self._count()
 
     async def aclose(self) -> None:
@@ -606,3 +605,7 @@ class _UnderWay:
             named = ", ".join(str(stage + 1) for stage in empty)
             return NoPath(f"Nobody serves stage {named} of {self._entry.num_stages} just now. Ask again soon.")
         return NoPath("All peers that serve a stage are busy, or do not answer. Ask again soon.")
+
+
+def _key_of(under: _UnderWay) -> str:
+    return under.text.wanted.key

@@ -18,6 +18,7 @@ Failure:
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 from typing import Any
 
 from weft.clock import Clock
@@ -26,7 +27,7 @@ from weft.engine.guess import MAX_GUESSED
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool, num_pages
 from weft.engine.schedule import num_readable
-from weft.engine.shares import by_turns, most_held, pages_held, who_yields, youngest
+from weft.engine.shares import by_turns, longest_ago, most_held, pages_held, who_yields, youngest
 from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.ids import PeerId
 from weft.pipeline.link import StageLink, parcel
@@ -412,7 +413,8 @@ class Member:
             if num <= left and self._grow(text, text.sequence.num_computed + num):
                 planned.append((text, num))
                 left -= num
-        reading = self._in_turn([text for text in waiting if not text.is_drawing])
+        reading = [text for text in waiting if not text.is_drawing]
+        reading = longest_ago(reading, _asker_of, attrgetter("read_at"), self._texts.values())
         left = num_readable(self._pace, MAX_ROWS - left, self._num_since_read) if reading else 0
         self._num_since_read += 1
         for text in reading:
@@ -422,13 +424,6 @@ class Member:
                 left, text.read_at, self._num_since_read = left - num, self._num_steps, 0
         self._num_steps += 1
         return [(text, self._work(text, num)) for text, num in planned if self._texts.get(text.id) is text]
-
-    def _in_turn(self, reading: list[HeldText]) -> list[HeldText]:
-        """Return texts in the order in which they read: first of whoever has not read for longest, then in turn."""
-        last_read = dict[PeerId, int]()
-        for text in self._texts.values():
-            last_read[text.asker] = max(last_read.get(text.asker, -1), text.read_at)
-        return by_turns(sorted(reading, key=lambda text: (last_read[text.asker], text.read_at)), _asker_of)
 
     def _piece(self, text: HeldText, most: int) -> int:
         """Return how many tokens of a text are read in a step: up to a page's end, or all."""

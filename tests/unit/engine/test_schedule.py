@@ -46,31 +46,27 @@ def test_a_step_draws_for_all_and_reads_pieces_that_end_where_pages_end() -> Non
     assert [(row.sequence, row.start, row.draws) for row in second] == [(short, 10, True), (long, first[1].stop, True)]
 
 
-def test_where_too_many_draw_keys_do_by_turns_and_each_text_soon() -> None:
+def nums_drawn(sequences: list[Sequence], num_steps: int) -> list[int]:
+    """Return how many tokens of each are drawn in so many steps with four rows, once all have read their prompts."""
     schedule = scheduler(max_rows=4)
-    many, few = [text(5, "many", seed) for seed in range(8)], [text(5, key, 100) for key in ("x", "y")]
-    for sequence in [*many, *few]:
+    for sequence in sequences:
         schedule.add(sequence)
-    while any(each.num_left != 1 for each in [*many, *few]):
+    while any(each.num_left != 1 for each in sequences):
         played(schedule)
-    before = {id(each): len(each.tokens) for each in [*many, *few]}
-    for _ in range(16):
+    before = [len(each.tokens) for each in sequences]
+    for _ in range(num_steps):
         played(schedule)
-    num_drawn = [len(each.tokens) - before[id(each)] for each in [*many, *few]]
-    assert num_drawn == [4] * 8 + [16] * 2
+    return [len(each.tokens) - num for each, num in zip(sequences, before, strict=True)]
+
+
+def test_where_too_many_draw_keys_do_by_turns_and_each_text_soon() -> None:
+    many, few = [text(5, "many", seed) for seed in range(8)], [text(5, key, 100) for key in ("x", "y")]
+    assert nums_drawn([*many, *few], 16) == [4] * 8 + [16] * 2
 
 
 def test_where_more_keys_draw_than_there_are_rows_none_goes_before_others() -> None:
-    schedule = scheduler(max_rows=4)
     many, few = [text(5, "many", seed) for seed in range(6)], [text(5, f"key {n}", 100 + n) for n in range(9)]
-    for sequence in [*many, *few]:
-        schedule.add(sequence)
-    while any(each.num_left != 1 for each in [*many, *few]):
-        played(schedule)
-    before = {id(each): len(each.tokens) for each in [*many, *few]}
-    for _ in range(250):
-        played(schedule)
-    num_drawn = [len(each.tokens) - before[id(each)] for each in [*many, *few]]
+    num_drawn = nums_drawn([*many, *few], 250)
     assert sum(num_drawn) == 1000
     assert {sum(num_drawn[:6]), *num_drawn[6:]} <= set(range(95, 106))
 
