@@ -17,6 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from weft.engine.numbers import Kind, rounded
+from weft.engine.sizes import filled
 
 _SHARE = 2.0**24  # by which weights are integers in their sum: fp64 holds it for all contexts
 _BYTE = 256.0
@@ -76,6 +77,7 @@ class Rounded:
     def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         self._shape = shape
         self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self._has_sizes = device.type == "cpu" and dtype == torch.bfloat16
 
     def write(
         self, places: Int64[Tensor, " written"], k: Float[Tensor, "rows kv_heads head"], v: Float[Tensor, "..."]
@@ -88,9 +90,14 @@ class Rounded:
     ) -> Float[Tensor, "rows heads head"]:
         keys, values = (_gathered(kept, group) for kept in (self._keys, self._values))
         q = _by_kv_head(q, group, self._shape[1])
-        scores = torch.matmul((q / sqrt(q.shape[-1])).to(keys.dtype), keys.transpose(2, 3)).float()
+        scores = self._product((q / sqrt(q.shape[-1])).to(keys.dtype), keys.transpose(2, 3)).float()
         weights = _masked(scores, group.mask[window]).softmax(-1)
-        return _by_row(torch.matmul(weights.to(values.dtype), values).float(), group)
+        return _by_row(self._product(weights.to(values.dtype), values).float(), group)
+
+    def _product(self, a: Tensor, b: Tensor) -> Tensor:
+        if self._has_sizes:
+            return torch.matmul(filled(a), b)[..., : a.shape[-2], :]
+        return torch.matmul(a, b)
 
 
 class Integers:

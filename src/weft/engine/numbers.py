@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from weft import rng
+from weft.engine.sizes import filled
 
 Kind = Literal["fp32", "bf16", "int8", "exact"]
 MAX_WEIGHT, MAX_ACTIVATION = 63, 127
@@ -48,7 +49,10 @@ class Half:
         self.nbytes = self._weight.nbytes
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
-        return linear(x.to(torch.bfloat16), self._weight).float()
+        half = x.to(torch.bfloat16)
+        if x.is_cpu:
+            return linear(filled(half), self._weight)[: len(x)].float()
+        return linear(half, self._weight).float()
 
 
 class Eight:
@@ -90,8 +94,8 @@ def _packed(weight: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> Pro
     multiply = torch.ops.onednn.qlinear_pointwise.default
 
     def product(x: Int8[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
-        found: Tensor = multiply(x, 1.0, 0, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], "")
-        return found
+        found: Tensor = multiply(filled(x), 1.0, 0, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        return found[: len(x)]
 
     return product
 

@@ -39,11 +39,14 @@ def doctor(
         ),
     ] = None,
     machine: settings.Machine = None,
-    port: Annotated[int, typer.Option(help="The port you want to listen on; 0: any.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int | None,
+        typer.Option(help="The port you want to listen on; 0: any. Beats the machine file's.", min=0, max=65535),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs: docs/doctor.md.")] = False,
 ) -> None:
     """Check this machine: what blocks, fits, how fast; and the run of a ticket or file. Exits 0 if nothing blocks."""
-    examination = Examination(given, home_of(context), settings.machine_settings(machine, {}), port)
+    examination = Examination(given, home_of(context), settings.machine_settings(machine, {"tls.port": port}))
     if as_json:
         findings = list(examination.findings())
         num_blocking = sum(finding.level == "block" for finding in findings)
@@ -70,11 +73,11 @@ class Examination:
         WeftError: what is given is none of these.
     """
 
-    def __init__(self, given: str | None, home: Path, peer: "PeerConfig", port: int) -> None:
+    def __init__(self, given: str | None, home: Path, peer: "PeerConfig") -> None:
         from weft.net.ticket import read
 
         self.failure: type[WeftError] | None = None  # why a run cannot be joined from here
-        self._home, self._peer, self._port = home, peer, port
+        self._home, self._peer = home, peer
         self._run_path = Path(given) if given is not None and given.endswith(".toml") else None
         text = ticket_or_none(given) if self._run_path is None else None
         self._ticket = None if text is None else read(text)
@@ -86,7 +89,7 @@ class Examination:
         from weft.cli.doctor.findings import examine
 
         flops_per_s = 0.0  # of named models that were timed
-        for finding in examine(self._home, self._port, self._models):
+        for finding in examine(self._home, self._peer.tls, self._models):
             found = finding.facts.get("flops_per_s")
             flops_per_s = found if isinstance(found, float) else flops_per_s
             yield finding

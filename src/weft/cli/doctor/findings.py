@@ -10,6 +10,7 @@ Ports are tried on this machine only: what a router lets in, nobody outside is a
 import errno
 import importlib.metadata
 import importlib.util
+import ipaddress
 import os
 import platform
 import shutil
@@ -22,12 +23,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from weft.clock import SystemClock
-from weft.errors import NetError
+from weft.errors import NetError, PortInUse
 from weft.ids import several
 from weft.run.host import host_free_nbytes, system_nbytes
+
+if TYPE_CHECKING:
+    from weft.net.transport.tls import TlsConfig
 
 _PYTHONS = ((3, 11), (3, 13))
 _LEAST_MEMORY = 1 << 30  # torch, the data and a nano model
@@ -54,12 +58,12 @@ class Finding:
 Check = Callable[[], Iterator[Finding]]
 
 
-def examine(home: Path, port: int, check_models: Check) -> Iterator[Finding]:
+def examine(home: Path, tls: "TlsConfig", check_models: Check) -> Iterator[Finding]:
     """Yield all findings about this machine, as they are made.
 
     Args:
         home: where identities, data and runs would lie.
-        port: what the person means to listen on; 0: any.
+        tls: where the person means to listen.
         check_models: what this machine can train, and how fast.
     """
     checks: tuple[tuple[str, Check], ...] = (
@@ -69,7 +73,7 @@ def examine(home: Path, port: int, check_models: Check) -> Iterator[Finding]:
         ("disk", lambda: check_disk(home)),
         ("files", check_files),
         ("clock", lambda: check_clock(home)),
-        ("network", lambda: check_network(port)),
+        ("network", lambda: check_network(tls)),
         ("iroh", check_iroh),
         ("torch", check_torch),
         ("models", check_models),
@@ -178,25 +182,29 @@ def _file_time(folder: Path) -> float:
         return os.stat(file.name).st_mtime
 
 
-def check_network(port: int) -> Iterator[Finding]:
+def check_network(tls: "TlsConfig") -> Iterator[Finding]:
     from weft.net.transport import tcp
     from weft.net.transport.address import reachable_hosts
 
     try:
-        with tcp.listen("", port) as listener:
+        with tcp.listen(tls.host, tls.port) as listener:
             host, found = listener.getsockname()[:2]
-            with socket.create_connection(("127.0.0.1", found), timeout=2):
+            own = "127.0.0.1" if ipaddress.ip_address(host).is_unspecified else host
+            with socket.create_connection((own, found), timeout=2):
                 pass
     except NetError as error:
-        fix = "choose another with --port, or --port 0 for a free one" if port else "allow this program to listen"
+        if not isinstance(error, PortInUse) and tls.host:
+            fix = 'name an address of this machine as host of [tls] in the machine file, or leave it out: ""'
+        elif tls.port:
+            fix = "choose another with --port, or --port 0 for a free one"
+        else:
+            fix = "allow this program to listen"
         yield Finding("network", "block", str(error).partition(". ")[0], fix)  # its own advice is of other commands
         return
     except OSError as error:
-        yield Finding("network", "block", f"a connection to 127.0.0.1 failed: {error}", "run: ip link set lo up")
+        yield Finding("network", "block", f"a connection to {own} failed: {error}", "run: ip link set lo up")
         return
     hosts = reachable_hosts(host)
-    import ipaddress
-
     public = [each for each in hosts if ipaddress.ip_address(each).is_global]
     families = "IPv4 and IPv6" if ":" in host else "IPv4 only"
     if public:

@@ -15,6 +15,7 @@ from weft.cli.doctor import findings
 from weft.cli.doctor.findings import Finding
 from weft.cli.doctor.fit import models
 from weft.clock import SystemClock
+from weft.net.transport.tls import TlsConfig
 from weft.run.machine import PeerConfig
 
 
@@ -45,6 +46,20 @@ def test_a_finding_that_blocks_comes_with_its_fix_and_an_exit_code(weft: Weft) -
     assert answer.out.count("--port 0") == 1
 
 
+def test_the_address_of_the_machine_file_is_tried_and_the_option_beats_it(weft: Weft, tmp_path: Path) -> None:
+    machine = tmp_path / "machine.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        machine.write_text(f'[tls]\nhost = "127.0.0.1"\nport = {taken.getsockname()[1]}\n')
+        answer = weft("doctor", "--machine", machine)
+        assert answer.code == 1
+        assert str(taken.getsockname()[1]) in answer.out
+        assert weft("doctor", "--machine", machine, "--port", 0).code == 0
+    machine.write_text('[tls]\nhost = "192.0.2.7"\n')
+    answer = weft("doctor", "--machine", machine)
+    assert answer.code == 1
+    assert "host of [tls]" in answer.out
+
+
 def test_programs_get_one_object_with_names_that_stay(weft: Weft) -> None:
     answer = weft("doctor", "--json")
     told = json.loads(answer.out)
@@ -67,7 +82,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
         raise OSError("odd")
 
     monkeypatch.setattr(findings, "check_memory", broken)
-    found = list(findings.examine(tmp_path, 0, lambda: models(PeerConfig())))
+    found = list(findings.examine(tmp_path, TlsConfig(), lambda: models(PeerConfig())))
     assert Finding("memory", "note", "could not be checked: OSError: odd") in found
     assert found[-1].topic == "pace"
 
