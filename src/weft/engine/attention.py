@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from weft.engine.numbers import Kind, rounded
-from weft.engine.sizes import filled
+from weft.engine.sizes import filled, of_attention
 
 _SHARE = 2.0**24  # by which weights are integers in their sum: fp64 holds it for all contexts
 _BYTE = 256.0
@@ -96,7 +96,8 @@ class Rounded:
 
     def _product(self, a: Tensor, b: Tensor) -> Tensor:
         if self._has_sizes:
-            return torch.matmul(filled(a), b)[..., : a.shape[-2], :]
+            num = a.shape[-2]
+            return torch.matmul(filled(a, of_attention(num)), b)[..., :num, :]
         return torch.matmul(a, b)
 
 

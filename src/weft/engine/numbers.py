@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from weft import rng
-from weft.engine.sizes import filled
+from weft.engine.sizes import filled, of_matrices
 
 Kind = Literal["fp32", "bf16", "int8", "exact"]
 MAX_WEIGHT, MAX_ACTIVATION = 63, 127
@@ -51,7 +51,7 @@ class Half:
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
         half = x.to(torch.bfloat16)
         if x.is_cpu:
-            return linear(filled(half), self._weight)[: len(x)].float()
+            return linear(filled(half, of_matrices(len(x))), self._weight)[: len(x)].float()
         return linear(half, self._weight).float()
 
 
@@ -94,8 +94,9 @@ def _packed(weight: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> Pro
     multiply = torch.ops.onednn.qlinear_pointwise.default
 
     def product(x: Int8[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
-        found: Tensor = multiply(filled(x), 1.0, 0, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], "")
-        return found[: len(x)]
+        x, num = filled(x, of_matrices(len(x))), len(x)
+        found: Tensor = multiply(x, 1.0, 0, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        return found[:num]
 
     return product
 

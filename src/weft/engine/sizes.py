@@ -1,20 +1,29 @@
-"""Sizes that rows of a matmul come in on a CPU: 1, 2, ..., 8, 12, 16, ..., 64, 80, 96, ...
+"""Sizes that rows of a matmul come in on a CPU.
 
-oneDNN, which multiplies bf16 and eight bits there, compiles code for each number of rows that it meets and never lets
-it go: a server whose steps are of all sizes grows for hours (docs/log.md). What is added is a few percent.
+oneDNN, which multiplies bf16 and eight bits there, compiles code for each shape that it meets and never lets go of most
+of it: a server whose steps are of all sizes grows for hours (docs/log.md). Matrices take most of a step's time and have
+one shape each, so few rows are added to theirs; attention has a shape for each number of pages, too.
 """
 
 from torch import Tensor
 from torch.nn.functional import pad
 
 
-def sized(num: int) -> int:
-    """Return the least size that is no less than `num`."""
-    by = 1 if num <= 8 else 4 if num <= 64 else 16
-    return -(-num // by) * by
+def of_matrices(num: int) -> int:
+    """Return the least of 1, 2, ..., 8, 12, 16, ..., 64, 80, 96, ... that is no less than `num`."""
+    return _up(num, 1 if num <= 8 else 4 if num <= 64 else 16)
 
 
-def filled(x: Tensor) -> Tensor:
-    """Return [..., rows, width] with rows of zeros up to the next size."""
-    missing = sized(x.shape[-2]) - x.shape[-2]
+def of_attention(num: int) -> int:
+    """Return the least of 1, 2, ..., 8, 16, 32, 64, 128, 192, ... that is no less than `num`."""
+    return num if num <= 8 else _up(num, min(64, 1 << (num - 1).bit_length()))
+
+
+def filled(x: Tensor, num: int) -> Tensor:
+    """Return [..., rows, width] with rows of zeros, `num` in all."""
+    missing = num - x.shape[-2]
     return pad(x, (0, 0, 0, missing)) if missing else x
+
+
+def _up(num: int, by: int) -> int:
+    return -(-num // by) * by
