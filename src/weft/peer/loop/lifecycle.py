@@ -160,8 +160,8 @@ class Shutdown:
         beat = self._membership.heartbeat_of(peer)
         if beat is None:
             return peer in head.members and self._node.is_linked(peer)
-        if beat.manifest is None:  # it has not spoken since the run began
-            return peer in head.members
+        if beat.manifest is None:  # it fetches the run's state, perhaps not for the first time; an anchor waits for one
+            return not beat.is_anchor
         return beat.branch == head.branch and beat.round < head.round
 
     def _tell(self, what: str, error: Exception) -> None:

@@ -15,9 +15,10 @@ ME, ANNA = PeerId("c" * 64), PeerId("a" * 64)
 HEAD = SimpleNamespace(round=5, branch="b" * 64, members=(ANNA, ME))
 
 
-def beat(round: int, *, has_begun: bool = True) -> SimpleNamespace:
+def beat(round: int, *, has_begun: bool = True, is_anchor: bool = False) -> SimpleNamespace:
     branch = HEAD.branch if has_begun else "f" * 64
-    return SimpleNamespace(round=round, branch=branch, manifest="d" * 64 if has_begun else None)
+    manifest = "d" * 64 if has_begun else None
+    return SimpleNamespace(round=round, branch=branch, manifest=manifest, is_anchor=is_anchor)
 
 
 def lingered_s(
@@ -27,6 +28,7 @@ def lingered_s(
     is_linked: bool = True,
     is_barred: bool = False,
     back_until_s: float | None = None,
+    head: SimpleNamespace = HEAD,
     told: list[Event] | None = None,
 ) -> float:
     """Return how long a peer stays.
@@ -49,7 +51,7 @@ def lingered_s(
     shutdown = Shutdown(
         node,  # type: ignore[arg-type]
         membership,  # type: ignore[arg-type]
-        SimpleNamespace(head=HEAD),  # type: ignore[arg-type]
+        SimpleNamespace(head=head),  # type: ignore[arg-type]
         SimpleNamespace(rounds=None),  # type: ignore[arg-type]
         lambda event: None if told is None else told.append(event),
     )
@@ -73,6 +75,13 @@ def test_it_goes_at_once_where_all_have_made_the_last_step_or_are_away() -> None
 def test_it_stays_until_a_member_says_so_and_not_for_ever(before: SimpleNamespace | None) -> None:
     assert lingered_s(lambda now: beat(5) if now > 3 else before) == pytest.approx(3, abs=2 * LOOK_S)
     assert lingered_s(lambda _now: before) == pytest.approx(LINGER_S)
+
+
+def test_it_stays_for_who_fetches_the_state_whether_or_not_the_last_round_counted_it() -> None:
+    others = SimpleNamespace(round=5, branch=HEAD.branch, members=(ME,))
+    fetches = beat(0, has_begun=False)
+    assert lingered_s(lambda now: beat(5) if now > 3 else fetches, head=others) == pytest.approx(3, abs=2 * LOOK_S)
+    assert lingered_s(lambda _now: beat(0, has_begun=False, is_anchor=True), head=others) == 0
 
 
 def test_it_stays_for_who_is_silent_as_long_as_that_one_may_come_back() -> None:
