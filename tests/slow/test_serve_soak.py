@@ -32,6 +32,7 @@ GROWTH = 0.02
 CACHE = ("--cache", "100MB")  # all of it is in use soon: memory of pages is the process's once one is first written
 MARK = "quokka"
 ALL_ENDED_S = 30.0
+NUM_WORDS = 13_000  # a tokenizer keeps what it made of the last ten thousand words: here a prompt is one
 ANSWER_LETTERS = 24  # of an answer: random letters, so that nothing else holds as many of them in a row
 
 
@@ -76,6 +77,17 @@ class Client(threading.Thread):
         head = {"authorization": f"Bearer {secret or self.secret}", "content-type": "application/json"}
         line.request("POST", path, body, head)
         return line
+
+    def tokenize(self, num: int) -> None:
+        """Have so many prompts read as tokens."""
+        line = http.client.HTTPConnection(self.served.host, self.served.port, timeout=60)
+        head = {"authorization": f"Bearer {self.secret}", "content-type": "application/json"}
+        for _ in range(num):
+            line.request("POST", "/tokenize", json.dumps({"model": NAME, "prompt": self.prompt()}).encode(), head)
+            reply = line.getresponse()
+            assert reply.status == 200, reply.read()
+            reply.read()
+        line.close()
 
     def completion(self, *, streams: bool) -> http.client.HTTPConnection:
         num = int(self.draws.integers(8, 120))
@@ -139,6 +151,7 @@ def test_a_server_neither_grows_nor_tells(tmp_path: Path) -> None:
     keys: dict[str, dict[str, object]] = {f"client{number}": {} for number in range(NUM_CLIENTS)}
     with Served(tmp_path, tmp_path / "model", keys, ["--device", "cpu", "--threads", "1", *CACHE]) as served:
         clients = [Client(served, f"client{number}", number) for number in range(NUM_CLIENTS)]
+        clients[0].tokenize(NUM_WORDS)
         for client in clients:
             client.start()
         sizes, began = list[tuple[float, int]](), time.monotonic()

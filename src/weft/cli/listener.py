@@ -24,7 +24,10 @@ def listen(host: str, port: int) -> socket.socket:
             f"--host {host} --port {port}: cannot listen there: {error.strerror or error}. Choose another port, or "
             "--port 0 for any that is free."
         ) from error
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections have what their listener has
+    # Connections have what their listener has. Without the first the second part of an answer waits 40 ms for the other
+    # end to confirm the first: asyncio sets it only for sockets that were made with their protocol's number.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 1000))
     return listener
 
