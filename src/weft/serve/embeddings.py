@@ -76,12 +76,14 @@ class Embedding:
 
     async def _read(self, wanted: Wanted) -> Text | None:
         """Have a text read; None: there was no place for it, while others of this request have been read."""
+        self._visit.charge(len(wanted.prompt))  # before: who leaves meanwhile has had it read
         try:
             text = self._model.engine.begin(wanted)
             self._texts.add(text)
             async for _ in text:
                 pass
         except Full:
+            self._visit.charge(-len(wanted.prompt))
             if not self._num_read:
                 raise
             return None
@@ -94,7 +96,6 @@ class Embedding:
         async with gate:
             while (text := await self._read(wanted)) is None:  # noqa: ASYNC110  # nobody tells of places
                 await asyncio.sleep(AGAIN_S)
-            self._visit.charge(len(prompt))
         if text.mean is None:
             raise unavailable("The model is being unloaded; ask again.", "unloaded", 1.0)
         length = float(np.linalg.norm(text.mean))

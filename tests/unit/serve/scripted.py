@@ -47,10 +47,11 @@ class ScriptedText:
                 self._end("cancelled")
         if self.ended is not None:
             raise StopAsyncIteration
-        step = None if self.wanted.is_mean else next(self._steps, None)
+        step = next(self._steps, None)
         if isinstance(step, float):
             await asyncio.sleep(step)
             return await self.__anext__()
+        step = None if self.wanted.is_mean else step
         if isinstance(step, Exception):
             self._end("cancelled")
             raise step

@@ -290,6 +290,18 @@ async def test_embeddings_are_charged_and_share_no_pages() -> None:
         assert (await client.post("/v1/embeddings", input="a")).status_code == 429
 
 
+async def test_embeddings_are_charged_where_nobody_waits_for_their_end_and_not_where_there_is_no_place() -> None:
+    secret, key = new_key("a", tokens_per_day=5)
+    headers = {"authorization": f"Bearer {secret}"}
+    async with asking(scripted([60.0]), keys=(key,), limits=Limits(max_time_s=0.05)) as client:
+        assert (await client.post("/v1/embeddings", headers, input="a" * 5)).status_code == 503
+        assert (await client.post("/v1/embeddings", headers, input="a")).status_code == 429
+    async with asking(scripted(Full(2.0), "x"), keys=(key,)) as client:
+        for _ in range(3):
+            answer = await client.post("/v1/embeddings", headers, input="a" * 5)
+            assert answer.json()["error"]["message"].startswith("Too many texts wait")
+
+
 async def test_models_tokens_version() -> None:
     async with asking(scripted("x")) as client:
         listed = (await client.http.get("/v1/models")).json()["data"]
