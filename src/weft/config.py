@@ -81,10 +81,20 @@ def from_tree(tree: dict[str, Any], kind: type[C], *, where: str) -> C:
         if not math.isfinite(number) or not -_INT64 <= number < _INT64:
             raise ConfigError(f"{where}: {place} is {number}. Allowed: a finite number of at most 64 bits.")
     try:
-        return msgspec.convert(tree, kind)
+        return msgspec.convert(_whole(tree), kind)
     except msgspec.ValidationError as error:
         fault = _fault(tree, inspect.type_info(kind), "")
         raise ConfigError(f"{where}: {fault or _rule_between_fields(str(error))}") from None
+
+
+def _whole(value: Any) -> Any:
+    """Return parsed TOML with whole numbers as such, however they are spelled: 1e6 is 1,000,000."""
+    if isinstance(value, dict):
+        return {name: _whole(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return int(value) if is_whole else value
 
 
 def dump(config: msgspec.Struct) -> str:

@@ -14,6 +14,7 @@ import base64
 import errno
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -207,11 +208,14 @@ def back_up(source: Path, target: Path, passphrase: bytes | None) -> PeerId:
     return Identity(key).peer
 
 
-def restore(backup: Path, target: Path, passphrase: bytes | None) -> PeerId:
+def restore(backup: Path, target: Path, passphrase: bytes | None, held: Iterable[Path] = ()) -> PeerId:
     """Write the identity of a backup to `target`.
 
+    Args:
+        held: files of identities that are here already.
+
     Raises:
-        KeyFileError: not a backup, wrong passphrase, or `target` exists.
+        KeyFileError: not a backup, wrong passphrase, `target` exists, or the identity is among those held.
     """
     content = _read(backup, "backup")
     is_encrypted = is_backup(content)
@@ -220,8 +224,18 @@ def restore(backup: Path, target: Path, passphrase: bytes | None) -> PeerId:
     if not is_encrypted and passphrase is not None:
         raise KeyFileError(f"backup {backup} is not encrypted, so it needs no passphrase. Leave the passphrase out.")
     key = _parse(_decrypt(backup, content, passphrase) if passphrase else content, backup)
+    peer = Identity(key).peer
+    if (path := next((path for path in held if _peer_of(path) == peer), None)) is not None:
+        raise KeyFileError(f"the identity of {backup} is here already: {path}. Name a file to have it twice.")
     _write_private(target, _to_pem(key))
-    return Identity(key).peer
+    return peer
+
+
+def _peer_of(path: Path) -> PeerId | None:
+    try:
+        return load_identity(path).peer
+    except KeyFileError:  # it is of no concern here
+        return None
 
 
 class EncryptedKey(Record, frozen=True, kw_only=True):

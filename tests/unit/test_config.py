@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from weft.config import UNBOUNDED, Config, dump, from_tree, load, load_tree, replace_field
 from weft.errors import ConfigError
+from weft.run.config import RunFile
 from weft.sync.method.schedule import ScheduleConfig
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=10, description="step size of the outer update")]
@@ -160,6 +161,23 @@ def test_a_rule_between_fields_names_their_section_once() -> None:
     with pytest.raises(ConfigError) as said:
         from_tree({"schedule": schedule}, Scheduled, where="run.toml")
     assert str(said.value).startswith("run.toml: schedule: total_tokens: 3 is less than the 9 tokens")
+
+
+def test_whole_numbers_may_be_spelled_as_floats_are() -> None:
+    train = {"tokens": 1e6, "schedule": {"type": "constant", "lr": 1.0}}
+    found = from_tree({"name": "x", "train": train}, RunFile, where="run.toml").train
+    assert (found.tokens, type(found.tokens)) == (1_000_000, int)
+    with pytest.raises(ConfigError, match="tokens"):
+        from_tree({"name": "x", "train": train | {"tokens": 1.5}}, RunFile, where="run.toml")
+
+
+@pytest.mark.parametrize("schedule", [{"type": "wsd", "decay_tokens": 9}, {"type": "cosine", "floor": 0.0}])
+def test_tokens_that_would_be_trained_at_a_rate_of_0_are_refused(schedule: dict[str, Any]) -> None:
+    train = {"tokens": 101, "schedule": schedule | {"total_tokens": 100}}
+    with pytest.raises(ConfigError, match=r"train\.tokens is 101, and from 100 on, train\.schedule\.total_tokens"):
+        from_tree({"name": "x", "train": train}, RunFile, where="run.toml")
+    for enough in (train | {"tokens": 100}, train | {"schedule": train["schedule"] | {"floor": 0.1}}):
+        from_tree({"name": "x", "train": enough}, RunFile, where="run.toml")
 
 
 def test_infinity_is_a_value_where_a_field_says_so() -> None:

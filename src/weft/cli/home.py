@@ -212,7 +212,7 @@ def listing(home: Path) -> str:
     if not names:
         others = ", ".join(called(run) for _, run in found[:_MAX_LISTED])
         return (
-            f"The home {home} has come to run {others}, and has trained nothing of that. `{command_for(home)} runs` "
+            f"The home {home} has come to run {others}, and has no checkpoint of it yet. `{command_for(home)} runs` "
             "says how it goes on."
         )
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""

@@ -434,7 +434,12 @@ def markdown(title: str, sections: Sequence[Section]) -> str:
             parts.append("\n".join([lines[0], "|" + " --- |" * len(section.table[0]), *lines[1:]]))
         if section.code:
             parts.append(f"```toml\n{section.code.rstrip()}\n```")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, _MARK]) + "\n"
+
+
+def is_report(text: str) -> bool:
+    """Return whether a text is such a report: nothing else is written over."""
+    return text.endswith(f"\n\n{_MARK}\n") or f"<footer>{_MARK}, " in text[-200:]
 
 
 def _plain(text: str) -> str:
@@ -442,6 +447,7 @@ def _plain(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#" else letter for letter in text.replace("\n", " "))
 
 
+_MARK = "weft report"  # the last words of one
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c2430; --dim: #5b6675; --line: #d9dee5; --back: #ffffff; }
 @media (prefers-color-scheme: dark) { :root { --text: #e4e8ee; --dim: #98a3b3; --line: #333c48; --back: #14181e; } }
@@ -484,7 +490,7 @@ def html(title: str, sections: Sequence[Section], made_at: float) -> str:
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<style>{_STYLE}</style></head>\n<body>\n<main>{body}</main>\n"
-        f"<footer>weft report, {when}</footer>\n</body>\n</html>\n"
+        f"<footer>{_MARK}, {when}</footer>\n</body>\n</html>\n"
     )
 
 

@@ -471,6 +471,8 @@ def _step(view: View, at: float, own: PeerId, event: events.StepDone) -> View:
     if view.is_complete and view.line(own).state == "finished":  # what was under way when all was counted
         return _line(view, own, loss=event.loss)
     speed = smoothed_speed(view.line(own).tokens_per_s, event)
+    if view.line(own).state == "paused":  # a step that was under way when the pause began
+        return _line(view, own, loss=event.loss, work="")
     return _line(view, own, tokens_per_s=speed, loss=event.loss, state="training", work="")
 
 

@@ -256,7 +256,7 @@ def _told(run: Genesis, kept: Kept) -> str:
         return (
             f"run {short(run.run)} ({printable(run.name)}) is complete at round {kept.round}: nothing is left to train"
         )
-    at = f"from round {kept.round}" if kept.round else "from its beginning"
+    at = f"from round {kept.round}" if kept.round else "from what this home has saved"
     fields = differences(kept.run, kept.now)
     since = f"; {_SINCE}: {'; '.join(fields)}" if fields else ""
     return f"going on with run {short(run.run)} ({printable(run.name)}) {at}{since}"

@@ -132,6 +132,12 @@ class RunFile(Config, frozen=True, kw_only=True):
     run: _Made | None = None
 
     def __post_init__(self) -> None:
+        schedule, tokens = self.train.schedule, self.train.tokens
+        if not isinstance(schedule, ConstantConfig) and not schedule.floor and tokens > schedule.total_tokens:
+            raise ValueError(
+                f"train.tokens is {tokens:,}, and from {schedule.total_tokens:,} on, train.schedule.total_tokens, the "
+                "learning rate is 0: the rest would teach nothing. Raise that as well, or set train.schedule.floor."
+            )
         if self.peers > (room := self.electors * MAX_GROUP):
             raise ValueError(
                 f"peers is {self.peers}, but {self.electors} with a vote have room for {room}: each brings the work of "

@@ -339,6 +339,7 @@ def test_a_passphrase_without_a_terminal_is_asked_for_in_a_file(
     refused(weft, 2, "--passphrase-file FILE", "keys", "restore", tmp_path / "sealed")
     refused(weft, 14, "no identity at", "keys", "backup", tmp_path / "absent.pem", tmp_path / "more")
     refused(weft, 14, "no backup at", "keys", "restore", tmp_path / "absent")
+    refused(weft, 14, f"is here already: {key}", "keys", "restore", tmp_path / "plain")
     assert weft("keys", "restore", tmp_path / "plain", tmp_path / "back.pem").code == 0  # nothing to ask
 
 

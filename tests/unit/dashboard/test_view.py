@@ -45,8 +45,10 @@ from weft.events import (
     MemberSuspected,
     Notice,
     NotLearning,
+    Paused,
     PeerStarted,
     PeerStopped,
+    Resumed,
     RoundMissed,
     RunBlocked,
     RunUnblocked,
@@ -181,6 +183,12 @@ def test_a_lost_majority_is_the_state_of_who_lost_it() -> None:
         branch=BranchId("f" * 64), round=Round(1), alive=1, electorate=3, opens_branch_in_s=60.0, reason="gone"
     )
     assert fold(started(), entry(lost)).lines[A].state == "1 of 3 left"
+
+
+def test_a_step_that_was_under_way_when_a_pause_began_does_not_end_it() -> None:
+    paused = fold(started(), step(3.0), entry(Paused(reason="on request")), step(2.0))
+    assert (paused.lines[A].state, paused.lines[A].tokens_per_s, paused.lines[A].loss) == ("paused", 0.0, 2.0)
+    assert fold(entry(Resumed(reason="on request", paused_s=9.0)), step(1.0), view=paused).lines[A].state == "training"
 
 
 def test_a_link_that_broke_is_down() -> None:

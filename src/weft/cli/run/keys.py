@@ -103,7 +103,8 @@ def restore(
     place = target or _next(home_of(context) / "keys")
     is_asked = not plain and (passphrase_file is not None or keys.needs_passphrase(backup))
     passphrase = _passphrase(passphrase_file, is_new=False) if is_asked else None
-    typer.echo(f"{keys.restore(backup, place, passphrase)} restored to {place}")
+    held = () if target is not None else sorted(place.parent.glob("peer-*.pem"))
+    typer.echo(f"{keys.restore(backup, place, passphrase, held)} restored to {place}")
 
 
 def _next(folder: Path) -> Path:

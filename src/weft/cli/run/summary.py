@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 INDENT = " " * 13
 STAGE = "stage-"  # folders of a peer's sections begin so
+_ENDS_AT = "train.schedule.total_tokens"
 _WIDTH = 80  # columns
 _WHAT_LOSS = "loss on the text that was held out of training; lower is better"
 
@@ -136,6 +137,7 @@ def _longer(outcome: "Outcome", command: str, begun: Begun, num_members: int) ->
     """Return how a complete run is trained longer, or on more text, where a person may."""
     from weft.run.genesis import on_corpus
     from weft.run.staged import StagedConfig
+    from weft.sync.method.schedule import ConstantConfig
 
     run, after = short(outcome.run.run), f"--after {short(outcome.run.run)}"
     if outcome.successor is not None or outcome.checkpoint.parent.name.startswith(STAGE):
@@ -152,7 +154,8 @@ def _longer(outcome: "Outcome", command: str, begun: Begun, num_members: int) ->
             f"  {command} train {begun.source} --go-on --length {figures.amount(2 * outcome.committed_tokens)}tokens"
         )
     elif begun.source and not isinstance(outcome.run, StagedConfig) and not on_corpus(outcome.run).stewards:
-        lines.append(f"  {command} train {begun.source} --go-on   with train.tokens raised in it")
+        ends = "" if isinstance(on_corpus(outcome.run).train.schedule, ConstantConfig) else f" and {_ENDS_AT}"
+        lines.append(f"  {command} train {begun.source} --go-on   with train.tokens{ends} raised in it")
     return [*lines, f"  {command} train MORE.txt {after}"]
 
 

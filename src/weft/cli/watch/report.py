@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from weft.dashboard.view import About
     from weft.net.ticket import Ticket
 
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", help="The file: .html or .md. Default: report.html here.", show_default=False),
-]
+_OUT = "The file: .html or .md; an earlier report there is replaced. Default: {} here."
 
 
 _RUN = 'Run of this home ("last", its name, its digits), log file, or folder of a run'
@@ -40,7 +37,9 @@ def report(
             show_default=False,
         ),
     ] = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help=_OUT.format("report.html"), show_default=False)
+    ] = None,
     transports: settings.Transports = None,
 ) -> None:
     """Write a report of a run: curves, what each peer contributed, bytes, faults, configuration."""
@@ -74,7 +73,9 @@ async def _ask(ticket: "Ticket", transports: str | None, told: list[Entry]) -> "
 def compare(
     context: typer.Context,
     runs: Annotated[list[str], typer.Argument(help=f"{_RUN}; two or more.", show_default=False)],
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help=_OUT.format("compare.html"), show_default=False)
+    ] = None,
 ) -> None:
     """Compare several runs side by side, with their curves in one chart."""
     from weft.dashboard.report import compared
@@ -88,13 +89,15 @@ def compare(
 
 
 def _write(path: Path, title: str, sections: "list[Section]") -> None:
-    from weft.dashboard.report import html, markdown
+    from weft.dashboard.report import html, is_report, markdown
     from weft.data.store import write_atomically
 
     if path.suffix not in (".html", ".md"):
         raise ConfigError(f"--out {path}: should end in .html or .md.")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--out {path}: there is no folder {path.absolute().parent}. Make it, or name another place.")
+    if path.exists() and not (path.is_file() and is_report(path.read_text(errors="replace"))):
+        raise ConfigError(f"--out {path}: it is there already, and is no report of weft. Choose another name.")
     text = markdown(title, sections) if path.suffix == ".md" else html(title, sections, SystemClock().wall())
     write_atomically(path, [text.encode()])
     typer.echo(f"written: {path}")

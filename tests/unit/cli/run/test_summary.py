@@ -16,6 +16,7 @@ from weft.pipeline.config import PipelineConfig
 from weft.run.staged import staged
 from weft.store.home import CHECKPOINT_FILE
 from weft.sync.method.presets import DdpConfig, spell_out
+from weft.sync.method.schedule import CosineConfig
 
 ME, ANNA, BERT = (PeerId(letter * 64) for letter in "cab")
 
@@ -125,6 +126,11 @@ def test_who_has_a_complete_run_reads_how_to_train_longer(kept: Kept) -> None:
     assert lines_after(of_text, longer) == ["weft train notes.txt --go-on --length 24ktokens", more]
     of_file = summary(outcome_of(kept), View(), "weft", Begun(source="first.toml"))
     assert lines_after(of_file, longer) == ["weft train first.toml --go-on   with train.tokens raised in it", more]
+    falls = CosineConfig(total_tokens=kept.run.train.tokens)
+    train = msgspec.structs.replace(kept.run.train, schedule=falls)
+    fallen = replace(outcome_of(kept), run=msgspec.structs.replace(kept.run, train=train))
+    (raised, _) = lines_after(summary(fallen, View(), "weft", Begun(source="first.toml")), longer)
+    assert raised.endswith("with train.tokens and train.schedule.total_tokens raised in it")
     assert lines_after(summary(outcome_of(kept), View(), "weft"), longer) == [more]
     held = summary(outcome_of(kept), View(), "weft", Begun(source="notes.txt", is_text=True), 3)
     assert f"3 members hold run {run}, and none may change it alone" in held

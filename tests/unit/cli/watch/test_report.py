@@ -278,6 +278,17 @@ def test_runs_lie_over_each_other(weft: Weft, run: Path, tmp_path: Path) -> None
     assert "<td>1,024</td>" in text
 
 
+@pytest.mark.parametrize("name", ["report.md", "report.html"])
+def test_nothing_but_a_report_is_written_over(weft: Weft, run: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    for _ in range(2):
+        assert weft("report", run, "--out", out).code == 0
+    out.write_text("# Run of today\n\nTen kilometres.\n")
+    refused(weft, 2, "is no report of weft", "report", run, "--out", out)
+    refused(weft, 2, "is no report of weft", "compare", run, run, "--out", out)
+    assert "kilometres" in out.read_text()
+
+
 def test_what_cannot_be_written_or_read_is_refused(weft: Weft, run: Path, tmp_path: Path) -> None:
     refused(weft, 2, "should end in .html or .md", "report", run, "--out", tmp_path / "x.pdf")
     refused(weft, 2, "there is no folder", "report", run, "--out", tmp_path / "none" / "x.html")
