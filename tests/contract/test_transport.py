@@ -155,13 +155,19 @@ async def _meet(pair: Pair) -> None:
 
 
 def _real(
-    kind: str, identity: Identity, port: int = 0, *, dial_timeout_s: float = 10.0, on_drop: OnDrop = ignore_drop
+    kind: str,
+    identity: Identity,
+    port: int = 0,
+    *,
+    dial_timeout_s: float = 10.0,
+    on_drop: OnDrop = ignore_drop,
+    ports: dict[str, int] | None = None,
 ) -> Transport:
     if kind == "tls":
-        return TlsTransport(identity, TlsConfig(host="127.0.0.1", port=port), on_drop=on_drop)
+        return TlsTransport(identity, TlsConfig(host="127.0.0.1", port=port), on_drop=on_drop, ports=ports)
     # One family, so that the port is one number.
     config = IrohConfig(hosts=("127.0.0.1",), port=port, dial_timeout_s=dial_timeout_s)
-    return IrohTransport(identity, config, on_drop=on_drop)
+    return IrohTransport(identity, config, on_drop=on_drop, ports=ports)
 
 
 def _dead_address(kind: str, peer: PeerId) -> str:
@@ -441,6 +447,26 @@ async def test_a_taken_port_is_named(kind: str) -> None:
     with pytest.raises(PortInUse, match=rf"{port}.*port 0"):
         await second.start(nobody)
     await asyncio.gather(first.aclose(), second.aclose())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in REAL])
+async def test_the_port_of_the_last_start_is_taken_where_it_is_free_and_none_is_asked_for(kind: str) -> None:
+    async def started(port: int = 0) -> tuple[Transport, int]:
+        transport = _real(kind, Identity.generate(), port, ports=ports)
+        address = (await transport.start(nobody))[0]
+        assert int(address.rpartition(":")[2]) == ports[kind]
+        return transport, ports[kind]
+
+    ports: dict[str, int] = {}
+    first, port = await started()
+    beside, another = await started()
+    assert another != port
+    await asyncio.gather(first.aclose(), beside.aclose())
+    again, found = await started()
+    assert found == another
+    asked_for, found = await started(port)
+    assert found == port
+    await asyncio.gather(again.aclose(), asked_for.aclose())
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in REAL])

@@ -48,9 +48,10 @@ class Here:
         ),
     ] = None
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: all of this machine.")] = None
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.", min=0, max=65535)] = (
-        None
-    )
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port to listen on; 0: that of the last start if it is free, else any.", min=0, max=65535),
+    ] = None
     transports: Transports = None
     lan: Annotated[
         bool,
@@ -146,7 +147,7 @@ class Keep(Stay):
 _ALLOWED = {
     "name": ("--name", "at most 64 letters, digits, spaces and _.@()+-"),
     "tls.host": ("--host", "an address or a name of this machine"),
-    "tls.port": ("--port", "a whole number from 0 to 65535; 0 lets the system choose"),
+    "tls.port": ("--port", "a whole number from 0 to 65535; 0: that of the last start if it is free, else any"),
     "device": ("--device", "auto, cpu, mps, cuda, or one of several GPUs such as cuda:1"),
     "threads": ("--threads", "a whole number from 0 to 1024; 0 is torch's own choice"),
     "transports": ("--transports", "some of tls, iroh and via, at least one of the first two"),

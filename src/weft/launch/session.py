@@ -12,7 +12,7 @@ import asyncio
 import platform
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,17 +49,23 @@ from weft.store.tickets import (
     drop_ticket,
     keep_addresses,
     keep_name,
+    keep_ports,
     keep_secret,
     keep_ticket,
     last_name,
     read_addresses,
     read_name,
+    read_ports,
 )
 from weft.tasks import Compute, Tasks, Threads
 
 if TYPE_CHECKING:
     from weft.run.config import Genesis  # which loads torch
 
+_MOVED = (
+    "{name}: port {port}, where this peer listened last, is taken by another program: it listens on port {now} now. "
+    "Tickets of before lead elsewhere; `weft ticket` prints a fresh one"
+)
 RENEW_S = 3.0  # a ticket that names somebody else is kept so soon at the latest
 NOBODY = ByKeys(allowed=())
 OPENS_S = 10.0  # that a process takes at most to open its identity
@@ -116,13 +122,19 @@ class Session:
     compute: Compute
     day: DayCount
     lan: Lan | None = None  # where members of the local network are looked for
+    ports: dict[str, int] = field(default_factory=dict)  # each transport's, of the last start until the network is open
 
     async def start(self) -> None:
         """Open the network."""
         tls = self.options.settings.tls
         if "tls" in self.options.settings.transports and tls.host:  # nothing takes the place of what was asked for
             tcp.listen(tls.host, 0).close()
+        last = dict(self.ports)
         await self.node.start()
+        keep_ports(self.folder, self.ports)
+        for name, port in last.items():
+            if (now := self.ports[name]) != port and not getattr(self.options.settings, name).port:
+                self.emit(Notice(text=_MOVED.format(name=name, port=port, now=now)))
         if self.lan is not None:
             await self.lan.start()
 
@@ -243,7 +255,8 @@ async def session(
             log.emit(ConnectionDropped(address=address, remote=None, reason=reason))
 
         budget = budget_of(max_files())
-        transports = make_transports(identity, settings, on_drop, budget)
+        ports = read_ports(folder)
+        transports = make_transports(identity, settings, on_drop, budget, ports)
         if (passed := valve(settings.caps, clock, day.ration)) is not None:
             transports = [Throttled(each, passed) for each in transports]
         node = Node(
@@ -273,6 +286,7 @@ async def session(
                     compute=compute,
                     day=day,
                     lan=lan,
+                    ports=ports,
                 )
             except WeftError as error:
                 if len(error.args) == 1:
@@ -309,12 +323,17 @@ def make_transports(
     settings: PeerConfig,
     on_drop: OnDrop = ignore_drop,
     budget: Budget = Budget(),  # noqa: B008  # frozen
+    ports: dict[str, int] | None = None,
 ) -> list[Transport]:
-    """Return the ways that a machine has to others, best first, but for the one that leads through them."""
+    """Return the ways that a machine has to others, best first, but for the one that leads through them.
+
+    Args:
+        ports: as of the tls transport.
+    """
     return [
-        TlsTransport(identity, settings.tls, on_drop=on_drop, budget=budget)
+        TlsTransport(identity, settings.tls, on_drop=on_drop, budget=budget, ports=ports)
         if name == "tls"
-        else IrohTransport(identity, settings.iroh, on_drop=on_drop)
+        else IrohTransport(identity, settings.iroh, on_drop=on_drop, ports=ports)
         for name in settings.transports
         if name != VIA
     ]

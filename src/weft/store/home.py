@@ -170,6 +170,7 @@ class PeerFolder:
     secret = _Inside("secret")
     ticket = _Inside("ticket")
     addresses = _Inside("addresses")
+    ports = _Inside("ports")
     name = _Inside("name")
     run_file = _Inside("run.toml")
     said = _Inside("said.json")

@@ -3,6 +3,7 @@
     secret       what this run's tickets hold
     ticket       a fresh one, which `weft ticket` prints
     addresses    where others were last reached: a convenience, since tickets hold addresses too
+    ports        where this peer listened last: it does so again, and old tickets lead to it
     name         what --name called this peer last
     said.json    what the run file says of what can be amended, when the run was gone on with last (launch/kept.py)
     run.toml     the run file, of who made the run: what peers share names no text, and this does
@@ -13,6 +14,7 @@ disk takes nothing away.
 
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Annotated
 
 import msgspec
 
@@ -22,6 +24,8 @@ from weft.ids import PeerId
 from weft.net.admission import SECRET_NBYTES, Admission, ByTicket
 from weft.net.messages import Name
 from weft.store.home import Home, PeerFolder
+
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 def read_secret(folder: PeerFolder) -> bytes | None:
@@ -93,6 +97,21 @@ def keep_addresses(folder: PeerFolder, known: Mapping[PeerId, tuple[str, ...]]) 
     """Keep addresses in place of those before, which stay where these cannot be written."""
     with suppress(DiskFull, DataError):
         write_atomically(folder.addresses, [msgspec.json.encode(known)])
+
+
+def read_ports(folder: PeerFolder) -> dict[str, int]:
+    """Return on which port each transport listened last; empty: not known."""
+    try:
+        return msgspec.json.decode(folder.ports.read_bytes(), type=dict[str, _Port])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def keep_ports(folder: PeerFolder, ports: Mapping[str, int]) -> None:
+    """Keep ports in place of those before, which stay where these cannot be written."""
+    if ports != read_ports(folder):
+        with suppress(DiskFull, DataError):
+            write_atomically(folder.ports, [msgspec.json.encode(ports)])
 
 
 def read_name(folder: PeerFolder) -> str:

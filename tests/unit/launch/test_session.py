@@ -1,6 +1,7 @@
 """What watches over a running peer does not end in silence."""
 
 import asyncio
+import socket
 from contextlib import closing
 from datetime import UTC
 from pathlib import Path
@@ -20,6 +21,7 @@ from weft.launch.session import Options, Session, session
 from weft.log import JsonlSink
 from weft.net.messages import Contact
 from weft.net.ticket import read
+from weft.net.transport.tls import TlsConfig
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.store.home import Home, PeerFolder
 
@@ -111,6 +113,38 @@ def test_a_name_holds_at_the_next_start_until_another_is_given(tmp_path: Path) -
     assert "called anna" in notices[0]
     assert named("bert") == ("bert", [])
     assert named("")[0] == "bert"
+
+
+@pytest.mark.parametrize("kept", ["a port", "another program's", "no port"])
+def test_a_peer_listens_where_it_did_before_and_says_where_it_cannot(tmp_path: Path, kept: str) -> None:
+    home, identity = Home(tmp_path), Identity.from_seed(bytes(32))
+
+    def started() -> tuple[str, list[str]]:
+        told = Told()
+        settings = PeerConfig(name="anna", transports=("tls",), tls=TlsConfig(host="127.0.0.1"))
+        options = Options(home=home, key=None, settings=settings, sinks=(told,))
+
+        async def main() -> str:
+            async with session(options, RUN, identity) as s:
+                await s.start()
+                return s.node.addresses[0]
+
+        return asyncio.run(main()), told.notices
+
+    first, notices = started()
+    assert notices == []
+    if kept == "a port":
+        assert started() == (first, [])
+    elif kept == "another program's":
+        with socket.create_server(("127.0.0.1", int(first.rpartition(":")[2]))):
+            second, notices = started()
+        assert second != first
+        assert len(notices) == 1
+        assert "is taken by another program" in notices[0]
+        assert started() == (second, [])
+    else:
+        home.folder(RUN, identity.peer).ports.write_text('{"tls": 70000}')
+        assert started()[1] == []
 
 
 def test_an_error_names_who_is_known_by_name(tmp_path: Path) -> None:

@@ -59,7 +59,10 @@ class IrohConfig(Config, frozen=True, kw_only=True):
     hosts: Annotated[
         tuple[str, ...], msgspec.Meta(min_length=1, max_length=2, description="addresses to bind, one per family")
     ] = ("0.0.0.0", "::")
-    port: Annotated[int, msgspec.Meta(ge=0, le=65535, description="UDP port; 0 lets the system choose")] = 0
+    port: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=65535, description="UDP port; 0: that of the last start if it is free, else any that is"),
+    ] = 0
     relays: Annotated[
         tuple[Annotated[str, msgspec.Meta(pattern=r"^https?://[!-~]+\Z")], ...],
         msgspec.Meta(max_length=8, description="URLs of relays this peer may use; without any, connections are direct"),
@@ -177,13 +180,22 @@ class IrohTransport:
     Args:
         identity: the key that others know this peer by.
         on_drop: told (address, reason) of every incoming connection that proved no key.
+        ports: as of the tls transport; where a machine has two families, the port of the first.
     """
 
     name = SCHEME
 
-    def __init__(self, identity: Identity, config: IrohConfig, *, on_drop: OnDrop = ignore_drop) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        config: IrohConfig,
+        *,
+        on_drop: OnDrop = ignore_drop,
+        ports: dict[str, int] | None = None,
+    ) -> None:
         self._identity = identity
         self._config = config
+        self._ports = {} if ports is None else ports
         self._tasks = Tasks()
         self._farewells = Tasks()
         gate: Gate[asyncio.Task[None]] = Gate(config.max_half_open, config.max_half_open_per_ip)
@@ -200,7 +212,8 @@ class IrohTransport:
                 f"iroh does not run on this machine ({error}). weft works here with tls only: set transports = ['tls']."
             ) from None
         mend(self._iroh.iroh_ffi)
-        self._endpoint = await self._bind()
+        self._endpoint = await self._bind_again() or await self._bind(self._config.port)
+        self._ports[SCHEME] = int(self._endpoint.bound_sockets()[0].rpartition(":")[2])
         self._tasks.spawn(self._listen(accept))
         return (await self._address(),)
 
@@ -236,24 +249,31 @@ class IrohTransport:
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await endpoint.close()
 
-    async def _bind(self) -> Any:
+    async def _bind_again(self) -> Any:
+        """Return an endpoint on the port of the last start; None: another was asked for, or it is taken."""
+        if (last := self._ports.get(SCHEME)) and not self._config.port:
+            with suppress(PortInUse):
+                return await self._bind(last)
+        return None
+
+    async def _bind(self, port: int) -> Any:
         """Return an endpoint on the configured addresses; on those of IPv4 alone where there is no IPv6."""
         hosts = self._config.hosts
         try:
-            return await self._bind_to(hosts)
+            return await self._bind_to(hosts, port)
         except self._iroh.IrohError as error:
             v4 = tuple(host for host in hosts if ":" not in host)
             if v4 and v4 != hosts and not _has_ipv6():
-                return await self._bind_to(v4)
-            if self._config.port:
+                return await self._bind_to(v4, port)
+            if port:
                 raise PortInUse(
-                    f"iroh cannot listen on UDP port {self._config.port}: {explain(error)}. Stop the program that "
+                    f"iroh cannot listen on UDP port {port}: {explain(error)}. Stop the program that "
                     f"holds it, choose another port, or let the system choose with port 0."
                 ) from None
             raise NetError(f"iroh cannot listen on {', '.join(hosts)}: {explain(error)}.") from None
 
-    async def _bind_to(self, hosts: tuple[str, ...]) -> Any:
-        sockets = [f"[{host}]:{self._config.port}" if ":" in host else f"{host}:{self._config.port}" for host in hosts]
+    async def _bind_to(self, hosts: tuple[str, ...], port: int) -> Any:
+        sockets = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
 
         class Bound(self._iroh.Preset):  # type: ignore[misc,name-defined]  # iroh is not imported before this
             def apply(self, builder: Any) -> None:

@@ -38,17 +38,21 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("
 _NOTSENT_NBYTES = 256 << 10
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, last: int = 0) -> socket.socket:
     """Return a listening socket.
 
     Args:
         host: an address or name of this machine; "" is every address, of both families where it has both.
-        port: 0 lets the system choose.
+        port: 0 is `last` if that is free, else the system chooses.
+        last: the port of the last start, at which others look for this peer; 0: there was none.
 
     Raises:
         PortInUse: the port is taken.
         NetError: the address is not this machine's.
     """
+    if last and not port:
+        with suppress(PortInUse):
+            return listen(host, last)
     if host == "":
         try:
             return _bind("::", port)

@@ -48,7 +48,12 @@ class TlsConfig(Config, frozen=True, kw_only=True):
         str,
         msgspec.Meta(description='address to listen on; "" is every address of this machine, "0.0.0.0" those of IPv4'),
     ] = ""
-    port: Annotated[int, msgspec.Meta(ge=0, le=65535, description="port to listen on; 0 lets the system choose")] = 0
+    port: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0, le=65535, description="port to listen on; 0: that of the last start if it is free, else any that is"
+        ),
+    ] = 0
     advertise: Annotated[
         tuple[str, ...],
         msgspec.Meta(
@@ -87,6 +92,8 @@ class TlsTransport:
         identity: the key that others know this peer by.
         on_drop: told (address, reason) of every incoming connection that proved no key.
         budget: how many of this process's files may be connections.
+        ports: by name of a transport the port that it listened on last, tried first where the config names none; the
+            one it listens on now is written there.
     """
 
     name = SCHEME
@@ -98,9 +105,11 @@ class TlsTransport:
         *,
         on_drop: OnDrop = ignore_drop,
         budget: Budget = Budget(),  # noqa: B008  # frozen
+        ports: dict[str, int] | None = None,
     ) -> None:
         self._identity = identity
         self._config = config
+        self._ports = {} if ports is None else ports
         self._budget = budget
         self._on_drop = on_drop
         proxy = Proxy(config.proxy, config.proxy_user, config.proxy_password)
@@ -120,8 +129,9 @@ class TlsTransport:
         _check_loop()
         certificate = make_certificate(self._identity)
         context = server_context(self._identity, certificate)
-        self._listener = listener = tcp.listen(self._config.host, self._config.port)
+        self._listener = listener = tcp.listen(self._config.host, self._config.port, self._ports.get(SCHEME, 0))
         host, port = listener.getsockname()[:2]
+        self._ports[SCHEME] = port
         door = _Door(context, digest(certificate), accept)
         self._tasks.spawn(self._listen(listener, door))
         hosts = [join_address(SCHEME, each, port) for each in reachable_hosts(host)]

@@ -196,7 +196,7 @@ async def test_the_endpoint_gets_the_relays_of_the_settings_and_no_others(relays
         EndpointOptions=SimpleNamespace,
         Endpoint=SimpleNamespace(bind=bind),
     )
-    assert await transport._bind_to(("127.0.0.1",)) == "endpoint"
+    assert await transport._bind_to(("127.0.0.1",), 0) == "endpoint"
     assert bound[0].relay_mode == (("custom", list(relays)) if relays else "disabled")
 
 
