@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing.synchronize import Semaphore
+from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
@@ -290,14 +290,15 @@ def _counted(step: Callable[[], None], meter: Meter) -> Callable[[], None]:
 def _others(num: int, model: ModelConfig, train: TrainConfig, threads: int) -> Iterator[None]:
     """Let so many processes make the same steps on the CPU meanwhile."""
     context = multiprocessing.get_context("spawn")
-    at_work = context.Semaphore(0)
+    here, at_work = context.Pipe(duplex=False)  # a semaphore would be told as leaked where a signal ends this process
     args = (model, train, threads, at_work, os.getpid())
     others = [context.Process(target=_work, args=args, daemon=True) for _ in range(num)]
     try:
         for other in others:
             other.start()
         for _ in others:
-            at_work.acquire(timeout=_START_S)
+            if here.poll(_START_S):
+                here.recv_bytes()
         yield
     finally:
         for other in others:
@@ -305,10 +306,10 @@ def _others(num: int, model: ModelConfig, train: TrainConfig, threads: int) -> I
             other.join()
 
 
-def _work(model: ModelConfig, train: TrainConfig, threads: int, at_work: Semaphore, parent: int) -> None:
+def _work(model: ModelConfig, train: TrainConfig, threads: int, at_work: Connection, parent: int) -> None:
     torch.set_num_threads(threads)
     step = _step(model, train, choose(PeerConfig(device="cpu", threads=threads)))
     step()
-    at_work.release()
+    at_work.send_bytes(b"\0")
     while os.getppid() == parent:
         step()

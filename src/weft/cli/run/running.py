@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+import typer
 
 from weft.cli.home import command_for
 from weft.cli.options import Contributed, Until
@@ -72,6 +73,7 @@ def run(
 
     Raises:
         WeftError: as `weft.launch.peer`.
+        typer.Exit: a signal came before there was a peer.
     """
     if manner.report is not None:
         _check_report(manner.report)
@@ -114,7 +116,7 @@ def run(
     except asyncio.CancelledError:
         if not is_for_program:
             print(NOTHING_TO_SAVE, file=sys.stderr)  # noqa: T201
-        return
+        raise typer.Exit from None
     finally:
         stopper.remove()
         screen.close()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
-from weft.cli.home import SECTIONS, WHOLE, command_for, find_run, home_of, no_such_run, on_disk
+from weft.cli.home import SECTIONS, WHOLE, command_for, find_run, home_of, no_such_run, on_disk, runs_of
 from weft.cli.options import spread, until
-from weft.cli.run.after import Learnt, is_held, learnt, model_beside, run_file_after
+from weft.cli.run.after import Learnt, learnt, model_beside, run_file_after
 from weft.cli.run.own_text import Asked, Wishes, kind_of, run_file_for
 from weft.cli.run.torchrun import served
 from weft.cli.terminal import TO_SCREEN, say_loading, tell
@@ -172,15 +172,17 @@ def _require_place(home: Path, chosen: "PeerConfig") -> None:
 
 @contextmanager
 def _made_for(path: Path | None, home: Path) -> Iterator[None]:
-    """Take a run file that was made for this start away again, with the model beside it, where nothing begins.
+    """Take a run file that was made for this start away again, with the model beside it, where no run of it begins: it
+    is refused, or ended before.
 
     Args:
         path: None: none was made.
     """
+    before = runs_of(home)
     try:
         yield
-    except WeftError:
-        if path is not None and not is_held(path, home):
+    except (WeftError, typer.Exit):
+        if path is not None and runs_of(home) == before:
             path.unlink(missing_ok=True)
             shutil.rmtree(model_beside(path), ignore_errors=True)
             tell(f"nothing was begun, so {path} is removed again")

@@ -283,7 +283,7 @@ def held(home: Path, name: str) -> None:
 
 
 def test_a_start_that_fails_takes_its_run_file_away_and_the_right_command_begins(
-    weft: Weft, notes: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    weft: Weft, notes: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_args: object) -> None:
         raise ConfigError("cannot listen on 10.9.9.9")
@@ -303,6 +303,11 @@ def test_a_start_that_fails_takes_its_run_file_away_and_the_right_command_begins
     monkeypatch.setattr(running, "run", fails)
     assert weft("train", notes).code == 2
     assert notes.with_name("notes.toml").exists()
+    of_same_name = tmp_path / "elsewhere" / "notes.txt"
+    of_same_name.parent.mkdir()
+    of_same_name.write_text(notes.read_text())
+    assert "is removed again" in words(weft("train", of_same_name, *length))  # the run of that name is another
+    assert not of_same_name.with_name("notes.toml").exists()
 
 
 def test_a_run_file_that_began_nothing_sends_nobody_in_a_circle(weft: Weft, notes: Path, begun: Begun) -> None:
