@@ -91,6 +91,8 @@ def explain_usage(error: BaseException) -> int:
 
 
 _PLAIN = {
+    "Input should be a valid integer, unable to parse string as an integer": "it must be a whole number",
+    "Input should be a valid number, unable to parse string as a number": "it must be a number",
     "Input should be less than or equal to": "it must be at most",
     "Input should be greater than or equal to": "it must be at least",
     "Input should be a valid": "it must be a",

@@ -68,6 +68,11 @@ def find_checkpoint(given: str, home: Path) -> Path:
             )
     else:
         run = find_run(given, home, having=(WHOLE, SECTIONS))
+    if run is None and path.is_file():
+        raise CheckpointError(
+            f"{path} is a file, and weft reads a model from a folder: a checkpoint, or config.json and safetensors. If "
+            "it is a GGUF file, transformers reads it and can save it as such a folder."
+        )
     if run is None:
         raise no_such_run(given, home, "a folder with a model")
     found = _newest(run.glob(WHOLE))

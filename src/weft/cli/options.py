@@ -44,6 +44,7 @@ ASKED = f'"-" reads it from standard input, @FILE from a file; left out, weft ta
 """The same of a command that needs a ticket."""
 
 _WHILE = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)(?:m|min))?(?:(\d+)s)?", re.IGNORECASE)
+_MAX_BLANK = 16  # lines before a ticket
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)\s*(rounds?|tokens?)", re.IGNORECASE)
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _MOMENTS = "Allowed: a time (07:00), a duration (2h, 90min), a date (2026-12-01 or 2026-12-01T07:00)"
@@ -201,7 +202,7 @@ def ticket_text(given: str) -> str:
         return given
     if sys.stdin.isatty():
         print("Paste the ticket here, then press Enter:", file=sys.stderr, flush=True)  # noqa: T201
-    line = line_of_input(MAX_CHARS + 1)
+    line = next(filter(str.strip, (line_of_input(MAX_CHARS + 1) for _ in range(_MAX_BLANK))), "")
     if not line.strip():
         raise TicketError("standard input is empty or closed; weft expected a ticket from there.")
     return line
@@ -253,6 +254,28 @@ def line_of_input(max_chars: int) -> str:
         line += raw.read(1)  # the other half of the line's end
     text: str = line[num_skipped:].decode(encoding, errors="replace")
     return text[:max_chars]
+
+
+def text_of_input(what: str, max_nbytes: int) -> str:
+    """Return all that stands in standard input, whatever wrote it there.
+
+    Args:
+        what: is expected from there, in words.
+
+    Raises:
+        ConfigError: nothing is there; DataError: it is no text, or longer than it may be.
+    """
+    raw = getattr(sys.stdin, "buffer", None)
+    data = sys.stdin.read().encode() if raw is None else raw.read(max_nbytes + 1)
+    if len(data) > max_nbytes:
+        raise DataError(f"standard input is more than {max_nbytes:,} bytes, which is too much for {what}.")
+    try:
+        text = reading.text_of(data)
+    except UnicodeDecodeError:
+        raise DataError(f"standard input is no text; weft expected {what} from there.") from None
+    if not text.strip():
+        raise ConfigError(f"standard input is empty or closed; weft expected {what} from there.")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,7 @@ class Stopper:
 
     def _stop(self, name: str) -> None:
         if self._stop_peer is not None:
+            self._screen.note(f"{name}: this peer saves and says goodbye")
             self._stop_peer(f"stopped by {name}")
         elif self._task is not None:
             self._task.cancel()

@@ -16,6 +16,7 @@ from weft.cli.options import given, nbytes, rate_bps
 from weft.cli.terminal import tell
 from weft.config import from_tree, idle, leaves, load_tree, replace_field, told_idle
 from weft.errors import ConfigError
+from weft.ids import several
 
 if TYPE_CHECKING:
     from weft.run.config import RunFile
@@ -174,6 +175,7 @@ def machine_settings(file: Path | None, options: dict[str, Any], *, use: "Use" =
     Raises:
         ConfigError: names the option or the file's field; an option has no effect.
     """
+    from weft.run.host import num_cores
     from weft.run.machine import PeerConfig, without_effect
 
     tree = {} if file is None else load_tree(file)
@@ -190,6 +192,8 @@ def machine_settings(file: Path | None, options: dict[str, Any], *, use: "Use" =
         _refuse([_ALLOWED[name][0] for name in names], reason)
     for line in told_idle(str(file), in_file, unheard):
         tell(line)
+    if (cores := options.get("caps.cores")) is not None and cores > num_cores():
+        tell(f"--cores {cores}: this process may use {several(num_cores(), 'core')} here, and uses all of them")
     return settings
 
 
@@ -223,7 +227,7 @@ def check_option(dotted: str, value: Any) -> None:
         from_tree(tree, PeerConfig, where=option)
     except ConfigError:
         shown = ",".join(value) if isinstance(value, list) else str(value)
-        raise ConfigError(f"{option} {shown[:80]}: there is no such value. Allowed: {allowed}.") from None
+        raise ConfigError(f"{option} {shown[:80]}: weft cannot take that. Allowed: {allowed}.") from None
 
 
 def check_transports(given: str | None) -> list[str] | None:
@@ -266,13 +270,15 @@ def changes_of(changes: Sequence[str]) -> dict[str, Any]:
     """Return what every `--set section.field=value` says, by field, in order.
 
     Raises:
-        ConfigError: one of them reads otherwise.
+        ConfigError: one of them reads otherwise, or two are of one field.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for change in changes:
         dotted, separator, value = change.partition("=")
         if not separator or not dotted.strip():
             raise ConfigError(f"--set {change}: it should read --set section.field=value.")
+        if dotted.strip() in found:
+            raise ConfigError(f"--set {dotted.strip()} is there twice. Give it once.")
         found[dotted.strip()] = toml_value(value.strip())
     return found
 

@@ -10,7 +10,7 @@ have counted, so curves of runs with other batches or peers can be laid over eac
 
 import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -19,6 +19,8 @@ from weft.events import Entry, Evaluated, Event, PeerStarted, RoundCommitted, Ro
 from weft.log import JsonlSink
 
 Figures = dict[str, float]
+_Kind = Literal["tensorboard", "wandb", "json"]
+_KINDS: tuple[_Kind, ...] = ("tensorboard", "wandb", "json")
 
 
 class Board(Protocol):
@@ -142,16 +144,29 @@ def make_sink(where: str) -> Sink:
     Raises:
         ConfigError: no such kind, or its package is not installed.
     """
-    kind, _, place = where.partition(":")
+    kind, place = split_place(where)
     try:
-        if kind == "tensorboard" and place:
-            return ScalarSink(TensorBoard(Path(place)))
-        if kind == "wandb" and place:
-            return ScalarSink(WeightsAndBiases(place))
-        if kind == "json" and place:
-            return Lines() if place == "-" else JsonlSink(Path(place))
+        match kind:
+            case "tensorboard":
+                return ScalarSink(TensorBoard(Path(place)))
+            case "wandb":
+                return ScalarSink(WeightsAndBiases(place))
+            case "json":
+                return Lines() if place == "-" else JsonlSink(Path(place))
     except ImportError as error:
         raise ConfigError(f"--log {where}: {error.name} is not installed: pip install 'weft[{kind}]'.") from error
     except OSError as error:
         raise ConfigError(f"--log {where}: cannot be written: {error.strerror or error}. Name another file.") from error
+
+
+def split_place(where: str) -> tuple[_Kind, str]:
+    """Return what kind of sink `where` names, and its place.
+
+    Raises:
+        ConfigError: no such kind.
+    """
+    kind, _, place = where.partition(":")
+    for known in _KINDS:
+        if known == kind and place:
+            return known, place
     raise ConfigError(f"--log {where}: should be tensorboard:FOLDER, wandb:PROJECT, json:FILE or json:-.")

@@ -207,6 +207,11 @@ def _branch_left(e: events.BranchLeft, _own: PeerId) -> str:
     return f"{{me:peer}} goes on with what the others have trained and loses {what}{kept}: {{reason}}"
 
 
+def _legacy_counted(e: events.LegacyCounted, _own: PeerId) -> str:
+    less = "" if e.weight == e.tokens else "; in the update they weigh as {weight:,}, no more than a member's own work"
+    return f"{{by:peer}} brought {{tokens:,}} tokens that were counted apart from the others{less}"
+
+
 def _branch_opened(e: events.BranchOpened, _own: PeerId) -> str:
     if len(e.members) == 1:
         return "{members:peers} goes on alone: {reason}"
@@ -433,9 +438,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.BranchOpened: _Row(WARNING, _branch_opened),
     events.BranchLeft: _Row(NOTE, _branch_left),
-    events.LegacyCounted: _Row(
-        NOTE, "{by:peer} brought {tokens:,} tokens that were counted apart from the others; they count as {weight:,}"
-    ),
+    events.LegacyCounted: _Row(NOTE, _legacy_counted),
     events.LegacyDropped: _Row(WARNING, "{tokens:,} tokens that were counted apart do not count: {reason}"),
     events.ActWaits: _Row(NOTE, _act_waits),
     events.LieProven: _Row(

@@ -56,6 +56,8 @@ def test_a_ticket_of_another_version_is_16(weft: Weft, version: int, words: str)
 def test_a_bad_ticket_on_standard_input_is_15(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
     refused(weft, 15, "not a ticket", "join", "-", "--yes")
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n \nhello\n"))  # what was pasted begins with empty lines
+    refused(weft, 15, "not a ticket", "join", "-", "--yes")
 
 
 def test_nobody_reachable_is_22(weft: Weft) -> None:
@@ -177,15 +179,31 @@ def test_a_change_is_blamed_and_not_the_file(weft: Weft, run_path: Path) -> None
         (("--device", "gpu"), "device"),
         (("--transports", "tls,pigeon"), "pigeon"),
         (("--port", "99999"), "it must be at most 65535"),
-        (("--device", "banana"), "--device banana: there is no such value. Allowed: auto, cpu, mps, cuda, or"),
+        (("--device", "banana"), "--device banana: weft cannot take that. Allowed: auto, cpu, mps, cuda, or"),
         (("--port", "70000"), "'--port'"),
         (("--port", "-1"), "'--port'"),
         (("--threads", "-1"), "'--threads'"),
+        (("--threads", "two"), "'--threads': it must be a whole number."),
+        (("--per-day", "1000000"), "--per-day 1000000: weft cannot take that. Allowed: at least 10MB."),
+        (("--set", "train.tokens=320", "--set", "train.tokens=640"), "--set train.tokens is there twice"),
+        (("--log", "foo"), "--log foo: should be tensorboard:FOLDER"),
         (("--name", "a\nb"), "--name"),
     ],
 )
 def test_a_bad_option_of_this_machine_is_2(weft: Weft, run_path: Path, options: tuple[str, ...], words: str) -> None:
     refused(weft, 2, words, "train", run_path, *options)
+
+
+def test_more_cores_than_there_are_is_said(weft: Weft, run_path: Path) -> None:
+    said = weft("train", run_path, "--cores", 1000, "--set", "train.batch_size=0").err  # of which no run is made
+    assert "--cores 1000: this process may use" in said
+    assert "and uses all of them" in said
+
+
+def test_a_bad_place_for_curves_is_refused_before_anything_is_asked(weft: Weft, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("text")
+    refused(weft, 2, "--log foo", "train", tmp_path / "notes.txt", "--log", "foo")
+    refused(weft, 2, "--log foo", "join", a_ticket(), "--log", "foo")
 
 
 def test_a_bad_machine_file_is_2(weft: Weft, run_path: Path, tmp_path: Path) -> None:
@@ -260,6 +278,45 @@ def test_a_report_far_from_any_folder_is_2_before_anything_is_done(weft: Weft, r
 
 
 # --- checkpoints, keys, ports ---
+
+
+def test_a_file_in_the_place_of_a_folder_is_said_to_be_one(weft: Weft, kept: Kept, tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(b"GGUF\3\0\0\0")
+    said = refused(weft, 40, "weft reads a model from a folder", "generate", path)
+    assert "If it is a GGUF file, transformers reads it" in said
+    assert weft("inspect", path).out.startswith("GGUF file")
+    refused(weft, 2, "small.gguf names a GGUF file", "export", kept.folder, path)
+    assert path.stat().st_size == 8
+
+
+def test_a_model_that_is_not_here_is_said_before_a_port_that_is_taken(weft: Weft) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused(weft, 17, "nosuch", "serve", "nosuch", "--port", port)
+
+
+def test_a_prompt_comes_from_standard_input_and_what_is_not_read_of_it_is_said(
+    weft: Weft, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "def f1(x):\n    return x + 1\n" * 8
+    monkeypatch.setattr("sys.stdin", io.StringIO(long))
+    wrote = weft("generate", kept.folder, "-", "--max-tokens", 3)
+    assert wrote.code == 0
+    assert wrote.out.startswith(long)
+    context = kept.run.model.max_seq_len
+    assert f"the prompt has {len(long)} tokens and the model's context {context}: the model reads the last" in wrote.err
+    wrote = weft("generate", kept.folder, "def f", "--max-tokens", 3)
+    assert "tokens" not in wrote.err
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    refused(
+        weft,
+        2,
+        "standard input is empty or closed; weft expected the beginning of a text",
+        "generate",
+        kept.folder,
+        "-",
+    )
 
 
 @pytest.mark.parametrize("verb", ["generate", "eval", "inspect"])

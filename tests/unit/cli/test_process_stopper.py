@@ -12,7 +12,7 @@ import pytest
 from weft.cli import process
 from weft.cli.demo.run import Follower
 from weft.cli.process import Stopper
-from weft.cli.screen.screen import Screen
+from weft.cli.screen.screen import PlainScreen, Screen
 from weft.cli.signals import NOTHING_TO_SAVE
 from weft.clock import VirtualClock, Wish
 from weft.library.thread import PeerThread
@@ -68,9 +68,9 @@ def test_a_peer_that_is_told_twice_within_two_seconds_saves(wait_s: float) -> No
         stopper.remove()
 
 
-def test_a_signal_told_twice_does_not_end_a_process_that_has_just_saved() -> None:
+def test_a_signal_told_twice_does_not_end_a_process_that_has_just_saved(capsys: pytest.CaptureFixture[str]) -> None:
     clock, reasons = VirtualClock(), list[str]()
-    stopper = Stopper(Screen(), clock)
+    stopper = Stopper(PlainScreen(), clock)
 
     async def main() -> None:
         stopper.install(asyncio.get_running_loop())
@@ -80,6 +80,7 @@ def test_a_signal_told_twice_does_not_end_a_process_that_has_just_saved() -> Non
 
     process.run_loop(main())
     assert reasons == ["stopped by Ctrl-C"]  # as a person calls it
+    assert capsys.readouterr().err == "Ctrl-C: this peer saves and says goodbye\n"
     stopper.remove()
     signal.raise_signal(signal.SIGINT)  # were it as before, a KeyboardInterrupt
     clock.advance(3.0)

@@ -5,6 +5,7 @@ with a slash. Answers go to standard output, whatever else is said to standard e
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import typer
 from weft import reading
 from weft.cli.chat.server import Piece, Server
 from weft.cli.model.generate import legible
+from weft.cli.options import text_of_input
 from weft.cli.terminal import tell
 from weft.clock import Clock, SystemClock
 from weft.errors import ConfigError, DataError, Refused, Unreachable, WeftError
@@ -50,8 +52,8 @@ def chat(
     if server.key is not None and not server.is_private:
         tell(f"the key and all that is said go to {server.address} unencrypted; use https where others share the line")
     is_piped = not sys.stdin.isatty()
-    question = _piped() if is_piped else ""
-    names = _models(server, is_asking=not is_piped)
+    question = text_of_input("a question", MAX_QUESTION) if is_piped else ""
+    names = _models(server, address, is_asking=not is_piped)
     if model is not None and names and model not in names:
         raise ConfigError(
             f"--model {model[:200]}: {server.address} has no model of that name. It has {', '.join(names[:20])}."
@@ -265,21 +267,7 @@ def _line(prompt: str) -> str:
     return input(prompt)
 
 
-def _piped() -> str:
-    raw = getattr(sys.stdin, "buffer", None)
-    data = sys.stdin.read().encode() if raw is None else raw.read(MAX_QUESTION + 1)
-    if len(data) > MAX_QUESTION:
-        raise DataError(f"standard input is more than {MAX_QUESTION:,} bytes, which no server takes as one question.")
-    try:
-        question = reading.text_of(data)
-    except UnicodeDecodeError:
-        raise DataError("standard input is no text; weft expected a question from there.") from None
-    if not question.strip():
-        raise ConfigError("standard input is empty or closed; weft expected a question from there.")
-    return question
-
-
-def _models(server: Server, *, is_asking: bool) -> list[str]:
+def _models(server: Server, given: str, *, is_asking: bool) -> list[str]:
     """Return the names of the models; who is at the terminal is asked for a key where one is wanted."""
     try:
         return server.models()
@@ -287,9 +275,13 @@ def _models(server: Server, *, is_asking: bool) -> list[str]:
         if not is_asking or server.key is not None:
             raise
     except Unreachable as error:
-        if server.address != ADDRESS:
-            raise
-        raise Unreachable(f"{error} `weft serve last` serves the newest model of this machine there.") from None
+        if server.address == ADDRESS:
+            raise Unreachable(f"{error} `weft serve last` serves the newest model of this machine there.") from None
+        if re.fullmatch(r"[\w-]+", given):  # a run or a model, perhaps
+            raise Unreachable(
+                f"{error} To talk to a run of this machine: weft serve {given}; then: weft chat"
+            ) from None
+        raise
     server.key = _clean(typer.prompt("API key", hide_input=True, err=True), "the API key")
     return server.models()
 

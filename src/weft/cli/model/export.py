@@ -9,6 +9,7 @@ import typer
 from weft.cli.home import find_checkpoint, home_of
 from weft.cli.terminal import WorkLine, say_loading
 from weft.clock import SystemClock
+from weft.errors import ConfigError
 from weft.progress import Meter
 
 
@@ -29,6 +30,8 @@ def export(
     ] = False,
 ) -> None:
     """Write config.json, safetensors, tokenizer.json and what else came with the model, such as its chat template."""
+    if target.suffix.lower() == ".gguf" and not gguf:
+        raise ConfigError(f"{target} names a GGUF file, and weft export writes a folder. Add --gguf, or name a folder.")
     folder = find_checkpoint(checkpoint, home_of(context))  # what is not there is said at once
     say_loading()
     from weft.cli.model.trained import open_trained, say_which

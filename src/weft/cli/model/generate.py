@@ -7,14 +7,16 @@ import typer
 
 from weft import rng
 from weft.cli.home import find_checkpoint, home_of
+from weft.cli.options import text_of_input
 from weft.cli.settings import refuse_idle
-from weft.cli.terminal import say_loading
+from weft.cli.terminal import say_loading, tell
 from weft.config import from_tree
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.data.tokenizer import Tokenizer
 
+_MAX_PROMPT = 4_000_000  # bytes of standard input
 _UNFINISHED = "\ufffd"  # what a character shows as while only some of its bytes are there
 _MAX_LINES, _LINE = 8, 80  # of a sample that is shown with other things
 _MAX_CHARACTER_TOKENS = 4  # bytes of the longest character: after so many the mark is real
@@ -25,7 +27,7 @@ def generate(
     checkpoint: Annotated[
         str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
     ],
-    prompt: Annotated[str, typer.Argument(help="The beginning of the text.")] = "",
+    prompt: Annotated[str, typer.Argument(help="The beginning of the text; - reads it from standard input.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Write at most this many tokens.")] = 256,
     temperature: Annotated[float, typer.Option(help="Randomness; 0 always takes the likeliest token.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
@@ -46,11 +48,18 @@ def generate(
 
     fields = {"max_new_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check(fields)  # said before anything is loaded
+    if prompt == "-":
+        prompt = text_of_input("the beginning of a text", _MAX_PROMPT)
     trained = open_trained(str(folder), home_of(context))
     say_which(trained, checkpoint)
     end = trained.tokenizer.end_of_text
     sampling = from_tree(fields if end is None else {**fields, "stop_id": end}, Sampling, where="command line")
     ids = [int(token) for token in trained.tokenizer.encode(prompt)] or [0 if end is None else end]
+    if len(ids) > (context_tokens := trained.config.max_seq_len):
+        tell(
+            f"the prompt has {len(ids):,} tokens and the model's context {context_tokens:,}: the model reads the last "
+            f"{context_tokens:,} of them and none of those before"
+        )
     tokens = generate_tokens(trained.on(device), ids, sampling, rng.stream(seed, "generate"))
     stream = pieces(trained.tokenizer, tokens)
     typer.echo(prompt + legible(next(stream, "")), nl=False)  # together: a model that is broken prints nothing

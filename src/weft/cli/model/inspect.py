@@ -82,6 +82,8 @@ def _file(given: str, home: Path) -> Iterator[str]:
         yield from _checkpoint(str(path.absolute().parent), home)
     elif re.match(rb"\s*weft\d", start):
         yield from _ticket(path.read_text(encoding="ascii", errors="replace"))
+    elif start.startswith(b"GGUF"):
+        yield "GGUF file, as llama.cpp and Ollama read it; weft writes such files (weft export --gguf) and reads none"
     elif path.suffix == ".toml":
         yield from _run_file(path)
     elif run_instead(given, home, "checkpoint, ticket, key or run file", having=(WHOLE, SECTIONS)) is not None:

@@ -14,6 +14,7 @@ from weft.cli.run.torchrun import served
 from weft.cli.terminal import TO_SCREEN, say_loading
 from weft.clock import Clock, SystemClock
 from weft.dashboard import figures
+from weft.dashboard.scalars import split_place
 from weft.errors import ConfigError
 from weft.events import Emit, Entry, Notice, RoundCommitted
 from weft.ids import name_of, several, short
@@ -54,6 +55,8 @@ def join(
     )
     if served(chosen):
         return
+    for where in log or ():
+        split_place(where)
     text = ticket_of(ticket)
     read(text)  # a bad ticket is refused before anything heavy is loaded
     is_asked = sys.stdin.isatty()

@@ -90,7 +90,9 @@ def summary(
     is_complete = outcome.reason == "complete"
     lines += [f"{INDENT}{name}: {_ending(view.lines[peer], is_complete=is_complete)}" for name, peer in others]
     if not is_complete and any(view.lines[peer].state != "left" for _, peer in others):
-        lines.append("tickets      that name only this machine lead nowhere until it runs again: `weft ticket` on another")
+        lines.append(
+            "tickets      that name only this machine lead nowhere until it runs again: `weft ticket` on another"
+        )
     lines.append(beside("checkpoint", outcome.checkpoint))
     is_part = outcome.checkpoint.parent.name.startswith(STAGE)
     if is_part:

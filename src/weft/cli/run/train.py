@@ -18,6 +18,7 @@ from weft.cli.run.own_text import Asked, Wishes, kind_of, run_file_for
 from weft.cli.run.torchrun import served
 from weft.cli.terminal import TO_SCREEN, say_loading, tell
 from weft.clock import SystemClock
+from weft.dashboard.scalars import split_place
 from weft.errors import ConfigError, DataError, WeftError
 from weft.ids import RunId, short
 
@@ -92,6 +93,8 @@ def train(
     chosen = settings.machine_settings(here.machine, here.fields() | hardware.fields())
     if served(chosen):
         return
+    for where in log or ():
+        split_place(where)
     if go_on and (new or after is not None):
         raise ConfigError(f"--go-on and {'--new' if new else '--after'} exclude each other. Give one.")
     stays = until(stay.until, SystemClock().wall())

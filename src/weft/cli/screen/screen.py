@@ -50,6 +50,9 @@ class Screen:
     def say(self) -> None:
         """Say what has happened so far, where there will be no view."""
 
+    def note(self, text: str) -> None:
+        """Say what no event tells."""
+
     def close(self) -> None:
         pass
 
@@ -63,6 +66,9 @@ class PlainScreen(Screen):
 
     def aside(self, event: Event) -> None:
         self._work(event)
+
+    def note(self, text: str) -> None:
+        tell(text)
 
     def start(self, run: About, wait_for: int = 1) -> None:
         super().start(run, wait_for)
@@ -101,6 +107,9 @@ class LiveScreen(Screen):
             said = [news.text for news in self.view.notables]
         for text in said:
             tell(text)
+
+    def note(self, text: str) -> None:
+        tell(text)  # above the view
 
     def start(self, run: About, wait_for: int = 1) -> None:
         super().start(run, wait_for)

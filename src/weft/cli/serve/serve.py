@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.home import home_of
+from weft.cli.home import find_checkpoint, home_of
 from weft.cli.listener import LOCAL, address, listen
 from weft.cli.options import Numbers, kind_on, nbytes, spread, ticket_or_none, ticket_text
 from weft.cli.process import run_loop
@@ -184,6 +184,7 @@ def serve_here(model: str, name: str, where: Where, how: How, home: Path, keys: 
     from weft.cli.model.trained import open_trained, say_which
 
     cache_nbytes = nbytes("--cache", how.cache)
+    find_checkpoint(model, home)  # what is not there is said before what another program holds
     listener = listen(where.host, where.port)
     try:
         trained = open_trained(model, home)

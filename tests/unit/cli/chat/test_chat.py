@@ -144,6 +144,15 @@ def test_nobody_there_is_22_and_at_the_usual_address_it_is_said_what_serves(
     assert "weft serve last" in weft("chat", f"http://127.0.0.1:{port}").err
 
 
+def test_the_name_of_a_run_is_no_address_and_how_to_talk_to_it_is_said(
+    weft: Weft, piped: Callable[[bytes], None]
+) -> None:
+    piped(b"hello")
+    answer = weft("chat", "no-such-run")
+    assert answer.code == 22
+    assert "weft serve no-such-run; then: weft chat" in answer.err
+
+
 @pytest.mark.parametrize(
     ("reply", "error", "words"),
     [
