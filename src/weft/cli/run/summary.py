@@ -75,7 +75,7 @@ def summary(
             lines.append(f"{INDENT}{figures.nats(outcome.loss)}, for this tokenizer only")
         lines += measured(view)
     lines.append(
-        f"bytes        {figures.nbytes(outcome.sent_nbytes)} sent, {figures.nbytes(outcome.received_nbytes)} received"
+        f"bytes        {figures.nbytes(outcome.sent_nbytes)} sent, {figures.nbytes(outcome.received_nbytes)} received since this start"
     )
     if view.ring_nbytes:
         lines.append(f"{INDENT}{ring(view)}")
@@ -165,7 +165,7 @@ def _of_nothing(outcome: "Outcome", command: str) -> str:
     """Return the end of who held no part of the model this time; some may lie here from before."""
     from weft.store.home import CHECKPOINT_FILE, PeerFolder
 
-    moved = f"{figures.nbytes(outcome.sent_nbytes)} sent, {figures.nbytes(outcome.received_nbytes)} received"
+    moved = f"{figures.nbytes(outcome.sent_nbytes)} sent, {figures.nbytes(outcome.received_nbytes)} received since this start"
     lines = [
         "",
         f"run {outcome.run.name}: {outcome.reason}; this peer trained nothing this time",

@@ -45,7 +45,7 @@ def test_the_end_of_a_run_is_told_with_its_figures_and_what_to_try(kept: Kept) -
         "run small: complete after 12,000 tokens, round 12",
         "held-out     1.5000 nats per byte (2.1640 bits)\n             loss on the text that was held out",
         "             1.2500 nats per token (perplexity 3.49), for this tokenizer only",
-        "bytes        3 MB sent, 1 MB received",
+        "bytes        3 MB sent, 1 MB received since this start",
         "ring DDP, which exchanges gradients at every step: 400 MB, 100 times as much",
         "checkpoint   checkpoint",
         "\nit writes\n\n",
@@ -176,7 +176,7 @@ def test_who_held_no_part_of_the_model_reads_no_figures_and_only_what_is_there(k
     nothing = replace(cut(kept, tmp_path / "checkpoint"), replica=Digest(""), loss=None, reason="stopped by Ctrl-C")
     assert summary(nothing, View(), "weft").splitlines()[1:] == [
         "run small: stopped by Ctrl-C; this peer trained nothing this time",
-        "bytes        3 MB sent, 1 MB received",
+        "bytes        3 MB sent, 1 MB received since this start",
     ]
     write_text(tmp_path / "stage-1" / "checkpoint" / CHECKPOINT_FILE)
     assert "weft gather -" in summary(nothing, View(), "weft")
