@@ -135,9 +135,14 @@ class Text:
         """Draw no more of it; a step under way ends. Its pages are free soon."""
         self._cancel(self)
 
+    @property
+    def num_unread(self) -> int:
+        """Return how many tokens were drawn that nobody has taken."""
+        return self._num_told - self._num_taken
+
     def is_behind(self) -> bool:
         """Return whether so much waits for its reader that no more should be drawn; from the thread that tells."""
-        if self._num_told - self._num_taken < self._most_unread:
+        if self.num_unread < self._most_unread:
             return False
         self._is_behind = True  # before it is counted again: its reader may take some at this very moment
         if self._is_half_read():
@@ -145,7 +150,7 @@ class Text:
         return self._is_behind
 
     def _is_half_read(self) -> bool:
-        return self._num_told - self._num_taken <= self._most_unread // 2
+        return self.num_unread <= self._most_unread // 2
 
     @property
     def _most_unread(self) -> int:

@@ -365,6 +365,8 @@ class Generation:
 
     def _tell_end(self, under: _Under, reason: str) -> None:
         self.usage.num_shared = max(self.usage.num_shared, under.text.num_shared)
+        if reason == "abort":  # who hangs up has had these drawn, too
+            self._visit.charge(under.text.num_unread)
         times = None
         if under.first_s is not None and under.last_s is not None:
             began_s = self._asked_s if under.text.began_s is None else under.text.began_s

@@ -25,7 +25,7 @@ class ScriptedText:
     def __init__(self, engine: "ScriptedEngine", wanted: Wanted, script: Script) -> None:
         self.wanted = wanted
         self.ended: str | None = None
-        self.num_shared = 0
+        self.num_shared = self.num_unread = 0
         self.began_s: float | None = None
         self.mean = np.array([len(wanted.prompt), 1, 0], dtype=np.float32) if wanted.is_mean else None
         self.is_cancelled = False

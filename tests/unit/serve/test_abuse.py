@@ -20,7 +20,7 @@ from weft.serve import app as served
 from weft.serve import stream
 from weft.serve.app import app
 from weft.serve.generation import Model
-from weft.serve.keys import Limits
+from weft.serve.keys import Keys, Limits, new_key
 from weft.serve.schemas import MAX_MESSAGES, MAX_SCHEMA_NBYTES
 from weft.serve.stream import Connection
 
@@ -29,11 +29,11 @@ MARK = "giraffe"
 
 
 @contextmanager
-def running(model: Model, limits: Limits) -> Iterator[tuple[tuple[str, int], uvicorn.Server]]:
+def running(model: Model, limits: Limits, keys: Keys | None = None) -> Iterator[tuple[tuple[str, int], uvicorn.Server]]:
     """Serve on a thread; yield host and port, and the server."""
     listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(
-        app({"tiny": model}, limits=limits),
+        app({"tiny": model}, limits=limits, keys=keys),
         http=Connection,
         log_level="debug",
         timeout_graceful_shutdown=1,
@@ -244,6 +244,24 @@ async def test_who_reads_a_long_answer_slowly_has_all_of_it(monkeypatch: pytest.
         assert time.monotonic() - began > 2 * stream.SLOW_READER_S
     assert found.endswith(b"}")
     assert len(json.loads(bytes(found).partition(b"\r\n\r\n")[2])["tokens"]) == 200_000
+
+
+async def test_who_hangs_up_has_paid_for_what_was_drawn_and_not_read() -> None:
+    secret, key = new_key("a", tokens_per_day=9)
+    model = scripted(["a", 60.0], "quick")
+    engine: Any = model.engine
+    asked = json.dumps({"model": "tiny", "prompt": "ab", "stream": True}).encode()
+    asks = request(asked, f"authorization: Bearer {secret}\r\n").replace(b"chat/completions", b"completions")
+    with running(model, Limits(), (key,)) as (place, server):
+        with socket.create_connection(place) as connection:
+            connection.sendall(asks)
+            while b"data:" not in await asyncio.to_thread(connection.recv, 1 << 16):
+                pass
+            engine.begun[0].num_unread = 6  # beside two of the prompt and one that was read
+        await soon(lambda: not server.server_state.connections)
+        with socket.create_connection(place) as connection:
+            connection.sendall(asks.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+            assert b"insufficient_quota" in await asyncio.to_thread(said, connection)
 
 
 # --- nothing is logged ---

@@ -74,9 +74,7 @@ def summary(
         if is_known and outcome.loss != per_byte:
             lines.append(f"{INDENT}{figures.nats(outcome.loss)}, for this tokenizer only")
         lines += measured(view)
-    lines.append(
-        f"bytes        {figures.nbytes(outcome.sent_nbytes)} sent, {figures.nbytes(outcome.received_nbytes)} received since this start"
-    )
+    lines.append(f"bytes        {_moved(outcome)}")
     if view.ring_nbytes:
         lines.append(f"{INDENT}{ring(view)}")
     lines.append(f"model        {outcome.replica}")
@@ -161,15 +159,19 @@ def _longer(outcome: "Outcome", command: str, begun: Begun, num_members: int) ->
     return [*lines, f"  {command} train MORE.txt {after}"]
 
 
+def _moved(outcome: "Outcome") -> str:
+    sent, received = map(figures.nbytes, (outcome.sent_nbytes, outcome.received_nbytes))
+    return f"{sent} sent, {received} received since this start"
+
+
 def _of_nothing(outcome: "Outcome", command: str) -> str:
     """Return the end of who held no part of the model this time; some may lie here from before."""
     from weft.store.home import CHECKPOINT_FILE, PeerFolder
 
-    moved = f"{figures.nbytes(outcome.sent_nbytes)} sent, {figures.nbytes(outcome.received_nbytes)} received since this start"
     lines = [
         "",
         f"run {outcome.run.name}: {outcome.reason}; this peer trained nothing this time",
-        f"bytes        {moved}",
+        f"bytes        {_moved(outcome)}",
     ]
     run = short(outcome.run.run)
     if (outcome.checkpoint / CHECKPOINT_FILE).exists():  # the whole model, put together before
