@@ -236,6 +236,7 @@ class _Under:
     num_drawn: int = 0
     first_s: float | None = None
     last_s: float | None = None
+    came_s: float | None = None  # when the last one was drawn, as far as its reader knows
 
 
 class Generation:
@@ -343,10 +344,14 @@ class Generation:
     async def _read(self, under: _Under, told: "asyncio.Queue[Delta | Exception]") -> str:
         """Tell what comes of a text; return why it ended."""
         vocabulary, shown = self.model.vocabulary, self.plan.shown
+        is_waited_for = True  # a token that lay there for a slow reader says nothing of when it was drawn
         async for drawn in under.text:
             now = self._clock.now()
-            gap_s = None if under.last_s is None else now - under.last_s
-            self._metrics.drawn(self.model.id, gap_s, now - self._asked_s)
+            gap_s = now - under.came_s if is_waited_for and under.came_s is not None else None
+            under.came_s = now if is_waited_for else None
+            self._metrics.drawn(
+                self.model.id, first_s=now - self._asked_s if under.first_s is None else None, gap_s=gap_s
+            )
             under.first_s = now if under.first_s is None else under.first_s
             under.last_s = now
             under.num_drawn += 1
@@ -356,6 +361,7 @@ class Generation:
             text, out = under.out.feed(piece, likely(drawn, vocabulary))
             if text or out:
                 await told.put(Delta(under.index, text, tuple(out)))  # what nobody takes waits in the text
+            is_waited_for = under.text.num_unread == 0
             if under.out.is_stopped:
                 under.text.cancel()
                 return "stop"

@@ -140,14 +140,19 @@ class Metrics:
         self._n.labels(model, _ENGINE).observe(n)
         self._max_tokens.labels(model, _ENGINE).observe(max_tokens)
 
-    def drawn(self, model: str, gap_s: float | None, first_s: float) -> None:
-        """A token came: `gap_s` after the one before; it is the first, `first_s` after it was asked for, where None."""
+    def drawn(self, model: str, *, first_s: float | None = None, gap_s: float | None = None) -> None:
+        """A token came.
+
+        Args:
+            first_s: it is the first, so long after it was asked for.
+            gap_s: after the one before; None: nobody knows, since it lay there for a reader that was slower.
+        """
         self._num_answer.labels(model, _ENGINE).inc()
-        if gap_s is None:
+        if first_s is not None:
             self._first.labels(model, _ENGINE).observe(first_s)
-            return
-        for each in (self._gap, self._gap_old):
-            each.labels(model, _ENGINE).observe(gap_s)
+        if gap_s is not None:
+            self._gap.labels(model, _ENGINE).observe(gap_s)
+            self._gap_old.labels(model, _ENGINE).observe(gap_s)
 
     def ended(self, model: str, reason: str, times: "tuple[float, float, float, float] | None", num_drawn: int) -> None:
         """A text ended.

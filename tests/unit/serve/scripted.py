@@ -25,7 +25,8 @@ class ScriptedText:
     def __init__(self, engine: "ScriptedEngine", wanted: Wanted, script: Script) -> None:
         self.wanted = wanted
         self.ended: str | None = None
-        self.num_shared = self.num_unread = 0
+        self.num_shared = 0
+        self.num_unread = engine.num_unread
         self.began_s: float | None = None
         self.mean = np.array([len(wanted.prompt), 1, 0], dtype=np.float32) if wanted.is_mean else None
         self.is_cancelled = False
@@ -95,6 +96,7 @@ class ScriptedEngine:
         self.context = context
         self.totals = Totals(num_pages=8)
         self.begun: list[ScriptedText] = []
+        self.num_unread = 0  # of each text that is begun from now on
         self.told: dict[int, int] = {}
         self._scripts = scripts
 

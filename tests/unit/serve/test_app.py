@@ -581,13 +581,28 @@ async def test_metrics_have_the_names_that_boards_plot() -> None:
     metrics = Metrics({"tiny": model})
     metrics.step("tiny")(1, 2, 0.1)
     metrics.asked("tiny", 3, 1, 5)
-    metrics.drawn("tiny", None, 0.1)
-    metrics.drawn("tiny", 0.1, 0.2)
+    metrics.drawn("tiny", first_s=0.1)
+    metrics.drawn("tiny", gap_s=0.1)
     metrics.ended("tiny", "stop", (0.0, 1.0, 2.0, 3.0), 2)
     lines = metrics.text().decode().splitlines()
     for name in PLOTTED:
         assert any(line.startswith((f"vllm:{name}{{", f"vllm:{name} ")) for line in lines), name
     assert 'vllm:request_success_total{engine="0",finished_reason="stop",model_name="tiny"} 1.0' in lines
+
+
+async def test_gaps_are_those_of_drawing_and_not_of_a_slow_reader() -> None:
+    def gaps(text: str) -> int:
+        name = 'vllm:inter_token_latency_seconds_count{engine="0",model_name="tiny"} '
+        return int(float(text.partition(name)[2].split()[0])) if name in text else 0
+
+    model = scripted("hello")
+    engine: Any = model.engine
+    async with asking(model) as client:
+        await client.chat()
+        assert gaps((await client.http.get("/metrics")).text) == 4
+        engine.num_unread = 3  # each of them lay there when its reader came back
+        await client.chat()
+        assert gaps((await client.http.get("/metrics")).text) == 4
 
 
 async def test_metrics_count_what_was_asked() -> None:

@@ -354,9 +354,11 @@ class _Times:
 
     def came(self) -> None:
         now = self._clock.now()
-        gap_s = None if self._last_s is None else now - self._last_s
-        self._metrics.drawn(self._relay.model.id, gap_s, now - self._asked_s)
-        self.first_s = now if self.first_s is None else self.first_s
+        if self._last_s is None:
+            self.first_s = now
+            self._metrics.drawn(self._relay.model.id, first_s=now - self._asked_s)
+        else:
+            self._metrics.drawn(self._relay.model.id, gap_s=now - self._last_s)
         self._last_s = now
 
     def end(self) -> None:
