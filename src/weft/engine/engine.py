@@ -17,6 +17,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Literal, Protocol
 
 import numpy as np
@@ -29,7 +30,7 @@ from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool
 from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
-from weft.engine.shares import first_of_most, who_makes_way
+from weft.engine.shares import first_of_most, has_places, who_makes_way
 from weft.engine.step import Stepper, on_host
 from weft.errors import ConfigError, WeftError
 
@@ -208,8 +209,8 @@ class Serves(Protocol):
     context: int
     totals: Totals
 
-    def begin(self, wanted: Wanted) -> Text:
-        """Begin a text; raises as `Engine.begin` does."""
+    def begin(self, wanted: Wanted, num_more: int = 0) -> Text:
+        """Begin a text; arguments and errors are those of `Engine.begin`."""
         ...
 
     def close(self) -> None:
@@ -275,8 +276,11 @@ class Engine:
 
     # --- from the event loop ---
 
-    def begin(self, wanted: Wanted) -> Text:
+    def begin(self, wanted: Wanted, num_more: int = 0) -> Text:
         """Begin a text.
+
+        Args:
+            num_more: begin with it, of the same request: where not all have places, none makes anybody give up its own.
 
         Raises:
             ConfigError: as `check`.
@@ -284,7 +288,10 @@ class Engine:
         """
         check(wanted, self.vocab_size, self.context)
         num_waiting = self.totals.num_waiting + self._num_begun - self._num_counted
-        if num_waiting >= wanted.room * MAX_WAITING:
+        num_free = max(0, ceil(wanted.room * MAX_WAITING - num_waiting))
+        if not has_places(self.totals.waiting, wanted.key, wanted.room, num_free, 1 + num_more):
+            raise Full(self._retry_s())
+        if not num_free:
             self._have_place(wanted)
         text = Text(wanted, self._cancel, self._go_on)
         self._num_begun += 1
@@ -294,8 +301,8 @@ class Engine:
     def _have_place(self, wanted: Wanted) -> None:
         """Have the thread find a place in a full queue (`_open`), as far as can be seen from here."""
         waiting = self.totals.waiting
-        if (other := who_makes_way(waiting, wanted.key, wanted.room)) is None:
-            raise Full(self._retry_s())
+        other = who_makes_way(waiting, wanted.key, wanted.room)
+        assert other is not None  # `has_places`
         for key, num in ((other, -1), (wanted.key, 1)):  # until the thread counts anew
             before, room = waiting.get(key, (0, wanted.room))
             waiting[key] = before + num, room

@@ -57,6 +57,24 @@ def who_makes_way(waiting: Mapping[Key, tuple[int, float]], key: Key, room: floa
     return who_yields({each: num for each, (num, its_room) in waiting.items() if its_room <= room}, key, 1)
 
 
+def has_places(waiting: Mapping[Key, tuple[int, float]], key: Key, room: float, num_free: int, num: int) -> bool:
+    """Return whether `num` texts of `key` find places at once: those that are free, then those that others make.
+
+    Args:
+        waiting, room: as of `who_makes_way`.
+    """
+    left = dict(waiting)
+    for place in range(num):
+        if place >= num_free:
+            other = who_makes_way(left, key, room)
+            if other is None:
+                return False
+            left[other] = left[other][0] - 1, left[other][1]
+        num_own, its_room = left.get(key, (0, room))
+        left[key] = num_own + 1, its_room
+    return True
+
+
 def first_of_most(texts: Collection[T], key_of: Callable[[T], Key]) -> T:
     """Return the first text of the key that has most of them; there is one text at least."""
     most = most_held(Counter(map(key_of, texts)))

@@ -275,7 +275,7 @@ class Generation:
             None if plan.form is None else plan.form.copy(),
             room=self._visit.asker.room,
         )
-        return _Under(index, self.model.engine.begin(wanted), Unfolding(plan.stops))
+        return _Under(index, self.model.engine.begin(wanted, plan.n - 1 - index), Unfolding(plan.stops))
 
     def cancel(self) -> None:
         """Draw no more; what was drawn already is not told."""

@@ -17,12 +17,13 @@ Failure:
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from math import ceil
 from statistics import quantiles
 
 from weft.clock import Clock
 from weft.engine.draw import Drawn
 from weft.engine.engine import MAX_BEHIND, MAX_WAITING, Full, Text, Totals, Unread, Wanted, check
-from weft.engine.shares import first_of_most, who_makes_way, youngest
+from weft.engine.shares import first_of_most, has_places, who_makes_way, youngest
 from weft.errors import ConfigError, NetError, PeerError, Refused, WeftError
 from weft.events import Emit, Event, ReceiptFailed, TextChanged, TextMoved
 from weft.ids import PeerId, Round
@@ -125,8 +126,11 @@ class Entry:
         link.on_note(Receipts, self._on_receipts)
         link.on_parted(self._on_parted)
 
-    def begin(self, wanted: Wanted) -> Text:
+    def begin(self, wanted: Wanted, num_more: int = 0) -> Text:
         """Begin a text.
+
+        Args:
+            num_more: as of `engine.engine.Engine.begin`.
 
         Raises:
             ConfigError: as `engine.engine.check`; or an embedding is wanted, or an answer is held to a form.
@@ -143,8 +147,7 @@ class Entry:
                 "answers of a form (response_format, or a tool that must be called) need the whole model on one "
                 "machine; this one is served by several. Leave the form out, or serve a checkpoint of the run."
             )
-        if self.totals.num_waiting >= wanted.room * MAX_WAITING:
-            self._make_way(wanted)
+        self._have_places(wanted, 1 + num_more)
         text = Text(wanted, self._cancel, self._go_on)
         under = _UnderWay(self, self._new_secret(SECRET_NBYTES), text)
         self._under_way[under.id] = self._by_text[text] = under
@@ -152,15 +155,21 @@ class Entry:
         self.tasks.spawn(under.begin())
         return text
 
-    def _make_way(self, wanted: Wanted) -> None:
-        """End the youngest text that waits of who has most among them, as `engine.schedule` does."""
+    def _have_places(self, wanted: Wanted, num: int) -> None:
+        """Have a place for the first of so many texts: where none is free, end the youngest that waits of who has most
+        among them, as `engine.schedule` does."""
+        num_free = max(0, ceil(wanted.room * MAX_WAITING - self.totals.num_waiting))
+        if num <= num_free:
+            return
         waiting = [each for each in self._by_text.values() if not each.has_drawn]
         rooms = {_key_of(each): each.text.wanted.room for each in waiting}
-        nums = Counter(map(_key_of, waiting))
-        most = who_makes_way({key: (num, rooms[key]) for key, num in nums.items()}, wanted.key, wanted.room)
-        if most is None:
+        nums = {key: (num, rooms[key]) for key, num in Counter(map(_key_of, waiting)).items()}
+        if not has_places(nums, wanted.key, wanted.room, num_free, num):
             raise Full(RETRY_S)
-        youngest(waiting, _key_of, most).end(Full(RETRY_S))
+        if not num_free:
+            most = who_makes_way(nums, wanted.key, wanted.room)
+            assert most is not None  # `has_places`
+            youngest(waiting, _key_of, most).end(Full(RETRY_S))
 
     def _cancel(self, text: Text) -> None:
         if (under := self._by_text.get(text)) is not None:

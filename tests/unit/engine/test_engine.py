@@ -283,6 +283,8 @@ async def test_who_has_most_texts_waiting_makes_way_for_others() -> None:
         texts = list[Text]()
         with pytest.raises(Full):
             await begin_without_end(engine, texts)
+        with pytest.raises(Full):  # nobody makes way for some of those that do not all find places
+            engine.begin(replace(wanted([1], num=3), key="other"), num_more=MAX_WAITING)
         other = engine.begin(replace(wanted([1], num=3), key="other"))
         youngest = texts[-1]
         with pytest.raises(Full):

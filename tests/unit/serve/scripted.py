@@ -96,6 +96,7 @@ class ScriptedEngine:
         self.context = context
         self.totals = Totals(num_pages=8)
         self.begun: list[ScriptedText] = []
+        self.num_more: list[int] = []  # as each was asked for
         self.num_unread = 0  # of each text that is begun from now on
         self.told: dict[int, int] = {}
         self._scripts = scripts
@@ -103,7 +104,8 @@ class ScriptedEngine:
     def num_told(self, text: ScriptedText) -> int:
         return self.told[id(text)]
 
-    def begin(self, wanted: Wanted) -> ScriptedText:
+    def begin(self, wanted: Wanted, num_more: int = 0) -> ScriptedText:
+        self.num_more.append(num_more)
         script = self._scripts[min(len(self.begun), len(self._scripts) - 1)]
         if isinstance(script, Exception):
             raise script

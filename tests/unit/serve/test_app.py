@@ -605,6 +605,14 @@ async def test_gaps_are_those_of_drawing_and_not_of_a_slow_reader() -> None:
         assert gaps((await client.http.get("/metrics")).text) == 4
 
 
+async def test_answers_of_one_request_are_asked_for_together() -> None:
+    model = scripted("hello")
+    engine: Any = model.engine
+    async with asking(model) as client:
+        await client.chat(n=3)
+    assert engine.num_more == [2, 1, 0]
+
+
 async def test_metrics_count_what_was_asked() -> None:
     async with asking(scripted("hello")) as client:
         await client.chat()

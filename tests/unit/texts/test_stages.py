@@ -238,6 +238,8 @@ def test_of_too_many_texts_that_nobody_reads_the_first_ends_and_who_waits_most_m
         texts = [served.entry.begin(wanted(PROMPT, 200)) for _ in range(2)]
         with pytest.raises(Full):
             served.entry.begin(wanted(PROMPT, 3))
+        with pytest.raises(Full):  # there are no places for all three, so nobody makes way for the first
+            served.entry.begin(replace(wanted(PROMPT, 3), key="other"), num_more=2)
         other = served.entry.begin(replace(wanted(PROMPT, 3), key="other"))
         assert len(await tokens_of(other)) == 3
         with pytest.raises(Full):
