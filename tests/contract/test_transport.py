@@ -161,13 +161,13 @@ def _real(
     *,
     dial_timeout_s: float = 10.0,
     on_drop: OnDrop = ignore_drop,
-    ports: dict[str, int] | None = None,
-) -> Transport:
+    last_port: int = 0,
+) -> TlsTransport | IrohTransport:
     if kind == "tls":
-        return TlsTransport(identity, TlsConfig(host="127.0.0.1", port=port), on_drop=on_drop, ports=ports)
+        return TlsTransport(identity, TlsConfig(host="127.0.0.1", port=port), on_drop=on_drop, last_port=last_port)
     # One family, so that the port is one number.
     config = IrohConfig(hosts=("127.0.0.1",), port=port, dial_timeout_s=dial_timeout_s)
-    return IrohTransport(identity, config, on_drop=on_drop, ports=ports)
+    return IrohTransport(identity, config, on_drop=on_drop, last_port=last_port)
 
 
 def _dead_address(kind: str, peer: PeerId) -> str:
@@ -451,21 +451,20 @@ async def test_a_taken_port_is_named(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in REAL])
 async def test_the_port_of_the_last_start_is_taken_where_it_is_free_and_none_is_asked_for(kind: str) -> None:
-    async def started(port: int = 0) -> tuple[Transport, int]:
-        transport = _real(kind, Identity.generate(), port, ports=ports)
+    async def started(last_port: int, port: int = 0) -> TlsTransport | IrohTransport:
+        transport = _real(kind, Identity.generate(), port, last_port=last_port)
         address = (await transport.start(nobody))[0]
-        assert int(address.rpartition(":")[2]) == ports[kind]
-        return transport, ports[kind]
+        assert int(address.rpartition(":")[2]) == transport.port
+        return transport
 
-    ports: dict[str, int] = {}
-    first, port = await started()
-    beside, another = await started()
-    assert another != port
+    first = await started(0)
+    beside = await started(first.port)
+    assert beside.port != first.port
     await asyncio.gather(first.aclose(), beside.aclose())
-    again, found = await started()
-    assert found == another
-    asked_for, found = await started(port)
-    assert found == port
+    again = await started(beside.port)
+    assert again.port == beside.port
+    asked_for = await started(beside.port, port=first.port)
+    assert asked_for.port == first.port
     await asyncio.gather(again.aclose(), asked_for.aclose())
 
 

@@ -10,11 +10,12 @@ async with session(options, run, identity, ticket.admission()) as s:
 
 import asyncio
 import platform
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from weft.clock import Clock, SystemClock
@@ -33,7 +34,7 @@ from weft.net.node import Node
 from weft.net.speed_test import SpeedTest
 from weft.net.ticket import Ticket, best_first, issue
 from weft.net.transport import tcp
-from weft.net.transport.base import OnDrop, Transport, ignore_drop
+from weft.net.transport.base import OnDrop, ignore_drop
 from weft.net.transport.iroh import IrohTransport
 from weft.net.transport.limits import Budget, budget_of
 from weft.net.transport.rate_limit import Throttled
@@ -63,8 +64,8 @@ if TYPE_CHECKING:
     from weft.run.config import Genesis  # which loads torch
 
 _MOVED = (
-    "{name}: port {port}, where this peer listened last, is taken by another program: it listens on port {now} now. "
-    "Tickets of before lead elsewhere; `weft ticket` prints a fresh one"
+    "{name}: this peer could not listen on its last port, {last}. It listens on port {port} now. Old tickets no longer "
+    "lead here; `weft ticket` prints a new one"
 )
 RENEW_S = 3.0  # a ticket that names somebody else is kept so soon at the latest
 NOBODY = ByKeys(allowed=())
@@ -122,19 +123,19 @@ class Session:
     compute: Compute
     day: DayCount
     lan: Lan | None = None  # where members of the local network are looked for
-    ports: dict[str, int] = field(default_factory=dict)  # each transport's, of the last start until the network is open
+    listening: Sequence[TlsTransport | IrohTransport] = ()  # once the network is open
 
     async def start(self) -> None:
         """Open the network."""
         tls = self.options.settings.tls
         if "tls" in self.options.settings.transports and tls.host:  # nothing takes the place of what was asked for
             tcp.listen(tls.host, 0).close()
-        last = dict(self.ports)
         await self.node.start()
-        keep_ports(self.folder, self.ports)
-        for name, port in last.items():
-            if (now := self.ports[name]) != port and not getattr(self.options.settings, name).port:
-                self.emit(Notice(text=_MOVED.format(name=name, port=port, now=now)))
+        last, now = read_ports(self.folder), {each.name: each.port for each in self.listening if each.port}
+        keep_ports(self.folder, last | now)
+        for name, port in now.items():
+            if last.get(name, port) != port and not getattr(self.options.settings, name).port:
+                self.emit(Notice(text=_MOVED.format(name=name, last=last[name], port=port)))
         if self.lan is not None:
             await self.lan.start()
 
@@ -255,10 +256,9 @@ async def session(
             log.emit(ConnectionDropped(address=address, remote=None, reason=reason))
 
         budget = budget_of(max_files())
-        ports = read_ports(folder)
-        transports = make_transports(identity, settings, on_drop, budget, ports)
-        if (passed := valve(settings.caps, clock, day.ration)) is not None:
-            transports = [Throttled(each, passed) for each in transports]
+        listening = make_transports(identity, settings, on_drop, budget, read_ports(folder))
+        passed = valve(settings.caps, clock, day.ration)
+        transports = listening if passed is None else [Throttled(each, passed) for each in listening]
         node = Node(
             passport, transports, clock, log.emit, relay=settings.relay, via=via, budget=budget, is_listed=is_listed
         )
@@ -286,7 +286,7 @@ async def session(
                     compute=compute,
                     day=day,
                     lan=lan,
-                    ports=ports,
+                    listening=listening,
                 )
             except WeftError as error:
                 if len(error.args) == 1:
@@ -323,17 +323,17 @@ def make_transports(
     settings: PeerConfig,
     on_drop: OnDrop = ignore_drop,
     budget: Budget = Budget(),  # noqa: B008  # frozen
-    ports: dict[str, int] | None = None,
-) -> list[Transport]:
+    last_ports: Mapping[str, int] = MappingProxyType({}),
+) -> list[TlsTransport | IrohTransport]:
     """Return the ways that a machine has to others, best first, but for the one that leads through them.
 
     Args:
-        ports: as of the tls transport.
+        last_ports: where each listened last, by its name.
     """
     return [
-        TlsTransport(identity, settings.tls, on_drop=on_drop, budget=budget, ports=ports)
+        TlsTransport(identity, settings.tls, on_drop=on_drop, budget=budget, last_port=last_ports.get(name, 0))
         if name == "tls"
-        else IrohTransport(identity, settings.iroh, on_drop=on_drop, ports=ports)
+        else IrohTransport(identity, settings.iroh, on_drop=on_drop, last_port=last_ports.get(name, 0))
         for name in settings.transports
         if name != VIA
     ]

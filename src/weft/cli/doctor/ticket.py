@@ -58,8 +58,8 @@ async def _examine(ticket: Ticket, settings: PeerConfig, has_torch: bool) -> Exa
     try:
         trials = await probe_all(ticket, identity, started, clock)
     finally:
-        for transport in started.values():
-            await transport.aclose()
+        for each in started.values():
+            await each.aclose()
     findings += [describe(trial) for trial in trials]
     verdict, failure = judge_ways(trials)
     findings += verdict

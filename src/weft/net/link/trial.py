@@ -141,7 +141,7 @@ def _code(said: str) -> int | None:
 
 MAX_MEMBERS = 3  # that are worth reading
 FRESH = "ask a member for a fresh ticket, which `weft ticket` prints there"
-STALE = "a ticket goes stale when all members that it names have left, or have restarted without a fixed --port"
+STALE = "a ticket goes stale when all members that it names have left, or none of them runs at its old address"
 OPEN_ONE = (
     "make one member reachable from outside; all others then go through it. Forward a port of its router to its --port "
     'and name that in its machine file, [tls] advertise = ["public.address:port"], or start a member on a machine with '

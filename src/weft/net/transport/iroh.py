@@ -22,7 +22,7 @@ import importlib
 import re
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -180,22 +180,18 @@ class IrohTransport:
     Args:
         identity: the key that others know this peer by.
         on_drop: told (address, reason) of every incoming connection that proved no key.
-        ports: as of the tls transport; where a machine has two families, the port of the first.
+        last_port: as of the tls transport, for both families of addresses.
     """
 
     name = SCHEME
 
     def __init__(
-        self,
-        identity: Identity,
-        config: IrohConfig,
-        *,
-        on_drop: OnDrop = ignore_drop,
-        ports: dict[str, int] | None = None,
+        self, identity: Identity, config: IrohConfig, *, on_drop: OnDrop = ignore_drop, last_port: int = 0
     ) -> None:
         self._identity = identity
         self._config = config
-        self._ports = {} if ports is None else ports
+        self._last_port = last_port
+        self.port = 0  # once it listens
         self._tasks = Tasks()
         self._farewells = Tasks()
         gate: Gate[asyncio.Task[None]] = Gate(config.max_half_open, config.max_half_open_per_ip)
@@ -212,8 +208,8 @@ class IrohTransport:
                 f"iroh does not run on this machine ({error}). weft works here with tls only: set transports = ['tls']."
             ) from None
         mend(self._iroh.iroh_ffi)
-        self._endpoint = await self._bind_again() or await self._bind(self._config.port)
-        self._ports[SCHEME] = int(self._endpoint.bound_sockets()[0].rpartition(":")[2])
+        self._endpoint = await self._bind()
+        self.port = int(self._endpoint.bound_sockets()[0].rpartition(":")[2])
         self._tasks.spawn(self._listen(accept))
         return (await self._address(),)
 
@@ -249,28 +245,26 @@ class IrohTransport:
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await endpoint.close()
 
-    async def _bind_again(self) -> Any:
-        """Return an endpoint on the port of the last start; None: another was asked for, or it is taken."""
-        if (last := self._ports.get(SCHEME)) and not self._config.port:
-            with suppress(PortInUse):
-                return await self._bind(last)
-        return None
+    async def _bind(self) -> Any:
+        """Return an endpoint on the configured addresses; on those of IPv4 alone where there is no IPv6.
 
-    async def _bind(self, port: int) -> Any:
-        """Return an endpoint on the configured addresses; on those of IPv4 alone where there is no IPv6."""
-        hosts = self._config.hosts
-        try:
-            return await self._bind_to(hosts, port)
-        except self._iroh.IrohError as error:
-            v4 = tuple(host for host in hosts if ":" not in host)
-            if v4 and v4 != hosts and not _has_ipv6():
-                return await self._bind_to(v4, port)
-            if port:
-                raise PortInUse(
-                    f"iroh cannot listen on UDP port {port}: {explain(error)}. Stop the program that "
-                    f"holds it, choose another port, or let the system choose with port 0."
-                ) from None
-            raise NetError(f"iroh cannot listen on {', '.join(hosts)}: {explain(error)}.") from None
+        Where no port is asked for, both families get one: that of the last start, or one that is free.
+        """
+        hosts, asked = self._config.hosts, self._config.port
+        v4 = tuple(host for host in hosts if ":" not in host)
+        if v4 and v4 != hosts and not _has_ipv6():
+            hosts = v4
+        for port in (asked,) if asked else (self._last_port or _free_port(hosts), _free_port(hosts), 0):
+            try:
+                return await self._bind_to(hosts, port)
+            except self._iroh.IrohError as error:
+                failure = explain(error)
+        if asked:
+            raise PortInUse(
+                f"iroh cannot listen on UDP port {asked}: {failure}. Stop the program that holds it, choose another "
+                "port, or let weft find one with port 0."
+            )
+        raise NetError(f"iroh cannot listen on {', '.join(hosts)}: {failure}.")
 
     async def _bind_to(self, hosts: tuple[str, ...], port: int) -> Any:
         sockets = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
@@ -379,6 +373,21 @@ def explain(error: Any) -> str:
     """Return what an `IrohError` says: `str` of it is empty."""
     text = re.sub(r" *\(/[^)]*\)", "", error.message())  # the places in its source
     return f"{' '.join(text.split())} ({error.kind().name.lower()})"
+
+
+def _free_port(hosts: tuple[str, ...]) -> int:
+    """Return a UDP port that is free on all of these addresses; 0: none was found. Another program may take it yet."""
+    with ExitStack() as stack, suppress(OSError):
+        port = 0
+        for host in hosts:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            found = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
+            if family == socket.AF_INET6:
+                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            found.bind((host, port))
+            port = found.getsockname()[1]
+        return port
+    return 0
 
 
 def _has_ipv6() -> bool:

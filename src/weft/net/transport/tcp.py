@@ -83,7 +83,7 @@ def _bind(host: str, port: int) -> socket.socket:
         if error.errno in (errno.EADDRINUSE, errno.EACCES) and port:
             raise PortInUse(
                 f"cannot listen on port {port}: {_holder(port)}. Stop that one, choose another port with --port, "
-                f"or let the system choose with --port 0."
+                f"or let weft find one with --port 0."
             ) from None
         raise NetError(
             f"cannot listen on {host or 'any address'}: {error.strerror or error}. Name an address of this machine "

@@ -92,8 +92,7 @@ class TlsTransport:
         identity: the key that others know this peer by.
         on_drop: told (address, reason) of every incoming connection that proved no key.
         budget: how many of this process's files may be connections.
-        ports: by name of a transport the port that it listened on last, tried first where the config names none; the
-            one it listens on now is written there.
+        last_port: where it listened last, which is tried first where the config names no port; 0: nowhere yet.
     """
 
     name = SCHEME
@@ -105,11 +104,12 @@ class TlsTransport:
         *,
         on_drop: OnDrop = ignore_drop,
         budget: Budget = Budget(),  # noqa: B008  # frozen
-        ports: dict[str, int] | None = None,
+        last_port: int = 0,
     ) -> None:
         self._identity = identity
         self._config = config
-        self._ports = {} if ports is None else ports
+        self._last_port = last_port
+        self.port = 0  # once it listens
         self._budget = budget
         self._on_drop = on_drop
         proxy = Proxy(config.proxy, config.proxy_user, config.proxy_password)
@@ -129,9 +129,9 @@ class TlsTransport:
         _check_loop()
         certificate = make_certificate(self._identity)
         context = server_context(self._identity, certificate)
-        self._listener = listener = tcp.listen(self._config.host, self._config.port, self._ports.get(SCHEME, 0))
+        self._listener = listener = tcp.listen(self._config.host, self._config.port, self._last_port)
         host, port = listener.getsockname()[:2]
-        self._ports[SCHEME] = port
+        self.port = port
         door = _Door(context, digest(certificate), accept)
         self._tasks.spawn(self._listen(listener, door))
         hosts = [join_address(SCHEME, each, port) for each in reachable_hosts(host)]
