@@ -78,11 +78,9 @@ def read_lines(lines: Iterable[bytes], where: str) -> Iterator[Entry]:
                 continue
             event = msgspec.convert(_nan_for_null(stored.event, kind), kind)
         except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
-            do = (
-                "Remove the line to read the rest."
-                if number > 1
-                else 'A log is a file log.jsonl. A run of this home is named by its name, its digits, or "last".'
-            )
+            do = "Remove the line to read the rest."
+            if number == 1:
+                do = f'If this is a log: {do} A run of this home is given by its name, its digits, or "last".'
             raise ConfigError(f"{where}: line {number} is not an event of weft ({error}). {do}") from error
         yield Entry(v=stored.v, at=stored.at, peer=stored.peer, event=event)
 

@@ -21,6 +21,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta, tzinfo
 from enum import StrEnum
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,7 +203,10 @@ def ticket_text(given: str) -> str:
         return given
     if sys.stdin.isatty():
         print("Paste the ticket here, then press Enter:", file=sys.stderr, flush=True)  # noqa: T201
-    line = next(filter(str.strip, (line_of_input(MAX_CHARS + 1) for _ in range(_MAX_BLANK))), "")
+    lines = lines_of_input(MAX_CHARS + 1)
+    if not sys.stdin.isatty():  # what was copied may begin with empty lines; who types sees them
+        lines = filter(str.strip, islice(lines, _MAX_BLANK))
+    line = next(lines, "")
     if not line.strip():
         raise TicketError("standard input is empty or closed; weft expected a ticket from there.")
     return line
@@ -243,17 +247,20 @@ def _ticket_in(path: Path, max_nbytes: int) -> str:
     return text
 
 
-def line_of_input(max_chars: int) -> str:
-    """Return the first line of standard input without a byte order mark, whatever wrote it there."""
+def lines_of_input(max_chars: int) -> Iterator[str]:
+    """Yield the lines of standard input without a byte order mark, whatever wrote them there."""
     raw = getattr(sys.stdin, "buffer", None)
     if raw is None:
-        return sys.stdin.readline(max_chars)
-    line = raw.readline(4 * max_chars)
-    encoding, num_skipped = reading.encoding_of(line)
-    if encoding == "utf-16-le" and line.endswith(b"\n"):
-        line += raw.read(1)  # the other half of the line's end
-    text: str = line[num_skipped:].decode(encoding, errors="replace")
-    return text[:max_chars]
+        yield from iter(lambda: sys.stdin.readline(max_chars), "")
+        return
+    encoding = ""
+    while line := raw.readline(4 * max_chars):
+        num_skipped = 0
+        if not encoding:
+            encoding, num_skipped = reading.encoding_of(line)
+        if encoding == "utf-16-le" and line.endswith(b"\n"):
+            line += raw.read(1)  # the other half of the line's end
+        yield line[num_skipped:].decode(encoding, errors="replace")[:max_chars]
 
 
 def text_of_input(what: str, max_nbytes: int) -> str:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import psutil
 
 from weft.cli.screen.screen import Screen
-from weft.cli.signals import ENDING, NOTHING_TO_SAVE, Outside, called
+from weft.cli.signals import ENDING, NOTHING_TO_SAVE, Outside, called, take_back
 from weft.cli.terminal import agrees
 from weft.clock import Clock, SystemClock, Wish
 
@@ -123,6 +123,7 @@ class Stopper:
     def _end(self, code: int, message: str) -> None:
         self._screen.close()
         print(f"weft: {message}", file=sys.stderr, flush=True)  # noqa: T201
+        take_back()
         os._exit(code)
 
 

@@ -192,8 +192,8 @@ def machine_settings(file: Path | None, options: dict[str, Any], *, use: "Use" =
         _refuse([_ALLOWED[name][0] for name in names], reason)
     for line in told_idle(str(file), in_file, unheard):
         tell(line)
-    if (cores := options.get("caps.cores")) is not None and cores > num_cores():
-        tell(f"--cores {cores}: this process may use {several(num_cores(), 'core')} here, and uses all of them")
+    if (cores := settings.caps.cores) is not None and cores > num_cores():
+        tell(f"caps.cores is {cores}: this process may use {several(num_cores(), 'core')} here, and uses all of them")
     return settings
 
 
@@ -278,7 +278,7 @@ def changes_of(changes: Sequence[str]) -> dict[str, Any]:
         if not separator or not dotted.strip():
             raise ConfigError(f"--set {change}: it should read --set section.field=value.")
         if dotted.strip() in found:
-            raise ConfigError(f"--set {dotted.strip()} is there twice. Give it once.")
+            raise ConfigError(f"--set {dotted.strip()} is given twice. Give it once.")
         found[dotted.strip()] = toml_value(value.strip())
     return found
 

@@ -14,7 +14,8 @@ import atexit
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -51,7 +52,29 @@ class Outside:
     def __call__(self, number: int, _frame: FrameType | None) -> None:
         if self.is_of_peer and sys.stderr is not None:
             os.write(2, f"{NOTHING_TO_SAVE}\n".encode())
+        take_back()
         os._exit(0 if self.is_of_peer else 128 + number)
+
+
+_undone: list[Callable[[], str]] = []
+
+
+@contextmanager
+def undone(undo: Callable[[], str]) -> Iterator[None]:
+    """Have `undo` called where a signal ends the process at once; it returns what to say of that, or nothing."""
+    _undone.append(undo)
+    try:
+        yield
+    finally:
+        _undone.remove(undo)
+
+
+def take_back() -> None:
+    """Undo what a process has done that ends at once, and say so; from a signal's handler, too."""
+    for undo in reversed(_undone):
+        if said := undo():
+            with suppress(OSError):
+                os.write(2, f"{said}\n".encode())
 
 
 def verb_of(arguments: Sequence[str]) -> str:

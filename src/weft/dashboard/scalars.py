@@ -10,7 +10,7 @@ have counted, so curves of runs with other batches or peers can be laid over eac
 
 import sys
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, assert_never
 
 import msgspec
 
@@ -153,6 +153,8 @@ def make_sink(where: str) -> Sink:
                 return ScalarSink(WeightsAndBiases(place))
             case "json":
                 return Lines() if place == "-" else JsonlSink(Path(place))
+            case _:
+                assert_never(kind)
     except ImportError as error:
         raise ConfigError(f"--log {where}: {error.name} is not installed: pip install 'weft[{kind}]'.") from error
     except OSError as error:

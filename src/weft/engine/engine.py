@@ -99,17 +99,21 @@ class Text:
     Args:
         cancel: called where nobody wants it any more.
         go_on: called once so much is read that more may be drawn, after `is_behind` said that no more should be.
+        clock: of whoever computes it; its seconds are those of `began_s` and `came_s`.
     """
 
-    def __init__(self, wanted: Wanted, cancel: "Callable[[Text], None]", go_on: "Callable[[Text], None]") -> None:
+    def __init__(
+        self, wanted: Wanted, cancel: "Callable[[Text], None]", go_on: "Callable[[Text], None]", clock: Clock
+    ) -> None:
         self.wanted = wanted
         self.ended: Ending | None = None
         self.num_shared = 0  # tokens of the prompt that had been read for another text
         self.mean: NDArray[np.float32] | None = None  # once it has ended, where it is wanted
-        self.began_s: float | None = None  # by the engine's clock: when its first piece was computed
-        self._cancel, self._go_on = cancel, go_on
+        self.began_s: float | None = None  # when its first piece was computed
+        self.came_s = 0.0  # when the token was told that its reader took last
+        self._cancel, self._go_on, self._clock = cancel, go_on, clock
         self._loop = asyncio.get_running_loop()
-        self._told: asyncio.Queue[Told] = asyncio.Queue()
+        self._told: asyncio.Queue[tuple[Told, float]] = asyncio.Queue()
         self._num_told = self._num_taken = 0  # tokens, each counted on one thread alone
         self._is_behind = False
 
@@ -119,9 +123,10 @@ class Text:
     async def __anext__(self) -> Drawn:
         if self.ended is not None:
             raise StopAsyncIteration
-        told = await self._told.get()
+        told, at_s = await self._told.get()
         if isinstance(told, Drawn):
             self._num_taken += 1
+            self.came_s = at_s
             if self._is_behind and self._is_half_read():
                 self._is_behind = False
                 self._go_on(self)
@@ -167,18 +172,18 @@ class Text:
 
         A loop is woken once for all of it: each time, other threads get Python's lock, and keep it for a while.
         """
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Text, Told]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Text, Told, float]]] = {}
         for text, each in told:
             text._num_told += isinstance(each, Drawn)
-            by_loop.setdefault(text._loop, []).append((text, each))
+            by_loop.setdefault(text._loop, []).append((text, each, text._clock.now()))
         for loop, some in by_loop.items():
             with suppress(RuntimeError):  # the loop has ended: nobody reads any more
                 loop.call_soon_threadsafe(Text._put, some)
 
     @staticmethod
-    def _put(told: "Iterable[tuple[Text, Told]]") -> None:
-        for text, each in told:
-            text._told.put_nowait(each)
+    def _put(told: "Iterable[tuple[Text, Told, float]]") -> None:
+        for text, each, at_s in told:
+            text._told.put_nowait((each, at_s))
 
 
 @dataclass
@@ -280,27 +285,28 @@ class Engine:
         """Begin a text.
 
         Args:
-            num_more: begin with it, of the same request: where not all have places, none makes anybody give up its own.
+            num_more: texts of the same request that begin after this one. If there are not places for all, nobody loses
+                one.
 
         Raises:
             ConfigError: as `check`.
-            Full: too many wait, and nobody has more texts among them than this one would.
+            Full: too many wait, and nobody has more texts among them than these would.
         """
         check(wanted, self.vocab_size, self.context)
         num_waiting = self.totals.num_waiting + self._num_begun - self._num_counted
         num_free = max(0, ceil(wanted.room * MAX_WAITING - num_waiting))
-        if not has_places(self.totals.waiting, wanted.key, wanted.room, num_free, 1 + num_more):
+        waiting = self.totals.waiting  # once: the thread puts another in its place
+        if not has_places(waiting, wanted.key, wanted.room, num_free, 1 + num_more):
             raise Full(self._retry_s())
         if not num_free:
-            self._have_place(wanted)
-        text = Text(wanted, self._cancel, self._go_on)
+            self._have_place(wanted, waiting)
+        text = Text(wanted, self._cancel, self._go_on, self._clock)
         self._num_begun += 1
         self._asked.put(lambda: self._open(text))
         return text
 
-    def _have_place(self, wanted: Wanted) -> None:
+    def _have_place(self, wanted: Wanted, waiting: dict[str, tuple[int, float]]) -> None:
         """Have the thread find a place in a full queue (`_open`), as far as can be seen from here."""
-        waiting = self.totals.waiting
         other = who_makes_way(waiting, wanted.key, wanted.room)
         assert other is not None  # `has_places`
         for key, num in ((other, -1), (wanted.key, 1)):  # until the thread counts anew

@@ -149,10 +149,11 @@ async def begin(request: CompletionRequest, model: Model, visit: Visit, serving:
     prompts = texts_of(request.prompt, model, MAX_TEXTS // (request.n or 1), "prompt")
     generations: list[Generation] = []
     try:
-        for prompt in prompts:
+        for num_left, prompt in zip(reversed(range(len(prompts))), prompts, strict=True):
             plan = planned(request, model, prompt, request.max_tokens or _USUAL_TOKENS, visit, "prompt")
             drawing = replace(plan.drawing, num_likeliest=request.logprobs)
-            generations.append(Generation(model, replace(plan, form=form, drawing=drawing), visit, serving))
+            plan = replace(plan, form=form, drawing=drawing)
+            generations.append(Generation(model, plan, visit, serving, num_left * plan.n))
     except BaseException:
         for generation in generations:
             generation.cancel()

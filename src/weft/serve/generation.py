@@ -236,7 +236,6 @@ class _Under:
     num_drawn: int = 0
     first_s: float | None = None
     last_s: float | None = None
-    came_s: float | None = None  # when the last one was drawn, as far as its reader knows
 
 
 class Generation:
@@ -244,26 +243,27 @@ class Generation:
 
     Args:
         model: it stays with this one, whatever is served under its name later.
+        num_more: texts of the same request that begin after these.
 
     Raises:
         Fault: the prompt does not fit, or too many wait; nothing has begun then.
     """
 
-    def __init__(self, model: Model, plan: Plan, visit: Visit, serving: Serving) -> None:
+    def __init__(self, model: Model, plan: Plan, visit: Visit, serving: Serving, num_more: int = 0) -> None:
         self.model, self.plan, self.usage = model, plan, Usage(num_prompt=len(plan.prompt))
         self._visit, self._clock, self._metrics, self._limits = visit, serving.clock, serving.metrics, serving.limits
         self._asked_s = self._read_s = self._clock.now()
         self._texts: list[_Under] = []
         try:
             for index in range(plan.n):
-                self._texts.append(self._begun(index))
+                self._texts.append(self._begun(index, plan.n - 1 - index + num_more))
         except BaseException:
             self.cancel()
             raise
         visit.charge(len(plan.prompt))
         self._metrics.asked(model.id, len(plan.prompt), plan.n, plan.max_new_tokens)
 
-    def _begun(self, index: int) -> _Under:
+    def _begun(self, index: int, num_more: int) -> _Under:
         plan = self.plan
         wanted = Wanted(
             self._visit.asker.name,
@@ -275,7 +275,7 @@ class Generation:
             None if plan.form is None else plan.form.copy(),
             room=self._visit.asker.room,
         )
-        return _Under(index, self.model.engine.begin(wanted, plan.n - 1 - index), Unfolding(plan.stops))
+        return _Under(index, self.model.engine.begin(wanted, num_more), Unfolding(plan.stops))
 
     def cancel(self) -> None:
         """Draw no more; what was drawn already is not told."""
@@ -344,16 +344,14 @@ class Generation:
     async def _read(self, under: _Under, told: "asyncio.Queue[Delta | Exception]") -> str:
         """Tell what comes of a text; return why it ended."""
         vocabulary, shown = self.model.vocabulary, self.plan.shown
-        is_waited_for = True  # a token that lay there for a slow reader says nothing of when it was drawn
         async for drawn in under.text:
-            now = self._clock.now()
-            gap_s = now - under.came_s if is_waited_for and under.came_s is not None else None
-            under.came_s = now if is_waited_for else None
-            self._metrics.drawn(
-                self.model.id, first_s=now - self._asked_s if under.first_s is None else None, gap_s=gap_s
-            )
-            under.first_s = now if under.first_s is None else under.first_s
-            under.last_s = now
+            came_s = under.text.came_s  # not when it is read: the reader may be slow
+            if under.last_s is None:
+                under.first_s = came_s
+                self._metrics.drawn(self.model.id, first_s=came_s - self._asked_s)
+            else:  # what one step draws comes together: a gap is between steps
+                self._metrics.drawn(self.model.id, gap_s=came_s - under.last_s if came_s > under.last_s else None)
+            under.last_s = came_s
             under.num_drawn += 1
             self.usage.num_drawn += 1
             self._visit.charge(1)
@@ -361,7 +359,6 @@ class Generation:
             text, out = under.out.feed(piece, likely(drawn, vocabulary))
             if text or out:
                 await told.put(Delta(under.index, text, tuple(out)))  # what nobody takes waits in the text
-            is_waited_for = under.text.num_unread == 0
             if under.out.is_stopped:
                 under.text.cancel()
                 return "stop"
@@ -371,7 +368,7 @@ class Generation:
 
     def _tell_end(self, under: _Under, reason: str) -> None:
         self.usage.num_shared = max(self.usage.num_shared, under.text.num_shared)
-        if reason == "abort":  # who hangs up has had these drawn, too
+        if reason == "abort":  # nobody reads on, but these were drawn all the same
             self._visit.charge(under.text.num_unread)
         times = None
         if under.first_s is not None and under.last_s is not None:

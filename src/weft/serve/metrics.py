@@ -145,7 +145,8 @@ class Metrics:
 
         Args:
             first_s: it is the first, so long after it was asked for.
-            gap_s: after the one before; None: nobody knows, since it lay there for a reader that was slower.
+            gap_s: so long after the one before; None: it came with that one. Of another server's answers it is
+                when they were read, and a slow reader has part in that.
         """
         self._num_answer.labels(model, _ENGINE).inc()
         if first_s is not None:

@@ -148,7 +148,7 @@ class Entry:
                 "machine; this one is served by several. Leave the form out, or serve a checkpoint of the run."
             )
         self._have_places(wanted, 1 + num_more)
-        text = Text(wanted, self._cancel, self._go_on)
+        text = Text(wanted, self._cancel, self._go_on, self.clock)
         under = _UnderWay(self, self._new_secret(SECRET_NBYTES), text)
         self._under_way[under.id] = self._by_text[text] = under
         self._count()

@@ -185,7 +185,7 @@ def test_a_change_is_blamed_and_not_the_file(weft: Weft, run_path: Path) -> None
         (("--threads", "-1"), "'--threads'"),
         (("--threads", "two"), "'--threads': it must be a whole number."),
         (("--per-day", "1000000"), "--per-day 1000000: weft cannot take that. Allowed: at least 10MB."),
-        (("--set", "train.tokens=320", "--set", "train.tokens=640"), "--set train.tokens is there twice"),
+        (("--set", "train.tokens=320", "--set", "train.tokens=640"), "--set train.tokens is given twice"),
         (("--log", "foo"), "--log foo: should be tensorboard:FOLDER"),
         (("--name", "a\nb"), "--name"),
     ],
@@ -194,10 +194,13 @@ def test_a_bad_option_of_this_machine_is_2(weft: Weft, run_path: Path, options: 
     refused(weft, 2, words, "train", run_path, *options)
 
 
-def test_more_cores_than_there_are_is_said(weft: Weft, run_path: Path) -> None:
-    said = weft("train", run_path, "--cores", 1000, "--set", "train.batch_size=0").err  # of which no run is made
-    assert "--cores 1000: this process may use" in said
-    assert "and uses all of them" in said
+def test_more_cores_than_there_are_is_said(weft: Weft, run_path: Path, tmp_path: Path) -> None:
+    machine = tmp_path / "machine.toml"
+    machine.write_text("[caps]\ncores = 1000\n")
+    for given in (("--cores", 1000), ("--machine", machine)):
+        said = weft("train", run_path, *given, "--set", "train.batch_size=0").err  # of which no run is made
+        assert "caps.cores is 1000: this process may use" in said
+        assert "and uses all of them" in said
 
 
 def test_a_bad_place_for_curves_is_refused_before_anything_is_asked(weft: Weft, tmp_path: Path) -> None:
@@ -303,9 +306,12 @@ def test_a_prompt_comes_from_standard_input_and_what_is_not_read_of_it_is_said(
     monkeypatch.setattr("sys.stdin", io.StringIO(long))
     wrote = weft("generate", kept.folder, "-", "--max-tokens", 3)
     assert wrote.code == 0
-    assert wrote.out.startswith(long)
+    assert wrote.out.startswith(long.removesuffix("\n"))
     context = kept.run.model.max_seq_len
-    assert f"the prompt has {len(long)} tokens and the model's context {context}: the model reads the last" in wrote.err
+    assert (
+        f"the prompt has {len(long) - 1} tokens and the model's context {context}: the model reads at most the last"
+        in wrote.err
+    )
     wrote = weft("generate", kept.folder, "def f", "--max-tokens", 3)
     assert "tokens" not in wrote.err
     monkeypatch.setattr("sys.stdin", io.StringIO(""))

@@ -70,6 +70,43 @@ def test_a_peer_that_has_ended_says_how_whatever_signal_comes(sent: signal.Signa
     assert ended([sys.executable, "-c", AFTER], sent) == (0, "how it ended\n", "")
 
 
+UNDOES = """
+import asyncio, os, sys, time
+from weft.cli import process
+from weft.cli.screen.screen import Screen
+from weft.cli.signals import Outside, undone
+
+Outside(["train"]).install()
+process._REST_S = 0.3
+
+async def main():
+    stopper.install(asyncio.get_running_loop())
+    print("here", flush=True)
+    await asyncio.to_thread(time.sleep, 30.0)  # what nobody can break off
+
+def undo():
+    os.unlink(sys.argv[1])
+    return "it is removed again"
+
+with undone(undo):
+    if sys.argv[2] == "before":
+        print("here", flush=True)
+        time.sleep(30.0)
+    stopper = process.Stopper(Screen())
+    process.run_loop(main())
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "while it is prepared"])
+def test_what_was_made_for_a_peer_that_never_began_is_taken_back(when: str, tmp_path: Path) -> None:
+    made = tmp_path / "notes.toml"
+    made.write_text("name = 'notes'")
+    code, _, said = ended([sys.executable, "-c", UNDOES, str(made), when], INT)
+    assert code == 0
+    assert said.endswith(f"{NOTHING_TO_SAVE}\nit is removed again\n")
+    assert not made.exists()
+
+
 @pytest.mark.parametrize(
     ("line", "verb"),
     [("train run.toml", "train"), ("--home train join x", "join"), ("--home=train --version", ""), ("--home", "")],

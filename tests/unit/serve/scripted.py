@@ -26,7 +26,8 @@ class ScriptedText:
         self.wanted = wanted
         self.ended: str | None = None
         self.num_shared = 0
-        self.num_unread = engine.num_unread
+        self.num_unread = 0
+        self.came_s = self._began_s = SystemClock().now()
         self.began_s: float | None = None
         self.mean = np.array([len(wanted.prompt), 1, 0], dtype=np.float32) if wanted.is_mean else None
         self.is_cancelled = False
@@ -70,6 +71,7 @@ class ScriptedText:
             self._end("length")
         if self.ended is not None:
             raise StopAsyncIteration
+        self.came_s = self._began_s + self._engine.step_s * (self._engine.num_told(self) // self._engine.at_once)
         self._engine.told[id(self)] += 1
         num = self.wanted.drawing.num_likeliest
         if num is None:
@@ -97,7 +99,7 @@ class ScriptedEngine:
         self.totals = Totals(num_pages=8)
         self.begun: list[ScriptedText] = []
         self.num_more: list[int] = []  # as each was asked for
-        self.num_unread = 0  # of each text that is begun from now on
+        self.step_s, self.at_once = 0.0, 1  # seconds between steps, as it tells them, and tokens of each
         self.told: dict[int, int] = {}
         self._scripts = scripts
 

@@ -63,6 +63,13 @@ def said(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+def answered(place: tuple[str, int], asked: bytes) -> bytes:
+    """Return all that comes for a request."""
+    with socket.create_connection(place) as connection:
+        connection.sendall(asked)
+        return said(connection)
+
+
 async def soon(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not is_so():  # noqa: ASYNC110
@@ -251,14 +258,16 @@ async def test_who_hangs_up_has_paid_for_what_was_drawn_and_not_read() -> None:
     model = scripted(["a", 60.0], "quick")
     engine: Any = model.engine
     asked = json.dumps({"model": "tiny", "prompt": "ab", "stream": True}).encode()
-    asks = request(asked, f"authorization: Bearer {secret}\r\n").replace(b"chat/completions", b"completions")
-    with running(model, Limits(), (key,)) as (place, server):
+    bearer = f"authorization: Bearer {secret}\r\n"
+    asks = request(asked, bearer).replace(b"chat/completions", b"completions")
+    with running(model, Limits(), (key,)) as (place, _):
         with socket.create_connection(place) as connection:
             connection.sendall(asks)
             while b"data:" not in await asyncio.to_thread(connection.recv, 1 << 16):
                 pass
             engine.begun[0].num_unread = 6  # beside two of the prompt and one that was read
-        await soon(lambda: not server.server_state.connections)
+        counts = f"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{bearer}\r\n".encode()
+        await soon(lambda: b'finished_reason="abort"' in answered(place, counts))  # counted once it is charged
         with socket.create_connection(place) as connection:
             connection.sendall(asks.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
             assert b"insufficient_quota" in await asyncio.to_thread(said, connection)

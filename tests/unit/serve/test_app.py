@@ -590,19 +590,21 @@ async def test_metrics_have_the_names_that_boards_plot() -> None:
     assert 'vllm:request_success_total{engine="0",finished_reason="stop",model_name="tiny"} 1.0' in lines
 
 
-async def test_gaps_are_those_of_drawing_and_not_of_a_slow_reader() -> None:
-    def gaps(text: str) -> int:
-        name = 'vllm:inter_token_latency_seconds_count{engine="0",model_name="tiny"} '
-        return int(float(text.partition(name)[2].split()[0])) if name in text else 0
+@pytest.mark.parametrize("at_once", [1, 2])
+async def test_gaps_are_those_between_steps_and_not_of_a_slow_reader(at_once: int) -> None:
+    def told(text: str, name: str) -> float:
+        return float(text.partition(f'vllm:{name}{{engine="0",model_name="tiny"}} ')[2].split()[0])
 
-    model = scripted("hello")
+    model = scripted("hell")
     engine: Any = model.engine
+    engine.step_s, engine.at_once = 8.0, at_once  # whenever they are read
     async with asking(model) as client:
         await client.chat()
-        assert gaps((await client.http.get("/metrics")).text) == 4
-        engine.num_unread = 3  # each of them lay there when its reader came back
-        await client.chat()
-        assert gaps((await client.http.get("/metrics")).text) == 4
+        metrics = (await client.http.get("/metrics")).text
+    num = 4 // at_once - 1
+    assert told(metrics, "inter_token_latency_seconds_count") == num
+    assert told(metrics, "inter_token_latency_seconds_sum") == pytest.approx(8.0 * num)
+    assert told(metrics, "request_decode_time_seconds_sum") == pytest.approx(8.0 * num)
 
 
 async def test_answers_of_one_request_are_asked_for_together() -> None:
@@ -610,7 +612,8 @@ async def test_answers_of_one_request_are_asked_for_together() -> None:
     engine: Any = model.engine
     async with asking(model) as client:
         await client.chat(n=3)
-    assert engine.num_more == [2, 1, 0]
+        await client.post("/v1/completions", prompt=["a", "b"], n=2)
+    assert engine.num_more == [2, 1, 0, 3, 2, 1, 0]
 
 
 async def test_metrics_count_what_was_asked() -> None:

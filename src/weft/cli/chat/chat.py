@@ -5,7 +5,6 @@ with a slash. Answers go to standard output, whatever else is said to standard e
 """
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import typer
 
 from weft import reading
 from weft.cli.chat.server import Piece, Server
+from weft.cli.home import WHOLE, find_run, home_of
 from weft.cli.model.generate import legible
 from weft.cli.options import text_of_input
 from weft.cli.terminal import tell
@@ -36,6 +36,7 @@ A line that ends in \\ goes on in the next. //... sends a question that begins w
 
 
 def chat(
+    context: typer.Context,
     address: Annotated[str, typer.Argument(help="Of any server that speaks the OpenAI API.")] = ADDRESS,
     model: Annotated[str | None, typer.Option(help="Which of its models.", show_default="the first")] = None,
     key_file: Annotated[Path | None, typer.Option(help="Holds the API key.", show_default=False)] = None,
@@ -53,7 +54,7 @@ def chat(
         tell(f"the key and all that is said go to {server.address} unencrypted; use https where others share the line")
     is_piped = not sys.stdin.isatty()
     question = text_of_input("a question", MAX_QUESTION) if is_piped else ""
-    names = _models(server, address, is_asking=not is_piped)
+    names = _models(server, address, home_of(context), is_asking=not is_piped)
     if model is not None and names and model not in names:
         raise ConfigError(
             f"--model {model[:200]}: {server.address} has no model of that name. It has {', '.join(names[:20])}."
@@ -267,8 +268,12 @@ def _line(prompt: str) -> str:
     return input(prompt)
 
 
-def _models(server: Server, given: str, *, is_asking: bool) -> list[str]:
-    """Return the names of the models; who is at the terminal is asked for a key where one is wanted."""
+def _models(server: Server, given: str, home: Path, *, is_asking: bool) -> list[str]:
+    """Return the names of the models; who is at the terminal is asked for a key where one is wanted.
+
+    Args:
+        given: the server's address, as a person gave it; it may be the name of a run of `home`.
+    """
     try:
         return server.models()
     except Refused:
@@ -277,10 +282,8 @@ def _models(server: Server, given: str, *, is_asking: bool) -> list[str]:
     except Unreachable as error:
         if server.address == ADDRESS:
             raise Unreachable(f"{error} `weft serve last` serves the newest model of this machine there.") from None
-        if re.fullmatch(r"[\w-]+", given):  # a run or a model, perhaps
-            raise Unreachable(
-                f"{error} To talk to a run of this machine: weft serve {given}; then: weft chat"
-            ) from None
+        if find_run(given, home, having=(WHOLE,)) is not None:
+            raise Unreachable(f"{error} To talk to a run of this home: weft serve {given}; then: weft chat") from None
         raise
     server.key = _clean(typer.prompt("API key", hide_input=True, err=True), "the API key")
     return server.models()

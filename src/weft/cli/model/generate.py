@@ -1,5 +1,6 @@
 """`weft generate`: text from a checkpoint, shown as it is made."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,7 +50,9 @@ def generate(
     fields = {"max_new_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check(fields)  # said before anything is loaded
     if prompt == "-":
-        prompt = text_of_input("the beginning of a text", _MAX_PROMPT)
+        if sys.stdin.isatty():
+            tell("Type the beginning of the text; Ctrl-D at the start of a line ends it:")
+        prompt = text_of_input("the beginning of a text", _MAX_PROMPT).removesuffix("\n")
     trained = open_trained(str(folder), home_of(context))
     say_which(trained, checkpoint)
     end = trained.tokenizer.end_of_text
@@ -57,8 +60,8 @@ def generate(
     ids = [int(token) for token in trained.tokenizer.encode(prompt)] or [0 if end is None else end]
     if len(ids) > (context_tokens := trained.config.max_seq_len):
         tell(
-            f"the prompt has {len(ids):,} tokens and the model's context {context_tokens:,}: the model reads the last "
-            f"{context_tokens:,} of them and none of those before"
+            f"the prompt has {len(ids):,} tokens and the model's context {context_tokens:,}: the model reads at most "
+            f"the last {context_tokens:,} of them"
         )
     tokens = generate_tokens(trained.on(device), ids, sampling, rng.stream(seed, "generate"))
     stream = pieces(trained.tokenizer, tokens)

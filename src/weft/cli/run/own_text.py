@@ -183,7 +183,10 @@ def run_file_for(text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig
         if not begun and (given := [*(["--go-on"] if asked.is_longer else []), *wishes.given()]):
             raise ConfigError(_not_begun(given, path, text, asked))
         if wishes.given() == ["--length"] and asked.is_longer:
-            changes += _longer(text, path, str(wishes.length), asked.home)
+            longer = _longer(text, path, str(wishes.length), asked.home)
+            if twice := changes_of(longer).keys() & changes_of(changes).keys():
+                raise ConfigError(f"--length and --set {min(twice)} exclude each other. Give one.")
+            changes += longer
         elif given := wishes.given():
             raise ConfigError(_already(given, path, text, asked))
         if before is None:

@@ -3,19 +3,20 @@
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft.cli import settings
-from weft.cli.home import SECTIONS, WHOLE, command_for, find_run, home_of, no_such_run, on_disk, runs_of
+from weft.cli.home import SECTIONS, WHOLE, command_for, find_run, home_of, no_such_run, on_disk
 from weft.cli.options import spread, until
 from weft.cli.run.after import Learnt, learnt, model_beside, run_file_after
 from weft.cli.run.own_text import Asked, Wishes, kind_of, run_file_for
 from weft.cli.run.torchrun import served
+from weft.cli.signals import undone
 from weft.cli.terminal import TO_SCREEN, say_loading, tell
 from weft.clock import SystemClock
 from weft.dashboard.scalars import split_place
@@ -23,6 +24,7 @@ from weft.errors import ConfigError, DataError, WeftError
 from weft.ids import RunId, short
 
 if TYPE_CHECKING:
+    from weft.events import Emit
     from weft.launch.kept import Wish
     from weft.run.machine import PeerConfig
 
@@ -117,18 +119,18 @@ def train(
         own.refuse_for_run_file()
     if kind == "run file" and before is not None:
         path, changed, is_made = run_file_after(path, changed, before, is_new=new)
-    from weft.cli.run.running import Manner, run
-    from weft.launch.corpus import Corpus
-    from weft.launch.session import Names, Options
-    from weft.stages.launch import prepare
-    from weft.store.home import Home
+    with _made_for(path if is_made else None) as begun:
+        from weft.cli.run.running import Manner, run
+        from weft.launch.corpus import Corpus
+        from weft.launch.session import Names, Options
+        from weft.stages.launch import prepare
+        from weft.store.home import Home
 
-    names = Names()
-    if kind == "text":  # of which another run would be made anew, without what its run file says
-        typed = shlex.join([str(path), *(part for change in changed for part in ("--set", change))])
-        names = Names(train=f"{command_for(home_of(context))} train {typed}")
-    options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, names=names)
-    with _made_for(path if is_made else None, home_of(context)):
+        names = Names()
+        if kind == "text":  # of which another run would be made anew, without what its run file says
+            typed = shlex.join([str(path), *(part for change in changed for part in ("--set", change))])
+            names = Names(train=f"{command_for(home_of(context))} train {typed}")
+        options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, names=names)
         described = None if kept else (settings.run_file(path, changed), path.absolute().parent)
         run(
             lambda _ask, trainers: Corpus(
@@ -150,6 +152,7 @@ def train(
                 source="" if kind == "run" else shlex.quote(what if after is None else str(path)),
                 is_text=kind == "text" and after is None,
             ),
+            on_started=begun,
         )
 
 
@@ -174,22 +177,36 @@ def _require_place(home: Path, chosen: "PeerConfig") -> None:
 
 
 @contextmanager
-def _made_for(path: Path | None, home: Path) -> Iterator[None]:
-    """Take a run file that was made for this start away again, with the model beside it, where no run of it begins: it
-    is refused, or ended before.
+def _made_for(path: Path | None) -> Iterator[Callable[["Emit"], None]]:
+    """Take a run file that was made for this start away again, with the model beside it, where no peer begins: it is
+    refused, or ended before. Yield what is to be called once one has begun.
 
     Args:
         path: None: none was made.
     """
-    before = runs_of(home)
-    try:
-        yield
-    except (WeftError, typer.Exit):
-        if path is not None and runs_of(home) == before:
-            path.unlink(missing_ok=True)
-            shutil.rmtree(model_beside(path), ignore_errors=True)
-            tell(f"nothing was begun, so {path} is removed again")
-        raise
+    is_over = path is None
+
+    def begun(_emit: "Emit") -> None:
+        nonlocal is_over
+        is_over = True
+
+    def take_away() -> str:
+        nonlocal is_over
+        if is_over or path is None:
+            return ""
+        is_over = True
+        with suppress(OSError):
+            path.unlink()
+        shutil.rmtree(model_beside(path), ignore_errors=True)
+        return f"nothing was begun, so {path} is removed again"
+
+    with undone(take_away):
+        try:
+            yield begun
+        except (WeftError, typer.Exit):
+            if said := take_away():
+                tell(said)
+            raise
 
 
 def _before(after: str, kind: str, what: str, home: Path) -> Learnt:

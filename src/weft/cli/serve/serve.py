@@ -184,10 +184,10 @@ def serve_here(model: str, name: str, where: Where, how: How, home: Path, keys: 
     from weft.cli.model.trained import open_trained, say_which
 
     cache_nbytes = nbytes("--cache", how.cache)
-    find_checkpoint(model, home)  # what is not there is said before what another program holds
+    folder = find_checkpoint(model, home)  # what is not there is said before what another program holds
     listener = listen(where.host, where.port)
     try:
-        trained = open_trained(model, home)
+        trained = open_trained(str(folder), home)
         say_which(trained, model)
         loaded = load(trained, name or trained.called, how, cache_nbytes)
         try:

@@ -1,6 +1,5 @@
 """`weft chat` against a server without a model: pipes, a conversation, keys, and what goes wrong."""
 
-import contextlib
 import io
 import json
 import os
@@ -11,13 +10,15 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from api_stub import CODE, Stub, serving
-from unit.cli.small import Weft
+from unit.cli.small import Kept, Weft
 from weft.cli.chat.chat import ADDRESS, Came, Talk, converse
 from weft.cli.chat.server import Piece, Server
 from weft.errors import CallFailed, ConfigError, PeerError, Refused, Unreachable
@@ -145,12 +146,13 @@ def test_nobody_there_is_22_and_at_the_usual_address_it_is_said_what_serves(
 
 
 def test_the_name_of_a_run_is_no_address_and_how_to_talk_to_it_is_said(
-    weft: Weft, piped: Callable[[bytes], None]
+    weft: Weft, piped: Callable[[bytes], None], kept: Kept
 ) -> None:
-    piped(b"hello")
-    answer = weft("chat", "no-such-run")
-    assert answer.code == 22
-    assert "weft serve no-such-run; then: weft chat" in answer.err
+    for given, is_said in ((kept.run.name, True), ("no-such-run", False)):
+        piped(b"hello")
+        answer = weft("chat", given)
+        assert answer.code == 22
+        assert (f"weft serve {given}; then: weft chat" in answer.err) == is_said
 
 
 @pytest.mark.parametrize(
@@ -356,7 +358,9 @@ def test_at_a_terminal_ctrl_c_stops_an_answer_and_another_one_ends(tmp_path: Pat
             said.until("hello! (3)")
             said.until("tokens")
             said.until("> ")
-            assert ctrl_c_until_it_ends(chat) == 0
+            wait_until_it_reads(chat.pid)
+            chat.send_signal(signal.SIGINT)
+            assert chat.wait(30) == 0
         finally:
             chat.kill()
             chat.wait()
@@ -364,13 +368,12 @@ def test_at_a_terminal_ctrl_c_stops_an_answer_and_another_one_ends(tmp_path: Pat
         assert KEY not in said.text  # nothing echoes it
 
 
-def ctrl_c_until_it_ends(process: subprocess.Popen[bytes]) -> int:
-    """Python hears a signal between the prompt of `input` and its read only with the next key or signal."""
-    for _ in range(10):
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(5)
-    return process.wait(0)
+def wait_until_it_reads(pid: int) -> None:
+    """Python hears a signal between the prompt of `input` and its read only with the next key."""
+    deadline = time.monotonic() + 60
+    while psutil.Process(pid).status() != psutil.STATUS_SLEEPING:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Said:

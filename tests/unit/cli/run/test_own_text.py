@@ -18,7 +18,7 @@ from weft.cli.run import running
 from weft.cli.run.own_text import kind_of
 from weft.cli.run.running import Manner
 from weft.config import load, load_tree
-from weft.errors import ConfigError
+from weft.errors import ConfigError, DiskFull
 from weft.launch.corpus import Corpus
 from weft.launch.session import Options
 from weft.peer.state.checkpoint import load as load_checkpoint
@@ -48,7 +48,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Begun:
     """What would be trained, which is not."""
     found: Begun = []
 
-    def run(make: Callable[..., Corpus], _options: Options, manner: Manner) -> None:
+    def run(make: Callable[..., Corpus], _options: Options, manner: Manner, on_started: object) -> None:
         found.append((make(None, None), manner))
 
     monkeypatch.setattr(running, "run", run)
@@ -257,6 +257,9 @@ def test_a_length_that_the_run_has_counted_already_is_refused(
         assert f"--length {given}: run {kept.run.run[:8]} (small) has already counted 100,000 tokens" in said
         assert "the whole run from its first round" in said
         assert "Give more, such as --length 200ktokens." in said
+    refused(
+        weft, 2, "--length and --set train.tokens exclude each other", *longer, "200k tokens", "--set", "train.tokens=1"
+    )
     assert weft(*longer, "200ktokens").code == 0
     assert len(begun) == 2
 
@@ -285,7 +288,7 @@ def held(home: Path, name: str) -> None:
 def test_a_start_that_fails_takes_its_run_file_away_and_the_right_command_begins(
     weft: Weft, notes: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_args: object) -> None:
+    def fails(*_args: object, **_named: object) -> None:
         raise ConfigError("cannot listen on 10.9.9.9")
 
     monkeypatch.setattr(running, "run", fails)
@@ -296,13 +299,23 @@ def test_a_start_that_fails_takes_its_run_file_away_and_the_right_command_begins
     assert said.endswith("weft: cannot listen on 10.9.9.9")
     assert f"nothing was begun, so {notes.with_name('notes.toml')} is removed again" in said
     assert not notes.with_name("notes.toml").exists()
-    monkeypatch.setattr(running, "run", lambda *_args: None)
+    monkeypatch.setattr(running, "run", lambda *_args, **_named: None)
     assert weft("train", notes, *length).code == 0
     assert notes.with_name("notes.toml").exists()
     held(home, "notes")  # a start that fails later leaves the file of what it began
     monkeypatch.setattr(running, "run", fails)
     assert weft("train", notes).code == 2
     assert notes.with_name("notes.toml").exists()
+
+    def ends(_make: object, _options: object, _manner: object, *, on_started: Callable[..., None]) -> None:
+        on_started(None)
+        raise DiskFull("no room")
+
+    notes.with_name("notes.toml").unlink()  # what goes on with a run here has its file made anew, and then keeps it
+    monkeypatch.setattr(running, "run", ends)
+    assert weft("train", notes, *length).code == DiskFull.exit_code
+    assert notes.with_name("notes.toml").exists()
+    monkeypatch.setattr(running, "run", fails)
     of_same_name = tmp_path / "elsewhere" / "notes.txt"
     of_same_name.parent.mkdir()
     of_same_name.write_text(notes.read_text())
