@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 
 SOAK_S = float(os.environ.get("WEFT_SOAK_S", "400"))
 NUM_CLIENTS = 6
-# By then requests have met in every way that matters: what is computed for many at once has buffers of its own, the
-# largest of which come late. Pages of keys and values have all been written to.
+# By then every kind of request has been answered many times, and pages of keys and values have all been written to.
+# What grows more slowly is found by half an hour.
 WARM_S = max(240.0, SOAK_S / 3)
 GROWTH = 0.02
 CACHE = ("--cache", "100MB")  # all of it is in use soon: memory of pages is the process's once one is first written
