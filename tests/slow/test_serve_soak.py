@@ -24,11 +24,10 @@ from weft.rng import stream
 
 pytestmark = pytest.mark.slow
 
-SOAK_S = float(os.environ.get("WEFT_SOAK_S", "400"))
+SOAK_S = float(os.environ.get("WEFT_SOAK_S", "240"))
 NUM_CLIENTS = 6
 # By then every kind of request has been answered many times, and pages of keys and values have all been written to.
-# What grows more slowly is found by half an hour.
-WARM_S = max(240.0, SOAK_S / 3)
+WARM_S = max(60.0, SOAK_S / 3)
 GROWTH = 0.02
 CACHE = ("--cache", "100MB")  # all of it is in use soon: memory of pages is the process's once one is first written
 MARK = "quokka"
