@@ -233,7 +233,7 @@ def restore(backup: Path, target: Path, passphrase: bytes | None, held: Iterable
 
 def _peer_of(path: Path) -> PeerId | None:
     try:
-        return load_identity(path).peer
+        return read_peer(path)
     except KeyFileError:  # it is of no concern here
         return None
 

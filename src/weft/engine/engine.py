@@ -30,7 +30,7 @@ from weft.engine.guess import Guesses
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool
 from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
-from weft.engine.shares import first_of_most, has_places, who_makes_way
+from weft.engine.shares import all_who_make_way, first_of_most, who_makes_way
 from weft.engine.step import Stepper, on_host
 from weft.errors import ConfigError, WeftError
 
@@ -296,22 +296,17 @@ class Engine:
         num_waiting = self.totals.num_waiting + self._num_begun - self._num_counted
         num_free = max(0, ceil(wanted.room * MAX_WAITING - num_waiting))
         waiting = self.totals.waiting  # once: the thread puts another in its place
-        if not has_places(waiting, wanted.key, wanted.room, num_free, 1 + num_more):
+        others = all_who_make_way(waiting, wanted.key, wanted.room, num_free, 1 + num_more)
+        if others is None:
             raise Full(self._retry_s())
-        if not num_free:
-            self._have_place(wanted, waiting)
+        if not num_free:  # the thread finds the place (`_open`); until it counts anew
+            for key, num in ((others[0], -1), (wanted.key, 1)):
+                before, room = waiting.get(key, (0, wanted.room))
+                waiting[key] = before + num, room
         text = Text(wanted, self._cancel, self._go_on, self._clock)
         self._num_begun += 1
         self._asked.put(lambda: self._open(text))
         return text
-
-    def _have_place(self, wanted: Wanted, waiting: dict[str, tuple[int, float]]) -> None:
-        """Have the thread find a place in a full queue (`_open`), as far as can be seen from here."""
-        other = who_makes_way(waiting, wanted.key, wanted.room)
-        assert other is not None  # `has_places`
-        for key, num in ((other, -1), (wanted.key, 1)):  # until the thread counts anew
-            before, room = waiting.get(key, (0, wanted.room))
-            waiting[key] = before + num, room
 
     def _cancel(self, text: Text) -> None:
         self._asked.put(lambda: self._close(text, "cancelled"))

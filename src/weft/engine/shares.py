@@ -57,22 +57,26 @@ def who_makes_way(waiting: Mapping[Key, tuple[int, float]], key: Key, room: floa
     return who_yields({each: num for each, (num, its_room) in waiting.items() if its_room <= room}, key, 1)
 
 
-def has_places(waiting: Mapping[Key, tuple[int, float]], key: Key, room: float, num_free: int, num: int) -> bool:
-    """Return whether `num` texts of `key` find places at once: those that are free, then those that others make.
+def all_who_make_way(
+    waiting: Mapping[Key, tuple[int, float]], key: Key, room: float, num_free: int, num: int
+) -> list[Key] | None:
+    """Return who makes way, in order, so that `num` texts of `key` find places at once; None: not all of them do.
 
     Args:
         waiting, room: as of `who_makes_way`.
+        num_free: places that are taken first.
     """
-    left = dict(waiting)
+    left, found = dict(waiting), list[Key]()
     for place in range(num):
         if place >= num_free:
             other = who_makes_way(left, key, room)
             if other is None:
-                return False
+                return None
+            found.append(other)
             left[other] = left[other][0] - 1, left[other][1]
         num_own, its_room = left.get(key, (0, room))
         left[key] = num_own + 1, its_room
-    return True
+    return found
 
 
 def first_of_most(texts: Collection[T], key_of: Callable[[T], Key]) -> T:

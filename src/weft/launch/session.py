@@ -131,11 +131,11 @@ class Session:
         if "tls" in self.options.settings.transports and tls.host:  # nothing takes the place of what was asked for
             tcp.listen(tls.host, 0).close()
         await self.node.start()
-        last, now = read_ports(self.folder), {each.name: each.port for each in self.listening if each.port}
-        keep_ports(self.folder, last | now)
-        for name, port in now.items():
-            if last.get(name, port) != port and not getattr(self.options.settings, name).port:
-                self.emit(Notice(text=_MOVED.format(name=name, last=last[name], port=port)))
+        up = [each for each in self.listening if each.port]
+        keep_ports(self.folder, {each.name: each.port for each in up})
+        for each in up:
+            if each.last_port not in (0, each.port) and not getattr(self.options.settings, each.name).port:
+                self.emit(Notice(text=_MOVED.format(name=each.name, last=each.last_port, port=each.port)))
         if self.lan is not None:
             await self.lan.start()
 

@@ -107,11 +107,12 @@ def read_ports(folder: PeerFolder) -> dict[str, int]:
         return {}
 
 
-def keep_ports(folder: PeerFolder, ports: Mapping[str, int]) -> None:
-    """Keep ports in place of those before, which stay where these cannot be written."""
-    if ports != read_ports(folder):
+def keep_ports(folder: PeerFolder, ports: dict[str, int]) -> None:
+    """Keep ports beside those of other transports; what was kept stays where these cannot be written."""
+    before = read_ports(folder)
+    if (now := before | ports) != before:
         with suppress(DiskFull, DataError):
-            write_atomically(folder.ports, [msgspec.json.encode(ports)])
+            write_atomically(folder.ports, [msgspec.json.encode(now)])
 
 
 def read_name(folder: PeerFolder) -> str:

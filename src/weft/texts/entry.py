@@ -23,7 +23,7 @@ from statistics import quantiles
 from weft.clock import Clock
 from weft.engine.draw import Drawn
 from weft.engine.engine import MAX_BEHIND, MAX_WAITING, Full, Text, Totals, Unread, Wanted, check
-from weft.engine.shares import first_of_most, has_places, who_makes_way, youngest
+from weft.engine.shares import all_who_make_way, first_of_most, youngest
 from weft.errors import ConfigError, NetError, PeerError, Refused, WeftError
 from weft.events import Emit, Event, ReceiptFailed, TextChanged, TextMoved
 from weft.ids import PeerId, Round
@@ -164,12 +164,11 @@ class Entry:
         waiting = [each for each in self._by_text.values() if not each.has_drawn]
         rooms = {_key_of(each): each.text.wanted.room for each in waiting}
         nums = {key: (num, rooms[key]) for key, num in Counter(map(_key_of, waiting)).items()}
-        if not has_places(nums, wanted.key, wanted.room, num_free, num):
+        others = all_who_make_way(nums, wanted.key, wanted.room, num_free, num)
+        if others is None:
             raise Full(RETRY_S)
         if not num_free:
-            most = who_makes_way(nums, wanted.key, wanted.room)
-            assert most is not None  # `has_places`
-            youngest(waiting, _key_of, most).end(Full(RETRY_S))
+            youngest(waiting, _key_of, others[0]).end(Full(RETRY_S))
 
     def _cancel(self, text: Text) -> None:
         if (under := self._by_text.get(text)) is not None:

@@ -1,6 +1,6 @@
 """Who gives pages up for whom, and who is next."""
 
-from weft.engine.shares import by_turns, has_places, most_held, who_makes_way, who_yields
+from weft.engine.shares import all_who_make_way, by_turns, most_held, who_makes_way, who_yields
 
 
 def test_who_holds_most_yields_to_whoever_holds_less_even_with_what_it_asks_for() -> None:
@@ -35,10 +35,12 @@ def test_every_key_has_its_turn_before_any_has_its_second() -> None:
 def test_texts_of_one_request_have_places_all_or_none() -> None:
     waiting = {"many": (4, 0.75), "high": (9, 1.0)}
     for num_free, num, fits in ((0, 2, True), (0, 3, False), (1, 3, False), (2, 3, True), (3, 3, True)):
-        assert has_places(waiting, "other", 0.75, num_free, num) == fits
+        found = all_who_make_way(waiting, "other", 0.75, num_free, num)
+        assert (found is not None) == fits
+        assert found is None or found == ["many"] * max(0, num - num_free)
     assert waiting == {"many": (4, 0.75), "high": (9, 1.0)}
-    assert has_places({}, "other", 0.75, 1, 1)
-    assert not has_places({}, "other", 0.75, 0, 1)
+    assert all_who_make_way({}, "other", 0.75, 1, 1) == []
+    assert all_who_make_way({}, "other", 0.75, 0, 1) is None
 
 
 def test_who_waits_most_makes_way_but_not_for_who_is_asked_less() -> None:

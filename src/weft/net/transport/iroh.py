@@ -21,7 +21,7 @@ import ctypes
 import importlib
 import re
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Annotated, Any
@@ -190,7 +190,7 @@ class IrohTransport:
     ) -> None:
         self._identity = identity
         self._config = config
-        self._last_port = last_port
+        self.last_port = last_port
         self.port = 0  # once it listens
         self._tasks = Tasks()
         self._farewells = Tasks()
@@ -254,7 +254,7 @@ class IrohTransport:
         v4 = tuple(host for host in hosts if ":" not in host)
         if v4 and v4 != hosts and not _has_ipv6():
             hosts = v4
-        for port in (asked,) if asked else (self._last_port or _free_port(hosts), _free_port(hosts), 0):
+        for port in (asked,) if asked else _ports_to_try(hosts, self.last_port):
             try:
                 return await self._bind_to(hosts, port)
             except self._iroh.IrohError as error:
@@ -373,6 +373,13 @@ def explain(error: Any) -> str:
     """Return what an `IrohError` says: `str` of it is empty."""
     text = re.sub(r" *\(/[^)]*\)", "", error.message())  # the places in its source
     return f"{' '.join(text.split())} ({error.kind().name.lower()})"
+
+
+def _ports_to_try(hosts: tuple[str, ...], last: int) -> Iterator[int]:
+    if last:
+        yield last
+    yield _free_port(hosts)
+    yield 0
 
 
 def _free_port(hosts: tuple[str, ...]) -> int:

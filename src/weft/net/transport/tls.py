@@ -108,7 +108,7 @@ class TlsTransport:
     ) -> None:
         self._identity = identity
         self._config = config
-        self._last_port = last_port
+        self.last_port = last_port
         self.port = 0  # once it listens
         self._budget = budget
         self._on_drop = on_drop
@@ -129,7 +129,7 @@ class TlsTransport:
         _check_loop()
         certificate = make_certificate(self._identity)
         context = server_context(self._identity, certificate)
-        self._listener = listener = tcp.listen(self._config.host, self._config.port, self._last_port)
+        self._listener = listener = tcp.listen(self._config.host, self._config.port, self.last_port)
         host, port = listener.getsockname()[:2]
         self.port = port
         door = _Door(context, digest(certificate), accept)
