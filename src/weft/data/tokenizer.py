@@ -258,6 +258,10 @@ class JsonTokenizer(Tokenizer):
                 )
         self._are_known |= new
 
+    def keep_no_words(self) -> None:
+        """Keep no word of what is encoded from now on (`keep_no_words`)."""
+        keep_no_words(self._engine)
+
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         return self._engine.decode(np.asarray(ids, dtype=np.int64).tolist(), skip_special_tokens=True)
 
@@ -287,6 +291,16 @@ def from_bytes(blob: wire.Buffer) -> Tokenizer:
                 assert_never(record)
     except DataError as error:
         raise WireError(f"blob {short(wire.digest(blob))} is no tokenizer: {error}") from None
+
+
+def keep_no_words(engine: tokenizers.Tokenizer) -> None:
+    """Turn off the library's memory of words, which saves it a quarter of the time and is never emptied.
+
+    What strangers write can fill it: 96 MB where each prompt is a word of 150 letters (docs/log.md).
+    """
+    model = engine.model
+    if hasattr(model, "_resize_cache"):  # models of whole words have none
+        model._resize_cache(0)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> JsonTokenizer:

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import tokenizers
 
-from weft.data.tokenizer import JsonTokenizer, Tokenizer
+from weft.data.tokenizer import JsonTokenizer, Tokenizer, keep_no_words
 from weft.engine.draw import Drawn
 from weft.errors import DataError
 
@@ -34,11 +34,13 @@ class Vocabulary:
     """A tokenizer's tokens.
 
     Args:
-        tokenizer: of any kind.
+        tokenizer: of any kind. It keeps no word that it encodes from now on.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        if isinstance(tokenizer, JsonTokenizer):
+            tokenizer.keep_no_words()
         self._json = tokenizer.to_json()
         tree = json.loads(self._json)
         added = tree.get("added_tokens") or ()
@@ -120,6 +122,7 @@ class Vocabulary:
         engine = tokenizers.Tokenizer.from_str(self._json.decode())
         engine.no_truncation()
         engine.no_padding()
+        keep_no_words(engine)
         return engine
 
 

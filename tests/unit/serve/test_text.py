@@ -1,11 +1,13 @@
 """Text comes out of tokens letter by letter, and no stop string, half character or control token slips through."""
 
+import psutil
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from weft.data.tokenizer import ByteTokenizer, CharTokenizer, JsonTokenizer, Tokenizer, train_bpe
+from weft.data.tokenizer import ByteTokenizer, CharTokenizer, JsonTokenizer, Tokenizer, from_bytes, train_bpe
 from weft.errors import DataError
+from weft.rng import stream
 from weft.serve.text import GUARD, Unfolding, Vocabulary
 
 TEXT = "Käse, 3 € & ≈ 20 % 🧀\nthe end"
@@ -75,6 +77,22 @@ def test_a_plain_prompt_begins_as_the_file_says() -> None:
     assert vocabulary.encode_plain("end")[0] == 1
     assert 2 not in vocabulary.encode_plain("end")
     assert 1 not in vocabulary.encode("end")
+
+
+@pytest.mark.parametrize("kind", ["trained", "words"])
+def test_words_that_strangers_send_are_not_kept(kind: str) -> None:
+    vocabulary, draws = Vocabulary(from_bytes(KINDS[kind].to_bytes())), stream(0, "words")
+
+    def encode(num: int) -> None:
+        for _ in range(num):
+            word = "".join(map(chr, draws.integers(97, 123, 200)))
+            vocabulary.encode(word)
+            vocabulary.encode_plain(word)
+
+    encode(300)
+    before = psutil.Process().memory_info().rss
+    encode(4000)  # some 4 KB each where they are kept
+    assert psutil.Process().memory_info().rss - before < 5e6
 
 
 # --- as they come ---
