@@ -72,8 +72,13 @@ class Eight:
 
 def rounded(x: Float[Tensor, "*rows width"]) -> tuple[Float[Tensor, "*rows width"], Float[Tensor, "*rows one"]]:
     """Return integers up to `MAX_ACTIVATION`, and the scales by which they are x again."""
-    most = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True).clamp_min_(_LEAST)
+    most = _largest(x)
     return (x * (MAX_ACTIVATION / most)).round_(), most / MAX_ACTIVATION
+
+
+def _largest(x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows one"]:
+    """Return the largest magnitude of each row; torch's own norm of that kind is ten times as slow on a CPU."""
+    return x.abs().amax(-1, keepdim=True).clamp_min_(_LEAST)
 
 
 _LEAST = torch.finfo(torch.float32).tiny * MAX_ACTIVATION  # of a row of zeros: nothing is divided by 0
@@ -116,7 +121,7 @@ def normed(
 
     Raises no error at widths up to 2^13: 2^13 squares of 20 bits are what fp64 holds whole.
     """
-    most = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True).clamp_min_(_LEAST).double()
+    most = _largest(x).double()
     whole = (x * (_SQUARED / most).float()).round_().double()
     mean = whole.square_().mean(-1, keepdim=True).mul_((most / _SQUARED).square_())
     found: Tensor = x * mean.add_(eps).rsqrt_().float() * weight
