@@ -1,8 +1,9 @@
 """Sizes that rows of a matmul come in on a CPU.
 
-oneDNN, which multiplies bf16 and eight bits there, compiles code for each shape that it meets and never lets go of most
-of it: a server whose steps are of all sizes grows for hours (docs/log.md). Matrices take most of a step's time and have
-one shape each, so few rows are added to theirs; attention has a shape for each number of pages, too.
+oneDNN, which multiplies bf16 and eight bits there, compiles code for each shape that it meets, and keeps so many: up to
+two thousand, half a megabyte each, unless it is told otherwise (`weft.cli.main`). Fewer shapes are compiled less often.
+Matrices take most of a step's time and have one shape each, so few rows are added to theirs; attention has a shape for
+each number of pages, too.
 """
 
 from torch import Tensor
