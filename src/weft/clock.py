@@ -10,10 +10,12 @@ and timers that come of it, can be frozen and thawed as by SIGSTOP and SIGCONT.
 
 import asyncio
 import heapq
+import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Protocol, TypeVar
 
@@ -56,6 +58,36 @@ def kept_waiting(clock: "Clock") -> Callable[[], float]:
             return 0.0
 
     return waited_s if isinstance(clock, SystemClock) else lambda: 0.0
+
+
+def part_given(clock: "Clock") -> Callable[[], float]:
+    """Return what tells the part of the time in which threads of this process wanted to compute that they got to, since it
+    was asked last: 1 where nobody else does, where the system does not say it, and where time is virtual."""
+    before = dict[str, tuple[int, int]]()
+
+    def part() -> float:
+        nonlocal before
+        now = dict(_scheduled())
+        gone = (0, 0)
+        ran = sum(each - before.get(thread, gone)[0] for thread, (each, _) in now.items())
+        waited = sum(each - before.get(thread, gone)[1] for thread, (_, each) in now.items())
+        before = now
+        return ran / (ran + waited) if ran + waited >= _LEAST_WANTED_NS else 1.0
+
+    return part if isinstance(clock, SystemClock) else lambda: 1.0
+
+
+_LEAST_WANTED_NS = 10_000_000  # less says nothing
+
+
+def _scheduled() -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the threads of this process: nanoseconds that each computed, and that it could have while others did."""
+    folder = "/proc/self/task"
+    with suppress(OSError):
+        for thread in os.listdir(folder):
+            with suppress(OSError, ValueError), open(f"{folder}/{thread}/schedstat") as file:
+                ran, waited, _ = map(int, file.read().split())
+                yield thread, (ran, waited)
 
 
 class SystemClock:

@@ -148,7 +148,7 @@ class Corpus:
             tell(asked, s.emit, self.on_terms)
         elif invitation.is_return:  # what it costs was agreed to before
             called = f"run {short(run.run)} ({printable(run.name)})"
-            s.emit(Notice(text=f"this machine is a member of {called}: going on from round {invitation.member_at}"))
+            s.emit(Notice(text=f"this machine is a member of {called}: {_going_on(invitation.member_at)}"))
         elif not await asyncio.to_thread(self.agree_to, asked):
             return False
         s.day.require(asked.fetch_nbytes)

@@ -109,12 +109,14 @@ class Invitation:
     members: MemberWatch
     kept: Kept | None = None  # where nobody of it answers
     is_here: bool = False  # it is complete, and this machine has all of it
-    member_at: int | None = None  # the round at which this machine left it as a member; None: it never was one here
+    member_at: int | None = None  # the round at which this machine left it as a member; None: none is known here
+    has_taken_part: bool = False  # this machine was let in before, and nothing of what it did is kept, maybe
 
     @property
     def is_return(self) -> bool:
         """Return whether a member comes back to others."""
-        return self.member_at is not None and self.kept is None and not self.is_here
+        is_known = self.has_taken_part or self.member_at is not None
+        return is_known and self.kept is None and not self.is_here
 
     async def terms(self, s: Session, run: Genesis) -> Terms:
         """Return what it costs to join.
@@ -226,7 +228,16 @@ async def _joined(
             require_going(run, charter)
             kept = None if members else _kept(s, genesis)
             is_here = _is_complete_here(s, genesis, charter)
-            invitation = Invitation(ticket, genesis, charter, watch, kept, is_here=is_here, member_at=_member_at(s))
+            invitation = Invitation(
+                ticket,
+                genesis,
+                charter,
+                watch,
+                kept,
+                is_here=is_here,
+                member_at=_member_at(s),
+                has_taken_part=s.folder.ticket.exists(),  # of its own, since it was let in
+            )
             has_agreed = await work.agree(s, invitation)
         if not has_agreed:
             await say_goodbye(s.node, "did not agree to the terms")

@@ -1,6 +1,7 @@
 """Runs as `weft.launch.peer` makes them: other machines' files, going on after a stop, and what cannot be done."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
@@ -132,12 +133,18 @@ async def test_a_member_that_comes_back_is_not_asked_again(tmp_path: Path) -> No
         await b.task
         again = crew.join("b", home=home, agree_to=agree)
         await again.until(RoundCommitted, lambda event: again.id in event.contributors)
-        said = [each.text for each in again.seen(Notice) if "this machine is a member of run" in each.text]
+        again.peer.stop("asked to")
+        await again.task
+        shutil.rmtree(next((tmp_path / "b").glob("runs/*/*/checkpoint")))  # as if it had been killed before it saved
+        anew = crew.join("b", home=home, agree_to=agree)
+        await anew.until(RoundCommitted, lambda event: anew.id in event.contributors)
+        said = [each.text for one in (again, anew) for each in one.seen(Notice) if "is a member of run" in each.text]
         c = crew.join("c", agree_to=agree)
         await c.until(RoundCommitted)
     assert len(asked) == 2, "the newcomers, each once"
-    assert len(said) == 1
+    assert len(said) == 2
     assert "going on from round " in said[0]
+    assert "begins as a newcomer" in said[1]
 
 
 async def test_a_joiner_that_nobody_answers_goes_on_with_its_checkpoint_and_without_one_says_so(tmp_path: Path) -> None:

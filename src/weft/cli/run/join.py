@@ -268,8 +268,8 @@ class TrafficWatch:
             found = self._allowance.count(entry.event.sent_nbytes + entry.event.received_nbytes)
             if found is not None:
                 said = "could not say how much" if shown is None else f"said {figures.nbytes(shown)}"
-                text = f"this machine moves about {figures.nbytes(found)} a day for the run; the terms {said}"
-                self._emit(Notice(text=f"{text}. Ctrl-C leaves it."))
+                moves = f"this machine moves about {figures.nbytes(found)} a day, if the run lasts so long"
+                self._emit(Notice(text=f"{moves}; the terms {said}. Ctrl-C leaves it."))
 
     def close(self) -> None:
         pass

@@ -188,9 +188,10 @@ def _bind(handlers: _Handlers, peer: PeerId, method: str, body: bytes) -> Callab
 
 
 class SendQueue:
-    def __init__(self, stream: Stream, traffic: LinkTraffic) -> None:
+    def __init__(self, stream: Stream, traffic: LinkTraffic, burden: Burden) -> None:
         self._stream = stream
         self._traffic = traffic
+        self._burden = burden
         self._frames: deque[bytes] = deque()
         self._queued_nbytes = 0  # including what is being sent
         self._is_closed = False
@@ -235,7 +236,7 @@ class SendQueue:
                 await self._change()
             data = self._take()
             async with within(FRAME_S, self._overdue):
-                await self._stream.send(data)
+                await self._burden.metered(self._stream.send(data))
             self._traffic.sent(len(data))
             self._queued_nbytes -= len(data)
             self._changed.set()
@@ -294,7 +295,7 @@ class Session:
         self._failed_at: float | None = None
         self._num_untold = 0
         self._num_frames = 0
-        self._queue = SendQueue(stream, traffic)
+        self._queue = SendQueue(stream, traffic, self._burden)
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}  # our calls
         self._next_number = 0
@@ -485,7 +486,7 @@ class Session:
             )
         self._last_number = call.number
         work = self._handlers.answer(self.peer, call.method, call.body)
-        self._serving[call.number] = asyncio.ensure_future(self._serve(call, work))
+        self._serving[call.number] = asyncio.ensure_future(self._burden.metered(self._serve(call, work)))
 
     async def _serve(self, call: messages.Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> None:
         answer = await self._compute(call, work)
@@ -502,8 +503,7 @@ class Session:
         limit = asyncio.timeout(call.deadline_s)
         try:
             async with limit:
-                record = await self._burden.metered(work())
-                body = self._burden.do(partial(encode, record))
+                body = encode(await work())
             if len(body) > messages.MAX_BODY_NBYTES:
                 raise CallFailed(f"the answer to {call.method} has {len(body)} bytes, above {messages.MAX_BODY_NBYTES}")
         except Exception as error:  # a handler's failure is the caller's answer and ends nothing else

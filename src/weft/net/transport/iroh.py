@@ -151,7 +151,7 @@ class IrohStream:
         except Exception as error:
             if not hasattr(error, "kind"):  # only an IrohError has one
                 raise
-            raise PeerError(f"the connection broke: {error.message()}") from None  # type: ignore[attr-defined]
+            raise PeerError(f"the connection broke: {explain(error)}") from None
         finally:
             self._waiting.pop(limit, None)
 
@@ -372,7 +372,11 @@ class IrohTransport:
 def explain(error: Any) -> str:
     """Return what an `IrohError` says: `str` of it is empty."""
     text = re.sub(r" *\(/[^)]*\)", "", error.message())  # the places in its source
-    return f"{' '.join(text.split())} ({error.kind().name.lower()})"
+    causes = re.split(r"Caused by:|^\s*\d+:", re.sub(r"\w+(::\w+)+", "", text), flags=re.MULTILINE)
+    told = ": ".join(" ".join(cause.split()) for cause in causes if cause.strip())
+    if "aborted by peer" in told:
+        return "the other side ended the connection"
+    return f"{told} ({error.kind().name.lower()})"
 
 
 def _ports_to_try(hosts: tuple[str, ...], last: int) -> Iterator[int]:

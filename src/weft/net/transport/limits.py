@@ -53,7 +53,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from msgspec import Meta
 
-from weft.clock import Clock, SystemClock, computing, kept_waiting
+from weft.clock import Clock, SystemClock, computing, part_given
 from weft.errors import PeerError
 from weft.ids import PeerId
 from weft.net.transport.address import is_loopback, network_of
@@ -169,7 +169,8 @@ class Streams(Generic[K]):
 
 
 SHARE, BURST_S = 0.1, 0.5
-ADDRESS_SHARE, ADDRESS_BURST_S = 0.2, 2.0
+ADDRESS_SHARE, ADDRESS_BURST_S = 0.1, 1.0
+AROUND_S = 2e-5  # that the event loop takes for each step that is charged
 CALL_S = 5e-3  # of all that a micro-batch takes at one boundary, forward and back, 4.4 ms
 NOTE_S = 6e-4  # of what a frame of a round takes to read and to handle, on the mean
 MAX_STEP_S = 0.3  # of one charge: a step that meets a collection of garbage takes 0.2 s, and is nobody's cost
@@ -184,19 +185,17 @@ MAX_REMEMBERED = 1024  # keys, and addresses: a key that comes back has not save
 
 
 class Given:
-    """What part of the time in which this thread wanted to compute it got to: 1 where nobody else does."""
+    """What part of the time in which this process wanted to compute it got to: 1 where nobody else does."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock, self._waited_s = clock, kept_waiting(clock)
-        self._looked_at, self._before_s, self._part = clock.now(), self._waited_s(), 1.0
+        self._clock, self._tell = clock, part_given(clock)
+        self._looked_at, self._part = clock.now(), self._tell()
 
     def part(self) -> float:
         """Return it of the last second or more."""
-        took_s = self._clock.now() - self._looked_at
-        if took_s >= GIVEN_S:
-            waited_s = self._waited_s()
-            self._part = min(max(1 - (waited_s - self._before_s) / took_s, LEAST_GIVEN), 1.0)
-            self._looked_at, self._before_s = self._clock.now(), waited_s
+        now = self._clock.now()
+        if now - self._looked_at >= GIVEN_S:
+            self._looked_at, self._part = now, max(self._tell(), LEAST_GIVEN)
         return self._part
 
 
@@ -276,6 +275,7 @@ class Burden:
     def __init__(self, clock: Clock, own: list[Share], common: Share) -> None:
         self.cost_s = 0.0  # so far
         self._clock, self._computed_s = clock, computing(clock)
+        self._around_s = AROUND_S if isinstance(clock, SystemClock) else 0.0
         self._own, self._common = own, common
         self.is_beyond = False  # it has used up its own share and was not found empty since
         self._crowd_since: float | None = None  # None: few frames were there when it was last read
@@ -325,7 +325,7 @@ class Burden:
         try:
             return work()
         finally:
-            self.charge(self._computed_s() - began)
+            self.charge(self._computed_s() - began + self._around_s)
 
     def metered(self, work: Awaitable[T]) -> "_Metered[T]":
         """Return `work`, each step of which is charged to this stream; not what others do while it waits."""

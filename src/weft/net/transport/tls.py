@@ -153,7 +153,7 @@ class TlsTransport:
         except ssl.SSLError as error:
             raise DialError(
                 f"{address} is not a weft peer, or does not speak version {tls_handshake.PROTOCOL_VERSION} of the "
-                f"transport as this software does: {error}"
+                f"transport as this software does: {_why(error)}"
             ) from None
         except DialError:
             raise
@@ -217,7 +217,7 @@ class TlsTransport:
         except ssl.SSLEOFError:
             raise PeerError(HUNG_UP) from None
         except ssl.SSLError as error:
-            raise PeerError(f"its TLS handshake failed: {error}") from None
+            raise PeerError(f"its TLS handshake failed: {_why(error)}") from None
         except (OSError, ValueError) as error:
             if isinstance(error, PeerError):
                 raise
@@ -269,3 +269,8 @@ class _Door(msgspec.Struct, frozen=True):
 def _check_loop() -> None:
     if sys.platform == "win32" and not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
         raise NetError("the tls transport needs an event loop that watches sockets: run on asyncio.SelectorEventLoop")
+
+
+def _why(error: ssl.SSLError) -> str:
+    """Return OpenSSL's reason in words, less the places in its source."""
+    return (error.reason or "TLS failed").replace("_", " ").lower()

@@ -9,7 +9,7 @@ import pytest
 
 from unit.net.conftest import World
 from unit.net.test_hostile import BLOB, Answer, Ask, drained, under_attack
-from weft.clock import SystemClock, VirtualClock, computing, kept_waiting
+from weft.clock import SystemClock, VirtualClock, computing, kept_waiting, part_given
 from weft.errors import PeerError
 from weft.events import ConnectionDropped, Notice
 from weft.ids import Digest, PeerId
@@ -68,9 +68,17 @@ def test_a_share_is_saved_up_for_a_while_and_then_holds() -> None:
 
 def test_of_a_core_that_others_use_a_share_is_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = At()
-    monkeypatch.setattr(limits, "kept_waiting", lambda _clock: lambda: 0.8 * clock.at)
+    monkeypatch.setattr(limits, "part_given", lambda _clock: lambda: 0.2)
     links = [Burdens(clock).of(A, FAR)]
     assert flooding(clock, links, 60.0) == pytest.approx(BURST_S + 0.2 * SHARE * 60.0, rel=0.1)
+
+
+def test_the_system_says_what_part_of_its_time_a_process_is_given() -> None:
+    part = part_given(SystemClock())
+    sum(range(2_000_000))  # some milliseconds
+    assert 0.0 < part() <= 1.0
+    assert part() == 1.0, "it computed nothing since"
+    assert part_given(VirtualClock())() == 1.0
 
 
 def test_the_system_says_for_how_long_a_thread_had_to_wait() -> None:

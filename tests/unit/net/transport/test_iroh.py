@@ -178,7 +178,22 @@ def test_an_address_of_somebody_else_is_refused(dialer: IrohTransport, shape: st
 def test_an_error_says_what_iroh_hides() -> None:
     message = "Failed to bind (/home/somebody/src/socket.rs:943:24)\nCaused by:\n    Address in use"
     error = SimpleNamespace(message=lambda: message, kind=lambda: SimpleNamespace(name="BIND"))
-    assert explain(error) == "Failed to bind Caused by: Address in use (bind)"
+    assert explain(error) == "Failed to bind: Address in use (bind)"
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            "ConnectingError::ConnectionError (/home/somebody/x.rs:1:2)\nCaused by:\n    aborted by peer: 0",
+            "the other side ended the connection",
+        ),
+        ("ConnectError::Connect\n\nCaused by:\n    0: no route\n    1: net::Down", "no route (internal)"),
+    ],
+)
+def test_an_error_names_no_place_in_its_source(message: str, said: str) -> None:
+    error = SimpleNamespace(message=lambda: message, kind=lambda: SimpleNamespace(name="INTERNAL"))
+    assert explain(error) == said
 
 
 @pytest.mark.parametrize("relays", [(), ("https://mine.example", "http://192.0.2.7:3340")])

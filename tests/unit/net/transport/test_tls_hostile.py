@@ -473,7 +473,9 @@ async def test_a_caller_of_another_version_learns_that_at_once(host: Host) -> No
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 8, b"SSH-2.0-OpenSSH\r\n"])
 async def test_a_server_of_another_protocol_is_a_dial_error(answer: bytes) -> None:
     async with impostor(None, answer) as (address, _):
-        assert "is not a weft peer" in await dial_fails(Identity.generate().peer, address)
+        said = await dial_fails(Identity.generate().peer, address)
+        assert "is not a weft peer" in said
+        assert "[SSL" not in said
 
 
 async def test_a_server_that_never_answers_is_a_dial_error() -> None:
