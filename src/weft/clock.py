@@ -61,7 +61,7 @@ def kept_waiting(clock: "Clock") -> Callable[[], float]:
 
 
 def part_given(clock: "Clock") -> Callable[[], float]:
-    """Return what tells the part of the time in which threads of this process wanted to compute that they got to, since it
+    """Return what tells what part of the time in which threads of this process wanted to compute they got to, since it
     was asked last: 1 where nobody else does, where the system does not say it, and where time is virtual."""
     before = dict[str, tuple[int, int]]()
 

@@ -229,3 +229,9 @@ class Corpus:
                 "this run is not private: everybody trains on the run's own text, fetched from members, and weft "
                 f"reads none of your files. Leave out {name}."
             )
+
+
+def _going_on(member_at: int | None) -> str:
+    return (
+        "it saved nothing of it, and begins as a newcomer" if member_at is None else f"going on from round {member_at}"
+    )
