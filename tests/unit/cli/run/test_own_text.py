@@ -323,6 +323,21 @@ def test_a_start_that_fails_takes_its_run_file_away_and_the_right_command_begins
     assert not of_same_name.with_name("notes.toml").exists()
 
 
+def test_a_start_that_is_refused_names_the_text_and_not_the_file_that_it_took_away(
+    weft: Weft, notes: Path, kept: Kept, home: Path
+) -> None:
+    as_trained(kept.folder, 3, 5_000)
+    name = kept.run.name
+    failed = weft("train", notes, "--yes", "--length", "3passes", "--run-name", name, "--set", "seed=7", *LOCAL)
+    said = words(failed)
+    assert failed.code == 2
+    assert "is removed again" in said
+    assert not notes.with_name("notes.toml").exists()
+    command = f"`weft --home {home} train {notes} --set seed=7"
+    assert f"For a new run beside it, which begins anew: {command} --new`" in said
+    assert f"To begin another run with what it has learnt: {command} --after {kept.run.run[:8]}`" in said
+
+
 def test_a_run_file_that_began_nothing_sends_nobody_in_a_circle(weft: Weft, notes: Path, begun: Begun) -> None:
     assert weft("train", notes, "--yes").code == 0  # of another home, as it were
     said = refused(weft, 2, "holds no run that it made", "train", notes, "--length", "3passes")
