@@ -31,6 +31,7 @@ from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_p
 from weft.plan.timing import Line
 from weft.run.config import RunFile
 from weft.run.genesis import resolve
+from weft.run.idle import without_effect
 from weft.run.machine import PeerConfig
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
@@ -283,12 +284,14 @@ def _ask(
     notes: tuple[str, ...],
 ) -> Asked:
     defaults = profiles.known().defaults
-    if (words := missed(run_file.train.schedule, run_file.train.tokens)) is not None:
-        notes = (*notes, f"train.tokens is {run_file.train.tokens:,}: {words}; change train.schedule, too")
+    train, num = run_file.train, sum(each.count for each in machines)
+    words = missed(train.schedule, train.tokens, train.batch_size * train.seq_len * num)
+    if words is not None and "train.schedule" not in without_effect(run_file):
+        notes = (*notes, f"train.tokens is {train.tokens:,}: {words}; change train.schedule, too")
     question = Question(
         model=model,
-        train=run_file.train,
-        choices=choices(run_file, sum(each.count for each in machines), method),
+        train=train,
+        choices=choices(run_file, num, method),
         machines=machines,
         cluster=_cluster(prices, run_file, model),
         has_even_leases=run_file.has_even_leases,
