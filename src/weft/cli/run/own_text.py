@@ -91,8 +91,8 @@ class Wishes:
         """
         if given := self.all_given:
             raise ConfigError(
-                f"{', '.join(given)}: no effect on a run file, only on your own text. Leave them out; --set changes a "
-                "run file."
+                f"{', '.join(given)}: no effect on a run file, only on your own text. Leave "
+                f"{'it' if len(given) == 1 else 'them'} out; --set changes a run file."
             )
 
 

@@ -507,6 +507,15 @@ def test_what_is_neither_is_refused_with_what_to_do(weft: Weft, tmp_path: Path, 
     (files / "a.toml").write_text("")
     refused(weft, 2, "holds run files: a.toml", "train", files)
     refused(weft, 2, "--size, --yes: no effect on a run file", "train", run_path, "--size", "nano", "--yes")
+    refused(
+        weft,
+        2,
+        "--size: no effect on a run file, only on your own text. Leave it out",
+        "train",
+        run_path,
+        "--size",
+        "nano",
+    )
     little = notes.with_name("little.txt")
     little.write_text("few words")
     refused(weft, 11, "too little text to train on: 9 bytes", "train", little, "--yes")
