@@ -83,6 +83,8 @@ def explain_usage(error: BaseException) -> int:
     context = getattr(error, "ctx", None)
     verb = "weft" if context is None else context.command_path
     message = _plain(message.replace("Value error, ", "")).rstrip(".")
+    if message.startswith("Missing argument") and (told := getattr(getattr(error, "param", None), "help", None)):
+        message = f"{message}: {told[0].lower()}{told[1:]}".rstrip(".")
     option = getattr(error, "option_name", None)
     if context is not None and isinstance(option, str):
         message = _no_such_option(option, context)
@@ -113,12 +115,15 @@ def _no_such_option(option: str, context: Any) -> str:
     said = f"`{verb}` has no option {printable(option)}"
     if context is not root and option in _options_of(root.command):
         return f"{said}; it stands before the verb: weft {option} ... {verb.removeprefix('weft ')}"
+    own = sorted(_options_of(context.command))
+    if longer := next((each for each in own if each.endswith(f"-{option.strip('-')}")), None):
+        return f"{said}. Did you mean {longer}?"
     owners = [f"`{name}`" for name, command in _verbs(root.command, "weft") if option in _options_of(command)]
     if owners:
         more = f" and {len(owners) - MAX_OWNERS} more" if len(owners) > MAX_OWNERS else ""
         many = f"{', '.join(owners[:MAX_OWNERS])}{more} have" if len(owners) > 1 else f"{owners[0]} has"
         return f"{said}; {many} it"
-    near = difflib.get_close_matches(option, sorted(_options_of(context.command)), n=1)
+    near = difflib.get_close_matches(option, own, n=1)
     return f"{said}. Did you mean {near[0]}?" if near else said
 
 

@@ -47,6 +47,7 @@ ASKED = f'"-" reads it from standard input, @FILE from a file; left out, weft ta
 _WHILE = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)(?:m|min))?(?:(\d+)s)?", re.IGNORECASE)
 _MAX_BLANK = 16  # lines before a ticket
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)\s*(rounds?|tokens?)", re.IGNORECASE)
+_IN_THOUSANDS = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _MOMENTS = "Allowed: a time (07:00), a duration (2h, 90min), a date (2026-12-01 or 2026-12-01T07:00)"
 _SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -106,12 +107,27 @@ def until(text: str | None, now: float, timezone: tzinfo | None = None, *, contr
     if count := _COUNT.fullmatch(given):
         if not contributes:
             raise ConfigError(f"--until {text[:40]}: an anchor contributes no rounds or tokens. {_MOMENTS}.")
-        number = int(float(count[1]) * _SIZES[count[2].lower()])
+        number = _whole("--until", text, count)
         if number < 1:
             raise ConfigError(f"--until {text[:40]}: it must be more than 0.")
         return Until(rounds=number) if count[3].lower().startswith("round") else Until(tokens=number)
     share = ", or what to contribute (20rounds, 5Mtokens)" if contributes else ""
     return Until(wall=_later("--until", text, here, share).timestamp())
+
+
+def _whole(option: str, text: str, count: re.Match[str]) -> int:
+    """Return how many a count of whole things is.
+
+    Raises:
+        ConfigError: a full stop stands before just three digits, as much of Europe writes thousands.
+    """
+    if not count[2] and _IN_THOUSANDS.fullmatch(count[1]):
+        whole, _, more = count[1].partition(".")
+        raise ConfigError(
+            f"{option} {text[:40]}: that may be {int(whole + more):,} or {float(count[1]):g}. Write {whole}{more}"
+            f"{count[3]} or {whole}{count[3]}."
+        )
+    return int(float(count[1]) * _SIZES[count[2].lower()])
 
 
 def later(option: str, text: str, now: float) -> datetime:
@@ -308,7 +324,7 @@ def length(option: str, text: str) -> Length:
         found = Length(passes=float(match[1]))
     elif match := _COUNT.fullmatch(given):
         if match[3].lower().startswith("token"):
-            found = Length(tokens=int(float(match[1]) * _SIZES[match[2].lower()]))
+            found = Length(tokens=_whole(option, text, match))
     elif not given.endswith("M") and (span := _WHILE.fullmatch(given.replace(" ", ""))):  # 5M: tokens, perhaps
         days, hours, minutes, seconds = (int(part or 0) for part in span.groups())
         found = Length(seconds=timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds())

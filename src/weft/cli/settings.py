@@ -192,8 +192,13 @@ def machine_settings(file: Path | None, options: dict[str, Any], *, use: "Use" =
         _refuse([_ALLOWED[name][0] for name in names], reason)
     for line in told_idle(str(file), in_file, unheard):
         tell(line)
-    if (cores := settings.caps.cores) is not None and cores > num_cores():
-        tell(f"caps.cores is {cores}: this process may use {several(num_cores(), 'core')} here, and uses all of them")
+    for name, num, so in (
+        ("caps.cores", settings.caps.cores or 0, "and uses all of them"),
+        ("threads", settings.num_threads, "and more threads than that wait for one another"),
+    ):
+        if num > num_cores() and not (name == "threads" and num == settings.caps.cores):  # that is said of the cap
+            given = f"{_ALLOWED[name][0]} {num}" if options.get(name) is not None else f"{name} is {num}"
+            tell(f"{given}: this process may use {several(num_cores(), 'core')} here, {so}")
     return settings
 
 

@@ -6,6 +6,7 @@ can be counted. Columns of Parquet and Arrow files are read in `weft.data.tables
 """
 
 import io
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -171,7 +172,8 @@ def _text_in(value: Any, field: str, place: str) -> str:
             raise DataError(f"{place}: {what}: it is {_kind(value)}.")
         name, _, inner = (rest, "", "") if rest in value else rest.partition(".")
         if name not in value:
-            raise DataError(f"{place}: no field {field!r}; it has {', '.join(sorted(value)) or 'none'}.")
+            hint = _other_field(value) if rest == field else ""
+            raise DataError(f"{place}: no field {field!r}; it has {', '.join(sorted(value)) or 'none'}.{hint}")
         value, rest = _plain(value[name], field, place), inner
     if value is None:
         return ""
@@ -187,6 +189,19 @@ def _text_in(value: Any, field: str, place: str) -> str:
     except UnicodeEncodeError:
         raise DataError(f"{place}: field {field!r} holds half a surrogate pair, which is not a letter.") from None
     return value
+
+
+def _other_field(value: Mapping[str, Any]) -> str:
+    """Return the advice to name the field of the longest text, as it stands in the file."""
+    raw = {name: bytes(each) if isinstance(each, msgspec.Raw) else each for name, each in value.items()}
+    texts = {
+        name: len(each)
+        for name, each in raw.items()
+        if isinstance(each, str) or (isinstance(each, bytes) and each.startswith(b'"'))
+    }
+    if not texts:
+        return ""
+    return f" Name the one to read: --set {shlex.quote(f'data.source.field={max(texts, key=texts.__getitem__)}')}."
 
 
 def _plain(value: Any, field: str, place: str) -> Any:

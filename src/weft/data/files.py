@@ -29,6 +29,7 @@ _NOT_STDLIB = frozenset(
     ("site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "lib2to3", "__phello__")
 )
 _NOT_STDLIB_STARTS = ("config-", "_sysconfigdata")
+_DAMAGED = " The packed file is cut short or damaged: copy or download it again."
 _PACKED_ENDINGS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 
 
@@ -97,7 +98,8 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
         with path.open("rb") as file, _unpacked(file) as stream:
             yield stream
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise unreadable(path, error) from error
+        is_of_system = isinstance(error, OSError) and error.errno is not None
+        raise unreadable(path, error, "" if is_of_system else _DAMAGED) from error
 
 
 def refuse_what_is_else(path: Path, head: bytes, *, is_page_text: bool = False) -> None:
@@ -121,8 +123,8 @@ def is_packed(path: Path) -> bool:
     return path.suffix.lower() in _PACKED_ENDINGS
 
 
-def unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path}: cannot be read: {error}.")
+def unreadable(path: Path, error: Exception, remedy: str = "") -> DataError:
+    return DataError(f"{path}: cannot be read: {str(error).rstrip('.')}.{remedy}")
 
 
 def _unpacked(file: io.BufferedReader) -> AbstractContextManager[io.BufferedReader]:

@@ -339,7 +339,13 @@ def _shown(value: Any) -> str:
 
 def amendment_to(kept: Kept, wanted: Genesis) -> Amend | None:
     """Return what makes `kept` what is wanted, where its only member may decide it; None: no amendment does."""
-    if isinstance(wanted, StagedConfig) or not _is_same(kept.run.with_settings(wanted.settings), wanted):
+    if isinstance(wanted, StagedConfig):
+        return None
+    try:
+        is_same = _is_same(kept.run.with_settings(wanted.settings), wanted)
+    except ConfigError:  # its model takes no such samples
+        is_same = False
+    if not is_same:
         return None
     if kept.charter.stewards or kept.charter.forks or len(kept.members) != 1:
         return None

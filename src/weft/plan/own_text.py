@@ -204,6 +204,19 @@ def rounded(tokens: int) -> int:
     return max(1, tokens // size * size)
 
 
+def rounded_up(tokens: int) -> int:
+    """Return as many or more, in two digits."""
+    size = int(10 ** max(0, len(str(tokens)) - 2))
+    return -(-tokens // size) * size
+
+
+def least_tokens(run_file: RunFile) -> int:
+    """Return how many tokens a run must have to learn: a round of them, and more than a step, at whose end a rate that
+    falls to 0 is there."""
+    per_step = run_file.train.batch_size * run_file.train.seq_len * run_file.peers
+    return max(spell_out(run_file.method, run_file.peers).every * per_step, per_step + 1)
+
+
 # --- the run file ---
 
 

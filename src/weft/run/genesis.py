@@ -44,6 +44,7 @@ from weft.pipeline.config import PipelineConfig
 from weft.progress import Meter
 from weft.run.config import FolderModel, Genesis, LoopConfig, RunConfig, RunFile, ShapedModel, SizedModel
 from weft.run.host import check_host
+from weft.run.idle import without_effect
 from weft.run.machine import PeerConfig
 from weft.run.outline import data_ready
 from weft.run.staged import StagedConfig, seeded, staged
@@ -117,7 +118,9 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     home.blobs.put(tokenizer.to_bytes())
     home.blobs.put(data)
     emit(data_ready(index, fetched_nbytes=0))
-    if (words := missed(config.train.schedule, config.train.tokens)) is not None:
+    first = config.tokens_per_step * run_file.peers
+    words = missed(config.train.schedule, config.train.tokens, first)
+    if words is not None and "train.schedule" not in without_effect(run_file):
         emit(Notice(text=f"train.tokens is {config.train.tokens:,}: {words}; change train.schedule, too"))
     return Sealed(config, tokenizer, store, index, came_with)
 

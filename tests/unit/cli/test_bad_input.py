@@ -197,10 +197,21 @@ def test_a_bad_option_of_this_machine_is_2(weft: Weft, run_path: Path, options: 
 def test_more_cores_than_there_are_is_said(weft: Weft, run_path: Path, tmp_path: Path) -> None:
     machine = tmp_path / "machine.toml"
     machine.write_text("[caps]\ncores = 1000\n")
-    for given in (("--cores", 1000), ("--machine", machine)):
+    for given, named in ((("--cores", 1000), "--cores 1000"), (("--machine", machine), "caps.cores is 1000")):
         said = weft("train", run_path, *given, "--set", "train.batch_size=0").err  # of which no run is made
-        assert "caps.cores is 1000: this process may use" in said
+        assert f"{named}: this process may use" in said
         assert "and uses all of them" in said
+        assert "threads" not in said
+
+
+def test_more_threads_than_there_are_cores_is_said(weft: Weft, run_path: Path, tmp_path: Path) -> None:
+    machine = tmp_path / "machine.toml"
+    machine.write_text("threads = 1000\n")
+    for given, named in ((("--threads", 1000), "--threads 1000"), (("--machine", machine), "threads is 1000")):
+        said = weft("train", run_path, *given, "--set", "train.batch_size=0").err
+        assert f"{named}: this process may use" in said
+        assert "more threads than that wait for one another" in said
+    assert "threads" not in weft("train", run_path, "--threads", 1, "--set", "train.batch_size=0").err
 
 
 def test_a_bad_place_for_curves_is_refused_before_anything_is_asked(weft: Weft, tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ def test_wrong_usage_is_2(weft: Weft, arguments: list[str]) -> None:
         (["train", "x", "--host-name", "9"], "`weft train` has no option --host-name"),
         (["status", "--home", "x"], "has no option --home; it stands before the verb: weft --home ... status."),
         (["generate", "x", "--temprature", "9"], "has no option --temprature. Did you mean --temperature? `weft gen"),
+        (["generate", "x", "y", "--tokens", "9"], "has no option --tokens. Did you mean --max-tokens? `weft gen"),
+        (["export", "last"], "'target': the folder to write; with --gguf the file. `weft export --help`"),
         (["trian"], "Did you mean 'train'? `weft --help`"),
     ],
 )

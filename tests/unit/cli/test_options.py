@@ -59,6 +59,12 @@ def test_what_is_no_end_is_refused(text: str) -> None:
         until(text, NOW.timestamp(), UTC)
 
 
+@pytest.mark.parametrize(("text", "readings"), [("2.000 tokens", "2,000 or 2"), ("1.500rounds", "1,500 or 1.5")])
+def test_a_full_stop_before_three_digits_is_refused_where_whole_things_are_counted(text: str, readings: str) -> None:
+    with pytest.raises(ConfigError, match=f"--until .*: that may be {readings}"):
+        until(text, NOW.timestamp(), UTC)
+
+
 def test_no_end_is_none() -> None:
     assert until(None, NOW.timestamp(), UTC) == Until()
 

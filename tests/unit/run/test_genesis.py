@@ -101,6 +101,18 @@ def test_a_run_that_ends_in_its_warm_up_is_sealed_and_says_so(tmp_path: Path) ->
     assert events[-1].text.startswith("train.tokens is 10,000: all of it is warm-up")
 
 
+def test_a_run_whose_rate_is_0_at_its_first_step_is_sealed_and_says_so(tmp_path: Path) -> None:
+    events: list[Event] = []
+    over = {"type": "wsd", "decay_tokens": 10, "total_tokens": 40}
+    short = TRAIN | {"tokens": 40, "schedule": over}
+    seal(run_file(tmp_path, train=short), tmp_path, Home(tmp_path / "home"), events.append)
+    assert isinstance(events[-1], Notice)
+    assert events[-1].text.startswith("train.tokens is 40: a step of all peers has 64, and by then the learning rate")
+    rate_of_its_own = {"type": "custom", "every": 1, "send": "gradient", "apply": {"type": "sgd"}}
+    seal(run_file(tmp_path, train=short, method=rate_of_its_own), tmp_path, Home(tmp_path / "home"), events.append)
+    assert not isinstance(events[-1], Notice)
+
+
 def test_the_same_file_and_corpus_name_the_same_run_on_any_machine(tmp_path: Path) -> None:
     first, second = sealed(tmp_path / "a"), sealed(tmp_path / "b")
     assert first.config == second.config

@@ -23,7 +23,7 @@ def export(
     checkpoint: Annotated[
         str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
     ],
-    target: Annotated[Path, typer.Argument(help="The new folder, or file.", show_default=False)],
+    target: Annotated[Path, typer.Argument(help="The folder to write; with --gguf the file.", show_default=False)],
     dtype: Annotated[Dtype, typer.Option(help="Number format of the tensors.")] = Dtype.float32,
     gguf: Annotated[
         bool, typer.Option("--gguf", help="Write one file for llama.cpp, Ollama and others instead (pip: weft[gguf]).")

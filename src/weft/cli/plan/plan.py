@@ -1,6 +1,8 @@
 """`weft plan`: what a run would take on some machines and lines, before anybody joins; or what its answers would."""
 
+import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from pathlib import Path
@@ -9,9 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli import settings
-from weft.cli.home import home_of
+from weft.cli.home import SECTIONS, WHOLE, find_checkpoint, find_run, home_of, no_such_run
 from weft.cli.options import Numbers, given, spread
 from weft.config import is_in, leaves, load_tree
+from weft.dashboard.logs import is_there
 from weft.errors import ConfigError
 
 _OWN = ("peers", "device", "tokens_per_s", "efficiency", "line", "up", "down", "delay", "price_per_hour")
@@ -65,8 +68,9 @@ def plan(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN.TOML",
-            help="Run file, or scenario of weft simulate; with --serve also a run or a folder, as of weft serve.",
+            metavar="RUN.TOML|RUN",
+            help="Run file, run of this home, or scenario of weft simulate; with --serve also a folder, as of weft "
+            "serve.",
             show_default=False,
         ),
     ],
@@ -129,7 +133,10 @@ def plan(
     settings.refuse_idle(
         context, "it is about answers, and --serve is not given", *(each.name for each in fields_of(Serves))
     )
-    tree = load_tree(path)
+    run = _run_called(path, context)
+    tree = {} if run is not None else _tree_in(path, context)
+    if run is not None:
+        settings.refuse_idle(context, "a run of this home is planned as it is; its run file can be changed", "changes")
     if "kind" in tree:
         settings.refuse_idle(
             context, f"{path} is a scenario, and its kinds say which machines and lines there are", *_OWN
@@ -156,7 +163,10 @@ def plan(
             line=asked.line(line, up, down, delay),
             line_name=line if (up, down) == (None, None) else "as given",
         )
-        found = asked.run(path, changes or (), peers, own, chosen, prices)
+        if run is None:
+            found = asked.run(path, changes or (), peers, own, chosen, prices)
+        else:
+            found = asked.kept(find_checkpoint(str(run), home_of(context)), peers, own, chosen, prices)
 
     if found.stages > 1:
         settings.refuse_idle(context, "energy and money are not planned for runs with stages", *_MONEY)
@@ -186,6 +196,39 @@ def plan(
             typer.echo(text)
 
 
+def _run_called(path: Path, context: typer.Context) -> Path | None:
+    """Return the folder of the run of this home that is meant; None: a file is.
+
+    Raises:
+        NoSuchRun: several are called so.
+    """
+    is_file = path.suffix.lower() == ".toml" or (is_there(path) and not path.is_dir())
+    return None if is_file else find_run(str(path), home_of(context), having=(WHOLE, SECTIONS))
+
+
+def _tree_in(path: Path, context: typer.Context) -> dict[str, Any]:
+    """Return what stands in a run file, or in a scenario.
+
+    Raises:
+        ConfigError: it is neither; NoSuchRun: it is nothing. What is meant for it is said.
+    """
+    if path.suffix.lower() == ".toml":
+        return load_tree(path)
+    given = str(path)
+    if not is_there(path):
+        raise no_such_run(given, home_of(context), "a run file")
+    if not path.is_dir():
+        with suppress(ConfigError):
+            return load_tree(path)
+    named = shlex.quote(given[:200])
+    said = (
+        f"{given} is no run file. If it is text of your own, weft train {named} says what that takes, before it begins."
+    )
+    if path.is_dir():
+        said += f" If it is a model, weft plan {named} --serve says how fast it would answer."
+    raise ConfigError(said)
+
+
 def _answers(
     context: typer.Context, path: Path, serves: Serves, changes: Sequence[str], *, is_json: bool
 ) -> Iterator[str]:
@@ -195,7 +238,7 @@ def _answers(
     is_run_file = path.is_file() or path.suffix == ".toml"
     if is_run_file:
         refuse(context, "a run file says it: --set stages=2 changes it", "stages")
-        if "kind" in load_tree(path):
+        if "kind" in _tree_in(path, context):
             raise ConfigError(f"{path} is a scenario, which trains and does not answer. Give its run file to --serve.")
     else:
         refuse(context, "the model was trained", "changes", "share", *_TRAINING)

@@ -17,20 +17,23 @@ import msgspec
 from weft.cli import settings
 from weft.cli.options import rate_bps
 from weft.codec.config import CodecConfig
-from weft.config import load
+from weft.config import alike, load
 from weft.dashboard import figures
-from weft.data.corpus import text_nbytes
+from weft.data.corpus import CorpusConfig, text_nbytes
 from weft.data.packing import CharactersConfig, make_tokenizer
 from weft.data.tokenizer import CharTokenizer
 from weft.errors import ConfigError, DataError, TooLarge
 from weft.ids import several
 from weft.model.config import ModelConfig
+from weft.peer.state.checkpoint import load_run, read_contents
 from weft.pipeline.config import PipelineConfig
 from weft.plan import profiles
 from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_per_s
 from weft.plan.timing import Line
-from weft.run.config import RunFile
-from weft.run.genesis import resolve
+from weft.run.amend import amended
+from weft.run.config import RunConfig, RunFile, SizedModel
+from weft.run.genesis import on_corpus, resolve
+from weft.run.idle import without_effect
 from weft.run.machine import PeerConfig
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
@@ -125,7 +128,44 @@ def run(path: Path, changes: Sequence[str], peers: int | None, own: Own, method:
     run_file = settings.run_file(path, changes, is_final=method.method is None)
     base = path.absolute().parent
     model, notes = model_of(run_file, base)
-    machines, more = _machines(own, run_file, model, peers or run_file.peers)
+    asked = _alike(run_file, model, peers or run_file.peers, own, method, prices, notes)
+    here = _needed(run_file, base) if own.device == HERE else None
+    return replace(asked, text_nbytes=_text_nbytes(run_file, base), here=here)
+
+
+def kept(folder: Path, peers: int | None, own: Own, method: Method, prices: Prices) -> Asked:
+    """Return the question of a run by its checkpoint on this machine, as it was amended, among peers that are alike.
+
+    Args:
+        peers: None: as many as are its members.
+
+    Raises:
+        CheckpointError: it cannot be read; ConfigError: a name or a figure makes no sense.
+    """
+    from weft.training.device import choose
+
+    contents, run = read_contents(folder), load_run(folder)
+    run = run if contents.charter is None else on_corpus(amended(run, contents.charter))
+    num = 1 if contents.head is None else max(1, len(contents.head.members))
+    unknown = {"model": SizedModel(), "data": CorpusConfig(), "peers": num, "run": None}  # what its maker's file said
+    asked = _alike(RunFile(**alike(RunFile, run) | unknown), run.model, peers or num, own, method, prices, ())
+    text_nbytes = run.data.train_text_nbytes + run.data.heldout_text_nbytes
+    here = None
+    if own.device == HERE and asked.stages == 1:
+        here = _needed_by(run, PeerConfig(), choose(PeerConfig()))
+    return replace(asked, text_nbytes=text_nbytes, here=here)
+
+
+def _alike(
+    run_file: RunFile,
+    model: ModelConfig,
+    num_peers: int,
+    own: Own,
+    method: Method,
+    prices: Prices,
+    notes: tuple[str, ...],
+) -> Asked:
+    machines, more = _machines(own, run_file, model, num_peers)
     asked = _ask(run_file, model, (machines,), method, prices, (*notes, *more))
     if own.tokens_per_s is not None:
         known = "as given"
@@ -137,8 +177,6 @@ def run(path: Path, changes: Sequence[str], peers: int | None, own: Own, method:
         assumed=tuple(note for note in asked.notes if note not in more),
         speed=f"{machines.tokens_per_s:,.0f} tokens/s by each peer, {known}",
         lines=f"{own.line_name}: {_mbit(line.up_bps)} up, {_mbit(line.down_bps)} down; --line names others",
-        text_nbytes=_text_nbytes(run_file, base),
-        here=_needed(run_file, base) if own.device == HERE else None,
     )
 
 
@@ -167,12 +205,18 @@ def needed_here(
     if run_file.stages > 1:
         return None
     from weft.plan.own_text import unsealed
+
+    with suppress(DataError):
+        return _needed_by(unsealed(run_file, base), settings, device)
+    return None
+
+
+def _needed_by(run: RunConfig, settings: PeerConfig, device: "Device") -> tuple[dict[str, int], int] | None:
     from weft.training.device import check_fits, needed_nbytes
 
-    with suppress(DataError, TooLarge):
-        sealed = unsealed(run_file, base)
-        micro_batch = check_fits(sealed, settings, device)
-        return needed_nbytes(sealed, settings, device, micro_batch), micro_batch
+    with suppress(TooLarge):
+        micro_batch = check_fits(run, settings, device)
+        return needed_nbytes(run, settings, device, micro_batch), micro_batch
     return None
 
 
@@ -283,12 +327,14 @@ def _ask(
     notes: tuple[str, ...],
 ) -> Asked:
     defaults = profiles.known().defaults
-    if (words := missed(run_file.train.schedule, run_file.train.tokens)) is not None:
-        notes = (*notes, f"train.tokens is {run_file.train.tokens:,}: {words}; change train.schedule, too")
+    train, num = run_file.train, sum(each.count for each in machines)
+    words = missed(train.schedule, train.tokens, train.batch_size * train.seq_len * num)
+    if words is not None and "train.schedule" not in without_effect(run_file):
+        notes = (*notes, f"train.tokens is {train.tokens:,}: {words}; change train.schedule, too")
     question = Question(
         model=model,
-        train=run_file.train,
-        choices=choices(run_file, sum(each.count for each in machines), method),
+        train=train,
+        choices=choices(run_file, num, method),
         machines=machines,
         cluster=_cluster(prices, run_file, model),
         has_even_leases=run_file.has_even_leases,

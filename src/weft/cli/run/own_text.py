@@ -91,8 +91,8 @@ class Wishes:
         """
         if given := self.all_given:
             raise ConfigError(
-                f"{', '.join(given)}: no effect on a run file, only on your own text. Leave them out; --set changes a "
-                "run file."
+                f"{', '.join(given)}: no effect on a run file, only on your own text. Leave "
+                f"{'it' if len(given) == 1 else 'them'} out; --set changes a run file."
             )
 
 
@@ -261,6 +261,7 @@ def _longer(text: Path, path: Path, wanted: str, home: Path) -> list[str]:
         ConfigError: it cannot be so long: the run has counted as much already, say.
     """
     from weft.plan import own_text
+    from weft.run.config import RunFile
 
     meant, tree = length("--length", wanted), load_tree(path)
     if meant.seconds is not None:
@@ -276,12 +277,15 @@ def _longer(text: Path, path: Path, wanted: str, home: Path) -> list[str]:
     changed = changes_of(())
     tokens = own_text.rounded(int(_tokens(meant, own_text.read_text(_source(text, changed), _whole(text).parent), 0)))
     run, counted = _least_counted(str(tree.get("name")), home)
-    if run is not None and tokens <= counted:
+    least = own_text.least_tokens(from_tree(tree, RunFile, where=str(path)))
+    if run is not None and tokens < counted + least:
+        left = "nothing" if tokens <= counted else f"less than a round, of {several(least, 'token')},"
+        more = own_text.rounded_up(max(2 * counted, counted + least))
         raise ConfigError(
             f"--length {wanted[:40]}: run {called(run)} has already counted {several(counted, 'token')}, and --length "
-            f"is the length of the whole run from its first round: {several(tokens, 'token')} would leave nothing to "
-            f"train. Nothing was started. Give more, such as --length {figures.amount(2 * counted)}tokens. To begin "
-            "another run of this text, leave out --go-on and add --new."
+            f"is the length of the whole run from its first round: {several(tokens, 'token')} would leave {left} to "
+            f"train. Nothing was started. Give more, such as --length {figures.amount(more)}tokens. To begin another "
+            "run of this text, leave out --go-on and add --new."
         )
     fields, schedule = ["train.tokens"], tree["train"].get("schedule", {})
     least = sum(int(schedule.get(name, 0)) for name in ("warmup_tokens", "decay_tokens"))
@@ -441,11 +445,25 @@ def _answered(
         )
         here = machine.pace_of(from_tree(draft | begins, RunFile, where=str(text)), base)
 
+    def described_by(tokens: int) -> tuple[dict[str, Any], RunFile]:
+        answers = own_text.Answers(name=name, size=size, tokens=tokens, peers=peers, context=context)
+        tree = own_text.run_tree(found, answers) | begins
+        for dotted, value in changed.items():
+            replace_field(tree, dotted, value)
+        return tree, from_tree(tree, RunFile, where=" ".join(f"--set {change}" for change in changes) or str(text))
+
     def tokens_of(given: str) -> int:
         tokens = own_text.rounded(int(_tokens(length("--length", given), found, peers * here.tokens_per_s)))
         if tokens > MAX_TOKENS:
             raise ConfigError(
                 f"--length {given[:40]}: these are {tokens:,} tokens, and a run has at most {MAX_TOKENS:,}."
+            )
+        if tokens < (least := own_text.least_tokens(described_by(tokens)[1])):
+            enough = own_text.rounded_up(least)
+            raise ConfigError(
+                f"--length {given[:40]}: that is {several(tokens, 'token')}, and with less than {least:,}, about a "
+                f"round, the learning rate is back at 0 before much is learnt. Give at least {figures.amount(enough)}"
+                f"tokens, which take {_about(enough / (peers * here.tokens_per_s))}."
             )
         return tokens
 
@@ -456,6 +474,7 @@ def _answered(
         _peers,
     )
     usual_tokens = own_text.usual_tokens(found, num, peers * here.tokens_per_s, USUAL_S)
+    usual_tokens = max(usual_tokens, own_text.rounded_up(own_text.least_tokens(described_by(usual_tokens)[1])))
     who = "this machine trains" if peers == 1 else f"{peers} machines as fast as this one train"
     tokens = asks.ask(
         f"how long: a while (2h), tokens (5Mtokens) or passes over the text (10passes); {who} at "
@@ -464,13 +483,10 @@ def _answered(
         f"{figures.amount(usual_tokens)}tokens",
         tokens_of,
     )
-    answers = own_text.Answers(name=name, size=size, tokens=tokens, peers=peers, context=context)
-    tree = own_text.run_tree(found, answers) | begins
-    for dotted, value in changed.items():
-        replace_field(tree, dotted, value)
-    described: RunFile = from_tree(tree, RunFile, where=" ".join(f"--set {change}" for change in changes) or str(text))
+    tree, described = described_by(tokens)
     for field in without_effect(described):  # of what weft writes; what somebody gave stays, and is told
         tree = tree if any(is_in(name, field) for name, _ in leaves(changed)) else leave_out(tree, field)
+    answers = own_text.Answers(name=name, size=size, tokens=tokens, peers=peers, context=context)
     if before is not None and described.train.schedule.lr == answers.lr:
         tell("learning rate: a third of that of a new model of this size, so that less is forgotten")
     here = machine.pace_of(described, base) if changed else here  # --set may have made another model of it

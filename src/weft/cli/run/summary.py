@@ -70,6 +70,8 @@ def summary(
         if before is not None:
             first = before.nats_per_byte if is_known else before.loss
             lines.append(f"{INDENT}before the first round it was {first:.4f}")
+            if round(per_byte if is_known else outcome.loss, 4) > round(first, 4):
+                lines += _worse(outcome)
         lines.append(f"{INDENT}{_WHAT_LOSS}")
         if is_known and outcome.loss != per_byte:
             lines.append(f"{INDENT}{figures.nats(outcome.loss)}, for this tokenizer only")
@@ -119,6 +121,18 @@ def _prompt(outcome: "Outcome") -> str:
     from weft.run.genesis import on_corpus
 
     return on_corpus(outcome.run).train.sample_prompt
+
+
+def _worse(outcome: "Outcome") -> list[str]:
+    """Return that a run has made worse what it began with, and what to try."""
+    from weft.run.genesis import on_corpus
+
+    lower = on_corpus(outcome.run).train.schedule.lr / 3
+    so_far = "is worse now" if outcome.reason == "complete" else "is worse so far"
+    return [
+        f"{INDENT}so the model {so_far}. Try another run after the old one, with",
+        f"{INDENT}more text, or a lower rate: --set train.schedule.lr={lower:.1g}",
+    ]
 
 
 def _goes_on(outcome: "Outcome", command: str, begun: Begun) -> list[str]:

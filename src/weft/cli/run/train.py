@@ -127,8 +127,10 @@ def train(
         from weft.store.home import Home
 
         names = Names()
-        if kind == "text":  # of which another run would be made anew, without what its run file says
-            typed = shlex.join([str(path), *(part for change in changed for part in ("--set", change))])
+        if kind == "text" and not (is_made and before is not None):  # that is said of the same command
+            # Of the text another run would be made without what its run file says; one made now is taken away again.
+            of, sets = (what, changes or ()) if is_made else (str(path), changed)
+            typed = shlex.join([of, *(part for change in sets for part in ("--set", change))])
             names = Names(train=f"{command_for(home_of(context))} train {typed}")
         options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, names=names)
         described = None if kept else (settings.run_file(path, changed), path.absolute().parent)

@@ -454,8 +454,8 @@ def _tell(model: "Model", how: str) -> None:
     said = f"{model.id}: {how}; a conversation has at most {model.context:,} tokens"
     print(said, file=sys.stderr)  # noqa: T201
     if model.template is None:
-        text = "the model has no chat template: in chats it is given plain turns (User: ...) and goes on from them"
-        print(text, file=sys.stderr)  # noqa: T201
+        text = "the model has no chat template: in chats it is given plain turns (User: ...), and goes on with that"
+        print(f"{text} text rather than holds a conversation", file=sys.stderr)  # noqa: T201
 
 
 def tell_address(address: str, host: str, keys: "KeysOfFile | None") -> None:

@@ -73,8 +73,14 @@ def lr(config: ScheduleConfig, committed_tokens: int) -> float:
     assert_never(config)
 
 
-def missed(config: ScheduleConfig, tokens: int) -> str | None:
-    """Return what a run that ends at `tokens` does not come to, in words; None: its schedule ends no later."""
+def missed(config: ScheduleConfig, tokens: int, first: int) -> str | None:
+    """Return what a run that ends at `tokens` does not come to, in words; None: its schedule ends no later.
+
+    Args:
+        first: tokens of all peers' first step.
+    """
+    if not lr(config, first):
+        return f"a step of all peers has {first:,}, and by then the learning rate is 0, so nothing is learnt"
     if tokens < config.warmup_tokens:
         return f"all of it is warm-up, and the rate never reaches its peak (warmup_tokens is {config.warmup_tokens:,})"
     if not isinstance(config, ConstantConfig) and tokens < config.total_tokens:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unit.cli.small import Weft
+from unit.cli.small import Kept, Weft, as_trained
+from unit.cli.test_bad_input import refused
 from weft.cli.plan.question import time
 from weft.config import load
 from weft.run.config import RunFile
@@ -42,6 +43,29 @@ def test_a_plan_tells_time_bytes_memory_energy_money_and_method(weft: Weft, run_
     assert "* " in answer.out
     assert "165.2 TFLOP/s" in answer.out
     assert "2503.09799" in answer.out
+
+
+def test_what_is_no_run_file_is_refused_with_the_command_that_is_meant_for_it(weft: Weft, tmp_path: Path) -> None:
+    poem = tmp_path / "poem.txt"
+    poem.write_text("It was a calm sea.\n")
+    refused(weft, 2, f"{poem} is no run file. If it is text of your own, weft train {poem} says what", "plan", poem)
+    assert "--serve" not in refused(weft, 2, "is no run file", "plan", poem)
+    refused(weft, 2, f"If it is a model, weft plan {tmp_path} --serve says how fast", "plan", tmp_path)
+    refused(weft, 2, f"weft train {poem} says what that takes", "plan", poem, "--serve")
+    refused(weft, 17, "'nothing' is not a run file, or a run of this home", "plan", "nothing")
+    refused(weft, 2, "gone.toml: no such file", "plan", tmp_path / "gone.toml")
+
+
+def test_a_run_of_this_home_is_planned_as_its_run_file_is(weft: Weft, kept: Kept, run_path: Path) -> None:
+    as_trained(kept.folder, 3, 5_000)
+    by_file = weft("plan", run_path, *FAST, "--details").out
+    assert "4 peers" in by_file
+    for given in ("last", "small", kept.run.run[:8]):
+        answer = weft("plan", given, *FAST, "--details")
+        assert (answer.code, answer.err, answer.out) == (0, "", by_file)
+    (alone,) = {weft("plan", given, *FAST[:2]).out for given in ("last", run_path)}  # of which it has one member
+    assert "1 peer" in alone
+    refused(weft, 2, "--set has no effect: a run of this home is planned as it is", "plan", "last", "--set", "seed=1")
 
 
 def test_without_options_this_machine_is_timed_and_eight_lines_say_what_a_newcomer_needs(

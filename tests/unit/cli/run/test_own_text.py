@@ -3,6 +3,7 @@
 import gzip
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from weft.launch.corpus import Corpus
 from weft.launch.session import Options
 from weft.peer.state.checkpoint import load as load_checkpoint
 from weft.run.config import FolderModel, RunFile
+from weft.sync.method.schedule import lr
 
 TEXT = "".join(f"It was day {n}, and the sea was calm.\n" for n in range(400))  # 15 kB
 
@@ -123,6 +125,49 @@ def test_a_wrong_unit_is_refused_before_anything_is_read_or_timed(weft: Weft, no
     assert "--length 10minuts: that is no length. Allowed" in words(answer)
     assert "as given" not in words(answer)
     assert "held out" not in words(answer)
+
+
+def test_thousands_as_much_of_europe_writes_them_are_refused_with_both_readings(weft: Weft, notes: Path) -> None:
+    said = refused(weft, 2, "that may be 2,000 or 2.", "train", notes, "--yes", "--length", "2.000tokens")
+    assert "Write 2000tokens or 2tokens." in said
+    assert "held out" not in said
+    assert not notes.with_name("notes.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "more", "least"),
+    [
+        ("1ktokens", (), "that is 1,000 tokens, and with less than 10,240, about a round"),
+        ("10ktokens", (), "Give at least 11ktokens, which take about 2 min."),
+        ("15ktokens", ("--peers", "2"), "Give at least 21ktokens"),
+        ("50s", (), "that is 5,000 tokens, and with less than 10,240, about a round"),
+        ("0.1passes", (), "that is 1,300 tokens, and with less than 10,240, about a round"),
+        ("1ktokens", ("--set", "method.every=1"), "that is 1,000 tokens, and with less than 1,025, about a round"),
+    ],
+)
+def test_a_length_in_which_nothing_is_learnt_is_refused_with_the_least_one(
+    weft: Weft, notes: Path, begun: Begun, given: str, more: tuple[str, ...], least: str
+) -> None:
+    answer = weft("train", notes, "--yes", "--length", given, *more)
+    assert answer.code == 2
+    assert least in words(answer)
+    assert not notes.with_name("notes.toml").exists()
+    assert weft("train", notes, "--yes", "--length", "21ktokens", *more).code == 0
+    described = begun[0][0].described
+    assert described is not None
+    train = described[0].train
+    assert lr(train.schedule, train.batch_size * train.seq_len * described[0].peers) > 0
+
+
+def test_the_usual_length_is_a_round_at_least_however_slow_the_machine_is(
+    weft: Weft, notes: Path, begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = replace(speed_here.measure(), tokens_per_s=0.5)  # type: ignore[call-arg]
+    monkeypatch.setattr(speed_here, "measure", lambda *_args, **_options: slow)
+    assert weft("train", notes, "--yes").code == 0
+    described = begun[0][0].described
+    assert described is not None
+    assert described[0].train.tokens == 11_000
 
 
 def test_a_field_that_is_not_there_is_refused_before_anything_is_timed(
@@ -257,6 +302,8 @@ def test_a_length_that_the_run_has_counted_already_is_refused(
         assert f"--length {given}: run {kept.run.run[:8]} (small) has already counted 100,000 tokens" in said
         assert "the whole run from its first round" in said
         assert "Give more, such as --length 200ktokens." in said
+    said = refused(weft, 2, "would leave less than a round, of 10,240 tokens, to train", *longer, "110ktokens")
+    assert "Give more, such as --length 200ktokens." in said
     refused(
         weft, 2, "--length and --set train.tokens exclude each other", *longer, "200k tokens", "--set", "train.tokens=1"
     )
@@ -321,6 +368,21 @@ def test_a_start_that_fails_takes_its_run_file_away_and_the_right_command_begins
     of_same_name.write_text(notes.read_text())
     assert "is removed again" in words(weft("train", of_same_name, *length))  # the run of that name is another
     assert not of_same_name.with_name("notes.toml").exists()
+
+
+def test_a_start_that_is_refused_names_the_text_and_not_the_file_that_it_took_away(
+    weft: Weft, notes: Path, kept: Kept, home: Path
+) -> None:
+    as_trained(kept.folder, 3, 5_000)
+    name = kept.run.name
+    failed = weft("train", notes, "--yes", "--length", "3passes", "--run-name", name, "--set", "seed=7", *LOCAL)
+    said = words(failed)
+    assert failed.code == 2
+    assert "is removed again" in said
+    assert not notes.with_name("notes.toml").exists()
+    command = f"`weft --home {home} train {notes} --set seed=7"
+    assert f"For a new run beside it, which begins anew: {command} --new`" in said
+    assert f"To begin another run with what it has learnt: {command} --after {kept.run.run[:8]}`" in said
 
 
 def test_a_run_file_that_began_nothing_sends_nobody_in_a_circle(weft: Weft, notes: Path, begun: Begun) -> None:
@@ -445,6 +507,15 @@ def test_what_is_neither_is_refused_with_what_to_do(weft: Weft, tmp_path: Path, 
     (files / "a.toml").write_text("")
     refused(weft, 2, "holds run files: a.toml", "train", files)
     refused(weft, 2, "--size, --yes: no effect on a run file", "train", run_path, "--size", "nano", "--yes")
+    refused(
+        weft,
+        2,
+        "--size: no effect on a run file, only on your own text. Leave it out",
+        "train",
+        run_path,
+        "--size",
+        "nano",
+    )
     little = notes.with_name("little.txt")
     little.write_text("few words")
     refused(weft, 11, "too little text to train on: 9 bytes", "train", little, "--yes")

@@ -92,6 +92,22 @@ def test_the_heldout_loss_is_told_with_its_round_and_its_tokens(kept: Kept) -> N
     assert "at round 10, on 65,536 tokens; weft eval takes all held-out text" in text
 
 
+def test_a_run_that_made_worse_what_it_began_with_says_so_and_what_to_try(kept: Kept) -> None:
+    def told(nats_per_byte: float, reason: str = "complete") -> str:
+        before = Evaluated(
+            round=Round(0), loss=1.2, nats_per_byte=nats_per_byte, num_tokens=65_536, committed_tokens=Tokens(0)
+        )
+        ended = replace(outcome_of(kept), reason=reason)
+        return " ".join(summary(ended, View(), "weft", before=before).split())
+
+    worse = told(1.4)  # it ends at 1.5
+    assert "before the first round it was 1.4000 so the model is worse now. Try another run after the old one" in worse
+    assert "with more text, or a lower rate: --set train.schedule.lr=0.0003" in worse
+    assert "the model is worse so far" in told(1.4, "stopped by Ctrl-C")
+    for no_worse in (told(1.5), told(1.6)):
+        assert "worse" not in no_worse
+
+
 def test_a_long_path_has_a_line_of_its_own_and_all_others_fit_the_terminal(kept: Kept) -> None:
     lines = {ANNA: Line(name="anna", state="left", round=11)}
     folder = Path("/home") / ("a" * 90)

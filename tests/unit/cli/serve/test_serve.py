@@ -128,7 +128,13 @@ def test_a_checkpoint_is_asked_as_curl_asks_until_ctrl_c(kept: Kept, home: Path)
     last = [each for each in rest.splitlines() if each.startswith("data: ")][-1]
     assert "[DONE]" in last or json.loads(last[6:])["error"]["code"] == "unloaded"
     said = "".join(served.said)
-    for words in ("reading run small", "round 0", "mine: ", "no chat template", f"weft chat {served.address}v1\n"):
+    for words in (
+        "reading run small",
+        "round 0",
+        "mine: ",
+        "rather than holds a conversation",
+        f"weft chat {served.address}v1\n",
+    ):
         assert words in said
     assert said.endswith("stopped\n")
     for words in ("Traceback", "TLS"):

@@ -71,6 +71,9 @@ def test_wsd_is_flat_and_then_linear() -> None:
     ("config", "tokens", "words"),
     [
         (ConstantConfig(), 1, None),
+        (WsdConfig(decay_tokens=5, total_tokens=10), 10, "has 10, and by then the learning rate is 0"),
+        (WsdConfig(decay_tokens=5, total_tokens=11), 11, None),
+        (WsdConfig(decay_tokens=5, total_tokens=10, floor=0.1), 10, None),
         (ConstantConfig(warmup_tokens=100), 99, "all of it is warm-up"),
         (ConstantConfig(warmup_tokens=100), 100, None),
         (CosineConfig(warmup_tokens=100, total_tokens=500), 101, "before the rate has come down"),
@@ -79,7 +82,7 @@ def test_wsd_is_flat_and_then_linear() -> None:
     ],
 )
 def test_what_a_shorter_run_does_not_come_to(config: ScheduleConfig, tokens: int, words: str | None) -> None:
-    found = missed(config, tokens)
+    found = missed(config, tokens, 10)
     assert found is None if words is None else words in str(found)
 
 
