@@ -188,6 +188,8 @@ def test_a_change_is_blamed_and_not_the_file(weft: Weft, run_path: Path) -> None
         (("--set", "train.tokens=320", "--set", "train.tokens=640"), "--set train.tokens is given twice"),
         (("--log", "foo"), "--log foo: should be tensorboard:FOLDER"),
         (("--name", "a\nb"), "--name"),
+        (("--name", ""), "--name is empty. Give the name that others should see"),
+        (("--name", " "), "--name is empty. Give the name that others should see"),
     ],
 )
 def test_a_bad_option_of_this_machine_is_2(weft: Weft, run_path: Path, options: tuple[str, ...], words: str) -> None:
@@ -207,6 +209,10 @@ def test_a_bad_place_for_curves_is_refused_before_anything_is_asked(weft: Weft, 
     (tmp_path / "notes.txt").write_text("text")
     refused(weft, 2, "--log foo", "train", tmp_path / "notes.txt", "--log", "foo")
     refused(weft, 2, "--log foo", "join", a_ticket(), "--log", "foo")
+
+
+def test_an_empty_name_is_refused_by_join_as_by_train(weft: Weft) -> None:
+    refused(weft, 2, "--name is empty", "join", a_ticket(), "--name", "")
 
 
 def test_a_bad_machine_file_is_2(weft: Weft, run_path: Path, tmp_path: Path) -> None:
