@@ -1,5 +1,6 @@
 """`weft report` and `weft compare`: what a run came to, or several, in one file that can be sent around."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,8 +85,26 @@ def compare(
     if len(runs) < 2:
         raise ConfigError("one run cannot be compared. Name two or more, or make a report: weft report RUN")
     home = home_of(context)
-    told = [Run.load(logs_of(run, home), is_public=True) for run in runs]
+    paths = [logs_of(run, home) for run in runs]
+    _require_others(runs, paths)
+    told = [Run.load(path, is_public=True) for path in paths]
     _write(out or Path("compare.html"), "Runs side by side", compared(told))
+
+
+def _require_others(given: Sequence[str], paths: Sequence[Path]) -> None:
+    """
+    Raises:
+        ConfigError: two of those given mean the same logs.
+    """
+    found: dict[frozenset[Path], str] = {}
+    for name, path in zip(given, paths, strict=True):
+        logs = frozenset(log.resolve() for log in find_logs(path))
+        if logs in found:
+            raise ConfigError(
+                f"{found[logs]} and {name} are the same run, so there is nothing to compare. Name another one (`weft "
+                "runs` lists those of this home), or make a report of this one: weft report RUN"
+            )
+        found[logs] = name
 
 
 def _write(path: Path, title: str, sections: "list[Section]") -> None:
