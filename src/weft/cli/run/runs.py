@@ -219,16 +219,17 @@ def _is_anchored(held: "Held", home: "Home") -> bool:
 
 def _line(known: Known) -> str:
     parts = []
-    if known.stands is not None:
+    is_waiting = known.state == "running" and not known.trained_at  # for its first checkpoint since it trains here
+    if known.stands is not None and (known.stands.round or not is_waiting):
         share = f", {figures.percent(known.stands.committed_tokens, known.total_tokens)}" if known.total_tokens else ""
         parts.append(f"round {known.stands.round}{share}")
-    else:
+    elif known.stands is None:
         parts.append("its checkpoint is damaged" if known.is_damaged else "no checkpoint")
     if known.trained_at:
         ago = max(0.0, SystemClock().wall() - known.trained_at)
         parts.append(f"trained {figures.duration(ago)} ago")
     elif known.stands is not None:
-        parts.append("not trained here yet")
+        parts.append("nothing trained here is saved yet" if is_waiting else "not trained here yet")
     shared = f" (and {figures.nbytes(known.held.shared_nbytes)} shared)" if known.held.shared_nbytes else ""
     parts.append(f"{figures.nbytes(known.held.nbytes)}{shared}")
     return ", ".join(parts)

@@ -158,6 +158,23 @@ def test_a_run_that_is_trained_now_is_listed_so_and_not_deleted(weft: Weft, kept
     assert weft("runs", "delete", "small", "--yes").code == 0
 
 
+@pytest.mark.parametrize(("round", "stands"), [(0, ""), (45, "round 45, 100 %, ")])
+def test_of_a_run_that_is_trained_now_it_is_not_said_that_it_was_not(
+    weft: Weft, kept: Kept, round: int, stands: str
+) -> None:
+    if round:
+        as_trained(kept.folder, round, 0, 320)  # it was joined
+    lock = take_lock(kept.folder.parent / "lock")
+    assert lock is not None
+    try:
+        first, how = weft("runs").out.splitlines()
+    finally:
+        lock.release()
+    assert first.startswith(f"{kept.run.run[:8]}  small  {stands}nothing trained here is saved yet, ")
+    assert how.strip().endswith(" trains it now")
+    assert "not trained here yet" in weft("runs").out
+
+
 def test_a_run_that_an_anchor_keeps_is_not_deleted(weft: Weft, kept: Kept, home: Path) -> None:
     key = Path(weft("keys", "new").out.split()[1])
     folder = home / "runs" / kept.run.run / read_peer(key)
