@@ -110,9 +110,17 @@ def summary(
             "",
         ]
     run = short(outcome.run.run)
-    lines.append(gather_next(command, run) if is_part else try_next(command, run, _prompt(outcome)))
+    if not _is_untrained(outcome):
+        lines.append(gather_next(command, run) if is_part else try_next(command, run, _prompt(outcome)))
     lines += _longer(outcome, command, begun, num_members) if is_complete else _goes_on(outcome, command, begun)
     return "\n".join(lines)
+
+
+def _is_untrained(outcome: "Outcome") -> bool:
+    """Return whether the model is what its seed made of it: of no use to anybody."""
+    from weft.run.genesis import on_corpus
+
+    return not outcome.committed_tokens and on_corpus(outcome.run).is_seeded
 
 
 def _prompt(outcome: "Outcome") -> str:

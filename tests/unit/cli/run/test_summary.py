@@ -119,6 +119,20 @@ def test_who_stopped_reads_how_to_go_on_and_with_which_prompt_to_generate(kept: 
     assert summary(private, View(), "weft").endswith("to go on with the run: the same command again")
 
 
+def test_what_nobody_has_trained_is_not_offered_for_use(kept: Kept) -> None:
+    """Who stopped while it waited for others has random weights; with weights of elsewhere they are of use."""
+    waited = replace(outcome_of(kept), reason="stopped by Ctrl-C", round=Round(0), committed_tokens=Tokens(0))
+    text = summary(waited, View(), "weft")
+    assert "try next" not in text
+    for verb in ("generate", "eval", "export", "serve"):
+        assert f"weft {verb}" not in text
+    assert lines_after(text, "to go on with the run") == [f"weft train {kept.run.run[:8]}"]
+    learnt = replace(waited, run=msgspec.structs.replace(kept.run, is_seeded=False))
+    assert "try next" in summary(learnt, View(), "weft")
+    section = replace(cut(kept, Path("run") / "stage-1" / "checkpoint"), committed_tokens=Tokens(0))
+    assert "gather" not in summary(section, View(), "weft")
+
+
 def test_who_has_a_complete_run_reads_how_to_train_longer(kept: Kept) -> None:
     run, longer = kept.run.run[:8], "to train longer, or on more text"
     more = f"weft train MORE.txt --after {run}"
