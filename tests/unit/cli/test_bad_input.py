@@ -66,6 +66,15 @@ def test_nobody_reachable_is_22(weft: Weft) -> None:
     assert "Ask a member for a fresh ticket, which `weft ticket` prints there" in said
 
 
+@pytest.mark.parametrize("verb", ["join", "anchor"])
+def test_a_ticket_that_nobody_answers_leaves_no_run_in_the_home(weft: Weft, home: Path, verb: str) -> None:
+    options = ("--yes", *LOCAL) if verb == "join" else ("--host", "127.0.0.1", "--transports", "tls", "--quiet")
+    refused(weft, 22, "nothing listens there", verb, a_ticket(), *options)
+    assert weft("runs").out == ""
+    for verb_of_a_run in ("watch", "status", "report", "generate", "train", "eval"):
+        refused(weft, 17, f"There is no run in {home} yet.", verb_of_a_run, "last")
+
+
 def test_a_ticket_of_this_very_key_says_so(weft: Weft, tmp_path: Path) -> None:
     (tmp_path / "home" / "keys").mkdir(parents=True)
     copied = open_identity(tmp_path / "copied.pem", create=True)

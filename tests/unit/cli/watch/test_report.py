@@ -261,6 +261,21 @@ def test_a_run_of_this_home_is_told_by_its_name_its_digits_or_as_the_last(
     assert f"holds runs {kept.run.run[:8]} (small)" in refused(weft, 17, "a run of this home", "report", "smell")
 
 
+def test_of_a_run_in_which_nobody_took_part_nothing_is_reported(weft: Weft, kept: Kept, tmp_path: Path) -> None:
+    log = kept.folder.parent / "log.jsonl"
+    tried = (TransportUp(transport="tls", addresses=()), Notice(text="this peer is called bert"))
+    write_log(log, A, *((float(at), event) for at, event in enumerate(tried)))
+    out = tmp_path / "report.md"
+    answer = weft("report", "last", "--out", out)
+    assert answer.code == 2
+    said = " ".join(answer.err.split())
+    assert "no peer has taken part in run small yet, as far as is known here, so there is nothing to report" in said
+    assert "weft join -" in said
+    assert not out.exists()
+    write_log(log, A, (1.0, msgspec.structs.replace(started("anna"), run=kept.run.run)))
+    assert weft("report", "last", "--out", out).code == 0  # it waits for others
+
+
 def test_one_run_under_two_names_is_not_compared_with_itself(weft: Weft, kept: Kept, tmp_path: Path) -> None:
     write_log(kept.folder.parent / "log.jsonl", A, (1.0, started("anna")), (2.0, step(3.0)))
     out = tmp_path / "both.md"
