@@ -206,12 +206,12 @@ def _require_no_sections(folder: Path | None) -> None:
 
 def _damaged(checkpoint: Path, run: Path, home: Path, *, is_last: bool) -> str:
     """Return that the newest checkpoint of a run cannot be read, and what to do."""
-    weft, which = command_for(home), ", the run trained last," if is_last else ""
+    weft, which = command_for(home), ", which was trained last," if is_last else ""
     others = [called(each) for each in runs_of(home) if each != run and on_disk(each).standing is not None]
     instead = f"To use another run, name it by its digits: {', '.join(others[:_MAX_LISTED])}. " if others else ""
     return (
-        f"the checkpoint of {called(run)}{which} is damaged: {checkpoint / CHECKPOINT_FILE} is cut short or altered. "
-        f"{instead}To remove this one: {weft} runs delete {short(run.name)}. If other peers hold it, join it again "
+        f"the checkpoint of run {called(run)}{which} is damaged: {checkpoint / CHECKPOINT_FILE} is cut short or "
+        f"altered. {instead}To remove this one: {weft} runs delete {short(run.name)}. If other peers hold it, join it again "
         f"then: {weft} join -"
     )
 

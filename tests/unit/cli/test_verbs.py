@@ -277,7 +277,7 @@ def test_a_damaged_checkpoint_is_refused_and_no_other_model_takes_its_place(
     os.utime(file, (500, 500))  # copied, with times that are no help
     for given in ("last", run):
         said = refused(weft, 40, f"is damaged: {file} is cut short or altered", "generate", given)
-        assert f"the checkpoint of {run} (small)" in said
+        assert f"the checkpoint of run {run} (small)" in said
         assert ("trained last" in said) == (given == "last")
         assert "name it by its digits: cdcdcdcd (small)" in said
         assert f"weft --home {home} runs delete {run}" in said

@@ -63,9 +63,9 @@ def report(
     found = Run.of(tuple(dict.fromkeys(logs)), told, known, is_public=True, title=title)
     if not found.history.now.peers:
         raise ConfigError(
-            f"no peer has taken part in run {found.title} yet, as far as is known here, so there is nothing to report. To "
-            "join it: weft join - with a fresh ticket. To report another run, name it: `weft runs` lists those of this "
-            "home."
+            f"no peer has taken part in run {found.title} yet, as far as is known here, so there is nothing to report. "
+            "To join it: weft join - with a fresh ticket. To report another run, name it: `weft runs` lists those of "
+            "this home."
         )
     _write(out or Path("report.html"), f"Run {found.title}", told_of(found))
 
