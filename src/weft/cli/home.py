@@ -8,10 +8,10 @@
     a run, as above                             its newest checkpoint in this home
 
 A file or folder comes before a run that is called as it is, if it holds what is looked for. Where it does not, the run
-is taken, and that is said. The newest checkpoint is the one that was trained last on
-this machine. A run that was only joined again, or has just begun, comes after those, whenever it was saved. A
-damaged checkpoint does not say when it was trained: it counts as trained when it was saved, and is refused where it is
-the newest, since the next one is another model.
+is taken, and that is said. The newest checkpoint is the one that was trained last on this machine. A run that was only
+joined again, or has just begun, comes after those, whenever it was saved. A damaged checkpoint does not say when it was
+trained: it counts as trained when it was saved, and is refused where it is the newest, since the next one is another
+model.
 
 In a run with stages each peer keeps sections, which are no model: none of these chooses them, and an error says how
 a model is made of them (`weft gather`). Of checkpoints it reads only when they were trained.
@@ -211,8 +211,8 @@ def _damaged(checkpoint: Path, run: Path, home: Path, *, is_last: bool) -> str:
     instead = f"To use another run, name it by its digits: {', '.join(others[:_MAX_LISTED])}. " if others else ""
     return (
         f"the checkpoint of run {called(run)}{which} is damaged: {checkpoint / CHECKPOINT_FILE} is cut short or "
-        f"altered. {instead}To remove this one: {weft} runs delete {short(run.name)}. If other peers hold it, join it again "
-        f"then: {weft} join -"
+        f"altered. {instead}To remove this one: {weft} runs delete {short(run.name)}. If other peers hold it, join it "
+        f"again then: {weft} join -"
     )
 
 
