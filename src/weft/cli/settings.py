@@ -79,7 +79,7 @@ class Here:
         if self.name is not None and not self.name.strip():
             allowed = _ALLOWED["name"][1]
             raise ConfigError(
-                f'--name is empty. Give the name that others should see ({allowed}): --name anna. Or leave it out.'
+                f"--name is empty. Give the name that others should see ({allowed}): --name anna. Or leave it out."
             )
         return {
             "name": self.name,

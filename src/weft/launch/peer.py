@@ -23,7 +23,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
-from weft.errors import CheckpointError, TicketMismatch, Unreachable, WeftError
+from weft.errors import CheckpointError, TicketMismatch, Unreachable
 from weft.events import Emit, Event, Notice, Working
 from weft.ids import PeerId, RunId, short
 from weft.launch.fetch import fetch_run

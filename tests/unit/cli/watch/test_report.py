@@ -277,7 +277,8 @@ def test_of_a_run_in_which_nobody_took_part_nothing_is_reported(weft: Weft, kept
 
 
 def test_one_run_under_two_names_is_not_compared_with_itself(weft: Weft, kept: Kept, tmp_path: Path) -> None:
-    write_log(kept.folder.parent / "log.jsonl", A, (1.0, started("anna")), (2.0, step(3.0)))
+    began = msgspec.structs.replace(started("anna"), run=kept.run.run)
+    write_log(kept.folder.parent / "log.jsonl", A, (1.0, began), (2.0, step(3.0)))
     out = tmp_path / "both.md"
     for other in ("small", "last", kept.folder.parents[1], kept.folder.parent / "log.jsonl"):
         answer = weft("compare", "last", other, "--out", out)
