@@ -280,6 +280,25 @@ async def test_a_join_that_is_refused_leaves_nothing_of_the_run_but_what_was_the
     assert kept.exists()
 
 
+async def test_a_join_that_is_stopped_before_its_person_answers_leaves_nothing_of_the_run(tmp_path: Path) -> None:
+    crew, asked, is_over = Crew(tmp_path, num_peers=2), threading.Event(), threading.Event()
+
+    def agree(_terms: Terms) -> bool:
+        asked.set()
+        return is_over.wait()
+
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await a.started.wait()
+        b = crew.join("b", a.ticket, agree_to=agree)
+        await asyncio.to_thread(asked.wait)
+        b.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await b.task
+        is_over.set()
+    assert names_in(Home(tmp_path / "b")) == set()
+
+
 async def test_a_key_that_was_made_for_a_join_that_failed_is_named(tmp_path: Path) -> None:
     """It stays: whom others refuse tells them whose key it is, so that they let it in."""
     crew, key = Crew(tmp_path, num_peers=2), tmp_path / "keys of mine" / "x.pem"
