@@ -8,8 +8,10 @@
     a run, as above                             its newest checkpoint in this home
 
 A file or folder comes before a run that is called as it is, if it holds what is looked for. Where it does not, the run
-is taken, and that is said. The newest checkpoint is the one that was trained last on
-this machine. A run that was only joined again, or has just begun, comes after those, whenever it was saved.
+is taken, and that is said. The newest checkpoint is the one that was trained last on this machine. A run that was only
+joined again, or has just begun, comes after those, whenever it was saved. A damaged checkpoint does not say when it was
+trained: it counts as trained when it was saved, and is refused where it is the newest, since the next one is another
+model.
 
 In a run with stages each peer keeps sections, which are no model: none of these chooses them, and an error says how
 a model is made of them (`weft gather`). Of checkpoints it reads only when they were trained.
@@ -36,6 +38,7 @@ CHECKPOINT_FILE = "checkpoint.json"
 TRAINED_AT_MS = "trained_at_ms"  # a counter in it
 LAST = "last"
 WHOLE = f"*/checkpoint/{CHECKPOINT_FILE}"  # in a run's folder
+_VECTORS = "*.safetensors"  # beside it
 _SECTIONS = f"stage-*/checkpoint/{CHECKPOINT_FILE}"  # in a peer's folder of a run with stages
 SECTIONS = f"*/{_SECTIONS}"
 _RUN = re.compile(r"[0-9a-f]{64}")
@@ -79,6 +82,8 @@ def find_checkpoint(given: str, home: Path) -> Path:
     if found is None:
         _require_no_sections(_newest(run.glob(SECTIONS)))
         raise CheckpointError(f"run {called(run)} has saved no checkpoint yet. {listing(home)}")
+    if _read(found / CHECKPOINT_FILE)[1] is None:
+        raise CheckpointError(_damaged(found, run, home, is_last=given == LAST))
     return found
 
 
@@ -199,6 +204,18 @@ def _require_no_sections(folder: Path | None) -> None:
         )
 
 
+def _damaged(checkpoint: Path, run: Path, home: Path, *, is_last: bool) -> str:
+    """Return that the newest checkpoint of a run cannot be read, and what to do."""
+    weft, which = command_for(home), ", which was trained last," if is_last else ""
+    others = [called(each) for each in runs_of(home) if each != run and on_disk(each).standing is not None]
+    instead = f"To use another run, name it by its digits: {', '.join(others[:_MAX_LISTED])}. " if others else ""
+    return (
+        f"the checkpoint of run {called(run)}{which} is damaged: {checkpoint / CHECKPOINT_FILE} is cut short or "
+        f"altered. {instead}To remove this one: {weft} runs delete {short(run.name)}. If other peers hold it, join it "
+        f"again then: {weft} join -"
+    )
+
+
 def _newest(*found: Iterable[Path]) -> Path | None:
     files = [path for group in found for path in group]
     return max(files, key=lambda path: trained_at(path.parent)).parent if files else None
@@ -305,6 +322,11 @@ class OnDisk:
     trained: tuple[bool, float, float]  # what orders runs by that: whether anything is kept, then as `trained_at`
     standing: Standing | None  # by the checkpoint that was trained last; None: none that can be read is kept
 
+    @property
+    def is_damaged(self) -> bool:
+        """Return whether checkpoints are kept, and none that can be read."""
+        return self.trained[0] and self.standing is None
+
 
 def on_disk(run: Path) -> OnDisk:
     """Return what of a run is kept here; each checkpoint is read once."""
@@ -322,7 +344,10 @@ def last_trained(run: Path) -> tuple[bool, float, float]:
 
 
 def trained_at(checkpoint: Path) -> tuple[float, float]:
-    """Return when what is in this folder was trained here (0.0: it was not) and when it was saved: wall seconds."""
+    """Return when what is in this folder was trained here (0.0: it was not) and when it was saved: wall seconds.
+
+    Of a damaged one both are when its vectors were written, for nobody knows more.
+    """
     return _read(checkpoint / CHECKPOINT_FILE)[0]
 
 
@@ -335,7 +360,8 @@ def _read(path: Path) -> "tuple[tuple[float, float], _Contents | None]":
             return (0.0, saved_at), contents
         at_ms = contents.counters.get(TRAINED_AT_MS)
         return (saved_at if at_ms is None else at_ms / 1000, saved_at), contents
-    return (0.0, saved_at), None
+    written_at = max(map(_age, path.parent.glob(_VECTORS)), default=saved_at)
+    return (written_at, written_at), None
 
 
 def _standing(contents: "_Contents") -> Standing:

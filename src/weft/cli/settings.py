@@ -40,8 +40,8 @@ class Here:
     """Who this peer is and how others reach it."""
 
     name: Annotated[
-        str, typer.Option(help="Name that others see. Default: the machine's name and a part of its key.")
-    ] = ""
+        str | None, typer.Option(help="Name that others see. Default: the machine's name and a part of its key.")
+    ] = None
     key: Annotated[
         Path | None,
         typer.Option(
@@ -76,8 +76,13 @@ class Here:
         Raises:
             ConfigError: names the option that cannot be read.
         """
+        if self.name is not None and not self.name.strip():
+            allowed = _ALLOWED["name"][1]
+            raise ConfigError(
+                f"--name is empty. Give the name that others should see ({allowed}): --name anna. Or leave it out."
+            )
         return {
-            "name": self.name or None,
+            "name": self.name,
             "tls.host": self.host,
             "tls.port": self.port,
             "transports": check_transports(self.transports),

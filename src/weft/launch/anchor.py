@@ -16,6 +16,7 @@ from weft.errors import NetError, PeerError, Refused
 from weft.events import PeerStarted
 from weft.ids import Digest, RunId
 from weft.keys import Identity, open_identity
+from weft.launch.runs import names_in, unless_begun
 from weft.launch.session import Options, Session, session
 from weft.net.multi_source import small_from
 from weft.net.ticket import Ticket, read
@@ -41,28 +42,31 @@ async def anchor(
     """
     ticket = read(ticket_text)
     limit_cores(options.settings.caps.cores)
-    async with session(options, ticket.run, _identity(options, ticket.run), ticket.admission()) as s:
-        await s.start()
-        outline = await _outline(s, ticket)
-        s.admit(outline, ticket.secret)
-        kept = Anchored(s.folder.anchored)
-        await asyncio.to_thread(kept.load)
-        context = AnchorContext(
-            node=s.node,
-            home=options.home,
-            kept=kept,
-            compute=s.compute,
-            clock=s.clock,
-            emit=s.emit,
-            max_parameters=options.settings.max_parameters,
-        )
-        keeping = Anchor(outline, context)
-        name = s.node.passport.name
-        with s.ticket(keeping.standing) as fresh:
-            async with s.guarded(keeping):
-                on_started(keeping, outline, fresh)
-                s.emit(PeerStarted(run=ticket.run, name=name, software=software, device="none", num_parameters=0))
-                return await keeping.keep()
+    run, before = ticket.run, names_in(options.home)
+    with unless_begun(run, options, before) as begun:
+        async with session(options, run, _identity(options, run), ticket.admission()) as s:
+            await s.start()
+            outline = await _outline(s, ticket)
+            begun()
+            s.admit(outline, ticket.secret)
+            kept = Anchored(s.folder.anchored)
+            await asyncio.to_thread(kept.load)
+            context = AnchorContext(
+                node=s.node,
+                home=options.home,
+                kept=kept,
+                compute=s.compute,
+                clock=s.clock,
+                emit=s.emit,
+                max_parameters=options.settings.max_parameters,
+            )
+            keeping = Anchor(outline, context)
+            name = s.node.passport.name
+            with s.ticket(keeping.standing) as fresh:
+                async with s.guarded(keeping):
+                    on_started(keeping, outline, fresh)
+                    s.emit(PeerStarted(run=run, name=name, software=software, device="none", num_parameters=0))
+                    return await keeping.keep()
 
 
 def _identity(options: Options, run: RunId) -> Identity:

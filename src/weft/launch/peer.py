@@ -23,13 +23,12 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
-from weft.errors import CheckpointError, TicketMismatch, Unreachable, WeftError
+from weft.errors import CheckpointError, TicketMismatch, Unreachable
 from weft.events import Emit, Event, Notice, Working
 from weft.ids import PeerId, RunId, short
-from weft.keys import Identity
 from weft.launch.fetch import fetch_run
 from weft.launch.guard import Guarded
-from weft.launch.runs import drop_unbegun, names_in
+from weft.launch.runs import names_in, unless_begun
 from weft.launch.session import Options, Session, present, session
 from weft.launch.terms import Kept, MemberWatch, Terms, terms
 from weft.net.admission import new_secret
@@ -174,23 +173,19 @@ async def found(work: Workload[P], options: Options, *, wait_for: int = 1, on_st
     def emit(event: Event) -> None:  # this peer has no name in the run yet
         (options.aside if isinstance(event, Working) else pending.append)(event)
 
-    before, is_prepared = names_in(options.home), False
+    before = names_in(options.home)
     genesis, data = await asyncio.to_thread(work.seal, options, emit)
     run = genesis.run
-    try:
-        with present(options, run, is_maker=True) as identity:
-            async with session(options, run, identity) as s:
-                for event in pending:
-                    s.emit(event)
-                require_unended(s.folder, run)
-                s.admit(genesis, read_secret(s.folder) or new_secret())
-                await s.start()
-                prepared, is_prepared = await work.prepare(s, genesis, (), data), True
-                return await _live(s, prepared, wait_for, on_started)
-    except WeftError:
-        if not is_prepared:  # nobody was invited
-            drop_unbegun(run, options.home, before)
-        raise
+    with unless_begun(run, options, before) as begun, present(options, run, is_maker=True) as identity:
+        async with session(options, run, identity) as s:
+            for event in pending:
+                s.emit(event)
+            require_unended(s.folder, run)
+            s.admit(genesis, read_secret(s.folder) or new_secret())
+            await s.start()
+            prepared = await work.prepare(s, genesis, (), data)
+            begun()  # from here on others may be invited
+            return await _live(s, prepared, wait_for, on_started)
 
 
 async def join(work: Workload[P], ticket_text: str, options: Options, *, on_started: OnStarted[P]) -> Outcome | None:
@@ -206,45 +201,45 @@ async def join(work: Workload[P], ticket_text: str, options: Options, *, on_star
         WeftError: as `Peer.join`, and what this machine cannot do.
     """
     ticket = read(ticket_text)
-    before = names_in(options.home)
-    with present(options, ticket.run, is_maker=False) as identity:
-        outcome = await _joined(work, ticket, options, identity, on_started)
-    if outcome is None:  # terms that were only read leave nothing behind
-        drop_unbegun(ticket.run, options.home, before)
-    return outcome
+    run, before = ticket.run, names_in(options.home)
+    with unless_begun(run, options, before) as begun, present(options, run, is_maker=False) as identity:
+        async with session(options, run, identity, ticket.admission()) as s:
+            require_unended(s.folder, run)
+            await s.start()
+            invited = await _invited(work, s, ticket)
+            if invited is None:  # terms that were only read leave nothing behind
+                await say_goodbye(s.node, "did not agree to the terms")
+                return None
+            begun()  # what is fetched from here on stays for the next try
+            genesis, members, charter = invited
+            s.admit(genesis, ticket.secret)
+            prepared = await work.prepare(s, genesis, members, None)
+            return await _live(s, replace(prepared, charter=charter or prepared.charter), None, on_started)
 
 
-async def _joined(
-    work: Workload[P], ticket: Ticket, options: Options, identity: Identity, on_started: OnStarted[P]
-) -> Outcome | None:
+async def _invited(
+    work: Workload[P], s: Session, ticket: Ticket
+) -> tuple[Genesis, list[PeerId], Charter | None] | None:
+    """Return the run, who let this peer in, and what holds of it now; None: its terms were not agreed to."""
     run = ticket.run
-    async with session(options, run, identity, ticket.admission()) as s:
-        require_unended(s.folder, run)
-        await s.start()
-        async with MemberWatch(s.node, s.clock) as watch:
-            members = await _members(s, ticket)
-            genesis = await fetch_run(s.node, members, options.home, options.settings.max_parameters)
-            charter = await charter_at(s.node, members[0]) if members else None
-            require_going(run, charter)
-            kept = None if members else _kept(s, genesis)
-            is_here = _is_complete_here(s, genesis, charter)
-            invitation = Invitation(
-                ticket,
-                genesis,
-                charter,
-                watch,
-                kept,
-                is_here=is_here,
-                member_at=_member_at(s),
-                has_taken_part=s.folder.ticket.exists(),  # of its own, since it was let in
-            )
-            has_agreed = await work.agree(s, invitation)
-        if not has_agreed:
-            await say_goodbye(s.node, "did not agree to the terms")
-            return None
-        s.admit(genesis, ticket.secret)
-        prepared = await work.prepare(s, genesis, members, None)
-        return await _live(s, replace(prepared, charter=charter or prepared.charter), None, on_started)
+    async with MemberWatch(s.node, s.clock) as watch:
+        members = await _members(s, ticket)
+        genesis = await fetch_run(s.node, members, s.options.home, s.options.settings.max_parameters)
+        charter = await charter_at(s.node, members[0]) if members else None
+        require_going(run, charter)
+        kept = None if members else _kept(s, genesis)
+        is_here = _is_complete_here(s, genesis, charter)
+        invitation = Invitation(
+            ticket,
+            genesis,
+            charter,
+            watch,
+            kept,
+            is_here=is_here,
+            member_at=_member_at(s),
+            has_taken_part=s.folder.ticket.exists(),  # of its own, since it was let in
+        )
+        return (genesis, members, charter) if await work.agree(s, invitation) else None
 
 
 async def _live(s: Session, prepared: Prepared[P], wait_for: int | None, on_started: OnStarted[P]) -> Outcome:

@@ -10,14 +10,14 @@ Failure:
 """
 
 import re
-from collections.abc import Container, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from weft.errors import DataError, KeyLocked, WeftError
 from weft.ids import PeerId, RunId, short
-from weft.launch.session import at_work, opening
+from weft.launch.session import Options, at_work, opening
 from weft.run.outline import Outline, named_by, read_outline
 from weft.store.home import Home
 from weft.wire import MAX_RECORD_NBYTES
@@ -140,6 +140,34 @@ def drop_unbegun(run: RunId, home: Home, before: Container[str]) -> None:
         for held in held_by(home):
             if held.run == run:
                 delete(held, home)
+
+
+@contextmanager
+def unless_begun(run: RunId, options: Options, before: Container[str]) -> Iterator[Callable[[], None]]:
+    """Yield what is to be called once a peer begins with a run, or has agreed to join it; where this ends before, leave
+    nothing of the run in the home.
+
+    A key that was made for it stays, since it may be what others are to let in; an error says so.
+
+    Args:
+        before: as of `drop_unbegun`.
+    """
+    makes_key, has_begun = options.key is not None and not options.key.exists(), False
+
+    def begun() -> None:
+        nonlocal has_begun
+        has_begun = True
+
+    try:
+        yield begun
+    except WeftError as error:
+        if makes_key and not has_begun and options.key is not None and options.key.exists():
+            text = str(error).rstrip(". ")
+            error.args = (f"{text}. The key {options.key} was made for this, and stays: the same command takes it.",)
+        raise
+    finally:
+        if not has_begun:
+            drop_unbegun(run, options.home, before)
 
 
 def _remove(path: Path) -> int:

@@ -174,6 +174,7 @@ class Terms:
     run: Genesis  # as amended: its own digest names nothing
     stages: tuple[int, ...]  # that this machine would hold; none: the run has no stages
     num_parameters: int  # that this machine would hold
+    data_nbytes: int  # of the run's data that are not here
     fetch_nbytes: int  # data, first weights and state, as far as they are not here
     disk_nbytes: int  # data and checkpoint
     process_nbytes: int  # of memory, that the program takes itself; where a loop of one's own trains: that it has taken
@@ -201,6 +202,10 @@ class Terms:
         done = f", {figures.percent(self.done_tokens, self.total_tokens)} done" if self.done_tokens else ""
         left = "" if self.left_s is None or self.is_complete else f"; about {figures.seconds(self.left_s)} left"
         return f"{figures.amount(self.total_tokens)} {what} to train{done}{left}"
+
+    @property
+    def to_fetch(self) -> str:
+        return figures.nbytes(self.fetch_nbytes) if self.fetch_nbytes else "nothing"
 
     @property
     def left_nbytes(self) -> float | None:
@@ -235,7 +240,7 @@ class Terms:
         return (
             f"joining run {short(self.ticket.run)} ({printable(self.run.name)}): {stands}"
             f"{figures.amount(self.num_parameters)} parameters; {self.length}; "
-            f"{figures.nbytes(self.fetch_nbytes)} to fetch, {figures.nbytes(self.disk_nbytes)} of disk, "
+            f"{self.to_fetch} to fetch, {figures.nbytes(self.disk_nbytes)} of disk, "
             f"about {memory} of memory; {figures.nbytes(self.round_nbytes)} a round among {self.num_peers} peers "
             f"with this one; {day}"
         )
@@ -313,7 +318,8 @@ def terms(
     stages = () if not isinstance(run, StagedConfig) else stages_of(run, heard.news, num_peers, me)
     parts = _parts(run, stages, num_peers, settings)
     num = sum(part.num_parameters for part in parts)
-    num_vectors = 1 + len(Method(run.method, run.optimizer).init(0))  # of the state: parameters, outer optimizer
+    # Of the state, parameters and outer optimizer, which are here where nobody else has them.
+    num_vectors = 0 if kept is not None else 1 + len(Method(run.method, run.optimizer).init(0))
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         num_vectors += 1
     data_nbytes = 0 if run.data is None else sum(info.nbytes for info in home.shards.missing(run.data))
@@ -331,6 +337,7 @@ def terms(
         run=run,
         stages=stages,
         num_parameters=num,
+        data_nbytes=data_nbytes,
         fetch_nbytes=fetch_nbytes,
         disk_nbytes=fetch_nbytes + 4 * num * CHECKPOINT_VECTORS,
         process_nbytes=process_nbytes() if isinstance(run, LoopConfig) else program_nbytes(choose(settings)),

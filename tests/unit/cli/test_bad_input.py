@@ -66,6 +66,15 @@ def test_nobody_reachable_is_22(weft: Weft) -> None:
     assert "Ask a member for a fresh ticket, which `weft ticket` prints there" in said
 
 
+@pytest.mark.parametrize("verb", ["join", "anchor"])
+def test_a_ticket_that_nobody_answers_leaves_no_run_in_the_home(weft: Weft, home: Path, verb: str) -> None:
+    options = ("--yes", *LOCAL) if verb == "join" else ("--host", "127.0.0.1", "--transports", "tls", "--quiet")
+    refused(weft, 22, "nothing listens there", verb, a_ticket(), *options)
+    assert weft("runs").out == ""
+    for verb_of_a_run in ("watch", "status", "report", "generate", "train", "eval"):
+        refused(weft, 17, f"There is no run in {home} yet.", verb_of_a_run, "last")
+
+
 def test_a_ticket_of_this_very_key_says_so(weft: Weft, tmp_path: Path) -> None:
     (tmp_path / "home" / "keys").mkdir(parents=True)
     copied = open_identity(tmp_path / "copied.pem", create=True)
@@ -188,6 +197,8 @@ def test_a_change_is_blamed_and_not_the_file(weft: Weft, run_path: Path) -> None
         (("--set", "train.tokens=320", "--set", "train.tokens=640"), "--set train.tokens is given twice"),
         (("--log", "foo"), "--log foo: should be tensorboard:FOLDER"),
         (("--name", "a\nb"), "--name"),
+        (("--name", ""), "--name is empty. Give the name that others should see"),
+        (("--name", " "), "--name is empty. Give the name that others should see"),
     ],
 )
 def test_a_bad_option_of_this_machine_is_2(weft: Weft, run_path: Path, options: tuple[str, ...], words: str) -> None:
@@ -218,6 +229,10 @@ def test_a_bad_place_for_curves_is_refused_before_anything_is_asked(weft: Weft, 
     (tmp_path / "notes.txt").write_text("text")
     refused(weft, 2, "--log foo", "train", tmp_path / "notes.txt", "--log", "foo")
     refused(weft, 2, "--log foo", "join", a_ticket(), "--log", "foo")
+
+
+def test_an_empty_name_is_refused_by_join_as_by_train(weft: Weft) -> None:
+    refused(weft, 2, "--name is empty", "join", a_ticket(), "--name", "")
 
 
 def test_a_bad_machine_file_is_2(weft: Weft, run_path: Path, tmp_path: Path) -> None:

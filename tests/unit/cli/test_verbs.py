@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from unit.cli.small import Kept, Weft, as_trained
-from unit.cli.test_bad_input import a_ticket
+from unit.cli.test_bad_input import a_ticket, refused
 from weft.cli import settings
 from weft.cli.demo.ngram_baseline import nats_per_byte
 from weft.cli.home import find_checkpoint
@@ -260,6 +260,32 @@ def test_last_is_the_run_that_was_trained_last(weft: Weft, kept: Kept, home: Pat
     assert find_checkpoint("last", home) == (kept.folder if state == "saved before it was told" else trained)
     assert find_checkpoint(kept.run.run[:8], home) == kept.folder
     assert "reading run small" in weft("export", "last", home / "out").err
+
+
+@pytest.mark.parametrize("damage", ["abc\n", "", "{}"])
+def test_a_damaged_checkpoint_is_refused_and_no_other_model_takes_its_place(
+    weft: Weft, kept: Kept, home: Path, damage: str
+) -> None:
+    import os
+
+    other = home / "runs" / ("cd" * 32) / ("ef" * 32) / "checkpoint"
+    shutil.copytree(kept.folder, other)
+    as_trained(other, 416, 1_000_000)
+    as_trained(kept.folder, 45, 2_000_000)
+    file, run = kept.folder / "checkpoint.json", kept.run.run[:8]
+    file.write_text(damage)
+    os.utime(file, (500, 500))  # copied, with times that are no help
+    for given in ("last", run):
+        said = refused(weft, 40, f"is damaged: {file} is cut short or altered", "generate", given)
+        assert f"the checkpoint of run {run} (small)" in said
+        assert ("trained last" in said) == (given == "last")
+        assert "name it by its digits: cdcdcdcd (small)" in said
+        assert f"weft --home {home} runs delete {run}" in said
+        assert f"weft --home {home} join -" in said
+    assert find_checkpoint("cdcd", home) == other
+    for vectors in kept.folder.glob("*.safetensors"):
+        os.utime(vectors, (500, 500))  # the other was trained later
+    assert find_checkpoint("last", home) == other
 
 
 def test_digits_that_fit_two_runs_are_not_guessed_at(kept: Kept, home: Path) -> None:

@@ -18,6 +18,7 @@ from weft.events import ActEnacted, DataReady, Notice, RoundCommitted, StepDone
 from weft.ids import RunId
 from weft.keys import Identity, open_identity, read_peer
 from weft.launch import corpus, peer
+from weft.launch.runs import names_in
 from weft.launch.terms import Terms, terms
 from weft.net.ticket import issue, read
 from weft.peer.peer import Peer
@@ -263,6 +264,61 @@ async def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
         await a.task
         with pytest.raises(Unreachable, match="nobody answered"):
             await crew.join("b", a.ticket).task
+    assert names_in(Home(tmp_path / "b")) == set(), "a join that failed leaves no run behind"
+
+
+async def test_a_join_that_is_refused_leaves_nothing_of_the_run_but_what_was_there(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2)
+    there = tmp_path / "c"
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await a.started.wait()
+        wrong = forged(a.ticket, secret=b"another secret!!")
+        kept = there / "runs" / a.peer.run.run / ("ab" * 32) / "log.jsonl"
+        kept.parent.mkdir(parents=True)
+        kept.write_text("")
+        for name in ("b", "c"):
+            with pytest.raises(Refused):
+                await crew.join(name, wrong).task
+        too_small = crew.join("d", a.ticket, max_parameters=1)  # it is let in, and cannot train the run
+        with pytest.raises(TooLarge):
+            await too_small.task
+    assert names_in(Home(tmp_path / "b")) == names_in(Home(tmp_path / "d")) == set()
+    assert kept.exists()
+
+
+async def test_a_join_that_is_stopped_before_its_person_answers_leaves_nothing_of_the_run(tmp_path: Path) -> None:
+    crew, asked, is_over = Crew(tmp_path, num_peers=2), threading.Event(), threading.Event()
+
+    def agree(_terms: Terms) -> bool:
+        asked.set()
+        return is_over.wait()
+
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await a.started.wait()
+        b = crew.join("b", a.ticket, agree_to=agree)
+        await asyncio.to_thread(asked.wait)
+        b.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await b.task
+        is_over.set()
+    assert names_in(Home(tmp_path / "b")) == set()
+
+
+async def test_a_key_that_was_made_for_a_join_that_failed_is_named(tmp_path: Path) -> None:
+    """It stays: whom others refuse tells them whose key it is, so that they let it in."""
+    crew, key = Crew(tmp_path, num_peers=2), tmp_path / "keys of mine" / "x.pem"
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await a.started.wait()
+        wrong = forged(a.ticket, secret=b"another secret!!")
+        with pytest.raises(Refused, match=f"The key {key} was made for this, and stays"):
+            await crew.join("b", wrong, key=key).task
+        assert key.exists()
+        with pytest.raises(Refused) as again:
+            await crew.join("b", wrong, key=key).task
+        assert "was made" not in str(again.value)
 
 
 async def test_a_run_goes_on_under_the_identity_that_keeps_it_or_not_at_all(tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ def describe(terms: "Terms") -> str:
     run = on_corpus(terms.run)
     if terms.is_complete:
         return "\n".join(_complete(terms))
-    where = "your own files, which stay here" if run.is_private else "the run's, fetched from members"
+    where = "the run's, fetched from members" if terms.data_nbytes else "the run's, which this machine has already"
+    where = "your own files, which stay here" if run.is_private else where
     memory = figures.nbytes(terms.process_nbytes + terms.memory_nbytes)
     return "\n".join(
         (
@@ -121,7 +122,7 @@ def describe(terms: "Terms") -> str:
             f"model     {_model(terms)}",
             f"data      {where}",
             *_stewards(len(run.stewards)),
-            f"to fetch  {figures.nbytes(terms.fetch_nbytes)}",
+            f"to fetch  {terms.to_fetch}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for the program itself, "
             f"{figures.nbytes(terms.memory_nbytes)} to train on "

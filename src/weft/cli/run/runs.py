@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from weft.store.home import Home
 
 _NO_NAME = "(no name)"
-State = Literal["running", "complete", "ended", "stopped", "empty", "unknown"]
+State = Literal["running", "complete", "ended", "stopped", "damaged", "empty", "unknown"]
 
 
 def make_app() -> typer.Typer:
@@ -106,7 +106,7 @@ def delete(
 
 def _what_goes(held: "Held", kept: OnDisk) -> str:
     has_any = kept.trained[0]
-    at = "with a checkpoint that cannot be read" if has_any else "without a checkpoint"
+    at = "with a damaged checkpoint" if has_any else "without a checkpoint"
     at = at if kept.standing is None else f"at round {kept.standing.round}"
     what = "checkpoints and logs" if has_any else "logs"
     more = f" and {figures.nbytes(held.alone_nbytes)} of data and settings" if held.alone_nbytes else ""
@@ -130,6 +130,7 @@ class Known:
     name: str | None  # None: its config is not here
     stands: Standing | None
     trained_at: float  # wall seconds; 0: it was not
+    is_damaged: bool  # its checkpoint is
     state: State
     how: str  # what a person types to go on, or why it does not
 
@@ -149,18 +150,27 @@ def _known(root: Path) -> Sequence[Known]:
     found = []
     pairs = [(held, on_disk(held.folder)) for held in held_by(home)]
     for held, kept in sorted(pairs, key=lambda pair: pair[1].trained, reverse=True):
-        state, how = _goes_on(held, kept.standing, home)
-        name, (_, at, _) = own_name(held.folder), kept.trained
-        found.append(Known(held=held, name=name, stands=kept.standing, trained_at=at, state=state, how=how))
+        state, how = _goes_on(held, kept, home)
+        found.append(
+            Known(
+                held=held,
+                name=own_name(held.folder),
+                stands=kept.standing,
+                trained_at=kept.trained[1],
+                is_damaged=kept.is_damaged,
+                state=state,
+                how=how,
+            )
+        )
     return found
 
 
-def _goes_on(held: "Held", stands: Standing | None, home: "Home") -> tuple[State, str]:
+def _goes_on(held: "Held", kept: OnDisk, home: "Home") -> tuple[State, str]:
     """Return in which state a run is here, and how it goes on."""
     from weft.launch.runs import at_work_here, missing_shards
     from weft.launch.session import who_keep
 
-    outline, weft = held.outline, command_for(home.root)
+    outline, stands, weft = held.outline, kept.standing, command_for(home.root)
     train = f"{weft} train {short(held.run)}"
     if (peer := at_work_here(home, held.run)) is not None:
         return "running", f"peer {short(peer)} trains it now"
@@ -170,6 +180,8 @@ def _goes_on(held: "Held", stands: Standing | None, home: "Home") -> tuple[State
         return "empty", f"a join that nobody answered; to remove it: {weft} runs delete {short(held.run)}"
     if outline is None:
         return "unknown", "another version of weft made it, or its config is damaged"
+    if kept.is_damaged:
+        return "damaged", f"to remove it: {weft} runs delete {short(held.run)}; then join it again, if others have it"
     if stands is None and any(held.folder.glob("*/anchored")):
         return "stopped", f"go on: {weft} anchor -"
     if stands is None:
@@ -207,16 +219,17 @@ def _is_anchored(held: "Held", home: "Home") -> bool:
 
 def _line(known: Known) -> str:
     parts = []
-    if known.stands is not None:
+    is_waiting = known.state == "running" and not known.trained_at  # for its first checkpoint since it trains here
+    if known.stands is not None and (known.stands.round or not is_waiting):
         share = f", {figures.percent(known.stands.committed_tokens, known.total_tokens)}" if known.total_tokens else ""
         parts.append(f"round {known.stands.round}{share}")
-    else:
-        parts.append("no checkpoint")
+    elif known.stands is None:
+        parts.append("its checkpoint is damaged" if known.is_damaged else "no checkpoint")
     if known.trained_at:
         ago = max(0.0, SystemClock().wall() - known.trained_at)
         parts.append(f"trained {figures.duration(ago)} ago")
     elif known.stands is not None:
-        parts.append("not trained here yet")
+        parts.append("nothing trained here is saved yet" if is_waiting else "not trained here yet")
     shared = f" (and {figures.nbytes(known.held.shared_nbytes)} shared)" if known.held.shared_nbytes else ""
     parts.append(f"{figures.nbytes(known.held.nbytes)}{shared}")
     return ", ".join(parts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.cli.home import CHECKPOINT_FILE
 from weft.cli.model.generate import excerpt
 from weft.cli.screen.draw import ring
 from weft.dashboard import figures
@@ -93,6 +94,8 @@ def summary(
         lines.append(
             "tickets      that name only this machine lead nowhere until it runs again: `weft ticket` on another"
         )
+    if _is_untrained(outcome) and not (outcome.checkpoint / CHECKPOINT_FILE).exists():
+        return "\n".join([*lines, "nothing was trained, and nothing is saved; to begin: the same command again"])
     lines.append(beside("checkpoint", outcome.checkpoint))
     is_part = outcome.checkpoint.parent.name.startswith(STAGE)
     if is_part:
@@ -112,9 +115,17 @@ def summary(
             "",
         ]
     run = short(outcome.run.run)
-    lines.append(gather_next(command, run) if is_part else try_next(command, run, _prompt(outcome)))
+    if not _is_untrained(outcome):
+        lines.append(gather_next(command, run) if is_part else try_next(command, run, _prompt(outcome)))
     lines += _longer(outcome, command, begun, num_members) if is_complete else _goes_on(outcome, command, begun)
     return "\n".join(lines)
+
+
+def _is_untrained(outcome: "Outcome") -> bool:
+    """Return whether the model is what its seed made of it: of no use to anybody."""
+    from weft.run.genesis import on_corpus
+
+    return not outcome.committed_tokens and on_corpus(outcome.run).is_seeded
 
 
 def _prompt(outcome: "Outcome") -> str:
@@ -180,7 +191,7 @@ def _moved(outcome: "Outcome") -> str:
 
 def _of_nothing(outcome: "Outcome", command: str) -> str:
     """Return the end of who held no part of the model this time; some may lie here from before."""
-    from weft.store.home import CHECKPOINT_FILE, PeerFolder
+    from weft.store.home import PeerFolder
 
     lines = [
         "",

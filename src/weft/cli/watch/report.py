@@ -1,5 +1,6 @@
 """`weft report` and `weft compare`: what a run came to, or several, in one file that can be sent around."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,6 +61,12 @@ def report(
         known = run_loop(_ask(ticket, transports, told))
     title = Path(runs[0]).absolute().name[:16] if runs and not tickets else ""
     found = Run.of(tuple(dict.fromkeys(logs)), told, known, is_public=True, title=title)
+    if not found.history.now.peers:
+        raise ConfigError(
+            f"no peer has taken part in run {found.title} yet, as far as is known here, so there is nothing to report. "
+            "To join it: weft join - with a fresh ticket. To report another run, name it: `weft runs` lists those of "
+            "this home."
+        )
     _write(out or Path("report.html"), f"Run {found.title}", told_of(found))
 
 
@@ -84,8 +91,26 @@ def compare(
     if len(runs) < 2:
         raise ConfigError("one run cannot be compared. Name two or more, or make a report: weft report RUN")
     home = home_of(context)
-    told = [Run.load(logs_of(run, home), is_public=True) for run in runs]
+    paths = [logs_of(run, home) for run in runs]
+    _require_others(runs, paths)
+    told = [Run.load(path, is_public=True) for path in paths]
     _write(out or Path("compare.html"), "Runs side by side", compared(told))
+
+
+def _require_others(given: Sequence[str], paths: Sequence[Path]) -> None:
+    """
+    Raises:
+        ConfigError: two of those given mean the same logs.
+    """
+    found: dict[frozenset[Path], str] = {}
+    for name, path in zip(given, paths, strict=True):
+        logs = frozenset(log.resolve() for log in find_logs(path))
+        if logs in found:
+            raise ConfigError(
+                f"{found[logs]} and {name} are the same run, so there is nothing to compare. Name another one (`weft "
+                "runs` lists those of this home), or make a report of this one: weft report RUN"
+            )
+        found[logs] = name
 
 
 def _write(path: Path, title: str, sections: "list[Section]") -> None:

@@ -54,7 +54,10 @@ MAX_CONTENTS_NBYTES = 256 << 20  # digests of 3 TB of vectors
 _OURS = re.compile(
     r"\.part-.*|(replicated|private)-[0-9]{1,18}\.safetensors|(run|tokenizer|came-with)-[0-9a-f]{16}\.bin"
 )
-_ADVICE = "Use another peer's checkpoint, or remove this one and join the run again."
+_ADVICE = (
+    "Use another peer's checkpoint, or remove this one and join the run again. If no other peer holds the run, `weft "
+    "runs delete` removes it, and its run file begins it anew."
+)
 _READS = 3  # of a checkpoint that another process replaces meanwhile
 
 

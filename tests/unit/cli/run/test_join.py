@@ -10,7 +10,7 @@ from commits import committed
 from unit.cli.company import founder
 from unit.cli.small import Weft
 from unit.launch.test_terms import HERE, TICKET, SteppingClock, cut, made, news, told
-from unit.peer.tiny import run_config
+from unit.peer.tiny import run_config, tokens
 from weft.cli.run.join import TrafficWatch, describe, with_yes
 from weft.errors import ConfigError
 from weft.events import Entry, Event, Notice
@@ -100,6 +100,24 @@ def test_where_nobody_answers_the_terms_say_so_and_name_nobody(tmp_path: Path, k
     assert "named on the ticket" not in text
     assert "a round among 2 peers with this one; nothing while alone" in text
     assert f"this machine has it at round 45 or later: {then};" in str(found)
+
+
+def test_what_this_machine_has_is_not_said_to_be_fetched(tmp_path: Path) -> None:
+    """Where nobody answers it goes on from its own state; where its data are missing, members have them."""
+    home, run, kept = Home(tmp_path), run_config(), Kept(Round(17), 15.0)
+    info = msgspec.structs.replace(run.data.train[0], digest=home.shards.put(tokens().tobytes()))
+    here = msgspec.structs.replace(run, data=msgspec.structs.replace(run.data, train=(info,), heldout=(info,)))
+    found = terms(here, TICKET, home, HERE, kept=kept)
+    assert "to fetch  nothing\n" in describe(found)
+    assert "data      the run's, which this machine has already\n" in describe(found)
+    assert "; nothing to fetch, " in str(found)
+    (missing,) = home.shards.missing(run.data)
+    lacking = terms(run, TICKET, home, HERE, kept=kept)
+    assert lacking.fetch_nbytes == missing.nbytes
+    assert "data      the run's, fetched from members\n" in describe(lacking)
+    joined = terms(here, TICKET, home, HERE, told(2))  # others have gone further
+    assert joined.fetch_nbytes == 4 * joined.num_parameters
+    assert "to fetch  nothing" not in describe(joined)
 
 
 def test_of_a_model_that_is_cut_a_person_reads_which_part_this_machine_would_hold(tmp_path: Path) -> None:

@@ -117,6 +117,19 @@ def test_how_a_run_goes_on_depends_on_what_of_it_is_here(weft: Weft, kept: Kept,
     assert how()[0] == "unknown"
 
 
+def test_a_damaged_checkpoint_is_listed_as_that_with_what_to_do(weft: Weft, kept: Kept, home: Path) -> None:
+    as_trained(kept.folder, 3, 5_000)
+    (kept.folder / "checkpoint.json").write_text("abc\n")
+    first, how = weft("runs").out.splitlines()
+    run = kept.run.run[:8]
+    assert first.startswith(f"{run}  small  its checkpoint is damaged, ")
+    assert how.strip() == f"to remove it: weft --home {home} runs delete {run}; then join it again, if others have it"
+    assert told(weft)[kept.run.run]["state"] == "damaged"
+    answer = weft("runs", "delete", run, "--yes")
+    assert answer.code == 0
+    assert "with a damaged checkpoint" in " ".join(answer.err.split())
+
+
 def test_a_join_that_nobody_answered_is_called_that_and_can_be_removed(weft: Weft, home: Path) -> None:
     run = "9" * 64
     (home / "runs" / run / ("ab" * 32)).mkdir(parents=True)
@@ -143,6 +156,23 @@ def test_a_run_that_is_trained_now_is_listed_so_and_not_deleted(weft: Weft, kept
     finally:
         lock.release()
     assert weft("runs", "delete", "small", "--yes").code == 0
+
+
+@pytest.mark.parametrize(("round", "stands"), [(0, ""), (45, "round 45, 100 %, ")])
+def test_of_a_run_that_is_trained_now_it_is_not_said_that_it_was_not(
+    weft: Weft, kept: Kept, round: int, stands: str
+) -> None:
+    if round:
+        as_trained(kept.folder, round, 0, 320)  # it was joined
+    lock = take_lock(kept.folder.parent / "lock")
+    assert lock is not None
+    try:
+        first, how = weft("runs").out.splitlines()
+    finally:
+        lock.release()
+    assert first.startswith(f"{kept.run.run[:8]}  small  {stands}nothing trained here is saved yet, ")
+    assert how.strip().endswith(" trains it now")
+    assert "not trained here yet" in weft("runs").out
 
 
 def test_a_run_that_an_anchor_keeps_is_not_deleted(weft: Weft, kept: Kept, home: Path) -> None:

@@ -135,6 +135,26 @@ def test_who_stopped_reads_how_to_go_on_and_with_which_prompt_to_generate(kept: 
     assert summary(private, View(), "weft").endswith("to go on with the run: the same command again")
 
 
+def test_what_nobody_has_trained_is_not_offered_for_use(kept: Kept, tmp_path: Path) -> None:
+    """Who stopped while it waited for others has random weights; with weights of elsewhere they are of use."""
+    waited = replace(outcome_of(kept), reason="stopped by Ctrl-C", round=Round(0), committed_tokens=Tokens(0))
+    unsaved = summary(waited, View(), "weft")
+    assert unsaved.endswith("nothing was trained, and nothing is saved; to begin: the same command again")
+    assert "checkpoint" not in unsaved
+    write_text(tmp_path / "checkpoint" / CHECKPOINT_FILE)
+    waited = replace(waited, checkpoint=tmp_path / "checkpoint")
+    text = summary(waited, View(), "weft")
+    assert "try next" not in text
+    for verb in ("generate", "eval", "export", "serve"):
+        assert f"weft {verb}" not in text
+    assert lines_after(text, "to go on with the run") == [f"weft train {kept.run.run[:8]}"]
+    learnt = replace(waited, run=msgspec.structs.replace(kept.run, is_seeded=False))
+    assert "try next" in summary(learnt, View(), "weft")
+    write_text(tmp_path / "stage-1" / "checkpoint" / CHECKPOINT_FILE)
+    section = replace(cut(kept, tmp_path / "stage-1" / "checkpoint"), committed_tokens=Tokens(0))
+    assert "gather" not in summary(section, View(), "weft")
+
+
 def test_who_has_a_complete_run_reads_how_to_train_longer(kept: Kept) -> None:
     run, longer = kept.run.run[:8], "to train longer, or on more text"
     more = f"weft train MORE.txt --after {run}"

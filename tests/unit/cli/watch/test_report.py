@@ -254,10 +254,39 @@ def test_a_run_of_this_home_is_told_by_its_name_its_digits_or_as_the_last(
         assert answer.code == 0, answer.err
         assert answer.err.startswith(f"this is run {kept.run.run[:8]} (small), as peers here have logged it")
         assert "64 tokens by 1 peer, up to round 1," in out.read_text()
-    both = weft("compare", "last", kept.folder.parents[1], "--out", tmp_path / "both.md")
+    other = write_log(tmp_path / "other" / "log.jsonl", B, (1.0, started("bob")))
+    both = weft("compare", "last", other, "--out", tmp_path / "both.md")
     assert both.code == 0, both.err
     assert f"this is run {kept.run.run[:8]} (small)" in both.err
     assert f"holds runs {kept.run.run[:8]} (small)" in refused(weft, 17, "a run of this home", "report", "smell")
+
+
+def test_of_a_run_in_which_nobody_took_part_nothing_is_reported(weft: Weft, kept: Kept, tmp_path: Path) -> None:
+    log = kept.folder.parent / "log.jsonl"
+    tried = (TransportUp(transport="tls", addresses=()), Notice(text="this peer is called bert"))
+    write_log(log, A, *((float(at), event) for at, event in enumerate(tried)))
+    out = tmp_path / "report.md"
+    answer = weft("report", "last", "--out", out)
+    assert answer.code == 2
+    said = " ".join(answer.err.split())
+    assert "no peer has taken part in run small yet, as far as is known here, so there is nothing to report" in said
+    assert "weft join -" in said
+    assert not out.exists()
+    write_log(log, A, (1.0, msgspec.structs.replace(started("anna"), run=kept.run.run)))
+    assert weft("report", "last", "--out", out).code == 0  # it waits for others
+
+
+def test_one_run_under_two_names_is_not_compared_with_itself(weft: Weft, kept: Kept, tmp_path: Path) -> None:
+    began = msgspec.structs.replace(started("anna"), run=kept.run.run)
+    write_log(kept.folder.parent / "log.jsonl", A, (1.0, began), (2.0, step(3.0)))
+    out = tmp_path / "both.md"
+    for other in ("small", "last", kept.folder.parents[1], kept.folder.parent / "log.jsonl"):
+        answer = weft("compare", "last", other, "--out", out)
+        assert answer.code == 2
+        said = " ".join(answer.err.split())
+        assert f"last and {other} are the same run, so there is nothing to compare." in said
+        assert "weft report RUN" in said
+    assert not out.exists()
 
 
 def test_runs_lie_over_each_other(weft: Weft, run: Path, tmp_path: Path) -> None:
@@ -285,7 +314,8 @@ def test_nothing_but_a_report_is_written_over(weft: Weft, run: Path, tmp_path: P
         assert weft("report", run, "--out", out).code == 0
     out.write_text("# Run of today\n\nTen kilometres.\n")
     refused(weft, 2, "is no report of weft", "report", run, "--out", out)
-    refused(weft, 2, "is no report of weft", "compare", run, run, "--out", out)
+    other = write_log(tmp_path / "other" / "log.jsonl", A, (1.0, started("anna")))
+    refused(weft, 2, "is no report of weft", "compare", run, other, "--out", out)
     assert "kilometres" in out.read_text()
 
 
