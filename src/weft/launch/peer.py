@@ -109,7 +109,7 @@ class Invitation:
     kept: Kept | None = None  # where nobody of it answers
     is_here: bool = False  # it is complete, and this machine has all of it
     member_at: int | None = None  # the round at which this machine left it as a member; None: none is known here
-    has_taken_part: bool = False  # this machine was let in before, and nothing of what it did is kept, maybe
+    has_taken_part: bool = False  # its terms were agreed to here before, and nothing of it is kept, maybe
 
     @property
     def is_return(self) -> bool:
@@ -237,7 +237,8 @@ async def _invited(
             kept,
             is_here=is_here,
             member_at=_member_at(s),
-            has_taken_part=s.folder.ticket.exists(),  # of its own, since it was let in
+            # Kept since its terms were agreed to; an anchor agreed to other ones.
+            has_taken_part=s.folder.secret.exists() and not s.folder.anchored.exists(),
         )
         return (genesis, members, charter) if await work.agree(s, invitation) else None
 

@@ -486,9 +486,12 @@ class Session:
             )
         self._last_number = call.number
         work = self._handlers.answer(self.peer, call.method, call.body)
-        self._serving[call.number] = asyncio.ensure_future(self._burden.metered(self._serve(call, work)))
+        self._serving[call.number] = asyncio.ensure_future(self._serve(call, work))
 
     async def _serve(self, call: messages.Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> None:
+        await self._burden.metered(self._answer(call, work))
+
+    async def _answer(self, call: messages.Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> None:
         answer = await self._compute(call, work)
         await self._queue.room()
         # Nobody waits for the answer to a call that was cancelled and is no longer ours.
