@@ -14,7 +14,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Protocol, TypeVar
@@ -48,14 +48,11 @@ def computing(clock: "Clock") -> Callable[[], float]:
 def kept_waiting(clock: "Clock") -> Callable[[], float]:
     """Return what tells the seconds that the calling thread could have computed while others did; none where the system
     does not say it, or time is virtual."""
-    path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+    thread = str(threading.get_native_id())
 
     def waited_s() -> float:
-        try:
-            with open(path) as file:
-                return int(file.read().split()[1]) * 1e-9
-        except (OSError, IndexError, ValueError):
-            return 0.0
+        found = _scheduled(thread)
+        return 0.0 if found is None else found[1] * 1e-9
 
     return waited_s if isinstance(clock, SystemClock) else lambda: 0.0
 
@@ -67,7 +64,7 @@ def part_given(clock: "Clock") -> Callable[[], float]:
 
     def part() -> float:
         nonlocal before
-        now = dict(_scheduled())
+        now = {thread: found for thread in _threads() if (found := _scheduled(thread)) is not None}
         gone = (0, 0)
         ran = sum(each - before.get(thread, gone)[0] for thread, (each, _) in now.items())
         waited = sum(each - before.get(thread, gone)[1] for thread, (_, each) in now.items())
@@ -80,14 +77,21 @@ def part_given(clock: "Clock") -> Callable[[], float]:
 _LEAST_WANTED_NS = 10_000_000  # less says nothing
 
 
-def _scheduled() -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the threads of this process: nanoseconds that each computed, and that it could have while others did."""
-    folder = "/proc/self/task"
+_TASKS = "/proc/self/task"
+
+
+def _threads() -> list[str]:
     with suppress(OSError):
-        for thread in os.listdir(folder):
-            with suppress(OSError, ValueError), open(f"{folder}/{thread}/schedstat") as file:
-                ran, waited, _ = map(int, file.read().split())
-                yield thread, (ran, waited)
+        return os.listdir(_TASKS)
+    return []
+
+
+def _scheduled(thread: str) -> tuple[int, int] | None:
+    """Return the nanoseconds that a thread computed, and that it could have while others did; None: nobody says it."""
+    with suppress(OSError, ValueError), open(f"{_TASKS}/{thread}/schedstat") as file:
+        ran, waited, _ = map(int, file.read().split())
+        return ran, waited
+    return None
 
 
 class SystemClock:

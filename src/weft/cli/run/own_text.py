@@ -445,12 +445,13 @@ def _answered(
         )
         here = machine.pace_of(from_tree(draft | begins, RunFile, where=str(text)), base)
 
-    def described_by(tokens: int) -> tuple[dict[str, Any], RunFile]:
+    def described_by(tokens: int) -> tuple[own_text.Answers, dict[str, Any], RunFile]:
         answers = own_text.Answers(name=name, size=size, tokens=tokens, peers=peers, context=context)
         tree = own_text.run_tree(found, answers) | begins
         for dotted, value in changed.items():
             replace_field(tree, dotted, value)
-        return tree, from_tree(tree, RunFile, where=" ".join(f"--set {change}" for change in changes) or str(text))
+        where = " ".join(f"--set {change}" for change in changes) or str(text)
+        return answers, tree, from_tree(tree, RunFile, where=where)
 
     def tokens_of(given: str) -> int:
         tokens = own_text.rounded(int(_tokens(length("--length", given), found, peers * here.tokens_per_s)))
@@ -458,7 +459,7 @@ def _answered(
             raise ConfigError(
                 f"--length {given[:40]}: these are {tokens:,} tokens, and a run has at most {MAX_TOKENS:,}."
             )
-        if tokens < (least := own_text.least_tokens(described_by(tokens)[1])):
+        if tokens < (least := own_text.least_tokens(described_by(tokens)[-1])):
             enough = own_text.rounded_up(least)
             raise ConfigError(
                 f"--length {given[:40]}: that is {several(tokens, 'token')}, and with less than {least:,}, about a "
@@ -474,7 +475,7 @@ def _answered(
         _peers,
     )
     usual_tokens = own_text.usual_tokens(found, num, peers * here.tokens_per_s, USUAL_S)
-    usual_tokens = max(usual_tokens, own_text.rounded_up(own_text.least_tokens(described_by(usual_tokens)[1])))
+    usual_tokens = max(usual_tokens, own_text.rounded_up(own_text.least_tokens(described_by(usual_tokens)[-1])))
     who = "this machine trains" if peers == 1 else f"{peers} machines as fast as this one train"
     tokens = asks.ask(
         f"how long: a while (2h), tokens (5Mtokens) or passes over the text (10passes); {who} at "
@@ -483,10 +484,9 @@ def _answered(
         f"{figures.amount(usual_tokens)}tokens",
         tokens_of,
     )
-    tree, described = described_by(tokens)
+    answers, tree, described = described_by(tokens)
     for field in without_effect(described):  # of what weft writes; what somebody gave stays, and is told
         tree = tree if any(is_in(name, field) for name, _ in leaves(changed)) else leave_out(tree, field)
-    answers = own_text.Answers(name=name, size=size, tokens=tokens, peers=peers, context=context)
     if before is not None and described.train.schedule.lr == answers.lr:
         tell("learning rate: a third of that of a new model of this size, so that less is forgotten")
     here = machine.pace_of(described, base) if changed else here  # --set may have made another model of it
