@@ -34,6 +34,7 @@ from weft.codec.quantize import Int8
 from weft.data.assign import leases
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.data.tokenizer import ByteTokenizer, CharTokenizer
+from weft.engine.draw import Drawing, bits_of, draw, gumbel
 from weft.engine.fingerprint import fingerprint
 from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
 from weft.keys import Identity
@@ -69,6 +70,8 @@ from weft.sync.records.messages import (
 from weft.sync.round.groups import Offer, record_of
 from weft.sync.round.rules import Durable, leader
 from weft.sync.round.shares import claim_of
+from weft.texts.chain import chain_of, joined, key_of
+from weft.texts.messages import OpenSequence, RowsOfText, TextRows, TokenDrawn, drawn_how, id_of
 from weft.texts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
 
 Vector = dict[str, str]
@@ -78,6 +81,7 @@ A = Identity.from_seed(SEED)
 B = Identity.from_seed(bytes(range(32, 64)))
 C = Identity.from_seed(bytes(range(64, 96))).peer
 SECRET = bytes(range(16))
+TEXT = (5, 6, 7)  # tokens
 NONCE = bytes(range(64, 96))
 RUN = RunId(wire.digest(b"run"))
 QUOTA = 2  # samples that each member trains on in a round
@@ -88,6 +92,54 @@ def shown(record: msgspec.Struct) -> Vector:
 
 
 # --- of a text ---
+
+
+def text() -> Vector:
+    name, key = id_of(A.peer, SECRET), key_of(SECRET, round=8)
+    chain = chain_of(key, TEXT)
+    ids = b"".join(token.to_bytes(4, "little") for token in TEXT[1:])
+    rows = RowsOfText(sequence=name, attempt=2, start=1, chain=joined(chain[1:]), data=ids)
+    drawn = TokenDrawn(sequence=name, attempt=2, place=3, chain=chain[-1], token=300, logprob=-0.5)
+    return {
+        "name": name.hex(),
+        "key of the chain": key.hex(),
+        "chain": " ".join(each.hex() for each in chain),
+        "two rows to stage 1": wire.encode(TextRows(stage=1, rows=(rows,))).hex(),
+        "token 300": wire.encode(drawn).hex(),
+    }
+
+
+def text_opened() -> Vector:
+    key = key_of(SECRET, round=8)
+    return shown(
+        OpenSequence(
+            sequence=id_of(A.peer, SECRET),
+            secret=SECRET,
+            attempt=2,
+            stage=0,
+            round=8,
+            inward=C,
+            onward=B.peer,
+            most=64,
+            places=(0, 1, 2, 3),
+            chain=joined(chain_of(key, TEXT)),
+            key=key,
+            drawing=drawn_how(Drawing(temperature=0.5, seed=SEED)),
+            tokens=b"",
+            num_prompt=3,
+            stop_ids=(0,),
+        )
+    )
+
+
+def draw_of_token() -> Vector:
+    drawing, logits = Drawing(temperature=0.5, seed=SEED), np.array([1.0, 0.0, -1.0, 1.5])
+    bits = bits_of(SEED, 3, len(logits))
+    return {
+        "bits": " ".join(f"{each:016x}" for each in bits),
+        "noise": " ".join(f"{each:.12f}" for each in gumbel(bits)),
+        "tokens at 3 to 10": " ".join(str(draw(logits, drawing, place).token) for place in range(3, 11)),
+    }
 
 
 def receipt() -> Vector:
@@ -479,6 +531,9 @@ def encoded(chosen: Codec, numbers: list[float]) -> Vector:
 
 
 VECTORS: dict[str, Callable[[], Vector]] = {
+    "text": text,
+    "text-opened": text_opened,
+    "draw": draw_of_token,
     "receipt": receipt,
     "frame": frame,
     "blob": blob_request,

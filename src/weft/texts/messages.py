@@ -199,7 +199,7 @@ class RowsOfText(Record, frozen=True, kw_only=True, array_like=True):
     """In place of `data`: bytes to be fetched."""
 
 
-class TextRows(Record, frozen=True, kw_only=True, tag="TextRows"):
+class TextRows(Record, frozen=True, kw_only=True, array_like=True):
     """A note."""
 
     stage: Stage
@@ -207,7 +207,7 @@ class TextRows(Record, frozen=True, kw_only=True, tag="TextRows"):
     rows: Annotated[tuple[RowsOfText, ...], Meta(min_length=1, max_length=MAX_TEXTS)]
 
 
-class TokenDrawn(Record, frozen=True, kw_only=True, tag="TokenDrawn"):
+class TokenDrawn(Record, frozen=True, kw_only=True, array_like=True):
     """A note to who asks."""
 
     sequence: Id
