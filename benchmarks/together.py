@@ -5,7 +5,7 @@
 
 `recipes/pipeline.toml` as people make it: three processes, a stage each, over TLS on loopback, and `weft serve` on
 their ticket. In each run, by turns: training alone, training beside four texts, and four texts alone while training is
-paused. A turn counts once texts have spent what they may take at once (`stages.step.share`).
+paused. A turn counts once texts have spent what they may take at once (`texts.beside.share`).
 """
 
 import argparse
@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from benchmarks.report import load, load_line, table, write
 from weft.events import Entry, Notice, RoundCommitted
 from weft.log import read_jsonl
-from weft.stages.step.share import WINDOW_S
+from weft.texts.beside.share import WINDOW_S
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "pipeline.toml"
 LASTS = {

@@ -42,7 +42,7 @@ FLOORS = (
     ("run", "peer.companion", "peer.chain", "stages.table"),
     ("training", "observe", "stages.report"),
     # a peer
-    ("peer.context", "ranks"),
+    ("peer.context", "ranks", "texts.beside"),
     ("peer.state",),
     ("peer.round",),
     ("peer.fork", "peer.group"),

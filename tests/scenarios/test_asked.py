@@ -1,9 +1,7 @@
 """Members of stages draw text for whoever asks while they train, with weights of one round, whoever dies."""
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -11,31 +9,23 @@ from weakref import WeakSet
 import pytest
 import torch
 
-from scenarios.companies import SECRET, House, Machine
+from scenarios.askers import asker, round_of
+from scenarios.companies import House, Machine
 from scenarios.test_companies import crew, done, play, sealed, whole
 from weft.engine.draw import Drawing, Drawn
 from weft.engine.engine import Wanted
 from weft.engine.step import Weights
 from weft.events import RoundCommitted
 from weft.inference.sample import Sampling, generate
-from weft.keys import Identity
 from weft.model.config import num_parameters
 from weft.model.flat import assemble, layout
 from weft.model.transformer import Transformer
-from weft.net.admission import ByTicket
-from weft.net.link.handshake import Passport
-from weft.net.node import Node
-from weft.net.transport.memory import SCHEME
-from weft.pipeline.link import StageLink
 from weft.rng import stream
 from weft.run.staged import StagedConfig
-from weft.stages.asking import LOOKING
-from weft.stages.gather.visit import visiting
 from weft.stages.holdings import MOVES
-from weft.stages.step import serving, versions
-from weft.stages.step.serving import Serving, codec_of
+from weft.texts.beside import serving, versions
+from weft.texts.beside.serving import Serving
 from weft.texts.entry import Entry, NoPath
-from weft.texts.member import listen
 
 Copies = dict[tuple[int, int], torch.Tensor]  # of a piece after a round
 PROMPT = (3, 1, 4, 1, 5)
@@ -60,33 +50,8 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
     return found
 
 
-@asynccontextmanager
-async def asking(house: House, machines: list[Machine]) -> AsyncIterator[Entry]:
-    """Be linked to a run as one that only asks."""
-    run = house.sealed.config
-    assert isinstance(run, StagedConfig)
-    identity = Identity.from_seed(hashlib.sha256(b"asker").digest())
-    passport = Passport(identity=identity, run=run.run, name="asker", admission=ByTicket(secret=SECRET))
-    node = Node(passport, [house.network.transport(identity.peer)], house.clock, lambda _event: None)
-    for each in machines:
-        node.remember(each.id, [SCHEME + each.id], each.name)
-    await node.start()
-    link = StageLink(node)
-    listen(link)
-    entry = Entry(
-        link,
-        num_stages=run.stages,
-        vocab_size=run.model.vocab_size,
-        context=run.model.max_seq_len,
-        row_nbytes=codec_of(run).nbytes(run.model.width),
-        clock=house.clock,
-        emit=lambda _event: None,
-    )
-    try:
-        async with visiting(node, run, house.clock, LOOKING), aclosing(entry):
-            yield entry
-    finally:
-        await node.aclose()
+def asking(house: House, machines: list[Machine]) -> AbstractAsyncContextManager[Entry]:
+    return asker(house.network, house.clock, house.sealed.config, [(each.id, each.name) for each in machines])
 
 
 def whole_of(run: StagedConfig, copies: Copies, round: int) -> Transformer:
@@ -103,13 +68,6 @@ def of_whole(run: StagedConfig, copies: Copies, round: int) -> list[int]:
     """Return the text that the whole model of a round gives."""
     sampling = Sampling(max_new_tokens=NUM, temperature=0.0)
     return list(generate(whole_of(run, copies, round), list(PROMPT), sampling, stream(0, "unused")))
-
-
-def round_of(entry: Entry) -> int:
-    """Return the round whose weights the only text is drawn with."""
-    (under,) = entry._under_way.values()
-    assert under._reserved is not None
-    return under._reserved.round
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ from weft.events import Emit, Event, Notice
 from weft.ids import PeerId, RunId, short
 from weft.launch.fetch import fetch_files, fetch_initial, read_came_with
 from weft.launch.kept import Wish, keep_said, kept_run, meant, require_named, told_kept
-from weft.launch.peer import Invitation, Participant, Prepared, context_of, whole
+from weft.launch.peer import Invitation, Participant, Prepared, context_of, drawing, whole
 from weft.launch.runs import drop_unbegun, names_in
 from weft.launch.session import Options, Session
 from weft.launch.terms import Terms, tell
@@ -28,7 +28,7 @@ from weft.run.amend import amended, text_of
 from weft.run.config import Genesis, RunConfig, RunFile
 from weft.run.genesis import initial, on_corpus, pack_private, seal
 from weft.run.host import limit_cores
-from weft.run.machine import PeerConfig, without_effect
+from weft.run.machine import PeerConfig, Use, without_effect
 from weft.run.staged import StagedConfig, held_of
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
@@ -177,12 +177,14 @@ class Corpus:
             )
         held = data or await self._fetched(s, run, members)
 
-        def make_learner(emit: Emit) -> Learner:
-            return trainers.learner(run, s.options.settings, held.batches(run, "train"), emit, s.clock)
+        given = drawing(s, run) if trainers is ONE else None
 
-        return await whole(
-            s, run, context_of(s, held, outer, make_learner, memory=trainers.memory(s.folder)), self.amends.get(run.run)
-        )
+        def make_learner(emit: Emit) -> Learner:
+            settings = s.options.settings if given is None else given.settings
+            return trainers.learner(run, settings, held.batches(run, "train"), emit, s.clock)
+
+        context = context_of(s, held, outer, make_learner, memory=trainers.memory(s.folder), given=given)
+        return await whole(s, run, context, self.amends.get(run.run))
 
     def _outer(self, s: Session, run: RunConfig) -> Tensor | None:
         vector = initial(run, s.options.home)
@@ -209,7 +211,8 @@ class Corpus:
 
     def _note(self, run: RunConfig, settings: PeerConfig, emit: Emit) -> None:
         """Tell what whoever asks for this should know, and which of the machine's settings such a run does not use."""
-        idle = without_effect(settings, "stage" if isinstance(run, StagedConfig) else "whole")
+        use: Use = "stage" if isinstance(run, StagedConfig) else "whole" if self.trainers is ONE else "site"
+        idle = without_effect(settings, use)
         idle = {name: why for name, why in idle.items() if name not in without_effect(settings)}
         for text in (*self.notes, *told_idle("this machine's settings", said(settings), idle)):
             emit(Notice(text=text))

@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -36,19 +36,23 @@ from weft.net.membership.gossip import ClaimReader
 from weft.net.membership.membership import say_goodbye
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
-from weft.peer.context import Data
+from weft.peer.context import Data, Texts
 from weft.peer.fork import waits_s
 from weft.peer.messages import CharterAnswer, CharterRequest
 from weft.peer.peer import COMPLETE, Context, Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot, load, read_contents
 from weft.peer.state.replica import is_complete
+from weft.pipeline.link import StageLink
 from weft.run.amend import first_charter
-from weft.run.config import Genesis
+from weft.run.config import Genesis, RunConfig
+from weft.run.machine import PeerConfig
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
 from weft.store.tickets import read_secret
 from weft.sync.records.acts import Amend, Succeed
 from weft.sync.records.charter import Charter
+from weft.tasks import Compute
+from weft.texts.beside.serving import Serving, cut_of, share_device
 from weft.training.learner import Learner
 
 CALL_S = 10.0
@@ -315,6 +319,27 @@ async def whole(s: Session, run: Genesis, context: Context, amends: Amend | None
     return Prepared(peer, live, peer.standing, stand, charter)
 
 
+class Given(NamedTuple):
+    """What a peer takes of this machine, and who draws texts beside it."""
+
+    settings: PeerConfig
+    compute: Compute
+    texts: Texts | None = None
+
+
+def drawing(s: Session, run: RunConfig) -> Given:
+    """Return what a peer takes that draws texts of a whole model, where this machine's settings say so.
+
+    Raises:
+        ConfigError: what texts may take holds not one page; no such device.
+    """
+    settings, compute, beside = share_device(s.options.settings, s.compute, s.clock, s.emit)
+    if beside is None:
+        return Given(settings, compute)
+    texts = Serving(cut_of(run), settings, StageLink(s.node), s.clock, beside, s.emit)
+    return Given(settings, compute, texts)
+
+
 def context_of(
     s: Session,
     data: Data | None,
@@ -323,25 +348,29 @@ def context_of(
     *,
     memory: Pool | None = None,
     reader: ClaimReader | None = None,
+    given: Given | None = None,
 ) -> Context:
     """Return what a peer stands on.
 
     Args:
         initial: becomes its outer parameters.
+        given: what it takes of this machine; None: what the session has.
     """
+    given = given or Given(s.options.settings, s.compute)
     return Context(
         node=s.node,
         identity=s.identity,
         folder=s.folder,
-        settings=s.options.settings,
+        settings=given.settings,
         data=data,
         initial=initial,
         clock=s.clock,
-        compute=s.compute,
+        compute=given.compute,
         emit=s.emit,
         make_learner=make_learner,
         memory=memory or Pool(0),
         reader=reader,
+        texts=given.texts,
     )
 
 

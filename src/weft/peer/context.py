@@ -50,6 +50,16 @@ class Trainers(Protocol):
     def learner(self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> Learner: ...
 
 
+class Texts(Protocol):
+    """Who draws texts with a whole model's parameters, beside training."""
+
+    async def settled(self, piece: int, round: int, outer: object) -> None:
+        """A round is in the outer parameters, which nothing changes until this returns. `piece`: 0."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
 MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock], Learner]
 
 
@@ -88,6 +98,7 @@ class Context:
     memory: Pool = field(default_factory=lambda: Pool(0))  # for what is read, fetched or handed out, not for long
     reader: ClaimReader | None = None  # of claims of membership, where several peers of one process share it
     companion: Companion | None = None  # None: this peer trains a whole model
+    texts: Texts | None = None  # None: this peer draws none, or only of stages
     journal: Journal = field(init=False)  # one: what a checkpoint frees, who merges fills again
 
     def __post_init__(self) -> None:

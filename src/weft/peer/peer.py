@@ -242,6 +242,7 @@ class Peer:
         for peer in self._entrance.askers():
             rounds.notice(peer, "joining")
         rounds.begin()
+        await self._shutdown.unless_asked(self._show())
         self._tasks.spawn(split.watch())
         if not is_staged:  # a leaf's payload goes through another, and its stage would not know what is in it
             self._tasks.spawn(groups.leaf.watch(lambda: self._entrance.backpressure.is_near))
@@ -364,6 +365,7 @@ class Peer:
         )
         if self.context.companion is not None and await self.context.companion.settled(manifest, electorate):
             self._carry.give_up()
+        await self._shutdown.unless_asked(self._show())
         mine.groups.leaf.settle(manifest, is_counted)
         self._report.tell_through(manifest, tokens, is_counted=is_counted, was_offered=was_offered)
         if not is_counted:
@@ -382,6 +384,11 @@ class Peer:
                 rounds.timers.note_apart(self.context.clock.now() - since)
         await self._autosave.save_if_due()
         self._entrance.legacies.follow(manifest)
+
+    async def _show(self) -> None:
+        """Let texts be drawn with the parameters that this peer has come to."""
+        if self.context.texts is not None and self.replica.head is not None:
+            await self.context.texts.settled(0, int(self.replica.head.round), self.replica.outer)
 
     async def _enter_anew(self, rounds: RoundDriver, manifest: Manifest, reason: str, is_counted: bool) -> None:
         """Fetch the state of another member, because the results of a round can no longer be had."""
@@ -476,6 +483,8 @@ class Peer:
         await self._membership.start()
 
     async def _close(self) -> None:
+        if self.context.texts is not None:
+            await self.context.texts.aclose()
         await self.pausing.aclose()
         await self._tasks.aclose()
         if self.rounds is not None:

@@ -147,7 +147,7 @@ class PeerConfig(Config, frozen=True, kw_only=True):
     serve_nbytes: Annotated[
         int, msgspec.Meta(ge=0, description="bytes for conversations, of each stage that this peer holds; 0: none")
     ] = 0
-    """Draw text for whoever asks the members of a run with stages, beside training."""
+    """Draw text for whoever asks the run's members, beside training."""
     serve_share: Annotated[
         float, msgspec.Meta(gt=0, le=1, description="of the device while this peer trains; 1: training is not regarded")
     ] = 0.3
@@ -164,9 +164,10 @@ class PeerConfig(Config, frozen=True, kw_only=True):
         return min(self.threads or self.caps.cores, self.caps.cores) if self.caps.cores else self.threads
 
 
-Use = Literal["training", "whole", "stage", "loop", "anchor", "visit"]
-"""What a machine's settings are for: a peer of a run that is not known yet, of a whole model, or of a stage, or that
-trains in a loop of its person's own; an anchor; or a process that looks, fetches or acts, and ends."""
+Use = Literal["training", "whole", "site", "stage", "loop", "anchor", "visit"]
+"""What a machine's settings are for: a peer of a run that is not known yet; of a whole model, in one process or in
+several; of a stage; or that trains in a loop of its person's own; an anchor; or a process that looks, fetches or acts,
+and ends."""
 
 _OF_DEVICE = ("device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes")
 _OF_SERVING = ("serve_nbytes", "serve_share")
@@ -175,7 +176,8 @@ _OF_LIMITS = ("caps.memory_nbytes", "caps.cores")
 _OF_WAYS = ("transports", "tls", "iroh")
 _IDLE: dict[Use, tuple[tuple[str, ...], str]] = {
     "training": ((), ""),
-    "whole": (_OF_SERVING, "the run has no stages: any member's checkpoint is the whole model (weft serve)"),
+    "whole": ((), ""),
+    "site": (_OF_SERVING, "several processes hold the model, and none has all of it; a checkpoint has (weft serve)"),
     "stage": (
         ("micro_batch", "is_compiled"),
         "the run has stages, and its run file sets the micro-batch for all peers (pipeline)",

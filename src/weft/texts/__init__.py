@@ -1,4 +1,4 @@
-"""Texts of a model that no single peer holds: each stage's member computes its layers, whoever asks keeps the text.
+"""Texts by members of a run: each stage's computes its layers, whoever asks keeps the text. A whole model is one stage.
 
     text, sequence    what the two sides decide: pure
     path              which members, one of each stage

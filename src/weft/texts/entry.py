@@ -139,13 +139,13 @@ class Entry:
         check(wanted, self.vocab_size, self.context)
         if wanted.is_mean:
             raise ConfigError(
-                "embeddings need the whole model on one machine; this one is served by several. Ask one that serves a "
-                "checkpoint of the run."
+                "embeddings need the model on the machine that is asked; this one asks members of the run. Ask one "
+                "that serves a checkpoint of the run."
             )
         if wanted.constraint is not None:
             raise ConfigError(
-                "answers of a form (response_format, or a tool that must be called) need the whole model on one "
-                "machine; this one is served by several. Leave the form out, or serve a checkpoint of the run."
+                "answers of a form (response_format, or a tool that must be called) need the model on the "
+                "machine that is asked; this one asks members of the run. Leave the form out, or serve a checkpoint."
             )
         self._have_places(wanted, 1 + num_more)
         text = Text(wanted, self._cancel, self._go_on, self.clock)
@@ -610,6 +610,11 @@ class _UnderWay:
         if why == "stalled":
             return NoPath("The answer came to a halt: peers answer, and no token comes. Ask again soon.")
         if empty := self._entry.paths.empty:
+            if self._entry.num_stages == 1:
+                return NoPath(
+                    "No member of the run that this machine is linked to draws text. serve_nbytes in a member's "
+                    "machine file lets it."
+                )
             named = ", ".join(str(stage + 1) for stage in empty)
             return NoPath(f"Nobody serves stage {named} of {self._entry.num_stages} just now. Ask again soon.")
         return NoPath("All peers that serve a stage are busy, or do not answer. Ask again soon.")

@@ -321,7 +321,8 @@ STAYING = {"caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", *
 WAYS = ("transports", "tls.", "iroh.")
 MACHINE: dict[machine.Use, set[str]] = {
     "training": set(),
-    "whole": SERVING,
+    "whole": set(),
+    "site": SERVING,
     "stage": {"micro_batch", "is_compiled"},
     "loop": {*DEVICE, "caps.cores", *SERVING},
     "anchor": {*DEVICE, *STAYING},
@@ -349,7 +350,7 @@ def fields_of(config: Config, place: str = "") -> Iterator[str]:
             yield f"{place}{field.name}"
 
 
-@pytest.mark.parametrize("use", ["training", "whole", "stage", "loop", "anchor", "visit"])
+@pytest.mark.parametrize("use", ["training", "whole", "site", "stage", "loop", "anchor", "visit"])
 def test_every_setting_of_a_machine_has_a_place(use: machine.Use) -> None:
     fields = set(fields_of(PeerConfig()))
     silent = {name for names in idle(fields, machine.without_effect(PeerConfig(), use)).values() for name in names}

@@ -452,9 +452,9 @@ def test_what_stages_cannot_do_is_refused_at_once() -> None:
     async def play() -> None:
         with pytest.raises(ConfigError, match="is empty"):
             served.entry.begin(wanted([], 3))
-        with pytest.raises(ConfigError, match="embeddings need the whole model on one machine"):
+        with pytest.raises(ConfigError, match="embeddings need the model on the machine that is asked"):
             served.entry.begin(Wanted("key", (1,), 1, is_mean=True))
-        with pytest.raises(ConfigError, match=r"answers of a form .* need the whole model on one machine"):
+        with pytest.raises(ConfigError, match=r"answers of a form .* need the model on the machine that is asked"):
             served.entry.begin(Wanted("key", (1,), 3, constraint=object()))  # type: ignore[arg-type]
 
     served.run(play)

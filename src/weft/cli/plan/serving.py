@@ -32,7 +32,7 @@ from weft.plan.serve import Speed, Timed
 from weft.plan.split import Link
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
-from weft.stages.step.serving import LOG_SHARE, codec_of, kind_with
+from weft.texts.beside.serving import LOG_SHARE, codec_of, kind_with
 from weft.training.device import choose
 
 BATCHES = (1, 8, 32)  # texts at a time

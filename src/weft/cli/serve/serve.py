@@ -1,7 +1,7 @@
 """`weft serve`: a trained model answers over the API that most programs know, with a chat page.
 
     MODEL ──load──► engine on this machine ─────┐
-    TICKET ───────► members of a run's stages ──┤
+    TICKET ───────► members of a run ───────────┤
     --backend ────► another server of the API ──┴─► application ──uvicorn──► a port, until Ctrl-C or SIGTERM
 
 What is refused is refused before a model is loaded.
@@ -128,8 +128,8 @@ def serve(
     model: Annotated[
         str | None,
         typer.Argument(
-            help='Folder, or a run: its name, its digits, or "last". Or a ticket of a run with stages, whose members '
-            'then compute: "-" reads it from standard input, @FILE from a file. With --backend: one of its models; '
+            help='Folder, or a run: its name, its digits, or "last". Or a ticket of a run, whose members then '
+            'compute: "-" reads it from standard input, @FILE from a file. With --backend: one of its models; '
             "default: all.",
             show_default=False,
         ),
@@ -146,13 +146,13 @@ def serve(
     if (ticket := ticket_in(model)) is not None:
         mine = [each for each in names_of(How) if each != "max_context"]
         refuse_idle(context, "the run's members compute, and this machine asks them", *mine)
-        serve_stages(ticket, name, where, options_of(asks, home_of(context)), how.max_context, keys)
+        serve_members(ticket, name, where, options_of(asks, home_of(context)), how.max_context, keys)
         return
     refuse_idle(context, "this machine computes, and asks nobody", *names_of(Asking))
     if model is None:
         raise ConfigError(
             'which model? Give a folder, or a run by its name or digits; "last" is the one trained last. Or a ticket '
-            "of a run with stages."
+            "of a run, whose members then compute."
         )
     serve_here(model, name, where, how, home_of(context), keys)
 
@@ -235,14 +235,14 @@ class Moves:
         """Nothing is held."""
 
 
-def serve_stages(
+def serve_members(
     ticket: str, name: str, where: Where, options: "Options", max_context: int, keys: "KeysOfFile | None"
 ) -> None:
-    """Answer by what the members of a run with stages compute.
+    """Answer by what the members of a run compute.
 
     Raises:
         TicketError, TicketMismatch, Unreachable, Refused: as `asking`.
-        ConfigError: the run has no stages, or its model reads less.
+        ConfigError: its members train in loops of their own, or its model reads less.
     """
     from weft.net.ticket import read
 
@@ -251,12 +251,12 @@ def serve_stages(
 
     listener = listen(where.host, where.port)
     try:
-        _run(_ask_stages(asking(ticket, options, max_context), name, listener, where.host, keys))
+        _run(_ask_members(asking(ticket, options, max_context), name, listener, where.host, keys))
     finally:
         listener.close()
 
 
-async def _ask_stages(
+async def _ask_members(
     run: "AbstractAsyncContextManager[Asked]",
     name: str,
     listener: "socket.socket",
@@ -274,12 +274,19 @@ async def _ask_stages(
         name = name or asked.run.name
         model = model_of(name, int(SystemClock().wall()), asked.entry, asked.tokenizer, asked.came_with)
         models = {name: model}
-        _tell(model, f"{asked.run.stages} stages, computed by the run's members")
+        _tell(model, told_of(asked.entry.num_stages))
         tell_address(address(listener), host, keys)
         application = app(models, keys, metrics=Metrics(models), page=page_routes("serve"))
         await answering(application, listener, lambda: loop.call_soon_threadsafe(asked.entry.close))
         with suppress(asyncio.CancelledError):  # what ended the server is told once more, and cancels this task
             await asyncio.sleep(0)
+
+
+def told_of(num_stages: int) -> str:
+    """Return who computes a model that this machine asks for."""
+    if num_stages == 1:
+        return "computed by members of the run, those whose machine file says serve_nbytes"
+    return f"{num_stages} stages, computed by the run's members"
 
 
 def serve_backend(behind: Behind, model: str | None, name: str, where: Where, keys: "KeysOfFile | None") -> None:

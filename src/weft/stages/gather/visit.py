@@ -20,12 +20,13 @@ import msgspec
 from weft.clock import Clock, SystemClock
 from weft.data.tokenizer import MAX_BLOB_NBYTES
 from weft.errors import CheckpointError, ConfigError
-from weft.events import Emit
+from weft.events import DataReady, Emit, Event
 from weft.ids import Digest, PeerId, RunId, short
 from weft.launch.fetch import fetch_files, fetch_run, read_came_with
 from weft.launch.session import Options, Session, open_for, session
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
+from weft.run.config import RunConfig
 from weft.run.genesis import MAX_RUN_NBYTES, on_corpus, read_run
 from weft.run.outline import admission_of
 from weft.run.staged import StagedConfig
@@ -98,7 +99,8 @@ async def visit(ticket_text: str, options: Options, into: Path | None) -> Gather
     identity = open_for(options, ticket.run, is_maker=False)
     async with session(options, ticket.run, identity, ticket.admission()) as s:
         await s.start()
-        run, tokenizer = await introduced(s, ticket)
+        found, tokenizer = await introduced(s, ticket)
+        run = _with_stages(found)
         s.day.require(4 * run.num_parameters)
         async with visiting(s.node, run, s.clock) as visitor:
             await visitor.met()
@@ -166,13 +168,18 @@ def _newest_round(folder: PeerFolder, run: StagedConfig) -> int:
     return max(found, default=-1)
 
 
-async def introduced(s: Session, ticket: Ticket) -> tuple[StagedConfig, bytes]:
+async def introduced(s: Session, ticket: Ticket) -> tuple[RunConfig, bytes]:
     """Return the run and its tokenizer's blob; the run's held-out text comes, too, as far as others may have it."""
     members, home = await s.meet(ticket), s.options.home
-    run = _with_stages(on_corpus(await fetch_run(s.node, members, home, s.options.settings.max_parameters)))
+    run = on_corpus(await fetch_run(s.node, members, home, s.options.settings.max_parameters))
     s.node.admit(admission_of(run.admission, run.stewards, ticket.secret))
+
+    def told(event: Event) -> None:  # that its data is ready is what a peer says that begins
+        if not isinstance(event, DataReady):
+            s.emit(event)
+
     heldout = msgspec.structs.replace(run, data=msgspec.structs.replace(run.data, train=()))
-    tokenizer = await fetch_files(s.node, members, heldout, home, s.clock, s.emit)
+    tokenizer = await fetch_files(s.node, members, heldout, home, s.clock, told)
     return run, tokenizer.to_bytes()
 
 

@@ -9,10 +9,7 @@ There is one sender to each stage that this peer sends to, kept up with who comp
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import msgspec
-import torch
-
-from weft.clock import Clock, SystemClock
+from weft.clock import Clock
 from weft.events import Emit
 from weft.keys import Identity
 from weft.net.node import Node
@@ -21,17 +18,15 @@ from weft.pipeline.link import StageLink
 from weft.pipeline.routing import Router
 from weft.pipeline.sender import Sender
 from weft.pipeline.split.exchange import Exchanges
-from weft.run.host import num_cores
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.stages.report import StageReports
 from weft.stages.step.barrier import Barrier
-from weft.stages.step.serving import Serving
-from weft.stages.step.share import Beside, Watched, threads_beside
 from weft.stages.table import StageTable, leaders
 from weft.store.home import Home, PeerFolder
 from weft.tasks import Compute
-from weft.training.device import choose
+from weft.texts.beside.serving import Serving, cut_of, share_device
+from weft.texts.beside.share import Beside
 from weft.training.section import SectionTrainer
 from weft.training.section_memory import relative_costs
 from weft.training.tied import TiedTrainer
@@ -61,16 +56,8 @@ class Kit:
 
 def beside_texts(kit: Kit) -> Kit:
     """Return what a peer works with where it draws texts, too: training is watched, and leaves them a core of a CPU."""
-    settings, threads = kit.settings, (0, 0)
-    if not settings.serve_nbytes:
-        return kit
-    device, watched = choose(settings), Watched(kit.compute, kit.clock)
-    if device.is_cpu and isinstance(kit.clock, SystemClock):
-        cores = min(num_cores(), settings.caps.cores or num_cores())
-        threads = threads_beside(cores, torch.get_num_threads(), min(settings.threads, cores))
-        settings = msgspec.structs.replace(settings, threads=threads[0])
-    beside = Beside(settings.serve_share, watched, kit.clock, device.torch, threads, kit.emit)
-    return replace(kit, settings=settings, compute=watched, beside=beside)
+    settings, compute, beside = share_device(kit.settings, kit.compute, kit.clock, kit.emit)
+    return replace(kit, settings=settings, compute=compute, beside=beside)
 
 
 class Pipeline:
@@ -85,7 +72,9 @@ class Pipeline:
         self.table = StageTable(run.stages, has_tied=run.tied is not None, costs=relative_costs(run))
         self.link = StageLink(kit.node)
         beside = kit.beside
-        self.serving = None if beside is None else Serving(run, kit.settings, self.link, kit.clock, beside, kit.emit)
+        self.serving: Serving | None = None
+        if beside is not None:
+            self.serving = Serving(cut_of(run), kit.settings, self.link, kit.clock, beside, kit.emit)
         self.barrier = Barrier(kit.node, self.table)
         self.exchanges = Exchanges(self.link)
         self.reports = StageReports(kit.node, kit.clock, kit.emit)

@@ -166,26 +166,25 @@ def test_a_change_begins_at_what_the_run_is_now_and_not_at_what_its_file_was(
     assert (settings().tokens, settings().schedule.lr) == (1280, 0.01)
 
 
-def test_what_the_machine_file_says_for_runs_with_stages_is_named_where_there_are_none(
-    weft: Weft, run_path: Path, tmp_path: Path
-) -> None:
+def test_a_machine_with_room_for_texts_says_that_it_draws_them(weft: Weft, run_path: Path, tmp_path: Path) -> None:
     machine = tmp_path / "machine.toml"
     machine.write_text("serve_nbytes = 1_000_000\n")
     loud = (option for option in LOCAL if option != "--quiet")
     done = weft("train", run_path, *TWO_ROUNDS, *loud, "--machine", machine)
     assert done.code == 0, done.err
-    assert "the run has no stages" in " ".join(done.err.split())
+    assert "this peer draws text with the whole model: room for" in " ".join(done.err.split())
 
 
+@pytest.mark.parametrize(("num_stages", "what"), [(1, "the model"), (2, "a stage")])
 def test_room_for_no_text_is_refused_before_there_is_a_run(
-    weft: Weft, run_path: Path, tmp_path: Path, home: Path
+    weft: Weft, run_path: Path, tmp_path: Path, home: Path, num_stages: int, what: str
 ) -> None:
     machine = tmp_path / "machine.toml"
     machine.write_text("serve_nbytes = 100\n")
-    stages = ("stages=2", "model.num_layers=2", "model.is_tied=false", "method={type='ddp'}")
+    stages = (f"stages={num_stages}", "model.num_layers=2", "model.is_tied=false", "method={type='ddp'}")
     changed = [word for each in stages for word in ("--set", each)]
     said = refused(weft, 2, "serve_nbytes: 100 bytes", "train", run_path, *changed, *LOCAL, "--machine", machine)
-    assert "64 tokens of a stage of this run take" in said
+    assert f"64 tokens of {what} of this run take" in said
     assert names_in(Home(home)) == set()
 
 

@@ -10,8 +10,9 @@ import torch
 from weft.clock import SystemClock, VirtualClock
 from weft.events import Event, Notice
 from weft.rng import stream
-from weft.stages.step import share as share_of
-from weft.stages.step.share import (
+from weft.tasks import Inline, Threads
+from weft.texts.beside import share as share_of
+from weft.texts.beside.share import (
     RESTS_S,
     WINDOW_S,
     Beside,
@@ -24,7 +25,6 @@ from weft.stages.step.share import (
     threads_beside,
     wait_s,
 )
-from weft.tasks import Inline, Threads
 
 CPU = torch.device("cpu")
 STEP_S = 0.05

@@ -9,8 +9,8 @@ from weft.engine.numbers import Kind
 from weft.engine.step import page_nbytes
 from weft.errors import ConfigError
 from weft.run.machine import PeerConfig
-from weft.stages.step import serving
-from weft.stages.step.serving import LOG_SHARE, require_room
+from weft.texts.beside import serving
+from weft.texts.beside.serving import LOG_SHARE, cut_of, require_room
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_room_for_less_than_a_page_is_refused_with_what_one_takes() -> None:
     num_layers = max(len(RUN.pieces[stage].layers) for stage in range(RUN.stages))
     page = page_nbytes(RUN.model, "fp32", num_layers)
     least = -(-page // (1 - LOG_SHARE))
-    require_room(RUN, PeerConfig(serve_nbytes=int(least) + 1), "fp32")
+    require_room(cut_of(RUN), PeerConfig(serve_nbytes=int(least) + 1), "fp32")
     with pytest.raises(ConfigError, match=r"serve_nbytes: .* 64 tokens of a stage of this run take [\d,]+\. Set"):
-        require_room(RUN, PeerConfig(serve_nbytes=int(least) - 2), "fp32")
+        require_room(cut_of(RUN), PeerConfig(serve_nbytes=int(least) - 2), "fp32")
 
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.1, "half"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from weft.rng import stream
-from weft.stages.step.versions import APART_S, DRAIN_S, SOON_S, STUCK_S, Take, is_due, taken
+from weft.texts.beside.versions import APART_S, DRAIN_S, SOON_S, STUCK_S, Take, is_due, taken
 from weft.texts.member import MAX_VERSIONS
 
 EVERY = 8

@@ -1,4 +1,4 @@
-"""Text for those that ask, by the stages that this peer trains.
+"""Text for those that ask, by the stages that this peer trains; a whole model is one stage.
 
     after a round that is due (`versions`)           a section's parameters are copied, at all members of all stages
     soon after                                       they are on the device, and new texts are drawn with them
@@ -19,10 +19,11 @@ import asyncio
 import math
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 from torch import Tensor
 
-from weft.clock import Clock
+from weft.clock import Clock, SystemClock
 from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.codec.config import Bf16Config
@@ -34,23 +35,65 @@ from weft.engine.step import KeysAndValues, Weights, page_nbytes
 from weft.errors import ConfigError
 from weft.events import Emit, Notice
 from weft.ids import PeerId
+from weft.model.config import ModelConfig
+from weft.model.sections import Section as Piece
+from weft.model.sections import whole
 from weft.pipeline.codec.activations import NumberConfig
 from weft.pipeline.link import StageLink
+from weft.run.config import RunConfig
+from weft.run.host import num_cores
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
-from weft.stages.step.share import Beside
-from weft.stages.step.versions import Take, is_due, taken
 from weft.store.chunks import raw
-from weft.tasks import Tasks
+from weft.tasks import Compute, Tasks
+from weft.texts.beside.share import Beside, Watched, threads_beside
+from weft.texts.beside.versions import Take, is_due, taken
 from weft.texts.member import Member, listen
 from weft.texts.messages import SectionServed
 from weft.texts.receipt import weights_digest
 from weft.texts.section import Section
 from weft.training.device import choose
 
-EVERY = 8  # rounds of the first stage, at least: a stage that lags a few has the same ones
+EVERY = 8  # rounds of the first of several stages, at least: a stage that lags a few has the same ones
 MAX_COPIES = 2  # of a piece: ends wait for a tied matrix, or it for them
 LOG_SHARE = 0.2  # of what texts may take; the rest is for pages
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A run's model, as its members draw texts of it.
+
+    Args:
+        pieces: the section of each stage, and a tied matrix that lies apart.
+        tied: number of that; None: there is none.
+        codec: of activations.
+        every: rounds from one version to the next, at least.
+        has_learnt: whether it begins with weights that are worth a text.
+    """
+
+    model: ModelConfig
+    pieces: tuple[Piece, ...]
+    tied: int | None
+    codec: Codec
+    every: int
+    has_learnt: bool
+
+    @property
+    def stages(self) -> int:
+        return len(self.pieces) - (self.tied is not None)
+
+    def has_tied(self, stage: int) -> bool:
+        """Whether a stage computes with a matrix that lies apart."""
+        return self.tied is not None and stage in {0, self.stages - 1}
+
+    def called(self, stage: int) -> str:
+        return "the whole model" if self.stages == 1 else f"stage {stage + 1}"
+
+
+def cut_of(run: RunConfig) -> Cut:
+    if isinstance(run, StagedConfig):
+        return Cut(run.model, run.pieces, run.tied, codec_of(run), EVERY, not run.is_seeded)
+    return Cut(run.model, (whole(run.model),), None, build(Bf16Config()), 1, not run.is_seeded)
 
 
 def codec_of(run: StagedConfig) -> Codec:
@@ -66,22 +109,36 @@ def kind_with(codec: Codec, device: torch.device) -> Kind:
     return "exact" if kind == "int8" and isinstance(codec, Fp32) else kind
 
 
-def require_room(run: StagedConfig, settings: PeerConfig, kind: Kind) -> None:
+def require_room(cut: Cut, settings: PeerConfig, kind: Kind) -> None:
     """
     Raises:
         ConfigError: what texts may take holds not one page of some stage.
     """
-    page = max(page_nbytes(run.model, kind, len(run.pieces[stage].layers)) for stage in range(run.stages))
+    page = max(page_nbytes(cut.model, kind, len(cut.pieces[stage].layers)) for stage in range(cut.stages))
     if _num_pages(settings, page) < 1:
-        least = math.ceil(page / (1 - LOG_SHARE))
+        least, what = math.ceil(page / (1 - LOG_SHARE)), "the model" if cut.stages == 1 else "a stage"
         raise ConfigError(
-            f"serve_nbytes: {settings.serve_nbytes:,} bytes have no room for conversations: {PAGE} tokens of a stage "
+            f"serve_nbytes: {settings.serve_nbytes:,} bytes have no room for conversations: {PAGE} tokens of {what} "
             f"of this run take {least:,}. Set serve_nbytes to many times that, or to 0 to draw no text."
         )
 
 
 def _num_pages(settings: PeerConfig, nbytes: int) -> int:
     return int((1 - LOG_SHARE) * settings.serve_nbytes) // nbytes
+
+
+def share_device(
+    settings: PeerConfig, compute: Compute, clock: Clock, emit: Emit
+) -> tuple[PeerConfig, Compute, Beside | None]:
+    """Return what a peer works with that draws texts, too: training is watched, and leaves them a core of a CPU."""
+    if not settings.serve_nbytes:
+        return settings, compute, None
+    device, watched, threads = choose(settings), Watched(compute, clock), (0, 0)
+    if device.is_cpu and isinstance(clock, SystemClock):
+        cores = min(num_cores(), settings.caps.cores or num_cores())
+        threads = threads_beside(cores, torch.get_num_threads(), min(settings.threads, cores))
+        settings = msgspec.structs.replace(settings, threads=threads[0])
+    return settings, watched, Beside(settings.serve_share, watched, clock, device.torch, threads, emit)
 
 
 @dataclass(eq=False)
@@ -115,15 +172,14 @@ class Serving:
     """
 
     def __init__(
-        self, run: StagedConfig, settings: PeerConfig, link: StageLink, clock: Clock, beside: Beside, emit: Emit
+        self, cut: Cut, settings: PeerConfig, link: StageLink, clock: Clock, beside: Beside, emit: Emit
     ) -> None:
-        self._run, self._settings, self._clock, self._emit = run, settings, clock, emit
+        self._cut, self._settings, self._clock, self._emit = cut, settings, clock, emit
         self._link = link
-        self._codec = codec_of(run)
         self._beside = beside
         self._device = choose(settings).torch
-        self._kind = kind_with(self._codec, self._device)
-        require_room(run, settings, self._kind)
+        self._kind = kind_with(cut.codec, self._device)
+        require_room(cut, settings, self._kind)
         self._served: dict[int, _Served] = {}
         self._tables: dict[int, Tensor] = {}  # copies of a tied matrix, by round
         self._others: dict[tuple[int, PeerId], tuple[int, ...]] = {}  # versions of members, as they tell
@@ -135,11 +191,11 @@ class Serving:
 
     async def settled(self, piece: int, round: int, outer: object) -> None:
         """A round of the first stage is in a piece's parameters, which nothing changes until this returns."""
-        if not isinstance(outer, Tensor):
+        if not isinstance(outer, Tensor) or not (round or self._cut.has_learnt):
             return
         ends: tuple[int, ...]
-        if piece == self._run.tied:
-            copies, ends, is_wanted = self._tables, (0, self._run.stages - 1), round % EVERY == 0
+        if piece == self._cut.tied:
+            copies, ends, is_wanted = self._tables, (0, self._cut.stages - 1), round % self._cut.every == 0
         else:
             served = self._served.setdefault(piece, _Served())
             copies, ends, is_wanted = served.copies, (piece,), self._take(piece, served, round) is not None
@@ -149,14 +205,14 @@ class Serving:
         copies[round] = await self._beside.copied(lambda: outer.detach().clone())
         for old in sorted(copies)[:-MAX_COPIES]:
             del copies[old]
-        if piece != self._run.tied:
+        if piece != self._cut.tied:
             served.due = {round: settled_at} | {each: at for each, at in served.due.items() if each in copies}
         for stage in ends:
             self._tasks.spawn(self._make(stage, round))
 
     async def let_go(self, piece: int) -> None:
         """This peer holds a piece no longer."""
-        if piece == self._run.tied:
+        if piece == self._cut.tied:
             self._tables.clear()
         elif (served := self._served.pop(piece, None)) is not None and served.member is not None:
             await served.member.aclose()
@@ -187,7 +243,7 @@ class Serving:
         newest = max(ages_s, default=None)
         since_s = 0.0 if newest is None else ages_s[newest]
         meets_all = all(any(each in ages_s for each in rounds) for rounds in others)
-        if not is_due(round, EVERY, newest, since_s, meets_all=meets_all):
+        if not is_due(round, self._cut.every, newest, since_s, meets_all=meets_all):
             return None
         num_texts = {} if member is None else {each: member.num_texts_of(each) for each in ages_s}
         return taken(ages_s, others, num_texts)
@@ -196,13 +252,13 @@ class Serving:
 
     async def _make(self, stage: int, round: int) -> None:
         """Let new texts be drawn with a round's weights, where all of them are here."""
-        run = self._run
+        has_tied = self._cut.has_tied(stage)
         async with self._making:
             if (served := self._served.get(stage)) is None:
                 return
             vector = served.copies.get(round)
-            table = self._tables.get(round) if run.has_tied(stage) else None
-            if vector is None or (run.has_tied(stage) and table is None):
+            table = self._tables.get(round) if has_tied else None
+            if vector is None or (has_tied and table is None):
                 return
             settled_at = served.due.pop(round)
             del served.copies[round]
@@ -223,19 +279,18 @@ class Serving:
                 served.member = self._member(stage, round, served, section)
 
     def _section(self, stage: int, served: _Served, vector: Tensor, table: Tensor | None) -> Section:
-        run = self._run
-        piece = run.pieces[stage]
+        cut, piece = self._cut, self._cut.pieces[stage]
         digest = weights_digest(*(raw(each.cpu()) for each in (vector, table) if each is not None))
         if table is not None:
-            table = table.view(run.model.vocab_size, run.model.width).to(self._device)
-        weights = Weights(run.model, vector.to(self._device), self._kind, piece, table)
+            table = table.view(cut.model.vocab_size, cut.model.width).to(self._device)
+        weights = Weights(cut.model, vector.to(self._device), self._kind, piece, table)
         if served.kept is None:
             num_layers = len(piece.layers)
-            num_pages = _num_pages(self._settings, page_nbytes(run.model, self._kind, num_layers))
-            served.kept = KeysAndValues(run.model, num_pages, self._device, self._kind, num_layers)
+            num_pages = _num_pages(self._settings, page_nbytes(cut.model, self._kind, num_layers))
+            served.kept = KeysAndValues(cut.model, num_pages, self._device, self._kind, num_layers)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # steps run on another
-        return Section(weights, served.kept, self._codec, digest)
+        return Section(weights, served.kept, cut.codec, digest)
 
     def _member(self, stage: int, round: int, served: _Served, section: Section) -> Member:
         settings = self._settings
@@ -251,11 +306,11 @@ class Serving:
             clock=self._clock,
             run=self._beside.run,
             turn=self._beside.turn,
-            num_stages=self._run.stages,
+            num_stages=self._cut.stages,
         )
         member.start()
         text = (
-            f"this peer draws text with {self._run.called(stage)}: room for {num_pages * PAGE:,} tokens of all "
+            f"this peer draws text with {self._cut.called(stage)}: room for {num_pages * PAGE:,} tokens of all "
             f"conversations together, and {self._beside}"
         )
         self._emit(Notice(text=text))
