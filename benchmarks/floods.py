@@ -25,7 +25,7 @@ from benchmarks import report
 from benchmarks._company import Company, Machine, until
 from benchmarks.rig.floods import NAMES, Done, Flood
 from benchmarks.rig.namespaces import Lines
-from weft.events import ConnectionDropped, RoundCommitted
+from weft.events import ConnectionDropped, Entry, RoundCommitted
 
 STRETCH_S, BETWEEN_S, ROUNDS_BEFORE = 30.0, 5.0, 5
 MOST_LOST = 0.2  # the aim: of the rounds
@@ -44,9 +44,10 @@ PROGRAMS = {WITH: ("-P", "-m", "weft"), WITHOUT: ("-m", "benchmarks._unbounded")
 FIGURES = report.FOLDER / "floods.json"
 ABOUT = """
 Three members, real processes, train as fast as they can, on all cores but one, which one machine has that attacks one
-of them. Each attack has a quiet stretch before it, to which it is compared. Members that compute all the time lose as
-many rounds as a round takes more of the processor ("lost by that"). `handshakes` needs no ticket, all others one.
-"Without" are members that bound nothing of what others cost them in computing.
+of them. Each attack has a quiet stretch before it, to which it is compared, and which begins once all three are in the
+rounds. Members that compute all the time lose as many rounds as a round takes more of the processor ("lost by that").
+`handshakes` needs no ticket, all others one. "Without" are members that bound nothing of what others cost them in
+computing.
 """.strip()
 
 
@@ -54,6 +55,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     """What members did in some seconds."""
 
     num_rounds: int
+    num_members: float  # whose work a round counted, on the mean
     rounds_per_min: float
     cpu_per_round: float | None  # seconds, of all members; None: there was no round
     victim_cpu: float  # cores that the attacked member used
@@ -102,16 +104,29 @@ def stretch(members: Sequence[Machine], seconds: float) -> Stretch:
     time.sleep(seconds)
     spent = [_cpu_s(process) - before for process, before in zip(processes, used, strict=True)]
     ended = time.time()
-    at = sorted(entry.at for entry in members[0].said(RoundCommitted) if began <= entry.at <= ended)
+    rounds = [entry for entry in members[0].said(RoundCommitted) if began <= entry.at <= ended]
+    at = sorted(entry.at for entry in rounds)
     # From one commit to another, so that parts of rounds do not count; a stretch of one round or none tells little.
     per_s = (len(at) - 1) / (at[-1] - at[0]) if len(at) > 2 else len(at) / (ended - began)
     return Stretch(
         num_rounds=len(at),
+        num_members=sum(map(num_counted, rounds)) / max(1, len(rounds)),
         rounds_per_min=60 * per_s,
         cpu_per_round=sum(spent) / (ended - began) / per_s if per_s else None,
         victim_cpu=spent[0] / (ended - began),
         victim_nbytes=processes[0].memory_info().rss,
     )
+
+
+def num_counted(entry: Entry) -> int:
+    """Return how many members' work a round has counted."""
+    return len(entry.event.contributors) if isinstance(entry.event, RoundCommitted) else 0
+
+
+def all_are_counted(members: Sequence[Machine]) -> bool:
+    """Return whether the newest round has counted everybody's work, and is one of the last moments."""
+    last = members[0].said(RoundCommitted)[-1]
+    return num_counted(last) == len(members) and time.time() - last.at < BETWEEN_S
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -120,7 +135,9 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def attacked(lines: Lines, company: Company, attack: str, seconds: float, cores: Sequence[int]) -> Attacked:
-    members, load = company.machines[:NUM_MEMBERS], report.load()
+    members = company.machines[:NUM_MEMBERS]
+    until(lambda: all_are_counted(members), "everybody in one round")
+    load = report.load()
     quiet = stretch(members, seconds)
     on_cores(cores)
     num_before = len(members[0].said(ConnectionDropped))
@@ -162,7 +179,8 @@ def measured(found: Found, program: str, attacks: Sequence[str], seconds: float)
 
 def told(found: Found) -> list[str]:
     header = (
-        *("attack", "", "rounds a minute", "attacked", "lost", "CPU a round, times", "lost by that"),
+        *("attack", "", "rounds a minute", "attacked", "lost", "members in a round, attacked"),
+        *("CPU a round, times", "lost by that"),
         *("cores of the victim", "attacked"),
         *("sent a second", "cores of the attacker", "links", "turned away or ended", "dropped"),
     )
@@ -173,6 +191,7 @@ def told(found: Found) -> list[str]:
             one.quiet.rounds_per_min,
             one.flooded.rounds_per_min,
             f"{100 * one.lost:.0f} %",
+            one.flooded.num_members,
             one.times_cpu,
             f"{100 * one.lost_by_cpu:.0f} %",
             one.quiet.victim_cpu,
