@@ -23,6 +23,7 @@ from weft.model.transformer import Transformer
 from weft.rng import stream
 from weft.run.staged import StagedConfig
 from weft.stages.holdings import MOVES
+from weft.texts import section
 from weft.texts.beside import serving, versions
 from weft.texts.beside.serving import Serving
 from weft.texts.entry import Entry, NoPath
@@ -46,7 +47,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
     monkeypatch.setattr(serving, "EVERY", 2)
     monkeypatch.setattr(versions, "APART_S", 0.0)
     monkeypatch.setattr(versions, "SOON_S", 0.0)
-    monkeypatch.setattr(serving, "kind_for", lambda _device: "fp32")
+    monkeypatch.setattr(section, "kind_for", lambda _device: "fp32")
     return found
 
 

@@ -18,7 +18,8 @@ from weft.rng import stream
 from weft.run.machine import PeerConfig
 from weft.sim.world import Member
 from weft.tasks import Inline
-from weft.texts.beside import serving, share, versions
+from weft.texts import section
+from weft.texts.beside import share, versions
 from weft.texts.beside.serving import Serving
 from weft.texts.entry import Entry, NoPath
 
@@ -42,7 +43,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
     monkeypatch.setattr(Serving, "settled", noted)
     monkeypatch.setattr(versions, "APART_S", 0.0)
     monkeypatch.setattr(versions, "SOON_S", 0.0)
-    monkeypatch.setattr(serving, "kind_for", lambda _device: "fp32")
+    monkeypatch.setattr(section, "kind_for", lambda _device: "fp32")
     monkeypatch.setattr(share, "Inline", partial(Inline, STEP_S))
     return found
 

@@ -178,7 +178,9 @@ class Terms:
     fetch_nbytes: int  # data, first weights and state, as far as they are not here
     disk_nbytes: int  # data and checkpoint
     process_nbytes: int  # of memory, that the program takes itself; where a loop of one's own trains: that it has taken
-    memory_nbytes: int  # that training takes beside it; where a loop of one's own trains: that the peer takes
+    memory_nbytes: (
+        int  # that training, and texts, take beside it; where a loop of one's own trains: that the peer takes
+    )
     micro_batch: int  # samples that are trained on at a time, or pass through a stage, or of a loop's step
     num_peers: int  # who takes part, as far as is known, or else as many as the ticket tells, and this one
     round_nbytes: int  # sent and received in one round of so many: as was measured, else in closed form
@@ -190,6 +192,7 @@ class Terms:
     left_s: float | None = None  # until nothing is left to train, by how fast members are now; None: nobody knows
     is_complete: bool = False  # nothing is left to train
     is_here: bool = False  # it is complete, and this machine has all of it
+    draws_texts: bool = False
 
     @property
     def total_tokens(self) -> int:
@@ -353,6 +356,7 @@ def terms(
         left_s=_left_s(run, left_tokens, heard),
         is_complete=is_here or heard.is_complete or left_tokens == 0,
         is_here=is_here,
+        draws_texts=bool(settings.serve_nbytes) and not isinstance(run, LoopConfig),
     )
 
 
@@ -439,7 +443,12 @@ def _stage(whole: StagedConfig, stage: int, num_peers: int, settings: PeerConfig
         matrix = msgspec.structs.replace(run, stage=run.tied)
         round_nbytes += _round_nbytes(matrix, min(num_peers, 2 * num_members))
     needed = holding.needed_nbytes(
-        held, section, device, num_taken=holding.usual_taken(run.stages), has_recompute=settings.has_recompute
+        held,
+        section,
+        device,
+        num_taken=holding.usual_taken(run.stages),
+        has_recompute=settings.has_recompute,
+        serve_nbytes=settings.serve_nbytes,
     )
     return _Part(
         num_parameters=run.num_parameters,

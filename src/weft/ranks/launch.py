@@ -87,7 +87,8 @@ class Ranks:
         check(run, settings)
         rank = self.rank
         share = Share(host=rank.num_local / rank.num_ranks, device=1 / rank.num_ranks)
-        self._micro_batch = check_fits(run, self._settings, choose(self._settings), share)
+        settings = msgspec.structs.replace(self._settings, serve_nbytes=0)  # a site draws no texts
+        self._micro_batch = check_fits(run, settings, choose(settings), share)
 
     def memory(self, folder: PeerFolder) -> Pool:
         return Pool(0, folder.scratch)

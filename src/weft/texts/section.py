@@ -14,14 +14,31 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.codec.build import build
 from weft.codec.codec import Codec
+from weft.codec.config import Bf16Config
 from weft.codec.dense import Fp32
 from weft.engine.batch import Piece
 from weft.engine.draw import Counts, Drawing, Drawn, draw
 from weft.engine.fingerprint import Floats, fingerprint
+from weft.engine.load import kind_for
+from weft.engine.numbers import Kind
 from weft.engine.step import KeysAndValues, Stepper, Weights, on_host
 from weft.errors import ConfigError, PayloadError, WeftError
+from weft.pipeline.codec.activations import ActivationConfig, NumberConfig
 from weft.texts.messages import BLOCK, TOKEN_NBYTES, OpenSequence
+
+
+def codec_of(activations: ActivationConfig) -> Codec:
+    """Return what encodes a row of activations of texts, the same at all peers of a run: the run's own where it is one
+    of numbers alone, else bf16."""
+    return build(activations if isinstance(activations, NumberConfig) else Bf16Config())
+
+
+def kind_with(codec: Codec, device: torch.device) -> Kind:
+    """Return the numbers of a member: exact ones where activations are handed on whole, and cost no more than int8."""
+    kind = kind_for(device)
+    return "exact" if kind == "int8" and isinstance(codec, Fp32) else kind
 
 
 @dataclass(frozen=True)

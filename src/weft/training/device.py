@@ -9,6 +9,7 @@ A CPU's memory must be counted before it is used: Linux promises more than it ha
 full, so there the trainer starts with the whole batch and halves.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,10 +22,14 @@ from weft.cost import training as cost
 from weft.cost.pipeline import BASE_NBYTES
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
+from weft.model.sections import Section, whole
+from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig
 from weft.run.config import LoopConfig, RunConfig
 from weft.run.host import gigabytes, host_free_nbytes, process_nbytes
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.sync.costs import peer_memory
+from weft.texts.section import codec_of, kind_with
+from weft.training.text_memory import text_memory
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -143,7 +148,7 @@ def check_fits(run: RunConfig, peer: PeerConfig, device: Device, share: Share = 
             micro_batch //= 2
     needed = _shared(needed_nbytes(run, peer, device, 1), share)
     if not fits(needed, free):
-        raise TooLarge(_too_large(run, needed, free, peer.caps))
+        raise TooLarge(_too_large(run, needed, free, peer))
     return micro_batch
 
 
@@ -216,7 +221,31 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
             has_recompute=peer.has_recompute,
         ),
     )
-    return by_place(memory, device)
+    needed = by_place(memory, device)
+    return beside_texts(needed, run.model, whole(run.model), BY_DEFAULT, device, peer.serve_nbytes)
+
+
+def beside_texts(
+    needed: dict[str, int],
+    model: ModelConfig,
+    section: Section,
+    activations: ActivationConfig,
+    device: Device,
+    serve_nbytes: int,
+) -> dict[str, int]:
+    """Return what a member needs that draws texts, too, as its settings' `serve_nbytes` says; by place.
+
+    Args:
+        activations: between stages.
+    """
+    if not serve_nbytes:
+        return needed
+    kind = kind_with(codec_of(activations), device.torch)
+    taken = text_memory(model, section, kind, device.torch, serve_nbytes)
+    found = Counter(needed)
+    found["cpu"] += taken.host
+    found["cpu" if device.is_cpu else str(device.torch)] += taken.device
+    return dict(found)
 
 
 def program_nbytes(device: Device) -> int:
@@ -246,13 +275,14 @@ def figures(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
     )
 
 
-def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int], caps: CapsConfig) -> str:
+def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int], peer: PeerConfig) -> str:
+    caps = peer.caps
+    texts = "lower serve_nbytes, " if peer.serve_nbytes else ""
     close = "Close" if caps.memory_nbytes is None and caps.vram_nbytes is None else "Raise --memory or --vram, close"
     return (
         f"the model has {run.num_parameters:,} parameters and does not fit, even with one sample of "
-        f"{run.train.seq_len} tokens at a time. {figures(needed, free)}. {close} "
-        "other programs, set has_recompute = true or a half precision, choose a smaller model, or join from a larger "
-        "machine."
+        f"{run.train.seq_len} tokens at a time. {figures(needed, free)}. {close} other programs, {texts}set "
+        "has_recompute = true or a half precision, choose a smaller model, or join from a larger machine."
     )
 
 

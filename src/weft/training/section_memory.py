@@ -31,7 +31,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.sync.costs import peer_memory
 from weft.sync.method.choices import Choices
-from weft.training.device import Device, by_place, decoder, figures, fits, free_nbytes
+from weft.training.device import Device, beside_texts, by_place, decoder, figures, fits, free_nbytes
 
 ASSUMED_MEMBERS = 4  # of a stage, before it is known: memory falls slowly with their number
 # Of activations, what the allocator of a CPU process holds beside: tensors come and go between those that stay. Each
@@ -121,9 +121,19 @@ def codec_nbytes(model: ModelConfig, pipeline: PipelineConfig, section: Section)
 
 
 def needed_nbytes(
-    holding: Holding, section: Section, device: Device, *, num_taken: int, has_recompute: bool = False
+    holding: Holding,
+    section: Section,
+    device: Device,
+    *,
+    num_taken: int,
+    has_recompute: bool = False,
+    serve_nbytes: int = 0,
 ) -> dict[str, int]:
-    """Return the bytes that a member of a stage needs at its peak beside its process, by place: "cpu", the device."""
+    """Return the bytes that a member of a stage needs at its peak beside its process, by place: "cpu", the device.
+
+    Args:
+        has_recompute, serve_nbytes: as of its settings.
+    """
     memory = section_memory(
         holding,
         section,
@@ -132,11 +142,18 @@ def needed_nbytes(
         is_half=device.precision != "fp32",
         has_recompute=has_recompute,
     )
-    return by_place(memory, device)
+    activations = holding.pipeline.activations
+    return beside_texts(by_place(memory, device), holding.model, section, activations, device, serve_nbytes)
 
 
 def most_taken(
-    holding: Holding, section: Section, device: Device, free: Mapping[str, int], *, has_recompute: bool = False
+    holding: Holding,
+    section: Section,
+    device: Device,
+    free: Mapping[str, int],
+    *,
+    has_recompute: bool = False,
+    serve_nbytes: int = 0,
 ) -> int:
     """Return how many micro-batches a member can keep at a time (pipeline.worker.Bounds); 0: not one.
 
@@ -148,7 +165,9 @@ def most_taken(
     """
     num_taken = Bounds().num_taken
     while num_taken:
-        needed = needed_nbytes(holding, section, device, num_taken=num_taken, has_recompute=has_recompute)
+        needed = needed_nbytes(
+            holding, section, device, num_taken=num_taken, has_recompute=has_recompute, serve_nbytes=serve_nbytes
+        )
         if fits(needed, free):
             break
         num_taken //= 2
@@ -192,15 +211,16 @@ def fitting(run: StagedConfig, peer: PeerConfig, device: Device) -> int:
     """
     section, holding = run.section, of_run(run)
     assert section is not None, "a section of which stage?"
-    free = free_nbytes(peer.caps, device)
-    if num_taken := most_taken(holding, section, device, free, has_recompute=peer.has_recompute):
+    free, texts = free_nbytes(peer.caps, device), peer.serve_nbytes
+    if num_taken := most_taken(holding, section, device, free, has_recompute=peer.has_recompute, serve_nbytes=texts):
         return num_taken
-    needed = needed_nbytes(holding, section, device, num_taken=1, has_recompute=peer.has_recompute)
-    num = num_section_parameters(run.model, section)
+    needed = needed_nbytes(holding, section, device, num_taken=1, has_recompute=peer.has_recompute, serve_nbytes=texts)
+    num, lower = num_section_parameters(run.model, section), "lower serve_nbytes, " if texts else ""
     raise TooLarge(
         f"section {section.number + 1} of {section.num_sections} has {num:,} parameters and does not fit, even with "
-        f"one micro-batch at a time. {figures(needed, free)}. Close other programs, or take part with a larger "
-        "machine; the run's maker can cut the model into more stages, or lower pipeline.micro_batch."
+        f"one micro-batch at a time. {figures(needed, free)}. Close other programs, {lower}or "
+        "take part with a larger machine; the run's maker can cut the model into more stages, or lower "
+        "pipeline.micro_batch."
     )
 
 

@@ -306,8 +306,9 @@ def _fit(run: RunConfig, shown: Terms, home: Path, settings: PeerConfig) -> Find
         return Finding("fit", "block", f"{run.name} does not fit: {error}", "join from a machine with more room", facts)
     what = f"stage {' and '.join(stages)}, " if stages else ""
     text = (
-        f"{run.name}: {what}{figures.amount(shown.num_parameters)} parameters; to train "
-        f"{several(shown.micro_batch, 'sample')} at a time takes about "
+        f"{run.name}: {what}{figures.amount(shown.num_parameters)} parameters; "
+        f"{'to draw texts, and ' * shown.draws_texts}to train {several(shown.micro_batch, 'sample')} at a time takes "
+        "about "
         f"{figures.nbytes(shown.process_nbytes + shown.memory_nbytes)} of memory, "
         f"{figures.nbytes(shown.process_nbytes)} of it for the program itself; "
         f"{figures.nbytes(sum(free.values()))} are free. It takes "

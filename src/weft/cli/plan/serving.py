@@ -32,8 +32,9 @@ from weft.plan.serve import Speed, Timed
 from weft.plan.split import Link
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
-from weft.texts.beside.serving import LOG_SHARE, codec_of, kind_with
+from weft.texts.section import codec_of, kind_with
 from weft.training.device import choose
+from weft.training.text_memory import LOG_SHARE
 
 BATCHES = (1, 8, 32)  # texts at a time
 PROMPTS = (128, 1024)  # tokens
@@ -166,7 +167,7 @@ def answer(model: Model, numbers: Numbers, line: Named) -> Answer:
     """
     config, device = model.config, choose(PeerConfig()).torch
     cuts = sections(config, model.num_stages)
-    codec = codec_of(model)  # type: ignore[arg-type]  # it reads the pipeline alone
+    codec = codec_of(model.pipeline.activations)
     kind = kind_on(device, numbers) if model.num_stages == 1 else kind_with(codec, device)
     free = free_nbytes(device)
     found = serve_here.measure(config, kind, device)

@@ -125,7 +125,7 @@ def describe(terms: "Terms") -> str:
             f"to fetch  {terms.to_fetch}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for the program itself, "
-            f"{figures.nbytes(terms.memory_nbytes)} to train on "
+            f"{figures.nbytes(terms.memory_nbytes)} {'to draw texts, and ' * terms.draws_texts}to train on "
             f"{several(terms.micro_batch, 'sample')} at a time; a batch has {run.train.batch_size}",
             *_network(terms),
         )

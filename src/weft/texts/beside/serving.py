@@ -27,8 +27,6 @@ from weft.clock import Clock, SystemClock
 from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.codec.config import Bf16Config
-from weft.codec.dense import Fp32
-from weft.engine.load import kind_for
 from weft.engine.numbers import Kind
 from weft.engine.pages import PAGE
 from weft.engine.step import KeysAndValues, Weights, page_nbytes
@@ -38,7 +36,6 @@ from weft.ids import PeerId
 from weft.model.config import ModelConfig
 from weft.model.sections import Section as Piece
 from weft.model.sections import whole
-from weft.pipeline.codec.activations import NumberConfig
 from weft.pipeline.link import StageLink
 from weft.run.config import RunConfig
 from weft.run.host import num_cores
@@ -51,12 +48,12 @@ from weft.texts.beside.versions import Take, is_due, taken
 from weft.texts.member import Member, listen
 from weft.texts.messages import SectionServed
 from weft.texts.receipt import weights_digest
-from weft.texts.section import Section
+from weft.texts.section import Section, codec_of, kind_with
 from weft.training.device import choose
+from weft.training.text_memory import LOG_SHARE
 
 EVERY = 8  # rounds of the first of several stages, at least: a stage that lags a few has the same ones
 MAX_COPIES = 2  # of a piece: ends wait for a tied matrix, or it for them
-LOG_SHARE = 0.2  # of what texts may take; the rest is for pages
 
 
 @dataclass(frozen=True)
@@ -92,21 +89,8 @@ class Cut:
 
 def cut_of(run: RunConfig) -> Cut:
     if isinstance(run, StagedConfig):
-        return Cut(run.model, run.pieces, run.tied, codec_of(run), EVERY, not run.is_seeded)
+        return Cut(run.model, run.pieces, run.tied, codec_of(run.pipeline.activations), EVERY, not run.is_seeded)
     return Cut(run.model, (whole(run.model),), None, build(Bf16Config()), 1, not run.is_seeded)
-
-
-def codec_of(run: StagedConfig) -> Codec:
-    """Return what encodes a row of activations of texts, the same at all peers: the run's own where it is one of
-    numbers alone, else bf16."""
-    activations = run.pipeline.activations
-    return build(activations if isinstance(activations, NumberConfig) else Bf16Config())
-
-
-def kind_with(codec: Codec, device: torch.device) -> Kind:
-    """Return the numbers of a member: exact ones where activations are handed on whole, and cost no more than int8."""
-    kind = kind_for(device)
-    return "exact" if kind == "int8" and isinstance(codec, Fp32) else kind
 
 
 def require_room(cut: Cut, settings: PeerConfig, kind: Kind) -> None:

@@ -9,8 +9,10 @@ from weft.engine.numbers import Kind
 from weft.engine.step import page_nbytes
 from weft.errors import ConfigError
 from weft.run.machine import PeerConfig
-from weft.texts.beside import serving
-from weft.texts.beside.serving import LOG_SHARE, cut_of, require_room
+from weft.texts import section
+from weft.texts.beside.serving import cut_of, require_room
+from weft.texts.section import kind_with
+from weft.training.text_memory import LOG_SHARE
 
 
 @pytest.mark.parametrize(
@@ -25,8 +27,8 @@ from weft.texts.beside.serving import LOG_SHARE, cut_of, require_room
 def test_numbers_are_exact_where_nothing_else_rounds_and_it_costs_nothing(
     codec: CodecConfig, usual: Kind, expected: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "kind_for", lambda _device: usual)
-    assert serving.kind_with(build(codec), torch.device("cpu")) == expected
+    monkeypatch.setattr(section, "kind_for", lambda _device: usual)
+    assert kind_with(build(codec), torch.device("cpu")) == expected
 
 
 def test_room_for_less_than_a_page_is_refused_with_what_one_takes() -> None:

@@ -1,0 +1,69 @@
+"""What texts take of a peer's memory, against what its process holds."""
+
+import ctypes
+import gc
+import sys
+
+import psutil
+import pytest
+import torch
+
+from unit.stages.pieces import RUN
+from weft.codec.config import Bf16Config, Fp32Config
+from weft.engine.load import required
+from weft.engine.numbers import Kind
+from weft.engine.step import KeysAndValues, Weights, page_nbytes
+from weft.errors import ConfigError
+from weft.model.config import ModelConfig
+from weft.model.sections import num_section_parameters, sections
+from weft.texts.member import MAX_VERSIONS
+from weft.training.device import Device, beside_texts
+from weft.training.text_memory import LOG_SHARE, text_memory
+
+MODEL = ModelConfig(
+    vocab_size=8192, num_layers=6, num_heads=8, num_kv_heads=4, width=512, ffn_width=1536, max_seq_len=512
+)
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+SERVE = 16 << 20
+
+
+def resident_nbytes() -> int:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(psutil.Process().memory_info().rss)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there the allocator gives back at once what is free")
+@pytest.mark.parametrize("kind", ["bf16", "int8", "exact"])
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_weights_of_two_rounds_pages_and_a_copy_are_what_the_closed_form_says(kind: Kind, num_stages: int) -> None:
+    try:
+        required(kind, CPU)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    first, *_ = cuts = sections(MODEL, num_stages)
+    Weights(MODEL, torch.randn(num_section_parameters(MODEL, first)), kind, first)  # what torch takes once, for good
+    for section in cuts:
+        num, num_layers = num_section_parameters(MODEL, section), len(section.layers)
+        before = resident_nbytes()
+        copy = torch.randn(num)
+        versions = [Weights(MODEL, copy, kind, section) for _ in range(MAX_VERSIONS)]
+        num_pages = int((1 - LOG_SHARE) * SERVE) // page_nbytes(MODEL, kind, num_layers)
+        kept = KeysAndValues(MODEL, num_pages, CPU, kind, num_layers)
+        for tensor in (each for each in vars(kept).values() if isinstance(each, torch.Tensor)):
+            tensor.add_(0)  # memory that nobody has written to is not there yet
+        log = b"\1" * int(LOG_SHARE * SERVE)
+        there = resident_nbytes() - before
+        said = text_memory(MODEL, section, kind, CPU, SERVE)
+        assert said.host + said.device == pytest.approx(there, rel=0.05)
+        del copy, versions, kept, log
+
+
+def test_texts_are_counted_where_they_lie() -> None:
+    section, needed = sections(RUN.model, 2)[0], {"cpu": 1000, "cuda:0": 500}
+    card = Device(GPU, "bf16", "a card")
+    taken = text_memory(RUN.model, section, "bf16", GPU, SERVE)
+    found = beside_texts(needed, RUN.model, section, Bf16Config(), card, SERVE)
+    assert found == {"cpu": 1000 + taken.host, "cuda:0": 500 + taken.device}
+    assert taken.host == 4 * num_section_parameters(RUN.model, section) + int(LOG_SHARE * SERVE)
+    assert beside_texts(needed, RUN.model, section, Fp32Config(), card, 0) == needed
