@@ -494,7 +494,7 @@ class HeldDropped(Event, frozen=True, kw_only=True):
 class TextMoved(Event, frozen=True, kw_only=True):
     """A text that is being drawn goes on with another member of a stage: the one before is gone, silent or busy."""
 
-    stage: int
+    stage: int | msgspec.UnsetType = msgspec.UNSET  # unset: each member has the whole model
     before: PeerId
     member: PeerId
 
@@ -519,7 +519,7 @@ class ReceiptsDiffer(Event, frozen=True, kw_only=True):
 class ReceiptFailed(Event, frozen=True, kw_only=True):
     """A receipt for a part of a text did not come, or says what cannot be. Told once of a member and a reason."""
 
-    stage: int
+    stage: int | msgspec.UnsetType = msgspec.UNSET  # unset: each member has the whole model
     member: PeerId
     reason: str
 

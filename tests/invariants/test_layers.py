@@ -41,8 +41,9 @@ FLOORS = (
     ("peer.messages", "stages.messages", "store"),
     ("run", "peer.companion", "peer.chain", "stages.table"),
     ("training", "observe", "stages.report"),
+    ("texts.beside",),
     # a peer
-    ("peer.context", "ranks", "texts.beside"),
+    ("peer.context", "ranks"),
     ("peer.state",),
     ("peer.round",),
     ("peer.fork", "peer.group"),

@@ -47,7 +47,7 @@ async def asker(
         emit=lambda _event: None,
     )
     try:
-        async with meeting(node, run, clock), aclosing(entry):
+        async with meeting(node, run, clock, entry.paths.serves), aclosing(entry):
             yield entry
     finally:
         await node.aclose()

@@ -12,15 +12,19 @@ from scenarios.swarm import BATCH, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.engine.draw import Drawing
 from weft.engine.engine import Wanted
+from weft.events import Notice
+from weft.ids import BranchId
 from weft.inference.sample import Sampling, generate
 from weft.model.flat import assemble
 from weft.rng import stream
 from weft.run.machine import PeerConfig
 from weft.sim.world import Member
+from weft.sync.method.presets import DPsgdConfig
 from weft.tasks import Inline
 from weft.texts import section
 from weft.texts.beside import share, versions
 from weft.texts.beside.serving import Serving
+from weft.texts.beside.share import Beside
 from weft.texts.entry import Entry, NoPath
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -149,9 +153,12 @@ def test_of_weights_that_have_learnt_nothing_no_text_is_drawn(make_swarm: MakeSw
     swarm = make_swarm(num_rounds=4, num_peers=1)
 
     async def scenario() -> None:
-        (a,) = await swarm.start("a", settings=DRAWS, train_s=10.0)
+        (a,) = await swarm.start("a", settings=DRAWS, train_s=20.0)
         async with asking(swarm, [a]) as entry:
+            while 0 not in copies:  # noqa: ASYNC110  # it has warmed up, and shows what it begins with
+                await asyncio.sleep(0.1)
             await asyncio.sleep(8)
+            assert a.life.committed == []
             assert entry.paths.empty == [0]
             await swarm.round(a, 1)
             await until_drawn(entry)
@@ -160,7 +167,59 @@ def test_of_weights_that_have_learnt_nothing_no_text_is_drawn(make_swarm: MakeSw
         swarm.kill(a)
 
     swarm.run(scenario)
-    assert 0 in copies
+
+
+@pytest.mark.full
+def test_where_members_exchange_with_neighbours_only_means_are_shown(make_swarm: MakeSwarm, copies: Copies) -> None:
+    swarm = make_swarm(method=DPsgdConfig(every=2, mean_every=5), num_rounds=12, num_peers=2)
+
+    async def scenario() -> None:
+        a, b = await swarm.start("ab", settings=DRAWS)
+        one_replica(await swarm.done(a, b))
+
+    swarm.run(scenario)
+    means = {number for (_, number), manifest in swarm.chains.items() if manifest.has_result}
+    assert 0 < len(means) < 12
+    assert set(copies) - {0} == means
+
+
+@pytest.mark.full
+def test_on_another_branch_texts_begin_anew(make_swarm: MakeSwarm, copies: Copies) -> None:
+    swarm = make_swarm(num_rounds=30, num_peers=1)
+
+    async def scenario() -> None:
+        (a,) = await swarm.start("a", settings=DRAWS)
+        await swarm.round(a, 5)
+        a.peer._shown = BranchId("another")
+        since = swarm.clock.now()
+        await swarm.done(a)
+        begun = [each.text for each in a.life.seen(Notice, since) if each.text.startswith("this peer draws text")]
+        assert len(begun) == 1
+
+    swarm.run(scenario)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("where", ["copied", "made"])
+def test_where_there_is_no_memory_for_weights_training_goes_on_and_it_is_said(
+    make_swarm: MakeSwarm, copies: Copies, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    async def fails(_beside: Beside, _work: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(Beside, where, fails)
+    swarm = make_swarm(num_rounds=6, num_peers=1)
+
+    async def scenario() -> None:
+        (a,) = await swarm.start("a", settings=DRAWS)
+        one_replica(await swarm.done(a))
+
+    swarm.run(scenario)
+    said = [each.text for each in swarm.lives[0].seen(Notice)]
+    assert any(
+        "no text is drawn with the weights after round 1: OutOfMemoryError: out of memory" in each for each in said
+    )
+    assert any(each.endswith("Lower serve_nbytes.") for each in said)
 
 
 @pytest.mark.full

@@ -15,7 +15,7 @@ import msgspec
 
 from weft import events
 from weft.dashboard import deeds, figures
-from weft.dashboard.stages import ordinal, prefixed
+from weft.dashboard.stages import ordinal, prefixed, stage_of
 from weft.events import Entry, Event
 from weft.ids import PeerId, several, short
 from weft.sync.method.choices import Choices
@@ -336,6 +336,11 @@ def _too_slow(e: events.JoinTooSlow, _own: PeerId) -> str:
 # --- the table, in the order of events.py ---
 
 
+def _in_stage(event: Event) -> str:
+    stage = stage_of(event)
+    return "" if stage is None else f" in {ordinal([stage], 0)}"
+
+
 def _text_changed(event: events.TextChanged) -> str:
     if event.round == event.before:
         return "the rest of an answer may differ from what exact numbers give: a stage has nobody left who computes so"
@@ -474,14 +479,18 @@ _ROWS: dict[type[Event], _Row] = {
         "{me:peer} had no room in {stage:stage} for the results of {num:micro-batches} that came a second time: they "
         "count nowhere",
     ),
-    events.TextMoved: _Row(NOTE, "an answer goes on with {member:peer} in place of {before:peer} in {stage:stage}"),
+    events.TextMoved: _Row(
+        NOTE, lambda e, _: f"an answer goes on with {{member:peer}} in place of {{before:peer}}{_in_stage(e)}"
+    ),
     events.TextChanged: _Row(NOTE, lambda e, _: _text_changed(e)),
     events.ReceiptsDiffer: _Row(
         WARNING,
         "{before:peer} and {member:peer} have signed different things of what went from one to the other, in "
         "{stage:stage}",
     ),
-    events.ReceiptFailed: _Row(NOTE, "no good receipt of {member:peer} in {stage:stage} for an answer: {reason}"),
+    events.ReceiptFailed: _Row(
+        NOTE, lambda e, _: f"no good receipt of {{member:peer}}{_in_stage(e)} for an answer: {{reason}}"
+    ),
     events.StateJoined: _Row(
         NOTE,
         lambda e, _: (

@@ -19,7 +19,7 @@ from weft.events import Emit, Event, Notice
 from weft.ids import PeerId, RunId, short
 from weft.launch.fetch import fetch_files, fetch_initial, read_came_with
 from weft.launch.kept import Wish, keep_said, kept_run, meant, require_named, told_kept
-from weft.launch.peer import Invitation, Participant, Prepared, context_of, drawing, whole
+from weft.launch.peer import Invitation, Participant, Prepared, beside_texts, context_of, whole
 from weft.launch.runs import drop_unbegun, names_in
 from weft.launch.session import Options, Session
 from weft.launch.terms import Terms, tell
@@ -35,6 +35,8 @@ from weft.store.pool import Pool
 from weft.store.tickets import keep_run_file
 from weft.sync.records.acts import Amend
 from weft.sync.records.charter import Settings
+from weft.texts.beside.serving import cut_of, require_room
+from weft.texts.section import kind_with
 from weft.training.device import check_fits, choose
 from weft.training.learner import Learner
 from weft.training.section_memory import fitting
@@ -45,11 +47,17 @@ from weft.wire import printable
 class OneProcess:
     """This process alone."""
 
+    has_model = True
+
     def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
+        device = choose(settings)
+        if settings.serve_nbytes:
+            cut = cut_of(run)
+            require_room(cut, settings, kind_with(cut.codec, device.torch))
         if isinstance(run, StagedConfig):
-            fitting(run, settings, choose(settings))
+            fitting(run, settings, device)
         else:
-            check_fits(run, settings, choose(settings))
+            check_fits(run, settings, device)
 
     def memory(self, folder: PeerFolder) -> Pool:  # noqa: ARG002  # the protocol's signature
         return Pool(0)
@@ -103,6 +111,7 @@ class Corpus:
             limit_cores(options.settings.caps.cores)
             run, data = kept_run(self.kept, options)
             self.trainers.check_fits(held_of(run), options.settings)
+            self._note(run, options.settings, emit)
             emit(Notice(text=told_kept(run, options)))
             return run, data
         assert self.described is not None
@@ -177,13 +186,12 @@ class Corpus:
             )
         held = data or await self._fetched(s, run, members)
 
-        given = drawing(s, run) if trainers is ONE else None
+        s, texts = beside_texts(s, run) if trainers.has_model else (s, None)
 
         def make_learner(emit: Emit) -> Learner:
-            settings = s.options.settings if given is None else given.settings
-            return trainers.learner(run, settings, held.batches(run, "train"), emit, s.clock)
+            return trainers.learner(run, s.options.settings, held.batches(run, "train"), emit, s.clock)
 
-        context = context_of(s, held, outer, make_learner, memory=trainers.memory(s.folder), given=given)
+        context = context_of(s, held, outer, make_learner, memory=trainers.memory(s.folder), texts=texts)
         return await whole(s, run, context, self.amends.get(run.run))
 
     def _outer(self, s: Session, run: RunConfig) -> Tensor | None:
@@ -211,7 +219,7 @@ class Corpus:
 
     def _note(self, run: RunConfig, settings: PeerConfig, emit: Emit) -> None:
         """Tell what whoever asks for this should know, and which of the machine's settings such a run does not use."""
-        use: Use = "stage" if isinstance(run, StagedConfig) else "whole" if self.trainers is ONE else "site"
+        use: Use = "stage" if isinstance(run, StagedConfig) else "whole" if self.trainers.has_model else "site"
         idle = without_effect(settings, use)
         idle = {name: why for name, why in idle.items() if name not in without_effect(settings)}
         for text in (*self.notes, *told_idle("this machine's settings", said(settings), idle)):

@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -36,7 +36,7 @@ from weft.net.membership.gossip import ClaimReader
 from weft.net.membership.membership import say_goodbye
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
-from weft.peer.context import Data, Texts
+from weft.peer.context import Data
 from weft.peer.fork import waits_s
 from weft.peer.messages import CharterAnswer, CharterRequest
 from weft.peer.peer import COMPLETE, Context, Outcome, Peer
@@ -45,13 +45,11 @@ from weft.peer.state.replica import is_complete
 from weft.pipeline.link import StageLink
 from weft.run.amend import first_charter
 from weft.run.config import Genesis, RunConfig
-from weft.run.machine import PeerConfig
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
 from weft.store.tickets import read_secret
 from weft.sync.records.acts import Amend, Succeed
 from weft.sync.records.charter import Charter
-from weft.tasks import Compute
 from weft.texts.beside.serving import Serving, cut_of, share_device
 from weft.training.learner import Learner
 
@@ -319,25 +317,17 @@ async def whole(s: Session, run: Genesis, context: Context, amends: Amend | None
     return Prepared(peer, live, peer.standing, stand, charter)
 
 
-class Given(NamedTuple):
-    """What a peer takes of this machine, and who draws texts beside it."""
-
-    settings: PeerConfig
-    compute: Compute
-    texts: Texts | None = None
-
-
-def drawing(s: Session, run: RunConfig) -> Given:
-    """Return what a peer takes that draws texts of a whole model, where this machine's settings say so.
+def beside_texts(s: Session, run: RunConfig) -> tuple[Session, Serving | None]:
+    """Return what a peer of a whole model works with, and what draws texts beside it where its settings say so.
 
     Raises:
         ConfigError: what texts may take holds not one page; no such device.
     """
     settings, compute, beside = share_device(s.options.settings, s.compute, s.clock, s.emit)
     if beside is None:
-        return Given(settings, compute)
+        return s, None
     texts = Serving(cut_of(run), settings, StageLink(s.node), s.clock, beside, s.emit)
-    return Given(settings, compute, texts)
+    return replace(s, options=replace(s.options, settings=settings), compute=compute), texts
 
 
 def context_of(
@@ -348,29 +338,28 @@ def context_of(
     *,
     memory: Pool | None = None,
     reader: ClaimReader | None = None,
-    given: Given | None = None,
+    texts: Serving | None = None,
 ) -> Context:
     """Return what a peer stands on.
 
     Args:
         initial: becomes its outer parameters.
-        given: what it takes of this machine; None: what the session has.
+        texts: of the whole model, drawn beside.
     """
-    given = given or Given(s.options.settings, s.compute)
     return Context(
         node=s.node,
         identity=s.identity,
         folder=s.folder,
-        settings=given.settings,
+        settings=s.options.settings,
         data=data,
         initial=initial,
         clock=s.clock,
-        compute=given.compute,
+        compute=s.compute,
         emit=s.emit,
         make_learner=make_learner,
         memory=memory or Pool(0),
         reader=reader,
-        texts=given.texts,
+        texts=texts,
     )
 
 

@@ -25,17 +25,21 @@ from weft.store.journal import Journal
 from weft.store.pool import Pool
 from weft.sync.records.acts import Succeed
 from weft.tasks import Compute
+from weft.texts.beside.serving import Serving
 from weft.training.learner import Learner
 
 
 class Trainers(Protocol):
     """Who makes a peer's inner steps: this process, or several."""
 
+    has_model: bool  # whether this process has all of the model
+
     def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
         """Refuse a run that this machine cannot train.
 
         Raises:
-            ConfigError: it is of a kind that is not trained so, or there is no such device; TooLarge: it does not fit.
+            ConfigError: it is of a kind that is not trained so, there is no such device, or no room for texts is left
+                of what they may take; TooLarge: it does not fit.
         """
         ...
 
@@ -48,16 +52,6 @@ class Trainers(Protocol):
         ...
 
     def learner(self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> Learner: ...
-
-
-class Texts(Protocol):
-    """Who draws texts with a whole model's parameters, beside training."""
-
-    async def settled(self, piece: int, round: int, outer: object) -> None:
-        """A round is in the outer parameters, which nothing changes until this returns. `piece`: 0."""
-        ...
-
-    async def aclose(self) -> None: ...
 
 
 MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock], Learner]
@@ -98,7 +92,7 @@ class Context:
     memory: Pool = field(default_factory=lambda: Pool(0))  # for what is read, fetched or handed out, not for long
     reader: ClaimReader | None = None  # of claims of membership, where several peers of one process share it
     companion: Companion | None = None  # None: this peer trains a whole model
-    texts: Texts | None = None  # None: this peer draws none, or only of stages
+    texts: Serving | None = None  # draws texts of the whole model; None: this peer draws none, or only of stages
     journal: Journal = field(init=False)  # one: what a checkpoint frees, who merges fills again
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 from weft import __version__
 from weft.errors import ActVoid, PeerError, Removed
 from weft.events import Emit, Event, Notice, PeerStarted, PeerStopped, WorkDropped
-from weft.ids import Digest, PeerId, Tokens
+from weft.ids import BranchId, Digest, PeerId, Tokens
 from weft.net.membership.full_mesh import Gone, Left, New, Recovered, Suspected
 from weft.net.membership.membership import Membership
 from weft.peer.chain import Chain
@@ -98,6 +98,7 @@ class Peer:
         self._autosave = Autosave(context, self.replica, self._carry, self._trainer)
         self._in_rounds: InRounds | None = None
         self._has_saved = False  # its last checkpoint
+        self._shown: BranchId | None = None  # whose parameters texts are drawn with
         self._amends: Amend | None = None  # what waits to be decided, however much is trained
         self._tasks = Tasks(self.fail)
 
@@ -242,7 +243,9 @@ class Peer:
         for peer in self._entrance.askers():
             rounds.notice(peer, "joining")
         rounds.begin()
-        await self._shutdown.unless_asked(self._show())
+        # Of gossip nobody knows here which round's mean it is.
+        if not head.is_gossip and (head.committed_tokens or not head.round):
+            await self._shutdown.unless_asked(self._show(head))
         self._tasks.spawn(split.watch())
         if not is_staged:  # a leaf's payload goes through another, and its stage would not know what is in it
             self._tasks.spawn(groups.leaf.watch(lambda: self._entrance.backpressure.is_near))
@@ -365,7 +368,6 @@ class Peer:
         )
         if self.context.companion is not None and await self.context.companion.settled(manifest, electorate):
             self._carry.give_up()
-        await self._shutdown.unless_asked(self._show())
         mine.groups.leaf.settle(manifest, is_counted)
         self._report.tell_through(manifest, tokens, is_counted=is_counted, was_offered=was_offered)
         if not is_counted:
@@ -384,11 +386,17 @@ class Peer:
                 rounds.timers.note_apart(self.context.clock.now() - since)
         await self._autosave.save_if_due()
         self._entrance.legacies.follow(manifest)
+        if manifest.has_result:
+            await self._shutdown.unless_asked(self._show(manifest))
 
-    async def _show(self) -> None:
-        """Let texts be drawn with the parameters that this peer has come to."""
-        if self.context.texts is not None and self.replica.head is not None:
-            await self.context.texts.settled(0, int(self.replica.head.round), self.replica.outer)
+    async def _show(self, manifest: Manifest) -> None:
+        """Let texts be drawn with the outer parameters, which a round has made."""
+        if self.context.texts is None:
+            return
+        if self._shown not in (None, manifest.branch):  # its rounds have other numbers
+            await self.context.texts.let_go(0)
+        self._shown = manifest.branch
+        await self.context.texts.settled(0, int(manifest.round), self.replica.outer)
 
     async def _enter_anew(self, rounds: RoundDriver, manifest: Manifest, reason: str, is_counted: bool) -> None:
         """Fetch the state of another member, because the results of a round can no longer be had."""

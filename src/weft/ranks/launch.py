@@ -83,6 +83,8 @@ class Ranks:
 
     # --- of rank 0's peer ---
 
+    has_model = False
+
     def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
         check(run, settings)
         rank = self.rank

@@ -22,7 +22,7 @@ from weft.events import VERSION, Emit, Entry, Event, RoundCommitted, StepDone
 from weft.ids import Digest, PeerId, Tokens
 from weft.keys import Identity
 from weft.launch.guard import DayCount
-from weft.launch.peer import context_of, drawing
+from weft.launch.peer import beside_texts, context_of
 from weft.launch.session import Options, Session
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
@@ -393,12 +393,12 @@ class World:
                 return await staged.live(wait_for if member.is_founder else None)
             assert self._initial is not None
 
-            given = drawing(s, run)
+            s, texts = beside_texts(s, run)
 
             def make_learner(emit: Emit) -> Learner:
-                return self.make_trainer(run, given.settings, data.batches(run, "train"), emit, clock)
+                return self.make_trainer(run, s.options.settings, data.batches(run, "train"), emit, clock)
 
-            context = context_of(s, data, self._initial.clone(), make_learner, reader=self.reader, given=given)
+            context = context_of(s, data, self._initial.clone(), make_learner, reader=self.reader, texts=texts)
             life.take_part(Peer(run, context))
             self.on_made(life)
             try:

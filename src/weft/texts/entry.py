@@ -20,6 +20,9 @@ from collections.abc import Callable
 from math import ceil
 from statistics import quantiles
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from weft.clock import Clock
 from weft.engine.draw import Drawn
 from weft.engine.engine import MAX_BEHIND, MAX_WAITING, Full, Text, Totals, Unread, Wanted, check
@@ -247,7 +250,7 @@ class Entry:
         if note.weights is not None and peer in under.peers and under.round is not None:
             known = self._weights.setdefault((under.round, note.stage), note.weights)
             if known != note.weights:
-                why = "it names other weights than another member of its stage"
+                why = "it names other weights than another member for the same round"
                 self._tell_wrong([ReceiptFailed(stage=note.stage, member=peer, reason=why)])
             while len(self._weights) > MAX_TOLD:
                 self._weights.popitem(last=False)
@@ -260,7 +263,11 @@ class Entry:
                 self._failed[event.member, event.reason] = None
                 if len(self._failed) > MAX_TOLD:
                     self._failed.popitem(last=False)
-            self.emit(event)
+            self.tell(event)
+
+    def tell(self, event: Event) -> None:
+        """Emit what happened; where members have the whole model, without a stage."""
+        self.emit(replace(event, stage=UNSET) if self.num_stages == 1 else event)
 
     async def _end_receipts(self, under: "_UnderWay") -> None:
         """Keep a text's receipts, once those under way should be here."""
@@ -427,7 +434,7 @@ class _UnderWay:
             self._state = machine.with_key(self._state or state, key_of(self.text.wanted.salt, reserved.round))
         for stage, (old, new) in enumerate(zip(before or reserved.peers, reserved.peers, strict=True)):
             if old != new:
-                self._entry.emit(TextMoved(stage=stage, before=old, member=new))
+                self._entry.tell(TextMoved(stage=stage, before=old, member=new))
         is_exact = was is None or reserved.is_exact or not was.is_exact
         if was is not None and self.has_drawn and (reserved.round != was.round or not is_exact):
             changed = TextChanged(before=Round(was.round), round=Round(reserved.round), is_exact=is_exact)
@@ -617,7 +624,8 @@ class _UnderWay:
                 )
             named = ", ".join(str(stage + 1) for stage in empty)
             return NoPath(f"Nobody serves stage {named} of {self._entry.num_stages} just now. Ask again soon.")
-        return NoPath("All peers that serve a stage are busy, or do not answer. Ask again soon.")
+        of_it = "the model" if self._entry.num_stages == 1 else "a stage"
+        return NoPath(f"All peers that serve {of_it} are busy, or do not answer. Ask again soon.")
 
 
 def _key_of(under: _UnderWay) -> str:

@@ -248,6 +248,10 @@ class Paths:
         there = {stage for (stage, _), (served, _) in self._served.items() if served.rounds}
         return [stage for stage in range(self.num_stages) if stage not in there]
 
+    def serves(self, peer: PeerId) -> bool:
+        """Return whether it says that it draws text, or computes for it."""
+        return any(each == peer and served.rounds for (_, each), (served, _) in self._served.items())
+
     def reserve(
         self,
         wanted: Wanted,

@@ -206,7 +206,7 @@ def test_a_signature_that_does_not_hold_and_weights_that_nobody_else_has_are_tol
                 served.kill_peer(member)
         found = {(event.stage, event.reason) for event in of_receipts(served) if isinstance(event, ReceiptFailed)}
         assert (0, "its signature does not hold") in found
-        assert (1, "it names other weights than another member of its stage") in found
+        assert (1, "it names other weights than another member for the same round") in found
 
     served.run(play)
 

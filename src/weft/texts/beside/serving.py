@@ -13,6 +13,7 @@ Failure:
 - a stage is left, or this peer ends: texts that are drawn here go on at others.
 - a pause: texts are drawn on, with all of the device.
 - what is trained becomes NaN: the weights before stay, and the failure ends the peer as it does anyway.
+- there is no memory for new weights: it is said, texts go on with those before, and training goes on.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from weft.codec.config import Bf16Config
 from weft.engine.numbers import Kind
 from weft.engine.pages import PAGE
 from weft.engine.step import KeysAndValues, Weights, page_nbytes
-from weft.errors import ConfigError
+from weft.errors import ConfigError, WeftError
 from weft.events import Emit, Notice
 from weft.ids import PeerId
 from weft.model.config import ModelConfig
@@ -49,7 +50,7 @@ from weft.texts.member import Member, listen
 from weft.texts.messages import SectionServed
 from weft.texts.receipt import weights_digest
 from weft.texts.section import Section, codec_of, kind_with
-from weft.training.device import choose
+from weft.training.device import choose, is_out_of_memory
 from weft.training.text_memory import LOG_SHARE
 
 EVERY = 8  # rounds of the first of several stages, at least: a stage that lags a few has the same ones
@@ -186,13 +187,17 @@ class Serving:
         if not is_wanted:
             return
         settled_at = self._clock.now()
-        copies[round] = await self._beside.copied(lambda: outer.detach().clone())
+        try:
+            copies[round] = await self._beside.copied(lambda: outer.detach().clone())
+        except (RuntimeError, MemoryError) as error:
+            self._tell_failed(round, error)
+            return
         for old in sorted(copies)[:-MAX_COPIES]:
             del copies[old]
         if piece != self._cut.tied:
             served.due = {round: settled_at} | {each: at for each, at in served.due.items() if each in copies}
         for stage in ends:
-            self._tasks.spawn(self._make(stage, round))
+            self._tasks.spawn(self._try_to_make(stage, round))
 
     async def let_go(self, piece: int) -> None:
         """This peer holds a piece no longer."""
@@ -233,6 +238,17 @@ class Serving:
         return taken(ages_s, others, num_texts)
 
     # --- what is made of them ---
+
+    async def _try_to_make(self, stage: int, round: int) -> None:
+        try:
+            await self._make(stage, round)
+        except (RuntimeError, MemoryError, WeftError) as error:
+            self._tell_failed(round, error)
+
+    def _tell_failed(self, round: int, error: Exception) -> None:
+        less = " Lower serve_nbytes." if is_out_of_memory(error) else ""
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        self._emit(Notice(text=f"no text is drawn with the weights after round {round}: {why}.{less}"))
 
     async def _make(self, stage: int, round: int) -> None:
         """Let new texts be drawn with a round's weights, where all of them are here."""
