@@ -178,9 +178,7 @@ class Terms:
     fetch_nbytes: int  # data, first weights and state, as far as they are not here
     disk_nbytes: int  # data and checkpoint
     process_nbytes: int  # of memory, that the program takes itself; where a loop of one's own trains: that it has taken
-    memory_nbytes: (
-        int  # that training, and texts, take beside it; where a loop of one's own trains: that the peer takes
-    )
+    memory_nbytes: int  # that training and texts take beside it; where a loop of one's own trains: that the peer takes
     micro_batch: int  # samples that are trained on at a time, or pass through a stage, or of a loop's step
     num_peers: int  # who takes part, as far as is known, or else as many as the ticket tells, and this one
     round_nbytes: int  # sent and received in one round of so many: as was measured, else in closed form

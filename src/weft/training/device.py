@@ -222,10 +222,10 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
         ),
     )
     needed = by_place(memory, device)
-    return beside_texts(needed, run.model, whole(run.model), BY_DEFAULT, device, peer.serve_nbytes)
+    return with_texts(needed, run.model, whole(run.model), BY_DEFAULT, device, peer.serve_nbytes)
 
 
-def beside_texts(
+def with_texts(
     needed: dict[str, int],
     model: ModelConfig,
     section: Section,

@@ -31,7 +31,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.sync.costs import peer_memory
 from weft.sync.method.choices import Choices
-from weft.training.device import Device, beside_texts, by_place, decoder, figures, fits, free_nbytes
+from weft.training.device import Device, by_place, decoder, figures, fits, free_nbytes, with_texts
 
 ASSUMED_MEMBERS = 4  # of a stage, before it is known: memory falls slowly with their number
 # Of activations, what the allocator of a CPU process holds beside: tensors come and go between those that stay. Each
@@ -143,7 +143,7 @@ def needed_nbytes(
         has_recompute=has_recompute,
     )
     activations = holding.pipeline.activations
-    return beside_texts(by_place(memory, device), holding.model, section, activations, device, serve_nbytes)
+    return with_texts(by_place(memory, device), holding.model, section, activations, device, serve_nbytes)
 
 
 def most_taken(

@@ -17,7 +17,7 @@ from weft.errors import ConfigError
 from weft.model.config import ModelConfig
 from weft.model.sections import num_section_parameters, sections
 from weft.texts.member import MAX_VERSIONS
-from weft.training.device import Device, beside_texts
+from weft.training.device import Device, with_texts
 from weft.training.text_memory import LOG_SHARE, text_memory
 
 MODEL = ModelConfig(
@@ -63,7 +63,7 @@ def test_texts_are_counted_where_they_lie() -> None:
     section, needed = sections(RUN.model, 2)[0], {"cpu": 1000, "cuda:0": 500}
     card = Device(GPU, "bf16", "a card")
     taken = text_memory(RUN.model, section, "bf16", GPU, SERVE)
-    found = beside_texts(needed, RUN.model, section, Bf16Config(), card, SERVE)
+    found = with_texts(needed, RUN.model, section, Bf16Config(), card, SERVE)
     assert found == {"cpu": 1000 + taken.host, "cuda:0": 500 + taken.device}
     assert taken.host == 4 * num_section_parameters(RUN.model, section) + int(LOG_SHARE * SERVE)
-    assert beside_texts(needed, RUN.model, section, Fp32Config(), card, 0) == needed
+    assert with_texts(needed, RUN.model, section, Fp32Config(), card, 0) == needed
