@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 
+import msgspec
 import pytest
 import torch
 
@@ -26,6 +27,8 @@ from weft.texts.beside import share, versions
 from weft.texts.beside.serving import Serving
 from weft.texts.beside.share import Beside
 from weft.texts.entry import Entry, NoPath
+from weft.texts.member import Member as TextMember
+from weft.texts.section import Section
 
 PROMPT = (3, 1, 4, 1, 5)
 NUM = 8
@@ -97,6 +100,41 @@ def test_a_text_is_of_one_rounds_model_and_goes_on_though_who_draws_it_is_killed
     assert len({round for round, _ in found}) > 1
     for round, tokens in found:
         assert tokens == of_model(swarm, copies[round])
+
+
+@pytest.mark.full
+def test_new_weights_keep_a_text_waiting_for_no_more_than_a_step(
+    make_swarm: MakeSwarm, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = make_swarm(num_rounds=200, num_peers=1)
+    gaps, swaps, begun = list[tuple[float, float]](), list[float](), set[int]()
+    renew = TextMember.renew
+
+    def noted(self: TextMember, round: int, section: Section) -> None:
+        swaps.append(swarm.clock.now())
+        renew(self, round, section)
+
+    monkeypatch.setattr(TextMember, "renew", noted)
+
+    async def scenario() -> None:
+        (a,) = await swarm.start("a", settings=msgspec.structs.replace(DRAWS, serve_share=1.0))
+        async with asking(swarm, [a]) as entry:
+            await until_drawn(entry)
+            while len(swaps) < 20:
+                text = entry.begin(Wanted("key", PROMPT, NUM, Drawing(temperature=0.0)))
+                await anext(text)
+                begun.add(round_of(entry))
+                at = swarm.clock.now()
+                async for _ in text:
+                    gaps.append((at, swarm.clock.now()))
+                    at = swarm.clock.now()
+        swarm.kill(a)
+
+    swarm.run(scenario)
+    beside = [end - begin for begin, end in gaps if any(begin <= at <= end for at in swaps)]
+    assert len(beside) >= 5
+    assert len(begun) >= 5
+    assert max(beside) <= 2 * STEP_S + 0.05
 
 
 @pytest.mark.full
