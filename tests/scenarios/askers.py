@@ -1,10 +1,12 @@
 """Who asks the members of a run for texts, on a network in memory."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 
 from weft.clock import Clock
+from weft.engine.engine import Text, Wanted
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
@@ -51,6 +53,19 @@ async def asker(
             yield entry
     finally:
         await node.aclose()
+
+
+async def until_drawn(entry: Entry) -> None:
+    """Wait until all stages have a member that draws text."""
+    while entry.paths.empty:  # noqa: ASYNC110  # told every two seconds
+        await asyncio.sleep(0.1)
+
+
+async def begun(entry: Entry, wanted: Wanted) -> tuple[Text, list[int], int]:
+    """Return a text once its first token is here, that token, and the round whose weights it is drawn with."""
+    text = entry.begin(wanted)
+    tokens = [(await anext(text)).token]
+    return text, tokens, round_of(entry)
 
 
 def round_of(entry: Entry) -> int:

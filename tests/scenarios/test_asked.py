@@ -9,7 +9,7 @@ from weakref import WeakSet
 import pytest
 import torch
 
-from scenarios.askers import asker, round_of
+from scenarios.askers import asker, begun, round_of, until_drawn
 from scenarios.companies import House, Machine
 from scenarios.test_companies import crew, done, play, sealed, whole
 from weft.engine.draw import Drawing, Drawn
@@ -84,12 +84,9 @@ def test_text_is_of_one_round_while_training_goes_on_and_somebody_dies(
     async def work(house: House) -> None:
         machines = crew(house, 6)
         async with asking(house, machines) as entry:
-            while entry.paths.empty:  # noqa: ASYNC110  # told every two seconds
-                await asyncio.sleep(0.1)
+            await until_drawn(entry)
             for number in range(3):
-                text = entry.begin(Wanted("key", PROMPT, NUM, Drawing(temperature=0.0)))
-                tokens = [(await anext(text)).token]
-                round = round_of(entry)
+                text, tokens, round = await begun(entry, Wanted("key", PROMPT, NUM, Drawing(temperature=0.0)))
                 if number == 1:
                     (under,) = entry._under_way.values()
                     next(each for each in machines if each.id == under.peers[1]).kill()
@@ -198,11 +195,8 @@ def test_a_text_and_training_go_on_where_a_member_of_its_path_pauses_leaves_or_m
     async def work(house: House) -> None:
         machines = crew(house, 6)
         async with asking(house, machines) as entry:
-            while entry.paths.empty:  # noqa: ASYNC110  # told every two seconds
-                await asyncio.sleep(0.1)
-            text = entry.begin(Wanted("key", PROMPT, NUM, Drawing(temperature=0.0)))
-            tokens = [(await anext(text)).token]
-            round = round_of(entry)
+            await until_drawn(entry)
+            text, tokens, round = await begun(entry, Wanted("key", PROMPT, NUM, Drawing(temperature=0.0)))
             (under,) = entry._under_way.values()
             company = next(each for each in machines if each.id == under.peers[1]).company
             match how:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from scenarios.askers import asker, round_of
+from scenarios.askers import asker, begun, round_of, until_drawn
 from scenarios.swarm import BATCH, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.engine.draw import Drawing
@@ -59,11 +59,6 @@ def asking(swarm: Swarm, members: list[Member]) -> AbstractAsyncContextManager[E
     return asker(swarm.network, swarm.clock, swarm.run_config, [(each.id, each.name) for each in members])
 
 
-async def until_drawn(entry: Entry) -> None:
-    while entry.paths.empty:  # noqa: ASYNC110  # told every two seconds
-        await asyncio.sleep(0.1)
-
-
 def of_model(swarm: Swarm, vector: torch.Tensor) -> list[int]:
     model = assemble(swarm.run_config.model, vector.clone())
     return list(generate(model, list(PROMPT), Sampling(max_new_tokens=NUM, temperature=0.0), stream(0, "unused")))
@@ -81,9 +76,7 @@ def test_a_text_is_of_one_rounds_model_and_goes_on_though_who_draws_it_is_killed
         async with asking(swarm, members) as entry:
             await until_drawn(entry)
             for number in range(3):
-                text = entry.begin(Wanted("key", PROMPT, NUM, Drawing(temperature=0.0)))
-                tokens = [(await anext(text)).token]
-                round = round_of(entry)
+                text, tokens, round = await begun(entry, Wanted("key", PROMPT, NUM, Drawing(temperature=0.0)))
                 if number == 1:
                     (under,) = entry._under_way.values()
                     swarm.kill(next(each for each in members if each.id == under.peers[0]))
@@ -107,7 +100,7 @@ def test_new_weights_keep_a_text_waiting_for_no_more_than_a_step(
     make_swarm: MakeSwarm, copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swarm = make_swarm(num_rounds=200, num_peers=1)
-    gaps, swaps, begun = list[tuple[float, float]](), list[float](), set[int]()
+    gaps, swaps, rounds = list[tuple[float, float]](), list[float](), set[int]()
     renew = TextMember.renew
 
     def noted(self: TextMember, round: int, section: Section) -> None:
@@ -123,7 +116,7 @@ def test_new_weights_keep_a_text_waiting_for_no_more_than_a_step(
             while len(swaps) < 20:
                 text = entry.begin(Wanted("key", PROMPT, NUM, Drawing(temperature=0.0)))
                 await anext(text)
-                begun.add(round_of(entry))
+                rounds.add(round_of(entry))
                 at = swarm.clock.now()
                 async for _ in text:
                     gaps.append((at, swarm.clock.now()))
@@ -133,7 +126,7 @@ def test_new_weights_keep_a_text_waiting_for_no_more_than_a_step(
     swarm.run(scenario)
     beside = [end - begin for begin, end in gaps if any(begin <= at <= end for at in swaps)]
     assert len(beside) >= 5
-    assert len(begun) >= 5
+    assert len(rounds) >= 5
     assert max(beside) <= 2 * STEP_S + 0.05
 
 
@@ -174,9 +167,7 @@ def test_a_member_that_comes_back_draws_at_once_with_what_it_kept(make_swarm: Ma
         back = swarm.launch(a, settings=saving, train_s=60.0)  # of what warms up, and of each round
         async with asking(swarm, [a]) as entry:
             await until_drawn(entry)
-            text = entry.begin(Wanted("key", PROMPT, NUM, Drawing(temperature=0.0)))
-            tokens = [(await anext(text)).token]
-            round = round_of(entry)
+            text, tokens, round = await begun(entry, Wanted("key", PROMPT, NUM, Drawing(temperature=0.0)))
             tokens += [drawn.token async for drawn in text]
         assert back.committed == []
         assert round >= 4
@@ -231,8 +222,8 @@ def test_on_another_branch_texts_begin_anew(make_swarm: MakeSwarm, copies: Copie
         a.peer._shown = BranchId("another")
         since = swarm.clock.now()
         await swarm.done(a)
-        begun = [each.text for each in a.life.seen(Notice, since) if each.text.startswith("this peer draws text")]
-        assert len(begun) == 1
+        again = [each.text for each in a.life.seen(Notice, since) if each.text.startswith("this peer draws text")]
+        assert len(again) == 1
 
     swarm.run(scenario)
 

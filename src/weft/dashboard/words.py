@@ -337,8 +337,7 @@ def _too_slow(e: events.JoinTooSlow, _own: PeerId) -> str:
 
 
 def _in_stage(event: Event) -> str:
-    stage = stage_of(event)
-    return "" if stage is None else f" in {ordinal([stage], 0)}"
+    return "" if stage_of(event) is None else " in {stage:stage}"
 
 
 def _text_changed(event: events.TextChanged) -> str:

@@ -11,7 +11,7 @@ Failure:
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from weft.clock import Clock
 from weft.errors import Unreachable
 from weft.ids import PeerId
 from weft.keys import Identity
-from weft.launch.session import Options, session
+from weft.launch.session import Options, Session, session
 from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.ticket import Ticket
@@ -63,13 +63,24 @@ async def visit(ticket: Ticket, identity: Identity, settings: PeerConfig) -> Asy
         Unreachable, Refused, TicketMismatch: nobody on it answered, or let this peer in, or trains the run.
     """
     who = identity if ticket.secret is None else Identity.generate()
+    async with aside(ticket, who, lambda home: Options(home=home, key=None, settings=settings)) as s:
+        s.node.on_contact(partial(_meet_too, s.node))
+        await s.start()
+        await s.meet(ticket)
+        yield s.node
+
+
+@asynccontextmanager
+async def aside(ticket: Ticket, who: Identity, options: Callable[[Home], Options]) -> AsyncIterator[Session]:
+    """Open what somebody needs who takes no part in a run: nothing of it is kept, and nobody is told where it listens.
+
+    Args:
+        options: returns them for a home that is there meanwhile.
+    """
     with TemporaryDirectory(prefix="weft-visit-", ignore_cleanup_errors=True) as folder:
-        options = Options(home=Home(Path(folder)), key=None, settings=settings)
-        async with session(options, ticket.run, who, ticket.admission(), is_listed=False) as s:
-            s.node.on_contact(partial(_meet_too, s.node))
-            await s.start()
-            await s.meet(ticket)
-            yield s.node
+        made = options(Home(Path(folder)))
+        async with session(made, ticket.run, who, ticket.admission(), is_listed=False) as s:
+            yield s
 
 
 def _meet_too(node: Node, contact: Contact) -> None:

@@ -12,8 +12,6 @@ import math
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from weft.clock import Clock
 from weft.data.tokenizer import Tokenizer, from_bytes
@@ -21,7 +19,8 @@ from weft.errors import ConfigError
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.launch.fetch import read_came_with
-from weft.launch.session import Options, open_for, session
+from weft.launch.session import Options, open_for
+from weft.launch.visit import aside
 from weft.model.came_with import CameWith, decode
 from weft.net.node import Node
 from weft.net.ticket import read
@@ -30,7 +29,6 @@ from weft.run.config import RunConfig
 from weft.run.staged import StagedConfig
 from weft.stages.gather.visit import introduced, visiting
 from weft.stages.messages import StageNews
-from weft.store.home import Home
 from weft.tasks import Tasks
 from weft.texts.beside.serving import cut_of
 from weft.texts.entry import Entry
@@ -67,29 +65,29 @@ async def asking(ticket_text: str, options: Options, max_context: int = 0) -> As
         WireError: what came with the model is nothing that weft wrote.
     """
     ticket = read(ticket_text)
+
+    def checked(run: RunConfig) -> RunConfig:
+        if max_context > run.model.max_seq_len:
+            raise ConfigError(f"--max-context {max_context}: the model reads {run.model.max_seq_len} tokens at most.")
+        return run
+
     identity = _identity(options, ticket.run, has_secret=ticket.secret is not None)
-    with TemporaryDirectory(prefix="weft-asks-", ignore_cleanup_errors=True) as folder:
-        aside = replace(options, home=Home(Path(folder)))
-        async with session(aside, ticket.run, identity, ticket.admission(), is_listed=False) as s:
-            await s.start()
-            run, blob = await introduced(replace(s, options=options), ticket)
-            if max_context > run.model.max_seq_len:
-                raise ConfigError(
-                    f"--max-context {max_context}: the model reads {run.model.max_seq_len} tokens at most."
-                )
-            link, cut = StageLink(s.node), cut_of(run)
-            listen(link)
-            entry = Entry(
-                link,
-                num_stages=cut.stages,
-                vocab_size=run.model.vocab_size,
-                context=max_context or run.model.max_seq_len,
-                row_nbytes=cut.codec.nbytes(run.model.width),
-                clock=s.clock,
-                emit=s.emit,
-            )
-            async with meeting(s.node, run, s.clock, entry.paths.serves), aclosing(entry):
-                yield Asked(entry, run, from_bytes(blob), decode(read_came_with(run, options.home)))
+    async with aside(ticket, identity, lambda home: replace(options, home=home)) as s:
+        await s.start()
+        run, blob = await introduced(replace(s, options=options), ticket, checked)
+        link, cut = StageLink(s.node), cut_of(run)
+        listen(link)
+        entry = Entry(
+            link,
+            num_stages=cut.stages,
+            vocab_size=run.model.vocab_size,
+            context=max_context or run.model.max_seq_len,
+            row_nbytes=cut.codec.nbytes(run.model.width),
+            clock=s.clock,
+            emit=s.emit,
+        )
+        async with meeting(s.node, run, s.clock, entry.paths.serves), aclosing(entry):
+            yield Asked(entry, run, from_bytes(blob), decode(read_came_with(run, options.home)))
 
 
 def _identity(options: Options, run: RunId, *, has_secret: bool) -> Identity:

@@ -308,8 +308,7 @@ def _fit(run: RunConfig, shown: Terms, home: Path, settings: PeerConfig) -> Find
     text = (
         f"{run.name}: {what}{figures.amount(shown.num_parameters)} parameters; "
         f"{'to draw texts, and ' * shown.draws_texts}to train {several(shown.micro_batch, 'sample')} at a time takes "
-        "about "
-        f"{figures.nbytes(shown.process_nbytes + shown.memory_nbytes)} of memory, "
+        f"about {figures.nbytes(shown.process_nbytes + shown.memory_nbytes)} of memory, "
         f"{figures.nbytes(shown.process_nbytes)} of it for the program itself; "
         f"{figures.nbytes(sum(free.values()))} are free. It takes "
         f"{figures.nbytes(shown.disk_nbytes)} of disk, of {figures.nbytes(room)}"

@@ -11,9 +11,10 @@ Failure:
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -36,6 +37,8 @@ from weft.stages.reader import StageReader
 from weft.stages.table import StageTable
 from weft.store.home import Home, PeerFolder
 from weft.tasks import Inline, Tasks
+
+R = TypeVar("R", bound=RunConfig)
 
 NEWS_S = 2.0
 MEET_S = 15.0  # until members of all stages are linked: each tells what it holds every two seconds
@@ -99,8 +102,7 @@ async def visit(ticket_text: str, options: Options, into: Path | None) -> Gather
     identity = open_for(options, ticket.run, is_maker=False)
     async with session(options, ticket.run, identity, ticket.admission()) as s:
         await s.start()
-        found, tokenizer = await introduced(s, ticket)
-        run = _with_stages(found)
+        run, tokenizer = await introduced(s, ticket, _with_stages)
         s.day.require(4 * run.num_parameters)
         async with visiting(s.node, run, s.clock) as visitor:
             await visitor.met()
@@ -168,10 +170,14 @@ def _newest_round(folder: PeerFolder, run: StagedConfig) -> int:
     return max(found, default=-1)
 
 
-async def introduced(s: Session, ticket: Ticket) -> tuple[RunConfig, bytes]:
-    """Return the run and its tokenizer's blob; the run's held-out text comes, too, as far as others may have it."""
+async def introduced(s: Session, ticket: Ticket, checked: Callable[[RunConfig], R]) -> tuple[R, bytes]:
+    """Return the run and its tokenizer's blob; the run's held-out text comes, too, as far as others may have it.
+
+    Args:
+        checked: returns the run, or refuses it before more is fetched.
+    """
     members, home = await s.meet(ticket), s.options.home
-    run = on_corpus(await fetch_run(s.node, members, home, s.options.settings.max_parameters))
+    run = checked(on_corpus(await fetch_run(s.node, members, home, s.options.settings.max_parameters)))
     s.node.admit(admission_of(run.admission, run.stewards, ticket.secret))
 
     def told(event: Event) -> None:  # that its data is ready is what a peer says that begins
