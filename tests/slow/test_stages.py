@@ -25,7 +25,9 @@ END_S = 900.0
 
 
 def changed(*changes: str) -> list[str]:
-    return [word for change in (*CHANGES, *changes) for word in ("--set", change)]
+    """What is changed in the recipe: each field once, a later value in place of an earlier one."""
+    fields = dict(change.split("=", 1) for change in (*CHANGES, *changes))
+    return [word for name, value in fields.items() for word in ("--set", f"{name}={value}")]
 
 
 def seen(shell: Shell, kind: type[E]) -> list[E]:
