@@ -448,8 +448,8 @@ class Handshakes:
         verify: Callable[[], Awaitable[tuple[Stream, Lane]]],
         accept: Accept,
         discard: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start a handshake, turning out another one when there are too many.
+    ) -> bool:
+        """Start a handshake, turning out another one when there are too many; return whether it was started.
 
         Args:
             verify: does it; raises `PeerError` when the other side breaks it.
@@ -460,7 +460,7 @@ class Handshakes:
         if burden.pause_s() > 0:
             discard()
             self._on_drop(address, "handshakes from this address take more than their share of this machine's time")
-            return
+            return False
         task = self._tasks.spawn(self._run(address, burden, verify, accept))
 
         def ended(_: asyncio.Task[None]) -> None:
@@ -475,6 +475,7 @@ class Handshakes:
         if victim is not None:
             evicted, self._evicted[victim[0]] = victim
             evicted.cancel()
+        return True
 
     async def _run(
         self, address: str, burden: Burden, verify: Callable[[], Awaitable[tuple[Stream, Lane]]], accept: Accept

@@ -136,12 +136,17 @@ async def connect(host: str, port: int) -> socket.socket:
     raise failure
 
 
-async def accept(listener: socket.socket) -> tuple[socket.socket, str, int]:
-    """Return the next incoming connection, and the IP address and port it comes from."""
+async def accept(listener: socket.socket, look_away_s: float = 0.0) -> tuple[socket.socket, str, int]:
+    """Return the next incoming connection, and the IP address and port it comes from.
+
+    Args:
+        look_away_s: how long to do without a look once nobody is there; who comes meanwhile waits at the system.
+    """
     while True:
         try:
             connection, (host, port, *_) = listener.accept()
         except BlockingIOError:
+            await asyncio.sleep(look_away_s)
             await _readable(listener)
             continue
         connection.setblocking(False)

@@ -9,6 +9,7 @@ import ssl
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +22,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from weft.config import from_tree
 from weft.errors import ConfigError, DialError, NetError
 from weft.keys import Identity, verify
-from weft.net.transport import tcp, tls_certificate
+from weft.net.transport import tcp, tls, tls_certificate
 from weft.net.transport.base import Lane, Stream
-from weft.net.transport.tls import TlsConfig, TlsTransport
+from weft.net.transport.limits import Budget
+from weft.net.transport.tls import LOOK_AWAY_S, TlsConfig, TlsTransport
 from weft.net.transport.tls_certificate import certified_peer, client_context, make_certificate, server_context
 from weft.net.transport.tls_stream import SMALL_NBYTES
 
@@ -40,10 +42,11 @@ class Listener:
 
 
 @contextlib.asynccontextmanager
-async def listening(config: TlsConfig) -> AsyncIterator[Listener]:
+async def listening(config: TlsConfig, budget: Budget = Budget()) -> AsyncIterator[Listener]:  # noqa: B008  # frozen
     identity = Identity.generate()
     drops: list[str] = []
-    listener = Listener(TlsTransport(identity, config, on_drop=lambda _, why: drops.append(why)), identity, drops=drops)
+    transport = TlsTransport(identity, config, on_drop=lambda _, why: drops.append(why), budget=budget)
+    listener = Listener(transport, identity, drops=drops)
 
     async def accept(stream: Stream, lane: Lane) -> None:
         listener.streams.put_nowait(stream)
@@ -239,15 +242,44 @@ async def test_a_failing_accept_is_told_and_listening_goes_on(
 ) -> None:
     real, failures = tcp.accept, [OSError(24, "Too many open files")]
 
-    async def accept(listener: socket.socket) -> tuple[socket.socket, str, int]:
+    async def accept(listener: socket.socket, look_away_s: float) -> tuple[socket.socket, str, int]:
         if failures:
             raise failures.pop()
-        return await real(listener)
+        return await real(listener, look_away_s)
 
     monkeypatch.setattr(tcp, "accept", accept)
     async with listening(TlsConfig(host="127.0.0.1")) as listener:
         await caller.dial(listener.identity.peer, listener.addresses[0], "control")
         assert any("Too many open files" in reason for reason in listener.drops)
+
+
+NO_FILES = Budget(files=0, spare=0)
+
+
+async def turned_away(listener: Listener) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.transport.port)
+    assert not await reader.read()
+    writer.close()
+
+
+async def test_who_is_turned_away_and_comes_back_at_once_is_looked_at_now_and_then() -> None:
+    num = 20
+    async with listening(TlsConfig(host="127.0.0.1"), NO_FILES) as listener:
+        began = time.monotonic()
+        for _ in range(num):
+            await turned_away(listener)
+        assert time.monotonic() - began >= (num - 2) * LOOK_AWAY_S
+        assert len(listener.drops) == num
+
+
+async def test_all_who_came_meanwhile_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    num, look_away_s = 40, 0.5
+    monkeypatch.setattr(tls, "LOOK_AWAY_S", look_away_s)
+    async with listening(TlsConfig(host="127.0.0.1"), NO_FILES) as listener:
+        began = time.monotonic()
+        await asyncio.gather(*(turned_away(listener) for _ in range(num)))
+        assert time.monotonic() - began < num * look_away_s / 4
+        assert len(listener.drops) == num
 
 
 async def test_a_farewell_waits_for_room_in_the_socket(caller: TlsTransport, monkeypatch: pytest.MonkeyPatch) -> None:
