@@ -323,9 +323,9 @@ def beside_texts(s: Session, run: RunConfig) -> tuple[Session, Serving | None]:
     Raises:
         ConfigError: what texts may take holds not one page; no such device.
     """
-    settings, compute, beside = share_device(s.options.settings, s.compute, s.clock, s.emit)
-    if beside is None:
+    if not s.options.settings.serve_nbytes:
         return s, None
+    settings, compute, beside = share_device(s.options.settings, s.compute, s.clock, s.emit)
     texts = Serving(cut_of(run), settings, StageLink(s.node), s.clock, beside, s.emit)
     return replace(s, options=replace(s.options, settings=settings), compute=compute), texts
 

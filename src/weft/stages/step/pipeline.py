@@ -55,7 +55,9 @@ class Kit:
 
 
 def beside_texts(kit: Kit) -> Kit:
-    """Return what a peer works with where it draws texts, too: training is watched, and leaves them a core of a CPU."""
+    """Return what a peer works with, which draws texts beside it where its settings say so."""
+    if not kit.settings.serve_nbytes:
+        return kit
     settings, compute, beside = share_device(kit.settings, kit.compute, kit.clock, kit.emit)
     return replace(kit, settings=settings, compute=compute, beside=beside)
 

@@ -114,10 +114,8 @@ def _num_pages(settings: PeerConfig, nbytes: int) -> int:
 
 def share_device(
     settings: PeerConfig, compute: Compute, clock: Clock, emit: Emit
-) -> tuple[PeerConfig, Compute, Beside | None]:
+) -> tuple[PeerConfig, Compute, Beside]:
     """Return what a peer works with that draws texts, too: training is watched, and leaves them a core of a CPU."""
-    if not settings.serve_nbytes:
-        return settings, compute, None
     device, watched, threads = choose(settings), Watched(compute, clock), (0, 0)
     if device.is_cpu and isinstance(clock, SystemClock):
         cores = min(num_cores(), settings.caps.cores or num_cores())
