@@ -41,10 +41,10 @@ class Oracle(Paths):
         bps = min(up.bandwidth_bps or ANY_BPS, down.bandwidth_bps or ANY_BPS)
         return Link(2 * (up.delay_s + down.delay_s), bps)
 
-    def _with(self, stage: int, round: int, now: float, without: Collection[PeerId], *, is_exact: bool) -> list[PeerId]:
+    def _with(self, stage: int, round: int, without: Collection[PeerId], *, is_exact: bool) -> list[PeerId]:
         del round, is_exact
         there = [each for each in self._world.machines.values() if each.stage == stage and each.member is not None]
-        return [each.peer for each in there if each.peer not in without and not self._is_barred(each.peer, now)]
+        return [each.peer for each in there if each.peer not in without]
 
     def _is_exact(self, stage: int, peer: PeerId) -> bool:
         del stage, peer

@@ -9,6 +9,7 @@ once. A text that nobody can compute ends with `NoPath`, and one that cannot be 
 Failure:
 - a member dies, or is silent: others take its place, and the text goes on (`text`).
 - a stage has nobody: texts wait for `WAIT_S`, then fail; who comes back meanwhile is asked again.
+- of a stage only those are there that were too slow, or did not answer: after `ANYWAY_S` they are asked nevertheless.
 - nobody has a text's weights any more: it is read with newer ones, and goes on. That is told, once a token was drawn.
 - a text's reader is behind: members forget it, and it is read again once its reader goes on.
 - a receipt does not come, or is wrong: that is told (`witness`), and the text goes on.
@@ -17,6 +18,7 @@ Failure:
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from itertools import product
 from math import ceil
 from statistics import quantiles
 
@@ -63,6 +65,7 @@ from weft.texts.witness import Kept, Witness
 
 WAIT_S = 10.0  # for a stage that has nobody
 LOOK_S = 0.25  # between two looks for one
+ANYWAY_S = 2.0  # for anybody else than who is passed over
 STAY_S = 3.0  # for a member that lacks the weights that a text is drawn with, and soon has them
 OPEN_S = 1.0  # for a member to say what it has
 LEAST_S = 0.3  # without a token, before a new attempt is made
@@ -305,6 +308,7 @@ class _UnderWay:
         self._gaps: deque[float] = deque(maxlen=NUM_GAPS)
         self._told_at: float | None = None
         self._drawn_in = -1  # the attempt that the last token came of
+        self._stuck_since: float | None = None  # seconds: nobody has answered since but who is passed over
         self._is_over = False
         self.witness: Witness | None = None
         self._stopped: tuple[int, int, int | None] | None = None  # attempt, rows, and the token that ended it
@@ -462,15 +466,22 @@ class _UnderWay:
             has_time = round is not None and self.has_drawn and now - began < STAY_S
             if round is None or not has_time or not entry.paths.may_come(round, without, is_exact=is_exact):
                 ways += [(round, False), (None, is_exact), (None, False)]
-            for weights, exact in dict.fromkeys(ways):
-                for avoided in (without, frozenset[PeerId]()):
+            for has_barred in (False, True) if now - began >= ANYWAY_S else (False,):
+                for (weights, exact), avoided in product(dict.fromkeys(ways), (without, frozenset[PeerId]())):
                     found = entry.paths.reserve(
-                        *(asked, now), without=avoided, held=held, round=weights, is_exact=exact, tie=self.id.hex()
+                        *(asked, now),
+                        without=avoided,
+                        held=held,
+                        round=weights,
+                        is_exact=exact,
+                        has_barred=has_barred,
+                        tie=self.id.hex(),
                     )
                     if found is not None:
-                        self._reserved = found
+                        self._reserved, self._stuck_since = found, self._stuck_since if has_barred else None
                         return found
-            if now - began >= entry.wait_s:
+            self._stuck_since = now if self._stuck_since is None else self._stuck_since
+            if now - self._stuck_since >= entry.wait_s:
                 break
             await asyncio.sleep(LOOK_S)
         return None
@@ -531,6 +542,7 @@ class _UnderWay:
             self._entry.totals.num_asked += state.num_prompt
             self._entry.totals.num_shared += self.text.num_shared
             self._entry.totals.num_read += state.num_prompt - self.text.num_shared
+        self._stuck_since = None
         self._wait()
 
     def _feed(self, attempt: int, peer: PeerId, start: int) -> None:
@@ -582,10 +594,9 @@ class _UnderWay:
             self._entry.paths.came(now - self._told_at)
         phase = None if self._state is None else self._state.phase
         self._told_at = None if phase == "resting" else now  # a rest is no pause of the members'
-        if self._state is not None and self._state.phase != "opening":
+        self.has_drawn = True
+        if self._state is not None and self._state.phase != "opening" and self._drawn_in != self._state.attempt:
             self._drawn_in = self._state.attempt
-        if not self.has_drawn:
-            self.has_drawn = True
             if self._reserved is not None:
                 self._entry.paths.drew(self._reserved)
         self.text.tell(drawn)

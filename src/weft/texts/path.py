@@ -261,6 +261,7 @@ class Paths:
         held: Mapping[PeerId, int] | None = None,
         round: int | None = None,
         is_exact: bool = False,
+        has_barred: bool = False,
         tie: str = "",
     ) -> Reserved | None:
         """Return a path, counted at its members from now on; None: a stage has nobody for it just now.
@@ -269,11 +270,13 @@ class Paths:
             held: tokens of the text that members have already.
             round: whose weights it has to have; None: the newest that a path has.
             is_exact: whether all have to compute with exact numbers.
+            has_barred: whether members may be in it that are passed over just now.
         """
         wanted = wanted._replace(trip_s=self._trip_s)
         rounds = {each for served, _ in self._served.values() for each in served.rounds}
+        passed_over = set(without) if has_barred else {*without, *self._barred(now)}
         for each in sorted(rounds, reverse=True) if round is None else (round,):
-            here = [self._with(stage, each, now, without, is_exact=is_exact) for stage in range(self.num_stages)]
+            here = [self._with(stage, each, passed_over, is_exact=is_exact) for stage in range(self.num_stages)]
             stages = [self._figures_of(stage, peers, held or {}) for stage, peers in enumerate(here)]
             path = best(stages, self.between, wanted, tie)
             if path is not None:
@@ -295,7 +298,7 @@ class Paths:
         return len(stages) == self.num_stages
 
     def drew(self, reserved: Reserved) -> None:
-        """Its first token has come: the prompt is read."""
+        """The first token has come along it: the prompt is read, and nothing stands against its members."""
         reserved.is_read = True
         for peer in reserved.peers:
             self._bars.pop(peer, None)
@@ -342,14 +345,10 @@ class Paths:
     def _round_s(self, peers: Sequence[PeerId]) -> float:
         return sum(self.between(a, b).rtt_s / 2 for a, b in pairwise((*peers, peers[0])))
 
-    def _with(self, stage: int, round: int, now: float, without: Collection[PeerId], *, is_exact: bool) -> list[PeerId]:
+    def _with(self, stage: int, round: int, without: Collection[PeerId], *, is_exact: bool) -> list[PeerId]:
         """Return a stage's members that have a round's weights, and nothing that stands against them."""
         here = [peer for (each, peer), (served, _) in self._served.items() if each == stage and round in served.rounds]
-        return [
-            peer
-            for peer in here
-            if peer not in without and not self._is_barred(peer, now) and (self._is_exact(stage, peer) or not is_exact)
-        ]
+        return [peer for peer in here if peer not in without and (self._is_exact(stage, peer) or not is_exact)]
 
     def _is_exact(self, stage: int, peer: PeerId) -> bool:
         return self._served[stage, peer][0].numbers == "exact"
@@ -376,5 +375,5 @@ class Paths:
     def _reserved_at(self, stage: int, peer: PeerId) -> Iterable[Reserved]:
         return (each for each in self._reserved if each.peers[stage] == peer)
 
-    def _is_barred(self, peer: PeerId, now: float) -> bool:
-        return peer in self._bars and self._bars[peer].until > now
+    def _barred(self, now: float) -> list[PeerId]:
+        return [peer for peer, bar in self._bars.items() if bar.until > now]

@@ -119,7 +119,13 @@ def test_who_fails_is_passed_over_for_a_while_and_longer_each_time() -> None:
     assert path_at(both, 6.9) == (peer(1),)
     both.gone(peer(1))
     assert both.reserve(WANTED, 6.9) is None
+    anyway = both.reserve(WANTED, 6.9, has_barred=True)
+    assert anyway is not None
+    assert anyway.peers == (peer(0),)
     assert path_at(both, 7.1) == (peer(0),)
+    both.failed(peer(0), Failure.UNREACHABLE, 8.0)
+    both.drew(anyway)
+    assert path_at(both, 8.1) == (peer(0),), "something came of it"
 
 
 def path_at(made: Paths, now: float) -> tuple[PeerId, ...]:

@@ -16,8 +16,9 @@ from weft.errors import ConfigError
 from weft.events import TextChanged, TextMoved
 from weft.model.flat import cut
 from weft.model.sections import sections
+from weft.pipeline.routing import Failure
 from weft.texts import entry, member
-from weft.texts.entry import MOST_S, NoPath
+from weft.texts.entry import ANYWAY_S, MOST_S, WAIT_S, NoPath
 from weft.texts.member import Member
 from weft.texts.section import Section
 
@@ -186,6 +187,56 @@ def test_a_stage_that_has_nobody_left_ends_a_text_in_an_error() -> None:
         assert text.ended == "cancelled"
         await asyncio.sleep(0.1)
         assert served.members[0].num_texts == 0
+
+    served.run(play)
+
+
+def test_the_only_member_of_a_stage_is_asked_though_it_is_passed_over() -> None:
+    served = Served((1, 1))
+    (expected,) = of_the_whole(asked := wanted(PROMPT, 8))
+
+    async def play() -> None:
+        slow = served.peer(served.members[1])
+        for _ in range(6):
+            served.entry.paths.failed(slow, Failure.UNREACHABLE, served.clock.now())
+        began = served.clock.now()
+        assert await tokens_of(served.entry.begin(asked)) == expected
+        assert ANYWAY_S <= served.clock.now() - began < WAIT_S
+        assert not served.entry.paths._barred(served.clock.now()), "it has answered"
+
+    served.run(play)
+
+
+def test_a_text_whose_only_member_stays_silent_ends_in_an_error() -> None:
+    served = Served((1, 1))
+
+    async def play() -> None:
+        silent = served.peer(served.members[1])
+        for peer in served.nodes:
+            if peer != silent:
+                served.network.partition(peer, silent)
+        began = served.clock.now()
+        with pytest.raises(NoPath, match=r"do not answer|Nobody serves stage 2 of 2"):
+            await tokens_of(served.entry.begin(wanted(PROMPT, 8)))
+        assert served.clock.now() - began < 3 * WAIT_S
+        for peer in served.nodes:
+            served.network.heal(peer, silent) if peer != silent else None
+
+    served.run(play)
+
+
+def test_who_takes_over_is_passed_over_no_longer() -> None:
+    served = Served((1, 2))
+
+    async def play() -> None:
+        text = served.entry.begin(wanted(PROMPT, 12))
+        await until_drawn(served, text, 3)
+        (other,) = {served.peer(each) for each in served.members[1:]} - {served.path()[1]}
+        for _ in range(6):
+            served.entry.paths.failed(other, Failure.UNREACHABLE, served.clock.now())
+        served.kill(1)
+        assert await tokens_of(text)
+        assert not served.entry.paths._barred(served.clock.now())
 
     served.run(play)
 
