@@ -31,15 +31,13 @@ from weft.clock import SystemClock
 from weft.config import fault_of, from_tree, is_in, leave_out, leaves, load_tree, replace_field
 from weft.dashboard import figures
 from weft.dashboard.logs import is_there
-from weft.errors import ConfigError, TooLarge
+from weft.errors import ConfigError
 from weft.ids import several, short
 from weft.progress import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weft.cli.plan.speed_here import Here
-    from weft.model.config import ModelConfig, Size
     from weft.plan.own_text import Source, Text
     from weft.run.machine import PeerConfig
 
@@ -409,6 +407,7 @@ def _answered(
         length("--length", wishes.length)  # what is no length is refused before anything is read or timed
     asks, changes, before = _Asks(is_on=not wishes.yes, given=wishes.given()), asked.changes, asked.before
     changed = _checked(changes)
+    from weft.cli.plan.this_machine import ThisMachine, about
     from weft.data.corpus import text_nbytes
     from weft.plan import own_text
     from weft.run.config import RunFile
@@ -422,7 +421,7 @@ def _answered(
         found = replace(found, tokens_per_byte=before.tokens_per_byte)
         base = base if path is None else path.parent
     _check_changes(changes, changed, found, begins={} if before is None or path is None else before.fields("model"))
-    machine = _Machine(found, settings)  # too little text is refused before anything is asked
+    machine = ThisMachine(found, settings)  # too little text is refused before anything is asked
     documents = several(found.num_documents, "document")
     tell(f"{text}: {figures.nbytes(found.nbytes)} of text in {documents}; a tenth is held out, to measure the loss")
 
@@ -464,7 +463,7 @@ def _answered(
             raise ConfigError(
                 f"--length {given[:40]}: that is {several(tokens, 'token')}, and with less than {least:,}, about a "
                 f"round, the learning rate is back at 0 before much is learnt. Give at least {figures.amount(enough)}"
-                f"tokens, which take {_about(enough / (peers * here.tokens_per_s))}."
+                f"tokens, which take {about(enough / (peers * here.tokens_per_s))}."
             )
         return tokens
 
@@ -592,112 +591,3 @@ def _tokens(meant: Length, text: "Text", tokens_per_s: float) -> float:
     if meant.passes is not None:
         return meant.passes * text.train_tokens
     return meant.tokens or 0
-
-
-def _about(seconds: float) -> str:
-    if seconds < 5400:
-        return f"about {seconds / 60:.0f} min" if seconds > 90 else f"about {seconds:.0f} s"
-    return f"about {seconds / 3600:.3g} h"
-
-
-# --- what this machine can, and what it takes ---
-
-
-class _Machine:
-    """What fits this machine, how fast it is, and what a run would take of it."""
-
-    def __init__(self, text: "Text", settings: "PeerConfig") -> None:
-        from weft.plan.own_text import sizes_for
-        from weft.training.device import choose
-
-        self._text = text
-        self._settings = settings
-        self._device = choose(settings)
-        self.is_gpu = not self._device.is_cpu
-        self.sizes = sizes_for(text, lambda _model, size: self._fits(size))
-
-    def num_parameters(self, size: "Size") -> int:
-        from weft.model.config import num_parameters
-
-        return num_parameters(self._model(size))
-
-    def size_of(self, given: str) -> "Size":
-        for size in self.sizes:
-            if size == given.casefold():
-                return size
-        raise ConfigError(
-            f"--size {given[:40]}: there is no such size here. Allowed: {', '.join(self.sizes)}. A larger one does not "
-            "fit this machine, or learns nothing more from so little text."
-        )
-
-    def pace(self, size: "Size") -> "Here":
-        """Return how fast this machine trains a model of that size; takes seconds."""
-        return self.pace_of(self._run_file(size), Path())
-
-    def pace_of(self, described: Any, base: Path) -> "Here":
-        """Return how fast this machine trains what a run file describes."""
-        from weft.cli.plan.speed_here import measure
-        from weft.plan.own_text import unsealed
-
-        model, settings = unsealed(described, base).model, self._settings
-        return measure(model, described.train, 1, on=settings.device, num_threads=settings.num_threads)
-
-    def takes(self, described: Any, here: "Here", base: Path) -> Iterator[str]:
-        """Yield what a run takes, line by line; nothing that is not measured, counted or in closed form."""
-        from weft.launch.terms import CHECKPOINT_VECTORS
-        from weft.plan.own_text import disk_nbytes, unsealed
-        from weft.sync.costs import round_traffic
-        from weft.training.device import check_fits, needed_nbytes, program_nbytes
-
-        run, train = unsealed(described, base), described.train
-        micro_batch = check_fits(run, self._settings, self._device)
-        needed = needed_nbytes(run, self._settings, self._device, micro_batch)
-        needed["cpu"] += program_nbytes(self._device)
-        seconds = train.tokens / (here.tokens_per_s * described.peers)
-        alike = "" if described.peers == 1 else f" by {described.peers} machines as fast as this one"
-        passes = train.tokens / self._text.train_tokens  # the tokens are rounded
-        often = f"{passes:.2g}" if passes < 100 else f"{passes:,.0f}"
-        disk = disk_nbytes(self._text, run.num_parameters, CHECKPOINT_VECTORS)
-        traffic = round_traffic(run.method, run.vector.tensors, run.num_parameters, max(2, described.peers))
-        moved = figures.nbytes(traffic.sent_nbytes + traffic.received_nbytes)
-        among = "with a second machine" if described.peers == 1 else f"among {described.peers} machines"
-        yield f"model     {figures.amount(run.num_parameters)} parameters, context {train.seq_len} tokens"
-        yield f"length    {figures.amount(train.tokens)} tokens, about {several(often, 'pass')} over the text"
-        yield (
-            f"time      {_about(seconds)} of training steps{alike}, at {here.tokens_per_s:,.0f} tokens/s "
-            f"measured on {here.name}; evaluation and exchange take more"
-        )
-        yield f"memory    about {figures.by_place(needed)}"
-        yield f"disk      about {figures.nbytes(disk)}: the text as tokens, and checkpoints"
-        yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"
-        if described.peers > 1 and not described.stewards:
-            yield (
-                "later     once several machines hold the run, none of them can change it, or make it longer, alone. "
-                "Who may is said now, with --set stewards=...: docs/stewards.md"
-            )
-        yield (
-            "others    whoever has the ticket can join and then has this text: machines fetch it from one another. "
-            "If the text must stay on this machine: recipes/private.toml"
-        )
-
-    def _fits(self, size: "Size") -> bool:
-        from weft.plan.own_text import unsealed
-        from weft.training.device import check_fits
-
-        try:
-            check_fits(unsealed(self._run_file(size), Path()), self._settings, self._device)
-        except TooLarge:
-            return False
-        return True
-
-    def _model(self, size: "Size") -> "ModelConfig":
-        from weft.plan.own_text import model_of
-
-        return model_of(self._text, size)
-
-    def _run_file(self, size: "Size") -> Any:
-        from weft.plan.own_text import Answers, run_tree
-        from weft.run.config import RunFile
-
-        answers = Answers(name="text", size=size, tokens=1 << 20, peers=1)
-        return from_tree(run_tree(self._text, answers), RunFile, where="own text")
