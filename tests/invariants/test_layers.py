@@ -25,7 +25,7 @@ GROUND = (
 FLOORS = (
     # leaves
     ("cost", "data", "model", "net.messages", "web"),
-    ("codec", "engine", "inference", "net.admission", "net.transport"),
+    ("chat", "codec", "engine", "inference", "net.admission", "net.transport"),
     # wires
     ("net.link", "net.ticket"),
     ("net.blobs", "net.probe"),

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from weft.chat.template import PLAIN_STOPS, plain
+from weft.chat.vocabulary import Vocabulary
 from weft.errors import DataError
 from weft.rng import fresh_secret
 from weft.serve.failures import wrong
@@ -18,8 +20,7 @@ from weft.serve.generation import Delta, Generation, Model, Plan, Serving, Usage
 from weft.serve.grammar import Calls, Form
 from weft.serve.keys import Visit
 from weft.serve.schemas import ChatRequest, Format, Function, Message, NamedTool, Tool, text_of
-from weft.serve.template import PLAIN_STOPS, plain
-from weft.serve.text import Likely, Vocabulary
+from weft.serve.text import Likely
 from weft.serve.tools import Arguments, CallBegun, Reader, Said, Told, described
 
 Tree = dict[str, Any]

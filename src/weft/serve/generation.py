@@ -12,6 +12,8 @@ from functools import cached_property
 
 from blake3 import blake3
 
+from weft.chat.template import Template, defaults_of, ends_of, template_of
+from weft.chat.vocabulary import Vocabulary
 from weft.clock import Clock
 from weft.data.tokenizer import Tokenizer
 from weft.engine.draw import Drawing
@@ -23,8 +25,7 @@ from weft.serve.grammar import Form, Forms
 from weft.serve.keys import Limits, Visit
 from weft.serve.metrics import Metrics
 from weft.serve.schemas import TextRequest, stops_of
-from weft.serve.template import Template, defaults_of, ends_of, template_of
-from weft.serve.text import Likely, Unfolding, Vocabulary, likely
+from weft.serve.text import Likely, Unfolding, likely
 from weft.serve.tools import Style, style_of
 
 _SEED = "weft 2026 serve seed v1"

@@ -15,10 +15,10 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from weft.chat.vocabulary import Vocabulary
 from weft.errors import WeftError
 from weft.serve.failures import wrong
 from weft.serve.schemas import MAX_SCHEMA_NBYTES
-from weft.serve.text import Vocabulary
 
 # Whitespace as people and programs write JSON; without a bound a model may write it for ever.
 _WHITESPACE = r"\x20|\n\x20{0,24}"

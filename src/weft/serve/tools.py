@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from weft.chat.template import Template
 from weft.rng import fresh_secret
-from weft.serve.template import Template
 
 
 @dataclass(frozen=True)

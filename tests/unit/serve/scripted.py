@@ -9,6 +9,7 @@ from typing import Any, cast
 import httpx2
 import numpy as np
 
+from weft.chat.template import Template
 from weft.clock import Clock, SystemClock
 from weft.data.tokenizer import ByteTokenizer, Tokenizer
 from weft.engine.draw import Drawn
@@ -16,7 +17,6 @@ from weft.engine.engine import Engine, Totals, Wanted
 from weft.serve.app import app
 from weft.serve.generation import Model
 from weft.serve.keys import Key, Limits
-from weft.serve.template import Template
 
 Script = str | list[Any]  # text, or texts, tokens, exceptions, seconds to wait
 

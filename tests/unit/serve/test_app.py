@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from unit.chat.templates import HERMES, LLAMA3, MISTRAL
 from unit.serve.scripted import ScriptedEngine, asking, scripted
-from unit.serve.templates import HERMES, LLAMA3, MISTRAL
 from weft.engine.engine import Full
 from weft.errors import NotFinite
 from weft.serve.app import app

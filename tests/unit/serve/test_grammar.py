@@ -9,11 +9,11 @@ import pytest
 
 from unit.serve.test_text import KINDS
 from weft import rng
+from weft.chat.vocabulary import Vocabulary
 from weft.data.tokenizer import ByteTokenizer, Tokenizer, train_bpe
 from weft.serve.failures import Fault
 from weft.serve.grammar import Calls, Form, Forms
 from weft.serve.schemas import MAX_SCHEMA_NBYTES
-from weft.serve.text import Vocabulary
 
 
 def forms(tokenizer: Tokenizer) -> Forms:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.serve.template import Template
+from weft.chat.template import Template
 from weft.serve.tools import HERMES, LLAMA3, MISTRAL, Arguments, CallBegun, Reader, Said, Style, Told, style_of
 
 F, G = ("f", '{"a": "}\\"{", "b": [1]}'), ("g", "{}")

@@ -88,8 +88,8 @@ class Trained:
         self, file: Path, dtype: FileDtype = "float32", on_written: Callable[[int], None] = lambda _nbytes: None
     ) -> None:
         """Write the model as a GGUF file; arguments and errors are those of `write_gguf`."""
+        from weft.chat.template import sources_of
         from weft.model.gguf import Words, write_gguf
-        from weft.serve.template import sources_of
 
         ids = {"eos_token_id": self.tokenizer.end_of_text, **self.came_with.ids.below(self.config.vocab_size)}
         first = {name: next(iter(id), None) if isinstance(id, list | tuple) else id for name, id in ids.items()}

@@ -11,9 +11,9 @@ import jinja2
 import jinja2.sandbox
 import pytest
 
-from unit.serve.templates import ALL
+from unit.chat.templates import ALL
+from weft.chat.template import MAX_SOURCE_NBYTES, Template, TemplateFault, defaults_of, ends_of, plain, template_of
 from weft.model.came_with import CameWith, Ids
-from weft.serve.template import MAX_SOURCE_NBYTES, Template, TemplateFault, defaults_of, ends_of, plain, template_of
 
 WALL_S = 1_700_000_000.0
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
