@@ -21,13 +21,14 @@ from typing import Any
 import minijinja
 
 from weft import reading
+from weft.chat.vocabulary import BEGIN, END
 from weft.errors import DataError
 from weft.model.came_with import GENERATION_CONFIG, TOKENIZER_CONFIG, CameWith
 
 FUEL = 1_000_000  # instructions, and bytes put together; 2,048 messages take a tenth
 MAX_SOURCE_NBYTES = 256 << 10  # the largest published template has 20 KiB
 MAX_TEXT_NBYTES = 1 << 20
-_TRAINING_ONLY = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # marks what loss is taken of
+_GENERATION = re.compile(r"{%([-+]?)\s*(end)?generation\s*([-+]?)%}")  # marks what loss is taken of
 _TURNS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 PLAIN_STOPS = ("\nUser:", "\nSystem:", "\nTool:")
 
@@ -52,13 +53,15 @@ class Template:
 
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None, with_tools: str | None = None) -> None:
         self._sources = {"default": source, "tools": source if with_tools is None else with_tools}
+        self.has_marks = all(map(_GENERATION.search, self._sources.values()))
         self._tokens = dict(tokens or {})
         self._env = _environment()
         for name, text in self._sources.items():
             if len(text.encode()) > MAX_SOURCE_NBYTES:
                 raise TemplateFault(f"the chat template has more than {MAX_SOURCE_NBYTES >> 10} KiB.")
             try:
-                self._env.add_template(name, _TRAINING_ONLY.sub("", text))
+                self._env.add_template(name, _GENERATION.sub(_mark("", ""), text))
+                self._env.add_template(f"{name}, marked", _GENERATION.sub(_mark(BEGIN, END), text))
             except minijinja.TemplateError as error:
                 raise TemplateFault(f"the chat template cannot be read: {error.message}.") from None
 
@@ -79,13 +82,15 @@ class Template:
         wall_s: float,
         settings: Mapping[str, Any] | None = None,
         is_continued: bool = False,
+        is_marked: bool = False,
     ) -> str:
         """Return the text after which the answer comes.
 
         Args:
             wall_s: seconds since 1970, for templates that say the date.
             settings: other variables of the template.
-            is_continued: the last message is the answer's begin.
+            is_continued: the last message is the answer's begin, or the answer.
+            is_marked: `BEGIN` and `END` stand around what the template says is generated.
 
         Raises:
             TemplateFault: it takes too long, makes too much, or refuses.
@@ -104,7 +109,8 @@ class Template:
             "strftime_now": strftime_now,
         }
         try:
-            text = self._env.render_template("tools" if tools else "default", **context)
+            name = "tools" if tools else "default"
+            text = self._env.render_template(f"{name}, marked" if is_marked else name, **context)
         except minijinja.TemplateError as error:
             raise TemplateFault(f"the model's chat template refuses these messages: {_said(error)}.") from None
         if len(text.encode()) > MAX_TEXT_NBYTES:
@@ -112,6 +118,18 @@ class Template:
                 f"the model's chat template makes more than {MAX_TEXT_NBYTES >> 20} MiB of these messages."
             )
         return text
+
+
+def _mark(begin: str, end: str) -> Callable[[re.Match[str]], str]:
+    """Return what writes a mark's text for it: blocks at both ends, so that white space around it is left out as around
+    the mark."""
+
+    def written(found: re.Match[str]) -> str:
+        before, is_end, after = found.groups()
+        mark = end if is_end else begin
+        return f'{{%{before} if true %}}{{{{ "{mark}" }}}}{{% if true %}}{{% endif %}}{{% endif {after}%}}'
+
+    return written
 
 
 def plain(messages: Sequence[Message]) -> str:

@@ -12,15 +12,26 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
 from weft.data.tokenizer import JsonTokenizer, Tokenizer, keep_no_words
 from weft.errors import DataError
 
-GUARD = "\ufdd0"  # no character: Unicode leaves it to programs
+# No characters: Unicode leaves them to programs.
+GUARD = "\ufdd0"
+BEGIN, END = "\ufdd1", "\ufdd2"  # of what is trained on, in a template's text
+_MARKS = re.compile(f"[{GUARD}{BEGIN}{END}]")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Placed(NamedTuple):
+    """A token, and the characters of a text that it is of."""
+
+    token: int
+    start: int
+    stop: int
 
 
 class Vocabulary:
@@ -42,7 +53,7 @@ class Vocabulary:
         self.pieces: list[bytes] = _pieces(tree, tokenizer)
         """The bytes of each token, control tokens none."""
         by_length = sorted(self.control, key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
+        self.control_pattern = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -52,9 +63,20 @@ class Vocabulary:
         return self.pieces[token] if token < len(self.pieces) else b""
 
     def guarded(self, text: str) -> str:
-        """Return `text` with a mark in every control token that it spells out."""
-        text = text.replace(GUARD, "\ufffd")
-        return self._control.sub(lambda found: f"{found[0][:1]}{GUARD}{found[0][1:]}", text)
+        """Return `text` with a mark in every control token that it spells out, and none of its own."""
+        text = _MARKS.sub("\ufffd", text)
+        return self.control_pattern.sub(lambda found: f"{found[0][:1]}{GUARD}{found[0][1:]}", text)
+
+    def guarded_tree(self, tree: Any) -> Any:
+        """Return the same with all its texts `guarded`."""
+        match tree:
+            case str():
+                return self.guarded(tree)
+            case dict():
+                return {self.guarded(name): self.guarded_tree(value) for name, value in tree.items()}
+            case list():
+                return [self.guarded_tree(each) for each in tree]
+        return tree
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a template's text, in which control tokens are spelled out.
@@ -62,10 +84,21 @@ class Vocabulary:
         Raises:
             DataError: it holds what the tokenizer does not know.
         """
-        ids: list[int] = []
-        for part, is_letters in self._parts(text):
-            ids += self._letters(part) if is_letters else self._trusted(part)
-        return ids
+        return [token for token, _, _ in self.placed(text)]
+
+    def placed(self, text: str) -> list[Placed]:
+        """Return the same ids, each with the first character of `text` that it is of, and the one after its last.
+
+        Raises:
+            DataError: as `encode`.
+        """
+        found: list[Placed] = []
+        for at, part, is_letters in self._parts(text):
+            if is_letters:
+                found += [Placed(token, at, at + len(part)) for token in self._letters(part.replace(GUARD, ""))]
+            else:
+                found += [Placed(token, at + start, at + stop) for token, start, stop in self._trusted(part)]
+        return found
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of a person's text: begun, and ended, as the tokenizer's own file says.
@@ -80,34 +113,46 @@ class Vocabulary:
         ends = {token for token in (self.tokenizer.end_of_text,) if token is not None}
         return [token for token in around if token not in ends] + ids
 
-    def _parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield stretches of text, and whether control tokens in them are letters."""
+    def _parts(self, text: str) -> Iterator[tuple[int, str, bool]]:
+        """Yield stretches of text, where each begins, and whether control tokens in it are letters."""
         guarded = re.compile("|".join(re.escape(f"{name[:1]}{GUARD}{name[1:]}") for name in self.control) or r"(?!)")
         at = 0
         for found in guarded.finditer(text):
-            yield text[at : found.start()], False
-            yield found[0].replace(GUARD, ""), True
+            yield at, text[at : found.start()], False
+            yield found.start(), found[0], True
             at = found.end()
-        yield text[at:], False
+        yield at, text[at:], False
 
     def _letters(self, text: str) -> list[int]:
         return [int(each) for each in self.tokenizer.encode(text)] if text else []
 
-    def _trusted(self, text: str) -> list[int]:
-        stretches = self._control.split(text)
+    def _trusted(self, text: str) -> Iterator[Placed]:
+        """Yield the tokens of text in which control tokens are such."""
+        at = 0
+        names = [*self.control_pattern.findall(text), ""]
         if not isinstance(self.tokenizer, JsonTokenizer):
-            names = [*self._control.findall(text), None]
-            ids = []
-            for stretch, name in zip(stretches, names, strict=True):
-                ids += self._letters(stretch) + ([] if name is None else [self.control[name]])
-            return ids
-        for stretch in stretches:
+            for stretch, name in zip(self.control_pattern.split(text), names, strict=True):
+                yield from self._letter_by_letter(stretch, at)
+                at += len(stretch) + len(name)
+                if name:
+                    yield Placed(self.control[name], at - len(name), at)
+            return
+        for stretch in self.control_pattern.split(text):
             self._letters(stretch)  # letters that the library would leave out in silence
         try:
-            encoded: list[int] = self._engine.encode(text, add_special_tokens=False).ids
+            encoded = self._engine.encode(text, add_special_tokens=False)
         except Exception as error:  # the library raises Exception itself
             raise DataError(f"the tokenizer cannot read this text: {str(error)[:200]}") from None
-        return encoded
+        for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True):
+            yield Placed(token, start, stop)
+
+    def _letter_by_letter(self, text: str, at: int) -> Iterator[Placed]:
+        """Yield tokens of bytes, or of characters."""
+        ids = self._letters(text)
+        nums = [1] * len(text) if len(ids) == len(text) else [len(letter.encode()) for letter in text]
+        places = [at + number for number, num in enumerate(nums) for _ in range(num)]
+        for token, place in zip(ids, places, strict=True):
+            yield Placed(token, place, place + 1)
 
     @cached_property
     def _engine(self) -> tokenizers.Tokenizer:

@@ -73,11 +73,21 @@ def jsonl_documents(paths: Sequence[str], base: Path, field: str) -> Iterator[Do
     """
     for file in find(paths, base, LINES):
         with opened(file.path) as stream:
-            head = stream.peek(reading.HEAD_NBYTES)
-            refuse_what_is_else(file.path, head)
-            is_array = reading.text_of_head(head).lstrip().startswith("[")
-            for number, place, value in _array(stream, file.path) if is_array else _lines(stream, file.path):
+            for number, place, value in _values(stream, file.path):
                 yield Document(f"{file.name}:{number}", _text_in(value, field, place))
+
+
+def json_objects(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield every JSON object of a file whole: its number, its place in words, and its fields.
+
+    Raises:
+        DataError: something is no JSON object.
+    """
+    with opened(path) as stream:
+        for number, place, value in _values(stream, path):
+            if not isinstance(value, Mapping):
+                raise DataError(f"{place}: not a JSON object: it is {_kind(value)}.")
+            yield number, place, {name: _plain(each, name, place) for name, each in value.items()}
 
 
 def dataset_documents(
@@ -121,6 +131,13 @@ def _or_a_glob(bad: Found, found: Sequence[Found], base: Path) -> str:
 # --- JSON ---
 
 _Value = tuple[int, str, Any]  # number, place in words, what stands there
+
+
+def _values(stream: io.BufferedReader, path: Path) -> Iterator[_Value]:
+    head = stream.peek(reading.HEAD_NBYTES)
+    refuse_what_is_else(path, head)
+    is_array = reading.text_of_head(head).lstrip().startswith("[")
+    return _array(stream, path) if is_array else _lines(stream, path)
 
 
 def _lines(stream: io.BufferedReader, path: Path) -> Iterator[_Value]:

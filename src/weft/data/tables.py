@@ -1,6 +1,6 @@
 """Reads a column of text out of Parquet, Arrow and Feather files, whichever of Arrow's layouts holds it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,33 @@ def table_documents(paths: Sequence[str], base: Path, column: str) -> Iterator[D
             raise unreadable(file.path, error) from error
 
 
+def table_rows(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield every row of a file: its number, its place in words, and its columns; lists and structs as Python has them.
+
+    Raises:
+        DataError: it cannot be read, or holds bytes that are not UTF-8 text where it says that they are.
+    """
+    import pyarrow as pa
+
+    number = 0
+    try:
+        for batch in _batches(path, None):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, f"{path}, row {number}", row
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from error
+
+
 def _arrays(path: Path, column: str) -> Iterator[Any]:
     """Yield the column piece by piece, without dictionaries, runs, structs and extensions around its values."""
+    for batch in _batches(path, column):
+        top, rest = _place(batch.schema, column, path)
+        yield _values(batch.column(batch.schema.get_field_index(top)), rest)
+
+
+def _batches(path: Path, column: str | None) -> Iterator[Any]:
+    """Yield the rows of a file, some at a time; of one column alone, where it is named and the file is read so."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -43,27 +68,28 @@ def _arrays(path: Path, column: str) -> Iterator[Any]:
         head = file.read(reading.HEAD_NBYTES)
     if head.startswith(b"PAR1"):
         with pq.ParquetFile(path) as table:
-            top, rest = _place(table.schema_arrow, column, path)
-            for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column]):
-                yield _values(batch.column(batch.schema.get_field_index(top)), rest)
+            if column is not None:
+                _place(table.schema_arrow, column, path)
+            yield from table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=None if column is None else [column])
     elif head.startswith(b"ARROW1"):
         with pa.memory_map(str(path)) as mapped, pa.ipc.open_file(mapped) as reader:
-            batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
-            yield from _of_batches(batches, reader.schema, column, path)
+            if column is not None:
+                _place(reader.schema, column, path)
+            yield from _pieces(reader.get_batch(number) for number in range(reader.num_record_batches))
     elif head.startswith(_STREAM_MAGIC):
         with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as reader:
-            yield from _of_batches(reader, reader.schema, column, path)
+            if column is not None:
+                _place(reader.schema, column, path)
+            yield from _pieces(reader)
     else:
         refuse_what_is_else(path, head)
         raise DataError(f"{path} is not a Parquet, Arrow or Feather file.")
 
 
-def _of_batches(batches: Any, schema: Any, column: str, path: Path) -> Iterator[Any]:
-    top, rest = _place(schema, column, path)
+def _pieces(batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
-        whole = batch.column(schema.get_field_index(top))
-        for start in range(0, len(whole), _ROWS_AT_ONCE):
-            yield _values(whole.slice(start, _ROWS_AT_ONCE), rest)
+        for start in range(0, len(batch), _ROWS_AT_ONCE):
+            yield batch.slice(start, _ROWS_AT_ONCE)
 
 
 def _place(schema: Any, column: str, path: Path) -> tuple[str, str]:

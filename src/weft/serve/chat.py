@@ -139,7 +139,7 @@ def prompt_of(
     trees = [_tree(message, number, vocabulary) for number, message in enumerate(messages)]
     if is_continued and trees[-1]["role"] != "assistant":
         raise wrong("continue_final_message: the last message is not the assistant's.", "continue_final_message")
-    tools: list[Tree] = _guarded(use.trees(), vocabulary)
+    tools: list[Tree] = vocabulary.guarded_tree(use.trees())
     if tools and (template is None or not template.takes_tools):
         trees = _with_system(trees, described(tools))
         tools = []
@@ -147,7 +147,7 @@ def prompt_of(
         if template is None:
             text = plain([_flat(tree) for tree in trees])
         else:
-            known = _guarded(dict(settings or {}), vocabulary)
+            known = vocabulary.guarded_tree(dict(settings or {}))
             text = template.render(trees, tools, wall_s=wall_s, settings=known, is_continued=is_continued)
         if is_continued:
             text = _cut_after(text, (trees[-1]["content"] or "").strip())
@@ -182,7 +182,7 @@ def _tree(message: Message, number: int, vocabulary: Vocabulary) -> Tree:
                 "type": "function",
                 "function": {
                     "name": vocabulary.guarded(call.function.name),
-                    "arguments": _guarded(_arguments(call.function.arguments, number, place), vocabulary),
+                    "arguments": vocabulary.guarded_tree(_arguments(call.function.arguments, number, place)),
                 },
             }
             for place, call in enumerate(message.tool_calls)
@@ -196,17 +196,6 @@ def _arguments(text: str, number: int, place: int) -> Any:
     except (ValueError, RecursionError):
         param = f"messages[{number}].tool_calls[{place}].function.arguments"
         raise wrong(f"{param}: no JSON.", param) from None
-
-
-def _guarded(tree: Any, vocabulary: Vocabulary) -> Any:
-    match tree:
-        case str():
-            return vocabulary.guarded(tree)
-        case dict():
-            return {vocabulary.guarded(name): _guarded(value, vocabulary) for name, value in tree.items()}
-        case list():
-            return [_guarded(each, vocabulary) for each in tree]
-    return tree
 
 
 def _with_system(trees: list[Tree], text: str) -> list[Tree]:

@@ -10,9 +10,11 @@ from typing import Any
 import jinja2
 import jinja2.sandbox
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from unit.chat.templates import ALL
 from weft.chat.template import MAX_SOURCE_NBYTES, Template, TemplateFault, defaults_of, ends_of, plain, template_of
+from weft.chat.vocabulary import BEGIN, END
 from weft.model.came_with import CameWith, Ids
 
 WALL_S = 1_700_000_000.0
@@ -154,8 +156,18 @@ def test_one_template_renders_on_several_threads_at_once() -> None:
         sys.setswitchinterval(before_s)
 
 
-def test_marks_for_training_are_left_out() -> None:
-    assert Template("a{% generation %}b{%- endgeneration -%} c").render(TURNS, wall_s=0) == "ab c"
+@pytest.mark.parametrize(
+    "begin", ["{% generation %}", "{%- generation -%}\n", "  {% generation %}\n", "{%generation -%} "]
+)
+@pytest.mark.parametrize("end", ["{% endgeneration %}", " {%- endgeneration -%} ", "\n{% endgeneration %}\n"])
+def test_marks_for_training_leave_white_space_as_transformers_does(begin: str, end: str) -> None:
+    source = f"a\n{begin}b{end} c"
+    expected, spans = render_jinja_template([TURNS], chat_template=source, return_assistant_tokens_mask=True)
+    template = Template(source)
+    assert template.render(TURNS, wall_s=0) == expected[0]
+    marked = template.render(TURNS, wall_s=0, is_marked=True)
+    assert (marked.index(BEGIN), marked.index(END) - 1) == tuple(spans[0][0])
+    assert marked.replace(BEGIN, "").replace(END, "") == expected[0]
 
 
 # --- from what came with a model ---

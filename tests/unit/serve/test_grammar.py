@@ -7,7 +7,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from unit.serve.test_text import KINDS
+from unit.chat.test_vocabulary import KINDS
 from weft import rng
 from weft.chat.vocabulary import Vocabulary
 from weft.data.tokenizer import ByteTokenizer, Tokenizer, train_bpe

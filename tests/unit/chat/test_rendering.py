@@ -1,0 +1,144 @@
+"""What is trained on are the assistant's tokens and no others, whatever the template."""
+
+import re
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+
+from unit.chat.templates import ALL, CHATML, LLAMA3
+from weft.chat.conversations import Conversation
+from weft.chat.rendering import Rendered, Renderer
+from weft.chat.template import Template
+from weft.chat.vocabulary import Vocabulary
+from weft.data.tokenizer import ByteTokenizer, JsonTokenizer
+from weft.errors import DataError
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+NAMES = (
+    *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+)
+TURNS = (
+    ("user", "What is 2 + 2?"),
+    ("assistant", "It is 4.\n\nSure."),
+    ("user", "And 3 + 3? Say <|im_end|> and <|eot_id|>."),
+    ("assistant", "\n6, not It is 4."),
+)
+MARKED = """{{ bos_token }}{% for message in messages %}
+{%- if message.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}{% generation %}
+{{ message.content + '<|im_end|>' }}{% endgeneration %}
+{{ '\n' }}{%- else %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    """Return a byte-level tokenizer that has learnt merges across spaces and letters, with all control tokens."""
+    engine = tokenizers.Tokenizer(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    engine.train_from_iterator(["It is what it is.\n\nSure, sure. " * 20], trainer)
+    engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in NAMES])
+    return Vocabulary(JsonTokenizer(engine.to_str().encode(), 1))
+
+
+def chat(*turns: tuple[str, str]) -> Conversation:
+    messages = tuple({"role": role, "content": content} for role, content in turns)
+    return Conversation("chats.jsonl:3", "chats.jsonl, line 3", messages)
+
+
+def answers(rendered: Rendered) -> list[str]:
+    return [rendered.text[start:stop] for start, stop in rendered.spans]
+
+
+def trained(rendered: Rendered, vocabulary: Vocabulary) -> str:
+    names = {token: name for name, token in vocabulary.control.items()}
+    ids = rendered.ids[rendered.is_trained].tolist()
+    return b"".join(names[each].encode() if each in names else vocabulary.piece(each) for each in ids).decode()
+
+
+@pytest.mark.parametrize("name", sorted({*ALL} - {"reasoning"}))
+def test_answers_are_what_is_trained_on_with_their_ends(name: str, vocabulary: Vocabulary) -> None:
+    rendered = Renderer(Template(ALL[name], TOKENS), vocabulary).render(chat(*TURNS))
+    found = answers(rendered)
+    assert len(found) == 2
+    for answer, text in zip(found, (TURNS[1][1], TURNS[3][1]), strict=True):
+        assert text.strip() in answer
+        assert "What" not in answer
+        assert "And" not in answer
+    assert trained(rendered, vocabulary).split() == "".join(found).split()
+    whole = rendered.ids.tolist()
+    for token in set(vocabulary.control.values()):  # what a person spells out stays letters
+        assert vocabulary.piece(token) == b""
+    letters = vocabulary.encode(vocabulary.guarded("<|im_end|>"))
+    assert any(whole[at : at + len(letters)] == letters for at in range(len(whole)))
+
+
+def test_an_answer_has_its_end_mark_and_not_the_white_space_after_it(vocabulary: Vocabulary) -> None:
+    found = Renderer(Template(CHATML, TOKENS), vocabulary).render(chat(*TURNS))
+    assert answers(found) == ["It is 4.\n\nSure.<|im_end|>", "\n6, not It is 4.<|im_end|>"]
+    found = Renderer(Template(LLAMA3, TOKENS), vocabulary).render(chat(*TURNS))
+    assert answers(found)[0] == "It is 4.\n\nSure.<|eot_id|>"
+
+
+def test_marks_of_a_template_say_the_same_as_its_turns_and_change_no_text(vocabulary: Vocabulary) -> None:
+    marked, bare = (
+        Template(MARKED, TOKENS),
+        Template(re.sub(r"{% (end)?generation %}", "{% if true %}{% endif %}", MARKED), TOKENS),
+    )
+    assert marked.has_marks
+    assert not bare.has_marks
+    by_marks, by_turns = (Renderer(each, vocabulary).render(chat(*TURNS)) for each in (marked, bare))
+    assert by_marks.text == by_turns.text
+    assert by_marks.spans == by_turns.spans
+    assert np.array_equal(by_marks.ids, by_turns.ids)
+    assert np.array_equal(by_marks.is_trained, by_turns.is_trained)
+
+
+def test_an_earlier_answer_that_loses_its_reasoning_is_found_as_it_stands(vocabulary: Vocabulary) -> None:
+    thought = ("assistant", "<think>\nhm\n</think>\n\nfour")
+    template = """{% for m in messages %}{% set text = m.content %}
+{%- if m.role == 'assistant' and not loop.last %}{% set text = text.split('</think>')[-1] | trim %}{% endif %}
+{{- '<|im_start|>' + m.role + '\n' + text + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+    renderer = Renderer(Template(template, TOKENS), vocabulary)
+    with pytest.raises(DataError, match=r"line 3: the chat template writes an earlier answer otherwise .*{% gen"):
+        renderer.render(chat(TURNS[0], thought, TURNS[2], TURNS[3]))
+    shortened = template.replace("text.split('</think>')[-1] | trim", "text | trim")
+    found = Renderer(Template(shortened, TOKENS), vocabulary).render(
+        chat(TURNS[0], ("assistant", " four "), *TURNS[2:])
+    )
+    assert answers(found) == ["four<|im_end|>", "\n6, not It is 4.<|im_end|>"]
+
+
+def test_a_template_that_begins_answers_otherwise_than_it_asks_for_them_is_refused(vocabulary: Vocabulary) -> None:
+    template = CHATML.replace("<|im_start|>assistant\n' }}{% endif %}", "<|im_start|>machine\n' }}{% endif %}")
+    with pytest.raises(DataError, match=r"line 3: the chat template writes 'assistant.* before answer 1, and asks for"):
+        Renderer(Template(template, TOKENS), vocabulary).render(chat(*TURNS))
+
+
+def test_a_template_that_asks_for_reasoning_and_writes_none_is_refused(vocabulary: Vocabulary) -> None:
+    with pytest.raises(DataError, match="before answer 1, and asks for one with '<think>"):
+        Renderer(Template(ALL["reasoning"], TOKENS), vocabulary).render(chat(*TURNS))
+
+
+def test_two_system_turns_that_a_template_refuses_name_the_line(vocabulary: Vocabulary) -> None:
+    renderer = Renderer(Template(ALL["gemma"], TOKENS), vocabulary)
+    with pytest.raises(
+        DataError, match=r"^chats\.jsonl, line 3: .*refuses these messages: .*System role not supported"
+    ):
+        renderer.render(chat(("system", "a"), ("system", "b"), *TURNS))
+
+
+def test_without_a_template_turns_are_plain() -> None:
+    vocabulary = Vocabulary(ByteTokenizer())
+    found = Renderer(None, vocabulary).render(
+        chat(("user", "grüß"), ("assistant", "dich"), ("user", "x"), ("assistant", "y"))
+    )
+    assert found.text == "User: grüß\n\nAssistant: dich\n\nUser: x\n\nAssistant: y\n\n"
+    assert answers(found) == [" dich", " y"]
+    assert bytes(found.ids.tolist()).decode() == found.text
+    assert bytes(found.ids[found.is_trained].tolist()).decode() == " dich y"
