@@ -224,7 +224,10 @@ TABLE: dict[str, Rows] = {
     "chat": dict.fromkeys(("--model", "--key-file", "--system", "--temperature", "--max-tokens"), ALWAYS),
     "eval": dict.fromkeys(("--data", "--windows", "--device"), ALWAYS),
     "export": {"--dtype": ALWAYS, "--gguf": ALWAYS},
-    "inspect": {},
+    "inspect": {
+        "--model": (Refused("inspect last --model last", "no such file or folder"),),
+        "--number": (Refused("inspect last --number 2", "it is of conversations"),),
+    },
     "doctor": {"--machine": ALWAYS, "--port": ALWAYS, "--json": ALWAYS},
     "plan": {
         "--peers": (Refused("plan {scenario} --peers 4", SCENARIO), Refused("plan {run} --serve --peers 4", WHOLE)),

@@ -1,4 +1,7 @@
-"""`weft inspect`: what a checkpoint, ticket, key, backup or run file is. Secrets in them are never printed."""
+"""`weft inspect`: what a checkpoint, ticket, key, backup or run file is. Secrets in them are never printed.
+
+Of conversations it shows one as a model reads it, and what of it is trained on.
+"""
 
 import re
 from collections.abc import Iterator
@@ -25,13 +28,33 @@ _START_NBYTES = 4096  # as much as tells files apart
 def inspect(
     context: typer.Context,
     thing: Annotated[
-        str | None, typer.Argument(help=f"Checkpoint, key or run file, or a ticket; {ASKED}", show_default=False)
+        str | None,
+        typer.Argument(
+            help=f"Checkpoint, key or run file, conversations (--model), or a ticket; {ASKED}", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="For conversations (.jsonl, .json, .parquet): run, checkpoint or Hugging Face folder whose chat "
+            "template and tokenizer they are read with.",
+        ),
+    ] = None,
+    number: Annotated[
+        int | None, typer.Option(min=1, help="Of which conversation, from 1. Default: the first.")
     ] = None,
 ) -> None:
     """Say what a file, a folder or a ticket is."""
+    if model is None and number is not None:
+        raise ConfigError("--number: it is of conversations, which --model MODEL reads. Give both, or neither.")
     thing = ticket_of(thing)
     path = Path(thing)
-    if _looks_like_ticket(thing):
+    if model is not None:
+        from weft.cli.model.conversations import shown
+
+        lines = shown(thing, model, number or 1, home_of(context))
+    elif _looks_like_ticket(thing):
         lines = _ticket(thing)
     elif len(thing) < 1024 and path.is_file():
         lines = _file(thing, home_of(context))
@@ -64,6 +87,9 @@ def _ticket(text: str) -> Iterator[str]:
 def _file(given: str, home: Path) -> Iterator[str]:
     """Describe a file by how it begins, or by its ending where it is TOML."""
     path = Path(given)
+    from weft.data.documents import LINES
+    from weft.data.files import has_ending
+    from weft.data.tables import TABLES
     from weft.keys import is_backup, read_peer
 
     try:
@@ -89,9 +115,10 @@ def _file(given: str, home: Path) -> Iterator[str]:
     elif run_instead(given, home, "checkpoint, ticket, key or run file", having=(WHOLE, SECTIONS)) is not None:
         yield from _checkpoint(given, home)
     else:
+        more = " To see conversations as a model reads them: --model MODEL." * has_ending(path.name, (*LINES, *TABLES))
         raise ConfigError(
             f"{path} is not a checkpoint, a ticket, a key, a backup of one or a run file (.toml). A checkpoint is a "
-            "folder that holds checkpoint.json."
+            f"folder that holds checkpoint.json.{more}"
         )
 
 

@@ -24,7 +24,7 @@ from weft.model.config import ModelConfig, check_size, num_parameters
 from weft.model.flat import assemble
 from weft.model.transformer import Transformer
 from weft.model.weights import FileDtype, read_config, read_folder, write_folder
-from weft.peer.state.checkpoint import load_came_with, load_model, read_contents
+from weft.peer.state.checkpoint import load_came_with, load_model, load_tokenizer, read_contents
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
@@ -124,11 +124,7 @@ def open_trained(given: str, home: Path) -> Trained:
     if not (folder / CHECKPOINT_FILE).exists():
         check_size(num_parameters(read_config(folder)), PeerConfig().max_parameters)
         config, vector = read_folder(folder)
-        own = JsonTokenizer.from_file(folder)
-        try:
-            check_vocabulary(own, config.vocab_size)
-        except TokenizerMismatch as error:
-            raise TokenizerMismatch(f"{folder}: {error}") from None
+        own = _own_tokenizer(folder, config.vocab_size)
         return Trained(folder, config, vector, own, None, came_with=beside(folder, config.vocab_size))
     run, blob, vector = load_model(folder)
     if isinstance(run, StagedConfig) and run.stage is not None:
@@ -137,14 +133,38 @@ def open_trained(given: str, home: Path) -> Trained:
             "Put the model together: weft gather"
         )
     head = read_contents(folder).head
+    round = 0 if head is None else head.round
+    return Trained(folder, run.model, vector, _kept_tokenizer(folder, blob), run, round, came_with=kept_beside(folder))
+
+
+def open_words(given: str, home: Path) -> tuple[Tokenizer, CameWith]:
+    """Return the tokenizer of the model that `given` means, and what came with it; its weights are not read.
+
+    Raises: as `open_trained`.
+    """
+    folder = find_checkpoint(given, home)
+    if (folder / CHECKPOINT_FILE).exists():
+        return _kept_tokenizer(folder, load_tokenizer(folder)), kept_beside(folder)
+    vocab_size = read_config(folder).vocab_size
+    return _own_tokenizer(folder, vocab_size), beside(folder, vocab_size)
+
+
+def _own_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+    own = JsonTokenizer.from_file(folder)
     try:
-        tokenizer = from_bytes(blob)
+        check_vocabulary(own, vocab_size)
+    except TokenizerMismatch as error:
+        raise TokenizerMismatch(f"{folder}: {error}") from None
+    return own
+
+
+def _kept_tokenizer(folder: Path, blob: bytes) -> Tokenizer:
+    try:
+        return from_bytes(blob)
     except WireError as error:
         raise CheckpointError(
             f"{folder}: its tokenizer cannot be used: {error}. Use another peer's checkpoint."
         ) from None
-    round = 0 if head is None else head.round
-    return Trained(folder, run.model, vector, tokenizer, run, round, came_with=kept_beside(folder))
 
 
 def beside(folder: Path, vocab_size: int) -> CameWith:

@@ -187,6 +187,11 @@ def load_run(folder: Path) -> RunConfig:
     return _again_if_replaced(folder, lambda contents: on_corpus(_read_blobs(folder, contents, None)[0]))
 
 
+def load_tokenizer(folder: Path) -> bytes:
+    """Return the blob of the tokenizer alone; empty where the run has none. Raises as `load`."""
+    return _again_if_replaced(folder, lambda contents: _read_blobs(folder, contents, None)[1])
+
+
 def load_came_with(folder: Path) -> bytes:
     """Return the blob of what came with the model of the checkpoint; empty: nothing did. Raises as `load`."""
     return _again_if_replaced(folder, lambda contents: _read_came_with(folder, contents))

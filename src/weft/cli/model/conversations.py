@@ -1,0 +1,74 @@
+"""Conversations as a model reads them: the text of one, what of it is trained on, and how long all of them are."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from weft.chat.conversations import conversations
+from weft.chat.rendering import Rendered, Renderer
+from weft.chat.template import template_of
+from weft.chat.vocabulary import Vocabulary
+from weft.cli.model.trained import open_words
+from weft.clock import SystemClock
+from weft.data.documents import LINES
+from weft.data.files import find
+from weft.data.tables import TABLES
+from weft.errors import ConfigError
+from weft.ids import several
+from weft.wire import printable
+
+BEGIN, END = "\x1b[32m", "\x1b[0m"  # green
+PLAIN_BEGIN, PLAIN_END = "⟦", "⟧"  # where there are no colours
+
+
+def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
+    """Yield what there is to say of the conversations of a file, a folder or a glob.
+
+    Args:
+        model: whose chat template and tokenizer they are read with.
+        number: of the one whose text is shown, from 1.
+
+    Raises:
+        DataError: something is no conversation, or the template refuses one: names file and line.
+        ConfigError: there are fewer.
+        NoSuchRun, CheckpointError: there is no such model.
+    """
+    find([given], Path.cwd(), (*LINES, *TABLES))  # what is not there is said before a model is looked for
+    tokenizer, came_with = open_words(model, home)
+    template = template_of(came_with)
+    renderer = Renderer(template, Vocabulary(tokenizer), SystemClock().wall())
+    lengths, num_trained, wanted = list[int](), 0, None
+    for place, conversation in enumerate(conversations([given], Path.cwd()), start=1):
+        rendered = renderer.render(conversation)
+        lengths.append(len(rendered.ids))
+        num_trained += int(rendered.is_trained.sum())
+        wanted = (conversation.place, rendered) if place == number else wanted
+    if wanted is None:
+        raise ConfigError(f"--number {number}: there are {several(len(lengths), 'conversation')}.")
+    written = "its own marks" if template is not None and template.has_marks else "its turns"
+    yield several(len(lengths), "conversation")
+    yield f"template  {'none: plain turns' if template is None else f'of {model}; answers are found by {written}'}"
+    yield (
+        f"tokens    {sum(lengths):,}, of which {num_trained:,} are trained on ({num_trained / sum(lengths):.0%}); "
+        f"longest {max(lengths):,}, median {int(np.median(lengths)):,}"
+    )
+    has_colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    begin, end = (BEGIN, END) if has_colours else (PLAIN_BEGIN, PLAIN_END)
+    yield f"number {number}, {wanted[0]}: {begin}trained on{end}"
+    yield ""
+    yield _text(wanted[1], begin, end).rstrip("\n")
+
+
+def _text(rendered: Rendered, begin: str, end: str) -> str:
+    parts, at = list[str](), 0
+    for start, stop in rendered.spans:
+        parts += [_safe(rendered.text[at:start]), begin, _safe(rendered.text[start:stop]), end]
+        at = stop
+    return "".join([*parts, _safe(rendered.text[at:])])
+
+
+def _safe(text: str) -> str:
+    return printable(text, keep="\n\t")

@@ -1,0 +1,69 @@
+"""`weft inspect chats.jsonl --model MODEL` shows a conversation as the model reads it, and what is trained on."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from unit.chat.templates import CHATML
+from unit.cli.small import Weft
+from unit.cli.test_came_with import source
+from weft.cli.model import conversations
+
+__all__ = ["source"]
+
+CHATS = [
+    {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4\x1b[31m"}]},
+    {"prompt": "And <|endoftext|>?", "completion": "A token."},
+]
+
+
+@pytest.fixture
+def chats(tmp_path: Path, source: Path) -> Path:
+    (source / "chat_template.jinja").write_text(CHATML)
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(map(json.dumps, CHATS)))
+    return path
+
+
+def test_a_conversation_is_shown_with_what_is_trained_on(weft: Weft, chats: Path, source: Path) -> None:
+    said = weft("inspect", chats, "--model", source)
+    assert said.code == 0
+    first, template, tokens, place, _, *text = said.out.splitlines()
+    assert first == "2 conversations"
+    assert template.endswith("answers are found by its turns")
+    num_trained = len("4\x1b[31m<|im_end|>A token.<|im_end|>")  # of a model whose tokens are bytes
+    assert f"of which {num_trained} are trained on" in tokens
+    assert place == f"number 1, {chats}, line 1: ⟦trained on⟧"
+    assert "\n".join(text).endswith("<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n⟦4?[31m<|im_end|>⟧")
+    assert "⟦A token.<|im_end|>⟧" in weft("inspect", chats, "--model", source, "--number", "2").out
+
+
+def test_marks_of_the_template_are_named(weft: Weft, chats: Path, source: Path) -> None:
+    (source / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}"
+    )
+    said = weft("inspect", chats, "--model", source).out
+    assert "answers are found by its own marks" in said
+    assert "user: ⟦2 + 2?⟧" in said, "it is the template that says what is generated"
+
+
+def test_on_a_terminal_it_is_in_colour(
+    weft: Weft, chats: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(conversations, "sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
+    text = "\n".join(conversations.shown(str(chats), str(source), 1, tmp_path))
+    assert "\x1b[32m4?[31m<|im_end|>\x1b[0m" in text
+
+
+def test_what_is_wrong_is_said(weft: Weft, chats: Path, source: Path, tmp_path: Path) -> None:
+    assert "--number 3: there are 2 conversations" in weft("inspect", chats, "--model", source, "--number", "3").err
+    assert "--number: it is of conversations" in weft("inspect", chats, "--number", "1").err
+    assert "--model MODEL" in weft("inspect", chats).err
+    assert "nosuch" in weft("inspect", chats, "--model", "nosuch").err
+    chats.write_text('{"messages": [{"role": "narrator", "content": "x"}]}')
+    said = weft("inspect", chats, "--model", source)
+    assert said.code == 11
+    assert "chats.jsonl, line 1, messages 1: unknown role 'narrator'" in " ".join(said.err.split())
