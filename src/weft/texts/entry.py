@@ -308,7 +308,7 @@ class _UnderWay:
         self._gaps: deque[float] = deque(maxlen=NUM_GAPS)
         self._told_at: float | None = None
         self._drawn_in = -1  # the attempt that the last token came of
-        self._stuck_since: float | None = None  # seconds: nobody has answered since but who is passed over
+        self._stuck_since: float | None = None  # since then a stage has only those that are passed over, or nobody
         self._is_over = False
         self.witness: Witness | None = None
         self._stopped: tuple[int, int, int | None] | None = None  # attempt, rows, and the token that ended it
@@ -530,6 +530,8 @@ class _UnderWay:
                 held = Held(answer.num, answer.log_from)
             elif answer.word != "older":
                 entry.paths.failed(peer, Failure.BUSY, entry.clock.now())
+                if answer.word == "busy":  # there may soon be room
+                    self._stuck_since = None
         self.hear(machine.Answered(call.attempt, call.stage, held))
 
     def _began(self) -> None:
@@ -595,7 +597,7 @@ class _UnderWay:
         phase = None if self._state is None else self._state.phase
         self._told_at = None if phase == "resting" else now  # a rest is no pause of the members'
         self.has_drawn = True
-        if self._state is not None and self._state.phase != "opening" and self._drawn_in != self._state.attempt:
+        if phase in ("running", "ended") and self._state is not None and self._drawn_in != self._state.attempt:
             self._drawn_in = self._state.attempt
             if self._reserved is not None:
                 self._entry.paths.drew(self._reserved)

@@ -270,13 +270,18 @@ class Paths:
             held: tokens of the text that members have already.
             round: whose weights it has to have; None: the newest that a path has.
             is_exact: whether all have to compute with exact numbers.
-            has_barred: whether members may be in it that are passed over just now.
+            has_barred: whether members that are passed over just now may be in it, where a stage has no others.
         """
         wanted = wanted._replace(trip_s=self._trip_s)
         rounds = {each for served, _ in self._served.values() for each in served.rounds}
-        passed_over = set(without) if has_barred else {*without, *self._barred(now)}
+        barred = {*without, *self._barred(now)}
+
+        def there(stage: int, of_round: int) -> list[PeerId]:
+            found = self._with(stage, of_round, barred, is_exact=is_exact)
+            return found if found or not has_barred else self._with(stage, of_round, without, is_exact=is_exact)
+
         for each in sorted(rounds, reverse=True) if round is None else (round,):
-            here = [self._with(stage, each, passed_over, is_exact=is_exact) for stage in range(self.num_stages)]
+            here = [there(stage, each) for stage in range(self.num_stages)]
             stages = [self._figures_of(stage, peers, held or {}) for stage, peers in enumerate(here)]
             path = best(stages, self.between, wanted, tie)
             if path is not None:

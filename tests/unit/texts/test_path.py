@@ -128,6 +128,16 @@ def test_who_fails_is_passed_over_for_a_while_and_longer_each_time() -> None:
     assert path_at(both, 8.1) == (peer(0),), "something came of it"
 
 
+def test_of_who_is_passed_over_only_those_are_asked_that_a_stage_has_no_others_for() -> None:
+    both = made((0, served(0)), (1, served(0, step_s=0.5)), (2, served(1)))
+    for each in (0, 2):
+        both.failed(peer(each), Failure.ERROR, 0.0)
+    assert both.reserve(WANTED, 1.0) is None
+    found = both.reserve(WANTED, 1.0, has_barred=True)
+    assert found is not None
+    assert found.peers == (peer(1), peer(2))
+
+
 def path_at(made: Paths, now: float) -> tuple[PeerId, ...]:
     reserved = made.reserve(WANTED, now)
     assert reserved is not None

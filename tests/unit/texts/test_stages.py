@@ -225,6 +225,23 @@ def test_a_text_whose_only_member_stays_silent_ends_in_an_error() -> None:
     served.run(play)
 
 
+def test_a_text_waits_for_a_member_that_says_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served((1, 1))
+    (expected,) = of_the_whole(asked := wanted(PROMPT, 8))
+    full_s = 4 * WAIT_S
+
+    async def play() -> None:
+        busy, began = served.members[1], served.clock.now()
+        real = busy._begun
+        monkeypatch.setattr(
+            busy, "_begun", lambda *given: None if served.clock.now() - began < full_s else real(*given)
+        )
+        assert await tokens_of(served.entry.begin(asked)) == expected
+        assert served.clock.now() - began >= full_s
+
+    served.run(play)
+
+
 def test_who_takes_over_is_passed_over_no_longer() -> None:
     served = Served((1, 2))
 

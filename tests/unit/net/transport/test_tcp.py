@@ -1,5 +1,6 @@
 """What sockets are told, where the system can do it."""
 
+import asyncio
 import socket
 
 import pytest
@@ -17,6 +18,28 @@ async def test_a_socket_takes_little_more_than_it_can_send() -> None:
             for end in (near, far):
                 assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == tcp._NOTSENT_NBYTES
             assert _fill(near) < _fill_without(listener)
+
+
+async def test_all_who_came_meanwhile_are_taken_without_another_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, waits = asyncio.sleep, list[float]()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await real(0)
+
+    monkeypatch.setattr(tcp.asyncio, "sleep", sleep)
+    with tcp.listen("127.0.0.1", 0) as listener:
+        crowd = [socket.create_connection(listener.getsockname()) for _ in range(5)]
+        for _ in crowd:
+            (await tcp.accept(listener, 0.5))[0].close()
+        assert not waits
+        late = asyncio.ensure_future(tcp.accept(listener, 0.5))
+        await real(0)
+        crowd.append(await asyncio.to_thread(socket.create_connection, listener.getsockname()))
+        (await late)[0].close()
+        assert waits == [0.5]
+        for each in crowd:
+            each.close()
 
 
 def _fill(connection: socket.socket) -> int:
