@@ -1,12 +1,13 @@
 """Conversations out of the files that people have, one after another, in the form that templates know.
 
-    messages            role, content, tool_calls as the OpenAI API has them; `tools` beside it
+    messages            role, content, tool_calls as the OpenAI API has them
     conversations       ShareGPT: from, value
-    prompt, completion  texts, or messages
-    instruction, output Alpaca; `input` beside the instruction
+    prompt, completion  texts, or messages; the completion alone is trained on
+    instruction, output Alpaca: with input and history
+    beside each         system, tools
 
 Each is known by its fields, in JSON lines, in one JSON array, in Parquet and Arrow. A fault names file, line and what
-to do; nothing is left out in silence.
+to do. Fields that say nothing of a conversation, such as numbers and sources, are passed over.
 """
 
 import json
@@ -15,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.chat.template import Message
 from weft.data.documents import LINES, json_objects
 from weft.data.files import find, has_ending
 from weft.data.tables import TABLES, table_rows
 from weft.errors import DataError
-
-Message = dict[str, Any]
 
 ROLES = {
     **dict.fromkeys(("user", "human", "prompter"), "user"),
@@ -31,6 +31,7 @@ ROLES = {
 }
 """Whose turn it is, by what files call it; `function_call` is the assistant's."""
 _FORMS = (("messages",), ("conversations",), ("conversation",), ("prompt", "completion"), ("instruction", "output"))
+_BESIDE = ("input", "history", "system", "tools", "functions")
 _KNOWN = "messages; conversations; prompt and completion; instruction and output"
 
 
@@ -40,96 +41,131 @@ class Conversation:
     Args:
         name: decides whether it is held out: its file's, relative to where it was found, and its place there.
         place: file and line, for people.
-        messages: as templates know them, each with a role and, but for a call, content.
+        messages: as templates know them, each with a role and content.
         tools: what the assistant may call.
+        passed_over: which of its answers are not trained on, from 0.
     """
 
     name: str
     place: str
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+    passed_over: frozenset[int] = frozenset()
 
 
-def conversations(paths: Sequence[str], base: Path, field: str | None = None) -> Iterator[Conversation]:
+def conversations(paths: Sequence[str], base: Path) -> Iterator[Conversation]:
     """Yield all conversations in an order that depends on names only.
 
     Args:
         paths: files, folders or globs, relative to `base` or absolute.
-        field: that holds the messages; None: known by its name.
 
     Raises:
         DataError: nothing is there, or something is no conversation: names the file, the place and what to do.
     """
+    names = {*_BESIDE, *(name for form in _FORMS for name in form)}
     for file in find(paths, base, (*LINES, *TABLES)):
-        rows = table_rows if has_ending(file.path.name, TABLES) else json_objects
-        for number, place, row in rows(file.path):
-            yield conversation_of(row, f"{file.name}:{number}", place, field)
+        is_table = has_ending(file.path.name, TABLES)
+        for number, place, row in table_rows(file.path, names) if is_table else json_objects(file.path):
+            # A table has all fields in all its rows; those that a row lacks are null.
+            told = _without_nulls(row) if is_table else row
+            yield conversation_of(told, f"{file.name}:{number}", place)
 
 
-def conversation_of(row: Mapping[str, Any], name: str, place: str, field: str | None = None) -> Conversation:
+def conversation_of(row: Mapping[str, Any], name: str, place: str) -> Conversation:
     """Return what a row of a file says.
 
     Raises:
         DataError: it is no conversation.
     """
-    given, where = _messages(row, place, field)
-    messages = tuple(_message(each, f"{place}, {where} {number}") for number, each in enumerate(given, start=1))
-    _check(messages, place)
-    return Conversation(name, place, messages, tuple(_tools(row.get("tools"), place)))
-
-
-def _messages(row: Mapping[str, Any], place: str, field: str | None) -> tuple[list[Any], str]:
-    """Return a row's messages as they are written, and what one is called."""
-    if field is not None:
-        if field not in row:
-            raise DataError(f"{place}: no field {field!r}; it has {', '.join(sorted(row)) or 'none'}.")
-        return _list(row[field], field, place), field
     form = next((form for form in _FORMS if all(row.get(each) is not None for each in form)), None)
+    num_asked = 0  # messages of a prompt
     match form:
+        case None:
+            raise DataError(
+                f"{place}: no conversation: it has {', '.join(sorted(row)) or 'no fields'}, and weft knows {_KNOWN}. "
+                "Rename its fields."
+            )
         case ("prompt", "completion"):
-            return [*_side(row["prompt"], "user", place), *_side(row["completion"], "assistant", place)], "message"
+            asked = _side(row["prompt"], "user", "prompt", place)
+            num_asked, messages = len(asked), asked + _side(row["completion"], "assistant", "completion", place)
         case ("instruction", "output"):
-            asked = _text(row["instruction"], f"{place}: instruction")
-            more = _text(row.get("input") or "", f"{place}: input")
-            turns = {"system": row.get("system"), "user": f"{asked}\n\n{more}" if more else asked}
-            turns = {role: text for role, text in turns.items() if text} | {"assistant": row["output"]}
-            return [{"role": role, "content": text} for role, text in turns.items()], "message"
-        case (name,):
-            found = _list(row[name], name, place)
-            system = row.get("system")
-            if isinstance(system, str) and system and not _is_system(found):
-                found = [{"role": "system", "content": system}, *found]
-            return found, name
-    raise DataError(
-        f"{place}: no conversation: it has {', '.join(sorted(row)) or 'no fields'}, and weft knows {_KNOWN}. Rename "
-        "its fields, or name the one that holds the messages: --set data.source.field=NAME."
+            messages = [_message(each, place) for each in _alpaca(row, place)]
+        case (field,):
+            messages = _messages(row[field], field, place)
+    skipped = frozenset(_skipped(messages, num_asked))
+    messages = [{name: value for name, value in each.items() if name != "weight"} for each in messages]
+    if (system := row.get("system")) and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": _text(system, f"{place}: system")}, *messages]
+    _check(messages, place)
+    return Conversation(name, place, tuple(messages), tuple(_tools(row, place)), skipped)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+# --- forms ---
+
+
+def _messages(value: Any, field: str, place: str) -> list[dict[str, Any]]:
+    if isinstance(value, str):
+        value = _json(value, f"{place}: field {field!r}")
+    if not isinstance(value, list) or not value:
+        kind = "empty" if value == [] else "no list"
+        raise DataError(f"{place}: field {field!r} is {kind}; it must be a list of messages.")
+    return [_message(each, f"{place}, {field} {number}") for number, each in enumerate(value, start=1)]
+
+
+def _side(value: Any, role: str, field: str, place: str) -> list[dict[str, Any]]:
+    """Return one side of a prompt and its completion: a text, or messages."""
+    return (
+        [{"role": role, "content": _text(value, place)}] if isinstance(value, str) else _messages(value, field, place)
     )
 
 
-def _is_system(messages: Sequence[Any]) -> bool:
-    first = messages[0] if messages else None
-    return isinstance(first, Mapping) and ROLES.get(str(first.get("role", first.get("from")))) == "system"
+def _alpaca(row: Mapping[str, Any], place: str) -> Iterator[dict[str, Any]]:
+    for pair in row.get("history") or ():
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise DataError(f"{place}: history is no list of pairs, each a question and its answer.")
+        yield from ({"role": role, "content": text} for role, text in zip(("user", "assistant"), pair, strict=True))
+    asked = _text(row["instruction"], f"{place}: instruction")
+    more = _text(row.get("input") or "", f"{place}: input")
+    yield {"role": "user", "content": "\n\n".join(each for each in (asked, more) if each)}
+    yield {"role": "assistant", "content": row["output"]}
 
 
-def _list(value: Any, name: str, place: str) -> list[Any]:
-    if isinstance(value, str):
-        value = _json(value, f"{place}: field {name!r}")
-    if not isinstance(value, list) or not value:
-        kind = "empty" if value == [] or value is None else "no list"
-        raise DataError(f"{place}: field {name!r} is {kind}; it must be a list of messages.")
-    return value
-
-
-def _side(value: Any, role: str, place: str) -> list[Any]:
-    """Return one side of a prompt and its completion: a text, or messages."""
-    return [{"role": role, "content": value}] if isinstance(value, str) else _list(value, role, place)
-
-
-def _message(given: Any, place: str) -> Message:
-    """Return a message as templates know it."""
+def _message(given: Any, place: str) -> dict[str, Any]:
+    """Return a message as templates know it, and its weight where it has one."""
     if not isinstance(given, Mapping):
         raise DataError(f"{place}: no message: it must be an object with role and content.")
-    named = given.get("role", given.get("from"))
+    role, content = _role(given, place), _first(given, "content", "value")
+    message: dict[str, Any] = {"role": role, "content": _content(content, place)}
+    calls = given.get("tool_calls")
+    if role == "function_call":
+        called = _json(content, place) if isinstance(content, str) else content
+        message = {"role": "assistant", "content": None}
+        calls = called if isinstance(called, list) else [called]
+    elif given.get("function_call"):
+        calls = [given["function_call"]]
+    if calls := _json(calls, f"{place}: tool_calls") if isinstance(calls, str) and calls else calls:
+        message["content"] = message["content"] or None  # as the API has it
+        message["tool_calls"] = _calls(calls, place)
+    for name in ("name", "tool_call_id"):
+        if given.get(name) is not None:
+            message[name] = _text(given[name], f"{place}: {name}")
+    if (reasoning := _first(given, "reasoning_content", "reasoning", "thinking")) is not None:
+        message["reasoning_content"] = _text(reasoning, f"{place}: reasoning")
+    if given.get("weight") is not None:
+        if given["weight"] not in (0, 1):
+            raise DataError(f"{place}: weight is {given['weight']!r}: it may be 0, not trained on, or 1.")
+        message["weight"] = given["weight"]
+    return message
+
+
+def _role(given: Mapping[str, Any], place: str) -> str:
+    named = _first(given, "role", "from")
     if named is None:
         raise DataError(f"{place}: nobody's turn: it has {', '.join(sorted(given)) or 'no fields'}, and needs a role.")
     role = ROLES.get(named.casefold()) if isinstance(named, str) else None
@@ -138,27 +174,17 @@ def _message(given: Any, place: str) -> Message:
             f"{place}: unknown role {str(named)[:40]!r}. Known are system, user, assistant and tool (and developer, "
             "human, gpt, function, observation, function_call of other forms). Rename it."
         )
-    content = given.get("content", given.get("value"))
-    if role == "function_call":
-        calls = _json(content, place) if isinstance(content, str) else content
-        return {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": _calls(calls if isinstance(calls, list) else [calls], place),
-        }
-    message: Message = {"role": role, "content": _content(content, place)}
-    if given.get("tool_calls"):
-        message["tool_calls"] = _calls(_list(given["tool_calls"], "tool_calls", place), place)
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if given.get(name) is not None:
-            message[name] = _text(given[name], f"{place}: {name}")
-    return message
+    return role
 
 
-def _content(value: Any, place: str) -> str | None:
+def _first(given: Mapping[str, Any], *names: str) -> Any:
+    return next((given[name] for name in names if given.get(name) is not None), None)
+
+
+def _content(value: Any, place: str) -> str:
     """Return the text of a message: as it is, or that of its parts."""
     if value is None or isinstance(value, str):
-        return None if value is None else _text(value, f"{place}: content")
+        return _text(value or "", f"{place}: content")
     if not isinstance(value, list):
         raise DataError(f"{place}: its content is neither text nor parts of text.")
     texts = []
@@ -173,33 +199,43 @@ def _content(value: Any, place: str) -> str | None:
     return "".join(texts)
 
 
-def _calls(given: Sequence[Any], place: str) -> list[Message]:
+def _calls(given: Any, place: str) -> list[dict[str, Any]]:
     """Return what the assistant calls; its arguments as values, where they are written as JSON."""
+    if not isinstance(given, list):
+        raise DataError(f"{place}: tool_calls is no list.")
     calls = []
     for number, each in enumerate(given):
-        function = each.get("function", each) if isinstance(each, Mapping) else None
+        function = _first(each, "function") or each if isinstance(each, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise DataError(f"{place}: its tool call {number + 1} names no function.")
-        arguments = function.get("arguments")
+        arguments, what = function.get("arguments"), f"{place}: arguments of tool call {number + 1}"
         if isinstance(arguments, str):
-            arguments = _json(arguments or "{}", f"{place}: arguments of tool call {number + 1}")
+            arguments = _json(arguments or "{}", what)
         calls.append(
             {
                 "id": str(each.get("id") or f"call_{number:04d}"),
                 "type": "function",
-                "function": {"name": function["name"], "arguments": {} if arguments is None else arguments},
+                "function": {
+                    "name": _text(function["name"], what),
+                    "arguments": {} if arguments is None else _value(arguments, what),
+                },
             }
         )
     return calls
 
 
-def _tools(given: Any, place: str) -> list[Mapping[str, Any]]:
+def _tools(row: Mapping[str, Any], place: str) -> list[Mapping[str, Any]]:
+    given = _first(row, "tools", "functions")
     tools = _json(given, f"{place}: tools") if isinstance(given, str) and given else given
-    if tools is None or tools == "":
+    if not tools:
         return []
     if not isinstance(tools, list) or not all(isinstance(each, Mapping) for each in tools):
         raise DataError(f"{place}: tools is no list of objects.")
-    return [each if "function" in each else {"type": "function", "function": each} for each in tools]
+    known: list[Mapping[str, Any]] = _value(tools, f"{place}: tools")
+    return [each if _first(each, "function") else {"type": "function", "function": each} for each in known]
+
+
+# --- values ---
 
 
 def _json(text: str, what: str) -> Any:
@@ -219,14 +255,41 @@ def _text(value: Any, what: str) -> str:
     return value
 
 
+def _value(value: Any, what: str) -> Any:
+    """Return a value as JSON has it; a table may hold others, such as times."""
+    match value:
+        case str():
+            return _text(value, what)
+        case dict():
+            return {_text(name, what): _value(each, what) for name, each in value.items()}
+        case list():
+            return [_value(each, what) for each in value]
+        case None | bool() | int() | float():
+            return value
+    raise DataError(f"{what} holds a {type(value).__name__}, which JSON has not. Write it as text.")
+
+
+# --- all of it ---
+
+
+def _skipped(messages: Sequence[Mapping[str, Any]], num_asked: int) -> Iterator[int]:
+    """Yield which answers are not trained on: those of a prompt, and those of weight 0."""
+    answers = [(place, each) for place, each in enumerate(messages) if each["role"] == "assistant"]
+    for number, (place, each) in enumerate(answers):
+        if place < num_asked or each.get("weight") == 0:
+            yield number
+
+
 def _check(messages: Sequence[Message], place: str) -> None:
-    """Refuse a conversation of which nothing can be learnt."""
-    answers = [number for number, each in enumerate(messages, start=1) if each["role"] == "assistant"]
-    if not answers:
+    """Refuse a conversation of which nothing can be learnt, and turns without content."""
+    if all(each["role"] != "assistant" for each in messages):
         raise DataError(
             f"{place}: nobody answers: it has no assistant's turn, so nothing of it is trained on. Remove it."
         )
     for number, each in enumerate(messages, start=1):
-        has_more = each.get("tool_calls") or each.get("reasoning_content")
-        if each["role"] == "assistant" and not (each["content"] or "").strip() and not has_more:
+        if (each["content"] or "").strip() or each.get("tool_calls"):
+            continue
+        if each["role"] == "assistant" and not each.get("reasoning_content"):
             raise DataError(f"{place}: the assistant's turn {number} is empty. Write the answer, or remove it.")
+        if each["role"] in ("user", "system"):
+            raise DataError(f"{place}: the {each['role']}'s turn {number} is empty. Write it, or remove it.")

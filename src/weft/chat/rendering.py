@@ -12,17 +12,18 @@ before an answer than it asks for one with is refused, for then what is trained 
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, UInt32
 
-from weft.chat.conversations import Conversation, Message
-from weft.chat.template import Template, TemplateFault, plain
+from weft.chat.conversations import Conversation
+from weft.chat.template import Message, Template, TemplateFault
 from weft.chat.vocabulary import BEGIN, END, GUARD, Vocabulary
 from weft.errors import DataError
+from weft.ids import several
 
 Span = tuple[int, int]
 
@@ -44,17 +45,12 @@ class Rendered:
 class Renderer:
     """
     Args:
-        template: None: plain turns.
         wall_s: seconds since 1970, for templates that say the date: the same for all conversations.
         settings: other variables of the template.
     """
 
     def __init__(
-        self,
-        template: Template | None,
-        vocabulary: Vocabulary,
-        wall_s: float = 0.0,
-        settings: dict[str, Any] | None = None,
+        self, template: Template, vocabulary: Vocabulary, wall_s: float = 0.0, settings: dict[str, Any] | None = None
     ) -> None:
         self._template, self._vocabulary = template, vocabulary
         self._wall_s, self._settings = wall_s, settings
@@ -69,7 +65,8 @@ class Renderer:
         messages = [guarded(each) for each in conversation.messages]
         tools = [guarded(each) for each in conversation.tools]
         try:
-            text, spans = self._marked(messages, tools)
+            text, spans = self._spans(messages, tools, are_chosen=bool(conversation.passed_over))
+            spans = [span for number, span in enumerate(spans) if number not in conversation.passed_over]
             placed = self._vocabulary.placed(text)
         except DataError as error:
             raise DataError(f"{conversation.place}: {error}") from None
@@ -80,10 +77,36 @@ class Renderer:
             is_trained |= (starts < stop) & (stops > start)
         return Rendered(ids, is_trained, *_without_guards(text, spans))
 
-    def _marked(self, messages: Sequence[Message], tools: Sequence[Any]) -> tuple[str, list[Span]]:
-        if self._template is not None and self._template.has_marks:
-            return _unmarked(self._text(messages, tools, is_marked=True))
-        return self._by_turns(messages, tools)
+    def _spans(self, messages: Sequence[Message], tools: Sequence[Any], *, are_chosen: bool) -> tuple[str, list[Span]]:
+        """Return a text, and where its answers stand.
+
+        Args:
+            are_chosen: some are not trained on, so each must be known.
+        """
+        answers = [each for each in messages if each["role"] == "assistant"]
+        if (tools or any(each.get("tool_calls") for each in answers)) and not self._template.takes_tools:
+            raise TemplateFault(
+                "the model's chat template knows no tools, and here are some. Use a model that calls tools."
+            )
+        if self._template.has_marks:
+            text, spans = _unmarked(self._text(messages, tools, is_marked=True))
+        else:
+            text, spans = self._by_turns(messages, tools)
+        if len(spans) != len(answers):  # the template says what is generated, in more parts or in fewer
+            if are_chosen or not any(text[start:stop].strip() for start, stop in spans):
+                raise TemplateFault(
+                    f"the chat template marks {several(len(spans), 'part')} as generated, and there are "
+                    f"{several(len(answers), 'answer')}, so which is trained on is not known. {_MARK}"
+                )
+            return text, spans
+        for number, (message, (start, stop)) in enumerate(zip(answers, spans, strict=True), start=1):
+            called = [call["function"]["name"] for call in message.get("tool_calls", ())]
+            if not text[start:stop].strip() or any(name not in text[start:stop] for name in called):
+                raise TemplateFault(
+                    f"the chat template leaves out {'a call' if called else 'all'} of answer {number}. Use a model "
+                    "whose template writes it, or change the template."
+                )
+        return text, spans
 
     def _text(
         self, messages: Sequence[Message], tools: Sequence[Any], *, asks: bool = False, is_marked: bool = False
@@ -93,9 +116,6 @@ class Renderer:
         Args:
             asks: whether the begin of an answer comes after it.
         """
-        if self._template is None:
-            text = plain(messages)
-            return text if asks else text.removesuffix("Assistant:")
         return self._template.render(
             messages, tools, wall_s=self._wall_s, settings=self._settings, is_continued=not asks, is_marked=is_marked
         )
@@ -110,40 +130,51 @@ class Renderer:
             if start < len(before.rstrip()) or (spans and start < spans[-1][1]):
                 raise TemplateFault(
                     f"the chat template writes {whole[start : start + 20]!r} before answer {len(spans) + 1}, and "
-                    f"asks for one with {before[start : start + 20]!r}. Mark in the template what is trained on, with "
-                    "{% generation %} and {% endgeneration %}"
+                    f"asks for one with {before[start : start + 20]!r}. {_MARK}"
                 )
-            spans.append((start, _stop(whole, upto, start, message, self._vocabulary.control_pattern)))
+            spans.append((start, self._stop(whole, upto, start, message)))
         return whole, spans
 
+    def _stop(self, whole: str, upto: str, start: int, message: Message) -> int:
+        """Return where an answer ends that begins at `start`.
 
-def _stop(whole: str, upto: str, start: int, message: Message, control: re.Pattern[str]) -> int:
-    """Return where an answer ends that begins at `start`.
+        Args:
+            upto: the text of the messages up to it, at whose end may stand what ends a conversation.
+        """
+        answer = upto[start:].rstrip()
+        if whole.startswith(answer, start):
+            return start + len(answer)
+        # What stands before its end marks is the answer; in the whole text it may lack its reasoning, or white space.
+        content, control = (message.get("content") or "").strip(), self._vocabulary.control_pattern
+        said = _without_ends(answer, control)
+        at = start + len(whole[start:]) - len(whole[start:].lstrip())
+        if content and said.endswith(content) and whole.startswith(content, at):
+            rest, end = whole[at + len(content) :], answer[len(said) :].lstrip()
+            num_white = len(rest) - len(rest.lstrip())
+            num = num_white + _num_shared(rest[num_white:], end)
+            num = next((found.start() for found in control.finditer(rest) if found.start() < num < found.end()), num)
+            ends = rest[:num].rstrip()
+            if bool(ends) == bool(end):
+                return at + len(content) + len(ends)
+        raise TemplateFault(f"the chat template writes an earlier answer otherwise than the last one. {_MARK}")
 
-    Args:
-        upto: the text of the messages up to it, at whose end may stand what ends a conversation.
-        control: finds control tokens, none of which is cut.
-    """
-    answer = upto[start:].rstrip()
-    if whole.startswith(answer, start):
-        return start + len(answer)
-    content = (message.get("content") or "").strip()
-    at, in_answer = whole.find(content, start), answer.rfind(content)
-    rest, end = whole[at + len(content) :], answer[in_answer + len(content) :].lstrip()
-    num_white = len(rest) - len(rest.lstrip())
-    num = num_white + _num_shared(rest[num_white:], end)
-    num = next((found.start() for found in control.finditer(rest) if found.start() < num < found.end()), num)
-    ends = rest[:num].rstrip()
-    if not content or at < 0 or in_answer < 0 or bool(ends) != bool(end):
-        raise TemplateFault(
-            "the chat template writes an earlier answer otherwise than the last one, and does not mark what is trained "
-            "on: {% generation %} before an answer and {% endgeneration %} after it do"
-        )
-    return at + len(content) + len(ends)
+
+_MARK = "Mark in the template what is trained on: {% generation %} before an answer and {% endgeneration %} after it."
+
+
+def _without_ends(answer: str, control: re.Pattern[str]) -> str:
+    """Return an answer without the control tokens and the white space at its end."""
+    ends = [found for found in control.finditer(answer) if not answer[found.end() :].strip()]
+    while ends:
+        answer = answer[: ends[-1].start()].rstrip()
+        ends = [found for found in control.finditer(answer) if not answer[found.end() :].strip()]
+    return answer
 
 
 def _num_shared(a: str, b: str) -> int:
     """Return how many first characters are the same."""
+    if b.startswith(a):
+        return len(a)
     least = min(len(a), len(b))
     return next((place for place in range(least) if a[place] != b[place]), least)
 
@@ -152,25 +183,16 @@ def _unmarked(text: str) -> tuple[str, list[Span]]:
     """Return a text without its marks, and what stands between them."""
     parts, spans, at = list[str](), list[Span](), 0
     begun: int | None = None
-    for part, mark in _cut(text):
-        parts.append(part)
-        at += len(part)
-        if mark == BEGIN:
+    for part in re.split(f"([{BEGIN}{END}])", text):
+        if part == BEGIN:
             begun = at
-        elif mark == END and begun is not None:
+        elif part == END and begun is not None:
             spans.append((begun, at))
             begun = None
+        elif part != END:
+            parts.append(part)
+            at += len(part)
     return "".join(parts), spans
-
-
-def _cut(text: str) -> Iterator[tuple[str, str]]:
-    """Yield stretches, each with the mark after it; of the last, none."""
-    at = 0
-    for place, letter in enumerate(text):
-        if letter in (BEGIN, END):
-            yield text[at:place], letter
-            at = place + 1
-    yield text[at:], ""
 
 
 def _without_guards(text: str, spans: Sequence[Span]) -> tuple[str, tuple[Span, ...]]:

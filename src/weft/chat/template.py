@@ -53,7 +53,7 @@ class Template:
 
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None, with_tools: str | None = None) -> None:
         self._sources = {"default": source, "tools": source if with_tools is None else with_tools}
-        self.has_marks = all(map(_GENERATION.search, self._sources.values()))
+        self.has_marks = all(map(_has_marks, self._sources.values()))
         self._tokens = dict(tokens or {})
         self._env = _environment()
         for name, text in self._sources.items():
@@ -118,6 +118,20 @@ class Template:
                 f"the model's chat template makes more than {MAX_TEXT_NBYTES >> 20} MiB of these messages."
             )
         return text
+
+
+def _has_marks(source: str) -> bool:
+    """Return whether a template says what is generated.
+
+    Raises:
+        TemplateFault: a mark has no other end.
+    """
+    is_end = [bool(found[2]) for found in _GENERATION.finditer(source)]
+    if is_end != [False, True] * (len(is_end) // 2):
+        raise TemplateFault(
+            "the chat template has {% generation %} without {% endgeneration %}, or the other way round."
+        )
+    return bool(is_end)
 
 
 def _mark(begin: str, end: str) -> Callable[[re.Match[str]], str]:

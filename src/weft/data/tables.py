@@ -1,6 +1,6 @@
 """Reads a column of text out of Parquet, Arrow and Feather files, whichever of Arrow's layouts holds it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,33 +34,51 @@ def table_documents(paths: Sequence[str], base: Path, column: str) -> Iterator[D
             raise unreadable(file.path, error) from error
 
 
-def table_rows(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield every row of a file: its number, its place in words, and its columns; lists and structs as Python has them.
+def table_rows(path: Path, names: Collection[str]) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield every row of a file: its number, its place in words, and its columns as Python has them.
+
+    Args:
+        names: of the columns that are read, as far as they are there; where none is, all are.
 
     Raises:
-        DataError: it cannot be read, or holds bytes that are not UTF-8 text where it says that they are.
+        DataError: it cannot be read, has two columns of a name, or holds what Python has no value for.
     """
     import pyarrow as pa
 
+    def kept(schema: Any) -> list[str]:
+        found = [name for name in schema.names if name in names] or list(schema.names)
+        for name in found:
+            _require_one(schema, name, path)
+        return found
+
     number = 0
     try:
-        for batch in _batches(path, None):
-            for row in batch.to_pylist():
+        for batch in _batches(path, kept):
+            for row in batch.select(kept(batch.schema)).to_pylist():
                 number += 1
                 yield number, f"{path}, row {number}", row
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise unreadable(path, error) from error
 
 
 def _arrays(path: Path, column: str) -> Iterator[Any]:
     """Yield the column piece by piece, without dictionaries, runs, structs and extensions around its values."""
-    for batch in _batches(path, column):
+
+    def checked(schema: Any) -> list[str]:
+        _place(schema, column, path)
+        return [column]
+
+    for batch in _batches(path, checked):
         top, rest = _place(batch.schema, column, path)
         yield _values(batch.column(batch.schema.get_field_index(top)), rest)
 
 
-def _batches(path: Path, column: str | None) -> Iterator[Any]:
-    """Yield the rows of a file, some at a time; of one column alone, where it is named and the file is read so."""
+def _batches(path: Path, choose: Callable[[Any], list[str]]) -> Iterator[Any]:
+    """Yield the rows of a file, some at a time.
+
+    Args:
+        choose: returns which columns are wanted of those of a schema; more may be read.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -68,18 +86,14 @@ def _batches(path: Path, column: str | None) -> Iterator[Any]:
         head = file.read(reading.HEAD_NBYTES)
     if head.startswith(b"PAR1"):
         with pq.ParquetFile(path) as table:
-            if column is not None:
-                _place(table.schema_arrow, column, path)
-            yield from table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=None if column is None else [column])
+            yield from table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=choose(table.schema_arrow))
     elif head.startswith(b"ARROW1"):
         with pa.memory_map(str(path)) as mapped, pa.ipc.open_file(mapped) as reader:
-            if column is not None:
-                _place(reader.schema, column, path)
+            choose(reader.schema)
             yield from _pieces(reader.get_batch(number) for number in range(reader.num_record_batches))
     elif head.startswith(_STREAM_MAGIC):
         with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as reader:
-            if column is not None:
-                _place(reader.schema, column, path)
+            choose(reader.schema)
             yield from _pieces(reader)
     else:
         refuse_what_is_else(path, head)
@@ -101,10 +115,14 @@ def _place(schema: Any, column: str, path: Path) -> tuple[str, str]:
     top, _, rest = (column, "", "") if column in schema.names else column.partition(".")
     if top not in schema.names:
         raise DataError(f"{path}: no column {column!r}; it has {', '.join(schema.names)}.")
-    if (num := schema.names.count(top)) > 1:
-        raise DataError(f"{path}: {num} columns are named {top!r}. Rename or drop all but one.")
+    _require_one(schema, top, path)
     _require_text(schema.field(top).type, rest, column, path)
     return top, rest
+
+
+def _require_one(schema: Any, name: str, path: Path) -> None:
+    if (num := schema.names.count(name)) > 1:
+        raise DataError(f"{path}: {num} columns are named {name!r}. Rename or drop all but one.")
 
 
 def _require_text(kind: Any, rest: str, column: str, path: Path) -> None:

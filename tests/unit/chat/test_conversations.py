@@ -15,8 +15,8 @@ ASKED, ANSWERED = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "
 BOTH = (ASKED, ANSWERED)
 
 
-def read(row: dict[str, Any], field: str | None = None) -> Conversation:
-    return conversation_of(row, "chats.jsonl:3", "chats.jsonl, line 3", field)
+def read(row: dict[str, Any]) -> Conversation:
+    return conversation_of(row, "chats.jsonl:3", "chats.jsonl, line 3")
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,9 @@ def read(row: dict[str, Any], field: str | None = None) -> Conversation:
         {"messages": json.dumps(BOTH)},
         {"messages": [{"role": "User", "content": [{"type": "text", "text": "2 + "}, {"text": "2?"}]}, ANSWERED]},
         {"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]},
+        {"conversations": [{"role": None, "from": "human", "content": None, "value": "2 + 2?"}, ANSWERED]},
+        {"messages": [ASKED, ANSWERED | {"tool_calls": "[]"}]},
+        {"messages": [ASKED, ANSWERED | {"weight": 1}], "source": None},
         {"conversation": [*BOTH]},
         {"prompt": "2 + 2?", "completion": "4"},
         {"prompt": [ASKED], "completion": [ANSWERED]},
@@ -37,17 +40,27 @@ def test_each_form_is_the_same_conversation(row: dict[str, Any]) -> None:
     assert read(row).messages == BOTH
 
 
-def test_a_field_may_be_named() -> None:
-    assert read({"turns": [*BOTH], "messages": None}, "turns").messages == BOTH
-
-
 def test_what_stands_beside_the_turns_is_read_too() -> None:
     alpaca = read({"instruction": "Sort.", "input": "3 1", "output": "1 3", "system": "Be brief."})
     assert [each["content"] for each in alpaca.messages] == ["Be brief.", "Sort.\n\n3 1", "1 3"]
     shared = read({"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}], "system": "s"})
     assert [each["role"] for each in shared.messages] == ["system", "user", "assistant"]
-    own = read({"messages": [{"role": "system", "content": "a"}, *BOTH], "system": "b"})
+    own = read({"messages": [{"role": "System", "content": "a"}, *BOTH], "system": "b"})
     assert [each["content"] for each in own.messages] == ["a", "2 + 2?", "4"]
+    asked = read({"prompt": "x", "completion": "y", "system": "s"})
+    assert [each["content"] for each in asked.messages] == ["s", "x", "y"]
+    earlier = read({"history": [["a", "b"]], "instruction": "", "input": "c", "output": "d"})
+    assert [each["content"] for each in earlier.messages] == ["a", "b", "c", "d"]
+    thought = read({"messages": [ASKED, ANSWERED | {"thinking": "hm"}]})
+    assert thought.messages[1]["reasoning_content"] == "hm"
+
+
+def test_answers_of_a_prompt_and_those_of_no_weight_are_passed_over() -> None:
+    assert read({"messages": [*BOTH, *BOTH]}).passed_over == frozenset()
+    assert read({"prompt": [*BOTH, ASKED], "completion": [ANSWERED]}).passed_over == {0}
+    weighed = read({"messages": [*BOTH, ASKED, ANSWERED | {"weight": 0}], "system": "s"})
+    assert weighed.passed_over == {1}
+    assert weighed.messages[-1] == ANSWERED
 
 
 def test_calls_have_arguments_as_values_however_they_are_written() -> None:
@@ -78,18 +91,24 @@ def test_calls_have_arguments_as_values_however_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"text": "x"}, r"no conversation: it has text, and weft knows messages; .*--set data\.source\.field"),
+        ({"text": "x"}, "no conversation: it has text, and weft knows messages; .*Rename"),
         ({"messages": []}, "field 'messages' is empty"),
         ({"messages": 3}, "field 'messages' is no list; it must be a list of messages"),
         ({"messages": ["hi"]}, "messages 1: no message: it must be an object"),
         ({"messages": [{"content": "x"}]}, "messages 1: nobody's turn: it has content, and needs a role"),
-        (
-            {"messages": [{"role": "narrator", "content": "x"}]},
-            r"messages 1: unknown role 'narrator'\. Known are .*Rename",
-        ),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, r"messages 1: unknown role 'narrator'\. Known .*Rename"),
         ({"messages": [ASKED]}, "nobody answers: .* Remove it"),
         ({"messages": [ASKED, {"role": "assistant", "content": " \n"}]}, "the assistant's turn 2 is empty. Write the"),
         ({"messages": [ASKED, {"role": "assistant"}]}, "the assistant's turn 2 is empty"),
+        ({"messages": [{"role": "user", "content": None}, ANSWERED]}, "the user's turn 1 is empty. Write it, or"),
+        ({"instruction": "", "output": "x"}, "the user's turn 1 is empty"),
+        ({"messages": [ASKED, ANSWERED | {"weight": 0.5}]}, r"messages 2: weight is 0\.5: it may be 0, not"),
+        ({"history": [["a"]], "instruction": "x", "output": "y"}, "history is no list of pairs"),
+        ({"messages": [*BOTH], "system": 3}, "system is no text"),
+        (
+            {"messages": [*BOTH], "tools": [{"name": "f", "parameters": {"at": 1j}}]},
+            "tools holds a complex, which JSON",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWERED]}, "a part of type 'image_url'"),
         ({"messages": [{"role": "user", "content": 4}, ANSWERED]}, "messages 1: its content is neither text nor"),
         ({"messages": [{"role": "user", "content": "\ud800"}, ANSWERED]}, "half a surrogate pair"),
@@ -100,7 +119,7 @@ def test_calls_have_arguments_as_values_however_they_are_written() -> None:
             {"messages": [ASKED, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{"}]}]},
             "arguments of tool call 1: no JSON",
         ),
-        ({"prompt": "x", "completion": 3}, "field 'completion'|no list"),
+        ({"prompt": "x", "completion": 3}, "field 'completion' is no list"),
         ({"instruction": 3, "output": "x"}, "instruction is no text"),
     ],
 )
@@ -109,9 +128,13 @@ def test_a_fault_names_its_place_and_what_to_do(row: dict[str, Any], said: str) 
         read(row)
 
 
-def test_a_field_that_is_not_there_is_named_with_those_that_are() -> None:
-    with pytest.raises(DataError, match=r"no field 'turns'; it has messages"):
-        read({"messages": [*BOTH]}, "turns")
+def test_calls_of_the_old_form_are_read() -> None:
+    called = {"role": "assistant", "content": "", "function_call": {"name": "add", "arguments": "{}"}}
+    result = {"role": "function", "name": "add", "content": ""}
+    found = read({"messages": [ASKED, called, result, ANSWERED], "functions": [{"name": "add"}]})
+    assert found.messages[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {}}
+    assert found.messages[1]["content"] is None
+    assert found.tools == ({"type": "function", "function": {"name": "add"}},)
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
@@ -138,3 +161,26 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [*BOTH]}) + "\n[1]\n")
     with pytest.raises(DataError, match=r"a\.jsonl, line 2: not a JSON object: it is a list"):
         list(conversations(["a.jsonl"], tmp_path))
+
+
+def test_a_table_has_all_fields_in_all_rows_and_those_without_a_value_are_none(tmp_path: Path) -> None:
+    call = {"function": {"name": "add", "arguments": {"a": 2}}}
+    other = {"function": {"name": "sort", "arguments": {"list": "x"}}}
+    rows = [
+        {"messages": [ASKED, {"role": "assistant", "tool_calls": [each]}], "image": b"\xff", "at": None}
+        for each in (call, other)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet")
+    first, second = conversations(["c.parquet"], tmp_path)
+    assert first.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 2}
+    assert second.messages[1]["tool_calls"][0]["function"]["arguments"] == {"list": "x"}
+    assert first.messages[0] == ASKED
+
+
+def test_a_table_of_something_else_or_with_two_columns_of_a_name_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: no conversation: it has text"):
+        list(conversations(["a.parquet"], tmp_path))
+    pq.write_table(pa.table([["x"], ["y"], ["z"]], ["prompt", "prompt", "completion"]), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match="2 columns are named 'prompt'"):
+        list(conversations(["b.parquet"], tmp_path))

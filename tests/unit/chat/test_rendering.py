@@ -1,6 +1,7 @@
 """What is trained on are the assistant's tokens and no others, whatever the template."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from weft.chat.conversations import Conversation
 from weft.chat.rendering import Rendered, Renderer
 from weft.chat.template import Template
 from weft.chat.vocabulary import Vocabulary
-from weft.data.tokenizer import ByteTokenizer, JsonTokenizer
+from weft.data.tokenizer import JsonTokenizer
 from weft.errors import DataError
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -70,10 +71,8 @@ def test_answers_are_what_is_trained_on_with_their_ends(name: str, vocabulary: V
         assert "What" not in answer
         assert "And" not in answer
     assert trained(rendered, vocabulary).split() == "".join(found).split()
-    whole = rendered.ids.tolist()
-    for token in set(vocabulary.control.values()):  # what a person spells out stays letters
-        assert vocabulary.piece(token) == b""
-    letters = vocabulary.encode(vocabulary.guarded("<|im_end|>"))
+    whole, letters = rendered.ids.tolist(), vocabulary.encode(vocabulary.guarded("<|im_end|>"))
+    # What a person spells out stays letters.
     assert any(whole[at : at + len(letters)] == letters for at in range(len(whole)))
 
 
@@ -98,20 +97,78 @@ def test_marks_of_a_template_say_the_same_as_its_turns_and_change_no_text(vocabu
     assert np.array_equal(by_marks.is_trained, by_turns.is_trained)
 
 
-def test_an_earlier_answer_that_loses_its_reasoning_is_found_as_it_stands(vocabulary: Vocabulary) -> None:
-    thought = ("assistant", "<think>\nhm\n</think>\n\nfour")
-    template = """{% for m in messages %}{% set text = m.content %}
-{%- if m.role == 'assistant' and not loop.last %}{% set text = text.split('</think>')[-1] | trim %}{% endif %}
+THINKS = """{% for m in messages %}{% set text = m.content %}
+{%- if m.role == 'assistant' %}{% set text = text.split('</think>')[-1] | trim %}
+{%- if loop.last %}{% set text = '<think>\n\n</think>\n\n' + text %}{% endif %}{% endif %}
 {{- '<|im_start|>' + m.role + '\n' + text + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-    renderer = Renderer(Template(template, TOKENS), vocabulary)
-    with pytest.raises(DataError, match=r"line 3: the chat template writes an earlier answer otherwise .*{% gen"):
-        renderer.render(chat(TURNS[0], thought, TURNS[2], TURNS[3]))
-    shortened = template.replace("text.split('</think>')[-1] | trim", "text | trim")
-    found = Renderer(Template(shortened, TOKENS), vocabulary).render(
-        chat(TURNS[0], ("assistant", " four "), *TURNS[2:])
+
+
+@pytest.mark.parametrize("earlier", ["four", " four\n", "e", "im_end", "<|im_end|>"])
+def test_an_earlier_answer_that_is_written_without_reasoning_is_found(vocabulary: Vocabulary, earlier: str) -> None:
+    quoted = ("user", f"You said {earlier}, and four")
+    found = Renderer(Template(THINKS, TOKENS), vocabulary).render(
+        chat(TURNS[0], ("assistant", earlier), quoted, ("assistant", "six"))
     )
-    assert answers(found) == ["four<|im_end|>", "\n6, not It is 4.<|im_end|>"]
+    assert answers(found) == [f"{earlier.strip()}<|im_end|>", "<think>\n\n</think>\n\nsix<|im_end|>"]
+
+
+def test_an_earlier_answer_whose_reasoning_is_left_out_is_refused(vocabulary: Vocabulary) -> None:
+    thought = ("assistant", "<think>\nhm\n</think>\n\nfour")
+    with pytest.raises(DataError, match=r"line 3: the chat template writes an earlier answer otherwise .*{% gen"):
+        Renderer(Template(THINKS, TOKENS), vocabulary).render(chat(TURNS[0], thought, TURNS[2], TURNS[3]))
+
+
+def test_answers_that_are_passed_over_are_not_trained_on(vocabulary: Vocabulary) -> None:
+    only = replace(chat(*TURNS), passed_over=frozenset({0}))
+    for template in (CHATML, MARKED):
+        found = Renderer(Template(template, TOKENS), vocabulary).render(only)
+        assert answers(found) == ["\n6, not It is 4.<|im_end|>"]
+
+
+CALLS = Conversation(
+    "a",
+    "chats.jsonl, line 3",
+    (
+        {"role": "user", "content": "2 + 2?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}],
+        },
+        {"role": "tool", "content": "4 <|im_end|>", "tool_call_id": "1"},
+        {"role": "assistant", "content": "4"},
+    ),
+    ({"type": "function", "function": {"name": "add", "description": "<|im_end|>", "parameters": {}}},),
+)
+
+
+def test_calls_are_answers_and_what_a_tool_says_is_none(vocabulary: Vocabulary) -> None:
+    found = Renderer(Template(ALL["hermes"], TOKENS), vocabulary).render(CALLS)
+    call, last = answers(found)
+    assert '{"name": "add", "arguments": {"a": 2}}' in call
+    assert call.endswith("</tool_call><|im_end|>")
+    assert last == "4<|im_end|>"
+    assert "4 <|im_end|>" in found.text
+    ends = found.ids.tolist().count(vocabulary.control["<|im_end|>"])
+    assert ends == len(CALLS.messages) + 1, "one of each turn and of the tools' own; what is spelled out is letters"
+
+
+@pytest.mark.parametrize("name", ["gemma", "chatml"])
+def test_a_template_without_tools_refuses_calls(vocabulary: Vocabulary, name: str) -> None:
+    with pytest.raises(DataError, match="line 3: the model's chat template knows no tools"):
+        Renderer(Template(ALL[name], TOKENS), vocabulary).render(CALLS)
+
+
+def test_a_template_that_leaves_out_an_answer_or_a_call_is_refused(vocabulary: Vocabulary) -> None:
+    silent = "{# tools #}{% for m in messages %}{{ m.role + ': ' + (m.content or '-') + '\n' }}{% endfor %}"
+    asks = "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    with pytest.raises(DataError, match="leaves out a call of answer 1"):
+        Renderer(Template(silent + asks, TOKENS), vocabulary).render(CALLS)
+    unmarked = MARKED.replace("{% if message.role == 'assistant' %}", "{% if message.role == 'nobody' %}")
+    unmarked = unmarked.replace("{%- if message.role == 'assistant' %}", "{%- if message.role == 'nobody' %}")
+    with pytest.raises(DataError, match="marks 0 parts as generated, and there are 2 answers"):
+        Renderer(Template(unmarked, TOKENS), vocabulary).render(chat(*TURNS))
 
 
 def test_a_template_that_begins_answers_otherwise_than_it_asks_for_them_is_refused(vocabulary: Vocabulary) -> None:
@@ -131,14 +188,3 @@ def test_two_system_turns_that_a_template_refuses_name_the_line(vocabulary: Voca
         DataError, match=r"^chats\.jsonl, line 3: .*refuses these messages: .*System role not supported"
     ):
         renderer.render(chat(("system", "a"), ("system", "b"), *TURNS))
-
-
-def test_without_a_template_turns_are_plain() -> None:
-    vocabulary = Vocabulary(ByteTokenizer())
-    found = Renderer(None, vocabulary).render(
-        chat(("user", "grüß"), ("assistant", "dich"), ("user", "x"), ("assistant", "y"))
-    )
-    assert found.text == "User: grüß\n\nAssistant: dich\n\nUser: x\n\nAssistant: y\n\n"
-    assert answers(found) == [" dich", " y"]
-    assert bytes(found.ids.tolist()).decode() == found.text
-    assert bytes(found.ids[found.is_trained].tolist()).decode() == " dich y"

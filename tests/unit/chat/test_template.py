@@ -170,6 +170,12 @@ def test_marks_for_training_leave_white_space_as_transformers_does(begin: str, e
     assert marked.replace(BEGIN, "").replace(END, "") == expected[0]
 
 
+@pytest.mark.parametrize("source", ["{% generation %}a", "a{% endgeneration %}", "{% endgeneration %}{% generation %}"])
+def test_a_mark_without_its_other_end_is_refused(source: str) -> None:
+    with pytest.raises(TemplateFault, match=r"without {% endgeneration %}, or the other way round"):
+        Template(source)
+
+
 # --- from what came with a model ---
 
 

@@ -93,3 +93,20 @@ def test_words_that_strangers_send_are_not_kept(kind: str) -> None:
     before = psutil.Process().memory_info().rss
     encode(4000)  # some 4 KB each where they are kept
     assert psutil.Process().memory_info().rss - before < 5e6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_say_which_characters_they_are_of(kind: str) -> None:
+    vocabulary = Vocabulary(KINDS[kind])
+    name = "" if kind == "characters" else next(iter(vocabulary.control))  # whose alphabet has no <
+    text = f"{TEXT}{name}{TEXT}{vocabulary.guarded(name)}the end"
+    placed = vocabulary.placed(text)
+    assert [each.token for each in placed] == vocabulary.encode(text)
+    for each in placed:
+        said, piece = text[each.start : each.stop].replace(GUARD, ""), vocabulary.piece(each.token)
+        if each.token in vocabulary.control.values():
+            assert said == name
+        else:  # a character of several tokens is said to be of each
+            assert piece in said.encode()
+    covered = {place for each in placed for place in range(each.start, each.stop)}
+    assert covered == set(range(len(text)))

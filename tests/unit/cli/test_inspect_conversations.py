@@ -63,7 +63,12 @@ def test_what_is_wrong_is_said(weft: Weft, chats: Path, source: Path, tmp_path: 
     assert "--number: it is of conversations" in weft("inspect", chats, "--number", "1").err
     assert "--model MODEL" in weft("inspect", chats).err
     assert "nosuch" in weft("inspect", chats, "--model", "nosuch").err
+    assert "weft1secret" not in weft("inspect", "weft1secret", "--model", source).err
+    (tmp_path / "none.jsonl").write_text("[]")
+    assert "none.jsonl holds no conversation" in weft("inspect", tmp_path / "none.jsonl", "--model", source).err
     chats.write_text('{"messages": [{"role": "narrator", "content": "x"}]}')
     said = weft("inspect", chats, "--model", source)
     assert said.code == 11
     assert "chats.jsonl, line 1, messages 1: unknown role 'narrator'" in " ".join(said.err.split())
+    (source / "chat_template.jinja").unlink()
+    assert "it has no chat template" in weft("inspect", chats, "--model", source).err

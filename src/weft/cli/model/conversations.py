@@ -16,12 +16,12 @@ from weft.clock import SystemClock
 from weft.data.documents import LINES
 from weft.data.files import find
 from weft.data.tables import TABLES
-from weft.errors import ConfigError
+from weft.errors import ConfigError, DataError
 from weft.ids import several
 from weft.wire import printable
 
-BEGIN, END = "\x1b[32m", "\x1b[0m"  # green
-PLAIN_BEGIN, PLAIN_END = "⟦", "⟧"  # where there are no colours
+GREEN = ("\x1b[32m", "\x1b[0m")
+BRACKETS = ("⟦", "⟧")  # where there are no colours
 
 
 def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
@@ -33,12 +33,16 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
 
     Raises:
         DataError: something is no conversation, or the template refuses one: names file and line.
-        ConfigError: there are fewer.
+        ConfigError: there are fewer, or the model has no chat template.
         NoSuchRun, CheckpointError: there is no such model.
     """
     find([given], Path.cwd(), (*LINES, *TABLES))  # what is not there is said before a model is looked for
     tokenizer, came_with = open_words(model, home)
-    template = template_of(came_with)
+    if (template := template_of(came_with)) is None:
+        raise ConfigError(
+            f"--model {model}: it has no chat template, so nobody knows how conversations are written for it. Name a "
+            "chat model, or put chat_template.jinja into its folder."
+        )
     renderer = Renderer(template, Vocabulary(tokenizer), SystemClock().wall())
     lengths, num_trained, wanted = list[int](), 0, None
     for place, conversation in enumerate(conversations([given], Path.cwd()), start=1):
@@ -46,17 +50,18 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
         lengths.append(len(rendered.ids))
         num_trained += int(rendered.is_trained.sum())
         wanted = (conversation.place, rendered) if place == number else wanted
+    if not lengths:
+        raise DataError(f"{given} holds no conversation. Name a file that does.")
     if wanted is None:
         raise ConfigError(f"--number {number}: there are {several(len(lengths), 'conversation')}.")
-    written = "its own marks" if template is not None and template.has_marks else "its turns"
     yield several(len(lengths), "conversation")
-    yield f"template  {'none: plain turns' if template is None else f'of {model}; answers are found by {written}'}"
+    yield f"template  of {model}; answers are found by its {'own marks' if template.has_marks else 'turns'}"
     yield (
         f"tokens    {sum(lengths):,}, of which {num_trained:,} are trained on ({num_trained / sum(lengths):.0%}); "
         f"longest {max(lengths):,}, median {int(np.median(lengths)):,}"
     )
     has_colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    begin, end = (BEGIN, END) if has_colours else (PLAIN_BEGIN, PLAIN_END)
+    begin, end = GREEN if has_colours else BRACKETS
     yield f"number {number}, {wanted[0]}: {begin}trained on{end}"
     yield ""
     yield _text(wanted[1], begin, end).rstrip("\n")

@@ -48,20 +48,25 @@ def inspect(
     """Say what a file, a folder or a ticket is."""
     if model is None and number is not None:
         raise ConfigError("--number: it is of conversations, which --model MODEL reads. Give both, or neither.")
-    thing = ticket_of(thing)
-    path = Path(thing)
-    if model is not None:
-        from weft.cli.model.conversations import shown
-
-        lines = shown(thing, model, number or 1, home_of(context))
-    elif _looks_like_ticket(thing):
-        lines = _ticket(thing)
-    elif len(thing) < 1024 and path.is_file():
-        lines = _file(thing, home_of(context))
-    else:
-        lines = _checkpoint(thing, home_of(context))
-    for line in lines:
+    for line in _described_by(thing, home_of(context)) if model is None else _shown(thing, model, number or 1, context):
         typer.echo(line)
+
+
+def _shown(thing: str | None, model: str, number: int, context: typer.Context) -> Iterator[str]:
+    from weft.cli.model.conversations import shown
+
+    if thing is None or _looks_like_ticket(thing):  # which is never printed
+        raise ConfigError("--model: name a file of conversations (.jsonl, .json, .parquet) for it to read.")
+    return shown(thing, model, number, home_of(context))
+
+
+def _described_by(given: str | None, home: Path) -> Iterator[str]:
+    thing = ticket_of(given)
+    if _looks_like_ticket(thing):
+        return _ticket(thing)
+    if len(thing) < 1024 and Path(thing).is_file():
+        return _file(thing, home)
+    return _checkpoint(thing, home)
 
 
 def _looks_like_ticket(thing: str) -> bool:
@@ -86,12 +91,12 @@ def _ticket(text: str) -> Iterator[str]:
 
 def _file(given: str, home: Path) -> Iterator[str]:
     """Describe a file by how it begins, or by its ending where it is TOML."""
-    path = Path(given)
     from weft.data.documents import LINES
     from weft.data.files import has_ending
     from weft.data.tables import TABLES
     from weft.keys import is_backup, read_peer
 
+    path = Path(given)
     try:
         with path.open("rb") as file:
             start = file.read(_START_NBYTES)
