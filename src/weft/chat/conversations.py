@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.chat.template import Message
-from weft.data.documents import LINES, json_objects
-from weft.data.files import find, has_ending
+from weft.data.documents import LINES, json_objects, letters
+from weft.data.files import Found, find, has_ending
 from weft.data.tables import TABLES, table_rows
 from weft.errors import DataError
 
@@ -54,16 +54,21 @@ class Conversation:
 
 
 def conversations(paths: Sequence[str], base: Path) -> Iterator[Conversation]:
-    """Yield all conversations in an order that depends on names only.
+    """Return all conversations in an order that depends on names only.
 
     Args:
         paths: files, folders or globs, relative to `base` or absolute.
 
     Raises:
-        DataError: nothing is there, or something is no conversation: names the file, the place and what to do.
+        DataError: nothing is there; or, once that is read, something is no conversation: names the file, the place and
+            what to do.
     """
+    return _read(find(paths, base, (*LINES, *TABLES)))
+
+
+def _read(files: Sequence[Found]) -> Iterator[Conversation]:
     names = {*_BESIDE, *(name for form in _FORMS for name in form)}
-    for file in find(paths, base, (*LINES, *TABLES)):
+    for file in files:
         is_table = has_ending(file.path.name, TABLES)
         for number, place, row in table_rows(file.path, names) if is_table else json_objects(file.path):
             # A table has all fields in all its rows; those that a row lacks are null.
@@ -120,9 +125,9 @@ def _messages(value: Any, field: str, place: str) -> list[dict[str, Any]]:
 
 def _side(value: Any, role: str, field: str, place: str) -> list[dict[str, Any]]:
     """Return one side of a prompt and its completion: a text, or messages."""
-    return (
-        [{"role": role, "content": _text(value, place)}] if isinstance(value, str) else _messages(value, field, place)
-    )
+    if isinstance(value, str):
+        return [{"role": role, "content": _text(value, f"{place}: {field}")}]
+    return _messages(value, field, place)
 
 
 def _alpaca(row: Mapping[str, Any], place: str) -> Iterator[dict[str, Any]]:
@@ -248,11 +253,7 @@ def _json(text: str, what: str) -> Any:
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{what} is no text.")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise DataError(f"{what} holds half a surrogate pair, which is not a letter.") from None
-    return value
+    return letters(value, what)
 
 
 def _value(value: Any, what: str) -> Any:

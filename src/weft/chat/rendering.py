@@ -46,14 +46,10 @@ class Renderer:
     """
     Args:
         wall_s: seconds since 1970, for templates that say the date: the same for all conversations.
-        settings: other variables of the template.
     """
 
-    def __init__(
-        self, template: Template, vocabulary: Vocabulary, wall_s: float = 0.0, settings: dict[str, Any] | None = None
-    ) -> None:
-        self._template, self._vocabulary = template, vocabulary
-        self._wall_s, self._settings = wall_s, settings
+    def __init__(self, template: Template, vocabulary: Vocabulary, wall_s: float = 0.0) -> None:
+        self._template, self._vocabulary, self._wall_s = template, vocabulary, wall_s
 
     def render(self, conversation: Conversation) -> Rendered:
         """Return a conversation's tokens.
@@ -116,9 +112,7 @@ class Renderer:
         Args:
             asks: whether the begin of an answer comes after it.
         """
-        return self._template.render(
-            messages, tools, wall_s=self._wall_s, settings=self._settings, is_continued=not asks, is_marked=is_marked
-        )
+        return self._template.render(messages, tools, wall_s=self._wall_s, is_continued=not asks, is_marked=is_marked)
 
     def _by_turns(self, messages: Sequence[Message], tools: Sequence[Any]) -> tuple[str, list[Span]]:
         whole, spans = self._text(messages, tools), list[Span]()

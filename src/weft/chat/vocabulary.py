@@ -84,7 +84,15 @@ class Vocabulary:
         Raises:
             DataError: it holds what the tokenizer does not know.
         """
-        return [token for token, _, _ in self.placed(text)]
+        ids: list[int] = []
+        for _, part, is_letters in self._parts(text):
+            if is_letters:
+                ids += self._letters(part.replace(GUARD, ""))
+            elif isinstance(self.tokenizer, JsonTokenizer):
+                ids += self._encoded(part).ids
+            else:
+                ids += [each.token for each in self._trusted(part)]
+        return ids
 
     def placed(self, text: str) -> list[Placed]:
         """Return the same ids, each with the first character of `text` that it is of, and the one after its last.
@@ -137,14 +145,18 @@ class Vocabulary:
                 if name:
                     yield Placed(self.control[name], at - len(name), at)
             return
+        encoded = self._encoded(text)
+        for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True):
+            yield Placed(token, start, stop)
+
+    def _encoded(self, text: str) -> tokenizers.Encoding:
+        """Return what the tokenizer.json makes of text in which control tokens are such."""
         for stretch in self.control_pattern.split(text):
             self._letters(stretch)  # letters that the library would leave out in silence
         try:
-            encoded = self._engine.encode(text, add_special_tokens=False)
+            return self._engine.encode(text, add_special_tokens=False)
         except Exception as error:  # the library raises Exception itself
             raise DataError(f"the tokenizer cannot read this text: {str(error)[:200]}") from None
-        for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True):
-            yield Placed(token, start, stop)
 
     def _letter_by_letter(self, text: str, at: int) -> Iterator[Placed]:
         """Yield tokens of bytes, or of characters."""

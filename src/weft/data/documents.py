@@ -201,11 +201,20 @@ def _text_in(value: Any, field: str, place: str) -> str:
             else ""
         )
         raise DataError(f"{place}: field {field!r} holds no text: it is {_kind(value)}.{hint}")
+    return letters(value, f"{place}: field {field!r}")
+
+
+def letters(text: str, what: str) -> str:
+    """Return `text`, which UTF-8 can write.
+
+    Raises:
+        DataError: it holds half a surrogate pair, as Python writes them into JSON; says of `what`.
+    """
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise DataError(f"{place}: field {field!r} holds half a surrogate pair, which is not a letter.") from None
-    return value
+        raise DataError(f"{what} holds half a surrogate pair, which is not a letter.") from None
+    return text
 
 
 def _other_field(value: Mapping[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """Texts that stages compute together are those of the whole model, whoever dies meanwhile, and when."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from weft.engine.engine import Full, Text, Unread, Wanted
 from weft.engine.step import KeysAndValues, Weights
 from weft.errors import ConfigError
 from weft.events import TextChanged, TextMoved
+from weft.ids import PeerId
 from weft.model.flat import cut
 from weft.model.sections import sections
 from weft.pipeline.routing import Failure
@@ -58,6 +61,17 @@ async def until_running(served: Served) -> None:
         await asyncio.sleep(0.001)
 
 
+@contextmanager
+def of_whom_nothing_is_heard(served: Served, peer: PeerId) -> Iterator[None]:
+    """Let nothing come from a peer or to it; its links stay up."""
+    others = [each for each in served.nodes if each != peer]
+    for each in others:
+        served.network.partition(each, peer)
+    yield
+    for each in others:
+        served.network.heal(each, peer)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("num", [0, 1, 5, 64])
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -86,14 +100,10 @@ def test_a_text_goes_on_the_same_after_one_has_died_of_which_no_more_is_heard() 
         text = served.entry.begin(asked)
         found = await until_drawn(served, text, 5)
         dying = served.path()[1]
-        for peer in served.nodes:
-            if peer != dying:
-                served.network.partition(peer, dying)
-        began = served.clock.now()
-        assert found + await tokens_of(text) == expected
-        assert served.clock.now() - began < 3.0
-        for peer in served.nodes:
-            served.network.heal(peer, dying) if peer != dying else None
+        with of_whom_nothing_is_heard(served, dying):
+            began = served.clock.now()
+            assert found + await tokens_of(text) == expected
+            assert served.clock.now() - began < 3.0
 
     served.run(play)
 
@@ -110,14 +120,10 @@ def test_silence_is_noticed_in_time_however_slow_members_say_they_are() -> None:
         text = served.entry.begin(asked)
         await until_running(served)
         dying = served.path()[1]
-        for peer in served.nodes:
-            if peer != dying:
-                served.network.partition(peer, dying)
-        began = served.clock.now()
-        assert await tokens_of(text) == expected
-        assert served.clock.now() - began < 1.5 * MOST_S
-        for peer in served.nodes:
-            served.network.heal(peer, dying) if peer != dying else None
+        with of_whom_nothing_is_heard(served, dying):
+            began = served.clock.now()
+            assert await tokens_of(text) == expected
+            assert served.clock.now() - began < 1.5 * MOST_S
 
     served.run(play)
 
@@ -212,15 +218,11 @@ def test_a_text_whose_only_member_stays_silent_ends_in_an_error() -> None:
 
     async def play() -> None:
         silent = served.peer(served.members[1])
-        for peer in served.nodes:
-            if peer != silent:
-                served.network.partition(peer, silent)
-        began = served.clock.now()
-        with pytest.raises(NoPath, match=r"do not answer|Nobody serves stage 2 of 2"):
-            await tokens_of(served.entry.begin(wanted(PROMPT, 8)))
-        assert served.clock.now() - began < 3 * WAIT_S
-        for peer in served.nodes:
-            served.network.heal(peer, silent) if peer != silent else None
+        with of_whom_nothing_is_heard(served, silent):
+            began = served.clock.now()
+            with pytest.raises(NoPath, match=r"do not answer|Nobody serves stage 2 of 2"):
+                await tokens_of(served.entry.begin(wanted(PROMPT, 8)))
+            assert served.clock.now() - began < 3 * WAIT_S
 
     served.run(play)
 

@@ -13,9 +13,6 @@ from weft.chat.template import template_of
 from weft.chat.vocabulary import Vocabulary
 from weft.cli.model.trained import open_words
 from weft.clock import SystemClock
-from weft.data.documents import LINES
-from weft.data.files import find
-from weft.data.tables import TABLES
 from weft.errors import ConfigError, DataError
 from weft.ids import several
 from weft.wire import printable
@@ -36,7 +33,7 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
         ConfigError: there are fewer, or the model has no chat template.
         NoSuchRun, CheckpointError: there is no such model.
     """
-    find([given], Path.cwd(), (*LINES, *TABLES))  # what is not there is said before a model is looked for
+    found = conversations([given], Path.cwd())  # what is not there is said before a model is looked for
     tokenizer, came_with = open_words(model, home)
     if (template := template_of(came_with)) is None:
         raise ConfigError(
@@ -45,7 +42,7 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
         )
     renderer = Renderer(template, Vocabulary(tokenizer), SystemClock().wall())
     lengths, num_trained, wanted = list[int](), 0, None
-    for place, conversation in enumerate(conversations([given], Path.cwd()), start=1):
+    for place, conversation in enumerate(found, start=1):
         rendered = renderer.render(conversation)
         lengths.append(len(rendered.ids))
         num_trained += int(rendered.is_trained.sum())
