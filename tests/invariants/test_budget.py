@@ -15,7 +15,10 @@ TESTS = Path(__file__).parents[1]
 DEAR = """
 import time
 
+import budget
+
 def test_dear():
+    budget.PIECE_S = 1.0  # this machine is a fast one
     until = time.process_time() + 2.1
     while time.process_time() < until:
         pass
@@ -36,11 +39,22 @@ def run_it(folder: Path, *options: str) -> str:
 
 
 def test_a_test_over_the_budget_is_complained_about() -> None:
-    assert budget.complaint("tests/a.py::test_b", budget.BUDGET_S) is None
-    assert budget.complaint("tests/a.py::test_b[1]", budget.BUDGET_S + 0.1) is not None
-    name, most_s = next(iter(budget.ALLOWED_S.items()))
-    assert budget.complaint(f"{name}[case]", most_s) is None
-    assert budget.complaint(f"{name}[case]", most_s + 0.1) is not None
+    for piece_s in (budget.PIECE_S, budget.PIECE_S / 2):  # on a faster machine, too
+        assert budget.complaint("tests/a.py::test_b", budget.BUDGET_S, lambda took_s=piece_s: took_s) is None
+        assert budget.complaint("tests/a.py::test_b[1]", budget.BUDGET_S + 0.1, lambda took_s=piece_s: took_s)
+        name, most_s = next(iter(budget.ALLOWED_S.items()))
+        assert budget.complaint(f"{name}[case]", most_s, lambda took_s=piece_s: took_s) is None
+        assert budget.complaint(f"{name}[case]", most_s + 0.1, lambda took_s=piece_s: took_s)
+
+
+def test_a_slow_machine_is_allowed_as_many_more_seconds() -> None:
+    def three_times() -> float:
+        return 3 * budget.PIECE_S
+
+    assert budget.complaint("tests/a.py::test_b", 3 * budget.BUDGET_S, three_times) is None
+    told = budget.complaint("tests/a.py::test_b", 3 * budget.BUDGET_S + 0.1, three_times)
+    assert told is not None
+    assert "3.0 times slower" in told
 
 
 def test_few_are_allowed_more_and_all_of_them_are_there() -> None:

@@ -60,6 +60,7 @@ def test_it_is_struck_out_where_neither_manifest_is_decided(theatre: Theatre) ->
     assert theatre.heard(AttemptStarted)
 
 
+@pytest.mark.full
 def test_a_voter_that_denies_its_vote_is_struck_out(theatre: Theatre) -> None:
     """Votes of the others are lost, so a later leader asks; the one before shows it what the liar had accepted."""
     lost: list[Fault] = [

@@ -44,6 +44,7 @@ def manifests(swarm: Swarm) -> list[Manifest]:
     return [swarm.chains[place] for place in sorted(swarm.chains, key=lambda place: place[1])]
 
 
+@pytest.mark.full
 def test_nine_peers_train_through_an_electorate_of_three(make_swarm: MakeSwarm) -> None:
     swarm = start_of(make_swarm)
 

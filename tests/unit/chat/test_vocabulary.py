@@ -91,7 +91,7 @@ def test_words_that_strangers_send_are_not_kept(kind: str) -> None:
 
     encode(300)
     before = psutil.Process().memory_info().rss
-    encode(4000)  # some 4 KB each where they are kept
+    encode(2000)  # some 4 KB each where they are kept
     assert psutil.Process().memory_info().rss - before < 5e6
 
 

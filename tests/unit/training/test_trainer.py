@@ -703,7 +703,7 @@ def test_evaluation_is_the_mean_loss_and_always_the_same(stage: Stage, tmp_path:
 
 def test_samples_depend_on_parameters_prompt_and_seed_only(stage: Stage) -> None:
     trainer, _ = stage()
-    trainer.train(positions(240), 0, 1)
+    trainer.train(positions(120), 0, 1)
     tokenizer, trained = ByteTokenizer(), trainer.local()
     text = trainer.sample(trained, tokenizer, "abc", 60, seed=1)
     assert text

@@ -240,6 +240,7 @@ def wrong(luck: np.random.Generator, num: int) -> tuple[int, int, int]:
     return num_decoded, num_built, num_wrong
 
 
+@pytest.mark.full
 def test_whatever_happens_what_is_decoded_is_what_was_meant() -> None:
     num_decoded, num_built, num_wrong = wrong(np.random.default_rng(0), 1000)
     assert num_wrong == 0

@@ -88,6 +88,7 @@ def sparseloco(train: Train, kept: int, beta: float, lr: float, owners_beta: flo
     return theta
 
 
+@pytest.mark.full
 def test_sparseloco_is_its_paper() -> None:
     config = SparseLoCoConfig(feedback=0.95, lr=0.7, reply_codec=Fp32Config(), reply_feedback=None)
     found, wanted = row(spell_out(config, PEERS), trained), sparseloco(trained, 64, 0.95, 0.7)
