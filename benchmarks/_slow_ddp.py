@@ -107,7 +107,7 @@ class Member:
     def evaluate(self) -> float:
         total, num = 0.0, 0
         with torch.inference_mode():
-            for tokens, targets in self._heldout.heldout_batches(
+            for tokens, targets, _ in self._heldout.heldout_batches(
                 self._run.train.evaluate_windows, self._run.train.batch_size
             ):
                 total += float(self._module.loss(tokens, targets)) * tokens.numel()

@@ -31,7 +31,8 @@ from torch.nn import functional
 from benchmarks import report
 from weft import wire
 from weft.clock import SystemClock
-from weft.data.batch import Batch, Batches
+from weft.data.batch import Batches
+from weft.data.rows import Batch
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.events import Event, FellBack, MicroBatchChanged, StepDone
 from weft.model.config import ModelConfig, named
@@ -185,7 +186,7 @@ class BareLoop:
     def __call__(self, num_steps: int) -> list[float]:
         losses = []
         for _ in range(num_steps):
-            tokens, targets = (part.to(self._device) for part in next(self._batches))
+            tokens, targets, _ = next(self._batches).to(self._device)
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_half):
                 loss = self._loss(tokens, targets)
             self._optimizer.zero_grad(set_to_none=True)

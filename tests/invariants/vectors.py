@@ -32,6 +32,7 @@ from weft.codec.config import (
 from weft.codec.dense import Bf16, Fp32
 from weft.codec.quantize import Int8
 from weft.data.assign import leases
+from weft.data.rows import Packer, words
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.data.tokenizer import ByteTokenizer, CharTokenizer
 from weft.engine.draw import Drawing, bits_of, draw, gumbel
@@ -301,6 +302,15 @@ def tokenizer() -> Vector:
     }
 
 
+def shard_of_rows() -> Vector:
+    texts = (([7, 8, 9, 10], [0, 0, 1, 1]), ([11, 12, 13], [0, 1, 0]), ([14, 15], [0, 1]))
+    packer, rows = Packer(8, 256), list[np.ndarray]()
+    for ids, is_trained in texts:
+        rows += packer.add(words(np.array(ids, np.uint32), np.array(is_trained, bool)))
+    data = np.concatenate([*rows, *packer.finish()]).astype("<u4").tobytes()
+    return {"bytes": data.hex(), "name": wire.digest(data)}
+
+
 def shard() -> Vector:
     with tempfile.TemporaryDirectory() as folder:
         store = ShardStore(Path(folder))
@@ -544,6 +554,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "beacon": beacon,
     "tokenizer": tokenizer,
     "shard": shard,
+    "shard-of-rows": shard_of_rows,
     "data-index": data_index,
     "opening": opening,
     "manifest": manifest,

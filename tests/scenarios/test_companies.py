@@ -127,8 +127,8 @@ def test_what_is_measured_through_the_stages_is_the_loss_of_the_model_that_they_
     heldout = Batches(run.store, run.index, "heldout", SEQ_LEN, run.config.seed)
     batches = list(heldout.heldout_batches(8, 8))
     with torch.no_grad():
-        expected = sum(float(module.loss(*batch)) * batch[0].numel() for batch in batches)
-    expected /= sum(batch[0].numel() for batch in batches)
+        expected = sum(float(module.loss(*batch)) * batch.tokens.numel() for batch in batches)
+    expected /= sum(batch.tokens.numel() for batch in batches)
     assert losses(house.machines[0])[-1] == pytest.approx(expected, rel=1e-5)
 
 

@@ -11,7 +11,7 @@ import torch
 from scenarios.swarm import Life, Swarm
 from scenarios.test_faults import MakeSwarm
 from weft.codec.config import Fp32Config
-from weft.data.batch import Batch
+from weft.data.rows import Batch
 from weft.events import Event, MemberStrays, NotLearning, RoundCommitted
 from weft.sync.method.presets import (
     AsyncDiLoCoConfig,
@@ -57,8 +57,8 @@ def garbage(trainer: Trainer) -> None:
 
     def at(positions: object) -> Batch:
         drawn = torch.Generator().manual_seed(int(positions[0]))  # type: ignore[index]
-        tokens, targets = read(positions)  # type: ignore[arg-type]
-        return tuple(torch.randint(0, 256, part.shape, generator=drawn).to(part.dtype) for part in (tokens, targets))  # type: ignore[return-value]
+        shapes = [part.shape for part in read(positions)[:2]]  # type: ignore[arg-type]
+        return Batch(*(torch.randint(0, 256, shape, generator=drawn) for shape in shapes))
 
     trainer._batches.at = at  # type: ignore[method-assign]
 

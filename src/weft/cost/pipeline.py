@@ -13,7 +13,7 @@ A number on its way counts as fp32 until it is encoded.
 
 from dataclasses import dataclass
 
-from weft.cost.training import Decoder, layer_nbytes
+from weft.cost.training import Decoder, layer_nbytes, mask_nbytes
 
 TOKEN_NBYTES = 4  # as messages carry them
 
@@ -55,6 +55,7 @@ class MicroBatch:
     seq_len: int  # tokens of a sample that are predicted
     activations_nbytes: int = 0  # encoded, between two sections
     gradients_nbytes: int = 0  # of activations
+    has_rows: bool = False  # of whole texts
 
     @property
     def num_tokens(self) -> int:
@@ -129,8 +130,9 @@ def kept_nbytes(shape: Shape, micro: MicroBatch, *, is_half: bool = False) -> in
 
     Of each token what `training.layer_nbytes` says of each layer; tokens, or the activations that came in; those that
     go out, or the final norm's input and output, log-probabilities, and what to predict. Of each position of a sample
-    the sines and cosines, once. After its gradient has gone back a micro-batch keeps the inputs and the outputs'
-    gradients of matrices in their place, which are fewer: without SwiGLU's parts, and as many numbers of logits.
+    the sines and cosines, once; in rows of whole texts those of each sample, and the mask. After its gradient has gone
+    back a micro-batch keeps the inputs and the outputs' gradients of matrices in their place, which are fewer: without
+    SwiGLU's parts, and as many numbers of logits.
     """
     decoder = shape.decoder
     came = 8 if shape.is_first else 4 * decoder.width
@@ -139,7 +141,10 @@ def kept_nbytes(shape: Shape, micro: MicroBatch, *, is_half: bool = False) -> in
         goes = (6 if is_half else 8) * decoder.width + 4 + 4 * decoder.vocab_size + 8
     a_token = shape.num_layers * layer_nbytes(decoder, is_half=is_half) + came + goes
     head_width = decoder.q_width // decoder.num_heads
-    return micro.num_tokens * a_token + 2 * 4 * head_width * micro.seq_len + 8 * shape.is_last
+    turns, mask = 2 * 4 * head_width * micro.seq_len, 0
+    if micro.has_rows:
+        turns, mask = turns * micro.num_samples, mask_nbytes(micro.num_samples, micro.seq_len, is_half=is_half)
+    return micro.num_tokens * a_token + turns + mask + 8 * shape.is_last
 
 
 def input_nbytes(shape: Shape, micro: MicroBatch) -> int:

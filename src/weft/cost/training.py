@@ -224,8 +224,22 @@ def layer_nbytes(decoder: Decoder, *, is_half: bool = False) -> int:
     return layer + decoder.has_qk_norm * 4 * (q + k)  # normed heads, before their gain
 
 
+def mask_nbytes(num_samples: int, seq_len: int, *, is_half: bool = False) -> int:
+    """Return the bytes of what says who sees whom in rows of whole texts.
+
+    Of each pair of tokens a number for all layers, and two bytes more while it is made.
+    """
+    return num_samples * seq_len**2 * ((2 if is_half else 4) + 2)
+
+
 def activation_nbytes(
-    decoder: Decoder, micro_batch: int, seq_len: int, *, is_half: bool = False, has_recompute: bool = False
+    decoder: Decoder,
+    micro_batch: int,
+    seq_len: int,
+    *,
+    is_half: bool = False,
+    has_recompute: bool = False,
+    has_rows: bool = False,
 ) -> int:
     """Return the bytes of tensors alive at the peak of one micro-batch, early in its backward pass.
 
@@ -240,7 +254,7 @@ def activation_nbytes(
     gradient, 3 x vocabulary x 4 bytes a token; with a small vocabulary the last SwiGLU's backward pass holds more, 7 F
     bytes beyond what it frees (half: 4 F; measured). With `has_recompute`, each layer keeps its input only, and one
     layer's activations exist at a time. The allocator of a CPU process holds more than its tensors: 8 to 20 % at 300
-    to 600 MB, twice with `has_recompute`, whose tensors come and go (measured).
+    to 600 MB, twice with `has_recompute`, whose tensors come and go (measured). With `has_rows`, `mask_nbytes` more.
     """
     c, f = decoder.width, decoder.ffn_width
     layer, final = layer_nbytes(decoder, is_half=is_half), (6 if is_half else 8) * c
@@ -250,7 +264,8 @@ def activation_nbytes(
     else:
         layers, last, num_copied = decoder.num_layers * layer, max(12 * decoder.vocab_size, working), decoder.num_layers
     copies = 2 * (num_copied * decoder.layer_matrices + decoder.vocab_size * c) if is_half else 0
-    return micro_batch * seq_len * (layers + final + last + 16) + copies
+    mask = mask_nbytes(micro_batch, seq_len, is_half=is_half) if has_rows else 0
+    return micro_batch * seq_len * (layers + final + last + 16) + copies + mask
 
 
 SPARE = 0.9  # of what is free may be planned for; the rest is the allocator's slack and other programs' growth

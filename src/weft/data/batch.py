@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from msgspec import UNSET
 from numpy.typing import NDArray
-from torch import Tensor
 
 from weft.data import assign
 from weft.data.corpus import Split
+from weft.data.rows import Batch, batch_of
 from weft.data.store import DataIndex, ShardStore
 from weft.errors import DataError
 from weft.ids import several
@@ -22,8 +22,6 @@ from weft.ids import several
 # 0.2 ms instead of 1 ms, measured on two busy cores.
 _BLOCK = 4096
 _MAX_BLOCKS = 8  # kept; a batch touches one, rarely two
-
-Batch = tuple[Int64[Tensor, "batch seq"], Int64[Tensor, "batch seq"]]  # tokens and, one place further, targets
 
 
 class Batches:
@@ -88,7 +86,7 @@ class Batches:
         # One token more than seq_len: the last is only a target.
         places = numbers[:, None] * self.seq_len + np.arange(self.seq_len + 1)
         ids = torch.from_numpy(self._gather(places))
-        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+        return batch_of(ids, has_rows=self._index.has_rows)
 
     def heldout_batches(self, num_windows: int, batch_size: int) -> Iterator[Batch]:
         """Yield `num_windows` windows (all, if there are fewer) spread evenly over the stream; always the same ones."""
@@ -132,8 +130,13 @@ def check_windows(index: DataIndex, split: Split, seq_len: int, at_least: int, w
         why: the run needs as many, and what else than the sequence length could be lowered.
 
     Raises:
-        DataError: it holds fewer; says how much there is and how much is needed.
+        DataError: it holds fewer; says how much there is and how much is needed. Or it lies in rows of another length.
     """
+    if index.rows is not UNSET and seq_len != index.rows.length:
+        raise DataError(
+            f"the conversations lie in rows of {index.rows.length} tokens, so train.seq_len cannot be {seq_len}. Set "
+            f"it to {index.rows.length}, or make another run."
+        )
     num_tokens = index.num_tokens(split)
     found, needed = assign.num_windows(num_tokens, seq_len), at_least * seq_len + 1
     if found < at_least:

@@ -1,8 +1,9 @@
 """Where text comes from, as named documents, and which of it is held out.
 
 A source is one of a closed union in the run file: the running Python's own standard library (nothing to
-download), text files, JSONL, Parquet, a Hugging Face dataset, or token files made elsewhere. `documents` reads
-one document after another; `split` says for each piece of text whether it is trained on or held out.
+download), text files, JSONL, Parquet, a Hugging Face dataset, token files made elsewhere, or conversations, which
+`weft.chat` reads. `documents` reads one document after another; `split` says for each piece of text whether it is
+trained on or held out.
 
 Held out is decided by a hash of the document's name, which is relative to the folder it was found in: a
 document stays on its side when others are added, and on any machine. A source of few documents (fewer than
@@ -83,8 +84,30 @@ class BinSource(Config, frozen=True, kw_only=True, tag="bin"):
     dtype: Annotated[Literal["uint16", "uint32"], Meta(description="the width of one token")] = "uint16"
 
 
+class ConversationsSource(Config, frozen=True, kw_only=True, tag="conversations"):
+    """Conversations, written by the model's chat template; the assistant's answers alone are trained on."""
+
+    paths: Annotated[
+        tuple[str, ...], Meta(min_length=1, description="files of JSON lines or tables, folders of such, or globs")
+    ]
+    template: Annotated[
+        str | None, Meta(description="a file of Jinja; None: the model's or the tokenizer's own chat template")
+    ] = None
+    too_long: Annotated[
+        Literal["cut", "leave_out"],
+        Meta(description="what becomes of a conversation longer than train.seq_len: its first tokens, or nothing"),
+    ] = "cut"
+    date: Annotated[
+        str,
+        Meta(
+            pattern=r"\A\d{4}-\d{2}-\d{2}\Z",
+            description="the day that templates are told which ask for it: fixed, so that the same files give one run",
+        ),
+    ] = "2026-01-01"
+
+
 TextualSource = StdlibSource | TextSource | JsonlSource | ParquetSource | DatasetSource
-SourceConfig = TextualSource | BinSource
+SourceConfig = TextualSource | BinSource | ConversationsSource
 
 
 class CorpusConfig(Config, frozen=True, kw_only=True):
@@ -151,7 +174,7 @@ def text_nbytes(source: SourceConfig, base: Path) -> int | None:
             found = files.stdlib_files()
         case TextSource(paths=paths):
             found = files.find(paths, base)
-        case JsonlSource() | ParquetSource() | DatasetSource() | BinSource():
+        case JsonlSource() | ParquetSource() | DatasetSource() | BinSource() | ConversationsSource():
             return None  # they hold more than their text, or are elsewhere
     if any(files.is_packed(file.path) for file in found):
         return None

@@ -8,7 +8,7 @@ can be counted. Columns of Parquet and Arrow files are read in `weft.data.tables
 import io
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +217,17 @@ def letters(text: str, what: str) -> str:
     return text
 
 
+def about_conversations(names: Iterable[str]) -> str:
+    """Return what to do with rows that have such fields, if they are conversations."""
+    if {"messages", "conversations", "conversation"}.isdisjoint(names):
+        return ""
+    return ' These are conversations: [data.source] type = "conversations" trains on their answers.'
+
+
 def _other_field(value: Mapping[str, Any]) -> str:
     """Return the advice to name the field of the longest text, as it stands in the file."""
+    if advice := about_conversations(value):
+        return advice
     raw = {name: bytes(each) if isinstance(each, msgspec.Raw) else each for name, each in value.items()}
     texts = {
         name: len(each)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from weft.config import Config
 from weft.data import corpus
-from weft.data.corpus import BinSource, CorpusConfig, Split
+from weft.data.corpus import BinSource, ConversationsSource, CorpusConfig, Split
 from weft.data.store import (
     MAX_SHARD_NBYTES,
     MAX_SHARDS,
@@ -68,6 +68,11 @@ def make_tokenizer(config: TokenizerConfig, data: CorpusConfig, base: Path) -> T
         case CharactersConfig():
             if isinstance(data.source, BinSource):
                 raise DataError("a bin source holds tokens, not text: name the tokenizer.json that produced them.")
+            if isinstance(data.source, ConversationsSource):
+                raise DataError(
+                    'conversations are written with a model\'s control tokens, which tokenizer = "characters" has not. '
+                    'Name the tokenizer.json of a chat model: tokenizer = {type = "json", path = "MODEL"}.'
+                )
             return CharTokenizer.of(document.text for document in corpus.documents(data.source, base))
         case JsonConfig(path=path):
             return JsonTokenizer.from_file(base / Path(path))
@@ -100,16 +105,17 @@ def pack(
     """
     if not 4 <= shard_nbytes <= MAX_SHARD_NBYTES:
         raise DataError(f"shards of {shard_nbytes} bytes: allowed are 4 to {MAX_SHARD_NBYTES}.")
+    source = data.source
+    assert not isinstance(source, ConversationsSource), "weft.chat packs those"
     dtype = dtype_for(tokenizer.vocab_size)
-    streams = {split: _Stream(store, dtype, shard_nbytes) for split in ("train", "heldout")}
-    if isinstance(data.source, BinSource):
-        source = _bin_tokens(data.source, base, data.heldout_fraction, tokenizer)
-        for side, ids in source:
+    streams = {split: Stream(store, dtype, shard_nbytes) for split in ("train", "heldout")}
+    if isinstance(source, BinSource):
+        for side, ids in _bin_tokens(source, base, data.heldout_fraction, tokenizer):
             nbytes = len(tokenizer.decode(ids).encode())
             streams[side].write(ids, nbytes)
             on_packed(nbytes)
     else:
-        for side, text in corpus.split(data.source, base, data.heldout_fraction, on_empty):
+        for side, text in corpus.split(source, base, data.heldout_fraction, on_empty):
             stream = streams[side]
             if stream.text_nbytes and tokenizer.end_of_text is not None:
                 stream.write(np.array([tokenizer.end_of_text], dtype=np.uint32))
@@ -129,8 +135,13 @@ def pack(
     )
 
 
-class _Stream:
-    """Collects ids and puts a shard into the store whenever one is full."""
+class Stream:
+    """Collects ids and puts a shard into the store whenever one is full.
+
+    Raises:
+        DataError: more than `MAX_SHARDS` shards.
+        DiskFull: no room for them.
+    """
 
     def __init__(self, store: ShardStore, dtype: Dtype, shard_nbytes: int) -> None:
         self.text_nbytes = 0

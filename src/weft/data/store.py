@@ -20,11 +20,12 @@ from typing import Annotated, Literal
 from weakref import WeakValueDictionary
 
 import numpy as np
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
 from weft import wire
 from weft.data.corpus import Split
+from weft.data.rows import BEGINS, MAX_VOCAB
 from weft.errors import DataError, DiskFull, PayloadError
 from weft.ids import Digest, short
 
@@ -58,19 +59,30 @@ class ShardInfo(wire.Record, frozen=True, kw_only=True):
     nbytes: Annotated[int, Meta(ge=1, le=MAX_SHARD_NBYTES)]
 
 
+class Rows(wire.Record, frozen=True, kw_only=True):
+    """Of shards that hold rows of whole texts (`weft.data.rows`), of which not every token is trained on."""
+
+    length: Annotated[int, Meta(ge=2, le=MAX_SHARD_NBYTES // 4)]
+    train_trained: Annotated[int, Meta(ge=0)]  # tokens
+    heldout_trained: Annotated[int, Meta(ge=0)]
+
+
 class DataIndex(wire.Record, frozen=True, kw_only=True):
-    """What a run trains on: shards in order, whatever the sequence length. Holds no path."""
+    """What a run trains on: shards in order, of running text whatever the sequence length. Holds no path."""
 
     dtype: Dtype
     train: Annotated[tuple[ShardInfo, ...], Meta(max_length=MAX_SHARDS)]
     heldout: Annotated[tuple[ShardInfo, ...], Meta(max_length=MAX_SHARDS)]
     train_text_nbytes: Annotated[int, Meta(ge=0)]  # of UTF-8 text, to turn nats per token into nats per byte
-    heldout_text_nbytes: Annotated[int, Meta(ge=0)]
+    heldout_text_nbytes: Annotated[int, Meta(ge=0)]  # of rows: of what is trained on in them
     tokenizer: Annotated[Digest, Meta(pattern=_HEX)]
     vocab_size: Annotated[int, Meta(ge=1, le=1 << 32)]
+    rows: Rows | UnsetType = UNSET  # unset: running text, all of which is trained on
 
     def __post_init__(self) -> None:
         """Refuse an index that contradicts itself, whoever sent it."""
+        if self.rows is not UNSET and (self.dtype != "uint32" or self.vocab_size > MAX_VOCAB):
+            raise ValueError(f"rows of whole texts are of uint32, of at most {MAX_VOCAB} ids")
         if self.dtype == "uint16" and self.vocab_size > 1 << 16:
             raise ValueError(f"{self.vocab_size} ids do not fit into uint16")
         for info in (*self.train, *self.heldout):
@@ -83,10 +95,21 @@ class DataIndex(wire.Record, frozen=True, kw_only=True):
     def num_tokens(self, split: Split) -> int:
         return sum(info.num_tokens for info in self.shards(split))
 
+    @property
+    def has_rows(self) -> bool:
+        """Return whether it holds rows of whole texts, and no running text."""
+        return self.rows is not UNSET
+
+    def num_predicted(self, split: Split) -> int:
+        """Return how many tokens the loss is of."""
+        if self.rows is UNSET:
+            return self.num_tokens(split)
+        return self.rows.train_trained if split == "train" else self.rows.heldout_trained
+
     def nats_per_byte(self, nats_per_token: float) -> float:
         """Return the held-out loss per byte of UTF-8 text: comparable between tokenizers."""
         nbytes = self.heldout_text_nbytes
-        return nats_per_token * self.num_tokens("heldout") / nbytes if nbytes else float("nan")
+        return nats_per_token * self.num_predicted("heldout") / nbytes if nbytes else float("nan")
 
 
 def dtype_for(vocab_size: int) -> Dtype:
@@ -280,7 +303,7 @@ def _holds(path: Path, name: Digest) -> bool:
 
 
 def _check_ids(tokens: Tokens, index: DataIndex, where: str) -> None:
-    largest = int(tokens.max())
+    largest = int((tokens if index.rows is UNSET else tokens & (BEGINS - 1)).max())
     if largest >= index.vocab_size:
         raise DataError(
             f"{where} holds token id {largest}, but the run's vocabulary has {index.vocab_size}: the run's maker "

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from weft import reading
-from weft.data.documents import Document
+from weft.data.documents import Document, about_conversations
 from weft.data.files import find, refuse_what_is_else, unreadable
 from weft.errors import DataError
 
@@ -114,7 +114,7 @@ def _place(schema: Any, column: str, path: Path) -> tuple[str, str]:
     """
     top, _, rest = (column, "", "") if column in schema.names else column.partition(".")
     if top not in schema.names:
-        raise DataError(f"{path}: no column {column!r}; it has {', '.join(schema.names)}.")
+        raise DataError(f"{path}: no column {column!r}; it has {', '.join(schema.names)}.{about_conversations(schema.names)}")
     _require_one(schema, top, path)
     _require_text(schema.field(top).type, rest, column, path)
     return top, rest

@@ -203,10 +203,10 @@ class Corpus:
         tokenizer = await fetch_files(s.node, members, run, home, s.clock, s.emit)
         came_with = read_came_with(run, home)
         if run.is_private:
-            return Data(tokenizer, home.private, await self._own(s, run, tokenizer), came_with)
+            return Data(tokenizer, home.private, await self._own(s, run, tokenizer, came_with), came_with)
         return Data(tokenizer, home.shards, run.data, came_with)
 
-    async def _own(self, s: Session, run: RunConfig, tokenizer: Tokenizer) -> DataIndex:
+    async def _own(self, s: Session, run: RunConfig, tokenizer: Tokenizer, came_with: bytes) -> DataIndex:
         self._require_fitting_data(run, s.options.names.data)
         assert self.own_data is not None
         corpus, base = self.own_data
@@ -215,7 +215,7 @@ class Corpus:
         def emit(event: Event) -> None:  # from the thread that packs
             loop.call_soon_threadsafe(s.emit, event)
 
-        return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, s.options.home, emit)
+        return await asyncio.to_thread(pack_private, run, tokenizer, came_with, corpus, base, s.options.home, emit)
 
     def _note(self, run: RunConfig, settings: PeerConfig, emit: Emit) -> None:
         """Tell what whoever asks for this should know, and which of the machine's settings such a run does not use."""

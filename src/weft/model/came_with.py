@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from weft import reading, wire
-from weft.errors import WireError
+from weft.errors import ConfigError, WireError
 from weft.model.config import MAX_VOCAB
 
 MAX_FILE_NBYTES = 1 << 20  # the largest published tokenizer_config.json, of thousands of special tokens, has half of it
@@ -24,13 +24,8 @@ MAX_FILES_NBYTES = 4 << 20  # together
 MAX_BLOB_NBYTES = MAX_FILES_NBYTES + (64 << 10)  # with names and ids
 MAX_FILES = 32
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
-_OF_TOKENIZER = (
-    TOKENIZER_CONFIG,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
+_TEMPLATE = "chat_template.jinja"
+_OF_TOKENIZER = (TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", _TEMPLATE, "chat_template.json")
 _LICENCE = re.compile(r"(LICEN[SC]E|NOTICE|COPYING|USE_POLICY)([-_][A-Za-z0-9_-]{1,40})?(\.(txt|md|rst))?")
 _README = "README.md"
 # Keys of JSON by which a program that loads it would run code of elsewhere, or read another file.
@@ -108,6 +103,22 @@ def read(model: Path | None, tokenizer: Path | None, vocab_size: int, on_left_ou
         else:
             files[path.name] = data
     return CameWith(files=files, ids=Ids() if model is None else _ids(model / "config.json", vocab_size, on_left_out))
+
+
+def with_template(found: CameWith, path: Path) -> CameWith:
+    """Return the same with another chat template, of a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no text.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the chat template {path} cannot be read: {error.strerror or error}.") from None
+    if (fault := _fault(_TEMPLATE, data)) is not None:
+        raise ConfigError(f"the chat template {path} {fault}.")
+    others = {name: each for name, each in found.files.items() if name != "chat_template.json"}
+    return msgspec.structs.replace(found, files={**others, _TEMPLATE: data})
 
 
 def tokenizer_folder(named: Path | None, model: Path | None, tokenizer_json: bytes) -> Path | None:

@@ -11,11 +11,11 @@ RMSNorm arXiv:1910.07467, RoPE arXiv:2104.09864 (pairs i and i + D/2, as in Hugg
 attention arXiv:2305.13245, SwiGLU arXiv:2002.05202.
 """
 
-from math import ceil, floor, log, pi
+from math import ceil, floor, inf, log, pi
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from msgspec import UNSET
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -23,7 +23,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from weft.model.config import ModelConfig, YarnScaling
 
-Rotation = tuple[Float[Tensor, "tokens 1 head"], Float[Tensor, "tokens 1 head"]]
+Rotation = tuple[Float[Tensor, "*batch tokens 1 head"], Float[Tensor, "*batch tokens 1 head"]]
 
 
 class RMSNorm(nn.Module):
@@ -109,10 +109,26 @@ def _yarn(angles: list[float], scaling: YarnScaling, config: ModelConfig) -> lis
 
 def rotation(inverse: Float[Tensor, " pairs"], start: int, num_tokens: int) -> Rotation:
     """Return cosines and signed sines for the positions `start ..< start + num_tokens`, fp32, for `rotate`."""
-    positions = torch.arange(start, start + num_tokens, device=inverse.device, dtype=torch.float32)
-    angles = (positions[:, None] * inverse[None, :])[:, None, :]
+    return rotation_at(inverse, torch.arange(start, start + num_tokens, device=inverse.device))
+
+
+def rotation_at(inverse: Float[Tensor, " pairs"], positions: Int64[Tensor, "*batch tokens"]) -> Rotation:
+    """Return cosines and signed sines for these positions, fp32, for `rotate`."""
+    angles = (positions.float()[..., None] * inverse)[..., None, :]
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def together(positions: Int64[Tensor, "batch tokens"], dtype: torch.dtype) -> Float[Tensor, "batch 1 tokens tokens"]:
+    """Return what is added to scores: 0 where a token sees another, itself or one before it in its text; else -inf.
+
+    Args:
+        positions: 0 where a text begins.
+        dtype: of queries; else each layer would convert it for itself, and keep it for its backward pass.
+    """
+    texts = (positions == 0).cumsum(1)
+    are_seen = (texts[:, :, None] == texts[:, None, :]).tril()[:, None]
+    return torch.zeros(are_seen.shape, dtype=dtype, device=are_seen.device).masked_fill_(~are_seen, -inf)
 
 
 def rotate(x: Float[Tensor, "batch tokens heads head"], turn: Rotation) -> Float[Tensor, "batch tokens heads head"]:
@@ -204,11 +220,15 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.channels_per_head, config.norm_eps)
 
     def forward(
-        self, x_BTC: Float[Tensor, "batch tokens width"], turn: Rotation, cache: KVCache | None
+        self,
+        x_BTC: Float[Tensor, "batch tokens width"],
+        turn: Rotation,
+        cache: KVCache | None,
+        seen: Float[Tensor, "batch 1 tokens tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens width"]:
         q_BHTD, k_BKTD, v_BKTD = self.heads(x_BTC, turn)
         if cache is None:
-            mixed = attend(q_BHTD, k_BKTD, v_BKTD, self.window)
+            mixed = attend(q_BHTD, k_BKTD, v_BKTD, self.window, seen)
         else:
             mixed = attend(q_BHTD, *cache.append(self.layer, k_BKTD, v_BKTD), self.window)
         return self.join(mixed)
@@ -241,17 +261,24 @@ def attend(
     k: Float[Tensor, "batch kv_heads all head"],
     v: Float[Tensor, "batch kv_heads all head"],
     window: int | None = None,
+    seen: Float[Tensor, "batch 1 new all"] | None = None,
 ) -> Float[Tensor, "batch heads new head"]:
     """Let the last `new` of `all` tokens look at themselves and at what came before them.
 
     Args:
         window: how many tokens each sees at most, itself the last; None: all.
+        seen: as `together` has it, where rows hold several texts; None: all that came before.
     """
     if q.is_cuda and q.dtype == torch.float32 and q.shape[1] != k.shape[1]:
         # For groups in fp32 torch has there only the kernel that keeps all scores (2.13).
         k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
     is_grouped = q.shape[1] != k.shape[1]
     num_new, num_all = q.shape[2], k.shape[2]
+    if seen is not None:
+        if window is not None and num_all > window:
+            near = torch.ones(num_new, num_all, dtype=torch.bool, device=q.device).triu(num_all - num_new - window + 1)
+            seen = seen.masked_fill(~near, -inf)
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=is_grouped)
     if window is None or num_all <= window:
         if num_new == num_all:
             return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
@@ -288,8 +315,12 @@ class Block(nn.Module):
         self.ffn = SwiGLU(config)
 
     def forward(
-        self, x: Float[Tensor, "batch tokens width"], turn: Rotation, cache: KVCache | None = None
+        self,
+        x: Float[Tensor, "batch tokens width"],
+        turn: Rotation,
+        cache: KVCache | None = None,
+        seen: Float[Tensor, "batch 1 tokens tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens width"]:
-        mixed: Tensor = x + self.attention(self.attention_norm(x), turn, cache)
+        mixed: Tensor = x + self.attention(self.attention_norm(x), turn, cache, seen)
         y: Tensor = mixed + self.ffn(self.ffn_norm(mixed))
         return y

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, linear
 from torch.utils.checkpoint import checkpoint
 
 from weft.model.config import ModelConfig
-from weft.model.layers import Block, KVCache, RMSNorm, inverse_wavelengths, rotation
+from weft.model.layers import Block, KVCache, RMSNorm, inverse_wavelengths, rotation, rotation_at, together
 from weft.model.sections import Section, whole
 
 
@@ -40,18 +40,27 @@ class SectionModule(nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False) if has_head else None
         self.register_buffer("angle_bits", _angle_bits(config), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Int64[Tensor, "batch tokens"] | None = None) -> Tensor:
         """Return activations [batch, tokens, width]; the last section: logits [batch, tokens, vocab].
 
         Args:
             x: what the section before returned; the first section: tokens [batch, tokens], ids below vocab_size.
+            positions: of each token in its own text, which begins at 0 and sees no other; None: each row is one text.
         """
-        x = through(self.layers.values(), self.begin(x), self.angle_bits, None, has_recompute=self.has_recompute)
+        has_recompute = self.has_recompute
+        x = through(self.layers.values(), self.begin(x), self.angle_bits, None, positions, has_recompute=has_recompute)
         return x if self.norm is None else self.logits(x)
 
-    def loss(self, x: Tensor, targets: Int64[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
-        """Return the mean cross entropy of `targets`, nats per token, computed in fp32. Only the last section can."""
-        return mean_loss(self(x), targets)
+    def loss(
+        self, x: Tensor, targets: Int64[Tensor, "batch tokens"], positions: Int64[Tensor, "batch tokens"] | None = None
+    ) -> Float[Tensor, ""]:
+        """Return the mean cross entropy of `targets`, nats per token, computed in fp32. Only the last section can.
+
+        Args:
+            targets: where there are `positions`, -100 for what is not predicted; if that is all, the loss is 0.
+        """
+        logits = self(x, positions)
+        return mean_loss(logits, targets) if positions is None else loss_of_predicted(logits, targets)
 
     # --- before the layers and after them, for who computes those apart ---
 
@@ -89,25 +98,33 @@ class Transformer(SectionModule):
         super().__init__(config, whole(config), has_recompute=has_recompute)
 
     def forward(
-        self, tokens: Int64[Tensor, "batch tokens"], cache: KVCache | None = None
+        self,
+        tokens: Int64[Tensor, "batch tokens"],
+        positions: Int64[Tensor, "batch tokens"] | None = None,
+        cache: KVCache | None = None,
     ) -> Float[Tensor, "batch tokens vocab"]:
         """Return the logits of each next token.
 
         Args:
             tokens: ids below vocab_size; with a cache, the tokens that follow those in it.
+            positions: as of a `SectionModule`; not with a cache.
             cache: appended to when given.
 
         Raises:
             ValueError: the cache has no room for the tokens.
         """
-        logits: Tensor = linear(self.features(tokens, cache), self.head_weight)
+        logits: Tensor = linear(self.features(tokens, cache, positions), self.head_weight)
         return logits
 
     def features(
-        self, tokens: Int64[Tensor, "batch tokens"], cache: KVCache | None
+        self,
+        tokens: Int64[Tensor, "batch tokens"],
+        cache: KVCache | None,
+        positions: Int64[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens width"]:
         """Return what the head reads: the normed output of the last block."""
-        x = through(self.layers.values(), self.embed(tokens), self.angle_bits, cache, has_recompute=self.has_recompute)
+        x, has_recompute = self.embed(tokens), self.has_recompute
+        x = through(self.layers.values(), x, self.angle_bits, cache, positions, has_recompute=has_recompute)
         normed: Tensor = self.norm(x)
         return normed
 
@@ -124,17 +141,23 @@ def through(
     x: Float[Tensor, "batch tokens width"],
     angle_bits: Tensor,
     cache: KVCache | None,
+    positions: Int64[Tensor, "batch tokens"] | None = None,
     *,
     has_recompute: bool,
 ) -> Float[Tensor, "batch tokens width"]:
     """Return what blocks make of the embeddings of tokens, or of what blocks before made."""
-    num_tokens = x.shape[1]
-    turn = rotation(angle_bits.view(torch.float32), 0 if cache is None else cache.length, num_tokens)
+    num_tokens, inverse = x.shape[1], angle_bits.view(torch.float32)
+    if positions is None:
+        turn, seen = rotation(inverse, 0 if cache is None else cache.length, num_tokens), None
+    else:
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        turn, seen = rotation_at(inverse, positions), together(positions, dtype)
     for block in blocks:
         if has_recompute and cache is None and torch.is_grad_enabled():
-            x = checkpoint(block, x, turn, use_reentrant=False)
+            x = checkpoint(block, x, turn, None, seen, use_reentrant=False)
         else:
-            x = block(x, turn, cache)
+            x = block(x, turn, cache, seen)
     if cache is not None:
         cache.advance(num_tokens)
     return x
@@ -143,6 +166,14 @@ def through(
 def mean_loss(logits: Float[Tensor, "batch tokens vocab"], targets: Int64[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
     """Return the mean cross entropy, in nats per token, computed in fp32."""
     return cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+def loss_of_predicted(
+    logits: Float[Tensor, "batch tokens vocab"], targets: Int64[Tensor, "batch tokens"]
+) -> Float[Tensor, ""]:
+    """Return the mean cross entropy over targets that are not -100, as `mean_loss`; 0 where all are."""
+    total = cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
+    return total / (targets >= 0).sum().clamp(min=1)
 
 
 def _angle_bits(config: ModelConfig) -> Tensor:

@@ -7,8 +7,12 @@ passed.count()                             # its weights' gradients are added to
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from weft.data.rows import TRAINED
 from weft.ids import PeerId
 from weft.pipeline.link import Parcel
 from weft.wire import Buffer
@@ -37,6 +41,13 @@ class Given:
     step: Step = FIRST
     is_measured: bool = False  # nothing but its loss is asked for
     sender: PeerId | None = None  # None: nobody else; of codecs that remember, who it was
+
+    @cached_property
+    def weight(self) -> float:
+        """Return how many samples its loss counts for: of rows of whole texts, by how much is predicted in them."""
+        words = np.frombuffer(self.tokens, "<i4")
+        num_trained = int(np.count_nonzero(words & TRAINED))
+        return num_trained * self.num_samples / (len(words) - self.num_samples) if num_trained else self.num_samples
 
 
 Encode = Callable[[PeerId], Buffer]

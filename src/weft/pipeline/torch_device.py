@@ -4,7 +4,8 @@ What names a sample to codecs that remember is the digest of its tokens and of w
 comes again from there, or goes there again, has the same, wherever it stands.
 
 Of each micro-batch the gradient of its mean loss is added, in the proportion that it has of a full one: the sum over n
-full micro-batches, divided by n, is the gradient of the mean of all their samples.
+full micro-batches, divided by n, is the gradient of the mean of all their samples. Of rows of whole texts, that
+proportion is by what is predicted in them.
 """
 
 from functools import partial
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from weft.codec import bounds
 from weft.cost.pipeline import NUM_OWED
+from weft.data import rows
+from weft.data.rows import Batch
 from weft.errors import NotFinite, PayloadError
 from weft.ids import PeerId
 from weft.model.backward import Passed, Recomputed, Recomputing, forward
@@ -33,17 +36,26 @@ class TorchDevice:
         codecs: makes those of the boundaries before and after it.
         seq_len: tokens of a sample that are predicted.
         batch_size: samples of a full micro-batch.
+        has_rows: samples are rows of whole texts.
         has_recompute: keep inputs of micro-batches alone, and compute them again on their way back.
     """
 
     def __init__(
-        self, model: FlatModel, codecs: Boundaries, seq_len: int, batch_size: int, *, has_recompute: bool = False
+        self,
+        model: FlatModel,
+        codecs: Boundaries,
+        seq_len: int,
+        batch_size: int,
+        *,
+        has_rows: bool = False,
+        has_recompute: bool = False,
     ) -> None:
         self.model = model
         shape = Shape(seq_len, model.config.width, model.config.vocab_size)
         self._before, self._after = codecs.boundary(shape), codecs.boundary(shape)
         self._seq_len = seq_len
         self._batch_size = batch_size
+        self._has_rows = has_rows
         self._pass = Recomputing(model, NUM_OWED).forward if has_recompute else partial(forward, model)
         self.section = model.section
 
@@ -62,7 +74,8 @@ class TorchDevice:
         x = edges.tokens if given.activations is None else edges.decoded(given.activations.data)
 
         def compute(module: SectionModule) -> Tensor:
-            return module.loss(x, edges.targets) if self.section.is_last else module(x)
+            positions = edges.positions
+            return module.loss(x, edges.targets, positions) if self.section.is_last else module(x, positions)
 
         return _TorchPassed(self._pass(compute, x), edges, self.weight(given))
 
@@ -72,17 +85,19 @@ class TorchDevice:
         Raises:
             PayloadError: these are no samples of the run.
         """
-        ids = torch.frombuffer(bytearray(given.tokens), dtype=torch.int32).view(given.num_samples, -1).long()
+        words = torch.frombuffer(bytearray(given.tokens), dtype=torch.int32).view(given.num_samples, -1).long()
+        ids = words & (rows.BEGINS - 1) if self._has_rows else words
         if (
-            ids.shape[1] != self._seq_len + 1
-            or not 0 <= int(ids.min()) <= int(ids.max()) < self.model.config.vocab_size
+            words.shape[1] != self._seq_len + 1
+            or not 0 <= int(words.min()) <= int(ids.max()) < self.model.config.vocab_size
         ):
             raise PayloadError(f"these are no {given.num_samples} samples of {self._seq_len + 1} tokens of this run")
-        return Edges(ids, self._before, self._after, given.sender, self.model.vector.device)
+        batch = rows.batch_of(words, has_rows=self._has_rows)
+        return Edges(batch, ids, self._before, self._after, given.sender, self.model.vector.device)
 
     def weight(self, given: Given) -> float:
         """Return how often the gradient of a micro-batch is added."""
-        return given.num_samples / self._batch_size
+        return given.weight / self._batch_size
 
 
 class Edges:
@@ -95,13 +110,14 @@ class Edges:
     """
 
     def __init__(
-        self, ids: Tensor, before: Boundary, after: Boundary, sender: PeerId | None, device: torch.device
+        self, batch: Batch, ids: Tensor, before: Boundary, after: Boundary, sender: PeerId | None, device: torch.device
     ) -> None:
         self._ids, self._before, self._after = ids, before, after
         self._samples = _samples(ids, sender) if before.has_memory else Samples(ids[:, :-1], tuple(range(len(ids))))
         self._device = device
-        self.tokens = ids[:, :-1].contiguous().to(device)
-        self.targets = ids[:, 1:].contiguous().to(device)
+        tokens, targets, positions = batch
+        self.tokens, self.targets = tokens.to(device), targets.to(device)
+        self.positions = None if positions is None else positions.to(device)
 
     def decoded(self, activations: Buffer) -> Tensor:
         return self._before.activations.decode(activations, self._samples).to(self._device)

@@ -162,12 +162,13 @@ class Sum:
 
     num_samples: int = 0
     loss: float = 0.0  # of all samples together
+    weight: float = 0.0  # of all of them, as of a `Given`
 
-    def plus(self, num_samples: int, mean_loss: float) -> "Sum":
-        return Sum(self.num_samples + num_samples, self.loss + num_samples * mean_loss)
+    def plus(self, given: Given, mean_loss: float) -> "Sum":
+        return self + Sum(given.num_samples, given.weight * mean_loss, given.weight)
 
     def __add__(self, other: "Sum") -> "Sum":
-        return Sum(self.num_samples + other.num_samples, self.loss + other.loss)
+        return Sum(self.num_samples + other.num_samples, self.loss + other.loss, self.weight + other.weight)
 
 
 class Counting:
@@ -231,7 +232,7 @@ class Counting:
         with self._schedule.weights_first():
             for held in to_compute.values():
                 await self._schedule.weights(partial(self._again, held))
-                self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
+                self._sum = self._sum.plus(held.given, held.returned.loss)
         self._may_count.set()
         return closed
 
@@ -262,7 +263,7 @@ class Counting:
             # A team has forgotten its parts of what a round has gone by.
             is_forgotten = self.num_closed > held.began and not isinstance(passed, _Alone)
             await self._add(partial(self._again, held) if is_forgotten else passed.count)
-            self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
+            self._sum = self._sum.plus(held.given, held.returned.loss)
         elif attempt.batch in self.exactly_once.held:
             self._hold(attempt.batch, held)
 

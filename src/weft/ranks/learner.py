@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.data.batch import Batch, Batches
+from weft.data.batch import Batches
+from weft.data.rows import Batch, blank
 from weft.errors import CheckpointError, ConfigError, SiteBroken
 from weft.events import Emit, WarmedUp
 from weft.inference.sample import Sampling
@@ -69,8 +70,7 @@ class SiteLearner(Stepper):
         if self.is_warm:
             return
         began, train = self._clock.now(), self._run.train
-        blank = torch.zeros(train.batch_size, train.seq_len, dtype=torch.int64)
-        self._gradient((blank, blank))
+        self._gradient(blank(train.batch_size, train.seq_len, has_rows=self._run.data.has_rows))
         self._site.order(orders.DropGradient())
         self._is_warm = True
         self._emit(WarmedUp(is_compiled=False, micro_batch=self._micro_batch, duration_s=self._clock.now() - began))
@@ -122,9 +122,14 @@ class SiteLearner(Stepper):
         return cast(tuple[float, float], self._on(orders.Gradient, batch))
 
     def _on(self, kind: type[orders.Gradient | orders.Loss], batch: Batch) -> object:
-        num_samples, seq_len = batch[0].shape
-        order = kind(num_samples=num_samples, seq_len=seq_len, micro_batch=self._micro_batch)
-        return self._site.order(order, *batch)
+        num_samples, seq_len = batch.tokens.shape
+        order = kind(
+            num_samples=num_samples,
+            seq_len=seq_len,
+            micro_batch=self._micro_batch,
+            has_positions=batch.positions is not None,
+        )
+        return self._site.order(order, *(tensor for tensor in batch if tensor is not None))
 
     # --- parameters ---
 

@@ -112,6 +112,7 @@ class _Batch(_Order, frozen=True, kw_only=True):
     num_samples: int
     seq_len: int
     micro_batch: int
+    has_positions: bool  # rows of whole texts
 
 
 class Gradient(_Batch, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
 
 from weft import rng
-from weft.data.batch import Batch
+from weft.data.rows import Batch
 from weft.inference.sample import Sampling, generate
 from weft.model.flat import layout
 from weft.model.layers import Block, KVCache, RMSNorm
@@ -69,9 +69,9 @@ class Shard:
     def fill(self, batch: Batch, micro_batch: int) -> tuple[float, float]:
         """Compute the mean gradient over `batch`, of which each rank takes a share; return mean loss and norm."""
         total = torch.zeros((), device=self._device.torch)
-        for tokens, targets, share in self._micro_batches(batch, micro_batch):
+        for part, share in self._micro_batches(batch, micro_batch):
             with self._device.autocast():
-                loss = self._module.loss(tokens, targets)
+                loss = self._module.loss(*part)
             # FSDP takes the mean over ranks; what is wanted is the sum of their shares.
             (loss * (share * self._line.num_ranks)).backward()  # type: ignore[no-untyped-call]
             total += loss.detach() * share
@@ -113,21 +113,20 @@ class Shard:
         """Forget the gradient, which has as many numbers as the parameters."""
         self._module.zero_grad(set_to_none=True)
 
-    def _micro_batches(self, batch: Batch, micro_batch: int) -> "list[tuple[Tensor, Tensor, float]]":
+    def _micro_batches(self, batch: Batch, micro_batch: int) -> list[tuple[Batch, float]]:
         """Return this rank's samples in as many pieces as every rank has; each with its share of the whole batch.
 
         A rank that has no samples left computes on a blank one, which counts nothing: gathering needs all ranks.
         """
-        num, ranks = len(batch[0]), self._line.num_ranks
+        num, ranks = len(batch.tokens), self._line.num_ranks
         borders = [num * rank // ranks for rank in range(ranks + 1)]
         most = max(stop - start for start, stop in pairwise(borders))
         start, stop = borders[self._line.rank : self._line.rank + 2]
         found = []
         for offset in range(start, start + most, micro_batch):
-            here = slice(offset, min(offset + micro_batch, stop))
-            count = max(here.stop - here.start, 0)
-            tokens, targets = (part[here] if count else torch.zeros_like(part[:1]) for part in batch)
-            found.append((tokens.to(self._device.torch), targets.to(self._device.torch), count / num))
+            part = batch.part(offset, min(offset + micro_batch, stop))
+            share = part.share_of(batch) if offset < stop else 0.0
+            found.append(((part if offset < stop else batch.blank()).to(self._device.torch), share))
         return found
 
     def _shorten(self, factor: float) -> None:
@@ -167,10 +166,10 @@ class Shard:
     def summed_loss(self, batch: Batch, micro_batch: int) -> float:
         """Return the sum of the losses of `batch`, nats."""
         total = 0.0
-        for tokens, targets, share in self._micro_batches(batch, micro_batch):
+        for part, share in self._micro_batches(batch, micro_batch):
             with self._device.autocast():
-                logits = self._module(tokens)
-            losses = cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+                logits = self._module(part.tokens, part.positions)
+            losses = cross_entropy(logits.float().flatten(0, 1), part.targets.flatten(), reduction="none")
             total += float(losses.cpu().double().sum()) if share else 0.0
         figures = torch.tensor([total], dtype=torch.float64)
         self._line.add(figures)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.data.batch import Batch
+from weft.data.rows import Batch
 from weft.ids import Digest
 from weft.ranks import orders
 from weft.ranks.line import Line, passed
@@ -170,7 +170,7 @@ class Worker:
     def _shared(self, order: orders.Gradient | orders.Loss, data: tuple[Tensor, ...]) -> Batch:
         """Return the batch that rank 0 has."""
         shape = order.num_samples, order.seq_len
-        tokens, targets = data or (torch.empty(shape, dtype=torch.int64) for _ in range(2))
-        self._line.share(tokens)
-        self._line.share(targets)
-        return tokens, targets
+        tensors = data or tuple(torch.empty(shape, dtype=torch.int64) for _ in range(2 + order.has_positions))
+        for tensor in tensors:
+            self._line.share(tensor)
+        return Batch(*tensors)

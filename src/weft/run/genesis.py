@@ -20,21 +20,24 @@ import msgspec
 import numpy as np
 import torch
 from jaxtyping import Float32
+from msgspec import UNSET
 from torch import Tensor
 
 from weft import wire
+from weft.chat.packing import pack_conversations
+from weft.chat.template import template_of
 from weft.clock import SystemClock
 from weft.config import alike
 from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
-from weft.data.corpus import CorpusConfig, text_nbytes
+from weft.data.corpus import ConversationsSource, CorpusConfig, JsonlSource, ParquetSource, SourceConfig, text_nbytes
 from weft.data.packing import JsonConfig, make_tokenizer, pack
-from weft.data.store import DataIndex, ShardStore
+from weft.data.store import DataIndex, Rows, ShardStore
 from weft.data.tokenizer import Tokenizer, check_vocabulary
-from weft.errors import ConfigError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
+from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
 from weft.events import Emit, Notice
 from weft.ids import Digest, several, short
-from weft.model.came_with import read, tokenizer_folder
+from weft.model.came_with import decode, read, tokenizer_folder, with_template
 from weft.model.config import ModelConfig, check_size, named
 from weft.model.flat import cut
 from weft.model.sections import num_section_parameters, pieces, sections, whole
@@ -92,9 +95,9 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     check_size(_num_held(model, run_file.stages), limit)
     check_host(_num_held(model, run_file.stages))
     store = home.private if run_file.is_private else home.shards
-    index = _pack(store, run_file, tokenizer, base, emit)
-    initials = tuple(_put_initials(run_file, model, base, home))
     came_with = _came_with(run_file, tokenizer, model, base, emit)
+    index = _pack(store, run_file, tokenizer, came_with, base, emit)
+    initials = tuple(_put_initials(run_file, model, base, home))
     resolved = {
         "model": model,
         "initial": initials[0],
@@ -154,6 +157,11 @@ def read_run(data: wire.Buffer, max_parameters: int) -> Genesis:
         return config
     check_size(_num_held(config.model, config.stages if isinstance(config, StagedConfig) else 1), max_parameters)
     _check_train(config, max_parameters)
+    if isinstance(config, StagedConfig) and config.data.has_rows and config.pipeline.split is not None:
+        raise ConfigError(
+            "pipeline.split: members that compute a section together know running text only, and this run trains on "
+            "conversations. Leave it out."
+        )
     if config.is_private:
         if config.data.train or config.data.heldout:
             raise ConfigError("this run says that it is private, but names shards of its maker. Do not join it.")
@@ -192,22 +200,44 @@ def on_corpus(run: Genesis) -> RunConfig:
 
 
 def pack_private(
-    config: RunConfig, tokenizer: Tokenizer, corpus: CorpusConfig, base: Path, home: Home, emit: Emit
+    config: RunConfig, tokenizer: Tokenizer, came_with: bytes, corpus: CorpusConfig, base: Path, home: Home, emit: Emit
 ) -> DataIndex:
     """Pack this machine's own files for a private run into `home.private`, and return their index, to be told nobody.
 
     Args:
         tokenizer: the run's.
+        came_with: the blob of what came with its model.
         base: the folder that relative paths start from.
         emit: takes how far packing has come.
 
     Raises:
-        DataError: files missing, malformed, too few, or with text that the tokenizer does not know.
+        DataError: files missing, malformed, too few, or with text that the tokenizer does not know; or text where the
+            run's is conversations, or the other way round.
         DiskFull: no room for the shards.
     """
-    index = _packed(home.private, corpus, tokenizer, base, emit)
+    corpus = msgspec.structs.replace(corpus, source=_as_the_runs(corpus.source, config))
+    index = _packed(home.private, corpus, tokenizer, came_with, config.train.seq_len, base, emit)
     _check_size(index, config.train.seq_len, config.train.batch_size)
     return index
+
+
+def _as_the_runs(source: SourceConfig, config: RunConfig) -> SourceConfig:
+    """Return `source`; where the run is of conversations, files of JSON lines or tables are such.
+
+    Raises:
+        DataError: it is of the other kind.
+    """
+    is_told = isinstance(source, ConversationsSource)
+    if is_told and not config.data.has_rows:
+        raise DataError(f"run {config.name!r} trains on running text, not on conversations. Name files of text.")
+    if is_told or not config.data.has_rows:
+        return source
+    if not isinstance(source, JsonlSource | ParquetSource):
+        raise DataError(
+            f"run {config.name!r} trains on conversations, and these files are text. Name JSON lines or tables of "
+            "conversations: `weft inspect FILE --model MODEL` shows how weft reads them."
+        )
+    return ConversationsSource(paths=source.paths)
 
 
 def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:
@@ -279,6 +309,9 @@ def _came_with(run_file: RunFile, tokenizer: Tokenizer, model: ModelConfig, base
     own = base / run_file.tokenizer.path if isinstance(run_file.tokenizer, JsonConfig) else None
     settings = tokenizer_folder(own, folder, tokenizer.to_json()) if own or folder else None
     found = read(folder, settings, model.vocab_size, lambda text: emit(Notice(text=text)))
+    source = run_file.data.source
+    if isinstance(source, ConversationsSource) and source.template is not None:
+        found = with_template(found, base / source.template)
     return b"" if found.is_empty else wire.encode(found)
 
 
@@ -296,9 +329,11 @@ def of_shape(shaped: ShapedModel, vocab_size: int, seq_len: int) -> ModelConfig:
         raise ConfigError(f"model: {error}.") from None
 
 
-def _pack(store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, base: Path, emit: Emit) -> DataIndex:
-    index = _packed(store, run_file.data, tokenizer, base, emit)
+def _pack(
+    store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, came_with: bytes, base: Path, emit: Emit
+) -> DataIndex:
     train = run_file.train
+    index = _packed(store, run_file.data, tokenizer, came_with, train.seq_len, base, emit)
     num_peers = 1 if run_file.is_private else run_file.peers
     samples = several(train.batch_size, "sample")
     why = f": {num_peers} peers make training steps of {samples} each" if num_peers > 1 else ""
@@ -306,7 +341,11 @@ def _pack(store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, base: Path
     return index
 
 
-def _packed(store: ShardStore, data: CorpusConfig, tokenizer: Tokenizer, base: Path, emit: Emit) -> DataIndex:
+def _packed(
+    store: ShardStore, data: CorpusConfig, tokenizer: Tokenizer, came_with: bytes, seq_len: int, base: Path, emit: Emit
+) -> DataIndex:
+    if isinstance(data.source, ConversationsSource):
+        return _packed_conversations(store, data, data.source, tokenizer, came_with, seq_len, base, emit)
     num_empty = 0
 
     def count() -> None:
@@ -320,6 +359,31 @@ def _packed(store: ShardStore, data: CorpusConfig, tokenizer: Tokenizer, base: P
     return index
 
 
+def _packed_conversations(
+    store: ShardStore,
+    data: CorpusConfig,
+    source: ConversationsSource,
+    tokenizer: Tokenizer,
+    came_with: bytes,
+    seq_len: int,
+    base: Path,
+    emit: Emit,
+) -> DataIndex:
+    template = template_of(decode(came_with))
+    if template is None:
+        raise DataError(
+            "the model has no chat template, so nobody knows how conversations are written for it. Begin from a chat "
+            "model's folder, or name a file of Jinja: data.source.template."
+        )
+    with Meter("reading conversations", "B", emit, SystemClock(), None) as meter:
+        index, told = pack_conversations(
+            store, source, data.heldout_fraction, template, tokenizer, seq_len, base, on_packed=meter.add
+        )
+    if words := str(told):
+        emit(Notice(text=words))
+    return index
+
+
 def _check_size(index: DataIndex, seq_len: int, num_samples: int, why: str = "") -> None:
     """Accept data that fill one inner step of everybody who trains on them without a repetition."""
     check_windows(index, "train", seq_len, num_samples, why)
@@ -328,7 +392,8 @@ def _check_size(index: DataIndex, seq_len: int, num_samples: int, why: str = "")
 
 def _without_shards(index: DataIndex) -> DataIndex:
     """Return what a private run says of data: which tokens there are, and nothing of anybody's files."""
-    return msgspec.structs.replace(index, train=(), heldout=(), train_text_nbytes=0, heldout_text_nbytes=0)
+    rows = index.rows if index.rows is UNSET else Rows(length=index.rows.length, train_trained=0, heldout_trained=0)
+    return msgspec.structs.replace(index, train=(), heldout=(), train_text_nbytes=0, heldout_text_nbytes=0, rows=rows)
 
 
 def _put_initials(run_file: RunFile, model: ModelConfig, base: Path, home: Home) -> Iterator[Digest]:

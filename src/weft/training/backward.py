@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from weft.data.batch import Batch
+from weft.data.rows import Batch, blank
 from weft.events import Emit, FellBack, MicroBatchChanged
 from weft.model.flat import FlatModel
 from weft.model.transformer import SectionModule
@@ -25,7 +24,7 @@ from weft.training.device import Device, allocating, first_line, is_out_of_memor
 
 T = TypeVar("T")
 
-_Loss = Callable[[Tensor, Tensor], Tensor]
+_Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Backward:
@@ -71,8 +70,11 @@ class Backward:
         """
         return self._halving(lambda: self._add_up(module, batch))
 
-    def rehearse(self, num_samples: int, seq_len: int) -> None:
+    def rehearse(self, num_samples: int, seq_len: int, *, has_rows: bool = False) -> None:
         """Do once, on blank tokens, what a batch of `num_samples` and an evaluation will do, in each shape they take.
+
+        Args:
+            has_rows: samples are rows of whole texts.
 
         What has to be compiled, loaded or made smaller is so afterwards. The gradient is zero then; nothing else of the
         model changes, nor does the factor on the loss.
@@ -81,25 +83,24 @@ class Backward:
             OutOfMemory: not even one sample fits.
         """
         try:
-            self._halving(lambda: self._rehearse(num_samples, seq_len))
+            self._halving(lambda: self._rehearse(num_samples, seq_len, has_rows))
         finally:
             self._model.zero_gradient()
 
-    def _rehearse(self, num_samples: int, seq_len: int) -> None:
+    def _rehearse(self, num_samples: int, seq_len: int, has_rows: bool) -> None:
         whole, rest = min(self.micro_batch, num_samples), num_samples % self.micro_batch
-        blank = torch.zeros(whole + (rest if num_samples > whole else 0), seq_len, dtype=torch.int64)
-        self._accumulate((blank, blank))
-        self._add_up(self._model.module, (blank, blank))
+        batch = blank(whole + (rest if num_samples > whole else 0), seq_len, has_rows=has_rows)
+        self._accumulate(batch)
+        self._add_up(self._model.module, batch)
 
     def _accumulate(self, batch: Batch) -> tuple[float, float]:
         scale, gradient = self.scale.value, self._model.gradient
         self._model.zero_gradient()
         total = torch.zeros((), device=gradient.device)
-        for tokens, targets in self._micro_batches(batch):
+        for part, weight in self._micro_batches(batch):
             with self._device.autocast():
-                loss = self._loss(tokens, targets)
-            # The mean over the batch is the sum of the micro-batches' means, each weighted by its share of samples.
-            share = loss * (len(tokens) / len(batch[0]))
+                loss = self._loss(*part)
+            share = loss * weight
             (share * scale).backward()  # type: ignore[no-untyped-call]
             total += share.detach()
         if scale != 1.0:
@@ -111,16 +112,18 @@ class Backward:
     def _add_up(self, module: SectionModule, batch: Batch) -> float:
         total = 0.0
         with torch.inference_mode():
-            for tokens, targets in self._micro_batches(batch):
+            for part, _ in self._micro_batches(batch):
                 with self._device.autocast():
-                    logits = module(tokens)
-                losses = cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+                    logits = module(part.tokens, part.positions)
+                losses = cross_entropy(logits.float().flatten(0, 1), part.targets.flatten(), reduction="none")
                 total += float(losses.cpu().double().sum())
         return total
 
-    def _micro_batches(self, batch: Batch) -> Iterator[tuple[Int64[Tensor, "micro seq"], Int64[Tensor, "micro seq"]]]:
-        tokens, targets = (torch.split(part.to(self._device.torch), self.micro_batch) for part in batch)
-        return zip(tokens, targets, strict=True)
+    def _micro_batches(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
+        """Yield micro-batches on the device, each with its weight: the mean over all is the sum of weight x mean."""
+        for start in range(0, len(batch.tokens), self.micro_batch):
+            part = batch.part(start, start + self.micro_batch)
+            yield part.to(self._device.torch), part.share_of(batch)
 
     def _halving(self, work: Callable[[], T]) -> T:
         """Do `work`, again with half the micro-batch as often as memory runs out."""
@@ -141,16 +144,16 @@ class Backward:
     def _compiled(self, plain: _Loss) -> _Loss:
         compiled = torch.compile(plain)
 
-        def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        def loss(tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> Tensor:
             try:
-                return compiled(tokens, targets)
+                return compiled(tokens, targets, positions)
             except RuntimeError as error:  # all of the compiler's errors are; those of the loss itself come again
                 if is_out_of_memory(error):
                     raise
                 reason = first_line(error)
             self._emit(FellBack(wanted="torch.compile", used="uncompiled", reason=reason))
             self.is_compiled, self._loss = False, plain
-            return plain(tokens, targets)
+            return plain(tokens, targets, positions)
 
         return loss
 

@@ -219,6 +219,7 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
             run.train.seq_len,
             is_half=device.precision != "fp32",
             has_recompute=peer.has_recompute,
+            has_rows=run.data.has_rows,
         ),
     )
     needed = by_place(memory, device)

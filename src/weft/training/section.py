@@ -75,7 +75,14 @@ class SectionTrainer(Trainer):
         super()._take_device(held, micro_batch)
         codecs = Boundaries(self._pipeline.activations, self._pipeline.gradients)
         train, has_recompute = self._run.train, self._peer.has_recompute
-        self._lent = TorchDevice(self._model, codecs, train.seq_len, train.batch_size, has_recompute=has_recompute)
+        self._lent = TorchDevice(
+            self._model,
+            codecs,
+            train.seq_len,
+            train.batch_size,
+            has_rows=self._run.data.has_rows,
+            has_recompute=has_recompute,
+        )
 
     def park(self) -> None:
         self._lent = None
@@ -130,7 +137,8 @@ class SectionTrainer(Trainer):
         x = blank if self._section.is_first else torch.zeros(*blank.shape, self._run.model.width, device=blank.device)
 
         def compute(module: SectionModule) -> Tensor:
-            return module.loss(x, blank) if self._section.is_last else module(x)
+            positions = blank if self._run.data.has_rows else None
+            return module.loss(x, blank, positions) if self._section.is_last else module(x, positions)
 
         passed = passed_through(self._model, compute, x)
         passed.input_gradient(None if self._section.is_last else torch.zeros_like(passed.output))

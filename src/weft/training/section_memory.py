@@ -47,6 +47,7 @@ class Holding:
     train: TrainConfig
     choices: Choices
     pipeline: PipelineConfig
+    has_rows: bool = False  # of whole texts
 
     @property
     def micro(self) -> MicroBatch:
@@ -60,11 +61,14 @@ class Holding:
             seq_len=seq_len,
             activations_nbytes=found.activations.nbytes(num_samples),
             gradients_nbytes=found.gradients.nbytes(num_samples),
+            has_rows=self.has_rows,
         )
 
 
 def of_run(run: StagedConfig) -> Holding:
-    return Holding(model=run.model, train=run.train, choices=run.method, pipeline=run.pipeline)
+    return Holding(
+        model=run.model, train=run.train, choices=run.method, pipeline=run.pipeline, has_rows=run.data.has_rows
+    )
 
 
 def section_memory(

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.data.batch import Batch, Batches
+from weft.data.batch import Batches
+from weft.data.rows import Batch
 from weft.data.tokenizer import Tokenizer
 from weft.errors import NotFinite
 from weft.events import Emit, StepDone
@@ -164,7 +165,7 @@ class Stepper(ABC):
         with self._showing(vector) as shown:
             for batch in batches.heldout_batches(num_windows, self._run.train.batch_size):
                 total += shown.loss(batch)
-                num_tokens += batch[0].numel()
+                num_tokens += batch.num_predicted
                 between()
         if not math.isfinite(total):
             raise NotFinite(

@@ -102,9 +102,9 @@ class TiedTrainer(Trainer):
 
 def averaged(gradient: Tensor, total: Sum, num: int) -> Mean:
     """Make a gradient the mean over samples, in place: it is their sum, divided by `num`."""
-    gradient.mul_(num / total.num_samples)
+    gradient.mul_(num / total.weight)
     norm = float(torch.linalg.vector_norm(gradient))
-    return Mean(loss=total.loss / total.num_samples, norm=norm, num_samples=total.num_samples)
+    return Mean(loss=total.loss / total.weight, norm=norm, num_samples=total.num_samples)
 
 
 def halved(work: Work) -> Work:

@@ -178,7 +178,7 @@ class Trainer(Stepper):
         if self.is_warm:
             return
         began, train = self._clock.now(), self._run.train
-        self._backward.rehearse(train.batch_size, train.seq_len)
+        self._backward.rehearse(train.batch_size, train.seq_len, has_rows=self._run.data.has_rows)
         self._warm_shape = train.batch_size, train.seq_len
         self._emit(
             WarmedUp(

@@ -100,7 +100,7 @@ def test_eval_is_the_loss_on_all_heldout_windows(weft: Weft, kept: Kept, home: P
     run = kept.run
     batches = Batches(Home(home).shards, run.data, "heldout", run.train.seq_len, 0)
     model = assemble(run.model, load(kept.folder).replicated["outer"])
-    tokens, targets = batches.windows(np.arange(batches.num_windows))
+    tokens, targets, _ = batches.windows(np.arange(batches.num_windows))
     wanted = float(model.loss(tokens, targets))
     found = re.match(r"(\S+) nats per byte .*over (\d+) tokens", weft("eval", kept.folder).out)
     assert found is not None

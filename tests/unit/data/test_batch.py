@@ -49,7 +49,7 @@ def test_an_epoch_reads_every_window_of_the_stream_once(
             Batches(store, index, "train", seq_len, seed)
         return
     batches = Batches(store, index, "train", seq_len, seed)
-    tokens, targets = batches.at(np.arange(batches.num_windows))
+    tokens, targets, _ = batches.at(np.arange(batches.num_windows))
     assert tokens.dtype == targets.dtype == torch.int64
     assert tokens.shape == targets.shape == (batches.num_windows, seq_len)
     assert torch.equal(targets, tokens + 1)
@@ -61,7 +61,7 @@ def test_positions_give_the_windows_that_assign_names(tmp_path: Path) -> None:
     batches = Batches(store, index, "train", 10, seed=5)
     granted, _ = leases(40, {PeerId("a"): 30, PeerId("b"): 50})
     for lease in granted:
-        tokens, _ = batches.at(lease.positions())
+        tokens, *_ = batches.at(lease.positions())
         assert (tokens[:, 0] // 10).tolist() == windows_at(lease.positions(), batches.num_windows, 5).tolist()
 
 
@@ -70,7 +70,7 @@ def test_positions_may_come_in_any_order_from_far_apart(tmp_path: Path) -> None:
     batches = Batches(store, index, "train", 10, seed=5)
     positions = np.random.default_rng(0).permutation(np.arange(0, 200_000, 997))
     for _ in range(2):
-        tokens, _ = batches.at(positions)
+        tokens, *_ = batches.at(positions)
         assert (tokens[:, 0] // 10).tolist() == windows_at(positions, batches.num_windows, 5).tolist()
     with pytest.raises(ValueError, match="no window"):
         batches.at(np.array([-1]))
@@ -80,11 +80,11 @@ def test_heldout_batches_are_spread_evenly_and_always_the_same(tmp_path: Path) -
     store, index = stored(tmp_path, 1001, 300)
     batches = Batches(store, index, "heldout", 10, seed=1)
     again = Batches(store, index, "heldout", 10, seed=2)
-    first = [tokens for tokens, _ in batches.heldout_batches(10, batch_size=4)]
+    first = [tokens for tokens, *_ in batches.heldout_batches(10, batch_size=4)]
     assert [len(tokens) for tokens in first] == [4, 4, 2]
-    assert torch.equal(torch.cat(first), torch.cat([tokens for tokens, _ in again.heldout_batches(10, batch_size=10)]))
+    assert torch.equal(torch.cat(first), torch.cat([tokens for tokens, *_ in again.heldout_batches(10, batch_size=10)]))
     assert torch.cat(first)[:, 0].tolist() == list(range(0, 1000, 100))
-    everything = torch.cat([tokens for tokens, _ in batches.heldout_batches(10_000, batch_size=64)])
+    everything = torch.cat([tokens for tokens, *_ in batches.heldout_batches(10_000, batch_size=64)])
     assert everything.flatten().tolist() == list(range(1000))
 
 

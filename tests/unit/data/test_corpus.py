@@ -185,6 +185,7 @@ def test_jsonl_gives_a_document_per_line(tmp_path: Path) -> None:
     [
         (b'{"text": "cut', r"a\.jsonl, line 2: not a JSON object"),
         (b"[1]", r"a\.jsonl, line 2: not a JSON object"),
+        (b'{"messages": [], "id": "xyz"}', r'These are conversations: \[data.source\] type = "conversations"'),
         (b'{"body": "x", "a": 1}', r"it has a, body\. Name the one to read: --set data\.source\.field=body\."),
         (b'{"a": "id", "b": "a longer text", "c": [1, 2, 3, 4, 5, 6, 7, 8, 9]}', r"--set data\.source\.field=b\."),
         (b'{"a": 1}', "no field 'text'; it has a\\.$"),

@@ -83,7 +83,7 @@ def plain(run: RunConfig, folder: Path, momentum: float) -> Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
     for step in range(STEPS):
         size = run.train.batch_size
-        tokens, targets = data.at(np.arange(step * size, (step + 1) * size, dtype=np.int64))
+        tokens, targets, _ = data.at(np.arange(step * size, (step + 1) * size, dtype=np.int64))
         loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()

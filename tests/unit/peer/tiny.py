@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from weft import wire
 from weft.codec.config import Fp32Config
 from weft.data.batch import Batches
-from weft.data.store import DataIndex, ShardInfo, ShardStore
+from weft.data.rows import TRAINED, Packer, words
+from weft.data.store import DataIndex, Rows, ShardInfo, ShardStore
 from weft.model.config import ModelConfig
 from weft.run.config import RunConfig, TrainConfig
 from weft.run.outline import TicketAdmission
@@ -59,6 +61,30 @@ def run_config(method: MethodConfig = FEDAVG, model: ModelConfig = MODEL, **trai
         is_strict=False,
         has_even_leases=True,
     )
+
+
+def rows_of_texts() -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """Return rows of short texts, of whose tokens the later half is trained on."""
+    generator, packer, rows = np.random.default_rng(8), Packer(SEQ_LEN, 0), []
+    for _ in range(400):
+        ids = (generator.integers(97, 110) + np.arange(generator.integers(2, SEQ_LEN + 1))).astype(np.uint32)
+        rows += packer.add(words(ids, np.arange(len(ids)) >= len(ids) / 2))
+    return np.concatenate([*rows, *packer.finish()])
+
+
+def rows_run(run: RunConfig, folder: Path) -> RunConfig:
+    """Return a run as `run`, on rows of texts, which are put into `folder`."""
+    data = rows_of_texts()
+    digest = ShardStore(folder).put(data.astype("<u4").tobytes())
+    info = ShardInfo(digest=digest, num_tokens=data.size, nbytes=4 * data.size)
+    num_trained = int(np.count_nonzero(data & TRAINED))
+    rows = Rows(length=SEQ_LEN, train_trained=num_trained, heldout_trained=num_trained)
+    changed = replace(run.data, dtype="uint32", train=(info,), heldout=(info,), rows=rows)
+    return replace(run, data=changed)
+
+
+def rows_batches(run: RunConfig, folder: Path, split: str = "train") -> Batches:
+    return Batches(ShardStore(folder), run.data, split, SEQ_LEN, seed=3)  # type: ignore[arg-type]
 
 
 def _index(digest: str) -> DataIndex:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from unit.pipeline.stages import BATCH_SIZE, CONFIG, SEQ_LEN, packed
 from weft.codec.config import Bf16Config, Fp8Config, Fp32Config, Int4Config, Int8Config
+from weft.data.rows import BEGINS, TRAINED, batch_of
 from weft.errors import PayloadError
 from weft.ids import PeerId
 from weft.model.flat import FlatModel, attach, cut, flatten
@@ -18,6 +19,8 @@ from weft.pipeline.codec.subspace import WRITERS, confined, drawn
 from weft.pipeline.device import Given, Passed
 from weft.pipeline.link import parcel
 from weft.pipeline.torch_device import TorchDevice
+from weft.pipeline.worker import Sum
+from weft.training.tied import averaged
 from weft.wire import Buffer
 
 # How far the gradient of all weights may be from that without codecs, as a share of it.
@@ -41,7 +44,8 @@ def sent_to(member: PeerId, passed: Passed) -> Buffer | None:
 
 
 class Chain:
-    def __init__(self, config: ActivationConfig) -> None:
+    def __init__(self, config: ActivationConfig, *, has_rows: bool = False) -> None:
+        self.has_rows = has_rows
         vector = initial_vector(CONFIG, seed=5)
         vector[vector != 1] *= 10  # so that layers do something
         self.models: list[FlatModel] = []
@@ -54,7 +58,7 @@ class Chain:
         self.devices = [self.made(config, number) for number in range(3)]
 
     def made(self, config: ActivationConfig, number: int) -> TorchDevice:
-        return TorchDevice(self.models[number], Boundaries(config), SEQ_LEN, BATCH_SIZE)
+        return TorchDevice(self.models[number], Boundaries(config), SEQ_LEN, BATCH_SIZE, has_rows=self.has_rows)
 
     def step(self, ids: Tensor) -> float:
         given, passed = Given(len(ids), packed(ids), None), list[Passed]()
@@ -92,6 +96,48 @@ def test_gradients_through_codecs_are_near_to_those_of_the_whole(
     expected *= num / BATCH_SIZE
     assert float((found - expected).norm() / expected.norm()) < bound
     assert loss == pytest.approx(whole, rel=bound)
+
+
+def drawn_rows(num: int = BATCH_SIZE) -> Tensor:
+    """Return words of rows: texts of a few tokens, and as many of them trained on as chance has it, some in each."""
+    words = drawn_ids(num)
+    drawn = torch.Generator().manual_seed(9)
+    words |= torch.where(torch.rand(words.shape, generator=drawn) < 0.4, TRAINED, 0)
+    words |= torch.where(torch.rand(words.shape, generator=drawn) < 0.3, BEGINS, 0)
+    words[:, 1:3] = words[:, 1:3] & (BEGINS - 1) | TRAINED
+    return words
+
+
+@pytest.mark.parametrize("config", [Fp32Config(), SubspaceConfig(rank=4, values="fp32")], ids=["fp32", "subspace"])
+def test_rows_go_through_stages_as_through_the_whole_model(config: ActivationConfig) -> None:
+    chain = Chain(config, has_rows=True)
+    parts = drawn_rows().split(1)
+    batch = batch_of(torch.cat(parts), has_rows=True)
+    for model in chain.models:
+        model.zero_gradient()
+    x = batch.tokens
+    for model in chain.models[:-1]:
+        x = model.module(x, batch.positions)
+    whole = chain.models[-1].module.loss(x, batch.targets, batch.positions)
+    whole.backward()
+    expected = torch.cat([seen(config, model, model.gradient.clone()) for model in chain.models])
+    for model in chain.models:
+        model.zero_gradient()
+    total = Sum()
+    for part in parts:
+        total = total.plus(Given(len(part), packed(part), None), chain.step(part))
+    means = [averaged(model.gradient, total, BATCH_SIZE) for model in chain.models]
+    found = torch.cat([seen(config, model, model.gradient) for model in chain.models])
+    assert float((found - expected).norm() / expected.norm()) < 1e-3
+    assert means[-1].loss == pytest.approx(whole.item(), rel=1e-3)
+
+
+def test_words_of_running_text_have_no_marks() -> None:
+    chain, words = Chain(Fp32Config()), drawn_rows()
+    with pytest.raises(PayloadError, match=f"no {BATCH_SIZE} samples of"):
+        chain.step(words)
+    with pytest.raises(PayloadError, match=f"no {BATCH_SIZE} samples of"):
+        Chain(Fp32Config(), has_rows=True).step(words + CONFIG.vocab_size)
 
 
 def plain(models: list[FlatModel], ids: Tensor) -> tuple[list[Tensor], float]:

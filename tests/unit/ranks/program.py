@@ -10,10 +10,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from unit.peer.tiny import batches, run_config
+from unit.peer.tiny import batches, rows_batches, rows_run, run_config
 from weft.clock import VirtualClock
 from weft.codec.build import build
 from weft.codec.config import Bf16Config, CodecConfig, Int4Config, Int8Config, RandomKConfig, TopKConfig
+from weft.data.batch import Batches
+from weft.data.rows import UNTRAINED
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError, NotFinite
 from weft.events import Event, StepDone
@@ -145,15 +147,19 @@ def check_memory(site: Site) -> None:
 # --- training ---
 
 
+def batches_of(run: RunConfig, split: str = "train") -> Batches:
+    folder = Path(sys.argv[4]) / "shards"
+    return rows_batches(run, folder, split) if run.data.has_rows else batches(folder, split)
+
+
 class Both:
     """A site's learner, and a trainer of one process, on the same run."""
 
     def __init__(self, site: Site, run: RunConfig) -> None:
-        folder = Path(sys.argv[4]) / "shards"
         self.events: list[Event] = []
-        self.site = SiteLearner(site, run, 2, batches(folder), self.events.append, VirtualClock())
-        self.plain = Trainer(run, SETTINGS, batches(folder), self.events.append, VirtualClock())
-        self.heldout = batches(folder, "heldout")
+        self.site = SiteLearner(site, run, 2, batches_of(run), self.events.append, VirtualClock())
+        self.plain = Trainer(run, SETTINGS, batches_of(run), self.events.append, VirtualClock())
+        self.heldout = batches_of(run, "heldout")
         vector = initial_vector(run.model, run.seed)
         self.outer = spread(site, vector)
         self.site.start(self.outer)
@@ -206,6 +212,21 @@ def check_gradients(site: Site) -> None:
     found, there = both.site.gradient(positions, 0, 1.0)
     torch.testing.assert_close(gathered(found), expected, **CLOSE)
     np.testing.assert_allclose(there.mean_loss, here.mean_loss, rtol=1e-5)
+
+
+def check_rows(site: Site) -> None:
+    """On rows of whole texts, mean gradients and held-out loss are those of one process."""
+    run = rows_run(run_config(batch_size=5), Path(sys.argv[4]) / "shards")
+    both, positions = Both(site, run), np.arange(5, dtype=np.int64)
+    assert len({int((row != UNTRAINED).sum()) for row in batches_of(run).at(positions).targets}) > 1
+    expected, here = both.plain.gradient(positions, 0, 1.0)
+    found, there = both.site.gradient(positions, 0, 1.0)
+    torch.testing.assert_close(gathered(found), expected, **CLOSE)
+    np.testing.assert_allclose(there.mean_loss, here.mean_loss, rtol=1e-5)
+    loss, num_tokens = both.site.evaluate(both.outer, both.heldout, 6)
+    wanted = both.plain.evaluate(gathered(both.outer), both.heldout, 6)
+    assert num_tokens == wanted[1]
+    np.testing.assert_allclose(loss, wanted[0], rtol=1e-5)
 
 
 def check_pull(site: Site) -> None:
@@ -279,7 +300,7 @@ def check_half(site: Site) -> None:
 
 CHECKS: dict[str, list[Callable[[Site], None]]] = {
     "vectors": [check_arithmetic, check_bytes, check_outer_steps, check_memory],
-    "training": [check_training, check_gradients, check_pull, check_restored, check_measured],
+    "training": [check_training, check_gradients, check_rows, check_pull, check_restored, check_measured],
     "half": [check_half],
 }
 HALF = replace(SETTINGS, precision="bf16", has_recompute=True)

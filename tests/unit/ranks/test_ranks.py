@@ -50,7 +50,7 @@ def test_vectors_of_a_site_have_the_bits_of_plain_ones(num_ranks: int, tmp_path:
 @pytest.mark.full
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=slow), 2, pytest.param(3, marks=slow)])
 def test_a_site_trains_as_one_process_does(num_ranks: int, tmp_path: Path) -> None:
-    assert len(run("training", num_ranks, tmp_path)[0]) == 5
+    assert len(run("training", num_ranks, tmp_path)[0]) == 6
 
 
 @pytest.mark.full

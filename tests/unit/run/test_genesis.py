@@ -297,7 +297,7 @@ def test_a_peer_of_a_private_run_packs_its_own_files_apart(tmp_path: Path) -> No
     base, home = tmp_path / "joiner", Home(tmp_path / "joiner home")
     own = run_file(base)
     (base / "texts" / "3.txt").write_text("my own words " * 30)
-    index = pack_private(made.config, made.tokenizer, own.data, base, home, lambda event: None)
+    index = pack_private(made.config, made.tokenizer, made.came_with, own.data, base, home, lambda event: None)
     assert stored(home)["shards"] == []
     assert set(stored(home)["private"]) == {info.digest for info in (*index.train, *index.heldout)}
     assert index != made.index
@@ -305,7 +305,7 @@ def test_a_peer_of_a_private_run_packs_its_own_files_apart(tmp_path: Path) -> No
     long = msgspec.structs.replace(made.config.train, seq_len=5000)
     large = msgspec.structs.replace(made.config, model=tiny(257, 5000), train=long)
     with pytest.raises(DataError, match="too small"):
-        pack_private(large, made.tokenizer, own.data, base, home, lambda event: None)
+        pack_private(large, made.tokenizer, made.came_with, own.data, base, home, lambda event: None)
 
 
 # --- what a stranger's run may say ---

@@ -94,7 +94,7 @@ class PlainLoop:
     def train(self, where: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> list[float]:
         size, losses = self._run.train.batch_size, []
         for start in range(0, len(where), size):
-            tokens, targets = self._batches.at(where[start : start + size])
+            tokens, targets, _ = self._batches.at(where[start : start + size])
             self._optimizer.zero_grad()
             loss = self._model.loss(tokens, targets)
             loss.backward()
@@ -692,7 +692,7 @@ def test_evaluation_is_the_mean_loss_and_always_the_same(stage: Stage, tmp_path:
     loss, num_tokens = trainer.evaluate(vector, heldout, 10)
     assert trainer.evaluate(vector, heldout, 10) == (loss, num_tokens)
     assert stage()[0].evaluate(vector, heldout, 10)[0] == pytest.approx(loss, rel=1e-6)
-    tokens, targets = next(iter(heldout.heldout_batches(10, 10)))
+    tokens, targets, _ = next(iter(heldout.heldout_batches(10, 10)))
     logits = assemble(MODEL, vector)(tokens)
     assert loss == pytest.approx(cross_entropy(logits.flatten(0, 1), targets.flatten()).item(), rel=1e-5)
     assert num_tokens == tokens.numel()

@@ -20,9 +20,9 @@ from weft.progress import Meter
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from weft.cli.model.trained import Trained
+    from weft.data.rows import Batch
     from weft.model.transformer import Transformer
 
 _TOKENS_AT_ONCE = 4096  # of one forward pass
@@ -49,12 +49,12 @@ def eval(
     trained = open_trained(str(folder), home_of(context))
     say_which(trained, checkpoint)
     text = _given(trained, data) if data else _heldout(trained, home_of(context))
-    with Meter(
-        "evaluating", "samples", WorkLine(), SystemClock(), min(windows or text.num_windows, text.num_windows)
-    ) as meter:
-        loss, num_tokens = measure(trained.on(device), meter.over(text.batches(windows), lambda batch: len(batch[0])))
+    there = text.num_windows
+    measured = min(windows or there, there)
+    with Meter("evaluating", "samples", WorkLine(), SystemClock(), measured) as meter:
+        batches = meter.over(text.batches(measured), lambda batch: len(batch.tokens))
+        loss, num_tokens = measure(trained.on(device), batches)
     per_byte = loss * text.num_tokens / text.nbytes if text.nbytes else None
-    measured, there = num_tokens // text.seq_len, text.num_windows
     share = f"{measured} of {there}" if measured < there else f"all {there}" if there > 1 else "1"
     over = f"{several(num_tokens, 'token')} ({several(share, 'sample')}) of {text.name}"
     typer.echo(f"{figures.heldout(loss, per_byte)}, over {over}")
@@ -68,31 +68,28 @@ class Text:
     ids: "NDArray[np.integer]"  # the whole stream
     nbytes: int  # of the UTF-8 text they were
     seq_len: int
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.ids)
+    num_tokens: int  # of that text
+    has_rows: bool = False  # of whole conversations
 
     @property
     def num_windows(self) -> int:
         return (len(self.ids) - 1) // self.seq_len
 
-    def batches(self, num_windows: int) -> "Iterator[tuple[Tensor, Tensor]]":
-        """Yield (tokens, targets) for windows spread evenly; all of them where `num_windows` is 0."""
+    def batches(self, num_windows: int) -> "Iterator[Batch]":
+        """Yield so many windows, at most all, spread evenly."""
         import numpy as np
         import torch
 
-        there = self.num_windows
-        count = min(num_windows or there, there)
-        numbers = np.arange(count) * there // max(count, 1)
+        from weft.data import rows
+
+        numbers = np.arange(num_windows) * self.num_windows // max(num_windows, 1)
         at_once = max(1, _TOKENS_AT_ONCE // self.seq_len)
-        for start in range(0, count, at_once):
+        for start in range(0, num_windows, at_once):
             places = numbers[start : start + at_once, None] * self.seq_len + np.arange(self.seq_len + 1)
-            rows = torch.from_numpy(self.ids[places].astype(np.int64))
-            yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+            yield rows.batch_of(torch.from_numpy(self.ids[places].astype(np.int64)), has_rows=self.has_rows)
 
 
-def measure(model: "Transformer", batches: "Iterator[tuple[Tensor, Tensor]]") -> tuple[float, int]:
+def measure(model: "Transformer", batches: "Iterator[Batch]") -> tuple[float, int]:
     """Return the mean loss in nats per token, and how many tokens were predicted.
 
     Raises:
@@ -102,10 +99,9 @@ def measure(model: "Transformer", batches: "Iterator[tuple[Tensor, Tensor]]") ->
 
     total, num_tokens = 0.0, 0
     with torch.inference_mode():
-        for tokens, targets in batches:
-            place = model.embed.weight.device
-            total += float(model.loss(tokens.to(place), targets.to(place))) * tokens.numel()
-            num_tokens += tokens.numel()
+        for batch in batches:
+            total += float(model.loss(*batch.to(model.embed.weight.device))) * batch.num_predicted
+            num_tokens += batch.num_predicted
     if not math.isfinite(total):
         raise NotFinite("the loss is NaN or infinite: the weights are broken. Use an earlier checkpoint.")
     return total / num_tokens, num_tokens
@@ -131,6 +127,8 @@ def _heldout(trained: "Trained", home: Path) -> Text:
         _enough(ids, run.train.seq_len),
         index.heldout_text_nbytes,
         run.train.seq_len,
+        index.num_predicted("heldout"),
+        has_rows=index.has_rows,
     )
 
 
@@ -154,7 +152,7 @@ def _given(trained: "Trained", paths: Sequence[str]) -> Text:
         raise DataError(f"--data {', '.join(paths)}: no document has any text.")
     ids = np.concatenate(parts)
     seq_len = min(seq_len, max(1, len(ids) - 1))
-    return Text(", ".join(paths), _enough(ids, seq_len), nbytes, seq_len)
+    return Text(", ".join(paths), _enough(ids, seq_len), nbytes, seq_len, len(ids))
 
 
 def _enough(ids: "NDArray[np.integer]", seq_len: int) -> "NDArray[np.integer]":

@@ -25,6 +25,7 @@ import torch
 from weft.cli.terminal import WorkLine
 from weft.clock import Clock, SystemClock, cpu_s, kept_waiting
 from weft.cost import training as cost
+from weft.data.rows import Batch
 from weft.errors import TooLarge
 from weft.model.config import ModelConfig, num_parameters
 from weft.model.flat import flatten
@@ -207,7 +208,7 @@ def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[]
     tokens = torch.zeros((train.batch_size, train.seq_len), dtype=torch.int64)
 
     def step() -> None:
-        backward.fill((tokens, tokens))
+        backward.fill(Batch(tokens, tokens))
         optimizer.step(1e-6)
         float(flat.vector[0])  # waits for a GPU
 

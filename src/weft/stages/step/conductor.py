@@ -32,7 +32,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.data.batch import Batch, Batches
+from weft.data import rows
+from weft.data.batch import Batches
+from weft.data.rows import Batch
 from weft.ids import Digest, PeerId, Round
 from weft.net.channel import Channel
 from weft.peer.companion import Parameters, Unmeasured
@@ -92,10 +94,10 @@ class Source:
 
         async def one(batch: Batch) -> None:
             nonlocal total, num_tokens
-            num = len(batch[0])
-            returned = await self._origin.begin(Given(num, packed(batch), None, step, is_measured=True))
-            total += returned.loss * batch[0].numel()
-            num_tokens += batch[0].numel()
+            given = Given(len(batch.tokens), packed(batch), None, step, is_measured=True)
+            returned = await self._origin.begin(given)
+            total += returned.loss * batch.num_predicted
+            num_tokens += batch.num_predicted
 
         batches = heldout.heldout_batches(num_windows, self._micro_batch)
         measuring = asyncio.ensure_future(_all(*(one(batch) for batch in batches)))
@@ -122,8 +124,7 @@ async def _all(*works: Coroutine[Any, Any, None]) -> None:
 
 def packed(batch: Batch) -> bytes:
     """Return windows as a `Forward` has them: all tokens and the one after the last, four bytes each."""
-    tokens, targets = batch
-    data: bytes = torch.cat((tokens, targets[:, -1:]), dim=1).to(torch.int32).contiguous().numpy().tobytes()
+    data: bytes = rows.written(batch).to(torch.int32).contiguous().numpy().tobytes()
     return data
 
 
