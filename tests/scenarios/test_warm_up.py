@@ -31,9 +31,9 @@ def met(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     shapes: list[tuple[int, ...]] = []
     plain = Transformer.forward
 
-    def forward(model: Transformer, tokens: Tensor, *args: Any) -> Tensor:
+    def forward(model: Transformer, tokens: Tensor, *args: Any, **more: Any) -> Tensor:
         shapes.append(tuple(tokens.shape))
-        return plain(model, tokens, *args)
+        return plain(model, tokens, *args, **more)
 
     monkeypatch.setattr(Transformer, "forward", forward)
     return shapes

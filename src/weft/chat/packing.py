@@ -22,8 +22,8 @@ from weft.chat.template import Template
 from weft.chat.vocabulary import Vocabulary
 from weft.data.corpus import ConversationsSource, Split, rank
 from weft.data.packing import Stream
-from weft.data.rows import MAX_VOCAB, Packer, words
-from weft.data.store import SHARD_NBYTES, DataIndex, Rows, ShardInfo, ShardStore
+from weft.data.rows import Packer, words
+from weft.data.store import MAX_VOCAB, SHARD_NBYTES, DataIndex, Rows, ShardInfo, ShardStore
 from weft.data.tokenizer import Tokenizer
 from weft.errors import DataError
 from weft.ids import several
@@ -91,7 +91,13 @@ def pack_conversations(
         heldout_text_nbytes=heldout.text_nbytes,
         tokenizer=tokenizer.digest,
         vocab_size=tokenizer.vocab_size,
-        rows=Rows(length=row_length, train_trained=train.num_trained, heldout_trained=heldout.num_trained),
+        rows=Rows(
+            length=row_length,
+            train_trained=train.num_trained,
+            heldout_trained=heldout.num_trained,
+            too_long=source.too_long,
+            date=source.date,
+        ),
     )
     return index, told
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from weft.data import assign
 from weft.data.corpus import Split
 from weft.data.rows import Batch, batch_of
-from weft.data.store import DataIndex, ShardStore
+from weft.data.store import NOTHING_HELD_OUT, DataIndex, ShardStore
 from weft.errors import DataError
 from weft.ids import several
 
@@ -89,11 +89,19 @@ class Batches:
         return batch_of(ids, has_rows=self._index.has_rows)
 
     def heldout_batches(self, num_windows: int, batch_size: int) -> Iterator[Batch]:
-        """Yield `num_windows` windows (all, if there are fewer) spread evenly over the stream; always the same ones."""
+        """Yield `num_windows` windows (all, if there are fewer) spread evenly over the stream; always the same ones.
+
+        Raises:
+            DataError: as `at`; or nothing in them is predicted.
+        """
         count = min(num_windows, self.num_windows)
-        numbers = np.arange(count, dtype=np.int64) * self.num_windows // max(count, 1)
+        numbers, num_predicted = np.arange(count, dtype=np.int64) * self.num_windows // max(count, 1), 0
         for start in range(0, count, batch_size):
-            yield self.windows(numbers[start : start + batch_size])
+            batch = self.windows(numbers[start : start + batch_size])
+            num_predicted += batch.num_predicted
+            yield batch
+        if not num_predicted:
+            raise DataError(NOTHING_HELD_OUT)
 
     def _block(self, block: int) -> NDArray[np.int64]:
         if block not in self._blocks:

@@ -84,26 +84,28 @@ class BinSource(Config, frozen=True, kw_only=True, tag="bin"):
     dtype: Annotated[Literal["uint16", "uint32"], Meta(description="the width of one token")] = "uint16"
 
 
+TooLong = Annotated[
+    Literal["cut", "leave_out"],
+    Meta(description="what becomes of a conversation longer than train.seq_len: its first tokens, or nothing"),
+]
+Date = Annotated[
+    str,
+    Meta(
+        pattern=r"\A\d{4}-\d{2}-\d{2}\Z",
+        description="the day that templates are told which ask for it: fixed, so that the same files give one run",
+    ),
+]
+
+
 class ConversationsSource(Config, frozen=True, kw_only=True, tag="conversations"):
     """Conversations, written by the model's chat template; the assistant's answers alone are trained on."""
 
     paths: Annotated[
         tuple[str, ...], Meta(min_length=1, description="files of JSON lines or tables, folders of such, or globs")
     ]
-    template: Annotated[
-        str | None, Meta(description="a file of Jinja; None: the model's or the tokenizer's own chat template")
-    ] = None
-    too_long: Annotated[
-        Literal["cut", "leave_out"],
-        Meta(description="what becomes of a conversation longer than train.seq_len: its first tokens, or nothing"),
-    ] = "cut"
-    date: Annotated[
-        str,
-        Meta(
-            pattern=r"\A\d{4}-\d{2}-\d{2}\Z",
-            description="the day that templates are told which ask for it: fixed, so that the same files give one run",
-        ),
-    ] = "2026-01-01"
+    template: Annotated[str, Meta(description="a file of Jinja")] | None = None  # None: the model's own
+    too_long: TooLong = "cut"
+    date: Date = "2026-01-01"
 
 
 TextualSource = StdlibSource | TextSource | JsonlSource | ParquetSource | DatasetSource

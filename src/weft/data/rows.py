@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Int64, UInt32
 from torch import Tensor
 
-BEGINS, TRAINED = 1 << 29, 1 << 30  # below the sign of four bytes, in which stages pass words on
-MAX_VOCAB = BEGINS
+from weft.data.store import BEGINS, TRAINED
+
 UNTRAINED = -100  # what torch's cross_entropy passes over
 NUM_OPEN = 64  # rows that still take texts
 

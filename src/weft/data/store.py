@@ -24,8 +24,7 @@ from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
 from weft import wire
-from weft.data.corpus import Split
-from weft.data.rows import BEGINS, MAX_VOCAB
+from weft.data.corpus import Date, Split, TooLong
 from weft.errors import DataError, DiskFull, PayloadError
 from weft.ids import Digest, short
 
@@ -36,6 +35,10 @@ Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 SHARD_NBYTES = 4 << 20
 MAX_SHARD_NBYTES = 64 << 20  # what a fetching peer holds in memory at once
 MAX_SHARDS = 1 << 15  # of one split; their infos take about 3 MiB of the 4 MiB a record may have
+
+# Of a word in a row of whole texts (`weft.data.rows`): below the sign of four bytes, in which stages pass words on.
+BEGINS, TRAINED = 1 << 29, 1 << 30
+MAX_VOCAB = BEGINS
 
 _HEX = r"\A[0-9a-f]{64}\Z"
 _ITEM_NBYTES: dict[Dtype, int] = {"uint16": 2, "uint32": 4}
@@ -59,12 +62,20 @@ class ShardInfo(wire.Record, frozen=True, kw_only=True):
     nbytes: Annotated[int, Meta(ge=1, le=MAX_SHARD_NBYTES)]
 
 
+NOTHING_HELD_OUT = (
+    "no token of the held-out conversations is trained on, so there is no loss of them. Whoever made the run packed "
+    "them wrongly; tell them."
+)
+
+
 class Rows(wire.Record, frozen=True, kw_only=True):
     """Of shards that hold rows of whole texts (`weft.data.rows`), of which not every token is trained on."""
 
     length: Annotated[int, Meta(ge=2, le=MAX_SHARD_NBYTES // 4)]
     train_trained: Annotated[int, Meta(ge=0)]  # tokens
     heldout_trained: Annotated[int, Meta(ge=0)]
+    too_long: TooLong  # how they were packed: so every peer of a private run packs its own
+    date: Date
 
 
 class DataIndex(wire.Record, frozen=True, kw_only=True):

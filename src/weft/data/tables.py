@@ -114,7 +114,9 @@ def _place(schema: Any, column: str, path: Path) -> tuple[str, str]:
     """
     top, _, rest = (column, "", "") if column in schema.names else column.partition(".")
     if top not in schema.names:
-        raise DataError(f"{path}: no column {column!r}; it has {', '.join(schema.names)}.{about_conversations(schema.names)}")
+        raise DataError(
+            f"{path}: no column {column!r}; it has {', '.join(schema.names)}.{about_conversations(schema.names)}"
+        )
     _require_one(schema, top, path)
     _require_text(schema.field(top).type, rest, column, path)
     return top, rest

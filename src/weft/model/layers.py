@@ -119,15 +119,20 @@ def rotation_at(inverse: Float[Tensor, " pairs"], positions: Int64[Tensor, "*bat
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def together(positions: Int64[Tensor, "batch tokens"], dtype: torch.dtype) -> Float[Tensor, "batch 1 tokens tokens"]:
+def together(
+    positions: Int64[Tensor, "batch tokens"], window: int | None, dtype: torch.dtype
+) -> Float[Tensor, "batch 1 tokens tokens"]:
     """Return what is added to scores: 0 where a token sees another, itself or one before it in its text; else -inf.
 
     Args:
         positions: 0 where a text begins.
+        window: how many tokens each sees at most, itself the last; None: all.
         dtype: of queries; else each layer would convert it for itself, and keep it for its backward pass.
     """
     texts = (positions == 0).cumsum(1)
     are_seen = (texts[:, :, None] == texts[:, None, :]).tril()[:, None]
+    if window is not None:
+        are_seen = are_seen.triu(1 - window)
     return torch.zeros(are_seen.shape, dtype=dtype, device=are_seen.device).masked_fill_(~are_seen, -inf)
 
 
@@ -267,7 +272,7 @@ def attend(
 
     Args:
         window: how many tokens each sees at most, itself the last; None: all.
-        seen: as `together` has it, where rows hold several texts; None: all that came before.
+        seen: in place of both, as `together` has it, where rows hold several texts.
     """
     if q.is_cuda and q.dtype == torch.float32 and q.shape[1] != k.shape[1]:
         # For groups in fp32 torch has there only the kernel that keeps all scores (2.13).
@@ -275,9 +280,6 @@ def attend(
     is_grouped = q.shape[1] != k.shape[1]
     num_new, num_all = q.shape[2], k.shape[2]
     if seen is not None:
-        if window is not None and num_all > window:
-            near = torch.ones(num_new, num_all, dtype=torch.bool, device=q.device).triu(num_all - num_new - window + 1)
-            seen = seen.masked_fill(~near, -inf)
         return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=is_grouped)
     if window is None or num_all <= window:
         if num_new == num_all:

@@ -5,6 +5,7 @@ weights a plain `Transformer(config)` starts with are torch's own and are no run
 """
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int64
@@ -40,7 +41,7 @@ class SectionModule(nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False) if has_head else None
         self.register_buffer("angle_bits", _angle_bits(config), persistent=False)
 
-    def forward(self, x: Tensor, positions: Int64[Tensor, "batch tokens"] | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, positions: Int64[Tensor, "batch tokens"] | None = None) -> Tensor:
         """Return activations [batch, tokens, width]; the last section: logits [batch, tokens, vocab].
 
         Args:
@@ -59,7 +60,7 @@ class SectionModule(nn.Module):
         Args:
             targets: where there are `positions`, -100 for what is not predicted; if that is all, the loss is 0.
         """
-        logits = self(x, positions)
+        logits = self(x, positions=positions)
         return mean_loss(logits, targets) if positions is None else loss_of_predicted(logits, targets)
 
     # --- before the layers and after them, for who computes those apart ---
@@ -100,15 +101,16 @@ class Transformer(SectionModule):
     def forward(
         self,
         tokens: Int64[Tensor, "batch tokens"],
-        positions: Int64[Tensor, "batch tokens"] | None = None,
         cache: KVCache | None = None,
+        *,
+        positions: Int64[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens vocab"]:
         """Return the logits of each next token.
 
         Args:
             tokens: ids below vocab_size; with a cache, the tokens that follow those in it.
-            positions: as of a `SectionModule`; not with a cache.
             cache: appended to when given.
+            positions: as of a `SectionModule`; not with a cache.
 
         Raises:
             ValueError: the cache has no room for the tokens.
@@ -148,12 +150,16 @@ def through(
     """Return what blocks make of the embeddings of tokens, or of what blocks before made."""
     num_tokens, inverse = x.shape[1], angle_bits.view(torch.float32)
     if positions is None:
-        turn, seen = rotation(inverse, 0 if cache is None else cache.length, num_tokens), None
+        turn = rotation(inverse, 0 if cache is None else cache.length, num_tokens)
     else:
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        turn, seen = rotation_at(inverse, positions), together(positions, dtype)
+        turn = rotation_at(inverse, positions)
+    masks = dict[int | None, Tensor]()  # by window, of which a model has one kind or two
     for block in blocks:
+        if positions is not None and (window := cast(Block, block).attention.window) not in masks:
+            masks[window] = together(positions, window, dtype)
+        seen = None if positions is None else masks[cast(Block, block).attention.window]
         if has_recompute and cache is None and torch.is_grad_enabled():
             x = checkpoint(block, x, turn, None, seen, use_reentrant=False)
         else:

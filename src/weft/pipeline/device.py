@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from weft.data.rows import TRAINED
+from weft.data.store import TRAINED
 from weft.ids import PeerId
 from weft.pipeline.link import Parcel
 from weft.wire import Buffer

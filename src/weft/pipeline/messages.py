@@ -45,7 +45,8 @@ class Forward(OfAttempt, frozen=True, kw_only=True, tag="Forward"):
 
     num_samples: Annotated[int, Meta(ge=1, le=MAX_TOKENS_NBYTES // 8)]
     tokens: Annotated[bytes, Meta(max_length=MAX_TOKENS_NBYTES)]
-    """[num_samples, seq_len + 1] ids, each of four bytes, the lowest first: what to predict, and of what."""
+    """[num_samples, seq_len + 1] ids, each of four bytes, the lowest first: what to predict, and of what. In a run of
+    conversations their highest bits say where those begin, and what is trained on."""
     activations: HexDigest | None
     """None: to the first stage."""
     round: Number = 0

@@ -17,6 +17,7 @@ from weft.codec import bounds
 from weft.cost.pipeline import NUM_OWED
 from weft.data import rows
 from weft.data.rows import Batch
+from weft.data.store import BEGINS
 from weft.errors import NotFinite, PayloadError
 from weft.ids import PeerId
 from weft.model.backward import Passed, Recomputed, Recomputing, forward
@@ -75,7 +76,7 @@ class TorchDevice:
 
         def compute(module: SectionModule) -> Tensor:
             positions = edges.positions
-            return module.loss(x, edges.targets, positions) if self.section.is_last else module(x, positions)
+            return module.loss(x, edges.targets, positions) if self.section.is_last else module(x, positions=positions)
 
         return _TorchPassed(self._pass(compute, x), edges, self.weight(given))
 
@@ -86,7 +87,7 @@ class TorchDevice:
             PayloadError: these are no samples of the run.
         """
         words = torch.frombuffer(bytearray(given.tokens), dtype=torch.int32).view(given.num_samples, -1).long()
-        ids = words & (rows.BEGINS - 1) if self._has_rows else words
+        ids = words & (BEGINS - 1) if self._has_rows else words
         if (
             words.shape[1] != self._seq_len + 1
             or not 0 <= int(words.min()) <= int(ids.max()) < self.model.config.vocab_size

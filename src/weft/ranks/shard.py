@@ -168,7 +168,7 @@ class Shard:
         total = 0.0
         for part, share in self._micro_batches(batch, micro_batch):
             with self._device.autocast():
-                logits = self._module(part.tokens, part.positions)
+                logits = self._module(part.tokens, positions=part.positions)
             losses = cross_entropy(logits.float().flatten(0, 1), part.targets.flatten(), reduction="none")
             total += float(losses.cpu().double().sum()) if share else 0.0
         figures = torch.tensor([total], dtype=torch.float64)

@@ -44,6 +44,7 @@ def first_charter(run: Genesis) -> Charter:
         serials=(0,) * len(run.stewards),
         settings=run.settings,
         max_seq_len=run.longest,
+        min_seq_len=run.train.seq_len if isinstance(run, RunConfig) and run.data.has_rows else msgspec.UNSET,
         has_even_leases=run.has_even_leases,
         is_routed=isinstance(run, StagedConfig),
         electors=run.electors,

@@ -252,8 +252,8 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
     @property
     def longest(self) -> int:
         """Return the tokens that a sample may have at most, whatever is amended."""
-        if self.is_private:
-            return self.train.seq_len  # what others' own files hold is not known
+        if self.is_private or self.data.has_rows:
+            return self.train.seq_len  # what others' own files hold is not known, and rows have the length they have
         data = self.data
         return min(self.model.max_seq_len, data.num_tokens("train") - 1, data.num_tokens("heldout") - 1)
 

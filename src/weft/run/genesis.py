@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 from msgspec import UNSET
+from msgspec.structs import replace
 from torch import Tensor
 
 from weft import wire
@@ -32,7 +33,7 @@ from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
 from weft.data.corpus import ConversationsSource, CorpusConfig, JsonlSource, ParquetSource, SourceConfig, text_nbytes
 from weft.data.packing import JsonConfig, make_tokenizer, pack
-from weft.data.store import DataIndex, Rows, ShardStore
+from weft.data.store import DataIndex, ShardStore
 from weft.data.tokenizer import Tokenizer, check_vocabulary
 from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
 from weft.events import Emit, Notice
@@ -227,17 +228,17 @@ def _as_the_runs(source: SourceConfig, config: RunConfig) -> SourceConfig:
     Raises:
         DataError: it is of the other kind.
     """
-    is_told = isinstance(source, ConversationsSource)
-    if is_told and not config.data.has_rows:
-        raise DataError(f"run {config.name!r} trains on running text, not on conversations. Name files of text.")
-    if is_told or not config.data.has_rows:
+    rows = config.data.rows
+    if rows is UNSET:
+        if isinstance(source, ConversationsSource):
+            raise DataError(f"run {config.name!r} trains on running text, not on conversations. Name files of text.")
         return source
-    if not isinstance(source, JsonlSource | ParquetSource):
+    if not isinstance(source, ConversationsSource | JsonlSource | ParquetSource):
         raise DataError(
             f"run {config.name!r} trains on conversations, and these files are text. Name JSON lines or tables of "
             "conversations: `weft inspect FILE --model MODEL` shows how weft reads them."
         )
-    return ConversationsSource(paths=source.paths)
+    return ConversationsSource(paths=source.paths, too_long=rows.too_long, date=rows.date)
 
 
 def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:
@@ -392,8 +393,8 @@ def _check_size(index: DataIndex, seq_len: int, num_samples: int, why: str = "")
 
 def _without_shards(index: DataIndex) -> DataIndex:
     """Return what a private run says of data: which tokens there are, and nothing of anybody's files."""
-    rows = index.rows if index.rows is UNSET else Rows(length=index.rows.length, train_trained=0, heldout_trained=0)
-    return msgspec.structs.replace(index, train=(), heldout=(), train_text_nbytes=0, heldout_text_nbytes=0, rows=rows)
+    rows = index.rows if index.rows is UNSET else replace(index.rows, train_trained=0, heldout_trained=0)
+    return replace(index, train=(), heldout=(), train_text_nbytes=0, heldout_text_nbytes=0, rows=rows)
 
 
 def _put_initials(run_file: RunFile, model: ModelConfig, base: Path, home: Home) -> Iterator[Digest]:

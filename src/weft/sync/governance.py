@@ -39,6 +39,7 @@ from functools import lru_cache
 from typing import Any, TypeVar, assert_never
 
 import msgspec
+from msgspec import UNSET
 
 from weft.codec.config import ExtensionCodecConfig
 from weft.errors import ConfigError, WireError
@@ -371,6 +372,8 @@ def amended_settings(charter: Charter, amend: acts.Amend) -> Settings:
             raise Void(f"codec {codec.name!r} is from outside of weft, and members may not have it")
     if settings.seq_len > charter.max_seq_len:
         raise Void(f"a seq_len of {settings.seq_len} is more than the {charter.max_seq_len} that model and data allow")
+    if charter.min_seq_len is not UNSET and settings.seq_len < charter.min_seq_len:
+        raise Void(f"the run's data lie in samples of {charter.min_seq_len} tokens, which seq_len cannot change")
     if settings.batch_size * settings.seq_len > MAX_TOKENS_PER_STEP:
         raise Void(f"one training step may take at most {MAX_TOKENS_PER_STEP:,} tokens")
     return settings

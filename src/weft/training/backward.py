@@ -114,7 +114,7 @@ class Backward:
         with torch.inference_mode():
             for part, _ in self._micro_batches(batch):
                 with self._device.autocast():
-                    logits = module(part.tokens, part.positions)
+                    logits = module(part.tokens, positions=part.positions)
                 losses = cross_entropy(logits.float().flatten(0, 1), part.targets.flatten(), reduction="none")
                 total += float(losses.cpu().double().sum())
         return total

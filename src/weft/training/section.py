@@ -138,7 +138,7 @@ class SectionTrainer(Trainer):
 
         def compute(module: SectionModule) -> Tensor:
             positions = blank if self._run.data.has_rows else None
-            return module.loss(x, blank, positions) if self._section.is_last else module(x, positions)
+            return module.loss(x, blank, positions) if self._section.is_last else module(x, positions=positions)
 
         passed = passed_through(self._model, compute, x)
         passed.input_gradient(None if self._section.is_last else torch.zeros_like(passed.output))

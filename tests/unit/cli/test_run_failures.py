@@ -233,8 +233,8 @@ def breaks_after(home: Path, serial: int, break_: Callable[[Tensor], Tensor]) ->
     """Return the model's loss, put through `break_` once checkpoint number `serial` is there."""
     real = Transformer.loss
 
-    def loss(model: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
-        found = real(model, tokens, targets)
+    def loss(model: Transformer, *given: Tensor | None) -> Tensor:
+        found = real(model, *given)
         return break_(found) if any(home.glob(f"runs/*/*/checkpoint/private-{serial}.safetensors")) else found
 
     return loss

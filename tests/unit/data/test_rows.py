@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.data.rows import BEGINS, TRAINED, UNTRAINED, Batch, Packer, batch_of, words, written
+from weft.data.rows import UNTRAINED, Batch, Packer, batch_of, words, written
+from weft.data.store import BEGINS, TRAINED
 
 LENGTH, PADDING = 16, 99
 

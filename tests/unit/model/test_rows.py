@@ -20,10 +20,18 @@ def tokens_of(config: ModelConfig) -> torch.Tensor:
 
 def test_a_text_in_a_row_has_the_logits_that_it_has_alone(variant: ModelConfig) -> None:
     model, tokens = Transformer(variant), tokens_of(variant)
-    in_rows = model(tokens, POSITIONS).split(LENGTHS, dim=1)
+    in_rows = model(tokens, positions=POSITIONS).split(LENGTHS, dim=1)
     alone = [model(part) for part in tokens.split(LENGTHS, dim=1)]
     for found, expected in zip(in_rows, alone, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_windows_count_within_a_text(small: Callable[..., ModelConfig]) -> None:
+    config = small(window=3, num_layers=3, first_windowed=1)
+    model, tokens = Transformer(config), tokens_of(config)
+    in_rows = model(tokens, positions=POSITIONS).split(LENGTHS, dim=1)
+    for found, part in zip(in_rows, tokens.split(LENGTHS, dim=1), strict=True):
+        torch.testing.assert_close(found, model(part))
 
 
 @pytest.mark.parametrize("has_recompute", [False, True])
@@ -55,5 +63,5 @@ def test_sections_one_after_another_are_the_whole(small: Callable[..., ModelConf
     for section in sections(config, 3):
         module = SectionModule(config, section)
         module.load_state_dict({name: whole.state_dict()[name] for name in module.state_dict()})
-        x = module(x, POSITIONS)
-    torch.testing.assert_close(x, whole(tokens, POSITIONS))
+        x = module(x, positions=POSITIONS)
+    torch.testing.assert_close(x, whole(tokens, positions=POSITIONS))

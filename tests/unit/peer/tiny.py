@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from weft import wire
 from weft.codec.config import Fp32Config
 from weft.data.batch import Batches
-from weft.data.rows import TRAINED, Packer, words
-from weft.data.store import DataIndex, Rows, ShardInfo, ShardStore
+from weft.data.rows import Packer, words
+from weft.data.store import TRAINED, DataIndex, Rows, ShardInfo, ShardStore
 from weft.model.config import ModelConfig
 from weft.run.config import RunConfig, TrainConfig
 from weft.run.outline import TicketAdmission
@@ -78,7 +78,9 @@ def rows_run(run: RunConfig, folder: Path) -> RunConfig:
     digest = ShardStore(folder).put(data.astype("<u4").tobytes())
     info = ShardInfo(digest=digest, num_tokens=data.size, nbytes=4 * data.size)
     num_trained = int(np.count_nonzero(data & TRAINED))
-    rows = Rows(length=SEQ_LEN, train_trained=num_trained, heldout_trained=num_trained)
+    rows = Rows(
+        length=SEQ_LEN, train_trained=num_trained, heldout_trained=num_trained, too_long="cut", date="2026-01-01"
+    )
     changed = replace(run.data, dtype="uint32", train=(info,), heldout=(info,), rows=rows)
     return replace(run, data=changed)
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from unit.pipeline.stages import BATCH_SIZE, CONFIG, SEQ_LEN, packed
 from weft.codec.config import Bf16Config, Fp8Config, Fp32Config, Int4Config, Int8Config
-from weft.data.rows import BEGINS, TRAINED, batch_of
+from weft.data.rows import batch_of
+from weft.data.store import BEGINS, TRAINED
 from weft.errors import PayloadError
 from weft.ids import PeerId
 from weft.model.flat import FlatModel, attach, cut, flatten
@@ -117,7 +118,7 @@ def test_rows_go_through_stages_as_through_the_whole_model(config: ActivationCon
         model.zero_gradient()
     x = batch.tokens
     for model in chain.models[:-1]:
-        x = model.module(x, batch.positions)
+        x = model.module(x, positions=batch.positions)
     whole = chain.models[-1].module.loss(x, batch.targets, batch.positions)
     whole.backward()
     expected = torch.cat([seen(config, model, model.gradient.clone()) for model in chain.models])

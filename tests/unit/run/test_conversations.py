@@ -21,9 +21,12 @@ from weft.model.came_with import decode
 from weft.model.config import ModelConfig
 from weft.model.initial import initial_vector
 from weft.model.weights import write_folder
+from weft.run.amend import first_charter
 from weft.run.config import RunFile
 from weft.run.genesis import Sealed, pack_private, read_run, seal
 from weft.store.home import Home
+from weft.sync.governance import Void, amended_settings
+from weft.sync.records.acts import Amend
 
 LIMIT = 1_000_000_000
 LENGTH = 192
@@ -132,6 +135,26 @@ def test_a_peer_of_a_private_run_reads_its_own_conversations_by_the_runs_templat
     (base / "text.txt").write_text("running text " * 100)
     with pytest.raises(DataError, match="trains on conversations, and these files are text"):
         packed(TextSource(paths=("text.txt",)))
+
+
+def test_a_peer_of_a_private_run_packs_as_the_run_says(base: Path) -> None:
+    source = {"type": "conversations", "paths": ["chats.jsonl"], "too_long": "leave_out", "date": "2026-11-01"}
+    made, told = sealed(base, is_private=True, data={"source": source, "heldout_fraction": 0.2}), list[Event]()
+    write_chats(base / "mine.jsonl", 30, "yes")
+    with (base / "mine.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "long", "completion": "x" * 500}) + "\n")
+    corpus = CorpusConfig(source=JsonlSource(paths=("mine.jsonl",)), heldout_fraction=0.2)
+    index = pack_private(made.config, made.tokenizer, made.came_with, corpus, base, Home(base / "other"), told.append)
+    assert [event.text for event in told if isinstance(event, Notice)] == ["1 conversation longer than a row, left out"]
+    assert (index.rows.too_long, index.rows.date) == ("leave_out", "2026-11-01")  # type: ignore[union-attr]
+
+
+def test_the_length_of_samples_cannot_be_amended(base: Path) -> None:
+    charter = first_charter(sealed(base).config)
+    for seq_len in (LENGTH // 2, LENGTH * 2):
+        with pytest.raises(Void, match="seq_len"):
+            amended_settings(charter, Amend(reason="longer", seq_len=seq_len))
+    assert amended_settings(charter, Amend(reason="more", batch_size=3)).batch_size == 3
 
 
 def test_conversations_are_refused_where_a_private_run_is_of_running_text(base: Path) -> None:

@@ -81,6 +81,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "StdlibSource": ("", {}),
     "TextSource": ("paths", {}),
     "JsonlSource": ("paths field", {}),
+    "ConversationsSource": ("paths template too_long date", {}),
     "ParquetSource": ("paths column", {}),
     "DatasetSource": ("name subset split column revision max_documents", {}),
     "BinSource": ("path heldout_path dtype", {}),

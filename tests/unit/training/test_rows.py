@@ -6,11 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.nn.functional import cross_entropy
 
-from unit.peer.tiny import MODEL, rows_batches, rows_run, run_config
+from unit.peer.tiny import MODEL, rows_batches, rows_of_texts, rows_run, run_config
 from weft.clock import VirtualClock
 from weft.data.rows import UNTRAINED, Batch
+from weft.data.store import TRAINED, ShardStore
+from weft.errors import DataError
 from weft.events import Event
 from weft.model.flat import assemble, flatten
 from weft.model.initial import initial_vector
@@ -72,6 +75,15 @@ def test_the_held_out_loss_is_the_mean_over_trained_tokens(run: RunConfig, tmp_p
     with torch.no_grad():
         total = sum(float(alone(assemble(MODEL, vector), batch)) for batch in batches)
     assert loss == pytest.approx(total / num_tokens, rel=1e-5)
+
+
+def test_held_out_rows_of_which_nothing_is_trained_on_are_said_to_be_so(run: RunConfig, tmp_path: Path) -> None:
+    data = rows_of_texts() & ~np.uint32(TRAINED)
+    digest = ShardStore(tmp_path).put(data.astype("<u4").tobytes())
+    info = replace(run.data.heldout[0], digest=digest)
+    run = replace(run, data=replace(run.data, heldout=(info,)))
+    with pytest.raises(DataError, match="no token of the held-out conversations is trained on"):
+        trainer_of(run, tmp_path).evaluate(initial_vector(MODEL, 1), rows_batches(run, tmp_path, "heldout"), 10)
 
 
 def test_warming_up_meets_rows_as_they_are_trained_on(run: RunConfig, tmp_path: Path) -> None:

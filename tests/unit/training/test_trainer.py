@@ -348,9 +348,9 @@ def test_warming_up_meets_every_shape_that_is_trained_and_evaluated(
     shapes: list[tuple[int, ...]] = []
     plain = Transformer.forward
 
-    def forward(model: Transformer, tokens: Tensor, *args: Any) -> Tensor:
+    def forward(model: Transformer, tokens: Tensor, *args: Any, **more: Any) -> Tensor:
         shapes.append(tuple(tokens.shape))
-        return plain(model, tokens, *args)
+        return plain(model, tokens, *args, **more)
 
     monkeypatch.setattr(Transformer, "forward", forward)
     trainer, _ = stage(micro_batch=3)  # of four: three and one
@@ -381,10 +381,10 @@ def test_what_is_compiled_is_compiled_in_the_warm_up(stage: Stage, monkeypatch: 
     compiled_for: list[tuple[int, ...]] = []
 
     def compiler(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def compiled(tokens: Tensor, targets: Tensor) -> Tensor:
+        def compiled(tokens: Tensor, targets: Tensor, positions: Tensor | None) -> Tensor:
             if tuple(tokens.shape) not in compiled_for:
                 compiled_for.append(tuple(tokens.shape))
-            return loss(tokens, targets)
+            return loss(tokens, targets, positions)
 
         return compiled
 
@@ -409,11 +409,11 @@ class Allocator:
         self.fails_at: int | None = None  # this call, whatever its size
         plain = Transformer.forward
 
-        def forward(model: Transformer, tokens: Tensor, *args: Any) -> Tensor:
+        def forward(model: Transformer, tokens: Tensor, *args: Any, **more: Any) -> Tensor:
             self.num_calls += 1
             if len(tokens) > self.room or self.num_calls == self.fails_at:
                 raise error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
-            return plain(model, tokens, *args)
+            return plain(model, tokens, *args, **more)
 
         monkeypatch.setattr(Transformer, "forward", forward)
 
@@ -568,9 +568,9 @@ def test_a_loss_that_is_not_finite_stops_before_the_parameters_change(stage: Sta
 def test_a_gradient_that_is_not_finite_stops_though_the_loss_is(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Transformer.loss
 
-    def loss(model: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
+    def loss(model: Transformer, *given: Tensor | None) -> Tensor:
         # The square root has an infinite slope at 0, where its value is fine.
-        return plain(model, tokens, targets) + (model.norm.weight[0] * 0).abs().sqrt()
+        return plain(model, *given) + (model.norm.weight[0] * 0).abs().sqrt()
 
     monkeypatch.setattr(Transformer, "loss", loss)
     trainer, _ = stage()

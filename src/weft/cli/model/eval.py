@@ -13,6 +13,7 @@ from weft.cli.options import own_documents, own_nbytes
 from weft.cli.terminal import WorkLine, say_loading
 from weft.clock import SystemClock
 from weft.dashboard import figures
+from weft.data.store import NOTHING_HELD_OUT
 from weft.errors import DataError, NotFinite
 from weft.ids import several
 from weft.progress import Meter
@@ -102,6 +103,8 @@ def measure(model: "Transformer", batches: "Iterator[Batch]") -> tuple[float, in
         for batch in batches:
             total += float(model.loss(*batch.to(model.embed.weight.device))) * batch.num_predicted
             num_tokens += batch.num_predicted
+    if not num_tokens:
+        raise DataError(NOTHING_HELD_OUT)
     if not math.isfinite(total):
         raise NotFinite("the loss is NaN or infinite: the weights are broken. Use an earlier checkpoint.")
     return total / num_tokens, num_tokens

@@ -54,7 +54,9 @@ class Learnt:
     def tokens_per_byte(self) -> float:
         """Return how its tokenizer has written the run's own text."""
         data = None if self.trained.run is None else self.trained.run.data
-        return data.num_tokens("train") / data.train_text_nbytes if data is not None and data.train_text_nbytes else 1.0
+        return (
+            data.num_predicted("train") / data.train_text_nbytes if data is not None and data.train_text_nbytes else 1.0
+        )
 
     def begins(self, path: Path) -> bool:
         """Return whether a run file begins with it. What was the last run when the file was written is so no more: by

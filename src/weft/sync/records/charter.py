@@ -8,7 +8,7 @@ the part of `weft.sync.governance`.
 from dataclasses import dataclass
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from weft.ids import PeerId, Round, RunId
 from weft.net.membership.full_mesh import MAX_MEMBERS
@@ -90,6 +90,7 @@ class Charter(Record, frozen=True, kw_only=True):
     successor: Succeed | None = None
     forks: Annotated[tuple[Fork, ...], Meta(max_length=MAX_FORKS)] = ()  # that led to this branch, oldest first
     taken_in: Annotated[tuple[Taken, ...], Meta(max_length=MAX_TAKEN)] = ()  # of other branches, oldest first
+    min_seq_len: Annotated[int, Meta(ge=1)] | UnsetType = UNSET  # shorter ones do not fit the data; unset: all do
 
     def leased_tokens(self, cursor: int) -> int:
         """Return the tokens of all leases before `cursor`."""
