@@ -198,7 +198,7 @@ def without_places(file: RunFile) -> tuple[RunFile, tuple[str, ...]]:
         return name
 
     for section in (tree["data"]["source"], tree["model"], tree["tokenizer"]):
-        for field in ("path", "heldout_path"):
+        for field in ("path", "heldout_path", "template"):
             if section.get(field):
                 section[field] = named(section[field])
         if "paths" in section:

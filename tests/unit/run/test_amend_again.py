@@ -9,7 +9,7 @@ import pytest
 
 from unit.cli.small import RUN, TEXT
 from weft.config import dump, idle, leaves, load, load_tree
-from weft.data.corpus import BinSource, CorpusConfig, TextSource
+from weft.data.corpus import BinSource, ConversationsSource, CorpusConfig, TextSource
 from weft.data.packing import JsonConfig
 from weft.model.weights import write_folder
 from weft.pipeline.codec.activations import LplrConfig
@@ -122,6 +122,9 @@ def test_a_path_that_leads_elsewhere_tells_nothing_of_the_machine(run_file: RunF
     found, _ = without_places(asked)
     assert (found.model, found.tokenizer) == (FolderModel(path=named), JsonConfig(path=named))
     assert found.data.source == BinSource(path=named, heldout_path="own")
+    chats = CorpusConfig(source=ConversationsSource(paths=("own",), template=path))
+    found, _ = without_places(msgspec.structs.replace(run_file, data=chats))
+    assert found.data.source == ConversationsSource(paths=("own",), template=named)
 
 
 def test_a_model_of_a_folder_is_that_of_an_export(tmp_path: Path, run_file: RunFile) -> None:
