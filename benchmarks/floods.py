@@ -40,6 +40,7 @@ RUN = """
 name = "floods"
 model = {type = "shape", num_layers = 2, num_heads = 4, width = 128, ffn_width = 384}
 data = {source = {type = "text", paths = ["text.txt"]}}
+has_even_leases = true
 train = {seq_len = 64, batch_size = 4, tokens = 100000000000, schedule = {type = "constant", lr = 1e-4}, \
 evaluate_every = 0, evaluate_windows = 1}
 method = {type = "diloco", every = 20}
