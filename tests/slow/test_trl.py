@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from msgspec.structs import replace
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
+from unit.peer.tiny import run_config
 from weft.chat.conversations import Conversation, conversations
 from weft.chat.packing import pack_conversations
 from weft.chat.rendering import Renderer
@@ -31,13 +33,10 @@ from weft.events import Event, StepDone
 from weft.model.config import ModelConfig
 from weft.model.initial import initial_vector
 from weft.model.weights import write_folder
-from weft.run.config import RunConfig, TrainConfig
 from weft.run.machine import PeerConfig
-from weft.run.outline import TicketAdmission
-from weft.sync.method.presets import FedAvgConfig, spell_out
+from weft.sync.method.presets import FedAvgConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.training.trainer import Trainer
-from weft.wire import digest
 
 trl = pytest.importorskip("trl", reason="the package trl is not installed")
 transformers = pytest.importorskip("transformers", reason="the package transformers is not installed")
@@ -188,23 +187,9 @@ def ours(folder: Path) -> tuple[list[float], list[dict[str, list[int]]]]:
     template = Template(SOURCE, {"bos_token": BOS, "eos_token": EOS})
     index, told = pack_conversations(store, source, 0.05, template, tokenizer, SEQ_LEN, folder)
     assert str(told) == ""
-    run = RunConfig(
-        name="sft",
-        seed=3,
-        model=config,
-        initial=digest(b"any"),
-        is_seeded=False,
-        data=index,
-        is_private=False,
-        train=TrainConfig(
-            seq_len=SEQ_LEN, batch_size=BATCH_SIZE, tokens=10**6, schedule=ConstantConfig(lr=LR, warmup_tokens=0)
-        ),
-        method=spell_out(FedAvgConfig(every=STEPS), 1),
-        admission=TicketAdmission(),
-        orphan_after_s=None,
-        is_strict=False,
-        has_even_leases=True,
-    )
+    schedule = ConstantConfig(lr=LR, warmup_tokens=0)
+    run = run_config(FedAvgConfig(every=STEPS), config, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, schedule=schedule)
+    run = replace(run, data=index)
     events, batches = list[Event](), Batches(store, index, "train", SEQ_LEN, run.seed)
     trainer = Trainer(run, PeerConfig(device="cpu", threads=1), batches, events.append, VirtualClock())
     trainer.start(vector)

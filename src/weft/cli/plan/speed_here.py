@@ -25,7 +25,7 @@ import torch
 from weft.cli.terminal import WorkLine
 from weft.clock import Clock, SystemClock, cpu_s, kept_waiting
 from weft.cost import training as cost
-from weft.data.rows import Batch
+from weft.data.rows import blank
 from weft.errors import TooLarge
 from weft.model.config import ModelConfig, num_parameters
 from weft.model.flat import flatten
@@ -205,10 +205,10 @@ def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[]
         flat.vector.copy_(initial_vector(model, 0))
     optimizer = inner.build(train.optimizer, flat)
     backward = Backward(flat, device, train.batch_size, is_compiled=False, emit=lambda _event: None)
-    tokens = torch.zeros((train.batch_size, train.seq_len), dtype=torch.int64)
+    batch = blank(train.batch_size, train.seq_len, has_rows=False)
 
     def step() -> None:
-        backward.fill(Batch(tokens, tokens))
+        backward.fill(batch)
         optimizer.step(1e-6)
         float(flat.vector[0])  # waits for a GPU
 
