@@ -26,7 +26,7 @@ from weft.launch.terms import Terms, tell
 from weft.peer.context import Data, Trainers
 from weft.run.amend import amended, text_of
 from weft.run.config import Genesis, RunConfig, RunFile
-from weft.run.genesis import initial, on_corpus, pack_private, seal
+from weft.run.genesis import base_of, initial, on_corpus, pack_private, seal
 from weft.run.host import limit_cores
 from weft.run.machine import PeerConfig, Use, without_effect
 from weft.run.staged import StagedConfig, held_of
@@ -65,8 +65,10 @@ class OneProcess:
     def held(self, vector: Tensor, folder: PeerFolder) -> Tensor:  # noqa: ARG002  # the same
         return vector
 
-    def learner(self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> Learner:
-        return Trainer(run, settings, batches, emit, clock)
+    def learner(
+        self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock, base: Tensor | None
+    ) -> Learner:
+        return Trainer(run, settings, batches, emit, clock, base)
 
 
 ONE = OneProcess()
@@ -188,8 +190,10 @@ class Corpus:
 
         s, texts = beside_texts(s, run) if trainers.has_model else (s, None)
 
+        base = await asyncio.to_thread(base_of, run, s.options.home)
+
         def make_learner(emit: Emit) -> Learner:
-            return trainers.learner(run, s.options.settings, held.batches(run, "train"), emit, s.clock)
+            return trainers.learner(run, s.options.settings, held.batches(run, "train"), emit, s.clock, base)
 
         context = context_of(s, held, outer, make_learner, memory=trainers.memory(s.folder), texts=texts)
         return await whole(s, run, context, self.amends.get(run.run))

@@ -21,6 +21,7 @@ from weft.errors import ConfigError, GenesisMismatch, PeerError, WireError
 from weft.events import Emit
 from weft.ids import Digest, PeerId
 from weft.model.came_with import MAX_BLOB_NBYTES, decode
+from weft.model.config import num_parameters, plain
 from weft.net.multi_source import Blob, everybody, pull, small_from
 from weft.net.node import Node
 from weft.progress import Meter
@@ -116,6 +117,12 @@ async def _fetch_shards(
 
 
 async def fetch_initial(node: Node, peers: Sequence[PeerId], run: Genesis, home: Home) -> None:
-    """Fetch the initial vector into the home where it does not follow from the seed and is not there."""
+    """Fetch the initial vector into the home where it does not follow from the seed, and an adapter's base.
+
+    What is there is not fetched: of a base, whoever has trained or founded a run on it has it.
+    """
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         home.blobs.put(await node.fetch_any(everybody(node, peers), run.initial, 4 * run.num_parameters))
+    if isinstance(run, RunConfig) and run.base is not UNSET and home.blobs.open(run.base) is None:
+        nbytes = 4 * num_parameters(plain(run.model))
+        home.blobs.put(await node.fetch_any(everybody(node, peers), run.base, nbytes))

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import UNSET
 
 from weft.clock import Clock
 from weft.cost import training as cost
@@ -29,13 +30,14 @@ from weft.dashboard import figures
 from weft.errors import TooLarge
 from weft.events import Emit, Notice
 from weft.ids import PeerId, Round, short
+from weft.model.config import num_parameters, plain
 from weft.model.sections import num_section_parameters
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.net.ticket import Ticket
 from weft.observe.pace import Rounds, measured
 from weft.pipeline.placement import stage_for
-from weft.run.config import Genesis, LoopConfig
+from weft.run.config import Genesis, LoopConfig, RunConfig
 from weft.run.host import process_nbytes
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
@@ -323,8 +325,11 @@ def terms(
     num_vectors = 0 if kept is not None else 1 + len(Method(run.method, run.optimizer).init(0))
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         num_vectors += 1
+    base_nbytes = 0
+    if isinstance(run, RunConfig) and run.base is not UNSET and home.blobs.open(run.base) is None:
+        base_nbytes = cost.vector_nbytes(num_parameters(plain(run.model)))
     data_nbytes = 0 if run.data is None else sum(info.nbytes for info in home.shards.missing(run.data))
-    fetch_nbytes = data_nbytes + num_vectors * cost.vector_nbytes(num)
+    fetch_nbytes = data_nbytes + base_nbytes + num_vectors * cost.vector_nbytes(num)
     rounds, round_nbytes, day_nbytes = heard.rounds, sum(part.round_nbytes for part in parts), None
     if rounds is not None and (rounds.num_members > 1 or (stages and num_here > 1)):
         # One more takes part. In a run with stages it takes over work of others.

@@ -7,6 +7,7 @@ is one this machine wants is a second question, asked with `check_size` before a
 Llama (arXiv:2302.13971), grouped queries (arXiv:2305.13245), norms on queries and keys (Qwen3, arXiv:2505.09388).
 """
 
+from math import sqrt
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -64,6 +65,30 @@ class YarnScaling(Config, frozen=True, kw_only=True):
     """The pairs between which it blends are whole numbers, as in published models."""
 
 
+Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+
+class AdapterConfig(Config, frozen=True, kw_only=True):
+    """The table `[adapter]`: small matrices beside those of a model, which alone are trained (`model.adapter`)."""
+
+    rank: Annotated[int, msgspec.Meta(ge=1, le=MAX_WIDTH, description="of the small matrices")] = 16
+    alpha: Annotated[float, msgspec.Meta(gt=0.0, le=1e6, description="what they add is scaled by alpha / rank")] = 32.0
+    targets: Annotated[
+        tuple[Target, ...], msgspec.Meta(min_length=1, max_length=7, description="which matrices have them")
+    ] = TARGETS
+    is_rank_stabilized: bool = False
+    """Scale by alpha / sqrt(rank) (rsLoRA, arXiv:2312.03732)."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.targets)) != len(self.targets):
+            raise ConfigError("adapter.targets: each is named once.")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (sqrt(self.rank) if self.is_rank_stabilized else self.rank)
+
+
 class ModelConfig(Config, frozen=True, kw_only=True):
     """A decoder: embedding, `num_layers` blocks of attention and SwiGLU, norm, head."""
 
@@ -98,6 +123,8 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     """Unset: every layer is windowed where one is."""
     has_out_bias: Literal[True] | UnsetType = UNSET
     """Biases on the output projection too, as llama's `attention_bias` has them."""
+    adapter: AdapterConfig | UnsetType = UNSET
+    """Of which the parameters are; all else is frozen, and lies elsewhere. Unset: the whole model is trained."""
 
     def __post_init__(self) -> None:
         if self.head_width is None and self.width % self.num_heads:
@@ -118,6 +145,15 @@ class ModelConfig(Config, frozen=True, kw_only=True):
             )
         if self.has_out_bias and not self.has_qkv_bias:
             raise ConfigError("model.has_out_bias: no published family has it without model.has_qkv_bias.")
+        if self.adapter is not UNSET:
+            sides = {"q_proj": self.q_width, "k_proj": self.kv_width, "v_proj": self.kv_width, "o_proj": self.q_width}
+            for target in self.adapter.targets:
+                most = min(self.width, sides.get(target, self.ffn_width))
+                if self.adapter.rank > most:
+                    raise ConfigError(
+                        f"adapter.rank: {target} has a side of {most}, and a rank of more adds nothing. "
+                        f"Found {self.adapter.rank}."
+                    )
         if self.yarn is not UNSET and self.rope_scaling is not None:
             raise ConfigError("model.yarn and model.rope_scaling: both stretch rotary wavelengths. Choose one.")
 
@@ -194,17 +230,26 @@ def named(size: str, vocab_size: int, seq_len: int) -> ModelConfig:
         ) from None
 
 
+def plain(config: ModelConfig) -> ModelConfig:
+    """Return the model without its adapter: the base."""
+    return config if config.adapter is UNSET else msgspec.structs.replace(config, adapter=UNSET)
+
+
 def num_parameters(config: ModelConfig) -> int:
-    """Return how many numbers the model is made of; a tied head counts once.
+    """Return how many numbers of the model are trained: all, a tied head once; of one with an adapter, the adapter's.
 
     Equals `layout(config).num_parameters`, in closed form: it costs nothing, however large the model.
     """
     tables = num_table_parameters(config) * (1 if config.is_tied else 2)
-    return config.num_layers * num_layer_parameters(config) + tables + config.width
+    return config.num_layers * num_layer_parameters(config) + tables + num_norm_parameters(config)
 
 
 def num_layer_parameters(config: ModelConfig) -> int:
     """Return how many numbers one block is made of; all are alike."""
+    if config.adapter is not UNSET:
+        q, kv, ffn, width = config.q_width, config.kv_width, config.ffn_width, config.width
+        others = {"q_proj": q, "k_proj": kv, "v_proj": kv, "o_proj": q}  # of the two sides, the one that is not width
+        return config.adapter.rank * sum(width + others.get(target, ffn) for target in config.adapter.targets)
     projections = config.width * (config.q_width + 2 * config.kv_width) + config.q_width * config.width
     biases = (config.q_width + 2 * config.kv_width) * config.has_qkv_bias + config.width * bool(config.has_out_bias)
     norms = 2 * config.width + 2 * config.channels_per_head * config.has_qk_norm
@@ -213,7 +258,12 @@ def num_layer_parameters(config: ModelConfig) -> int:
 
 def num_table_parameters(config: ModelConfig) -> int:
     """Return how many numbers the embedding is made of; the head has as many."""
-    return config.vocab_size * config.width
+    return config.vocab_size * config.width if config.adapter is UNSET else 0
+
+
+def num_norm_parameters(config: ModelConfig) -> int:
+    """Return how many numbers the norm before the head is made of."""
+    return config.width if config.adapter is UNSET else 0
 
 
 def check_size(found: int, max_parameters: int) -> None:

@@ -8,7 +8,8 @@ biases), each in the order of the forward pass: one optimizer group is one range
     vector    embed | layer 0 qkv out gate_up down | layer 1 ... | head || norms and biases
               <------------------ decayed ----------------------------->||<-- not decayed ->
 
-A section of a model has a vector of its own, laid out alike: what of the whole's it has, in the same order.
+A section of a model has a vector of its own, laid out alike: what of the whole's it has, in the same order. Of a model
+with an adapter the vector holds the adapter, and the base is a vector of the plain model, which nobody writes.
 """
 
 from collections.abc import Iterator
@@ -17,10 +18,12 @@ from math import prod
 
 import torch
 from jaxtyping import Float
+from msgspec import UNSET
 from torch import Tensor, nn
 
 from weft.errors import ConfigError
-from weft.model.config import ModelConfig
+from weft.model.adapter import adapted
+from weft.model.config import ModelConfig, plain
 from weft.model.sections import Section, whole
 from weft.model.transformer import SectionModule, Transformer
 
@@ -90,6 +93,11 @@ def layer_matrices(config: ModelConfig, section: Section | None = None) -> tuple
 
 
 def _shapes(config: ModelConfig, section: Section) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if config.adapter is not UNSET:
+        for matrix in (each for layer in section.layers for each in adapted(config, layer)):
+            yield f"{matrix.path}.a", (config.adapter.rank, matrix.num_in)
+            yield f"{matrix.path}.b", (len(matrix.rows), config.adapter.rank)
+        return
     qkv_width = config.q_width + 2 * config.kv_width
     if section.has_table:
         yield "embed.weight", (config.vocab_size, config.width)
@@ -160,6 +168,7 @@ def flatten(model: SectionModule, device: torch.device | str) -> FlatModel:
             Nothing is ever allocated twice for a model on meta.
         device: where vector and gradient shall lie.
     """
+    assert model.config.adapter is UNSET, "of an adapter and its base, each has a vector of its own"
     vector = torch.zeros(layout_of(model).num_parameters, dtype=torch.float32, device=device)
     if not any(parameter.is_meta for parameter in model.parameters()):
         with torch.no_grad():
@@ -168,47 +177,66 @@ def flatten(model: SectionModule, device: torch.device | str) -> FlatModel:
     return over(model, vector)
 
 
-def over(model: SectionModule, vector: Float[Tensor, " num"]) -> FlatModel:
+def over(model: SectionModule, vector: Float[Tensor, " num"], base: Float[Tensor, " all"] | None = None) -> FlatModel:
     """Make every parameter of `model` a view into `vector`, and return both with a gradient of zeros.
+
+    Args:
+        base: as of `attach`.
 
     Raises:
         ConfigError: the vector is not as long as the model.
     """
-    attach(model, vector)
+    attach(model, vector, base)
     gradient = torch.zeros_like(vector)
     for span, parameter in _pairs(model):
         parameter.grad = gradient[span.offset : span.stop].view(span.shape)
     return FlatModel(model, vector, gradient)
 
 
-def attach(model: SectionModule, vector: Float[Tensor, " num"]) -> None:
+def attach(model: SectionModule, vector: Float[Tensor, " num"], base: Float[Tensor, " all"] | None = None) -> None:
     """Make every parameter of `model` a view into `vector` (any float dtype), on the vector's device.
 
+    Args:
+        base: of a model with an adapter: the vector of the plain model, into which the rest of it becomes views.
+
     Raises:
-        ConfigError: the vector is not as long as the model.
+        ConfigError: a vector is not as long as the model.
     """
-    expected = layout_of(model).num_parameters
-    if vector.numel() != expected:
-        raise ConfigError(
-            f"the model has {expected:,} parameters, the vector {vector.numel():,} numbers. They belong to different "
-            "configs."
-        )
-    for span, parameter in _pairs(model):
-        view = nn.Parameter(vector[span.offset : span.stop].view(span.shape), requires_grad=parameter.requires_grad)
-        owner, _, leaf = span.name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, view)
+    _view(model, layout_of(model), vector)
+    if model.config.adapter is not UNSET:
+        assert base is not None, "an adapter is nothing without its base"
+        _view(model, layout(plain(model.config), model.section), base)
     model.angle_bits = model.angle_bits.to(vector.device)
 
 
-def assemble(config: ModelConfig, vector: Float[Tensor, " num"]) -> Transformer:
+def _view(model: SectionModule, spans: Layout, vector: Tensor) -> None:
+    if vector.numel() != spans.num_parameters:
+        raise ConfigError(
+            f"the model has {spans.num_parameters:,} parameters, the vector {vector.numel():,} numbers. They belong to "
+            "different configs."
+        )
+    parameters = dict(model.named_parameters())
+    for span in spans:
+        requires_grad = parameters[span.name].requires_grad
+        view = nn.Parameter(vector[span.offset : span.stop].view(span.shape), requires_grad=requires_grad)
+        owner, _, leaf = span.name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, view)
+
+
+def assemble(
+    config: ModelConfig, vector: Float[Tensor, " num"], base: Float[Tensor, " all"] | None = None
+) -> Transformer:
     """Return a model over `vector` for inference: no gradients, no second copy.
+
+    Args:
+        base: as of `attach`.
 
     Raises:
         ConfigError: the vector is not as long as the model.
     """
     with torch.device("meta"):
         model = Transformer(config)
-    attach(model, vector)
+    attach(model, vector, base)
     return model.requires_grad_(False).eval()
 
 

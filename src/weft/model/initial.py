@@ -5,6 +5,8 @@ the four 16-bit words of one 64-bit random word, centred and scaled (Irwin-Hall,
 Sum and centring are exact in integers, the integer is exact in fp32, and the one multiplication is rounded once. Each
 tensor draws from its own stream, named like the tensor, so a change elsewhere in the model leaves it as it was.
 
+Of an adapter, A is uniform in +-1 / sqrt(in), of 24 bits of a word each (He et al., as PEFT has it), and B is 0.
+
 Matrices have deviation 0.02, those that write to the residual stream 0.02 / sqrt(2 num_layers) (GPT-2); norms start
 at 1, biases at 0.
 """
@@ -15,6 +17,7 @@ from math import prod, sqrt
 import numpy as np
 import torch
 from jaxtyping import Float32
+from msgspec import UNSET
 from torch import Tensor
 
 from weft.model.config import ModelConfig
@@ -39,7 +42,13 @@ def initial_vector(config: ModelConfig, seed: int, section: Section | None = Non
     vector = torch.empty(spans.num_parameters, dtype=torch.float32)
     numbers = vector.numpy()
     for span in spans:
-        if span.has_decay:
+        if config.adapter is not UNSET:
+            start = span.offset
+            for chunk in _uniform(span, seed) if span.name.endswith(".a") else ():
+                numbers[start : start + len(chunk)] = chunk
+                start += len(chunk)
+            numbers[start : span.stop] = 0.0
+        elif span.has_decay:
             start = span.offset
             for chunk in _normal(span, _std(span, config), seed):
                 numbers[start : start + len(chunk)] = chunk
@@ -47,6 +56,16 @@ def initial_vector(config: ModelConfig, seed: int, section: Section | None = Non
         else:
             numbers[span.offset : span.stop] = 0.0 if span.name.endswith(".bias") else 1.0
     return vector
+
+
+def _uniform(span: Span, seed: int) -> Iterator["np.ndarray[tuple[int], np.dtype[np.float32]]"]:
+    generator, remaining = stream(seed, "initial", span.name), prod(span.shape)
+    scale = np.float32(1 / (sqrt(span.shape[1]) * (1 << 23)))
+    while remaining:
+        count = min(remaining, _CHUNK)
+        drawn = (integers64(generator, count) >> np.uint64(40)).astype(np.int64)
+        yield (drawn - (1 << 23)).astype(np.float32) * scale
+        remaining -= count
 
 
 def _std(span: Span, config: ModelConfig) -> float:

@@ -143,13 +143,13 @@ def rotate(x: Float[Tensor, "batch tokens heads head"], turn: Rotation) -> Float
     return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin
 
 
-def project(layer: nn.Linear, x: Float[Tensor, "batch tokens width"], rows: list[int]) -> tuple[Tensor, ...]:
-    """Return what each run of `rows` of the layer makes of `x`: [batch, tokens, rows] each.
+def project(layer: nn.Module, x: Float[Tensor, "batch tokens width"], rows: list[int]) -> tuple[Tensor, ...]:
+    """Return what each run of `rows` of the layer, linear or with adapters, makes of `x`: [batch, tokens, rows] each.
 
     Training on a CPU, the weight is cut and not the result: there one large matmul is no faster than its parts, and the
     backward pass of the cut copies a matrix instead of all activations.
     """
-    if x.device.type != "cpu" or not torch.is_grad_enabled():
+    if x.device.type != "cpu" or not torch.is_grad_enabled() or not isinstance(layer, nn.Linear):
         return torch.split(layer(x), rows, dim=-1)
     biases = [None] * len(rows) if layer.bias is None else torch.split(layer.bias, rows)
     return tuple(linear(x, w, b) for w, b in zip(torch.split(layer.weight, rows), biases, strict=True))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from weft.errors import ConfigError
 from weft.ids import several
-from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters
+from weft.model.config import ModelConfig, num_layer_parameters, num_norm_parameters, num_table_parameters
 
 
 @dataclass(frozen=True)
@@ -94,5 +94,5 @@ def pieces(config: ModelConfig, num: int) -> tuple[Section, ...]:
 def num_section_parameters(config: ModelConfig, section: Section) -> int:
     """Return how many numbers a section is made of; a tied matrix counts in each that has it."""
     num_tables = section.has_table + (section.is_last and not config.is_tied)
-    num_ends = num_tables * num_table_parameters(config) + section.is_last * config.width
+    num_ends = num_tables * num_table_parameters(config) + section.is_last * num_norm_parameters(config)
     return len(section.layers) * num_layer_parameters(config) + num_ends

@@ -52,7 +52,7 @@ def read_config(path: Path) -> ModelConfig:
     Raises:
         ConfigError: no such folder, no config.json in it, or a model weft does not compute.
     """
-    return config_from_hf(_read_bytes(path / _CONFIG), str(path / _CONFIG))
+    return config_from_hf(read_bytes(path / _CONFIG), str(path / _CONFIG))
 
 
 def read_folder(path: Path) -> tuple[ModelConfig, Float32[Tensor, " num"]]:
@@ -144,7 +144,7 @@ def _weight_files(path: Path) -> list[Path]:
             "save the model with `save_pretrained` of a recent transformers."
         )
     try:
-        names = set(reading.json_of(_read_bytes(index))["weight_map"].values())
+        names = set(reading.json_of(read_bytes(index))["weight_map"].values())
         if not names or not all(isinstance(name, str) and name and Path(name).name == name for name in names):
             raise ValueError("weight_map must lead to plain file names")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -152,7 +152,7 @@ def _weight_files(path: Path) -> list[Path]:
     return [path / name for name in sorted(names)]
 
 
-def _read_bytes(file: Path) -> bytes:
+def read_bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except FileNotFoundError:

@@ -51,7 +51,14 @@ class Trainers(Protocol):
         """Return the outer parameters where they are kept."""
         ...
 
-    def learner(self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> Learner: ...
+    def learner(
+        self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock, base: Tensor | None
+    ) -> Learner:
+        """
+        Args:
+            base: that the run's adapter goes beside; None: it has none.
+        """
+        ...
 
 
 MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock], Learner]

@@ -87,6 +87,10 @@ class Ranks:
 
     def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
         check(run, settings)
+        if run.base is not msgspec.UNSET:
+            raise ConfigError(
+                "this run trains an adapter, which a site of several processes cannot. Join it with one: weft join -"
+            )
         rank = self.rank
         share = Share(host=rank.num_local / rank.num_ranks, device=1 / rank.num_ranks)
         settings = msgspec.structs.replace(self._settings, serve_nbytes=0)  # a site draws no texts
@@ -106,6 +110,7 @@ class Ranks:
         batches: Batches,
         emit: Emit,
         clock: Clock,
+        base: Tensor | None,  # noqa: ARG002  # refused by `check_fits`
     ) -> Learner:
         return SiteLearner(self._first, run, self._micro_batch, batches, emit, clock)
 

@@ -25,7 +25,8 @@ from weft.data.corpus import CorpusConfig
 from weft.data.packing import BytesConfig, JsonConfig
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError
-from weft.run.config import FolderModel, Genesis, RunConfig, RunFile, ShapedModel
+from weft.model.config import AdapterConfig
+from weft.run.config import FolderModel, Genesis, NewAdapter, RunConfig, RunFile, ShapedModel
 from weft.run.genesis import of_shape
 from weft.run.idle import without_effect
 from weft.run.staged import StagedConfig
@@ -156,12 +157,14 @@ def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
     is_graph = spell_out(run.method, num_peers).graph is not None
     shape = ShapedModel(**alike(ShapedModel, run.model))
     is_shape = run.is_seeded and of_shape(shape, run.data.vocab_size, run.train.seq_len) == run.model
+    adapter = run.model.adapter
     is_bytes = run.data.tokenizer == ByteTokenizer().digest
     written_otherwise = {
         "peers": min(num_peers, run.electors * (1 if is_graph else MAX_GROUP)),
         "model": shape if is_shape else FolderModel(path=MODEL),
         "data": CorpusConfig(),
         "tokenizer": BytesConfig() if is_bytes else JsonConfig(path=TOKENIZER),
+        "adapter": None if adapter is msgspec.UNSET else NewAdapter(**alike(AdapterConfig, adapter)),
     }
     return RunFile(**alike(RunFile, run) | written_otherwise)
 
@@ -197,7 +200,7 @@ def without_places(file: RunFile) -> tuple[RunFile, tuple[str, ...]]:
         moved.append(name)
         return name
 
-    for section in (tree["data"]["source"], tree["model"], tree["tokenizer"]):
+    for section in (tree["data"]["source"], tree["model"], tree["tokenizer"], tree["adapter"] or {}):
         for field in ("path", "heldout_path", "template"):
             if section.get(field):
                 section[field] = named(section[field])

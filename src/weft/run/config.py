@@ -24,7 +24,7 @@ from weft.data.packing import BytesConfig, TokenizerConfig
 from weft.data.store import DataIndex
 from weft.errors import ConfigError
 from weft.ids import RunId
-from weft.model.config import ModelConfig, Size, num_parameters
+from weft.model.config import AdapterConfig, ModelConfig, Size, num_parameters
 from weft.model.flat import layout
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer, HexRun
@@ -85,6 +85,16 @@ class FolderModel(Config, frozen=True, kw_only=True, tag_field="type", tag="fold
     path: str
 
 
+class NewAdapter(AdapterConfig, frozen=True, kw_only=True, tag_field="type", tag="lora"):
+    """Small matrices beside those of the model, which begin as nothing and alone are trained."""
+
+
+class FolderAdapter(Config, frozen=True, kw_only=True, tag_field="type", tag="folder"):
+    """An adapter that PEFT or weft made, to be trained further: its folder, relative to the run file."""
+
+    path: str
+
+
 class ShapedModel(Config, frozen=True, kw_only=True, tag_field="type", tag="shape"):
     """Every number spelled out; `vocab_size` and `max_seq_len` follow from tokenizer and seq_len."""
 
@@ -107,6 +117,8 @@ class RunFile(Config, frozen=True, kw_only=True):
         int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many peers are expected; defaults depend on it")
     ] = 4
     model: SizedModel | FolderModel | ShapedModel = SizedModel()
+    adapter: NewAdapter | FolderAdapter | None = None
+    """What is trained of it; None: all."""
     data: CorpusConfig = CorpusConfig()
     is_private: bool = False  # every peer trains on its own files, which nobody can request
     tokenizer: TokenizerConfig = BytesConfig()
@@ -147,6 +159,13 @@ class RunFile(Config, frozen=True, kw_only=True):
         choices.check(method, self.train.optimizer)
         if method.graph is not None:
             choices.check_graph(method.graph, self.peers, self.electors)
+        if self.adapter is not None and not isinstance(self.model, FolderModel):
+            raise ConfigError(
+                "adapter: it goes beside a model that has learnt, and this one is made from the seed. Name a folder: "
+                'model = {type = "folder", path = "MODEL"}, or leave it out.'
+            )
+        if self.adapter is not None and self.stages > 1:
+            raise ConfigError("adapter: stages train whole sections only. Leave one of both out.")
         if self.stages > 1:
             choices.check_staged(method)
             if self.stewards or self.is_private:
@@ -203,9 +222,12 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
     is_private: bool
     train: TrainConfig
     came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of what an export hands on; unset: nothing came
+    base: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of the flat fp32 vector that `model.adapter` goes beside
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if (self.base is msgspec.UNSET) != (self.model.adapter is msgspec.UNSET):
+            raise ConfigError("base: a run has one where its model has an adapter, and only there.")
         if self.data.vocab_size > self.model.vocab_size:
             raise ConfigError(
                 f"the tokenizer has {self.data.vocab_size} tokens, the model {self.model.vocab_size}. "

@@ -39,14 +39,26 @@ from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismat
 from weft.events import Emit, Notice
 from weft.ids import Digest, several, short
 from weft.model.came_with import decode, read, tokenizer_folder, with_template
-from weft.model.config import ModelConfig, check_size, named
+from weft.model.config import AdapterConfig, ModelConfig, check_size, named, num_parameters, plain
 from weft.model.flat import cut
+from weft.model.initial import initial_vector
+from weft.model.peft import read_adapter, read_adapter_config
 from weft.model.sections import num_section_parameters, pieces, sections, whole
 from weft.model.weights import read_config, read_folder
 from weft.pipeline.codec.activations import SubspaceConfig
 from weft.pipeline.config import PipelineConfig
 from weft.progress import Meter
-from weft.run.config import FolderModel, Genesis, LoopConfig, RunConfig, RunFile, ShapedModel, SizedModel
+from weft.run.config import (
+    FolderAdapter,
+    FolderModel,
+    Genesis,
+    LoopConfig,
+    NewAdapter,
+    RunConfig,
+    RunFile,
+    ShapedModel,
+    SizedModel,
+)
 from weft.run.host import check_host
 from weft.run.idle import without_effect
 from weft.run.machine import PeerConfig
@@ -98,7 +110,8 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     store = home.private if run_file.is_private else home.shards
     came_with = _came_with(run_file, tokenizer, model, base, emit)
     index = _pack(store, run_file, tokenizer, came_with, base, emit)
-    initials = tuple(_put_initials(run_file, model, base, home))
+    learnt = _learnt(run_file, base)
+    initials = tuple(_put_initials(run_file, model, learnt, home))
     resolved = {
         "model": model,
         "initial": initials[0],
@@ -107,6 +120,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         "method": spell_out(run_file.method, run_file.peers),
         "stewards": tuple(sorted(set(run_file.stewards))),
         **({"came_with": home.blobs.put(came_with)} if came_with else {}),
+        **({"base": home.blobs.put(raw(learnt.model))} if learnt is not None and run_file.adapter is not None else {}),
     }
     config = RunConfig(**alike(RunConfig, run_file) | resolved)
     if run_file.stages > 1:
@@ -181,8 +195,9 @@ def _kind(data: wire.Buffer) -> type[RunConfig] | type[LoopConfig]:
 
 
 def _num_held(model: ModelConfig, stages: int) -> int:
-    """Return how many parameters a peer holds at most, which holds one section at least."""
-    return max(num_section_parameters(model, section) for section in sections(model, stages))
+    """Return how many parameters a peer holds at most, which holds one section at least; a base counts, too."""
+    base = 0 if model.adapter is UNSET else num_parameters(plain(model))
+    return base + max(num_section_parameters(model, section) for section in sections(model, stages))
 
 
 def on_corpus(run: Genesis) -> RunConfig:
@@ -271,6 +286,29 @@ def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:
     return torch.from_numpy(np.frombuffer(blob, dtype="<f4").astype(np.float32))
 
 
+def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
+    """Return the vector that the run's adapter goes beside; None: it has none.
+
+    Raises:
+        ConfigError: it is not in this home, or of another size than the model.
+        DataError: the blob is corrupt (removed, so that it can be fetched again).
+    """
+    if config.base is UNSET:
+        return None
+    blob, num = home.blobs.open(config.base), num_parameters(plain(config.model))
+    if blob is None:
+        raise ConfigError(
+            f"the weights that the run's adapter goes beside ({short(config.base)}) are not in {home.root}. Join the "
+            "run, which fetches them: weft join -"
+        )
+    if len(blob) != 4 * num:
+        raise ConfigError(
+            f"the weights that the run's adapter goes beside have {len(blob):,} bytes, its model {4 * num:,}. "
+            "The run cannot be trained; tell its maker."
+        )
+    return torch.from_numpy(np.frombuffer(blob, dtype="<f4").astype(np.float32))
+
+
 # --- sealing ---
 
 
@@ -293,7 +331,7 @@ def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
         case ShapedModel() as shaped:
             return of_shape(shaped, tokenizer.vocab_size, run_file.train.seq_len)
         case FolderModel(path=path):
-            config = read_config(base / path)
+            config = _with_adapter(run_file, read_config(base / path), base)
             try:
                 check_vocabulary(tokenizer, config.vocab_size)
             except TokenizerMismatch as error:
@@ -303,6 +341,18 @@ def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
             return config
         case _:
             assert_never(run_file.model)
+
+
+def _with_adapter(run_file: RunFile, model: ModelConfig, base: Path) -> ModelConfig:
+    match run_file.adapter:
+        case None:
+            return model
+        case FolderAdapter(path=path):
+            return read_adapter_config(base / path, model)
+        case NewAdapter() as new:
+            return msgspec.structs.replace(model, adapter=AdapterConfig(**alike(AdapterConfig, new)))
+        case _:
+            assert_never(run_file.adapter)
 
 
 def _came_with(run_file: RunFile, tokenizer: Tokenizer, model: ModelConfig, base: Path, emit: Emit) -> bytes:
@@ -397,12 +447,31 @@ def _without_shards(index: DataIndex) -> DataIndex:
     return replace(index, train=(), heldout=(), train_text_nbytes=0, heldout_text_nbytes=0, rows=rows)
 
 
-def _put_initials(run_file: RunFile, model: ModelConfig, base: Path, home: Home) -> Iterator[Digest]:
+@dataclass(frozen=True)
+class _Learnt:
+    """What a run begins with of folders."""
+
+    model: Float32[Tensor, " all"]
+    adapter: Float32[Tensor, " num"] | None  # None: it begins as nothing, or there is none
+
+
+def _learnt(run_file: RunFile, base: Path) -> _Learnt | None:
+    if not isinstance(run_file.model, FolderModel):
+        return None
+    model, vector = read_folder(base / run_file.model.path)
+    if not isinstance(run_file.adapter, FolderAdapter):
+        return _Learnt(vector, None)
+    return _Learnt(vector, read_adapter(base / run_file.adapter.path, model)[1])
+
+
+def _put_initials(run_file: RunFile, model: ModelConfig, learnt: _Learnt | None, home: Home) -> Iterator[Digest]:
     """Return the digest of each piece's first weights, which are in `home` where they do not follow from the seed."""
     cuts = pieces(model, run_file.stages)
-    if isinstance(run_file.model, FolderModel):
-        _, vector = read_folder(base / run_file.model.path)
-        yield from (home.blobs.put(raw(cut(model, vector, section))) for section in cuts)
+    if learnt is not None and model.adapter is not UNSET:
+        vector = initial_vector(model, run_file.seed) if learnt.adapter is None else learnt.adapter
+        yield home.blobs.put(raw(vector))
+    elif learnt is not None:
+        yield from (home.blobs.put(raw(cut(model, learnt.model, section))) for section in cuts)
     else:
         yield from (wire.digest(raw(seeded(model, run_file.seed, each, run_file.pipeline))) for each in cuts)
 

@@ -65,6 +65,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     stewards: tuple[HexPeer, ...] = ()
     predecessor: HexRun | None = None
     came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET
+    base: HexDigest | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def total_tokens(self) -> int:
@@ -144,6 +145,8 @@ def named_by(outline: Named, run: RunId) -> tuple[set[Digest], set[Digest]]:
         blobs.add(index.tokenizer)
     if (came_with := getattr(outline, "came_with", msgspec.UNSET)) is not msgspec.UNSET:
         blobs.add(came_with)
+    if (base := getattr(outline, "base", msgspec.UNSET)) is not msgspec.UNSET:
+        blobs.add(base)
     if not outline.is_seeded:
         blobs |= {outline.initial, *getattr(outline, "initials", ())}
     return blobs, set() if index is None else {info.digest for info in (*index.train, *index.heldout)}

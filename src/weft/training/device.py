@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from msgspec import UNSET
 from torch import Tensor, dtype
 
 from weft.cost import training as cost
 from weft.cost.pipeline import BASE_NBYTES
 from weft.errors import ConfigError, OutOfMemory, TooLarge
-from weft.model.config import ModelConfig, num_parameters
+from weft.model.config import ModelConfig, num_parameters, plain
 from weft.model.sections import Section, whole
 from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig
 from weft.run.config import LoopConfig, RunConfig
@@ -223,6 +224,9 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
         ),
     )
     needed = by_place(memory, device)
+    if run.model.adapter is not UNSET:
+        for place in needed:  # on a GPU, the host keeps a copy
+            needed[place] += cost.vector_nbytes(num_parameters(plain(run.model)))
     return with_texts(needed, run.model, whole(run.model), BY_DEFAULT, device, peer.serve_nbytes)
 
 

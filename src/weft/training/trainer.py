@@ -42,14 +42,18 @@ from weft.training.steps import Mean, Shown, Stepper
 NO_GPU = "no GPU was found, so the cap on its memory (--vram, caps.vram_nbytes) has no effect"
 
 
-def model_over(vector: Tensor, run: RunConfig, peer: PeerConfig) -> FlatModel:
-    """Return the run's model over `vector`, with a gradient beside it."""
+def model_over(vector: Tensor, run: RunConfig, peer: PeerConfig, base: Tensor | None = None) -> FlatModel:
+    """Return the run's model over `vector`, with a gradient beside it.
+
+    Args:
+        base: that an adapter goes beside, on the same device.
+    """
     section = run.section if isinstance(run, StagedConfig) else None
     with torch.device("meta"):
         module: SectionModule = Transformer(run.model, has_recompute=peer.has_recompute)
         if section is not None:  # whose passes are computed again as wholes, if they are
             module = SectionModule(run.model, section)
-    return over(module, vector)
+    return over(module, vector, base)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +75,21 @@ class Trainer(Stepper):
         peer: what this machine gives.
         batches: the run's training windows.
         emit: told of every step, and where the device made it change its ways.
+        base: that the run's adapter goes beside, on the CPU; None: it has none.
     """
 
-    def __init__(self, run: RunConfig, peer: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        peer: PeerConfig,
+        batches: Batches,
+        emit: Emit,
+        clock: Clock,
+        base: Float32[Tensor, " all"] | None = None,
+    ) -> None:
         super().__init__(run, batches, emit, clock)
+        self._base = base  # on the CPU
+        self._base_here: Float32[Tensor, " all"] | None = None  # on the device
         self._peer = peer
         self._sends_gradient = run.method.send == "gradient"
         self._warm_shape: tuple[int, int] | None = None  # of a batch that was tried
@@ -117,7 +132,8 @@ class Trainer(Stepper):
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
         run, peer = self._run, self._peer
         with allocating("the model", self.device):
-            self._model = model_over(held, run, peer)
+            self._base_here = None if self._base is None else self._base.to(self.device.torch)
+            self._model = model_over(held, run, peer, self._base_here)
             self._optimizer: InnerOptimizer | None = (
                 None if self._sends_gradient else inner.build(run.train.optimizer, self._model)
             )
@@ -139,7 +155,7 @@ class Trainer(Stepper):
                 scale=self._backward.scale,
                 micro_batch=self._backward.micro_batch,
             )
-            self._center = None
+            self._center = self._base_here = None
             del self._model, self._optimizer, self._backward
         self.device.release_cache()
 
@@ -276,7 +292,8 @@ class Trainer(Stepper):
     def _showing(self, vector: Float32[Tensor, " num"]) -> Iterator[Shown]:
         self.device.release_cache()
         with allocating("the outer model beside the local one", self.device):
-            module = assemble(self._run.model, vector.to(self.device.torch))
+            base = self._base_here if self._parked is None else self._base
+            module = assemble(self._run.model, vector.to(self.device.torch), base)
 
         def write(ids: list[int], sampling: Sampling, seed: int) -> Iterator[int]:
             with allocating("a text of this length", self.device):

@@ -64,7 +64,7 @@ NO_STAGES = "no effect in a run without stages"
 # By struct: fields that always do something, and those that do not, with where.
 FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "RunFile": (
-        "name seed peers model data is_private tokenizer train method stages admission orphan_after_s is_strict "
+        "name seed peers model adapter data is_private tokenizer train method stages admission orphan_after_s is_strict "
         "electors stewards predecessor run",
         {
             "pipeline": (Refused({"pipeline.micro_batch": 2}, NO_STAGES),),
@@ -73,6 +73,8 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     ),
     "SizedModel": ("size is_tied", {}),
     "FolderModel": ("path", {}),
+    "NewAdapter": ("rank alpha targets is_rank_stabilized", {}),
+    "FolderAdapter": ("path", {}),
     "ShapedModel": ("num_layers num_heads num_kv_heads width ffn_width has_qk_norm has_qkv_bias is_tied", {}),
     "CorpusConfig": (
         "source",

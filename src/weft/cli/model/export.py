@@ -28,15 +28,26 @@ def export(
     gguf: Annotated[
         bool, typer.Option("--gguf", help="Write one file for llama.cpp, Ollama and others instead (pip: weft[gguf]).")
     ] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write the run's adapter alone, as PEFT loads it, and not the model.")
+    ] = False,
 ) -> None:
     """Write config.json, safetensors, tokenizer.json and what else came with the model, such as its chat template."""
     if target.suffix.lower() == ".gguf" and not gguf:
         raise ConfigError(f"{target} names a GGUF file, and weft export writes a folder. Add --gguf, or name a folder.")
+    if adapter and (gguf or dtype is not Dtype.float32):
+        raise ConfigError("--adapter writes an adapter in float32. Leave out --gguf and --dtype.")
     folder = find_checkpoint(checkpoint, home_of(context))  # what is not there is said at once
     say_loading()
     from weft.cli.model.trained import open_trained, say_which
 
     trained = open_trained(str(folder), home_of(context))
+    if adapter:
+        trained.export_adapter(target)
+        say_which(trained, checkpoint)
+        typer.echo(str(target))
+        typer.echo(f'load it with: peft.PeftModel.from_pretrained(model, "{target}")', err=True)
+        return
     nbytes = trained.vector.numel() * (4 if dtype is Dtype.float32 else 2)
     with Meter("writing", "B", WorkLine(), SystemClock(), nbytes) as meter:
         write = trained.export_gguf if gguf else trained.export

@@ -17,18 +17,21 @@ from weft.clock import SystemClock
 from weft.config import from_tree
 from weft.dashboard import figures
 from weft.data.tokenizer import JsonTokenizer, Tokenizer, check_vocabulary, from_bytes
-from weft.errors import CheckpointError, TokenizerMismatch, WireError
+from weft.errors import CheckpointError, ConfigError, TokenizerMismatch, WireError
 from weft.ids import short
 from weft.model.came_with import CameWith, decode, read
-from weft.model.config import ModelConfig, check_size, num_parameters
+from weft.model.config import ModelConfig, check_size, num_parameters, plain
 from weft.model.flat import assemble
+from weft.model.peft import merged, write_adapter
 from weft.model.transformer import Transformer
 from weft.model.weights import FileDtype, read_config, read_folder, write_folder
 from weft.peer.state.checkpoint import load_came_with, load_model, load_tokenizer, read_contents
 from weft.run.config import RunConfig
+from weft.run.genesis import base_of
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.store.chunks import raw
+from weft.store.home import Home
 from weft.training.device import choose
 from weft.wire import digest
 
@@ -42,6 +45,7 @@ class Trained:
     run: RunConfig | None  # None: the model was made elsewhere
     round: int | None = None  # None: no checkpoint of weft
     came_with: CameWith = field(default_factory=CameWith)  # chat template, licence and the like, for an export
+    adapter: tuple[ModelConfig, Tensor] | None = None  # that was merged into it, beside its model
 
     @property
     def called(self) -> str:
@@ -83,6 +87,17 @@ class Trained:
             dtype=dtype,
             on_written=on_written,
         )
+
+    def export_adapter(self, folder: Path) -> None:
+        """Write the adapter alone, as PEFT has it.
+
+        Raises:
+            ConfigError: there is none, or the folder is taken.
+            DiskFull: no room.
+        """
+        if self.adapter is None:
+            raise ConfigError(f"{self.folder} has no adapter: the whole model was trained. Leave out --adapter.")
+        write_adapter(folder, *self.adapter)
 
     def export_gguf(
         self, file: Path, dtype: FileDtype = "float32", on_written: Callable[[int], None] = lambda _nbytes: None
@@ -134,7 +149,11 @@ def open_trained(given: str, home: Path) -> Trained:
         )
     head = read_contents(folder).head
     round = 0 if head is None else head.round
-    return Trained(folder, run.model, vector, _kept_tokenizer(folder, blob), run, round, came_with=kept_beside(folder))
+    config, adapter, base = run.model, None, base_of(run, Home(home))
+    if base is not None:
+        config, vector, adapter = plain(config), merged(config, base, vector), (config, vector)
+    words, came_with = _kept_tokenizer(folder, blob), kept_beside(folder)
+    return Trained(folder, config, vector, words, run, round, came_with=came_with, adapter=adapter)
 
 
 def open_words(given: str, home: Path) -> tuple[Tokenizer, CameWith]:

@@ -1,0 +1,190 @@
+"""Adapters as the library PEFT has them, and merged into their base.
+
+    adapter_config.json, adapter_model.safetensors  ──read_adapter──►  config, vector  ──write_adapter──►  the same
+
+Which base it belongs to a folder says by a name that means something on one machine alone; so what is checked is that
+every matrix is as the base has it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from jaxtyping import Float32
+from msgspec import UNSET
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from weft import reading
+from weft.errors import ConfigError
+from weft.model.adapter import Adapted, adapted
+from weft.model.config import TARGETS, AdapterConfig, ModelConfig, plain
+from weft.model.flat import layout
+from weft.model.weights import not_exported, read_bytes
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_HOLDERS = {"attention": "self_attn", "ffn": "mlp"}
+# What an adapter may have that weft does not compute, by the values that mean that it has not.
+_WITHOUT: dict[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "layers_to_transform": (None, []),
+    "layer_replication": (None, []),
+    "rank_pattern": (None, {}),
+    "alpha_pattern": (None, {}),
+    "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),
+    "lora_bias": (False, None),
+}
+
+
+def merged(
+    config: ModelConfig, base: Float32[Tensor, " all"], vector: Float32[Tensor, " num"]
+) -> Float32[Tensor, " all"]:
+    """Return the vector of the plain model that computes what the base and its adapter do: W + s B A."""
+    assert config.adapter is not UNSET
+    whole, there = base.clone(), layout(plain(config))
+    of_base = {span.name: span for span in there}
+    for matrix, a, b in _pairs(config, vector):
+        weight = there.view(whole, of_base[matrix.base])[matrix.rows.start : matrix.rows.stop]
+        weight.addmm_(b, a, alpha=config.adapter.scale)
+    return whole
+
+
+def write_adapter(folder: Path, config: ModelConfig, vector: Float32[Tensor, " num"], base: str = "") -> None:
+    """Write an adapter as a folder that PEFT loads.
+
+    Args:
+        folder: is made, or is empty.
+        base: what PEFT shall look for: a folder, or a name of the hub.
+
+    Raises:
+        ConfigError: the folder is taken, or cannot be written.
+        DiskFull: no room.
+    """
+    adapter = config.adapter
+    assert adapter is not UNSET
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: exists; weft overwrites no export. Remove it or choose another place.")
+    tree = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(adapter.targets),
+        "use_rslora": adapter.is_rank_stabilized,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_dora": False,
+    }
+    tensors = dict[str, Tensor]()
+    for matrix, a, b in _pairs(config, vector.detach().cpu()):
+        tensors |= {
+            f"{_theirs(matrix)}.lora_A.weight": a.contiguous(),
+            f"{_theirs(matrix)}.lora_B.weight": b.contiguous(),
+        }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
+        (folder / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n")
+    except OSError as error:
+        raise not_exported(folder, error) from error
+
+
+def read_adapter_config(folder: Path, base: ModelConfig) -> ModelConfig:
+    """Return the model that is `base` with the adapter of a folder, of which the weights are not read.
+
+    Raises:
+        ConfigError: as `read_adapter`.
+    """
+    return msgspec.structs.replace(base, adapter=_adapter(folder / CONFIG))
+
+
+def read_adapter(folder: Path, base: ModelConfig) -> tuple[ModelConfig, Float32[Tensor, " num"]]:
+    """Return the model that is `base` with the adapter of a folder, and the adapter's vector.
+
+    Raises:
+        ConfigError: no adapter of PEFT's, one that weft cannot compute, or one of another base; says which tensor.
+    """
+    config = read_adapter_config(folder, base)
+    wanted = dict[str, Tensor]()
+    vector = torch.empty(layout(config).num_parameters)
+    for matrix, a, b in _pairs(config, vector):
+        wanted |= {f"{_theirs(matrix)}.lora_A.weight": a, f"{_theirs(matrix)}.lora_B.weight": b}
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as reader:
+            names = set(reader.keys())
+            if names != wanted.keys():
+                other = sorted(names ^ wanted.keys())[0]
+                raise ConfigError(
+                    f"{folder / WEIGHTS}: tensor {other} is {'too many' if other in names else 'missing'}. The adapter "
+                    "belongs to another base, or is of a kind that weft does not know."
+                )
+            for name, view in wanted.items():
+                tensor = reader.get_tensor(name)
+                if tensor.shape != view.shape:
+                    raise ConfigError(
+                        f"{folder / WEIGHTS}: tensor {name} has shape {list(tensor.shape)}, and with this base it "
+                        f"would have {list(view.shape)}. The adapter belongs to another base."
+                    )
+                view.copy_(tensor)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{folder / WEIGHTS}: cannot be read as safetensors: {error}. Download it again.") from None
+    if not torch.isfinite(vector).all():
+        raise ConfigError(f"{folder / WEIGHTS}: it holds numbers that are not finite. Download it again.")
+    return config, vector
+
+
+def _adapter(file: Path) -> AdapterConfig:
+    try:
+        tree = reading.json_of(read_bytes(file))
+    except ValueError as error:
+        raise ConfigError(f"{file}: not JSON: {error}.") from None
+    if not isinstance(tree, dict) or tree.get("peft_type") != "LORA":
+        raise ConfigError(f"{file}: no LoRA adapter of PEFT's, which is what weft reads.")
+    for name, allowed in _WITHOUT.items():
+        if tree.get(name, allowed[0]) not in allowed:
+            raise ConfigError(
+                f"{file}: {name} is {tree[name]!r:.80}, which weft does not compute. Allowed: {allowed[0]!r}."
+            )
+    targets = tree.get("target_modules")
+    if targets == "all-linear":
+        targets = TARGETS
+    if not isinstance(targets, list | tuple) or not targets or not set(targets) <= set(TARGETS):
+        raise ConfigError(
+            f"{file}: target_modules is {targets!r:.200}, and weft knows adapters of {', '.join(TARGETS)}, or "
+            "all-linear."
+        )
+    fields = {
+        "rank": tree.get("r"),
+        "alpha": tree.get("lora_alpha"),
+        "targets": [target for target in TARGETS if target in targets],
+        "is_rank_stabilized": bool(tree.get("use_rslora")),
+    }
+    try:
+        return msgspec.convert(fields, AdapterConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{file}: {error}.") from None
+
+
+def _pairs(config: ModelConfig, vector: Tensor) -> "list[tuple[Adapted, Tensor, Tensor]]":
+    """Return each matrix that has an adapter, with its A and B, views into `vector`."""
+    there = layout(config)
+    spans = {span.name: span for span in there}
+    return [
+        (matrix, *(there.view(vector, spans[f"{matrix.path}.{side}"]) for side in "ab"))  # type: ignore[misc]
+        for layer in range(config.num_layers)
+        for matrix in adapted(config, layer)
+    ]
+
+
+def _theirs(matrix: Adapted) -> str:
+    holder = _HOLDERS[matrix.holder.partition(".")[0]]
+    return f"base_model.model.model.layers.{matrix.layer}.{holder}.{matrix.name}"

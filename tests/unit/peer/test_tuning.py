@@ -1,0 +1,148 @@
+"""Peers that tune a chat model together, whole or by an adapter: TLS on loopback, a home for each."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from unit.chat.templates import CHATML
+from unit.peer.crew import BATCH, EVERY, FEDAVG, Crew
+from weft.cli.model.trained import open_trained
+from weft.config import from_tree
+from weft.data.corpus import ConversationsSource, CorpusConfig
+from weft.data.packing import JsonConfig
+from weft.data.tokenizer import ByteTokenizer
+from weft.errors import ConfigError
+from weft.events import Evaluated
+from weft.model.config import AdapterConfig, ModelConfig, num_parameters
+from weft.model.flat import assemble
+from weft.model.initial import initial_vector
+from weft.model.peft import read_adapter, write_adapter
+from weft.model.weights import read_folder, write_folder
+from weft.run.config import FolderAdapter, FolderModel, NewAdapter, RunConfig, RunFile
+from weft.run.genesis import base_of
+from weft.store.chunks import raw
+from weft.store.home import Home
+from weft.wire import digest
+
+SEQ_LEN, ROUNDS, PEERS = 192, 4, 2
+MODEL = ModelConfig(
+    vocab_size=257, num_layers=1, num_heads=2, num_kv_heads=2, width=32, ffn_width=48, max_seq_len=SEQ_LEN
+)
+ADAPTER = NewAdapter(rank=2, alpha=8.0)
+
+
+def crew_of(root: Path, **changes: Any) -> Crew:
+    write_folder(root / "model", MODEL, initial_vector(MODEL, 3), ByteTokenizer().to_json())
+    (root / "model" / "chat_template.jinja").write_text(CHATML)
+    rows = [{"prompt": f"say {number}", "completion": f"ok {number}"} for number in range(60)]
+    (root / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokens = ROUNDS * PEERS * EVERY * BATCH * SEQ_LEN
+    fields = {
+        "num_peers": PEERS,
+        "num_rounds": ROUNDS,
+        "method": FEDAVG,
+        "model": FolderModel(path="model"),
+        "tokenizer": JsonConfig(path="model"),
+        "data": CorpusConfig(source=ConversationsSource(paths=("chats.jsonl",)), heldout_fraction=0.2),
+        "train": {"seq_len": SEQ_LEN, "tokens": tokens, "evaluate_every": 1},
+    }
+    return Crew(root, **(fields | changes))
+
+
+def trained(crew: Crew) -> list[Any]:
+    async def play() -> list[Any]:
+        async with crew.deadline():
+            a, b = crew.found("a", wait_for=2), crew.join("b")
+            outcomes = list(await crew.done(a, b))
+            losses = [event.loss for event in a.seen(Evaluated)]
+            assert losses[-1] < losses[0]
+            return outcomes
+
+    return asyncio.run(play())
+
+
+@pytest.mark.full
+def test_two_peers_train_on_answers_alone(tmp_path: Path) -> None:
+    outcomes = trained(crew_of(tmp_path))
+    run = outcomes[0].run
+    assert run.data.has_rows
+    # Held-out loss per byte of answers: a token is a byte here.
+    assert outcomes[0].nats_per_byte == pytest.approx(outcomes[0].loss)
+
+
+@pytest.mark.full
+def test_two_peers_train_an_adapter_and_exchange_nothing_else(tmp_path: Path) -> None:
+    outcomes = trained(crew_of(tmp_path, adapter=ADAPTER))
+    run = outcomes[0].run
+    assert isinstance(run, RunConfig)
+    assert run.num_parameters == num_parameters(run.model) < 0.2 * num_parameters(MODEL)
+    _, vector = read_folder(tmp_path / "model")
+    assert run.base == digest(raw(vector))
+    for member in "ab":
+        home = tmp_path / member
+        found = open_trained(run.run, home)
+        assert found.config == MODEL
+        assert found.adapter is not None
+        config, adapter = found.adapter
+        base = base_of(run, Home(home))
+        assert base is not None
+        assert torch.equal(base, vector)
+        ids = torch.randint(0, 257, (1, 20))
+        torch.testing.assert_close(assemble(MODEL, found.vector)(ids), assemble(config, adapter, base)(ids))
+        assert not torch.allclose(found.vector, vector, atol=1e-4)
+    found.export_adapter(tmp_path / "adapter")
+    assert torch.equal(read_adapter(tmp_path / "adapter", MODEL)[1], adapter)
+    found.export(tmp_path / "merged")
+    assert torch.equal(read_folder(tmp_path / "merged")[1], found.vector)
+
+
+@pytest.mark.full
+def test_an_adapter_of_a_folder_is_trained_further(tmp_path: Path) -> None:
+    first = trained(crew_of(tmp_path, adapter=ADAPTER))[0]
+    before = open_trained(first.run.run, tmp_path / "a")
+    before.export_adapter(tmp_path / "adapter")
+    second = tmp_path / "second"
+    second.mkdir()
+    crew = crew_of(second, adapter=FolderAdapter(path="../adapter"))
+    outcomes = trained(crew)
+    run = outcomes[0].run
+    assert before.adapter is not None
+    assert run.model == before.adapter[0]
+    assert run.initial == digest(raw(before.adapter[1]))
+    assert outcomes[0].loss < first.loss
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"stages": 2, "method": {"type": "ddp"}}, "stages train whole sections only"),
+        ({"model": {"type": "size"}}, "goes beside a model that has learnt"),
+    ],
+)
+def test_what_an_adapter_does_not_go_with_is_refused(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
+    tree = {
+        "name": "x",
+        "model": {"type": "folder", "path": "model"},
+        "adapter": {"type": "lora"},
+        "train": {"tokens": 1000, "schedule": {"type": "constant"}},
+    }
+    with pytest.raises(ConfigError, match=match):
+        from_tree(tree | changes, RunFile, where="run.toml")
+
+
+def test_an_adapter_of_another_base_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    config = replace(MODEL, ffn_width=64, adapter=AdapterConfig(rank=2))
+    write_adapter(tmp_path / "adapter", config, initial_vector(config, 1))
+    crew = crew_of(tmp_path, adapter=FolderAdapter(path="adapter"))
+
+    async def play() -> None:
+        async with crew.deadline():
+            with pytest.raises(ConfigError, match="belongs to another base"):
+                await crew.found("a").task
+
+    asyncio.run(play())
