@@ -298,6 +298,9 @@ class Anchor:
                 return  # how large they may be is not known before there is a state
             first = await small_from(self._node, peers, self._outline.initial, self._kept.state_nbytes)
             await self._compute.serve(lambda: home.blobs.put(first))
+        if (base := self._outline.base) is not UNSET and home.blobs.open(base) is None:
+            whole = await small_from(self._node, peers, base, 4 * self._max_parameters)
+            await self._compute.serve(lambda: home.blobs.put(whole))
         self._has_files = True
         if ready is not None:
             self._emit(ready)

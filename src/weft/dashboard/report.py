@@ -16,6 +16,8 @@ from html import escape
 from statistics import median
 from typing import Any
 
+from msgspec import UNSET
+
 from weft import events
 from weft.config import dump
 from weft.dashboard import figures
@@ -412,6 +414,8 @@ def _to_be_named(shared: RunConfig, file: RunFile) -> str:
     )
     exported = [name for name in (MODEL, TOKENIZER) if f'"{name}"' in dump(file)]
     beside = f" Put beside it {' and '.join(exported)}, as weft export writes them." if exported else ""
+    if shared.base is not UNSET:
+        beside += f" {MODEL} is the folder that the adapter was trained beside, and not what it has become."
     return (
         "Peers do not tell each other where their text is; only the report of the home that made the run has that. "
         f"Name it yourself: {source}{beside}"

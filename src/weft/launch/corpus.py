@@ -51,6 +51,11 @@ class OneProcess:
 
     def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
         device = choose(settings)
+        if settings.serve_nbytes and run.base is not msgspec.UNSET:
+            raise ConfigError(
+                "serve_nbytes: this run trains an adapter, beside which no texts are drawn. Leave it out, and serve "
+                "what has been trained: weft serve last"
+            )
         if settings.serve_nbytes:
             cut = cut_of(run)
             require_room(cut, settings, kind_with(cut.codec, device.torch))

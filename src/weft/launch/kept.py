@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from weft.config import leaves
 from weft.data.store import PRIVATE, DataIndex, write_atomically
@@ -192,6 +193,10 @@ def require_named(run_file: RunFile, made: RunConfig, home: Home) -> None:
 def begins_elsewhere(run: Genesis, wanted: Genesis) -> bool:
     """Return whether `wanted` names other weights to begin with, or another run that it goes on with."""
     has_weights = isinstance(wanted, RunConfig) and not wanted.is_seeded and wanted.initial != run.initial
+    if isinstance(run, RunConfig) and isinstance(wanted, RunConfig) and UNSET not in (run.base, wanted.base):
+        # An adapter's first weights follow from its shape and the seed as well.
+        is_alike = (run.model, run.seed) == (wanted.model, wanted.seed)
+        has_weights = run.base != wanted.base or (is_alike and has_weights)
     return has_weights or wanted.predecessor not in (None, run.predecessor)
 
 

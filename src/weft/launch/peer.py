@@ -21,10 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, TypeVar
 
-from msgspec import UNSET
 from torch import Tensor
 
-from weft.errors import CheckpointError, ConfigError, TicketMismatch, Unreachable
+from weft.errors import CheckpointError, TicketMismatch, Unreachable
 from weft.events import Emit, Event, Notice, Working
 from weft.ids import PeerId, RunId, short
 from weft.launch.fetch import fetch_run
@@ -326,11 +325,6 @@ def beside_texts(s: Session, run: RunConfig) -> tuple[Session, Serving | None]:
     """
     if not s.options.settings.serve_nbytes:
         return s, None
-    if run.model.adapter is not UNSET:
-        raise ConfigError(
-            "serve_nbytes: this run trains an adapter, beside which no texts are drawn. Leave it out, and serve what "
-            "has been trained: weft serve last"
-        )
     settings, compute, beside = share_device(s.options.settings, s.compute, s.clock, s.emit)
     texts = Serving(cut_of(run), settings, StageLink(s.node), s.clock, beside, s.emit)
     return replace(s, options=replace(s.options, settings=settings), compute=compute), texts

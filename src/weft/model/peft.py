@@ -39,6 +39,14 @@ _WITHOUT: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None, [], {}),
     "target_parameters": (None, []),
     "lora_bias": (False, None),
+    # These change the base, or what is computed, under the same names.
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", None),
+    "use_qalora": (False, None),
+    "use_bdlora": (None, False),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
+    "monteclora_config": (None,),
+    "velora_config": (None,),
 }
 
 
@@ -129,6 +137,8 @@ def read_adapter(folder: Path, base: ModelConfig) -> tuple[ModelConfig, Float32[
                 )
             for name, view in wanted.items():
                 tensor = reader.get_tensor(name)
+                if not tensor.is_floating_point():
+                    raise ConfigError(f"{folder / WEIGHTS}: tensor {name} is of {tensor.dtype}, which is no adapter's.")
                 if tensor.shape != view.shape:
                     raise ConfigError(
                         f"{folder / WEIGHTS}: tensor {name} has shape {list(tensor.shape)}, and with this base it "
@@ -157,7 +167,7 @@ def _adapter(file: Path) -> AdapterConfig:
     targets = tree.get("target_modules")
     if targets == "all-linear":
         targets = TARGETS
-    if not isinstance(targets, list | tuple) or not targets or not set(targets) <= set(TARGETS):
+    if not isinstance(targets, list) or not targets or not all(target in TARGETS for target in targets):
         raise ConfigError(
             f"{file}: target_modules is {targets!r:.200}, and weft knows adapters of {', '.join(TARGETS)}, or "
             "all-linear."

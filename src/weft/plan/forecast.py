@@ -11,10 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
+from msgspec import UNSET
+
 from weft.codec.build import build as build_codec
 from weft.codec.config import LOSSY
 from weft.cost import training as cost
 from weft.errors import ConfigError
+from weft.model.config import num_parameters, plain
 from weft.model.flat import layout
 from weft.peer.group.groups import PARALLEL
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
@@ -310,11 +313,12 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
             decoder(question.model), micro_batch, question.train.seq_len, is_half=machines.is_half
         ),
     )
-    grouped = _group_nbytes(question)
+    more = _group_nbytes(question)
+    base = 0 if question.model.adapter is UNSET else cost.vector_nbytes(num_parameters(plain(question.model)))
     if not machines.is_gpu:
-        return 0, memory.on_cpu + grouped
+        return 0, memory.on_cpu + more + base
     on_device, on_host = memory.on_gpu
-    return on_device, on_host + grouped
+    return on_device + base, on_host + more + base
 
 
 def _group_nbytes(question: Question) -> int:

@@ -15,6 +15,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
+
 from weft.config import alike, from_tree
 from weft.cost import training as cost
 from weft.data import corpus
@@ -302,8 +304,10 @@ def unsealed(run_file: RunFile, base: Path) -> RunConfig:
         tokenizer=tokenizer.digest,
         vocab_size=tokenizer.vocab_size,
     )
+    model = resolve(run_file, tokenizer, base)
     resolved = {
-        "model": resolve(run_file, tokenizer, base),
+        "model": model,
+        "base": UNSET if model.adapter is UNSET else nothing,
         "initial": nothing,
         "is_seeded": True,
         "data": index,

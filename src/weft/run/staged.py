@@ -57,6 +57,8 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.model.adapter is not msgspec.UNSET:
+            raise ConfigError("adapter: stages train whole sections only. Leave one of both out.")
         check_staged(self.method)
         check_tied(self.model, self.stages, self.method)
         if (split := self.pipeline.split) is not None:

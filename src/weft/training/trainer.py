@@ -292,8 +292,7 @@ class Trainer(Stepper):
     def _showing(self, vector: Float32[Tensor, " num"]) -> Iterator[Shown]:
         self.device.release_cache()
         with allocating("the outer model beside the local one", self.device):
-            base = self._base_here if self._parked is None else self._base
-            module = assemble(self._run.model, vector.to(self.device.torch), base)
+            module = assemble(self._run.model, vector.to(self.device.torch), self._base_here)
 
         def write(ids: list[int], sampling: Sampling, seed: int) -> Iterator[int]:
             with allocating("a text of this length", self.device):

@@ -64,8 +64,8 @@ NO_STAGES = "no effect in a run without stages"
 # By struct: fields that always do something, and those that do not, with where.
 FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "RunFile": (
-        "name seed peers model adapter data is_private tokenizer train method stages admission orphan_after_s is_strict "
-        "electors stewards predecessor run",
+        "name seed peers model adapter data is_private tokenizer train method stages admission orphan_after_s "
+        "is_strict electors stewards predecessor run",
         {
             "pipeline": (Refused({"pipeline.micro_batch": 2}, NO_STAGES),),
             "has_even_leases": (Idle(STAGED, "has_even_leases", True, ROUTED),),

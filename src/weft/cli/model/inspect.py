@@ -186,10 +186,11 @@ def _beside(came_with: "CameWith") -> Iterator[str]:
 
 
 def _described(config: "ModelConfig") -> str:
-    from weft.model.config import num_parameters
+    from weft.model.config import num_parameters, plain
 
+    adapter = f"an adapter of {figures.amount(num_parameters(config))}, beside " if config.adapter else ""
     return (
-        f"{figures.amount(num_parameters(config))} parameters: {several(config.num_layers, 'layer')}, "
+        f"{adapter}{figures.amount(num_parameters(plain(config)))} parameters: {several(config.num_layers, 'layer')}, "
         f"width {config.width}, {several(config.num_heads, 'head')}, context {config.max_seq_len}, vocabulary "
         f"{config.vocab_size}"
     )

@@ -21,14 +21,15 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec import UNSET
 
 from weft.cli.terminal import WorkLine
 from weft.clock import Clock, SystemClock, cpu_s, kept_waiting
 from weft.cost import training as cost
 from weft.data.rows import blank
 from weft.errors import TooLarge
-from weft.model.config import ModelConfig, num_parameters
-from weft.model.flat import flatten
+from weft.model.config import ModelConfig, num_parameters, plain
+from weft.model.flat import over
 from weft.model.initial import initial_vector
 from weft.model.transformer import Transformer
 from weft.progress import Meter
@@ -142,7 +143,10 @@ def measure(
     threads = num_threads or threads_of(num_sharing)
     device = choose(PeerConfig(device=on, threads=threads))
     free = float(host_free_nbytes() if device.is_cpu else device_free_nbytes(device))
-    needed = 4 * cost.vector_nbytes(num_parameters(model)) + cost.activation_nbytes(decoder(model), 1, train.seq_len)
+    base = 0 if model.adapter is UNSET else cost.vector_nbytes(num_parameters(plain(model)))
+    needed = (
+        base + 4 * cost.vector_nbytes(num_parameters(model)) + cost.activation_nbytes(decoder(model), 1, train.seq_len)
+    )
     if needed > cost.SPARE * free:
         raise TooLarge(
             f"--device here: {num_parameters(model):,} parameters and one sample need {needed / 1e9:.1f} GB on "
@@ -200,9 +204,10 @@ def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[]
     It has the parameters that a run begins with. PyTorch's own are so large that attention has one weight of 1 and
     others too small for a normal number, with which a CPU takes twenty times as long.
     """
-    flat = flatten(Transformer(model), device.torch)
-    with torch.no_grad():
-        flat.vector.copy_(initial_vector(model, 0))
+    with torch.device("meta"):
+        module = Transformer(model)
+    base = None if model.adapter is UNSET else initial_vector(plain(model), 0).to(device.torch)
+    flat = over(module, initial_vector(model, 0).to(device.torch), base)
     optimizer = inner.build(train.optimizer, flat)
     backward = Backward(flat, device, train.batch_size, is_compiled=False, emit=lambda _event: None)
     batch = blank(train.batch_size, train.seq_len, has_rows=False)

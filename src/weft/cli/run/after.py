@@ -78,13 +78,18 @@ class Learnt:
         Args:
             folder: holds the model, seen from the run file.
         """
+        import msgspec
+
         from weft.data.tokenizer import ByteTokenizer
 
         is_bytes = isinstance(self.trained.tokenizer, ByteTokenizer)
+        adapter = None if self.trained.adapter is None else self.trained.adapter[0].adapter
         return {
             "model": {"type": "folder", "path": folder},
             "tokenizer": {"type": "bytes"} if is_bytes else {"type": "json", "path": folder},
             "predecessor": self.run,
+            # What it has learnt is in the model: the next adapter begins as nothing, beside that.
+            **({"adapter": {"type": "lora", **msgspec.to_builtins(adapter)}} if adapter else {}),
         }
 
     @contextmanager

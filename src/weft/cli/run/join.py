@@ -162,10 +162,14 @@ def _name(terms: "Terms", contact: "Contact") -> str:
 
 def _model(terms: "Terms") -> str:
     """Return what is trained, and what part of it this machine would hold."""
+    from weft.model.config import num_parameters, plain
+    from weft.run.config import RunConfig
     from weft.run.staged import StagedConfig
 
     run = terms.run
     whole = f"{figures.amount(run.num_parameters)} parameters"
+    if isinstance(run, RunConfig) and run.model.adapter:
+        whole = f"an adapter of {whole}, beside {figures.amount(num_parameters(plain(run.model)))}"
     if not isinstance(run, StagedConfig):
         return whole
     numbers = [str(stage + 1) for stage in terms.stages]
