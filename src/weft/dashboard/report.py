@@ -28,8 +28,8 @@ from weft.dashboard.view import BEFORE_IT_BEGINS
 from weft.dashboard.words import WARNING, in_words
 from weft.events import BranchOpened, PeerStarted, PeerStopped
 from weft.ids import PeerId, several
-from weft.run.amend import MODEL, TOKENIZER, run_file_of, text_of, without_places
-from weft.run.config import RunConfig, RunFile
+from weft.run.amend import ADAPTER, MODEL, TOKENIZER, run_file_of, text_of, without_places
+from weft.run.config import FolderAdapter, RunConfig, RunFile
 
 MAX_FAULTS = 40  # that are told one by one, and moves
 MAX_SPANS = 6  # peers that are named in a sentence
@@ -412,10 +412,12 @@ def _to_be_named(shared: RunConfig, file: RunFile) -> str:
         if shared.is_private
         else f"the text, {text}, under [data.source], and heldout_fraction under [data]."
     )
-    exported = [name for name in (MODEL, TOKENIZER) if f'"{name}"' in dump(file)]
+    exported = [name for name in (MODEL, TOKENIZER, ADAPTER) if f'"{name}"' in dump(file)]
     beside = f" Put beside it {' and '.join(exported)}, as weft export writes them." if exported else ""
     if shared.base is not UNSET:
         beside += f" {MODEL} is the folder that the adapter was trained beside, and not what it has become."
+    if isinstance(file.adapter, FolderAdapter):
+        beside += f" {ADAPTER} is the adapter's folder as it was before the run."
     return (
         "Peers do not tell each other where their text is; only the report of the home that made the run has that. "
         f"Name it yourself: {source}{beside}"

@@ -61,7 +61,7 @@ class Trainers(Protocol):
         ...
 
 
-MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock], Learner]
+MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock, Tensor | None], Learner]  # as `learner` above
 
 
 @dataclass(frozen=True)

@@ -26,16 +26,19 @@ from weft.data.packing import BytesConfig, JsonConfig
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError
 from weft.model.config import AdapterConfig
-from weft.run.config import FolderModel, Genesis, NewAdapter, RunConfig, RunFile, ShapedModel
+from weft.model.initial import initial_vector
+from weft.run.config import FolderAdapter, FolderModel, Genesis, NewAdapter, RunConfig, RunFile, ShapedModel
 from weft.run.genesis import of_shape
 from weft.run.idle import without_effect
 from weft.run.staged import StagedConfig
+from weft.store.chunks import raw
 from weft.sync.method.choices import ApplyConfig, Choices, InnerConfig
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import ScheduleConfig
 from weft.sync.records.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
 from weft.sync.records.charter import Charter, Settings
 from weft.sync.records.messages import MAX_GROUP
+from weft.wire import digest
 
 
 def first_charter(run: Genesis) -> Charter:
@@ -145,7 +148,8 @@ def amendment(settings: Settings, changes: Mapping[str, Any], reason: str) -> Am
     return Amend(reason=reason, **changed)
 
 
-MODEL, TOKENIZER = "model", "tokenizer.json"  # beside the run file, where it cannot say them itself: of an export
+# Beside the run file, where it cannot say them itself: of an export.
+MODEL, TOKENIZER, ADAPTER = "model", "tokenizer.json", "adapter"
 
 
 def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
@@ -157,16 +161,24 @@ def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
     is_graph = spell_out(run.method, num_peers).graph is not None
     shape = ShapedModel(**alike(ShapedModel, run.model))
     is_shape = run.is_seeded and of_shape(shape, run.data.vocab_size, run.train.seq_len) == run.model
-    adapter = run.model.adapter
     is_bytes = run.data.tokenizer == ByteTokenizer().digest
     written_otherwise = {
         "peers": min(num_peers, run.electors * (1 if is_graph else MAX_GROUP)),
         "model": shape if is_shape else FolderModel(path=MODEL),
         "data": CorpusConfig(),
         "tokenizer": BytesConfig() if is_bytes else JsonConfig(path=TOKENIZER),
-        "adapter": None if adapter is msgspec.UNSET else NewAdapter(**alike(AdapterConfig, adapter)),
+        "adapter": _adapter_of(run),
     }
     return RunFile(**alike(RunFile, run) | written_otherwise)
+
+
+def _adapter_of(run: RunConfig) -> NewAdapter | FolderAdapter | None:
+    adapter = run.model.adapter
+    if adapter is msgspec.UNSET:
+        return None
+    if digest(raw(initial_vector(run.model, run.seed))) != run.initial:  # it had learnt already
+        return FolderAdapter(path=ADAPTER)
+    return NewAdapter(**alike(AdapterConfig, adapter))
 
 
 def text_of(file: RunFile) -> str:

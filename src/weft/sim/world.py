@@ -35,7 +35,7 @@ from weft.observe.telemetry import Bulletins, Relaying
 from weft.peer.context import Data, MakeTrainer
 from weft.peer.peer import Outcome, Peer
 from weft.peer.state.checkpoint import load
-from weft.run.genesis import Sealed, initial
+from weft.run.genesis import Sealed, base_of, initial
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.sim.byzantine import CrookedNode
@@ -309,7 +309,9 @@ class World:
         self.members: dict[str, Member] = {}
         self.lives: list[Life] = []
         self.on_event: Callable[[Life, Event], None] = lambda _life, _event: None  # told of each
-        self._initial = None if isinstance(sealed.config, StagedConfig) else initial(sealed.config, home)
+        is_whole = not isinstance(sealed.config, StagedConfig)
+        self._initial = initial(sealed.config, home) if is_whole else None
+        self._base = base_of(sealed.config, home) if is_whole else None
         self._waiting: list[tuple[Callable[[Life, Event], bool], asyncio.Future[Event]]] = []
 
     def hear(self, life: Life, event: Event) -> None:
@@ -396,7 +398,8 @@ class World:
             s, texts = beside_texts(s, run)
 
             def make_learner(emit: Emit) -> Learner:
-                return self.make_trainer(run, s.options.settings, data.batches(run, "train"), emit, clock)
+                batches = data.batches(run, "train")
+                return self.make_trainer(run, s.options.settings, batches, emit, clock, self._base)
 
             context = context_of(s, data, self._initial.clone(), make_learner, reader=self.reader, texts=texts)
             life.take_part(Peer(run, context))

@@ -132,11 +132,11 @@ class Trainer(Stepper):
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
         run, peer = self._run, self._peer
         with allocating("the model", self.device):
-            self._base_here = None if self._base is None else self._base.to(self.device.torch)
-            self._model = model_over(held, run, peer, self._base_here)
-            self._optimizer: InnerOptimizer | None = (
-                None if self._sends_gradient else inner.build(run.train.optimizer, self._model)
-            )
+            base = None if self._base is None else self._base.to(self.device.torch)
+            model = model_over(held, run, peer, base)
+            optimizer = None if self._sends_gradient else inner.build(run.train.optimizer, model)
+        self._base_here, self._model = base, model
+        self._optimizer: InnerOptimizer | None = optimizer
         self._warm_shape = None
         self._backward = Backward(self._model, self.device, micro_batch, is_compiled=peer.is_compiled, emit=self._emit)
 

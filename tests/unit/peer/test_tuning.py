@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -12,21 +13,30 @@ from msgspec.structs import replace
 from unit.chat.templates import CHATML
 from unit.peer.crew import BATCH, EVERY, FEDAVG, Crew
 from weft.cli.model.trained import open_trained
+from weft.clock import VirtualClock
 from weft.config import from_tree
+from weft.data.batch import Batches
 from weft.data.corpus import ConversationsSource, CorpusConfig
 from weft.data.packing import JsonConfig
 from weft.data.tokenizer import ByteTokenizer
-from weft.errors import ConfigError
-from weft.events import Evaluated
+from weft.errors import ConfigError, OutOfMemory
+from weft.events import Evaluated, Event
+from weft.log import read_jsonl
 from weft.model.config import AdapterConfig, ModelConfig, num_parameters
 from weft.model.flat import assemble
 from weft.model.initial import initial_vector
 from weft.model.peft import read_adapter, write_adapter
 from weft.model.weights import read_folder, write_folder
+from weft.run.amend import run_file_of
 from weft.run.config import FolderAdapter, FolderModel, NewAdapter, RunConfig, RunFile
-from weft.run.genesis import base_of
+from weft.run.genesis import base_of, initial, seal
+from weft.run.machine import PeerConfig
+from weft.sim.play import play
+from weft.sim.scenario import Kind, Scenario
 from weft.store.chunks import raw
 from weft.store.home import Home
+from weft.training import optimizer as inner
+from weft.training.trainer import Trainer
 from weft.wire import digest
 
 SEQ_LEN, ROUNDS, PEERS = 192, 4, 2
@@ -146,3 +156,53 @@ def test_an_adapter_of_another_base_is_refused_before_anything_is_read(tmp_path:
                 await crew.found("a").task
 
     asyncio.run(play())
+
+
+def test_a_simulation_of_an_adapter_learns_as_its_peers_would(tmp_path: Path) -> None:
+    crew = crew_of(tmp_path, adapter=ADAPTER)
+    scenario = Scenario(run="", kind=(Kind(name="lab", tokens_per_s=1e6, count=2),), limit_s=3600.0)
+    with (tmp_path / "log.jsonl").open("wb") as log:
+        played = play(scenario, crew.run_file, tmp_path, tmp_path / "play", log.write)
+    assert played.broken == ()
+    assert [machine.end for machine in played.machines] == 2 * ["complete"]
+    assert len({machine.replica for machine in played.machines}) == 1
+    losses = [entry.event.loss for entry in read_jsonl(tmp_path / "log.jsonl") if isinstance(entry.event, Evaluated)]
+    assert losses[-1] < losses[0]
+
+
+def test_the_file_of_such_a_run_says_whether_the_adapter_had_learnt(tmp_path: Path) -> None:
+    crew, home = crew_of(tmp_path, adapter=ADAPTER), Home(tmp_path / "one")
+    new = seal(crew.run_file, tmp_path, home, lambda _event: None).config
+    assert run_file_of(new, num_peers=2).adapter == ADAPTER
+    write_adapter(tmp_path / "adapter", new.model, initial_vector(new.model, 7))
+    further = replace(crew.run_file, adapter=FolderAdapter(path="adapter"))
+    learnt = seal(further, tmp_path, home, lambda _event: None).config
+    assert run_file_of(learnt, num_peers=2).adapter == FolderAdapter(path="adapter")
+
+
+def test_who_could_not_take_the_device_again_still_holds_nothing_of_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew, home = crew_of(tmp_path, adapter=ADAPTER), Home(tmp_path / "one")
+    sealed = seal(crew.run_file, tmp_path, home, lambda _event: None)
+    run, base = sealed.config, base_of(sealed.config, home)
+    first = initial(run, home)
+    assert isinstance(run, RunConfig)
+    assert first is not None
+    batches = Batches(sealed.store, sealed.index, "train", run.train.seq_len, run.seed)
+    trainer = Trainer(run, PeerConfig(device="cpu"), batches, list[Event]().append, VirtualClock(), base)
+    trainer.start(first)
+    trainer.park()
+
+    def full(*_arguments: object) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(inner, "build", full)
+        with pytest.raises(OutOfMemory):
+            trainer.unpark()
+    assert trainer.is_parked
+    assert trainer._base_here is None
+    trainer.unpark()
+    trainer.train(np.arange(BATCH), 0, 1)
+    assert not torch.equal(trainer.local(), first)
