@@ -14,6 +14,7 @@ import msgspec
 
 from weft.clock import Clock
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens, several
+from weft.wire import Record
 
 VERSION = 1
 
@@ -198,14 +199,23 @@ class MicroBatchChanged(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class Preferred(Record, frozen=True, kw_only=True):
+    """What a model makes of held-out pairs of answers, on the mean."""
+
+    accuracy: float  # share of pairs of which it finds the chosen answer better
+    margin: float  # of the chosen answer's reward above the other's, nats
+    kl: float | msgspec.UnsetType = msgspec.UNSET  # nats per token, from the model that the run began with
+
+
 class Evaluated(Event, frozen=True, kw_only=True):
     """Loss of the outer parameters on held-out text."""
 
     round: Round
-    loss: float  # nats per token
-    nats_per_byte: float
-    num_tokens: int
+    loss: float  # nats per token; of pairs of answers, per pair
+    nats_per_byte: float  # NaN of pairs, and where bytes are not known
+    num_tokens: int  # that were predicted; of pairs, how many
     committed_tokens: Tokens
+    preferred: Preferred | msgspec.UnsetType = msgspec.UNSET  # of pairs of answers
 
 
 class NotLearning(Event, frozen=True, kw_only=True):

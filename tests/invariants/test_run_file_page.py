@@ -92,7 +92,7 @@ def one_allowed(kind: inspect.Type) -> str:
 def default(field: inspect.Field) -> str:
     if field.required:
         return "required"
-    if field.default is None:
+    if field.default is None or field.default is msgspec.NODEFAULT:  # which is UNSET's
         return "left out"
     if isinstance(field.default, Config):
         tag, name = field.default.__struct_config__.tag, field.default.__struct_config__.tag_field

@@ -6,6 +6,7 @@ TRL is no dependency: `pip install --target FOLDER trl datasets accelerate peft`
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,17 @@ from weft.chat.template import Template
 from weft.chat.vocabulary import Vocabulary
 from weft.clock import VirtualClock
 from weft.data.batch import Batches
-from weft.data.corpus import ConversationsSource
-from weft.data.rows import UNTRAINED
+from weft.data.corpus import ConversationsSource, PreferencesSource
+from weft.data.rows import UNTRAINED, Batch
 from weft.data.store import ShardStore
 from weft.data.tokenizer import JsonTokenizer
 from weft.errors import DataError
 from weft.events import Event, StepDone
 from weft.model.config import ModelConfig
 from weft.model.initial import initial_vector
-from weft.model.weights import write_folder
+from weft.model.weights import read_folder, write_folder
+from weft.run.config import DpoConfig
+from weft.run.frozen import Frozen
 from weft.run.machine import PeerConfig
 from weft.sync.method.presets import FedAvgConfig
 from weft.sync.method.schedule import ConstantConfig
@@ -49,6 +52,29 @@ REFUSED = ("deepseekv3",)  # it asks for an answer with <think>, and writes answ
 OTHERWISE = ("glm4moe", "qwen3")  # TRL's, with marks, keep in earlier answers what the models' own leave out
 NUM, SEQ_LEN, BATCH_SIZE, STEPS, LR = 200, 192, 4, 20, 1e-3
 BOS, EOS = "<s>", "</s>"
+SETTINGS: dict[str, Any] = {
+    "per_device_train_batch_size": BATCH_SIZE,
+    "max_steps": STEPS,
+    "learning_rate": LR,
+    "lr_scheduler_type": "constant",
+    "optim": "adamw_torch",
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "adam_epsilon": 1e-8,
+    "weight_decay": 0.1,
+    "max_grad_norm": 1.0,
+    "logging_steps": 1,
+    "logging_strategy": "steps",
+    "report_to": "none",
+    "save_strategy": "no",
+    "bf16": False,
+    "fp16": False,
+    "use_cpu": True,
+    "max_length": SEQ_LEN,
+    "gradient_checkpointing": False,
+    "shuffle_dataset": False,
+    "disable_tqdm": True,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -179,8 +205,6 @@ def length_of(tokenizer: Any, messages: list[dict[str, str]]) -> int:
 
 def ours(folder: Path) -> tuple[list[float], list[dict[str, list[int]]]]:
     """Return the losses of so many steps, and what was trained on in each sample, in order."""
-    from weft.model.weights import read_folder
-
     config, vector = read_folder(folder / "model")
     tokenizer = JsonTokenizer.from_file(folder / "model")
     store, source = ShardStore(folder / "store"), ConversationsSource(paths=("chats.jsonl",))
@@ -231,34 +255,89 @@ def theirs(folder: Path, samples: list[dict[str, list[int]]]) -> list[float]:
             return torch.utils.data.SequentialSampler(dataset if dataset is not None else self.train_dataset)
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    settings = trl.SFTConfig(
-        output_dir=str(folder / "out"),
-        per_device_train_batch_size=BATCH_SIZE,
-        max_steps=STEPS,
-        learning_rate=LR,
-        lr_scheduler_type="constant",
-        optim="adamw_torch",
-        adam_beta1=0.9,
-        adam_beta2=0.95,
-        adam_epsilon=1e-8,
-        weight_decay=0.1,
-        max_grad_norm=1.0,
-        logging_steps=1,
-        logging_strategy="steps",
-        report_to="none",
-        save_strategy="no",
-        bf16=False,
-        fp16=False,
-        use_cpu=True,
-        max_length=SEQ_LEN,
-        packing=False,
-        assistant_only_loss=True,
-        gradient_checkpointing=False,
-        shuffle_dataset=False,
-        disable_tqdm=True,
-    )
+    settings = trl.SFTConfig(**SETTINGS, output_dir=str(folder / "out"), packing=False, assistant_only_loss=True)
     trainer = InOrder(
         model=model, args=settings, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer
+    )
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+# --- preferences ---
+
+
+@pytest.fixture
+def pairs(folder: Path) -> Path:
+    """Return the folder, in which are pairs of answers, of which a row holds one."""
+    chats = [json.loads(line)["messages"] for line in (folder / "chats.jsonl").read_text().splitlines()]
+    asked = [chat for chat in chats if chat[-1]["content"]]
+    rows = [{"prompt": chat[-2:-1], "chosen": chat[-1:], "rejected": other[-1:]} for chat, other in pairwise(asked)]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    lengths = [
+        sum(length_of(tokenizer, [*row["prompt"], *row[side]]) for side in ("chosen", "rejected")) for row in rows
+    ]
+    kept = [row for row, length in zip(rows, lengths, strict=True) if SEQ_LEN // 2 < length <= SEQ_LEN]
+    assert len(kept) > BATCH_SIZE * STEPS
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    return folder
+
+
+def test_losses_of_twenty_steps_on_preferences_are_those_of_their_trainer(pairs: Path) -> None:
+    config, vector = read_folder(pairs / "model")
+    tokenizer = JsonTokenizer.from_file(pairs / "model")
+    store, source = ShardStore(pairs / "store"), PreferencesSource(paths=("pairs.jsonl",))
+    template = Template(SOURCE, {"bos_token": BOS, "eos_token": EOS})
+    index, _ = pack_conversations(store, source, 0.05, template, tokenizer, SEQ_LEN, pairs)
+    schedule = ConstantConfig(lr=LR, warmup_tokens=0)
+    run = run_config(FedAvgConfig(every=STEPS), config, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, schedule=schedule)
+    run = replace(run, data=index, train=replace(run.train, loss=DpoConfig(beta=0.1)))
+    events, batches = list[Event](), Batches(store, index, "train", SEQ_LEN, run.seed)
+    frozen = Frozen(reference=vector.clone())
+    trainer = Trainer(run, PeerConfig(device="cpu", threads=1), batches, events.append, VirtualClock(), frozen)
+    trainer.start(vector)
+    positions = np.arange(STEPS * BATCH_SIZE)
+    trainer.train(positions, 0, 1.0)
+    found = [event.loss for event in events if isinstance(event, StepDone)]
+    expected = theirs_of_pairs(pairs, list(pairs_in(batches.at(positions))))
+    assert len(found) == len(expected) == STEPS
+    assert found[-1] < found[0] - 0.1
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+def pairs_in(batch: Batch) -> Iterator[dict[str, list[int]]]:
+    """Yield the tokens of each pair, as their trainer has them."""
+    assert batch.positions is not None
+    for tokens, targets, places in zip(*batch, strict=True):
+        starts = [*torch.nonzero(places == 0).flatten().tolist(), SEQ_LEN]
+        texts = [range(start, stop) for start, stop in pairwise(starts)][:2]
+        answers = [[at for at in text if targets[at] != UNTRAINED] for text in texts]
+        assert all(targets[texts[1].stop :] == UNTRAINED), "a row holds one pair"
+        sides = [tokens[answer[0] + 1 : answer[-1] + 2].tolist() for answer in answers]
+        prompt = tokens[texts[0].start : answers[0][0] + 1].tolist()
+        assert prompt == tokens[texts[1].start : answers[1][0] + 1].tolist()
+        yield {"prompt_ids": prompt, "chosen_ids": sides[0], "rejected_ids": sides[1]}
+
+
+def theirs_of_pairs(folder: Path, rows: list[dict[str, list[int]]]) -> list[float]:
+    """Return the losses of DPOTrainer on the same tokens in the same order."""
+    import datasets
+
+    class InOrder(trl.DPOTrainer):  # type: ignore[misc,name-defined]
+        def _get_train_sampler(self, dataset: Any = None) -> Any:
+            return torch.utils.data.SequentialSampler(dataset if dataset is not None else self.train_dataset)
+
+        def _prepare_dataset(self, dataset: Any, *_arguments: Any) -> Any:
+            return dataset
+
+    model, reference = (
+        transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32) for _ in range(2)
+    )
+    trainer = InOrder(
+        model=model,
+        ref_model=reference,
+        args=trl.DPOConfig(**SETTINGS, output_dir=str(folder / "out"), beta=0.1),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=transformers.AutoTokenizer.from_pretrained(folder / "model"),
     )
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

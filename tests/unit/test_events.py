@@ -91,6 +91,8 @@ def example(type_: Any) -> Any:
     plain, parts = _plain(type_), get_args(type_)
     if plain in (str, int, float, bool):
         return {str: "é", int: 3, float: 0.5, bool: True}[plain]
+    if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
+        return plain(**{field.name: example(field.type) for field in msgspec.structs.fields(plain)})
     if getattr(type_, "__origin__", None) is dict:
         return {"a": "b"}
     if type(None) in parts:

@@ -39,7 +39,7 @@ from weft.sync.merge.method import Scope, build_basis
 from weft.sync.merge.reduce import codec_in, reply_codec_in
 from weft.sync.records.tuning import tuned_method
 from weft.sync.round.neighbours import mixing_of
-from weft.training.learner import nothing
+from weft.training.learner import Measured, nothing
 from weft.wire import digest
 
 LAST = 10  # the training loss is that of the last so-many-th of the inner steps
@@ -185,13 +185,13 @@ class _Once(Silent):
         evaluated: what was found, by digest of the vector.
     """
 
-    def __init__(self, evaluated: dict[Digest, tuple[float, int]], *arguments: Any) -> None:
+    def __init__(self, evaluated: dict[Digest, Measured], *arguments: Any) -> None:
         super().__init__(*arguments)
         self._evaluated = evaluated
 
     def evaluate(
         self, vector: Float32[Tensor, " num"], batches: Batches, num_windows: int, between: Callable[[], None] = nothing
-    ) -> tuple[float, int]:
+    ) -> Measured:
         key = digest(raw(vector))
         if key not in self._evaluated:
             self._evaluated[key] = super().evaluate(vector, batches, num_windows, between)

@@ -5,22 +5,25 @@
     prompt, completion  texts, or messages; the completion alone is trained on
     instruction, output Alpaca: with input and history
     beside each         system, tools
+    chosen, rejected    two that begin alike, or the two answers to a prompt of one of the forms above
 
 Each is known by its fields, in JSON lines, in one JSON array, in Parquet and Arrow. A fault names file, line and what
 to do. Fields that say nothing of a conversation, such as numbers and sources, are passed over.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.chat.template import Message
 from weft.data.documents import LINES, json_objects, letters
 from weft.data.files import Found, find, has_ending
 from weft.data.tables import TABLES, table_rows
 from weft.errors import DataError
+
+T = TypeVar("T")
 
 ROLES = {
     **dict.fromkeys(("user", "human", "prompter"), "user"),
@@ -31,7 +34,9 @@ ROLES = {
 }
 """Whose turn it is, by what files call it; `function_call` is the assistant's."""
 _FORMS = (("messages",), ("conversations",), ("conversation",), ("prompt", "completion"), ("instruction", "output"))
+_ASKED = (("messages",), ("conversations",), ("conversation",), ("prompt",), ("question",), ("instruction",))
 _BESIDE = ("input", "history", "system", "tools", "functions")
+_PAIR = ("chosen", "rejected")
 _KNOWN = "messages; conversations; prompt and completion; instruction and output"
 
 
@@ -63,17 +68,54 @@ def conversations(paths: Sequence[str], base: Path) -> Iterator[Conversation]:
         DataError: nothing is there; or, once that is read, something is no conversation: names the file, the place and
             what to do.
     """
-    return _read(find(paths, base, (*LINES, *TABLES)))
+    return _read(find(paths, base, (*LINES, *TABLES)), conversation_of)
 
 
-def _read(files: Sequence[Found]) -> Iterator[Conversation]:
-    names = {*_BESIDE, *(name for form in _FORMS for name in form)}
+@dataclass(frozen=True)
+class Pair:
+    """Two conversations that begin alike and are answered in two ways.
+
+    Args:
+        name, place: as of a conversation.
+        chosen, rejected: of each only what follows the shared beginning is learnt from.
+    """
+
+    name: str
+    place: str
+    chosen: Conversation
+    rejected: Conversation
+
+
+def pairs(paths: Sequence[str], base: Path) -> Iterator[Pair]:
+    """Return all pairs of answers in an order that depends on names only.
+
+    Args:
+        paths: as of `conversations`.
+
+    Raises:
+        DataError: as `conversations`.
+    """
+    return _read(find(paths, base, (*LINES, *TABLES)), pair_of)
+
+
+def are_pairs(paths: Sequence[str], base: Path) -> bool:
+    """Return whether the first row of files is a pair of answers.
+
+    Raises:
+        DataError: nothing is there, or that row cannot be read.
+    """
+    first = next(_read(find(paths, base, (*LINES, *TABLES)), lambda row, _name, _place: row), {})
+    return all(first.get(each) is not None for each in _PAIR)
+
+
+def _read(files: Sequence[Found], made: Callable[[Mapping[str, Any], str, str], T]) -> Iterator[T]:
+    names = {*_BESIDE, *_PAIR, *(name for form in (*_FORMS, *_ASKED) for name in form)}
     for file in files:
         is_table = has_ending(file.path.name, TABLES)
         for number, place, row in table_rows(file.path, names) if is_table else json_objects(file.path):
             # A table has all fields in all its rows; those that a row lacks are null.
             told = _without_nulls(row) if is_table else row
-            yield conversation_of(told, f"{file.name}:{number}", place)
+            yield made(told, f"{file.name}:{number}", place)
 
 
 def conversation_of(row: Mapping[str, Any], name: str, place: str) -> Conversation:
@@ -86,9 +128,12 @@ def conversation_of(row: Mapping[str, Any], name: str, place: str) -> Conversati
     num_asked = 0  # messages of a prompt
     match form:
         case None:
+            advice = "Rename its fields."
+            if all(each in row for each in _PAIR):
+                advice = 'Pairs of answers are read by [data.source] type = "preferences".'
             raise DataError(
                 f"{place}: no conversation: it has {', '.join(sorted(row)) or 'no fields'}, and weft knows {_KNOWN}. "
-                "Rename its fields."
+                f"{advice}"
             )
         case ("prompt", "completion"):
             asked = _side(row["prompt"], "user", "prompt", place)
@@ -97,12 +142,64 @@ def conversation_of(row: Mapping[str, Any], name: str, place: str) -> Conversati
             messages = [_message(each, place) for each in _alpaca(row, place)]
         case (field,):
             messages = _messages(row[field], field, place)
+    return _whole(row, messages, num_asked, name, place)
+
+
+def _whole(
+    row: Mapping[str, Any], messages: Sequence[dict[str, Any]], num_asked: int, name: str, place: str
+) -> Conversation:
+    """Return the conversation of a row's messages, of which the first are not trained on."""
     skipped = frozenset(_skipped(messages, num_asked))
     messages = [{name: value for name, value in each.items() if name != "weight"} for each in messages]
     if (system := row.get("system")) and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": _text(system, f"{place}: system")}, *messages]
     _check(messages, place)
     return Conversation(name, place, tuple(messages), tuple(_tools(row, place)), skipped)
+
+
+def pair_of(row: Mapping[str, Any], name: str, place: str) -> Pair:
+    """Return the pair that a row of a file holds.
+
+    Raises:
+        DataError: it is no pair.
+    """
+    missing = [each for each in _PAIR if row.get(each) is None]
+    if missing:
+        raise DataError(
+            f"{place}: no pair of answers: it has {', '.join(sorted(row)) or 'no fields'}, and lacks "
+            f"{' and '.join(missing)}. Rename its fields, or remove it."
+        )
+    sides = [
+        _side([row[each]] if isinstance(row[each], Mapping) else row[each], "assistant", each, place) for each in _PAIR
+    ]
+    if any(side[0]["role"] == "assistant" for side in sides):  # else each is a whole conversation
+        asked = _asked(row, place)
+        sides = [[*asked, *side] for side in sides]
+    num_asked = next(
+        (number for number, (a, b) in enumerate(zip(*sides, strict=False)) if a != b), len(min(sides, key=len))
+    )
+    chosen, rejected = (_whole(row, side, num_asked, name, place) for side in sides)
+    for side, each in zip((chosen, rejected), _PAIR, strict=True):
+        if side.messages[-1]["role"] != "assistant":
+            raise DataError(f"{place}: {each} does not end with the assistant's turn. Write its answer, or remove it.")
+    return Pair(name, place, chosen, rejected)
+
+
+def _asked(row: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
+    """Return the messages that both answers of a pair follow."""
+    form = next((field for (field,) in _ASKED if row.get(field) is not None), None)
+    match form:
+        case None:
+            raise DataError(
+                f"{place}: chosen and rejected answer nothing: it has {', '.join(sorted(row))}. Name what was asked "
+                "prompt, or begin both with it."
+            )
+        case "instruction":
+            return list(_alpaca({**row, "output": ""}, place))[:-1]
+        case "prompt" | "question":
+            return _side(row[form], "user", form, place)
+        case _:
+            return _messages(row[form], form, place)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -2,11 +2,13 @@
 
     files ──conversations──► messages ──Renderer──► tokens, and which are trained on ──Packer──► rows ──► shards
 
+Of pairs of answers both lie in one row, the chosen one first.
+
 One conversation in 1 / heldout_fraction is held out, by its name; where there are few, the one of the lowest hash is.
 """
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
@@ -14,13 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxtyping import UInt32
-from numpy import ndarray
+from msgspec import UNSET
+from numpy import concatenate, ndarray
 
-from weft.chat.conversations import Conversation, conversations
+from weft.chat.conversations import Conversation, Pair, conversations, pairs
 from weft.chat.rendering import Rendered, Renderer
 from weft.chat.template import Template
 from weft.chat.vocabulary import Vocabulary
-from weft.data.corpus import ConversationsSource, Split, rank
+from weft.data.corpus import ConversationsSource, PreferencesSource, Split, rank
 from weft.data.packing import Stream
 from weft.data.rows import Packer, words
 from weft.data.store import MAX_VOCAB, SHARD_NBYTES, DataIndex, Rows, ShardInfo, ShardStore
@@ -31,20 +34,23 @@ from weft.ids import several
 
 @dataclass
 class Told:
-    """What became of conversations, counted for people."""
+    """What became of conversations, or of pairs of answers, counted for people."""
 
+    what: str
     num_cut: int = 0
     num_too_long: int = 0  # and left out
     num_untrained: int = 0  # left out: nothing in them is trained on, or it was all cut off
+    num_alike: int = 0  # left out: both answers are one
 
     def __str__(self) -> str:
         """Return it in words, empty where there is nothing to say."""
         said = (
-            (self.num_cut, "longer than a row, cut"),
-            (self.num_too_long, "longer than a row, left out"),
+            (self.num_cut, "longer than train.seq_len, cut"),
+            (self.num_too_long, "longer than train.seq_len, left out"),
             (self.num_untrained, "left out, because nothing in what is read of them is trained on"),
+            (self.num_alike, "left out, because chosen and rejected are the same"),
         )
-        return "; ".join(f"{several(num, 'conversation')} {what}" for num, what in said if num)
+        return "; ".join(f"{several(num, self.what)} {what}" for num, what in said if num)
 
 
 def pack_conversations(
@@ -77,10 +83,16 @@ def pack_conversations(
             f"the tokenizer has {tokenizer.vocab_size} ids. Allowed with conversations: at most {MAX_VOCAB}."
         )
     renderer = Renderer(template, Vocabulary(tokenizer), _noon(source.date))
-    sides, told = {side: _Side(store, tokenizer, row_length, shard_nbytes) for side in ("train", "heldout")}, Told()
-    for side, conversation in split(source, heldout_fraction, base):
-        rendered = renderer.render(conversation)
-        on_packed(len(rendered.text.encode()))
+    is_paired = isinstance(source, PreferencesSource)
+    sides = {side: _Side(store, tokenizer, row_length, shard_nbytes) for side in ("train", "heldout")}
+    told = Told("pair" if is_paired else "conversation")
+    for side, found in split(source, heldout_fraction, base):
+        if isinstance(found, Pair) and found.chosen.messages == found.rejected.messages:
+            told.num_alike += 1
+            continue
+        texts = (found.chosen, found.rejected) if isinstance(found, Pair) else (found,)
+        rendered = [renderer.render(each) for each in texts]
+        on_packed(sum(len(each.text.encode()) for each in rendered))
         sides[side].add(rendered, told, is_cut=source.too_long == "cut")
     train, heldout = sides["train"].finish(), sides["heldout"].finish()
     index = DataIndex(
@@ -97,27 +109,33 @@ def pack_conversations(
             heldout_trained=heldout.num_trained,
             too_long=source.too_long,
             date=source.date,
+            is_paired=True if is_paired else UNSET,
         ),
     )
     return index, told
 
 
-def split(source: ConversationsSource, heldout_fraction: float, base: Path) -> Iterator[tuple[Split, Conversation]]:
-    """Yield every conversation with the side it is on. The first 1 / heldout_fraction are read twice.
+def split(
+    source: ConversationsSource, heldout_fraction: float, base: Path
+) -> Iterator[tuple[Split, Conversation | Pair]]:
+    """Yield every conversation, or pair, with the side it is on. The first 1 / heldout_fraction are read twice.
 
     Raises:
         DataError: as `conversations`, or there are fewer than two.
     """
-    first = [each.name for each in islice(conversations(source.paths, base), max(2, ceil(1 / heldout_fraction)))]
+    is_paired = isinstance(source, PreferencesSource)
+    read: Callable[[Sequence[str], Path], Iterator[Conversation | Pair]] = pairs if is_paired else conversations
+    what = "pair" if is_paired else "conversation"
+    first = [each.name for each in islice(read(source.paths, base), max(2, ceil(1 / heldout_fraction)))]
     if len(first) < 2:
         raise DataError(
-            f"there {'is one conversation' if first else 'are no conversations'} in {', '.join(source.paths)}: one is "
+            f"there {f'is one {what}' if first else f'are no {what}s'} in {', '.join(source.paths)}: one is "
             "held out and the others are trained on. Name files with two at least."
         )
     surely = min(first, key=rank)
-    for conversation in conversations(source.paths, base):
-        is_heldout = conversation.name == surely or rank(conversation.name) < heldout_fraction
-        yield "heldout" if is_heldout else "train", conversation
+    for found in read(source.paths, base):
+        is_heldout = found.name == surely or rank(found.name) < heldout_fraction
+        yield "heldout" if is_heldout else "train", found
 
 
 def _noon(date: str) -> float:
@@ -134,7 +152,7 @@ class _Packed(NamedTuple):
 
 
 class _Side:
-    """Training or held-out conversations on their way into shards."""
+    """Training or held-out conversations, or pairs, on their way into shards."""
 
     def __init__(self, store: ShardStore, tokenizer: Tokenizer, row_length: int, shard_nbytes: int) -> None:
         self.num_trained = 0
@@ -142,21 +160,29 @@ class _Side:
         self._rows = Packer(row_length, 0 if tokenizer.end_of_text is None else tokenizer.end_of_text)
         self._stream = Stream(store, "uint32", shard_nbytes)
 
-    def add(self, rendered: Rendered, told: Told, *, is_cut: bool) -> None:
-        num, ids, is_trained = self._row_length, rendered.ids, rendered.is_trained
-        if len(ids) > num and not is_cut:
+    def add(self, texts: Sequence[Rendered], told: Told, *, is_cut: bool) -> None:
+        """Take a conversation, or the two of a pair: all in one row."""
+        lengths = [len(each.ids) for each in texts]
+        is_too_long = sum(lengths) > self._row_length
+        if is_too_long and not is_cut:
             told.num_too_long += 1
             return
-        ids, is_trained = ids[:num], is_trained[:num]
-        if not is_trained[1:].any():
+        if is_too_long:  # the shorter of a pair keeps what it has, where that is less than half of the row
+            most = max(self._row_length // len(texts), self._row_length - sum(lengths) + max(lengths))
+            lengths = [min(length, most) for length in lengths]
+        trained = [each.is_trained[:length] for each, length in zip(texts, lengths, strict=True)]
+        if not all(each[1:].any() for each in trained):
             told.num_untrained += 1
             return
-        told.num_cut += len(rendered.ids) > num
-        found = words(ids, is_trained)
-        share = float(is_trained[1:].sum() / rendered.is_trained.sum())
-        nbytes = sum(len(rendered.text[start:stop].encode()) for start, stop in rendered.spans)
-        self.num_trained += int(is_trained[1:].sum())
-        self._write(self._rows.add(found), round(share * nbytes))
+        told.num_cut += is_too_long
+        row, nbytes = list[UInt32[ndarray, " words"]](), 0
+        for each, length, is_trained in zip(texts, lengths, trained, strict=True):
+            row.append(words(each.ids[:length], is_trained))
+            num_trained = int(is_trained[1:].sum())
+            self.num_trained += num_trained
+            written = sum(len(each.text[start:stop].encode()) for start, stop in each.spans)
+            nbytes += round(num_trained / int(each.is_trained.sum()) * written)
+        self._write(self._rows.add(concatenate(row)), nbytes)
 
     def finish(self) -> _Packed:
         self._write(self._rows.finish(), 0)

@@ -142,17 +142,18 @@ class Chart:
             Curve("training", [(row[1], row[2]) for row in tree["train"]]),
             Curve("held-out", [(row[1], row[2]) for row in tree["heldout"]]),
         ]
-        return f"<div><p>{escape(self._words())}</p>{chart('Loss, nats per token', 'tokens', curves)}</div>"
+        drawn = chart(f"Loss, nats per {self._history.view.loss_of}", "tokens", curves)
+        return f"<div><p>{escape(self._words())}</p>{drawn}</div>"
 
     _repr_html_ = html
 
     def _words(self) -> str:
-        now = self._history.now
+        now, of = self._history.now, self._history.view.loss_of
         words = [several(now.num_rounds, "round"), f"{figures.amount(now.committed_tokens)} tokens"]
         if now.loss is not None:
-            words.append(f"loss {figures.nats(now.loss)}")
+            words.append(f"loss {figures.nats(now.loss, of)}")
         if now.heldout is not None:
-            words.append(f"held-out {figures.nats(now.heldout)}")
+            words.append(f"held-out {figures.nats(now.heldout, of)}")
         words.append(f"{figures.nbytes(now.moved_nbytes)} moved")
         return ", ".join(words)
 

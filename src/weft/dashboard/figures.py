@@ -3,8 +3,10 @@
 import math
 from collections.abc import Mapping
 
+from msgspec import UNSET, UnsetType
+
 from weft.cost import training as cost
-from weft.events import RoundCommitted, StepDone, Working
+from weft.events import Preferred, RoundCommitted, StepDone, Working
 
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -101,8 +103,10 @@ def _three(number: float) -> str:
     return f"{float(f'{number:.3g}'):,.12g}"
 
 
-def nats(loss: float) -> str:
-    """Return a loss per token in nats and as perplexity: 2.2840 nats per token (perplexity 9.82)."""
+def nats(loss: float, of: str = "token") -> str:
+    """Return a loss in nats, and of a token its perplexity: 2.2840 nats per token (perplexity 9.82)."""
+    if of != "token":
+        return f"{loss:.4f} nats per {of}"
     perplexity = f" (perplexity {_three(math.exp(loss))})" if loss < MOST_SPELLED else ""
     return f"{loss:.4f} nats per token{perplexity}"
 
@@ -112,9 +116,22 @@ def nats_per_byte(per_byte: float) -> str:
     return f"{per_byte:.4f} nats per byte ({per_byte / math.log(2):.4f} bits)"
 
 
-def heldout(loss: float, per_byte: float | None) -> str:
+def preferred(loss: float, found: Preferred) -> str:
+    """Return what a model makes of pairs of answers: 0.5012 nats per pair, 71.5 % of the pairs right, margin 0.42."""
+    kl = "" if found.kl is UNSET else f", {_three(found.kl)} nats per token from where it began"
+    right = f"{100 * found.accuracy:.1f} % of the pairs right"
+    return f"{loss:.4f} nats per pair, {right}, margin {_three(found.margin)}{kl}"
+
+
+def heldout(loss: float, per_byte: float | None, pairs: Preferred | UnsetType | None = None) -> str:
     """Return a held-out loss per byte, which compares across tokenizers, and per token where that is another number;
-    per token alone where the bytes of the text are not known."""
+    per token alone where the bytes of the text are not known.
+
+    Args:
+        pairs: what was found of pairs of answers, where it is their loss.
+    """
+    if pairs:
+        return preferred(loss, pairs)
     if per_byte is None or not math.isfinite(per_byte):
         return nats(loss)
     return nats_per_byte(per_byte) + ("" if loss == per_byte else f"; {nats(loss)}")

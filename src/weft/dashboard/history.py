@@ -20,6 +20,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
+from msgspec import UNSET
+
 from weft import events
 from weft.dashboard.figures import is_away
 from weft.dashboard.stages import StageNow, stage_of
@@ -259,12 +262,15 @@ class History:
                 self._commit(before, own, entry, event)
             case events.PayloadOffered(round=round, tokens=tokens):
                 self._offered[entry.peer] = (round, tokens)
-            case events.Evaluated(committed_tokens=tokens, loss=loss, nats_per_byte=per_byte, round=round):
+            case events.Evaluated(
+                committed_tokens=tokens, loss=loss, nats_per_byte=per_byte, round=round, preferred=pairs
+            ):
                 if tokens not in self._evaluated and math.isfinite(loss):
                     if tokens > max(self._evaluated, default=-1):  # else it is told late, of an earlier round
                         self._heldout = loss
                     self._evaluated.add(tokens)
-                    self._add("heldout", [at, tokens, loss, finite(per_byte), round])
+                    beside = [] if pairs is UNSET else [msgspec.to_builtins(pairs)]
+                    self._add("heldout", [at, tokens, loss, finite(per_byte), round, *beside])
             case events.Sampled(round=round, prompt=prompt, text=text):
                 self._add("samples", [at, round, printable(prompt, keep="\n\t"), printable(text, keep="\n\t")])
             case (

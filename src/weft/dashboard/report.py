@@ -16,6 +16,7 @@ from html import escape
 from statistics import median
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from weft import events
@@ -26,7 +27,7 @@ from weft.dashboard.history import PeerNow
 from weft.dashboard.run import Run
 from weft.dashboard.view import BEFORE_IT_BEGINS
 from weft.dashboard.words import WARNING, in_words
-from weft.events import BranchOpened, PeerStarted, PeerStopped
+from weft.events import BranchOpened, PeerStarted, PeerStopped, Preferred
 from weft.ids import PeerId, several
 from weft.run.amend import ADAPTER, MODEL, TOKENIZER, run_file_of, text_of, without_places
 from weft.run.config import FolderAdapter, RunConfig, RunFile
@@ -96,7 +97,8 @@ def told_of(run: Run) -> list[Section]:
 def compared(runs: Sequence[Run]) -> list[Section]:
     """Return the sections of a report on several runs."""
     trees = [run.history.whole() for run in runs]
-    head = ("run", "tokens", "round", "loss, nats per token", "held-out", "moved", "by", "ring DDP", "time")
+    of = _listed(sorted({run.history.view.loss_of for run in runs}))
+    head = ("run", "tokens", "round", f"loss, nats per {of}", "held-out", "moved", "by", "ring DDP", "time")
     rows = []
     for run, tree in zip(runs, trees, strict=True):
         now = run.history.now
@@ -106,7 +108,7 @@ def compared(runs: Sequence[Run]) -> list[Section]:
                 f"{now.committed_tokens:,}",
                 str(run.history.view.round or 0),
                 "-" if now.loss is None else f"{now.loss:.4f}",
-                figures.heldout(*_newest(tree)[2:4]) if tree["heldout"] else "-",
+                _heldout(_newest(tree)) if tree["heldout"] else "-",
                 figures.nbytes(now.moved_nbytes),
                 _whose(run),
                 figures.ratio(now.ring_nbytes, now.moved_nbytes),
@@ -123,8 +125,8 @@ def _short(run: Run, tree: dict[str, Any]) -> list[str]:
         newest, best = _newest(tree), min(tree["heldout"], key=lambda row: row[2])
         is_best = best[2] >= newest[2]
         texts.append(
-            f"Held-out loss after round {newest[4]}: {figures.heldout(*newest[2:4])}"
-            + ("." if is_best else f"; at best, after round {best[4]}: {figures.heldout(*best[2:4])}.")
+            f"Held-out loss after round {newest[4]}: {_heldout(newest)}"
+            + ("." if is_best else f"; at best, after round {best[4]}: {_heldout(best)}.")
         )
     if now.moved_nbytes:
         moved = f"{_whose(run)} moved {figures.nbytes(now.moved_nbytes)}, sent and received"
@@ -135,6 +137,12 @@ def _short(run: Run, tree: dict[str, Any]) -> list[str]:
         )
         texts.append(moved + (ring if now.ring_nbytes else "."))
     return texts
+
+
+def _heldout(row: Sequence[Any]) -> str:
+    """Return the words for a row of held-out losses, which names what was found of pairs of answers last."""
+    _, _, loss, per_byte, _, *pairs = row
+    return figures.heldout(loss, per_byte, *(msgspec.convert(each, Preferred) for each in pairs))
 
 
 def _extent(run: Run) -> str:
@@ -228,7 +236,8 @@ def _curves(runs: Sequence[Run], trees: Sequence[dict[str, Any]]) -> list[Sectio
 
     alone = len(runs) == 1
     loss = curves("train", 1, 2, "training") + (curves("heldout", 1, 2, "held-out") if alone else [])
-    pictures = [("Loss, nats per token", "tokens", loss)]
+    of = {run.history.view.loss_of for run in runs}
+    pictures = [(f"Loss, nats per {_listed(sorted(of))}", "tokens", loss)]
     if not alone:
         pictures.append(("Held-out loss, nats per byte", "tokens", curves("heldout", 1, 3, "")))
     pictures.append(

@@ -13,9 +13,21 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, assert_never
 
 import msgspec
+from msgspec import UNSET
 
 from weft.errors import ConfigError
-from weft.events import Entry, Evaluated, Event, PeerStarted, RoundCommitted, RoundMissed, Sampled, Sink, StepDone
+from weft.events import (
+    Entry,
+    Evaluated,
+    Event,
+    PeerStarted,
+    Preferred,
+    RoundCommitted,
+    RoundMissed,
+    Sampled,
+    Sink,
+    StepDone,
+)
 from weft.log import JsonlSink
 
 Figures = dict[str, float]
@@ -64,6 +76,10 @@ class ScalarSink:
                 self._norms.append(norm)
             case RoundMissed():
                 self._num_missed += 1
+            case Evaluated(loss=loss, preferred=Preferred() as pairs):
+                kl = {} if pairs.kl is UNSET else {"preferences/kl": pairs.kl}
+                rest = {"preferences/accuracy": pairs.accuracy, "preferences/margin": pairs.margin, **kl}
+                return {"loss/heldout": loss, **rest}
             case Evaluated(loss=loss, nats_per_byte=per_byte):
                 return {"loss/heldout": loss, "loss/heldout_nats_per_byte": per_byte}
             case RoundCommitted():

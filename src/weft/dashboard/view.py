@@ -150,6 +150,11 @@ class View:
         return self.peers.get(peer) or Line()
 
     @property
+    def loss_of(self) -> str:
+        """What a loss is of: a token, or a pair of answers."""
+        return "pair" if self.evaluated is not None and self.evaluated.preferred else "token"
+
+    @property
     def lines(self) -> dict[PeerId, Line]:
         """Return the peers that a terminal shows, with its words for those that have not begun."""
 

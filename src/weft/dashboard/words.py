@@ -394,7 +394,7 @@ _ROWS: dict[type[Event], _Row] = {
         NOTE,
         plain=lambda e: (
             f"held-out loss {'after round {round}' if e.round else 'before the first round'}: "
-            f"{figures.heldout(e.loss, e.nats_per_byte)}"
+            f"{figures.heldout(e.loss, e.nats_per_byte, e.preferred)}"
         ),
     ),
     events.NotLearning: _Row(

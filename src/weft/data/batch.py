@@ -86,7 +86,7 @@ class Batches:
         # One token more than seq_len: the last is only a target.
         places = numbers[:, None] * self.seq_len + np.arange(self.seq_len + 1)
         ids = torch.from_numpy(self._gather(places))
-        return batch_of(ids, has_rows=self._index.has_rows)
+        return batch_of(ids, has_rows=self._index.has_rows, is_paired=self._index.is_paired)
 
     def heldout_batches(self, num_windows: int, batch_size: int) -> Iterator[Batch]:
         """Yield `num_windows` windows (all, if there are fewer) spread evenly over the stream; always the same ones.

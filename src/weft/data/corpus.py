@@ -108,8 +108,12 @@ class ConversationsSource(Config, frozen=True, kw_only=True, tag="conversations"
     date: Date = "2026-01-01"
 
 
+class PreferencesSource(ConversationsSource, frozen=True, kw_only=True, tag="preferences"):
+    """Conversations that go on in two ways, of which one was chosen and one rejected, to learn what is preferred."""
+
+
 TextualSource = StdlibSource | TextSource | JsonlSource | ParquetSource | DatasetSource
-SourceConfig = TextualSource | BinSource | ConversationsSource
+SourceConfig = TextualSource | BinSource | ConversationsSource | PreferencesSource
 
 
 class CorpusConfig(Config, frozen=True, kw_only=True):

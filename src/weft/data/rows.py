@@ -6,6 +6,8 @@
 
 No text sees another one in its row. A window of a run's data is a row, and as of running text its last target is the
 word after it: the first of the next row, which is never trained on.
+
+Where the texts are pairs, each answer that was chosen is followed in its row by the one that was rejected.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, UInt32
+from jaxtyping import Bool, Int64, Num, UInt32
 from torch import Tensor
 
 from weft.data.store import BEGINS, TRAINED
@@ -36,7 +38,7 @@ class Batch(NamedTuple):
 
     @property
     def num_predicted(self) -> int:
-        """Return how many tokens the loss is a mean over."""
+        """Return how many tokens the loss is a mean over, or pairs."""
         return self.targets.numel() if self.positions is None else int((self.targets != UNTRAINED).sum())
 
     def part(self, start: int, stop: int) -> "Batch":
@@ -58,7 +60,30 @@ class Batch(NamedTuple):
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         tokens, targets, positions = self
-        return Batch(change(tokens), change(targets), None if positions is None else change(positions))
+        return type(self)(change(tokens), change(targets), None if positions is None else change(positions))
+
+
+class PairBatch(Batch):
+    """Rows whose texts are pairs, of which the first was chosen."""
+
+    @property
+    def num_predicted(self) -> int:
+        assert self.positions is not None
+        return int(pairs_of(self.targets, self.positions).sum())
+
+
+def sums_of_texts(
+    values: Num[Tensor, "batch seq"], positions: Int64[Tensor, "batch seq"]
+) -> Num[Tensor, "batch pair 2"]:
+    """Return for each text of a row the sum of `values` over its tokens, by pairs; 0 of texts that are not there."""
+    text = (positions == 0).cumsum(1) - 1
+    sums = values.new_zeros(len(values), values.shape[1] + values.shape[1] % 2)
+    return sums.scatter_add(1, text, values).view(len(values), -1, 2)
+
+
+def pairs_of(targets: Int64[Tensor, "batch seq"], positions: Int64[Tensor, "batch seq"]) -> Bool[Tensor, "batch pair"]:
+    """Return which pairs there are in rows: padding is none."""
+    return (sums_of_texts((targets != UNTRAINED).long(), positions) > 0).all(-1)
 
 
 def words(ids: UInt32[np.ndarray, " tokens"], is_trained: Bool[np.ndarray, " tokens"]) -> UInt32[np.ndarray, " tokens"]:
@@ -68,17 +93,18 @@ def words(ids: UInt32[np.ndarray, " tokens"], is_trained: Bool[np.ndarray, " tok
     return found
 
 
-def blank(num_samples: int, seq_len: int, *, has_rows: bool) -> Batch:
+def blank(num_samples: int, seq_len: int, *, has_rows: bool, is_paired: bool = False) -> Batch:
     """Return windows of tokens that mean nothing, all of them predicted: what computing is tried on."""
     zeros = torch.zeros(num_samples, seq_len, dtype=torch.int64)
-    return Batch(zeros, zeros, zeros if has_rows else None)
+    return (PairBatch if is_paired else Batch)(zeros, zeros, zeros if has_rows else None)
 
 
-def batch_of(words: Int64[Tensor, "batch words"], *, has_rows: bool) -> Batch:
+def batch_of(words: Int64[Tensor, "batch words"], *, has_rows: bool, is_paired: bool = False) -> Batch:
     """Return the batch of these windows, each with the word after it.
 
     Args:
         has_rows: they are rows of whole texts; else they are running text, and their words are tokens.
+        is_paired: those texts are pairs.
     """
     if not has_rows:
         return Batch(words[:, :-1].contiguous(), words[:, 1:].contiguous())
@@ -86,7 +112,7 @@ def batch_of(words: Int64[Tensor, "batch words"], *, has_rows: bool) -> Batch:
     places = torch.arange(words.shape[1] - 1, device=words.device)
     first = torch.where(begins[:, :-1], places, 0).cummax(1).values
     targets = torch.where((is_trained & ~begins)[:, 1:], ids[:, 1:], UNTRAINED)
-    return Batch(ids[:, :-1].contiguous(), targets, places - first)
+    return (PairBatch if is_paired else Batch)(ids[:, :-1].contiguous(), targets, places - first)
 
 
 def written(batch: Batch) -> Int64[Tensor, "batch words"]:

@@ -76,6 +76,7 @@ class Rows(wire.Record, frozen=True, kw_only=True):
     heldout_trained: Annotated[int, Meta(ge=0)]
     too_long: TooLong  # how they were packed: so every peer of a private run packs its own
     date: Date
+    is_paired: Literal[True] | UnsetType = UNSET  # texts are pairs of answers, the chosen one before the rejected one
 
 
 class DataIndex(wire.Record, frozen=True, kw_only=True):
@@ -111,15 +112,20 @@ class DataIndex(wire.Record, frozen=True, kw_only=True):
         """Return whether it holds rows of whole texts, and no running text."""
         return self.rows is not UNSET
 
+    @property
+    def is_paired(self) -> bool:
+        """Return whether its texts are pairs of answers."""
+        return self.rows is not UNSET and self.rows.is_paired is True
+
     def num_predicted(self, split: Split) -> int:
-        """Return how many tokens the loss is of."""
+        """Return how many tokens are predicted."""
         if self.rows is UNSET:
             return self.num_tokens(split)
         return self.rows.train_trained if split == "train" else self.rows.heldout_trained
 
     def nats_per_byte(self, nats_per_token: float) -> float:
-        """Return the held-out loss per byte of UTF-8 text: comparable between tokenizers."""
-        nbytes = self.heldout_text_nbytes
+        """Return the held-out loss per byte of UTF-8 text: comparable between tokenizers. NaN where there is none."""
+        nbytes = 0 if self.is_paired else self.heldout_text_nbytes
         return nats_per_token * self.num_predicted("heldout") / nbytes if nbytes else float("nan")
 
 

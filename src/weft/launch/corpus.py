@@ -26,7 +26,8 @@ from weft.launch.terms import Terms, tell
 from weft.peer.context import Data, Trainers
 from weft.run.amend import amended, text_of
 from weft.run.config import Genesis, RunConfig, RunFile
-from weft.run.genesis import base_of, initial, on_corpus, pack_private, seal
+from weft.run.frozen import Frozen, frozen_of
+from weft.run.genesis import initial, on_corpus, pack_private, seal
 from weft.run.host import limit_cores
 from weft.run.machine import PeerConfig, Use, without_effect
 from weft.run.staged import StagedConfig, held_of
@@ -71,9 +72,9 @@ class OneProcess:
         return vector
 
     def learner(
-        self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock, base: Tensor | None
+        self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock, frozen: Frozen
     ) -> Learner:
-        return Trainer(run, settings, batches, emit, clock, base)
+        return Trainer(run, settings, batches, emit, clock, frozen)
 
 
 ONE = OneProcess()
@@ -195,10 +196,10 @@ class Corpus:
 
         s, texts = beside_texts(s, run) if trainers.has_model else (s, None)
 
-        base = await asyncio.to_thread(base_of, run, s.options.home)
+        frozen = await asyncio.to_thread(frozen_of, run, s.options.home)
 
         def make_learner(emit: Emit) -> Learner:
-            return trainers.learner(run, s.options.settings, held.batches(run, "train"), emit, s.clock, base)
+            return trainers.learner(run, s.options.settings, held.batches(run, "train"), emit, s.clock, frozen)
 
         context = context_of(s, held, outer, make_learner, memory=trainers.memory(s.folder), texts=texts)
         return await whole(s, run, context, self.amends.get(run.run))

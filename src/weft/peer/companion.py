@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.events import Preferred
 from weft.ids import Digest, PeerId, Round
 from weft.peer.messages import Evaluation
 from weft.sync.records.messages import Manifest
@@ -25,6 +26,7 @@ class Unmeasured:
 
     loss: float | None = None  # nats per token
     nats_per_byte: float | None = None
+    preferred: Preferred | None = None  # of pairs of answers
     evaluated_at: Round | None = None  # the round that both are of
     text: str | None = None
 

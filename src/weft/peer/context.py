@@ -12,13 +12,14 @@ from weft.data.batch import Batches
 from weft.data.corpus import Split
 from weft.data.store import DataIndex, ShardStore
 from weft.data.tokenizer import Tokenizer
-from weft.events import Emit
+from weft.events import Emit, Preferred
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.keys import Identity
 from weft.net.membership.gossip import ClaimReader
 from weft.net.node import Node
 from weft.peer.companion import Companion
 from weft.run.config import Genesis, RunConfig
+from weft.run.frozen import Frozen
 from weft.run.machine import PeerConfig
 from weft.store.home import PeerFolder
 from weft.store.journal import Journal
@@ -52,16 +53,11 @@ class Trainers(Protocol):
         ...
 
     def learner(
-        self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock, base: Tensor | None
-    ) -> Learner:
-        """
-        Args:
-            base: that the run's adapter goes beside; None: it has none.
-        """
-        ...
+        self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock, frozen: Frozen
+    ) -> Learner: ...
 
 
-MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock, Tensor | None], Learner]  # as `learner` above
+MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock, Frozen], Learner]  # as `learner` above
 
 
 @dataclass(frozen=True)
@@ -123,3 +119,4 @@ class Outcome:
     checkpoint: Path
     successor: Succeed | None = None  # the run that goes on where this one ends
     evaluated_at: Round | None = None  # the round that loss and nats_per_byte are of
+    preferred: Preferred | None = None  # of pairs of answers, after that round

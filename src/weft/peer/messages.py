@@ -14,8 +14,9 @@ newcomer                         member
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from weft.events import Preferred
 from weft.ids import Attempt, BranchId, Digest, Round, RunId
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
@@ -115,6 +116,7 @@ class Evaluation(Record, frozen=True, kw_only=True, tag="Evaluation"):
     nats_per_byte: float
     num_tokens: Annotated[int, Meta(ge=0)]
     committed_tokens: Annotated[int, Meta(ge=0)]
+    preferred: Preferred | UnsetType = UNSET  # of pairs of answers
 
 
 class Shown(Record, frozen=True, kw_only=True, tag="Shown"):

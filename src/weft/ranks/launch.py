@@ -25,6 +25,7 @@ from weft.ranks.line import Line
 from weft.ranks.site import Site, serve
 from weft.ranks.vector import spread
 from weft.run.config import RunConfig
+from weft.run.frozen import Frozen
 from weft.run.host import limit_cores
 from weft.run.machine import PeerConfig
 from weft.store.home import PeerFolder
@@ -87,10 +88,6 @@ class Ranks:
 
     def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
         check(run, settings)
-        if run.base is not msgspec.UNSET:
-            raise ConfigError(
-                "this run trains an adapter, which a site of several processes cannot. Join it with one: weft join -"
-            )
         rank = self.rank
         share = Share(host=rank.num_local / rank.num_ranks, device=1 / rank.num_ranks)
         settings = msgspec.structs.replace(self._settings, serve_nbytes=0)  # a site draws no texts
@@ -110,7 +107,7 @@ class Ranks:
         batches: Batches,
         emit: Emit,
         clock: Clock,
-        base: Tensor | None,  # noqa: ARG002  # refused by `check_fits`
+        frozen: Frozen,  # noqa: ARG002  # runs that have any are refused by `check_fits`
     ) -> Learner:
         return SiteLearner(self._first, run, self._micro_batch, batches, emit, clock)
 

@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 import torch
 from jaxtyping import Float32
+from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.sync.method.choices import AdamWConfig, ExtensionOuterConfig, InnerSgdConfig, SignSgdConfig
 from weft.training.optimizer import State
+from weft.training.preference import Sums
 from weft.training.steps import Mean, Shown, Stepper
 
 
@@ -204,7 +206,7 @@ class SiteLearner(Stepper):
         worn = self._there(vector)
         self._site.order(orders.Wear(vector=worn.number))
         try:
-            yield Shown(lambda batch: cast(float, self._on(orders.Loss, batch)), write)
+            yield Shown(lambda batch: Sums(cast(float, self._on(orders.Loss, batch))), write)
         finally:
             with suppress(SiteBroken):  # what broke it is told
                 self._site.order(orders.Unwear())
@@ -227,6 +229,8 @@ def check(run: RunConfig, settings: PeerConfig) -> None:
         "train.optimizer: muon": not isinstance(optimizer, AdamWConfig | InnerSgdConfig),
         'peer.precision = "fp16"': settings.precision == "fp16",
         "peer.is_compiled = true": settings.is_compiled,
+        "train.loss: pairs of answers": run.train.loss is not UNSET,
+        "adapter": run.model.adapter is not UNSET,
     }
     for what, is_so in reasons.items():
         if is_so:

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from weft.config import UNBOUNDED, Config, alike
-from weft.data.corpus import CorpusConfig
+from weft.data.corpus import CorpusConfig, PreferencesSource
 from weft.data.packing import BytesConfig, TokenizerConfig
 from weft.data.store import DataIndex
 from weft.errors import ConfigError
@@ -55,6 +55,21 @@ _Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Prompt = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
+class DpoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="dpo"):
+    """Direct preference optimization, away from the model that the run began with (arXiv:2305.18290)."""
+
+    beta: Annotated[float, msgspec.Meta(gt=0, le=100, description="what a divergence from that model weighs")] = 0.1
+
+
+class OrpoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="orpo"):
+    """Odds ratio preference optimization: the chosen answer's loss, and the odds of both (arXiv:2403.07691)."""
+
+    weight: Annotated[float, msgspec.Meta(gt=0, le=100, description="of the odds' part: lambda")] = 0.1
+
+
+PreferenceConfig = DpoConfig | OrpoConfig
+
+
 class TrainConfig(Config, frozen=True, kw_only=True):
     """The inner loop, equal on all peers."""
 
@@ -70,6 +85,8 @@ class TrainConfig(Config, frozen=True, kw_only=True):
     evaluate_windows: Annotated[int, msgspec.Meta(ge=1, description="held-out samples per evaluation")] = 128
     sample_every: Annotated[int, msgspec.Meta(ge=0, description="rounds between samples; 0: at the end only")] = 0
     sample_prompt: _Prompt = ""
+    loss: PreferenceConfig | msgspec.UnsetType = msgspec.UNSET
+    """Of pairs of answers; unset: cross entropy."""
 
 
 class SizedModel(Config, frozen=True, kw_only=True, tag_field="type", tag="size"):
@@ -164,6 +181,18 @@ class RunFile(Config, frozen=True, kw_only=True):
                 "adapter: it goes beside a model that has learnt, and this one is made from the seed. Name a folder: "
                 'model = {type = "folder", path = "MODEL"}, or leave it out.'
             )
+        is_paired = isinstance(self.data.source, PreferencesSource)
+        if is_paired and self.train.loss is msgspec.UNSET:
+            raise ConfigError(
+                "train.loss: pairs of answers are learnt from by a loss of their own. Add [train.loss] with "
+                'type = "dpo" or "orpo".'
+            )
+        if not is_paired and self.train.loss is not msgspec.UNSET:
+            raise ConfigError(
+                'train.loss: it is of pairs of answers. Read some: [data.source] type = "preferences", or leave it out.'
+            )
+        if is_paired and self.stages > 1:
+            raise ConfigError("train.loss: stages know no pairs of answers. Leave stages out.")
         if self.adapter is not None and self.stages > 1:
             raise ConfigError("adapter: stages train whole sections only. Leave one of both out.")
         if self.stages > 1:
@@ -228,6 +257,8 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
         super().__post_init__()
         if (self.base is msgspec.UNSET) != (self.model.adapter is msgspec.UNSET):
             raise ConfigError("base: a run has one where its model has an adapter, and only there.")
+        if self.data.is_paired != (self.train.loss is not msgspec.UNSET):
+            raise ConfigError("train.loss: a run has one where its data are pairs of answers, and only there.")
         if self.data.vocab_size > self.model.vocab_size:
             raise ConfigError(
                 f"the tokenizer has {self.data.vocab_size} tokens, the model {self.model.vocab_size}. "

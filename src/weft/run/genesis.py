@@ -286,29 +286,6 @@ def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:
     return torch.from_numpy(np.frombuffer(blob, dtype="<f4").astype(np.float32))
 
 
-def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
-    """Return the vector that the run's adapter goes beside; None: it has none.
-
-    Raises:
-        ConfigError: it is not in this home, or of another size than the model.
-        DataError: the blob is corrupt (removed, so that it can be fetched again).
-    """
-    if config.base is UNSET:
-        return None
-    blob, num = home.blobs.open(config.base), num_parameters(plain(config.model))
-    if blob is None:
-        raise ConfigError(
-            f"the weights that the run's adapter goes beside ({short(config.base)}) are not in {home.root}. Join the "
-            "run, which fetches them: weft join -"
-        )
-    if len(blob) != 4 * num:
-        raise ConfigError(
-            f"the weights that the run's adapter goes beside have {len(blob):,} bytes, its model {4 * num:,}. "
-            "The run cannot be trained; tell its maker."
-        )
-    return torch.from_numpy(np.frombuffer(blob, dtype="<f4").astype(np.float32))
-
-
 # --- sealing ---
 
 

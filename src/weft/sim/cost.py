@@ -37,7 +37,7 @@ from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import TOKEN_NBYTES, Given, Passed
 from weft.pipeline.worker import Sum
 from weft.stages.report import PIECES
-from weft.training.learner import Work, nothing
+from weft.training.learner import Measured, Work, nothing
 from weft.training.optimizer import State
 from weft.training.section import SectionTrainer
 from weft.training.steps import Mean
@@ -120,9 +120,9 @@ class CostTrainer(Silent):
         batches: Batches,  # noqa: ARG002
         num_windows: int,
         between: Callable[[], None] = nothing,
-    ) -> tuple[float, int]:
+    ) -> Measured:
         between()
-        return self._loss, num_windows * self._run.train.seq_len
+        return Measured(self._loss, num_windows * self._run.train.seq_len)
 
     @property
     def _vector(self) -> Tensor:

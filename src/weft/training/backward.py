@@ -10,7 +10,8 @@ overflows; it is doubled after 2000 batches without.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from weft.events import Emit, FellBack, MicroBatchChanged
 from weft.model.flat import FlatModel
 from weft.model.transformer import SectionModule
 from weft.training.device import Device, allocating, first_line, is_out_of_memory
+from weft.training.preference import Preference, Sums
 
 T = TypeVar("T")
 
@@ -35,16 +37,28 @@ class Backward:
         device: where its vector lies.
         micro_batch: samples at a time, at first.
         is_compiled: let torch compile the loss; where it cannot, an event says so and the loss is computed as it is.
+        preference: the loss, where samples are pairs of answers; None: cross entropy.
     """
 
-    def __init__(self, model: FlatModel, device: Device, micro_batch: int, *, is_compiled: bool, emit: Emit) -> None:
+    def __init__(
+        self,
+        model: FlatModel,
+        device: Device,
+        micro_batch: int,
+        *,
+        is_compiled: bool,
+        emit: Emit,
+        preference: Preference | None = None,
+    ) -> None:
         self.micro_batch = micro_batch
         self.scale = LossScale(device.precision == "fp16")
         self._model = model
         self._device = device
         self._emit = emit
         self.is_compiled = is_compiled
-        self._loss: _Loss = self._compiled(model.module.loss) if is_compiled else model.module.loss
+        self._preference = preference
+        plain: Any = model.module.loss if preference is None else partial(preference.loss, model.module)
+        self._loss: _Loss = self._compiled(plain) if is_compiled else plain
 
     def fill(self, batch: Batch) -> tuple[float, float]:
         """Set the flat gradient to the mean over `batch` and return the mean loss (nats per token) and gradient norm.
@@ -62,19 +76,20 @@ class Backward:
             if not math.isfinite(loss) or not self.scale.shrink():
                 return loss, norm
 
-    def summed_loss(self, module: SectionModule, batch: Batch) -> float:
-        """Return the sum of the losses of `batch` under `module`, nats. The sum is taken in float64.
+    def sums(self, module: SectionModule, batch: Batch) -> Sums:
+        """Return what is found on `batch` under `module`. The sums are taken in float64.
 
         Raises:
             OutOfMemory: not even one sample fits.
         """
         return self._halving(lambda: self._add_up(module, batch))
 
-    def rehearse(self, num_samples: int, seq_len: int, *, has_rows: bool = False) -> None:
+    def rehearse(self, num_samples: int, seq_len: int, *, has_rows: bool = False, is_paired: bool = False) -> None:
         """Do once, on blank tokens, what a batch of `num_samples` and an evaluation will do, in each shape they take.
 
         Args:
             has_rows: samples are rows of whole texts.
+            is_paired: those texts are pairs.
 
         What has to be compiled, loaded or made smaller is so afterwards. The gradient is zero then; nothing else of the
         model changes, nor does the factor on the loss.
@@ -83,13 +98,14 @@ class Backward:
             OutOfMemory: not even one sample fits.
         """
         try:
-            self._halving(lambda: self._rehearse(num_samples, seq_len, has_rows))
+            self._halving(lambda: self._rehearse(num_samples, seq_len, has_rows, is_paired))
         finally:
             self._model.zero_gradient()
 
-    def _rehearse(self, num_samples: int, seq_len: int, has_rows: bool) -> None:
+    def _rehearse(self, num_samples: int, seq_len: int, has_rows: bool, is_paired: bool) -> None:
         whole, rest = min(self.micro_batch, num_samples), num_samples % self.micro_batch
-        batch = blank(whole + (rest if num_samples > whole else 0), seq_len, has_rows=has_rows)
+        num = whole + (rest if num_samples > whole else 0)
+        batch = blank(num, seq_len, has_rows=has_rows, is_paired=is_paired)
         self._accumulate(batch)
         self._add_up(self._model.module, batch)
 
@@ -109,15 +125,23 @@ class Backward:
         loss_value, norm_value = torch.stack((total, norm)).tolist()  # the step's one wait for a GPU
         return loss_value, norm_value
 
-    def _add_up(self, module: SectionModule, batch: Batch) -> float:
-        total = 0.0
+    def _add_up(self, module: SectionModule, batch: Batch) -> Sums:
+        total = Sums(0.0)
         with torch.inference_mode():
             for part, _ in self._micro_batches(batch):
                 with self._device.autocast():
-                    logits = module(part.tokens, positions=part.positions)
-                losses = cross_entropy(logits.float().flatten(0, 1), part.targets.flatten(), reduction="none")
-                total += float(losses.cpu().double().sum())
+                    found = (
+                        Sums(self._summed(module, part))
+                        if self._preference is None
+                        else self._preference.sums(module, part)
+                    )
+                total = total.plus(found)
         return total
+
+    def _summed(self, module: SectionModule, part: Batch) -> float:
+        logits = module(part.tokens, positions=part.positions)
+        losses = cross_entropy(logits.float().flatten(0, 1), part.targets.flatten(), reduction="none")
+        return float(losses.cpu().double().sum())
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
         """Yield micro-batches on the device, each with its weight: the mean over all is the sum of weight x mean."""

@@ -25,7 +25,7 @@ from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters, plain
 from weft.model.sections import Section, whole
 from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig
-from weft.run.config import LoopConfig, RunConfig
+from weft.run.config import DpoConfig, LoopConfig, RunConfig
 from weft.run.host import gigabytes, host_free_nbytes, process_nbytes
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.sync.costs import peer_memory
@@ -227,6 +227,9 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
     if run.model.adapter is not UNSET:
         for place in needed:  # on a GPU, the host keeps a copy
             needed[place] += cost.vector_nbytes(num_parameters(plain(run.model)))
+    if isinstance(run.train.loss, DpoConfig):  # so it is with what the run began with
+        for place in needed:
+            needed[place] += cost.vector_nbytes(run.num_parameters)
     return with_texts(needed, run.model, whole(run.model), BY_DEFAULT, device, peer.serve_nbytes)
 
 

@@ -12,7 +12,7 @@ All calls are one after the other, but `park` and `unpark`, which may come besid
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from weft.data.batch import Batches
 from weft.data.tokenizer import Tokenizer
+from weft.events import Preferred
 from weft.run.config import Genesis
 from weft.training.optimizer import State
 
@@ -42,14 +43,28 @@ def nothing() -> None:
     """Do nothing between two pieces of work."""
 
 
+class Measured(NamedTuple):
+    """What was found on held-out windows.
+
+    Args:
+        loss: the mean, in nats per token, or per pair.
+        num: tokens that were predicted, or pairs.
+        preferred: of pairs of answers.
+    """
+
+    loss: float
+    num: int
+    preferred: Preferred | None = None
+
+
 @runtime_checkable
 class Measure(Protocol):
     """What is asked of parameters, beside training."""
 
     def evaluate(
         self, vector: Float32[Tensor, " num"], batches: Batches, num_windows: int, between: Callable[[], None] = nothing
-    ) -> tuple[float, int]:
-        """Return the mean loss of the outer parameters `vector` on held-out windows (nats per token), and their tokens.
+    ) -> Measured:
+        """Return what the outer parameters `vector` do on held-out windows.
 
         Args:
             between: called after each batch; what it raises ends the evaluation.

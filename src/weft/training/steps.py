@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float32
+from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,7 +30,8 @@ from weft.ids import Step
 from weft.inference.sample import Sampling
 from weft.run.config import Genesis, RunConfig
 from weft.sync.method.schedule import lr
-from weft.training.learner import Work, nothing
+from weft.training.learner import Measured, Work, nothing
+from weft.training.preference import Sums, mean_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +48,11 @@ class Shown:
     """What is asked of a model that has other parameters than the local ones.
 
     Args:
-        loss: returns the summed loss of a batch.
+        sums: returns what is found on a batch.
         write: returns the tokens that follow some, by a seed.
     """
 
-    loss: Callable[[Batch], float]
+    sums: Callable[[Batch], Sums]
     write: Callable[[list[int], Sampling, int], Iterable[int]]
 
 
@@ -159,20 +161,20 @@ class Stepper(ABC):
 
     def evaluate(
         self, vector: Float32[Tensor, " num"], batches: Batches, num_windows: int, between: Callable[[], None] = nothing
-    ) -> tuple[float, int]:
+    ) -> Measured:
         """As `Measure.evaluate`."""
-        total, num_tokens = 0.0, 0
+        total, num = Sums(0.0), 0
         with self._showing(vector) as shown:
             for batch in batches.heldout_batches(num_windows, self._run.train.batch_size):
-                total += shown.loss(batch)
-                num_tokens += batch.num_predicted
+                total = total.plus(shown.sums(batch))
+                num += batch.num_predicted
                 between()
-        if not math.isfinite(total):
+        if not math.isfinite(total.loss):
             raise NotFinite(
                 "the held-out loss of the outer parameters is NaN or infinite: the run has diverged. Resume from an "
                 "earlier checkpoint, with a lower learning rate."
             )
-        return total / num_tokens, num_tokens
+        return mean_of(total, num, is_paired=self._run.train.loss is not UNSET)
 
     def sample(
         self,

@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 import torch
 from jaxtyping import Float32
+from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,12 +32,14 @@ from weft.inference.sample import Sampling, generate
 from weft.model.flat import FlatModel, assemble, over
 from weft.model.transformer import SectionModule, Transformer
 from weft.run.config import RunConfig
+from weft.run.frozen import NOTHING_FROZEN, Frozen
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.training import optimizer as inner
 from weft.training.backward import Backward, LossScale
 from weft.training.device import allocating, check_fits, choose, limit_memory, to_host
 from weft.training.optimizer import InnerOptimizer, State
+from weft.training.preference import Preference
 from weft.training.steps import Mean, Shown, Stepper
 
 NO_GPU = "no GPU was found, so the cap on its memory (--vram, caps.vram_nbytes) has no effect"
@@ -75,7 +78,7 @@ class Trainer(Stepper):
         peer: what this machine gives.
         batches: the run's training windows.
         emit: told of every step, and where the device made it change its ways.
-        base: that the run's adapter goes beside, on the CPU; None: it has none.
+        frozen: what it computes with and never changes.
     """
 
     def __init__(
@@ -85,10 +88,10 @@ class Trainer(Stepper):
         batches: Batches,
         emit: Emit,
         clock: Clock,
-        base: Float32[Tensor, " all"] | None = None,
+        frozen: Frozen = NOTHING_FROZEN,
     ) -> None:
         super().__init__(run, batches, emit, clock)
-        self._base = base  # on the CPU
+        self._frozen = frozen
         self._base_here: Float32[Tensor, " all"] | None = None  # on the device
         self._peer = peer
         self._sends_gradient = run.method.send == "gradient"
@@ -132,13 +135,22 @@ class Trainer(Stepper):
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
         run, peer = self._run, self._peer
         with allocating("the model", self.device):
-            base = None if self._base is None else self._base.to(self.device.torch)
+            base, reference = (
+                None if each is None else each.to(self.device.torch)
+                for each in (self._frozen.base, self._frozen.reference)
+            )
             model = model_over(held, run, peer, base)
             optimizer = None if self._sends_gradient else inner.build(run.train.optimizer, model)
+            preference = None
+            if run.train.loss is not UNSET:
+                first = None if reference is None else assemble(run.model, reference, base)
+                preference = Preference(run.train.loss, first)
         self._base_here, self._model = base, model
         self._optimizer: InnerOptimizer | None = optimizer
         self._warm_shape = None
-        self._backward = Backward(self._model, self.device, micro_batch, is_compiled=peer.is_compiled, emit=self._emit)
+        self._backward = Backward(
+            self._model, self.device, micro_batch, is_compiled=peer.is_compiled, emit=self._emit, preference=preference
+        )
 
     @property
     def is_parked(self) -> bool:
@@ -194,7 +206,8 @@ class Trainer(Stepper):
         if self.is_warm:
             return
         began, train = self._clock.now(), self._run.train
-        self._backward.rehearse(train.batch_size, train.seq_len, has_rows=self._run.data.has_rows)
+        data = self._run.data
+        self._backward.rehearse(train.batch_size, train.seq_len, has_rows=data.has_rows, is_paired=data.is_paired)
         self._warm_shape = train.batch_size, train.seq_len
         self._emit(
             WarmedUp(
@@ -298,4 +311,4 @@ class Trainer(Stepper):
             with allocating("a text of this length", self.device):
                 yield from generate(module, ids, sampling, rng.stream(seed, "sample"))
 
-        yield Shown(partial(self._backward.summed_loss, module), write)
+        yield Shown(partial(self._backward.sums, module), write)

@@ -79,12 +79,12 @@ def test_the_same_files_give_the_same_shards(tmp_path: Path) -> None:
 def test_a_long_one_is_cut_or_left_out_and_counted(tmp_path: Path) -> None:
     rows = [*(chat(number) for number in range(10)), chat(77, 100)]
     store, index, told = packed(tmp_path, rows)  # type: ignore[arg-type]
-    assert str(told) == "1 conversation longer than a row, cut"
+    assert str(told) == "1 conversation longer than train.seq_len, cut"
     longest = max((*texts_in(store, index, "train"), *texts_in(store, index, "heldout")), key=lambda text: len(text[0]))
     assert len(longest[0]) == LENGTH
     assert TOKENIZER.decode(np.array(longest[1])).startswith("w77 w77 w77")
     store, index, told = packed(tmp_path, rows, too_long="leave_out")  # type: ignore[arg-type]
-    assert str(told) == "1 conversation longer than a row, left out"
+    assert str(told) == "1 conversation longer than train.seq_len, left out"
     assert len(texts_in(store, index, "train")) + len(texts_in(store, index, "heldout")) == 10
 
 

@@ -72,3 +72,17 @@ def test_what_is_wrong_is_said(weft: Weft, chats: Path, source: Path, tmp_path: 
     assert "chats.jsonl, line 1, messages 1: unknown role 'narrator'" in " ".join(said.err.split())
     (source / "chat_template.jinja").unlink()
     assert "it has no chat template" in weft("inspect", chats, "--model", source).err
+
+
+def test_a_pair_of_answers_is_shown_with_both(weft: Weft, chats: Path, source: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(json.dumps({"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}) + "\n")
+    said = weft("inspect", pairs, "--model", source)
+    assert said.code == 0
+    assert said.out.startswith("1 pair\n")
+    chosen, _, rejected = said.out.partition("rejected:\n")
+    assert chosen.partition("chosen:\n")[2].strip().endswith("<|im_start|>assistant\n⟦4<|im_end|>⟧")
+    assert rejected.strip().endswith("<|im_start|>assistant\n⟦5<|im_end|>⟧")
+    assert "--number 2: there is 1 pair." in weft("inspect", pairs, "--model", source, "--number", "2").err
+    said = weft("inspect", chats, "--model", source)
+    assert "chosen:" not in said.out

@@ -1,6 +1,7 @@
 """The history: rows by list, each told once, the same whether taken at once or piece by piece."""
 
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from weft.events import (
     PayloadOffered,
     PeerStarted,
     PeerStopped,
+    Preferred,
     RoundCommitted,
     RoundMissed,
     RoundProven,
@@ -140,6 +142,14 @@ def test_held_out_losses_and_samples_come_once() -> None:
     found = history(said(A, evaluated), said(B, evaluated), said(A, sample)).whole()
     assert found["heldout"] == [[1.0, 100, 2.0, 1.5, 1]]
     assert found["samples"][0][2:] == ["a", "b\n?[2J"]
+
+
+def test_of_pairs_of_answers_it_is_kept_what_was_found_of_them() -> None:
+    found = Preferred(accuracy=0.7, margin=0.1)
+    event = Evaluated(
+        round=Round(1), loss=2.0, nats_per_byte=math.nan, num_tokens=9, committed_tokens=Tokens(100), preferred=found
+    )
+    assert history(said(A, event)).whole()["heldout"] == [[1.0, 100, 2.0, None, 1, {"accuracy": 0.7, "margin": 0.1}]]
 
 
 def test_what_others_say_is_their_word_until_a_peer_speaks_for_itself() -> None:

@@ -18,7 +18,7 @@ from weft.cli.screen.screen import LiveScreen, PlainScreen, plain_line
 from weft.cost import training as cost
 from weft.dashboard import figures
 from weft.dashboard.view import MAX_NOTABLE, MAX_VISITS, About, Line, View, ended, update
-from weft.dashboard.words import ROUTINE, WARNING, notable, severity_of
+from weft.dashboard.words import ROUTINE, WARNING, described, notable, severity_of
 from weft.events import (
     HUNG_UP,
     ActEnacted,
@@ -48,6 +48,7 @@ from weft.events import (
     Paused,
     PeerStarted,
     PeerStopped,
+    Preferred,
     Resumed,
     RoundMissed,
     RunBlocked,
@@ -347,6 +348,19 @@ def test_a_held_out_loss_of_text_whose_bytes_nobody_counted_is_per_token() -> No
     view = replace(view, evaluated=msgspec.structs.replace(view.evaluated, loss=2.5))
     assert "held-out 2.500 nats per token" in progress(view)
     assert figures.heldout(2.5, math.nan) == "2.5000 nats per token (perplexity 12.2)"
+
+
+def test_a_held_out_loss_of_pairs_is_per_pair_and_says_how_many_are_right() -> None:
+    pairs = Preferred(accuracy=0.715, margin=0.4219, kl=0.0131)
+    event = evaluated(100, math.nan).event
+    told = msgspec.structs.replace(event, loss=0.5, preferred=pairs)
+    view = fold(step(0.6), commit(1, 100), entry(told))
+    assert "loss 0.600 nats per pair" in progress(view)
+    assert "held-out 0.500 nats per pair" in progress(view)
+    said = "0.5000 nats per pair, 71.5 % of the pairs right, margin 0.422"
+    assert figures.heldout(0.5, math.nan, pairs) == f"{said}, 0.0131 nats per token from where it began"
+    assert figures.heldout(0.5, math.nan, msgspec.structs.replace(pairs, kl=msgspec.UNSET)) == said
+    assert said in described(told, str)
 
 
 @pytest.mark.parametrize(

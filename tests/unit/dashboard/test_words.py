@@ -2,6 +2,7 @@
 
 from typing import Any, get_args, get_type_hints
 
+import msgspec
 import pytest
 
 from unit.test_events import KINDS
@@ -25,6 +26,8 @@ def value(hint: Any) -> Any:
         return value(hint.__supertype__)
     if hint in (bool, int, float, str):
         return {bool: True, int: 3, float: 40.0, str: "a {word} of a stranger"}[hint]
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint(**{name: value(each) for name, each in get_type_hints(hint).items()})
     of = get_args(hint)
     if getattr(hint, "__origin__", None) is tuple:
         return (value(of[0]),) * 2

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from msgspec.structs import replace
 
 from unit.chat.templates import CHATML
 from unit.peer.crew import BATCH, EVERY, FEDAVG, Crew
+from weft.cli.model.eval import _heldout, measure
 from weft.cli.model.trained import open_trained
 from weft.clock import VirtualClock
 from weft.config import from_tree
 from weft.data.batch import Batches
-from weft.data.corpus import ConversationsSource, CorpusConfig
+from weft.data.corpus import ConversationsSource, CorpusConfig, PreferencesSource
 from weft.data.packing import JsonConfig
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError, OutOfMemory
@@ -28,8 +30,9 @@ from weft.model.initial import initial_vector
 from weft.model.peft import read_adapter, write_adapter
 from weft.model.weights import read_folder, write_folder
 from weft.run.amend import run_file_of
-from weft.run.config import FolderAdapter, FolderModel, NewAdapter, RunConfig, RunFile
-from weft.run.genesis import base_of, initial, seal
+from weft.run.config import DpoConfig, FolderAdapter, FolderModel, NewAdapter, RunConfig, RunFile
+from weft.run.frozen import Frozen, base_of
+from weft.run.genesis import initial, seal
 from weft.run.machine import PeerConfig
 from weft.sim.play import play
 from weft.sim.scenario import Kind, Scenario
@@ -190,7 +193,7 @@ def test_who_could_not_take_the_device_again_still_holds_nothing_of_the_base(
     assert isinstance(run, RunConfig)
     assert first is not None
     batches = Batches(sealed.store, sealed.index, "train", run.train.seq_len, run.seed)
-    trainer = Trainer(run, PeerConfig(device="cpu"), batches, list[Event]().append, VirtualClock(), base)
+    trainer = Trainer(run, PeerConfig(device="cpu"), batches, list[Event]().append, VirtualClock(), Frozen(base))
     trainer.start(first)
     trainer.park()
 
@@ -206,3 +209,68 @@ def test_who_could_not_take_the_device_again_still_holds_nothing_of_the_base(
     trainer.unpark()
     trainer.train(np.arange(BATCH), 0, 1)
     assert not torch.equal(trainer.local(), first)
+
+
+@pytest.mark.full
+def test_two_peers_learn_what_is_preferred_and_eval_tells_it_alike(tmp_path: Path) -> None:
+    rows = [{"prompt": f"say {number}", "chosen": f"ok {number}", "rejected": f"no {number}"} for number in range(60)]
+    crew = crew_of(
+        tmp_path,
+        adapter=ADAPTER,
+        data=CorpusConfig(
+            source=PreferencesSource(paths=("pairs.jsonl",), template="short.jinja"), heldout_fraction=0.2
+        ),
+        train={
+            "seq_len": SEQ_LEN,
+            "tokens": ROUNDS * PEERS * EVERY * BATCH * SEQ_LEN,
+            "evaluate_every": 1,
+            "loss": DpoConfig(beta=0.5),
+        },
+    )
+    (tmp_path / "short.jinja").write_text(
+        "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}|{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+    )
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcomes = trained(crew)
+    first, second = (outcome.preferred for outcome in outcomes)
+    assert first == second
+    assert first is not None
+    assert first.accuracy > 0.9
+    assert first.margin > 0
+    assert math.isnan(outcomes[0].nats_per_byte)
+    text = _heldout(open_trained(outcomes[0].run.run, tmp_path / "a"), tmp_path / "a")
+    assert text.preference is not None
+    found = measure(
+        open_trained(outcomes[0].run.run, tmp_path / "a").on("cpu"),
+        text.batches(text.num_windows),
+        text.preference("cpu"),
+    )
+    assert found.loss == pytest.approx(outcomes[0].loss, rel=1e-4)
+    assert found.preferred is not None
+    assert found.preferred.accuracy == first.accuracy
+    assert found.preferred.margin == pytest.approx(first.margin, rel=1e-3)
+    assert found.preferred.kl == pytest.approx(first.kl, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"data": {"source": {"type": "preferences", "paths": ["p"]}}}, "Add \\[train.loss\\] with type"),
+        ({"train.loss": {"type": "dpo"}}, "it is of pairs of answers"),
+        (
+            {
+                "data": {"source": {"type": "preferences", "paths": ["p"]}},
+                "train.loss": {"type": "orpo"},
+                "stages": 2,
+                "method": {"type": "ddp"},
+            },
+            "stages know no pairs",
+        ),
+    ],
+)
+def test_pairs_and_their_loss_go_together(changes: dict[str, Any], match: str) -> None:
+    train = {"tokens": 1000, "schedule": {"type": "constant"}}
+    if loss := changes.pop("train.loss", None):
+        train["loss"] = loss
+    with pytest.raises(ConfigError, match=match):
+        from_tree({"name": "x", "train": train, **changes}, RunFile, where="run.toml")

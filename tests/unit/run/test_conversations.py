@@ -101,7 +101,9 @@ def test_what_was_cut_is_told(base: Path) -> None:
         file.write(json.dumps({"prompt": "long", "completion": "x" * 500}) + "\n")
     told = list[Event]()
     sealed(base, told)
-    assert [event.text for event in told if isinstance(event, Notice)] == ["1 conversation longer than a row, cut"]
+    assert [event.text for event in told if isinstance(event, Notice)] == [
+        "1 conversation longer than train.seq_len, cut"
+    ]
 
 
 def test_an_alphabet_of_its_own_is_refused(base: Path) -> None:
@@ -145,7 +147,9 @@ def test_a_peer_of_a_private_run_packs_as_the_run_says(base: Path) -> None:
         file.write(json.dumps({"prompt": "long", "completion": "x" * 500}) + "\n")
     corpus = CorpusConfig(source=JsonlSource(paths=("mine.jsonl",)), heldout_fraction=0.2)
     index = pack_private(made.config, made.tokenizer, made.came_with, corpus, base, Home(base / "other"), told.append)
-    assert [event.text for event in told if isinstance(event, Notice)] == ["1 conversation longer than a row, left out"]
+    assert [event.text for event in told if isinstance(event, Notice)] == [
+        "1 conversation longer than train.seq_len, left out"
+    ]
     assert (index.rows.too_long, index.rows.date) == ("leave_out", "2026-11-01")  # type: ignore[union-attr]
 
 

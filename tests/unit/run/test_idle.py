@@ -84,6 +84,9 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "TextSource": ("paths", {}),
     "JsonlSource": ("paths field", {}),
     "ConversationsSource": ("paths template too_long date", {}),
+    "PreferencesSource": ("paths template too_long date", {}),
+    "DpoConfig": ("beta", {}),
+    "OrpoConfig": ("weight", {}),
     "ParquetSource": ("paths column", {}),
     "DatasetSource": ("name subset split column revision max_documents", {}),
     "BinSource": ("path heldout_path dtype", {}),
@@ -91,7 +94,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "CharactersConfig": ("", {}),
     "JsonConfig": ("path", {}),
     "TrainConfig": (
-        "seq_len batch_size tokens evaluate_windows",
+        "seq_len batch_size tokens evaluate_windows loss",
         {
             "evaluate_every": (Idle(GOSSIP, "train.evaluate_every", 3, "neighbours do it"),),
             "schedule": tuple(

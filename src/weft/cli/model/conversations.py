@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.chat.conversations import conversations
+from weft.chat.conversations import Conversation, Pair, are_pairs, conversations, pairs
 from weft.chat.rendering import Rendered, Renderer
 from weft.chat.template import template_of
 from weft.chat.vocabulary import Vocabulary
@@ -22,7 +22,7 @@ BRACKETS = ("⟦", "⟧")  # where there are no colours
 
 
 def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
-    """Yield what there is to say of the conversations of a file, a folder or a glob.
+    """Yield what there is to say of the conversations of a file, a folder or a glob, or of its pairs of answers.
 
     Args:
         model: whose chat template and tokenizer they are read with.
@@ -33,7 +33,7 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
         ConfigError: there are fewer, or the model has no chat template.
         NoSuchRun, CheckpointError: there is no such model.
     """
-    found = conversations([given], Path.cwd())  # what is not there is said before a model is looked for
+    found, what = _found(given)  # what is not there is said before a model is looked for
     tokenizer, came_with = open_words(model, home)
     if (template := template_of(came_with)) is None:
         raise ConfigError(
@@ -42,16 +42,19 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
         )
     renderer = Renderer(template, Vocabulary(tokenizer), SystemClock().wall())
     lengths, num_trained, wanted = list[int](), 0, None
-    for place, conversation in enumerate(found, start=1):
-        rendered = renderer.render(conversation)
-        lengths.append(len(rendered.ids))
-        num_trained += int(rendered.is_trained.sum())
-        wanted = (conversation.place, rendered) if place == number else wanted
+    for place, each in enumerate(found, start=1):
+        texts = (each.chosen, each.rejected) if isinstance(each, Pair) else (each,)
+        rendered = [renderer.render(text) for text in texts]
+        lengths.append(sum(len(text.ids) for text in rendered))
+        num_trained += sum(int(text.is_trained.sum()) for text in rendered)
+        wanted = (each.place, rendered) if place == number else wanted
     if not lengths:
-        raise DataError(f"{given} holds no conversation. Name a file that does.")
+        raise DataError(f"{given} holds no {what}. Name a file that does.")
     if wanted is None:
-        raise ConfigError(f"--number {number}: there are {several(len(lengths), 'conversation')}.")
-    yield several(len(lengths), "conversation")
+        raise ConfigError(
+            f"--number {number}: there {'is' if len(lengths) == 1 else 'are'} {several(len(lengths), what)}."
+        )
+    yield several(len(lengths), what)
     yield f"template  of {model}; answers are found by its {'own marks' if template.has_marks else 'turns'}"
     yield (
         f"tokens    {sum(lengths):,}, of which {num_trained:,} are trained on ({num_trained / sum(lengths):.0%}); "
@@ -60,8 +63,16 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
     has_colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     begin, end = GREEN if has_colours else BRACKETS
     yield f"number {number}, {wanted[0]}: {begin}trained on{end}"
-    yield ""
-    yield _text(wanted[1], begin, end).rstrip("\n")
+    for name, text in zip(("chosen:", "rejected:") if len(wanted[1]) > 1 else ("",), wanted[1], strict=True):
+        yield f"\n{name}" if name else ""
+        yield _text(text, begin, end).rstrip("\n")
+
+
+def _found(given: str) -> tuple[Iterator[Conversation | Pair], str]:
+    """Return what a file holds, and one's name: pairs, where its first row is one."""
+    if are_pairs([given], Path.cwd()):
+        return pairs([given], Path.cwd()), "pair"
+    return conversations([given], Path.cwd()), "conversation"
 
 
 def _text(rendered: Rendered, begin: str, end: str) -> str:

@@ -1,8 +1,9 @@
 """`weft eval`: the loss of a checkpoint on held-out text, the run's own or another."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from weft.cli.model.trained import Trained
     from weft.data.rows import Batch
     from weft.model.transformer import Transformer
+    from weft.run.config import RunConfig
+    from weft.training.learner import Measured
+    from weft.training.preference import Preference
 
 _TOKENS_AT_ONCE = 4096  # of one forward pass
 _MAX_WINDOW = 2048  # of a model that says nothing of its training: the logits of its whole context may fill memory
@@ -54,11 +58,11 @@ def eval(
     measured = min(windows or there, there)
     with Meter("evaluating", "samples", WorkLine(), SystemClock(), measured) as meter:
         batches = meter.over(text.batches(measured), lambda batch: len(batch.tokens))
-        loss, num_tokens = measure(trained.on(device), batches)
-    per_byte = loss * text.num_tokens / text.nbytes if text.nbytes else None
+        found = measure(trained.on(device), batches, text.preference(device) if text.preference else None)
+    per_byte = found.loss * text.num_tokens / text.nbytes if text.nbytes else None
     share = f"{measured} of {there}" if measured < there else f"all {there}" if there > 1 else "1"
-    over = f"{several(num_tokens, 'token')} ({several(share, 'sample')}) of {text.name}"
-    typer.echo(f"{figures.heldout(loss, per_byte)}, over {over}")
+    over = f"{several(found.num, 'pair' if found.preferred else 'token')} ({several(share, 'sample')}) of {text.name}"
+    typer.echo(f"{figures.heldout(found.loss, per_byte, found.preferred)}, over {over}")
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Text:
     seq_len: int
     num_tokens: int  # of that text
     has_rows: bool = False  # of whole conversations
+    preference: "Callable[[str], Preference] | None" = None  # of pairs of answers: makes their loss, on a device
 
     @property
     def num_windows(self) -> int:
@@ -87,27 +92,34 @@ class Text:
         at_once = max(1, _TOKENS_AT_ONCE // self.seq_len)
         for start in range(0, num_windows, at_once):
             places = numbers[start : start + at_once, None] * self.seq_len + np.arange(self.seq_len + 1)
-            yield rows.batch_of(torch.from_numpy(self.ids[places].astype(np.int64)), has_rows=self.has_rows)
+            words, is_paired = torch.from_numpy(self.ids[places].astype(np.int64)), self.preference is not None
+            yield rows.batch_of(words, has_rows=self.has_rows, is_paired=is_paired)
 
 
-def measure(model: "Transformer", batches: "Iterator[Batch]") -> tuple[float, int]:
-    """Return the mean loss in nats per token, and how many tokens were predicted.
+def measure(model: "Transformer", batches: "Iterator[Batch]", preference: "Preference | None" = None) -> "Measured":
+    """Return the mean loss in nats per token, or of a loss of pairs per pair.
 
     Raises:
         NotFinite: the loss is NaN or infinite.
     """
     import torch
 
-    total, num_tokens = 0.0, 0
+    from weft.training.preference import Sums, mean_of
+
+    total, num = Sums(0.0), 0
     with torch.inference_mode():
         for batch in batches:
-            total += float(model.loss(*batch.to(model.embed.weight.device))) * batch.num_predicted
-            num_tokens += batch.num_predicted
-    if not num_tokens:
+            here = batch.to(model.embed.weight.device)
+            if preference is None:
+                found = Sums(float(model.loss(*here)) * batch.num_predicted)
+            else:
+                found = preference.sums(model, here)
+            total, num = total.plus(found), num + batch.num_predicted
+    if not num:
         raise DataError(NOTHING_HELD_OUT)
-    if not math.isfinite(total):
+    if not math.isfinite(total.loss):
         raise NotFinite("the loss is NaN or infinite: the weights are broken. Use an earlier checkpoint.")
-    return total / num_tokens, num_tokens
+    return mean_of(total, num, is_paired=preference is not None)
 
 
 def _heldout(trained: "Trained", home: Path) -> Text:
@@ -128,11 +140,31 @@ def _heldout(trained: "Trained", home: Path) -> Text:
     return Text(
         f"the held-out text of run {run.name}",
         _enough(ids, run.train.seq_len),
-        index.heldout_text_nbytes,
+        0 if index.is_paired else index.heldout_text_nbytes,
         run.train.seq_len,
         index.num_predicted("heldout"),
         has_rows=index.has_rows,
+        preference=partial(_preference, run, home) if index.is_paired else None,
     )
+
+
+def _preference(run: "RunConfig", home: Path, device: str) -> "Preference":
+    from weft.model.config import plain
+    from weft.model.flat import assemble
+    from weft.model.peft import merged
+    from weft.run.frozen import frozen_of
+    from weft.run.machine import PeerConfig
+    from weft.store.home import Home
+    from weft.training.device import choose
+    from weft.training.preference import Preference
+
+    assert run.train.loss
+    frozen = frozen_of(run, Home(home))
+    if frozen.reference is None:
+        return Preference(run.train.loss, None)
+    whole = frozen.reference if frozen.base is None else merged(run.model, frozen.base, frozen.reference)
+    on = choose(PeerConfig(device=device)).torch
+    return Preference(run.train.loss, assemble(plain(run.model), whole.to(on)))
 
 
 def _given(trained: "Trained", paths: Sequence[str]) -> Text:

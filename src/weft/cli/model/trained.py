@@ -27,7 +27,7 @@ from weft.model.transformer import Transformer
 from weft.model.weights import FileDtype, read_config, read_folder, write_folder
 from weft.peer.state.checkpoint import load_came_with, load_model, load_tokenizer, read_contents
 from weft.run.config import RunConfig
-from weft.run.genesis import base_of
+from weft.run.frozen import base_of
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.store.chunks import raw

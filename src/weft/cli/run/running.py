@@ -27,7 +27,7 @@ from weft.dashboard.run import about_of
 from weft.dashboard.scalars import make_sink
 from weft.data.store import write_atomically
 from weft.errors import CheckpointError, ConfigError
-from weft.events import Emit
+from weft.events import Emit, Preferred
 from weft.launch.peer import Opened, Participant, Workload, found, join
 from weft.launch.session import Options
 from weft.net.ticket import why_long
@@ -166,6 +166,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     received_nbytes: int
     checkpoint: str
     evaluated_at: int | None = None  # the round that loss and nats_per_byte are of
+    preferred: Preferred | None = None  # of pairs of answers
     successor: str | None = None
 
 

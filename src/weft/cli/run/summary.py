@@ -16,7 +16,7 @@ from weft.dashboard import figures
 from weft.dashboard.stages import layers_of, ordinal
 from weft.dashboard.view import Line, View
 from weft.events import Evaluated
-from weft.ids import short
+from weft.ids import several, short
 
 if TYPE_CHECKING:
     from weft.peer.peer import Outcome
@@ -67,7 +67,8 @@ def summary(
     if outcome.nats_per_byte is not None and outcome.loss is not None:
         per_byte = outcome.nats_per_byte
         is_known = math.isfinite(per_byte)
-        lines.append(f"held-out     {figures.nats_per_byte(per_byte) if is_known else figures.nats(outcome.loss)}")
+        own = figures.nats_per_byte(per_byte) if is_known else figures.nats(outcome.loss)
+        lines.append(f"held-out     {figures.preferred(outcome.loss, outcome.preferred) if outcome.preferred else own}")
         if before is not None:
             first = before.nats_per_byte if is_known else before.loss
             lines.append(f"{INDENT}before the first round it was {first:.4f}")
@@ -240,8 +241,8 @@ def measured(view: View) -> list[str]:
     """Return a line that says when, and on how much text, the last held-out loss was measured."""
     if view.evaluated is None:
         return []
-    at, num_tokens = view.evaluated.round, view.evaluated.num_tokens
-    return [f"{INDENT}at round {at}, on {num_tokens:,} tokens; weft eval takes all held-out text"]
+    at, num = view.evaluated.round, several(view.evaluated.num_tokens, view.loss_of)
+    return [f"{INDENT}at round {at}, on {num}; weft eval takes all held-out text"]
 
 
 def beside(title: str, path: Path | str) -> str:

@@ -47,6 +47,7 @@ export class Curves {
       y: { format: tidy, formatValue: (y) => y.toFixed(3) },
       x_now: this.moment.at < this.history.end ? place([time, this.moment.tokens]) : Infinity,
     });
+    tell(find("loss-head"), `Loss, nats per ${this._lossOf()}`);
     tell(find("loss-words"), this._lossWords());
   }
 
@@ -57,18 +58,25 @@ export class Curves {
     return (row) => last(this.history.rows.bytes, row[0])?.[2] ?? 0;
   }
 
+  /** What a loss is of: a token, or a pair of answers. */
+  _lossOf() {
+    return this.moment.heldout?.[5] ? "pair" : "token";
+  }
+
   _lossWords() {
     const { train } = this.history.rows;
+    const of = this._lossOf();
     const now = this.moment.last("train");
     if (!now) return "No loss is known yet.";
     const held = this.moment.heldout;
     const first = train[0][2];
-    const what = `Training loss is ${nats(now[2])} after ${short(now[1])} tokens, ${
+    const what = `Training loss is ${nats(now[2], of)} after ${short(now[1])} tokens, ${
       now[2] <= first ? "down" : "up"
     } from ${first.toFixed(3)}.`;
     if (!held) return `${what} No held-out loss is known yet.`;
+    const pairs = held[5] ? `, and ${percent(held[5].accuracy)} of the pairs are ranked right` : "";
     const perByte = typeof held[3] === "number" ? `, ${natsPerByte(held[3])}` : "";
-    return `${what} Held-out loss after round ${whole(held[4])} is ${nats(held[2])}${perByte}.`;
+    return `${what} Held-out loss after round ${whole(held[4])} is ${nats(held[2], of)}${perByte}${pairs}.`;
   }
 
   _drawTraffic() {

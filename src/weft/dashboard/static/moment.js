@@ -146,7 +146,8 @@ export class Moment {
     return points.sort((a, b) => a[0] - b[0]);
   }
 
-  /** The newest round that was evaluated, whenever that was told: [at, tokens, nats per token, per byte, round]. */
+  /** The newest round that was evaluated, whenever that was told: [at, tokens, nats per token, per byte, round]. Where
+   *  the loss is of pairs of answers it is per pair, and what was found of them stands last. */
   get heldout() {
     const rows = this.history.rows.heldout.slice(0, this.count("heldout"));
     return rows.reduce((newest, row) => (newest && newest[1] > row[1] ? newest : row), undefined);

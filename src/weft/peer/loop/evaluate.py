@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 
+from msgspec import UNSET
 from torch import Tensor
 
 from weft.events import Diverged, Evaluated, Event, Sampled
@@ -20,7 +21,7 @@ from weft.peer.state.replica import Replica
 from weft.progress import Meter
 from weft.run.config import RunConfig
 from weft.sync.records.messages import Manifest
-from weft.training.learner import Learner, Measure
+from weft.training.learner import Learner, Measure, Measured
 
 SAMPLE_TOKENS = 300
 FAR_ABOVE = 1.5  # times the loss of who knows nothing: first weights are a little above it, and so are first rounds
@@ -132,16 +133,17 @@ class Evaluator(Unmeasured):
             loop.call_soon_threadsafe(self._context.emit, event)
 
         with Meter("evaluating", "windows", emit, self._context.clock, windows) as meter:
-            loss, num_tokens = await self._measured(outer, windows, between)
+            found = await self._measured(outer, windows, between)
         return Evaluation(
             round=round,
-            loss=loss,
-            nats_per_byte=self._data.index.nats_per_byte(loss),
-            num_tokens=num_tokens,
+            loss=found.loss,
+            nats_per_byte=self._data.index.nats_per_byte(found.loss),
+            num_tokens=found.num,
             committed_tokens=committed_tokens,
+            preferred=UNSET if found.preferred is None else found.preferred,
         )
 
-    async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> tuple[float, int]:
+    async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> Measured:
         return await self._context.compute.train(
             lambda: self._trainer.evaluate(outer, self._heldout, windows, between),
             windows * self._run.train.seq_len // 3,  # forward only: backward is twice as much
@@ -169,6 +171,7 @@ class Evaluator(Unmeasured):
         if known is None or evaluation.round >= known or is_elsewhere:  # else it comes late: of a round before
             self.evaluated_at = Round(evaluation.round)
             self.loss, self.nats_per_byte = evaluation.loss, evaluation.nats_per_byte
+            self.preferred = None if evaluation.preferred is UNSET else evaluation.preferred
             self._news.set()
         self._context.emit(
             Evaluated(
@@ -177,6 +180,7 @@ class Evaluator(Unmeasured):
                 nats_per_byte=evaluation.nats_per_byte,
                 num_tokens=evaluation.num_tokens,
                 committed_tokens=Tokens(evaluation.committed_tokens),
+                preferred=evaluation.preferred,
             )
         )
         self._tell_if_diverged(evaluation)

@@ -55,6 +55,7 @@ class Report:
             replica=replica_digest(self._replica.outer, self._replica.state),
             loss=evaluator.loss,
             nats_per_byte=evaluator.nats_per_byte,
+            preferred=evaluator.preferred,
             evaluated_at=evaluator.evaluated_at,
             sample=evaluator.text,
             sent_nbytes=sent,

@@ -49,6 +49,7 @@ from weft.stages.step.teams import Teams
 from weft.stages.step.tied_conductor import TiedConductor
 from weft.sync.records.messages import Manifest
 from weft.tasks import Compute
+from weft.training.learner import Measured
 from weft.training.section import SectionTrainer
 from weft.wire import digest_of
 
@@ -82,10 +83,8 @@ class Source:
         size = self._micro_batch
         await _all(*(one(positions[start : start + size]) for start in range(0, len(positions), size)))
 
-    async def measured(
-        self, heldout: Batches, num_windows: int, step: Step, between: Callable[[], None]
-    ) -> tuple[float, int]:
-        """Return the mean loss of held-out windows, by parameters as they are in `step`, and their tokens.
+    async def measured(self, heldout: Batches, num_windows: int, step: Step, between: Callable[[], None]) -> Measured:
+        """Return the mean loss of held-out windows, by parameters as they are in `step`.
 
         Args:
             between: called now and then: other stages may be gone; what it raises ends this.
@@ -109,7 +108,7 @@ class Source:
         finally:
             measuring.cancel()
             await asyncio.wait([measuring])
-        return total / num_tokens, num_tokens
+        return Measured(total / num_tokens, num_tokens)
 
 
 async def _all(*works: Coroutine[Any, Any, None]) -> None:
@@ -353,7 +352,7 @@ class StageEvaluator(Evaluator):
         self.is_measured = True
         await self._needs.over()
 
-    async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> tuple[float, int]:  # noqa: ARG002
+    async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> Measured:  # noqa: ARG002
         return await self._source.measured(self._heldout, windows, self._conductor.step, between)
 
     async def _sample(self, round: Round) -> None:

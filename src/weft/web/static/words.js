@@ -39,7 +39,8 @@ export function three(number) {
 const MOST_SPELLED = 40; // nats, whose perplexity is a number that says something
 
 /** 2.284 -> "2.284 nats per token (perplexity 9.82)" */
-export function nats(loss) {
+export function nats(loss, of = "token") {
+  if (of !== "token") return `${loss.toFixed(3)} nats per ${of}`;
   return `${loss.toFixed(3)} nats per token${loss < MOST_SPELLED ? ` (perplexity ${three(Math.exp(loss))})` : ""}`;
 }
 

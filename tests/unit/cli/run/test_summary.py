@@ -1,5 +1,6 @@
 """What a person reads at the end of a run."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from unit.cli.small import Kept
 from weft.cli.model.generate import excerpt
 from weft.cli.run.summary import Begun, summary
 from weft.dashboard.view import Line, View
-from weft.events import Evaluated
+from weft.events import Evaluated, Preferred
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.peer import Outcome
 from weft.pipeline.config import PipelineConfig
@@ -90,6 +91,11 @@ def test_the_heldout_loss_is_told_with_its_round_and_its_tokens(kept: Kept) -> N
     made = Evaluated(round=Round(10), loss=1.25, nats_per_byte=1.5, num_tokens=65_536, committed_tokens=Tokens(9))
     text = summary(outcome_of(kept), replace(View(), evaluated=made), "weft")
     assert "at round 10, on 65,536 tokens; weft eval takes all held-out text" in text
+    pairs = Preferred(accuracy=0.75, margin=0.5)
+    view = replace(View(), evaluated=msgspec.structs.replace(made, preferred=pairs))
+    text = summary(replace(outcome_of(kept), loss=0.6, nats_per_byte=math.nan, preferred=pairs), view, "weft")
+    assert "held-out     0.6000 nats per pair, 75.0 % of the pairs right, margin 0.5\n" in text
+    assert "at round 10, on 65,536 pairs" in text
 
 
 def test_a_run_that_made_worse_what_it_began_with_says_so_and_what_to_try(kept: Kept) -> None:

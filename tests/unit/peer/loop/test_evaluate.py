@@ -16,6 +16,7 @@ from weft.peer.loop.evaluate import Evaluator
 from weft.peer.messages import Evaluation
 from weft.progress import EVERY_S
 from weft.tasks import Threads
+from weft.training.learner import Measured
 
 ME = MEMBERS[0].peer
 NUM_WINDOWS, BATCH = 8, 2
@@ -45,12 +46,12 @@ class Trainer:
     def __init__(self, clock: Hands) -> None:
         self.clock, self.thread = clock, 0
 
-    def evaluate(self, _outer: Any, _heldout: Any, windows: int, between: Callable[[], None]) -> tuple[float, int]:
+    def evaluate(self, _outer: Any, _heldout: Any, windows: int, between: Callable[[], None]) -> Measured:
         self.thread = threading.get_ident()
         for _ in range(windows // BATCH):
             self.clock.at += EVERY_S
             between()
-        return 3.0, windows * 64
+        return Measured(3.0, windows * 64)
 
 
 async def test_how_far_it_has_come_is_told_on_the_thread_of_the_loop() -> None:

@@ -1,0 +1,72 @@
+"""What a learner of a run computes with and never changes: an adapter's base, and the weights that a run began with."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from msgspec import UNSET
+from torch import Tensor
+
+from weft.errors import ConfigError
+from weft.ids import short
+from weft.model.config import num_parameters, plain
+from weft.run.config import DpoConfig, RunConfig
+from weft.run.genesis import initial
+from weft.store.home import Home
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """
+    Args:
+        base: that the run's adapter goes beside, on the CPU; None: it has none.
+        reference: the parameters that the run began with, from which preferences are told; None: its loss needs none.
+    """
+
+    base: Float32[Tensor, " all"] | None = None
+    reference: Float32[Tensor, " num"] | None = None
+
+
+NOTHING_FROZEN = Frozen()
+
+
+def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
+    """Return the vector that the run's adapter goes beside; None: it has none.
+
+    Raises:
+        ConfigError: it is not in this home, or of another size than the model.
+        DataError: the blob is corrupt (removed, so that it can be fetched again).
+    """
+    if config.base is UNSET:
+        return None
+    blob, num = home.blobs.open(config.base), num_parameters(plain(config.model))
+    if blob is None:
+        raise ConfigError(
+            f"the weights that the run's adapter goes beside ({short(config.base)}) are not in {home.root}. Join the "
+            "run, which fetches them: weft join -"
+        )
+    if len(blob) != 4 * num:
+        raise ConfigError(
+            f"the weights that the run's adapter goes beside have {len(blob):,} bytes, its model {4 * num:,}. "
+            "The run cannot be trained; tell its maker."
+        )
+    return torch.from_numpy(np.frombuffer(blob, dtype="<f4").astype(np.float32))
+
+
+def frozen_of(config: RunConfig, home: Home) -> Frozen:
+    """Return what a learner of the run computes with and never changes.
+
+    Raises:
+        ConfigError, DataError: as `base_of` and `initial`; the weights that the run began with are not here.
+    """
+    base = base_of(config, home)
+    if not isinstance(config.train.loss, DpoConfig):
+        return Frozen(base)
+    reference = initial(config, home)
+    if reference is None:
+        raise ConfigError(
+            f"the weights that the run began with ({short(config.initial)}), from which preferences are told, are not "
+            f"in {home.root}. Join the run, which fetches them: weft join -"
+        )
+    return Frozen(base, reference)
