@@ -167,7 +167,9 @@ def _adapter(file: Path) -> AdapterConfig:
     targets = tree.get("target_modules")
     if targets == "all-linear":
         targets = TARGETS
-    if not isinstance(targets, list) or not targets or not all(target in TARGETS for target in targets):
+    if isinstance(targets, list):  # each may be a whole path: layers that have none are found missing among tensors
+        targets = sorted({each.rpartition(".")[2] if isinstance(each, str) else "" for each in targets})
+    if not isinstance(targets, list | tuple) or not targets or not all(target in TARGETS for target in targets):
         raise ConfigError(
             f"{file}: target_modules is {targets!r:.200}, and weft knows adapters of {', '.join(TARGETS)}, or "
             "all-linear."

@@ -168,6 +168,7 @@ def test_an_adapter_comes_back_as_it_was_written(tmp_path: Path, small: Make, ta
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
         ({"target_modules": ["lm_head"]}, "target_modules is .*lm_head.* weft knows adapters of q_proj"),
         ({"target_modules": "(q|v)_proj"}, "target_modules"),
+        ({"target_modules": [3]}, "target_modules"),
         ({"r": 0}, "adapter_config.json: Expected"),
         ({"r": "two"}, "adapter_config.json: Expected"),
     ],
