@@ -38,6 +38,7 @@ from weft.net.ticket import Ticket
 from weft.observe.pace import Rounds, measured
 from weft.pipeline.placement import stage_for
 from weft.run.config import Genesis, LoopConfig, RunConfig
+from weft.run.frozen import base_codec
 from weft.run.host import process_nbytes
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
@@ -327,7 +328,7 @@ def terms(
         num_vectors += 1
     base_nbytes = 0
     if isinstance(run, RunConfig) and run.base is not UNSET and home.blobs.open(run.base) is None:
-        base_nbytes = cost.vector_nbytes(num_parameters(plain(run.model)))
+        base_nbytes = base_codec(run).nbytes(num_parameters(plain(run.model)))
     data_nbytes = 0 if run.data is None else sum(info.nbytes for info in home.shards.missing(run.data))
     fetch_nbytes = data_nbytes + base_nbytes + num_vectors * cost.vector_nbytes(num)
     rounds, round_nbytes, day_nbytes = heard.rounds, sum(part.round_nbytes for part in parts), None

@@ -251,12 +251,17 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
     is_private: bool
     train: TrainConfig
     came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of what an export hands on; unset: nothing came
-    base: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of the flat fp32 vector that `model.adapter` goes beside
+    base: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of the flat vector that `model.adapter` goes beside
+    base_dtype: Literal["bf16"] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # its weights came in no more than that; unset: fp32
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.base is msgspec.UNSET) != (self.model.adapter is msgspec.UNSET):
             raise ConfigError("base: a run has one where its model has an adapter, and only there.")
+        if self.base is msgspec.UNSET and self.base_dtype is not msgspec.UNSET:
+            raise ConfigError("base_dtype: a run without a base has none.")
         if self.data.is_paired != (self.train.loss is not msgspec.UNSET):
             raise ConfigError("train.loss: a run has one where its data are pairs of answers, and only there.")
         if self.data.vocab_size > self.model.vocab_size:

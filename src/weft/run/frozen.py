@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from jaxtyping import Float32
 from msgspec import UNSET
 from torch import Tensor
 
+from weft.codec.codec import Codec
+from weft.codec.dense import Bf16, Fp32
 from weft.errors import ConfigError
 from weft.ids import short
 from weft.model.config import num_parameters, plain
@@ -40,18 +40,23 @@ def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
     """
     if config.base is UNSET:
         return None
-    blob, num = home.blobs.open(config.base), num_parameters(plain(config.model))
+    blob, num, codec = home.blobs.open(config.base), num_parameters(plain(config.model)), base_codec(config)
     if blob is None:
         raise ConfigError(
             f"the weights that the run's adapter goes beside ({short(config.base)}) are not in {home.root}. Join the "
             "run, which fetches them: weft join -"
         )
-    if len(blob) != 4 * num:
+    if len(blob) != codec.nbytes(num):
         raise ConfigError(
-            f"the weights that the run's adapter goes beside have {len(blob):,} bytes, its model {4 * num:,}. "
-            "The run cannot be trained; tell its maker."
+            f"the weights that the run's adapter goes beside have {len(blob):,} bytes, and its model has "
+            f"{codec.nbytes(num):,}. The run cannot be trained; tell its maker."
         )
-    return torch.from_numpy(np.frombuffer(blob, dtype="<f4").astype(np.float32))
+    return codec.decode(blob, num)
+
+
+def base_codec(config: RunConfig) -> Codec:
+    """Return what the blob of an adapter's base is encoded by."""
+    return Fp32() if config.base_dtype is UNSET else Bf16()
 
 
 def frozen_of(config: RunConfig, home: Home) -> Frozen:

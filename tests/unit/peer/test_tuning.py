@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from unit.chat.templates import CHATML
@@ -181,6 +182,24 @@ def test_the_file_of_such_a_run_says_whether_the_adapter_had_learnt(tmp_path: Pa
     further = replace(crew.run_file, adapter=FolderAdapter(path="adapter"))
     learnt = seal(further, tmp_path, home, lambda _event: None).config
     assert run_file_of(learnt, num_peers=2).adapter == FolderAdapter(path="adapter")
+
+
+def test_a_base_whose_weights_came_in_bf16_takes_two_bytes_a_number_and_loses_no_bit(tmp_path: Path) -> None:
+    crew, home = crew_of(tmp_path, adapter=ADAPTER), Home(tmp_path / "one")
+    whole = seal(crew.run_file, tmp_path, home, lambda _event: None).config
+    assert isinstance(whole, RunConfig)
+    assert (whole.base_dtype, len(home.blobs.open(whole.base))) == (UNSET, 4 * num_parameters(MODEL))  # type: ignore[arg-type]
+    vector = initial_vector(MODEL, 3).bfloat16().float()
+    (tmp_path / "half").mkdir()
+    write_folder(tmp_path / "half" / "model", MODEL, vector, ByteTokenizer().to_json())
+    for name in ("chats.jsonl", "model/chat_template.jinja"):
+        (tmp_path / "half" / name).write_text((tmp_path / name).read_text())
+    half = seal(crew.run_file, tmp_path / "half", home, lambda _event: None).config
+    assert isinstance(half, RunConfig)
+    assert (half.base_dtype, len(home.blobs.open(half.base))) == ("bf16", 2 * num_parameters(MODEL))  # type: ignore[arg-type]
+    found = base_of(half, home)
+    assert found is not None
+    assert torch.equal(found, vector)
 
 
 def test_who_could_not_take_the_device_again_still_holds_nothing_of_the_base(
