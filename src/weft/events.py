@@ -8,7 +8,7 @@ No event carries a key, a ticket or its secret: no field here could hold one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -202,7 +202,7 @@ class MicroBatchChanged(Event, frozen=True, kw_only=True):
 class Preferred(Record, frozen=True, kw_only=True):
     """What a model makes of held-out pairs of answers, on the mean."""
 
-    accuracy: float  # share of pairs of which it finds the chosen answer better
+    accuracy: Annotated[float, msgspec.Meta(ge=0, le=1)]  # share of pairs of which it finds the chosen answer better
     margin: float  # of the chosen answer's reward above the other's, nats
     kl: float | msgspec.UnsetType = msgspec.UNSET  # nats per token, from the model that the run began with
 

@@ -294,7 +294,7 @@ def test_losses_of_twenty_steps_on_preferences_are_those_of_their_trainer(pairs:
     run = replace(run, data=index, train=replace(run.train, loss=DpoConfig(beta=0.1)))
     events, batches = list[Event](), Batches(store, index, "train", PAIR_LEN, run.seed)
     frozen = Frozen(reference=vector.clone())
-    trainer = Trainer(run, PeerConfig(device="cpu", threads=1), batches, events.append, VirtualClock(), frozen)
+    trainer = Trainer(run, PeerConfig(device="cpu", threads=1), batches, events.append, VirtualClock(), lambda: frozen)
     trainer.start(vector)
     positions = np.arange(STEPS * BATCH_SIZE)
     trainer.train(positions, 0, 1.0)

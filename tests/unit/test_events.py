@@ -99,6 +99,8 @@ def example(type_: Any) -> Any:
         return None
     if msgspec.UnsetType in parts:
         return example(parts[0])
+    if getattr(type_, "__metadata__", None):
+        return example(parts[0])
     return msgspec.convert([example(parts[0])] if parts else ["x"], type_)
 
 

@@ -298,8 +298,11 @@ class Anchor:
                 return  # how large they may be is not known before there is a state
             first = await small_from(self._node, peers, self._outline.initial, self._kept.state_nbytes)
             await self._compute.serve(lambda: home.blobs.put(first))
-        if (base := self._outline.base) is not UNSET and home.blobs.open(base) is None:
-            whole = await small_from(self._node, peers, base, 4 * self._max_parameters)
+        base, nbytes = self._outline.base, self._outline.base_nbytes
+        if base and nbytes and home.blobs.open(base) is None:
+            if nbytes > 4 * self._max_parameters:
+                raise PayloadError("the model that the run's adapter goes beside is larger than this machine takes")
+            whole = await self._node.fetch_any(peers, base, nbytes)
             await self._compute.serve(lambda: home.blobs.put(whole))
         self._has_files = True
         if ready is not None:

@@ -34,7 +34,7 @@ ROLES = {
 }
 """Whose turn it is, by what files call it; `function_call` is the assistant's."""
 _FORMS = (("messages",), ("conversations",), ("conversation",), ("prompt", "completion"), ("instruction", "output"))
-_ASKED = (("messages",), ("conversations",), ("conversation",), ("prompt",), ("question",), ("instruction",))
+_ASKED = (("prompt",), ("question",), ("instruction",), ("messages",), ("conversations",), ("conversation",))
 _BESIDE = ("input", "history", "system", "tools", "functions")
 _PAIR = ("chosen", "rejected")
 _KNOWN = "messages; conversations; prompt and completion; instruction and output"
@@ -174,6 +174,10 @@ def pair_of(row: Mapping[str, Any], name: str, place: str) -> Pair:
     ]
     if any(side[0]["role"] == "assistant" for side in sides):  # else each is a whole conversation
         asked = _asked(row, place)
+        if asked[-1]["role"] == "assistant":
+            raise DataError(
+                f"{place}: what was asked ends with an answer. Leave that out, or name it chosen or rejected."
+            )
         sides = [[*asked, *side] for side in sides]
     num_asked = next(
         (number for number, (a, b) in enumerate(zip(*sides, strict=False)) if a != b), len(min(sides, key=len))
@@ -192,7 +196,7 @@ def _asked(row: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
         case None:
             raise DataError(
                 f"{place}: chosen and rejected answer nothing: it has {', '.join(sorted(row))}. Name what was asked "
-                "prompt, or begin both with it."
+                "prompt; or let both be lists of messages that begin with it."
             )
         case "instruction":
             return list(_alpaca({**row, "output": ""}, place))[:-1]

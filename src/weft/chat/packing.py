@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxtyping import UInt32
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from numpy import concatenate, ndarray
 
 from weft.chat.conversations import Conversation, Pair, conversations, pairs
 from weft.chat.rendering import Rendered, Renderer
 from weft.chat.template import Template
 from weft.chat.vocabulary import Vocabulary
-from weft.data.corpus import ConversationsSource, PreferencesSource, Split, rank
+from weft.data.corpus import ConversationsSource, PreferencesSource, SourceConfig, Split, rank
 from weft.data.packing import Stream
 from weft.data.rows import Packer, words
 from weft.data.store import MAX_VOCAB, SHARD_NBYTES, DataIndex, Rows, ShardInfo, ShardStore
@@ -87,9 +87,6 @@ def pack_conversations(
     sides = {side: _Side(store, tokenizer, row_length, shard_nbytes) for side in ("train", "heldout")}
     told = Told("pair" if is_paired else "conversation")
     for side, found in split(source, heldout_fraction, base):
-        if isinstance(found, Pair) and found.chosen.messages == found.rejected.messages:
-            told.num_alike += 1
-            continue
         texts = (found.chosen, found.rejected) if isinstance(found, Pair) else (found,)
         rendered = [renderer.render(each) for each in texts]
         on_packed(sum(len(each.text.encode()) for each in rendered))
@@ -103,16 +100,28 @@ def pack_conversations(
         heldout_text_nbytes=heldout.text_nbytes,
         tokenizer=tokenizer.digest,
         vocab_size=tokenizer.vocab_size,
-        rows=Rows(
-            length=row_length,
-            train_trained=train.num_trained,
-            heldout_trained=heldout.num_trained,
-            too_long=source.too_long,
-            date=source.date,
-            is_paired=True if is_paired else UNSET,
-        ),
+        rows=rows_of(source, row_length, train.num_trained, heldout.num_trained),
     )
     return index, told
+
+
+def rows_of(source: SourceConfig, length: int, train_trained: int = 0, heldout_trained: int = 0) -> Rows | UnsetType:
+    """Return what an index says of rows of that source; unset: it is running text.
+
+    Args:
+        length: tokens of a row.
+        train_trained, heldout_trained: tokens that are trained on; 0: it is not packed yet.
+    """
+    if not isinstance(source, ConversationsSource):
+        return UNSET
+    return Rows(
+        length=length,
+        train_trained=train_trained,
+        heldout_trained=heldout_trained,
+        too_long=source.too_long,
+        date=source.date,
+        is_paired=True if isinstance(source, PreferencesSource) else UNSET,
+    )
 
 
 def split(
@@ -170,12 +179,16 @@ class _Side:
         if is_too_long:  # the shorter of a pair keeps what it has, where that is less than half of the row
             most = max(self._row_length // len(texts), self._row_length - sum(lengths) + max(lengths))
             lengths = [min(length, most) for length in lengths]
+        cut = [each.ids[:length] for each, length in zip(texts, lengths, strict=True)]
         trained = [each.is_trained[:length] for each, length in zip(texts, lengths, strict=True)]
+        if len({ids.tobytes() for ids in cut}) < len(texts):
+            told.num_alike += 1
+            return
         if not all(each[1:].any() for each in trained):
             told.num_untrained += 1
             return
-        told.num_cut += is_too_long
         row, nbytes = list[UInt32[ndarray, " words"]](), 0
+        told.num_cut += is_too_long
         for each, length, is_trained in zip(texts, lengths, trained, strict=True):
             row.append(words(each.ids[:length], is_trained))
             num_trained = int(is_trained[1:].sum())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from msgspec import UNSET, UnsetType
 
 from weft.cost import training as cost
-from weft.events import Preferred, RoundCommitted, StepDone, Working
+from weft.events import Evaluated, Preferred, RoundCommitted, StepDone, Working
 
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -135,6 +135,13 @@ def heldout(loss: float, per_byte: float | None, pairs: Preferred | UnsetType | 
     if per_byte is None or not math.isfinite(per_byte):
         return nats(loss)
     return nats_per_byte(per_byte) + ("" if loss == per_byte else f"; {nats(loss)}")
+
+
+def brief(told: Evaluated) -> str:
+    """Return a held-out loss in its most comparable unit."""
+    if told.preferred or not math.isfinite(told.nats_per_byte):
+        return heldout(told.loss, None, told.preferred)
+    return nats_per_byte(told.nats_per_byte)
 
 
 MOST_SPELLED = 40.0  # nats, whose perplexity is a number that says something

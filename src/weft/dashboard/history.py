@@ -269,7 +269,11 @@ class History:
                     if tokens > max(self._evaluated, default=-1):  # else it is told late, of an earlier round
                         self._heldout = loss
                     self._evaluated.add(tokens)
-                    beside = [] if pairs is UNSET else [msgspec.to_builtins(pairs)]
+                    beside = (
+                        []
+                        if pairs is UNSET
+                        else [{name: finite(each) for name, each in msgspec.to_builtins(pairs).items()}]
+                    )
                     self._add("heldout", [at, tokens, loss, finite(per_byte), round, *beside])
             case events.Sampled(round=round, prompt=prompt, text=text):
                 self._add("samples", [at, round, printable(prompt, keep="\n\t"), printable(text, keep="\n\t")])

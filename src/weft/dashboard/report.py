@@ -415,11 +415,12 @@ def _recipe(run: Run, shared: RunConfig) -> Section:
 def _to_be_named(shared: RunConfig, file: RunFile) -> str:
     """Return what a run file lacks that is not of the home of who made the run."""
     data = shared.data
+    kind = "text" if not data.has_rows else "pairs of answers" if data.is_paired else "conversations"
     text = f"{data.train_text_nbytes:,} bytes to train on and {data.heldout_text_nbytes:,} held out"
     source = (
         "the files that each peer trains on, under [data]."
         if shared.is_private
-        else f"the text, {text}, under [data.source], and heldout_fraction under [data]."
+        else f"the {kind}, {text}, under [data.source], and heldout_fraction under [data]."
     )
     exported = [name for name in (MODEL, TOKENIZER, ADAPTER) if f'"{name}"' in dump(file)]
     beside = f" Put beside it {' and '.join(exported)}, as weft export writes them." if exported else ""
@@ -428,7 +429,7 @@ def _to_be_named(shared: RunConfig, file: RunFile) -> str:
     if isinstance(file.adapter, FolderAdapter):
         beside += f" {ADAPTER} is the adapter's folder as it was before the run."
     return (
-        "Peers do not tell each other where their text is; only the report of the home that made the run has that. "
+        "Peers do not tell each other where their files are; only the report of the home that made the run has that. "
         f"Name it yourself: {source}{beside}"
     )
 

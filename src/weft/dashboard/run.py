@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
+from msgspec import UNSET
 
 from weft.dashboard.history import History
 from weft.dashboard.logs import find_logs, logged, once, require_one_run, run_of
@@ -227,9 +228,12 @@ def about_of(run: "Genesis", settings: Settings | None = None) -> About:
     Args:
         settings: what holds of it now; None: what it began with.
     """
-    from weft.run.staged import StagedConfig  # needs torch, too
+    from weft.run.config import RunConfig  # needs torch, as the next
+    from weft.run.staged import StagedConfig
 
     known = replace(about(run.name, run.run, settings or run.settings), num_parameters=run.num_parameters)
+    if isinstance(run, RunConfig) and run.train.loss is not UNSET:
+        known = replace(known, loss_of="pair")
     return replace(known, layers=layers_of(run.cuts)) if isinstance(run, StagedConfig) else known
 
 

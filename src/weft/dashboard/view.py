@@ -55,6 +55,7 @@ class About:
     num_parameters: int | None = None  # of the whole model
     method: str | None = None
     layers: tuple[str, ...] = ()  # of each stage, in words; empty: the run has none, as far as is known
+    loss_of: str = "token"  # what a loss is of, in one word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +153,7 @@ class View:
     @property
     def loss_of(self) -> str:
         """What a loss is of: a token, or a pair of answers."""
-        return "pair" if self.evaluated is not None and self.evaluated.preferred else "token"
+        return self.run.loss_of
 
     @property
     def lines(self) -> dict[PeerId, Line]:

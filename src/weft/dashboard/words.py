@@ -409,7 +409,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.Diverged: _Row(
         ERROR,
-        "after {committed_tokens:,} tokens the held-out loss is {loss:.4g} nats per token, far above the {nothing:.2f} "
+        "after {committed_tokens:,} tokens the held-out loss is {loss:.4g} nats, far above the {nothing:.2f} "
         "of a model that knows nothing: learning rates are too high, and training makes it worse",
         advice=(
             None,

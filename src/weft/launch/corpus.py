@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,7 @@ from weft.launch.terms import Terms, tell
 from weft.peer.context import Data, Trainers
 from weft.run.amend import amended, text_of
 from weft.run.config import Genesis, RunConfig, RunFile
-from weft.run.frozen import Frozen, frozen_of
+from weft.run.frozen import LoadFrozen, frozen_of
 from weft.run.genesis import initial, on_corpus, pack_private, seal
 from weft.run.host import limit_cores
 from weft.run.machine import PeerConfig, Use, without_effect
@@ -72,7 +73,7 @@ class OneProcess:
         return vector
 
     def learner(
-        self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock, frozen: Frozen
+        self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock, frozen: LoadFrozen
     ) -> Learner:
         return Trainer(run, settings, batches, emit, clock, frozen)
 
@@ -196,7 +197,7 @@ class Corpus:
 
         s, texts = beside_texts(s, run) if trainers.has_model else (s, None)
 
-        frozen = await asyncio.to_thread(frozen_of, run, s.options.home)
+        frozen = partial(frozen_of, run, s.options.home)
 
         def make_learner(emit: Emit) -> Learner:
             return trainers.learner(run, s.options.settings, held.batches(run, "train"), emit, s.clock, frozen)

@@ -21,12 +21,10 @@ from weft.errors import ConfigError, GenesisMismatch, PeerError, WireError
 from weft.events import Emit
 from weft.ids import Digest, PeerId
 from weft.model.came_with import MAX_BLOB_NBYTES, decode
-from weft.model.config import num_parameters, plain
 from weft.net.multi_source import Blob, everybody, pull, small_from
 from weft.net.node import Node
 from weft.progress import Meter
 from weft.run.config import Genesis, RunConfig
-from weft.run.frozen import base_codec
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.run.outline import data_ready
 from weft.store.home import Home
@@ -124,6 +122,5 @@ async def fetch_initial(node: Node, peers: Sequence[PeerId], run: Genesis, home:
     """
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         home.blobs.put(await node.fetch_any(everybody(node, peers), run.initial, 4 * run.num_parameters))
-    if isinstance(run, RunConfig) and run.base is not UNSET and home.blobs.open(run.base) is None:
-        nbytes = base_codec(run).nbytes(num_parameters(plain(run.model)))
-        home.blobs.put(await node.fetch_any(everybody(node, peers), run.base, nbytes))
+    if isinstance(run, RunConfig) and run.base and run.base_nbytes and home.blobs.open(run.base) is None:
+        home.blobs.put(await node.fetch_any(everybody(node, peers), run.base, run.base_nbytes))

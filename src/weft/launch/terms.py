@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
-from msgspec import UNSET
 
 from weft.clock import Clock
 from weft.cost import training as cost
@@ -30,7 +29,6 @@ from weft.dashboard import figures
 from weft.errors import TooLarge
 from weft.events import Emit, Notice
 from weft.ids import PeerId, Round, short
-from weft.model.config import num_parameters, plain
 from weft.model.sections import num_section_parameters
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
@@ -38,7 +36,6 @@ from weft.net.ticket import Ticket
 from weft.observe.pace import Rounds, measured
 from weft.pipeline.placement import stage_for
 from weft.run.config import Genesis, LoopConfig, RunConfig
-from weft.run.frozen import base_codec
 from weft.run.host import process_nbytes
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
@@ -327,8 +324,8 @@ def terms(
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         num_vectors += 1
     base_nbytes = 0
-    if isinstance(run, RunConfig) and run.base is not UNSET and home.blobs.open(run.base) is None:
-        base_nbytes = base_codec(run).nbytes(num_parameters(plain(run.model)))
+    if isinstance(run, RunConfig) and run.base and run.base_nbytes and home.blobs.open(run.base) is None:
+        base_nbytes = run.base_nbytes
     data_nbytes = 0 if run.data is None else sum(info.nbytes for info in home.shards.missing(run.data))
     fetch_nbytes = data_nbytes + base_nbytes + num_vectors * cost.vector_nbytes(num)
     rounds, round_nbytes, day_nbytes = heard.rounds, sum(part.round_nbytes for part in parts), None

@@ -261,6 +261,11 @@ def num_table_parameters(config: ModelConfig) -> int:
     return config.vocab_size * config.width if config.adapter is UNSET else 0
 
 
+def num_base_parameters(config: ModelConfig) -> int:
+    """Return how many numbers an adapter goes beside; of a model without one none."""
+    return 0 if config.adapter is UNSET else num_parameters(plain(config))
+
+
 def num_norm_parameters(config: ModelConfig) -> int:
     """Return how many numbers the norm before the head is made of."""
     return config.width if config.adapter is UNSET else 0

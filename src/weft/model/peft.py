@@ -22,7 +22,7 @@ from weft.errors import ConfigError
 from weft.model.adapter import Adapted, adapted
 from weft.model.config import TARGETS, AdapterConfig, ModelConfig, plain
 from weft.model.flat import layout
-from weft.model.weights import not_exported, read_bytes
+from weft.model.weights import read_bytes, whole_folder
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _HOLDERS = {"attention": "self_attn", "ffn": "mlp"}
@@ -63,12 +63,11 @@ def merged(
     return whole
 
 
-def write_adapter(folder: Path, config: ModelConfig, vector: Float32[Tensor, " num"], base: str = "") -> None:
+def write_adapter(folder: Path, config: ModelConfig, vector: Float32[Tensor, " num"]) -> None:
     """Write an adapter as a folder that PEFT loads.
 
     Args:
         folder: is made, or is empty.
-        base: what PEFT shall look for: a folder, or a name of the hub.
 
     Raises:
         ConfigError: the folder is taken, or cannot be written.
@@ -76,12 +75,10 @@ def write_adapter(folder: Path, config: ModelConfig, vector: Float32[Tensor, " n
     """
     adapter = config.adapter
     assert adapter is not UNSET
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: exists; weft overwrites no export. Remove it or choose another place.")
     tree = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": "",  # who loads it names the model
         "inference_mode": True,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
@@ -98,12 +95,9 @@ def write_adapter(folder: Path, config: ModelConfig, vector: Float32[Tensor, " n
             f"{_theirs(matrix)}.lora_A.weight": a.contiguous(),
             f"{_theirs(matrix)}.lora_B.weight": b.contiguous(),
         }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
-        (folder / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n")
-    except OSError as error:
-        raise not_exported(folder, error) from error
+    with whole_folder(folder, last=CONFIG) as partial:
+        (partial / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
+        (partial / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n")
 
 
 def read_adapter_config(folder: Path, base: ModelConfig) -> ModelConfig:

@@ -14,8 +14,8 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -199,6 +199,27 @@ def write_folder(
             f"{path}: the model has {num_parameters(config):,} parameters, the vector {vector.numel():,} numbers. They "
             "belong to different configs."
         )
+    with whole_folder(path, last=_CONFIG) as partial:
+        came = came_with or CameWith()
+        tree = config_to_hf(config, dtype=dtype, stop_id=stop_id) | came.ids.below(config.vocab_size)
+        _write_json(partial / _CONFIG, tree)
+        came.write(partial)
+        _write_tokenizer(partial, tree, tokenizer_json, stop_id, came)
+        _write_weights(partial, hf_tensors(config), vector.detach(), dtype, on_written)
+
+
+@contextmanager
+def whole_folder(path: Path, last: str) -> Iterator[Path]:
+    """Yield a folder to be filled, which becomes `path` once that is done, or is removed.
+
+    Args:
+        path: is made, or is empty.
+        last: the file by which the folder is known.
+
+    Raises:
+        ConfigError: the folder is taken, or cannot be written.
+        DiskFull: no room.
+    """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path}: exists; weft overwrites no export. Remove it or choose another place.")
     path = path.resolve()
@@ -208,14 +229,9 @@ def write_folder(
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
         with suppress(OSError):  # a disk that knows no modes
             partial.chmod(0o755)
-        came = came_with or CameWith()
-        tree = config_to_hf(config, dtype=dtype, stop_id=stop_id) | came.ids.below(config.vocab_size)
-        _write_json(partial / _CONFIG, tree)
-        came.write(partial)
-        _write_tokenizer(partial, tree, tokenizer_json, stop_id, came)
-        _write_weights(partial, hf_tensors(config), vector.detach(), dtype, on_written)
+        yield partial
         if path.exists():  # empty, and perhaps a link, or where somebody stands: it is filled, not replaced
-            for file in sorted(partial.iterdir(), key=lambda file: file.name == _CONFIG):
+            for file in sorted(partial.iterdir(), key=lambda file: file.name == last):
                 file.rename(path / file.name)
         else:
             partial.rename(path)

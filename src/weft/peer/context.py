@@ -19,7 +19,7 @@ from weft.net.membership.gossip import ClaimReader
 from weft.net.node import Node
 from weft.peer.companion import Companion
 from weft.run.config import Genesis, RunConfig
-from weft.run.frozen import Frozen
+from weft.run.frozen import LoadFrozen
 from weft.run.machine import PeerConfig
 from weft.store.home import PeerFolder
 from weft.store.journal import Journal
@@ -53,11 +53,11 @@ class Trainers(Protocol):
         ...
 
     def learner(
-        self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock, frozen: Frozen
+        self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock, frozen: LoadFrozen
     ) -> Learner: ...
 
 
-MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock, Frozen], Learner]  # as `learner` above
+MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock, LoadFrozen], Learner]  # as `learner` above
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from msgspec import UNSET
-
 from weft.codec.build import build as build_codec
 from weft.codec.config import LOSSY
 from weft.cost import training as cost
 from weft.errors import ConfigError
-from weft.model.config import num_parameters, plain
+from weft.model.config import num_base_parameters
 from weft.model.flat import layout
 from weft.peer.group.groups import PARALLEL
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
@@ -25,6 +23,7 @@ from weft.plan.loss import NONE, Penalty, penalty
 from weft.plan.processor import processor_time, sent_nbytes
 from weft.plan.question import Machines, Question
 from weft.plan.timing import Kind, Load, RoundTime
+from weft.run.config import DpoConfig
 from weft.sync.costs import peer_memory
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import LowRankConfig, NesterovConfig
@@ -314,11 +313,13 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
         ),
     )
     more = _group_nbytes(question)
-    base = 0 if question.model.adapter is UNSET else cost.vector_nbytes(num_parameters(plain(question.model)))
+    frozen = cost.vector_nbytes(num_base_parameters(question.model))
+    if isinstance(question.train.loss, DpoConfig):
+        frozen += cost.vector_nbytes(num)
     if not machines.is_gpu:
-        return 0, memory.on_cpu + more + base
+        return 0, memory.on_cpu + more + frozen
     on_device, on_host = memory.on_gpu
-    return on_device + base, on_host + more + base
+    return on_device + frozen, on_host + more + frozen
 
 
 def _group_nbytes(question: Question) -> int:

@@ -17,16 +17,17 @@ from typing import Any
 
 from msgspec import UNSET
 
+from weft.chat.packing import rows_of
 from weft.config import alike, from_tree
 from weft.cost import training as cost
 from weft.data import corpus
-from weft.data.corpus import JsonlSource, ParquetSource, TextSource
+from weft.data.corpus import ConversationsSource, JsonlSource, ParquetSource, TextSource
 from weft.data.packing import make_tokenizer
 from weft.data.store import DataIndex, dtype_for
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import DataError
 from weft.ids import Digest, several
-from weft.model.config import ModelConfig, Size, num_parameters
+from weft.model.config import ModelConfig, Size, num_base_parameters, num_parameters
 from weft.run.config import RunConfig, RunFile
 from weft.run.genesis import resolve
 from weft.sync.method.presets import spell_out
@@ -296,18 +297,20 @@ def unsealed(run_file: RunFile, base: Path) -> RunConfig:
     """
     nothing, tokenizer = Digest("0" * 64), make_tokenizer(run_file.tokenizer, run_file.data, base)
     index = DataIndex(
-        dtype=dtype_for(tokenizer.vocab_size),
+        dtype="uint32" if isinstance(run_file.data.source, ConversationsSource) else dtype_for(tokenizer.vocab_size),
         train=(),
         heldout=(),
         train_text_nbytes=0,
         heldout_text_nbytes=0,
         tokenizer=tokenizer.digest,
         vocab_size=tokenizer.vocab_size,
+        rows=rows_of(run_file.data.source, run_file.train.seq_len),
     )
     model = resolve(run_file, tokenizer, base)
     resolved = {
         "model": model,
         "base": UNSET if model.adapter is UNSET else nothing,
+        "base_nbytes": cost.vector_nbytes(num_base_parameters(model)) or UNSET,
         "initial": nothing,
         "is_seeded": True,
         "data": index,

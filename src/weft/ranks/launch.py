@@ -25,7 +25,7 @@ from weft.ranks.line import Line
 from weft.ranks.site import Site, serve
 from weft.ranks.vector import spread
 from weft.run.config import RunConfig
-from weft.run.frozen import Frozen
+from weft.run.frozen import LoadFrozen
 from weft.run.host import limit_cores
 from weft.run.machine import PeerConfig
 from weft.store.home import PeerFolder
@@ -107,7 +107,7 @@ class Ranks:
         batches: Batches,
         emit: Emit,
         clock: Clock,
-        frozen: Frozen,  # noqa: ARG002  # runs that have any are refused by `check_fits`
+        frozen: LoadFrozen,  # noqa: ARG002  # runs that have any are refused by `check_fits`
     ) -> Learner:
         return SiteLearner(self._first, run, self._micro_batch, batches, emit, clock)
 

@@ -21,7 +21,7 @@ import tomli_w
 from weft import reading
 from weft.codec.config import CodecConfig
 from weft.config import Config, alike, dump, from_tree, is_in, leave_out, replace_field
-from weft.data.corpus import CorpusConfig
+from weft.data.corpus import ConversationsSource, CorpusConfig, PreferencesSource
 from weft.data.packing import BytesConfig, JsonConfig
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError
@@ -149,11 +149,11 @@ def amendment(settings: Settings, changes: Mapping[str, Any], reason: str) -> Am
 
 
 # Beside the run file, where it cannot say them itself: of an export.
-MODEL, TOKENIZER, ADAPTER = "model", "tokenizer.json", "adapter"
+MODEL, TOKENIZER, ADAPTER, CHATS, PAIRS = "model", "tokenizer.json", "adapter", "chats.jsonl", "pairs.jsonl"
 
 
 def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
-    """Return the run file, which says that it makes this run; its corpus is the default one.
+    """Return the run file, which says that it makes this run; its corpus is `corpus_like` the run's.
 
     Args:
         num_peers: to expect, as far as there is room for so many.
@@ -165,11 +165,20 @@ def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
     written_otherwise = {
         "peers": min(num_peers, run.electors * (1 if is_graph else MAX_GROUP)),
         "model": shape if is_shape else FolderModel(path=MODEL),
-        "data": CorpusConfig(),
+        "data": corpus_like(run),
         "tokenizer": BytesConfig() if is_bytes else JsonConfig(path=TOKENIZER),
         "adapter": _adapter_of(run),
     }
     return RunFile(**alike(RunFile, run) | written_otherwise)
+
+
+def corpus_like(run: RunConfig) -> CorpusConfig:
+    """Return a corpus of the run's kind, as far as the run tells of it: of conversations and pairs it knows no file."""
+    rows = run.data.rows
+    if rows is msgspec.UNSET:
+        return CorpusConfig()
+    kind, file = (PreferencesSource, PAIRS) if rows.is_paired else (ConversationsSource, CHATS)
+    return CorpusConfig(source=kind(paths=(file,), too_long=rows.too_long, date=rows.date))
 
 
 def _adapter_of(run: RunConfig) -> NewAdapter | FolderAdapter | None:

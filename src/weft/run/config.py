@@ -24,7 +24,7 @@ from weft.data.packing import BytesConfig, TokenizerConfig
 from weft.data.store import DataIndex
 from weft.errors import ConfigError
 from weft.ids import RunId
-from weft.model.config import AdapterConfig, ModelConfig, Size, num_parameters
+from weft.model.config import AdapterConfig, ModelConfig, Size, num_base_parameters, num_parameters
 from weft.model.flat import layout
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer, HexRun
@@ -252,16 +252,17 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
     train: TrainConfig
     came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of what an export hands on; unset: nothing came
     base: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of the flat vector that `model.adapter` goes beside
-    base_dtype: Literal["bf16"] | msgspec.UnsetType = (
+    base_nbytes: int | msgspec.UnsetType = (
         msgspec.UNSET
-    )  # its weights came in no more than that; unset: fp32
+    )  # of that: two a number where its weights came in bf16, else four
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.base is msgspec.UNSET) != (self.model.adapter is msgspec.UNSET):
             raise ConfigError("base: a run has one where its model has an adapter, and only there.")
-        if self.base is msgspec.UNSET and self.base_dtype is not msgspec.UNSET:
-            raise ConfigError("base_dtype: a run without a base has none.")
+        num = num_base_parameters(self.model)
+        if self.base_nbytes not in ((2 * num, 4 * num) if num else (msgspec.UNSET,)):
+            raise ConfigError("base_nbytes: it is two or four bytes for each number of the run's base.")
         if self.data.is_paired != (self.train.loss is not msgspec.UNSET):
             raise ConfigError("train.loss: a run has one where its data are pairs of answers, and only there.")
         if self.data.vocab_size > self.model.vocab_size:

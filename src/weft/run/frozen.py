@@ -1,5 +1,6 @@
 """What a learner of a run computes with and never changes: an adapter's base, and the weights that a run began with."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxtyping import Float32
@@ -10,7 +11,7 @@ from weft.codec.codec import Codec
 from weft.codec.dense import Bf16, Fp32
 from weft.errors import ConfigError
 from weft.ids import short
-from weft.model.config import num_parameters, plain
+from weft.model.config import num_base_parameters
 from weft.run.config import DpoConfig, RunConfig
 from weft.run.genesis import initial
 from weft.store.home import Home
@@ -28,7 +29,7 @@ class Frozen:
     reference: Float32[Tensor, " num"] | None = None
 
 
-NOTHING_FROZEN = Frozen()
+LoadFrozen = Callable[[], Frozen]
 
 
 def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
@@ -40,7 +41,7 @@ def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
     """
     if config.base is UNSET:
         return None
-    blob, num, codec = home.blobs.open(config.base), num_parameters(plain(config.model)), base_codec(config)
+    blob, num, codec = home.blobs.open(config.base), num_base_parameters(config.model), _codec(config)
     if blob is None:
         raise ConfigError(
             f"the weights that the run's adapter goes beside ({short(config.base)}) are not in {home.root}. Join the "
@@ -54,9 +55,8 @@ def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
     return codec.decode(blob, num)
 
 
-def base_codec(config: RunConfig) -> Codec:
-    """Return what the blob of an adapter's base is encoded by."""
-    return Fp32() if config.base_dtype is UNSET else Bf16()
+def _codec(config: RunConfig) -> Codec:
+    return Bf16() if config.base_nbytes == 2 * num_base_parameters(config.model) else Fp32()
 
 
 def frozen_of(config: RunConfig, home: Home) -> Frozen:

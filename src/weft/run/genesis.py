@@ -32,7 +32,15 @@ from weft.codec.dense import Bf16
 from weft.config import alike
 from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
-from weft.data.corpus import ConversationsSource, CorpusConfig, JsonlSource, ParquetSource, SourceConfig, text_nbytes
+from weft.data.corpus import (
+    ConversationsSource,
+    CorpusConfig,
+    JsonlSource,
+    ParquetSource,
+    PreferencesSource,
+    SourceConfig,
+    text_nbytes,
+)
 from weft.data.packing import JsonConfig, make_tokenizer, pack
 from weft.data.store import DataIndex, ShardStore
 from weft.data.tokenizer import Tokenizer, check_vocabulary
@@ -40,7 +48,7 @@ from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismat
 from weft.events import Emit, Notice
 from weft.ids import Digest, several, short
 from weft.model.came_with import decode, read, tokenizer_folder, with_template
-from weft.model.config import AdapterConfig, ModelConfig, check_size, named, num_parameters, plain
+from weft.model.config import AdapterConfig, ModelConfig, check_size, named, num_base_parameters
 from weft.model.flat import cut
 from weft.model.initial import initial_vector
 from weft.model.peft import read_adapter, read_adapter_config
@@ -197,8 +205,9 @@ def _kind(data: wire.Buffer) -> type[RunConfig] | type[LoopConfig]:
 
 def _num_held(model: ModelConfig, stages: int) -> int:
     """Return how many parameters a peer holds at most, which holds one section at least; a base counts, too."""
-    base = 0 if model.adapter is UNSET else num_parameters(plain(model))
-    return base + max(num_section_parameters(model, section) for section in sections(model, stages))
+    return num_base_parameters(model) + max(
+        num_section_parameters(model, section) for section in sections(model, stages)
+    )
 
 
 def on_corpus(run: Genesis) -> RunConfig:
@@ -249,12 +258,13 @@ def _as_the_runs(source: SourceConfig, config: RunConfig) -> SourceConfig:
         if isinstance(source, ConversationsSource):
             raise DataError(f"run {config.name!r} trains on running text, not on conversations. Name files of text.")
         return source
+    kind, what = (PreferencesSource, "pairs of answers") if rows.is_paired else (ConversationsSource, "conversations")
     if not isinstance(source, ConversationsSource | JsonlSource | ParquetSource):
         raise DataError(
-            f"run {config.name!r} trains on conversations, and these files are text. Name JSON lines or tables of "
-            "conversations: `weft inspect FILE --model MODEL` shows how weft reads them."
+            f"run {config.name!r} trains on {what}, and these files are text. Name JSON lines or tables of "
+            f"{what}: `weft inspect FILE --model MODEL` shows how weft reads them."
         )
-    return ConversationsSource(paths=source.paths, too_long=rows.too_long, date=rows.date)
+    return kind(paths=source.paths, too_long=rows.too_long, date=rows.date)
 
 
 def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:
@@ -442,12 +452,12 @@ def _learnt(run_file: RunFile, base: Path) -> _Learnt | None:
     return _Learnt(vector, read_adapter(base / run_file.adapter.path, model)[1])
 
 
-def _put_base(vector: Float32[Tensor, " all"], home: Home) -> dict[str, str]:
+def _put_base(vector: Float32[Tensor, " all"], home: Home) -> dict[str, Any]:
     """Return what a run says of an adapter's base, which is in `home`: in two bytes a number where nothing is lost."""
     half = Bf16().encode(vector)
     if torch.equal(Bf16().decode(half, vector.numel()), vector):
-        return {"base": home.blobs.put(half), "base_dtype": "bf16"}
-    return {"base": home.blobs.put(raw(vector))}
+        return {"base": home.blobs.put(half), "base_nbytes": 2 * vector.numel()}
+    return {"base": home.blobs.put(raw(vector)), "base_nbytes": 4 * vector.numel()}
 
 
 def _put_initials(run_file: RunFile, model: ModelConfig, learnt: _Learnt | None, home: Home) -> Iterator[Digest]:

@@ -66,6 +66,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     predecessor: HexRun | None = None
     came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET
     base: HexDigest | msgspec.UnsetType = msgspec.UNSET
+    base_nbytes: _Count | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def total_tokens(self) -> int:

@@ -59,6 +59,8 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
         super().__post_init__()
         if self.model.adapter is not msgspec.UNSET:
             raise ConfigError("adapter: stages train whole sections only. Leave one of both out.")
+        if self.train.loss is not msgspec.UNSET:
+            raise ConfigError("train.loss: stages know no pairs of answers. Leave stages out.")
         check_staged(self.method)
         check_tied(self.model, self.stages, self.method)
         if (split := self.pipeline.split) is not None:

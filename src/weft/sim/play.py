@@ -84,10 +84,15 @@ class Played:
     took_s: float
     num_rounds: Round
     committed_tokens: Tokens
-    nats_per_byte: float | None
+    evaluated: Evaluated | None  # of the latest round that was
     unplayed: tuple[Fault, ...]
     broken: tuple[str, ...]
     manifests: tuple[Manifest, ...]
+
+    @property
+    def nats_per_byte(self) -> float | None:
+        """The held-out loss; None: there is none."""
+        return None if self.evaluated is None else self.evaluated.nats_per_byte
 
 
 def play(
@@ -319,7 +324,7 @@ class _Stage:
             took_s=took_s,
             num_rounds=Round(0) if furthest is None else furthest.round,
             committed_tokens=Tokens(0) if furthest is None else furthest.committed_tokens,
-            nats_per_byte=None if latest is None else latest.nats_per_byte,
+            evaluated=latest,
             unplayed=unplayed,
             broken=tuple(self._broken),
             manifests=manifests,

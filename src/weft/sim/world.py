@@ -35,7 +35,7 @@ from weft.observe.telemetry import Bulletins, Relaying
 from weft.peer.context import Data, MakeTrainer
 from weft.peer.peer import Outcome, Peer
 from weft.peer.state.checkpoint import load
-from weft.run.frozen import NOTHING_FROZEN, frozen_of
+from weft.run.frozen import Frozen, frozen_of
 from weft.run.genesis import Sealed, initial
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
@@ -312,7 +312,7 @@ class World:
         self.on_event: Callable[[Life, Event], None] = lambda _life, _event: None  # told of each
         is_whole = not isinstance(sealed.config, StagedConfig)
         self._initial = initial(sealed.config, home) if is_whole else None
-        self._frozen = frozen_of(sealed.config, home) if is_whole else NOTHING_FROZEN
+        self._frozen = frozen_of(sealed.config, home) if is_whole else Frozen()  # of all machines
         self._waiting: list[tuple[Callable[[Life, Event], bool], asyncio.Future[Event]]] = []
 
     def hear(self, life: Life, event: Event) -> None:
@@ -400,7 +400,7 @@ class World:
 
             def make_learner(emit: Emit) -> Learner:
                 batches = data.batches(run, "train")
-                return self.make_trainer(run, s.options.settings, batches, emit, clock, self._frozen)
+                return self.make_trainer(run, s.options.settings, batches, emit, clock, lambda: self._frozen)
 
             context = context_of(s, data, self._initial.clone(), make_learner, reader=self.reader, texts=texts)
             life.take_part(Peer(run, context))

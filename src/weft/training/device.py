@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from msgspec import UNSET
 from torch import Tensor, dtype
 
 from weft.cost import training as cost
 from weft.cost.pipeline import BASE_NBYTES
 from weft.errors import ConfigError, OutOfMemory, TooLarge
-from weft.model.config import ModelConfig, num_parameters, plain
+from weft.model.config import ModelConfig, num_base_parameters, num_parameters
 from weft.model.sections import Section, whole
 from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig
 from weft.run.config import DpoConfig, LoopConfig, RunConfig
@@ -224,12 +223,11 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
         ),
     )
     needed = by_place(memory, device)
-    if run.model.adapter is not UNSET:
-        for place in needed:  # on a GPU, the host keeps a copy
-            needed[place] += cost.vector_nbytes(num_parameters(plain(run.model)))
-    if isinstance(run.train.loss, DpoConfig):  # so it is with what the run began with
-        for place in needed:
-            needed[place] += cost.vector_nbytes(run.num_parameters)
+    frozen = cost.vector_nbytes(num_base_parameters(run.model))
+    if isinstance(run.train.loss, DpoConfig):
+        frozen += cost.vector_nbytes(run.num_parameters)
+    for place in needed:  # on a GPU, the host reads it first
+        needed[place] += frozen
     return with_texts(needed, run.model, whole(run.model), BY_DEFAULT, device, peer.serve_nbytes)
 
 
@@ -287,8 +285,10 @@ def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int], pee
     caps = peer.caps
     texts = "lower serve_nbytes, " if peer.serve_nbytes else ""
     close = "Close" if caps.memory_nbytes is None and caps.vram_nbytes is None else "Raise --memory or --vram, close"
+    base = num_base_parameters(run.model)
+    adapter = f", its adapter {run.num_parameters:,}," if base else ""
     return (
-        f"the model has {run.num_parameters:,} parameters and does not fit, even with one sample of "
+        f"the model has {base or run.num_parameters:,} parameters{adapter} and does not fit, even with one sample of "
         f"{run.train.seq_len} tokens at a time. {figures(needed, free)}. {close} other programs, {texts}set "
         "has_recompute = true or a half precision, choose a smaller model, or join from a larger machine."
     )

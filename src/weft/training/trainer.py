@@ -32,7 +32,7 @@ from weft.inference.sample import Sampling, generate
 from weft.model.flat import FlatModel, assemble, over
 from weft.model.transformer import SectionModule, Transformer
 from weft.run.config import RunConfig
-from weft.run.frozen import NOTHING_FROZEN, Frozen
+from weft.run.frozen import Frozen, LoadFrozen
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.training import optimizer as inner
@@ -78,20 +78,14 @@ class Trainer(Stepper):
         peer: what this machine gives.
         batches: the run's training windows.
         emit: told of every step, and where the device made it change its ways.
-        frozen: what it computes with and never changes.
+        frozen: loads what it computes with and never changes, when it takes the device.
     """
 
     def __init__(
-        self,
-        run: RunConfig,
-        peer: PeerConfig,
-        batches: Batches,
-        emit: Emit,
-        clock: Clock,
-        frozen: Frozen = NOTHING_FROZEN,
+        self, run: RunConfig, peer: PeerConfig, batches: Batches, emit: Emit, clock: Clock, frozen: LoadFrozen = Frozen
     ) -> None:
         super().__init__(run, batches, emit, clock)
-        self._frozen = frozen
+        self._load_frozen = frozen
         self._base_here: Float32[Tensor, " all"] | None = None  # on the device
         self._peer = peer
         self._sends_gradient = run.method.send == "gradient"
@@ -135,10 +129,11 @@ class Trainer(Stepper):
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
         run, peer = self._run, self._peer
         with allocating("the model", self.device):
+            frozen = self._load_frozen()
             base, reference = (
-                None if each is None else each.to(self.device.torch)
-                for each in (self._frozen.base, self._frozen.reference)
+                None if each is None else each.to(self.device.torch) for each in (frozen.base, frozen.reference)
             )
+            del frozen
             model = model_over(held, run, peer, base)
             optimizer = None if self._sends_gradient else inner.build(run.train.optimizer, model)
             preference = None

@@ -223,7 +223,11 @@ TABLE: dict[str, Rows] = {
     "serve key remove": {"--keys": ALWAYS},
     "chat": dict.fromkeys(("--model", "--key-file", "--system", "--temperature", "--max-tokens"), ALWAYS),
     "eval": dict.fromkeys(("--data", "--windows", "--device"), ALWAYS),
-    "export": {"--dtype": ALWAYS, "--gguf": ALWAYS},
+    "export": {
+        "--dtype": ALWAYS,
+        "--gguf": ALWAYS,
+        "--adapter": (Refused("export last out --adapter --gguf", "Leave out --gguf"),),
+    },
     "inspect": {
         "--model": (Refused("inspect last --model last", "no such file or folder"),),
         "--number": (Refused("inspect last --number 2", "it is of conversations"),),

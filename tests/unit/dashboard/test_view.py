@@ -354,7 +354,7 @@ def test_a_held_out_loss_of_pairs_is_per_pair_and_says_how_many_are_right() -> N
     pairs = Preferred(accuracy=0.715, margin=0.4219, kl=0.0131)
     event = evaluated(100, math.nan).event
     told = msgspec.structs.replace(event, loss=0.5, preferred=pairs)
-    view = fold(step(0.6), commit(1, 100), entry(told))
+    view = fold(step(0.6), commit(1, 100), entry(told), view=View(run=About(loss_of="pair")))
     assert "loss 0.600 nats per pair" in progress(view)
     assert "held-out 0.500 nats per pair" in progress(view)
     said = "0.5000 nats per pair, 71.5 % of the pairs right, margin 0.422"
@@ -532,7 +532,7 @@ def enacted(kind: str, subject: str = "", num: int = 1, **changes: str) -> ActEn
         ),
         (
             Diverged(round=Round(1), committed_tokens=Tokens(65536), loss=239.0, nothing=5.549),
-            "after 65,536 tokens the held-out loss is 239 nats per token, far above the 5.55 of a model that knows",
+            "after 65,536 tokens the held-out loss is 239 nats, far above the 5.55 of a model that knows",
         ),
         (ActWaits(by=B, kind="amend", subject=""), "bert asks to change the run's settings: that waits for a round"),
         (ActWaits(by=B, kind="ban", subject=A), "bert asks to ban anna: that waits for a round"),

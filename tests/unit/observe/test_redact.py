@@ -74,6 +74,8 @@ def filled(kind: type[Event]) -> Event:
             return (value(args[0]),)
         if origin is dict:
             return {value(args[0]) if args[0] is not str else "name": value(args[1])}
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            return hint(**{name: value(each) for name, each in typing.get_type_hints(hint).items()})
         if args:
             return value(args[0])
         return getattr(hint, "__supertype__", hint)(1)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from unit.chat.templates import CHATML
@@ -188,7 +187,7 @@ def test_a_base_whose_weights_came_in_bf16_takes_two_bytes_a_number_and_loses_no
     crew, home = crew_of(tmp_path, adapter=ADAPTER), Home(tmp_path / "one")
     whole = seal(crew.run_file, tmp_path, home, lambda _event: None).config
     assert isinstance(whole, RunConfig)
-    assert (whole.base_dtype, len(home.blobs.open(whole.base))) == (UNSET, 4 * num_parameters(MODEL))  # type: ignore[arg-type]
+    assert (whole.base_nbytes, len(home.blobs.open(whole.base))) == 2 * (4 * num_parameters(MODEL),)  # type: ignore[arg-type]
     vector = initial_vector(MODEL, 3).bfloat16().float()
     (tmp_path / "half").mkdir()
     write_folder(tmp_path / "half" / "model", MODEL, vector, ByteTokenizer().to_json())
@@ -196,7 +195,7 @@ def test_a_base_whose_weights_came_in_bf16_takes_two_bytes_a_number_and_loses_no
         (tmp_path / "half" / name).write_text((tmp_path / name).read_text())
     half = seal(crew.run_file, tmp_path / "half", home, lambda _event: None).config
     assert isinstance(half, RunConfig)
-    assert (half.base_dtype, len(home.blobs.open(half.base))) == ("bf16", 2 * num_parameters(MODEL))  # type: ignore[arg-type]
+    assert (half.base_nbytes, len(home.blobs.open(half.base))) == 2 * (2 * num_parameters(MODEL),)  # type: ignore[arg-type]
     found = base_of(half, home)
     assert found is not None
     assert torch.equal(found, vector)
@@ -212,7 +211,9 @@ def test_who_could_not_take_the_device_again_still_holds_nothing_of_the_base(
     assert isinstance(run, RunConfig)
     assert first is not None
     batches = Batches(sealed.store, sealed.index, "train", run.train.seq_len, run.seed)
-    trainer = Trainer(run, PeerConfig(device="cpu"), batches, list[Event]().append, VirtualClock(), Frozen(base))
+    trainer = Trainer(
+        run, PeerConfig(device="cpu"), batches, list[Event]().append, VirtualClock(), lambda: Frozen(base)
+    )
     trainer.start(first)
     trainer.park()
 

@@ -153,6 +153,24 @@ def test_a_peer_of_a_private_run_packs_as_the_run_says(base: Path) -> None:
     assert (index.rows.too_long, index.rows.date) == ("leave_out", "2026-11-01")  # type: ignore[union-attr]
 
 
+def test_a_peer_of_a_private_run_of_pairs_packs_pairs(base: Path) -> None:
+    rows = [{"prompt": f"say {n}", "chosen": f"ok {n}", "rejected": f"no {n}", "messages": []} for n in range(40)]
+    (base / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (base / "short.jinja").write_text(
+        "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}|{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+    )
+    source = {"type": "preferences", "paths": ["pairs.jsonl"], "template": "short.jinja"}
+    tree = {"source": source, "heldout_fraction": 0.2}
+    train = {"seq_len": LENGTH, "batch_size": 2, "tokens": 10_000, "schedule": {"type": "constant"}}
+    made = sealed(base, is_private=True, data=tree, train=train | {"loss": {"type": "dpo"}})
+    corpus = CorpusConfig(source=JsonlSource(paths=("pairs.jsonl",)), heldout_fraction=0.2)
+    index = pack_private(made.config, made.tokenizer, made.came_with, corpus, base, Home(base / "other"), print)
+    assert index.is_paired
+    text = CorpusConfig(source=TextSource(paths=("pairs.jsonl",)))
+    with pytest.raises(DataError, match="trains on pairs of answers, and these files are text"):
+        pack_private(made.config, made.tokenizer, made.came_with, text, base, Home(base / "other"), print)
+
+
 def test_the_length_of_samples_cannot_be_amended(base: Path) -> None:
     charter = first_charter(sealed(base).config)
     for seq_len in (LENGTH // 2, LENGTH * 2):

@@ -55,7 +55,7 @@ def trainer_of(run: RunConfig, folder: Path, vector: Tensor, micro_batch: int = 
     torch.set_num_threads(1)
     settings = PeerConfig(device="cpu", threads=1, micro_batch=micro_batch)
     frozen = Frozen(reference=FIRST.clone())
-    trainer = Trainer(run, settings, rows_batches(run, folder), list[Event]().append, VirtualClock(), frozen)
+    trainer = Trainer(run, settings, rows_batches(run, folder), list[Event]().append, VirtualClock(), lambda: frozen)
     trainer.start(vector.clone())
     return trainer
 

@@ -19,7 +19,7 @@ from weft.cli.options import rate_bps
 from weft.codec.config import CodecConfig
 from weft.config import alike, load
 from weft.dashboard import figures
-from weft.data.corpus import CorpusConfig, text_nbytes
+from weft.data.corpus import text_nbytes
 from weft.data.packing import CharactersConfig, make_tokenizer
 from weft.data.tokenizer import CharTokenizer
 from weft.errors import ConfigError, DataError, TooLarge
@@ -30,7 +30,7 @@ from weft.pipeline.config import PipelineConfig
 from weft.plan import profiles
 from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_per_s
 from weft.plan.timing import Line
-from weft.run.amend import amended
+from weft.run.amend import amended, corpus_like
 from weft.run.config import RunConfig, RunFile, SizedModel
 from weft.run.genesis import on_corpus, resolve
 from weft.run.idle import without_effect
@@ -147,7 +147,7 @@ def kept(folder: Path, peers: int | None, own: Own, method: Method, prices: Pric
     contents, run = read_contents(folder), load_run(folder)
     run = run if contents.charter is None else on_corpus(amended(run, contents.charter))
     num = 1 if contents.head is None else max(1, len(contents.head.members))
-    unknown = {"model": SizedModel(), "data": CorpusConfig(), "peers": num, "run": None}  # what its maker's file said
+    unknown = {"model": SizedModel(), "data": corpus_like(run), "peers": num, "run": None}  # what its maker's file said
     asked = _alike(RunFile(**alike(RunFile, run) | unknown), run.model, peers or num, own, method, prices, ())
     text_nbytes = run.data.train_text_nbytes + run.data.heldout_text_nbytes
     here = None

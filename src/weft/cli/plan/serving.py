@@ -21,7 +21,7 @@ from weft.engine.numbers import Kind
 from weft.engine.pages import PAGE, num_pages
 from weft.engine.step import page_nbytes
 from weft.errors import TooLarge
-from weft.model.config import ModelConfig, check_size, num_parameters
+from weft.model.config import ModelConfig, check_size, num_parameters, plain
 from weft.model.sections import sections
 from weft.model.weights import read_config
 from weft.peer.state.checkpoint import load_run
@@ -133,7 +133,9 @@ def of_run_file(path: Path, changes: Sequence[str]) -> Model:
     if run_file.stages == 1:  # of others `question.run` says what has no effect
         run_file = settings.run_file(path, changes)
     config, notes = model_of(run_file, path.absolute().parent)
-    return Model(name=run_file.name, config=config, num_stages=run_file.stages, pipeline=run_file.pipeline, notes=notes)
+    return Model(
+        name=run_file.name, config=plain(config), num_stages=run_file.stages, pipeline=run_file.pipeline, notes=notes
+    )
 
 
 def of_trained(given: str, home: Path, num_stages: int | None) -> Model:
@@ -155,7 +157,7 @@ def of_trained(given: str, home: Path, num_stages: int | None) -> Model:
         name, config, own, pipeline = run.name, run.model, 1, PipelineConfig()
         if isinstance(run, StagedConfig):
             own, pipeline = run.stages, run.pipeline
-    return Model(name=name, config=config, num_stages=num_stages or own, pipeline=pipeline)
+    return Model(name=name, config=plain(config), num_stages=num_stages or own, pipeline=pipeline)
 
 
 def answer(model: Model, numbers: Numbers, line: Named) -> Answer:

@@ -101,7 +101,7 @@ def report(played: "Played") -> Iterator[str]:
     yield f"{'machine':<16}{stages}{'trained':>10}{'counted':>10}{'missed':>8}  {'replica':<10}end"
     for machine in played.machines:
         yield _row(machine, is_cut=is_cut)
-    loss = "" if played.nats_per_byte is None else f", held-out {figures.nats_per_byte(played.nats_per_byte)}"
+    loss = "" if (told := played.evaluated) is None else f", held-out {figures.brief(told)}"
     yield (
         f"{several(played.num_rounds, 'round')}, {several(played.committed_tokens, 'token')} counted{loss}, "
         f"in {figures.duration(played.took_s)} of virtual time"

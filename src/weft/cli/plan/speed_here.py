@@ -28,17 +28,18 @@ from weft.clock import Clock, SystemClock, cpu_s, kept_waiting
 from weft.cost import training as cost
 from weft.data.rows import blank
 from weft.errors import TooLarge
-from weft.model.config import ModelConfig, num_parameters, plain
-from weft.model.flat import over
+from weft.model.config import ModelConfig, num_base_parameters, num_parameters, plain
+from weft.model.flat import assemble, over
 from weft.model.initial import initial_vector
 from weft.model.transformer import Transformer
 from weft.progress import Meter
-from weft.run.config import RunFile, TrainConfig
+from weft.run.config import DpoConfig, RunFile, TrainConfig
 from weft.run.host import host_free_nbytes, num_cores
 from weft.run.machine import PeerConfig
 from weft.training import optimizer as inner
 from weft.training.backward import Backward
 from weft.training.device import Device, choose, decoder, device_free_nbytes
+from weft.training.preference import Preference
 
 _NUM_WARM = 3  # the first steps allocate, and wake threads
 _LEAST_STEPS, _MEASURED_S = 8, 3.0  # timed: so many at least, and then until so much time has passed
@@ -143,9 +144,11 @@ def measure(
     threads = num_threads or threads_of(num_sharing)
     device = choose(PeerConfig(device=on, threads=threads))
     free = float(host_free_nbytes() if device.is_cpu else device_free_nbytes(device))
-    base = 0 if model.adapter is UNSET else cost.vector_nbytes(num_parameters(plain(model)))
+    num_vectors = 5 if isinstance(train.loss, DpoConfig) else 4
     needed = (
-        base + 4 * cost.vector_nbytes(num_parameters(model)) + cost.activation_nbytes(decoder(model), 1, train.seq_len)
+        cost.vector_nbytes(num_base_parameters(model))
+        + num_vectors * cost.vector_nbytes(num_parameters(model))
+        + cost.activation_nbytes(decoder(model), 1, train.seq_len)
     )
     if needed > cost.SPARE * free:
         raise TooLarge(
@@ -207,10 +210,14 @@ def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[]
     with torch.device("meta"):
         module = Transformer(model)
     base = None if model.adapter is UNSET else initial_vector(plain(model), 0).to(device.torch)
-    flat = over(module, initial_vector(model, 0).to(device.torch), base)
-    optimizer = inner.build(train.optimizer, flat)
-    backward = Backward(flat, device, train.batch_size, is_compiled=False, emit=lambda _event: None)
-    batch = blank(train.batch_size, train.seq_len, has_rows=False)
+    first = initial_vector(model, 0).to(device.torch)
+    flat = over(module, first.clone(), base)
+    optimizer, has_loss = inner.build(train.optimizer, flat), train.loss is not UNSET
+    preference = Preference(train.loss, assemble(model, first, base)) if train.loss else None
+    backward = Backward(
+        flat, device, train.batch_size, is_compiled=False, emit=lambda _event: None, preference=preference
+    )
+    batch = blank(train.batch_size, train.seq_len, has_rows=has_loss, is_paired=has_loss)
 
     def step() -> None:
         backward.fill(batch)

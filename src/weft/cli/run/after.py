@@ -8,7 +8,7 @@ The same again finds the run file that it wrote. What breaks off before that is 
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -72,11 +72,12 @@ class Learnt:
     def __str__(self) -> str:
         return f"run {short(self.run)} ({self.name}) has learnt by round {self.round}"
 
-    def fields(self, folder: str) -> dict[str, Any]:
+    def fields(self, folder: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return those of a run file that begins with it.
 
         Args:
             folder: holds the model, seen from the run file.
+            given: the run file that is as it but for these, which says itself what is trained; None: there is none.
         """
         import msgspec
 
@@ -84,6 +85,8 @@ class Learnt:
 
         is_bytes = isinstance(self.trained.tokenizer, ByteTokenizer)
         adapter = None if self.trained.adapter is None else self.trained.adapter[0].adapter
+        if given is not None and (given.get("adapter") or {}).get("type") != "folder":
+            adapter = None
         return {
             "model": {"type": "folder", "path": folder},
             "tokenizer": {"type": "bytes"} if is_bytes else {"type": "json", "path": folder},
@@ -203,7 +206,7 @@ def run_file_after(
     tree.pop("run", None)  # it names the run that the old file makes
     with before.placed(others()) as path:
         tree["name"] = f"{str(tree.get('name', path.stem))[:60]}-{path.stem.rpartition('-')[2]}"
-        tree |= before.fields(model_beside(path).name)
+        tree |= before.fields(model_beside(path).name, tree)
         for dotted, value in changed.items():
             replace_field(tree, dotted, value)
         from_tree(tree, RunFile, where=str(given))

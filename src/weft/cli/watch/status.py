@@ -112,7 +112,12 @@ def as_tree(view: View) -> dict[str, Any]:
         "loss": finite(view.losses.points[-1][1]) if view.losses.points else None,
         "heldout": None
         if told is None
-        else {"round": told.round, "loss": finite(told.loss), "tokens": told.num_tokens},
+        else {
+            "round": told.round,
+            "loss": finite(told.loss),
+            f"{view.loss_of}s": told.num_tokens,
+            **({"preferred": msgspec.to_builtins(told.preferred)} if told.preferred else {}),
+        },
         "nats_per_byte": None if told is None else finite(told.nats_per_byte),
         "sent_nbytes": view.sent_nbytes,
         "received_nbytes": view.received_nbytes,

@@ -60,7 +60,7 @@ export class Curves {
 
   /** What a loss is of: a token, or a pair of answers. */
   _lossOf() {
-    return this.moment.heldout?.[5] ? "pair" : "token";
+    return this.history.run.loss_of ?? "token";
   }
 
   _lossWords() {

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from torch import Tensor
 
 from weft.events import Diverged, Evaluated, Event, Sampled
@@ -19,7 +19,7 @@ from weft.peer.context import Context
 from weft.peer.messages import Evaluation
 from weft.peer.state.replica import Replica
 from weft.progress import Meter
-from weft.run.config import RunConfig
+from weft.run.config import DpoConfig, OrpoConfig, PreferenceConfig, RunConfig
 from weft.sync.records.messages import Manifest
 from weft.training.learner import Learner, Measure, Measured
 
@@ -160,6 +160,8 @@ class Evaluator(Unmeasured):
 
     async def _on_evaluation(self, _peer: PeerId, evaluation: Evaluation) -> None:
         head = self._replica.head
+        if evaluation.preferred is not UNSET and self._run.train.loss is UNSET:
+            return  # of another run's kind
         if evaluation.round <= (0 if head is None else head.round + 1):
             self._take(evaluation)
             for callback in self._on_heard:
@@ -187,7 +189,7 @@ class Evaluator(Unmeasured):
 
     def _tell_if_diverged(self, evaluation: Evaluation) -> None:
         """Say at once, and once, that the model is far worse than one that gives every token the same chance."""
-        nothing = math.log(self._data.index.vocab_size)
+        nothing = _of_nothing(self._run.train.loss, self._data.index.vocab_size)
         was_diverged, self._has_diverged = self._has_diverged, not evaluation.loss <= FAR_ABOVE * nothing
         if evaluation.round and self._has_diverged and not was_diverged:
             self._context.emit(
@@ -209,3 +211,13 @@ def make_evaluator(context: Context, trainer: Learner, replica: Replica, is_stop
         return context.companion.evaluator(replica, is_stopping)
     assert isinstance(trainer, Measure)
     return Evaluator(run, context, trainer, replica, is_stopping)
+
+
+def _of_nothing(loss: PreferenceConfig | UnsetType, vocab_size: int) -> float:
+    """Return the loss of a model that gives every token the same chance, and so prefers no answer."""
+    match loss:
+        case DpoConfig():
+            return math.log(2)
+        case OrpoConfig(weight=weight):
+            return math.log(vocab_size) + weight * math.log(2)
+    return math.log(vocab_size)

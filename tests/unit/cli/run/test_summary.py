@@ -9,7 +9,7 @@ import msgspec
 from unit.cli.small import Kept
 from weft.cli.model.generate import excerpt
 from weft.cli.run.summary import Begun, summary
-from weft.dashboard.view import Line, View
+from weft.dashboard.view import About, Line, View
 from weft.events import Evaluated, Preferred
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.peer import Outcome
@@ -92,7 +92,7 @@ def test_the_heldout_loss_is_told_with_its_round_and_its_tokens(kept: Kept) -> N
     text = summary(outcome_of(kept), replace(View(), evaluated=made), "weft")
     assert "at round 10, on 65,536 tokens; weft eval takes all held-out text" in text
     pairs = Preferred(accuracy=0.75, margin=0.5)
-    view = replace(View(), evaluated=msgspec.structs.replace(made, preferred=pairs))
+    view = replace(View(), run=About(loss_of="pair"), evaluated=msgspec.structs.replace(made, preferred=pairs))
     text = summary(replace(outcome_of(kept), loss=0.6, nats_per_byte=math.nan, preferred=pairs), view, "weft")
     assert "held-out     0.6000 nats per pair, 75.0 % of the pairs right, margin 0.5\n" in text
     assert "at round 10, on 65,536 pairs" in text

@@ -6,20 +6,24 @@ from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec import UNSET
+
 from charters import charter
 from unit.hands import Hands
 from unit.peer.test_chain import MEMBERS, RUN
-from weft.events import Diverged, Evaluated, Event, Working
+from weft.events import Diverged, Evaluated, Event, Preferred, Working
 from weft.ids import BranchId
 from weft.peer.chain import genesis, open_branch
 from weft.peer.loop.evaluate import Evaluator
 from weft.peer.messages import Evaluation
 from weft.progress import EVERY_S
+from weft.run.config import DpoConfig, OrpoConfig
 from weft.tasks import Threads
 from weft.training.learner import Measured
 
 ME = MEMBERS[0].peer
 NUM_WINDOWS, BATCH = 8, 2
+TRAIN: dict[str, Any] = {"evaluate_windows": 100, "sample_every": 0, "batch_size": BATCH, "seq_len": 64, "loss": UNSET}
 
 
 class Place:
@@ -55,7 +59,7 @@ class Trainer:
 
 
 async def test_how_far_it_has_come_is_told_on_the_thread_of_the_loop() -> None:
-    train = SimpleNamespace(evaluate_windows=100, evaluate_every=1, sample_every=0, batch_size=BATCH, seq_len=64)
+    train = SimpleNamespace(**TRAIN, evaluate_every=1)
     run: Any = SimpleNamespace(train=train, method=SimpleNamespace(graph=None))
     head = open_branch(genesis(RUN, ME, charter(1)), [ME], ME, BranchId(RUN))
     async with aclosing(Threads()) as compute:
@@ -70,9 +74,11 @@ async def test_how_far_it_has_come_is_told_on_the_thread_of_the_loop() -> None:
     assert {thread for _, thread in place.told} == {threading.get_ident()}
 
 
-async def hear(losses: Iterable[tuple[int, float]]) -> tuple[Evaluator, Place]:
+async def hear(
+    losses: Iterable[tuple[int, float]], loss_of: Any = UNSET, preferred: Any = UNSET
+) -> tuple[Evaluator, Place]:
     """Return an evaluator that stands in round 10 once another has told it of these rounds, and its place."""
-    run: Any = SimpleNamespace(train=SimpleNamespace(), method=SimpleNamespace(graph=None))
+    run: Any = SimpleNamespace(train=SimpleNamespace(loss=loss_of), method=SimpleNamespace(graph=None))
     async with aclosing(Threads()) as compute:
         place: Any = Place(compute)
         takes: list[Callable[[Any, Evaluation], Awaitable[None]]] = []
@@ -81,7 +87,14 @@ async def hear(losses: Iterable[tuple[int, float]]) -> tuple[Evaluator, Place]:
         trainer: Any = None
         evaluator = Evaluator(run, place, trainer, replica, lambda: False)
         for round, loss in losses:
-            made = Evaluation(round=round, loss=loss, nats_per_byte=loss, num_tokens=9, committed_tokens=100 * round)
+            made = Evaluation(
+                round=round,
+                loss=loss,
+                nats_per_byte=loss,
+                num_tokens=9,
+                committed_tokens=100 * round,
+                preferred=preferred,
+            )
             await takes[0](ME, made)
     return evaluator, place
 
@@ -94,7 +107,7 @@ async def test_an_evaluation_that_comes_late_does_not_take_the_place_of_a_newer_
 
 
 async def test_what_a_run_begins_with_is_measured_before_others_come_and_told_once_it_begins() -> None:
-    train = SimpleNamespace(evaluate_windows=100, evaluate_every=0, sample_every=0, batch_size=BATCH, seq_len=64)
+    train = SimpleNamespace(**TRAIN, evaluate_every=0)
     async with aclosing(Threads()) as compute:
         for is_seeded, wanted in ((True, []), (False, [(0, 3.0)])):
             place: Any = Place(compute)
@@ -113,6 +126,20 @@ async def test_a_loss_far_above_knowing_nothing_is_said_at_once_and_once() -> No
     _, place = await hear(enumerate((9.0, 5.7, 239.0, 240.0, 5.0, float("nan"))))
     told = [(event.round, round_to(event.nothing)) for event, _ in place.told if isinstance(event, Diverged)]
     assert told == [(2, 5.55), (5, 5.55)]  # what it began with is nobody's rate
+
+
+async def test_knowing_nothing_of_pairs_is_preferring_none() -> None:
+    for loss, nothing in ((DpoConfig(), 0.69), (OrpoConfig(weight=0.5), 5.90)):
+        _, place = await hear(enumerate((0.6, 0.9, 12.0)), loss)
+        told = [(event.round, round_to(event.nothing)) for event, _ in place.told if isinstance(event, Diverged)]
+        assert told == [(2, nothing)]
+
+
+async def test_what_is_said_of_pairs_is_not_heard_in_a_run_without() -> None:
+    pairs = Preferred(accuracy=0.5, margin=0.0)
+    for loss, wanted in ((UNSET, []), (DpoConfig(), [pairs])):
+        _, place = await hear([(1, 0.6)], loss, pairs)
+        assert [event.preferred for event, _ in place.told if isinstance(event, Evaluated)] == wanted
 
 
 def round_to(number: float) -> float:
