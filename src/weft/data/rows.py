@@ -11,6 +11,8 @@ Where the texts are pairs, each answer that was chosen is followed in its row by
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -137,20 +139,21 @@ class Packer:
     def __init__(self, length: int, padding: int) -> None:
         self._length = length
         self._padding = padding
-        self._open: list[list[UInt32[np.ndarray, " words"]]] = []
+        self._open: list[_Row] = []
 
     def add(self, text: UInt32[np.ndarray, " words"]) -> Iterator[UInt32[np.ndarray, " words"]]:
         """Take a text of at most `length` words; yield a row that is thereby done, if one is."""
-        fitting = [row for row in self._open if _num(row) + len(text) <= self._length]
+        fitting = [row for row in self._open if row.num + len(text) <= self._length]
         if fitting:
             row = max(fitting, key=_num)
         else:
             if len(self._open) == NUM_OPEN:
                 yield self._close(max(self._open, key=_num))
-            row = []
+            row = _Row()
             self._open.append(row)
-        row.append(text)
-        if _num(row) == self._length:
+        row.texts.append(text)
+        row.num += len(text)
+        if row.num == self._length:
             yield self._close(row)
 
     def finish(self) -> Iterator[UInt32[np.ndarray, " words"]]:
@@ -159,9 +162,9 @@ class Packer:
             yield self._close(self._open[0])
         yield self._pad(1)
 
-    def _close(self, row: list[UInt32[np.ndarray, " words"]]) -> UInt32[np.ndarray, " words"]:
+    def _close(self, row: "_Row") -> UInt32[np.ndarray, " words"]:
         self._open = [each for each in self._open if each is not row]
-        return np.concatenate([*row, self._pad(self._length - _num(row))])
+        return np.concatenate([*row.texts, self._pad(self._length - row.num)])
 
     def _pad(self, num: int) -> UInt32[np.ndarray, " words"]:
         found = np.full(num, self._padding, np.uint32)
@@ -169,5 +172,12 @@ class Packer:
         return found
 
 
-def _num(row: list[UInt32[np.ndarray, " words"]]) -> int:
-    return sum(map(len, row))
+@dataclass
+class _Row:
+    """One that still takes texts, and how many words it has."""
+
+    texts: list[UInt32[np.ndarray, " words"]] = field(default_factory=list)
+    num: int = 0
+
+
+_num = attrgetter("num")
