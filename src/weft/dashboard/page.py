@@ -80,7 +80,8 @@ class Feed:
         return self._told(self.history.since(cursor))
 
     def _told(self, tree: dict[str, Any]) -> dict[str, Any]:
-        silent_s = max(0.0, self._clock.wall() - self.history.view.now)
+        heard_at = self.history.view.now
+        silent_s = max(0.0, self._clock.wall() - heard_at) if heard_at else 0.0  # it begins to listen now
         return tree | {"is_live": self.is_live, "is_public": self.is_public, "silent_s": silent_s}
 
     async def wait(self, cursor: int) -> bool:

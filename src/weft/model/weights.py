@@ -165,7 +165,7 @@ def not_exported(path: Path, error: OSError) -> ConfigError | DiskFull:
     """Return what to say where an export could not be written, of which nothing is left."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"{path}: no room for the export: {error}. Nothing was left behind; free some space.")
-    return ConfigError(f"{path}: cannot be written: {error}. Choose another place.")
+    return ConfigError(f"{path}: cannot be written: {error.strerror or error}. Choose another place.")
 
 
 def write_folder(

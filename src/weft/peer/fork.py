@@ -179,15 +179,15 @@ class Split:
             MajorityLost(
                 branch=base.branch,
                 round=base.round,
-                alive=len(self._rounds.quorum.present()),
+                alive=len(self._rounds.quorum.heard(self._node.peers)),
                 electorate=len(base.electorate),
                 opens_branch_in_s=None if wait_s is None else max(0.0, wait_s - waited_s),
-                reason=self._rounds.quorum.why_undecidable(),
+                reason=self._rounds.quorum.why_undecidable(self._node.peers),
             )
         )
 
     async def _open(self) -> None:
-        me, reason = self._node.peer, self._rounds.quorum.why_undecidable()
+        me, reason = self._node.peer, self._rounds.quorum.why_undecidable(self._node.peers)
         members = self._rounds.quorum.here() or (me,)  # nobody is left but who was about to be counted in
         if members[0] != me:
             return  # the lowest key proposes
@@ -228,7 +228,7 @@ class Split:
         opening, base = begin.opening, self._rounds.chain.base
         is_undecided = (opening.previous, opening.round) == (base.previous, base.round)
         if opening == self._consented and opening.leader == peer and is_undecided:
-            self._go(opening, self._rounds.quorum.why_undecidable())
+            self._go(opening, self._rounds.quorum.why_undecidable(self._node.peers))
 
     def _go(self, opening: Manifest, reason: str) -> None:
         is_everybody = opening.members == self._rounds.chain.base.electorate

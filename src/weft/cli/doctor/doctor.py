@@ -4,6 +4,7 @@ With a ticket it tries every way that the ticket names, asks members for the run
 code that a join would have. With a run file it says whether that run would fit here, and how fast it would be.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,8 @@ from weft.cli.home import home_of
 from weft.cli.options import NOT_SEEN, ticket_or_none
 from weft.cli.terminal import wrapped
 from weft.config import load_tree
-from weft.errors import TooLarge, WeftError
+from weft.dashboard.logs import is_there
+from weft.errors import ConfigError, TooLarge, WeftError
 
 if TYPE_CHECKING:
     from weft.cli.doctor.findings import Finding
@@ -79,6 +81,12 @@ class Examination:
         self.failure: type[WeftError] | None = None  # why a run cannot be joined from here
         self._home, self._peer = home, peer
         self._run_path = Path(given) if given is not None and given.endswith(".toml") else None
+        if self._run_path is None and given is not None and is_there(Path(given)):
+            kind = "folder" if Path(given).is_dir() else "file"
+            raise ConfigError(
+                f"{given} is a {kind}, and weft doctor takes a run file (.toml) or a ticket. What a run of your own "
+                f"text would take, this says before it begins: weft train {shlex.quote(given)}"
+            )
         text = ticket_or_none(given) if self._run_path is None else None
         self._ticket = None if text is None else read(text)
         if self._run_path is not None:

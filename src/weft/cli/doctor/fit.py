@@ -83,14 +83,16 @@ def largest(settings: PeerConfig) -> Finding:
     if whole:
         size, model = whole[-1]
         facts |= {"largest": size, "num_parameters": num_parameters(model)}
-        said.append(f"trains models up to {size} ({figures.amount(num_parameters(model))} parameters)")
+        said.append(f"has memory to train models up to {size} ({figures.amount(num_parameters(model))} parameters)")
     if cut and (not whole or num_parameters(cut[-1][1]) > num_parameters(whole[-1][1])):
         size, model, num = cut[-1]
         facts |= {"largest_cut": size, "num_stages": num}
         amount = figures.amount(num_parameters(model))
         others = several(num - 1, "machine")
-        said.append(f"{'' if whole else 'trains models '}up to {size} ({amount}) with {others} like it, each a part")
-    how = f"reckoned with {figures.nbytes(room)} of memory on {device.name}, and {_SEQ_LEN:,} tokens at a time"
+        begins = "" if whole else "has memory to train models "
+        said.append(f"{begins}up to {size} ({amount}) with {others} like it, each a part")
+    how = f"that is with {figures.nbytes(room)} on {device.name}, and {_SEQ_LEN:,} tokens at a time"
+    how += "; how fast one trains here: weft doctor RUN.TOML"
     text = f"{', '.join(said) or 'no named model fits, not even a stage of one'}; {how}"
     return Finding("models", "ok" if said else "note", text, facts=facts)
 

@@ -11,7 +11,7 @@ from weft.errors import ConfigError, TooLarge
 from weft.ids import several
 from weft.launch.terms import CHECKPOINT_VECTORS
 from weft.model.config import ModelConfig, Size, num_parameters
-from weft.plan.own_text import Answers, Text, disk_nbytes, model_of, run_tree, sizes_for, unsealed
+from weft.plan.own_text import PASSES, Answers, Text, disk_nbytes, model_of, run_tree, sizes_for, unsealed
 from weft.run.config import RunFile
 from weft.run.machine import PeerConfig
 from weft.sync.costs import round_traffic
@@ -64,7 +64,8 @@ class ThisMachine:
         moved = figures.nbytes(traffic.sent_nbytes + traffic.received_nbytes)
         among = "with a second machine" if described.peers == 1 else f"among {described.peers} machines"
         yield f"model     {figures.amount(run.num_parameters)} parameters, context {train.seq_len} tokens"
-        yield f"length    {figures.amount(train.tokens)} tokens, about {several(often, 'pass')} over the text"
+        little = f"; more than {PASSES} teach little" if passes > 1.05 * PASSES else ""
+        yield f"length    {figures.amount(train.tokens)} tokens, about {several(often, 'pass')} over the text{little}"
         yield (
             f"time      {about(seconds)} of training steps{alike}, at {here.tokens_per_s:,.0f} tokens/s "
             f"measured on {here.name}; evaluation and exchange take more"

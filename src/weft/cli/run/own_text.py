@@ -173,6 +173,8 @@ def run_file_for(text: Path, wishes: Wishes, asked: Asked, settings: "PeerConfig
     Raises:
         ConfigError: nobody answers, or an answer makes no sense; DataError: the text cannot be read, or is too little.
     """
+    if wishes.length is not None:
+        length("--length", wishes.length)  # what is no length is refused before anything else
     all_there, before, changes = list(existing(text)), asked.before, list(asked.changes)
     there = [each for each in all_there if before is None or before.begins(each)]
     if there and not asked.is_new:
@@ -403,8 +405,6 @@ def _answered(
     Args:
         path: of the run file, where a model to begin with lies beside it.
     """
-    if wishes.length is not None:
-        length("--length", wishes.length)  # what is no length is refused before anything is read or timed
     asks, changes, before = _Asks(is_on=not wishes.yes, given=wishes.given()), asked.changes, asked.before
     changed = _checked(changes)
     from weft.cli.plan.this_machine import ThisMachine, about

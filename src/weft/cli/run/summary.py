@@ -20,6 +20,7 @@ from weft.ids import several, short
 
 if TYPE_CHECKING:
     from weft.peer.peer import Outcome
+    from weft.run.config import Genesis
 
 INDENT = " " * 13
 STAGE = "stage-"  # folders of a peer's sections begin so
@@ -77,7 +78,7 @@ def summary(
         lines.append(f"{INDENT}{_WHAT_LOSS}")
         if is_known and outcome.loss != per_byte:
             lines.append(f"{INDENT}{figures.nats(outcome.loss)}, for this tokenizer only")
-        lines += measured(view)
+        lines += measured(view, outcome.run)
     lines.append(f"bytes        {_moved(outcome)}")
     if view.ring_nbytes:
         lines.append(f"{INDENT}{ring(view)}")
@@ -237,12 +238,23 @@ def gather_next(command: str, run: str) -> str:
     )
 
 
-def measured(view: View) -> list[str]:
-    """Return a line that says when, and on how much text, the last held-out loss was measured."""
+def measured(view: View, run: "Genesis | None" = None) -> list[str]:
+    """Return a line that says when, and on how much text, the last held-out loss was measured.
+
+    Args:
+        run: that it is of; None: nobody asks whether that was all of the text.
+    """
+    from weft.data.assign import num_windows
+    from weft.run.config import RunConfig
+
     if view.evaluated is None:
         return []
     at, num = view.evaluated.round, several(view.evaluated.num_tokens, view.loss_of)
-    return [f"{INDENT}at round {at}, on {num}; weft eval takes all held-out text"]
+    is_all = (
+        isinstance(run, RunConfig)
+        and num_windows(run.data.num_tokens("heldout"), run.train.seq_len) <= run.train.evaluate_windows
+    )
+    return [f"{INDENT}at round {at}, on {num}{'' if is_all else '; weft eval takes all held-out text'}"]
 
 
 def beside(title: str, path: Path | str) -> str:

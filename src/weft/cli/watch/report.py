@@ -124,5 +124,6 @@ def _write(path: Path, title: str, sections: "list[Section]") -> None:
     if path.exists() and not (path.is_file() and is_report(path.read_text(errors="replace"))):
         raise ConfigError(f"--out {path}: it is there already, and is no report of weft. Choose another name.")
     text = markdown(title, sections) if path.suffix == ".md" else html(title, sections, SystemClock().wall())
+    is_anew = path.exists()
     write_atomically(path, [text.encode()])
-    typer.echo(f"written: {path}")
+    typer.echo(f"written{', in the place of an older report' if is_anew else ''}: {path}")

@@ -9,7 +9,7 @@ that this peer follows is one that nobody leads any more.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from weft.events import AttemptStarted
 from weft.ids import Attempt, BranchId, PeerId, several
@@ -193,6 +193,14 @@ class Quorum:
         electorate = self._chain.base.electorate  # statuses has everybody: hundreds
         return tuple(peer for peer in electorate if self.statuses.get(peer) != "gone" and peer not in left)
 
+    def heard(self, linked: Collection[PeerId] = ()) -> tuple[PeerId, ...]:
+        """Return those present that this peer has heard of since it started, itself included, ascending.
+
+        Args:
+            linked: to whom it has a link.
+        """
+        return tuple(peer for peer in self.present() if peer in {self._me, *linked, *self.statuses, *self._told})
+
     def here(self) -> tuple[PeerId, ...]:
         """Return the electorate less those that are gone, ascending: who left the round to open a branch is here."""
         return tuple(peer for peer in self._chain.base.electorate if self.statuses.get(peer) != "gone")
@@ -263,17 +271,22 @@ class Quorum:
         """
         return self._looked_at - self._unsure_at >= AROUND_S
 
-    def why_undecidable(self) -> str:
-        """Return, for a person, why nothing can be decided; what follows where `has_majority` does not hold."""
+    def why_undecidable(self, linked: Collection[PeerId] = ()) -> str:
+        """Return, for a person, why nothing can be decided; what follows where `has_majority` does not hold.
+
+        Args:
+            linked: as of `heard`.
+        """
         if self.are_results_lost:
             return "nobody here has the results of the last round"
         if not is_quorum(self._chain.base, self.present()):
             return "the other one is away" if len(self._chain.base.electorate) == 2 else "the others are away"
         num_voteless = len(self.voteless) + self.abstains
-        who = several(num_voteless, "member")
-        return (
-            f"{who} {'was' if num_voteless == 1 else 'were'} stopped in the middle of this round and cannot vote in it"
-        )
+        num_away = len(self._chain.base.electorate) - len(self.heard(linked))
+        away = f"{several(num_away, 'member')} {'is' if num_away == 1 else 'are'} away, and " if num_away else ""
+        who = several(num_voteless, "other" if num_away else "member")
+        was = "was" if num_voteless == 1 else "were"
+        return f"{away}{who} {was} stopped in the middle of this round and cannot vote in it"
 
     def is_attempt_over(self, state: State) -> bool:
         """Return whether nobody leads the attempt of `state`: its leader or a quorum is further, or it has no vote."""

@@ -156,3 +156,11 @@ def test_a_build_without_code_for_the_card_is_noted(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _number: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _number: (1, 2))
     assert only(list(findings._check_cuda("torch"))).level == level
+
+
+def test_a_text_is_no_ticket_and_it_is_said_who_tells_of_it(weft: Weft, run_path: Path) -> None:
+    said = weft("doctor", run_path.parent / "text.txt")
+    assert said.code == 2
+    assert "is a file, and weft doctor takes a run file (.toml) or a ticket" in said.err
+    assert f"weft train {run_path.parent / 'text.txt'}" in " ".join(said.err.split())
+    assert "is a folder" in weft("doctor", run_path.parent).err

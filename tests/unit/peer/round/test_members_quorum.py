@@ -137,3 +137,15 @@ def test_who_asked_on_another_branch_asks_no_more(case: Case) -> None:
     case.quorum.statuses[PEERS[0]] = "gone"
     case.quorum.go_to(BranchId("e" * 64))
     assert case.quorum.statuses == {PEERS[0]: "gone"}
+
+
+def test_who_was_not_heard_of_is_not_counted_as_reached_and_is_named_where_it_is_missing(case: Case) -> None:
+    assert case.quorum.present() == PEERS  # nobody is known to be gone
+    assert case.quorum.heard() == (case.me,)
+    case.quorum.statuses[case.order[0]] = "alive"
+    case.hear(case.order[0], has_vote=False)
+    assert len(case.quorum.heard()) == 2
+    said = "1 member is away, and 1 other was stopped in the middle of this round and cannot vote in it"
+    assert case.quorum.why_undecidable() == said
+    case.hear(case.order[1])
+    assert case.quorum.why_undecidable() == "1 member was stopped in the middle of this round and cannot vote in it"
