@@ -283,10 +283,12 @@ class Quorum:
             return "the other one is away" if len(self._chain.base.electorate) == 2 else "the others are away"
         num_voteless = len(self.voteless) + self.abstains
         num_away = len(self._chain.base.electorate) - len(self.heard(linked))
-        away = f"{several(num_away, 'member')} {'is' if num_away == 1 else 'are'} away, and " if num_away else ""
-        who = several(num_voteless, "other" if num_away else "member")
+        if num_away:
+            is_away, them = ("is", "it") if num_away == 1 else ("are", "them")
+            who = f"{several(num_away, 'member')} {is_away} away, and this round needs {them}"
+            return f"{who}, because others were stopped in the middle of it"
         was = "was" if num_voteless == 1 else "were"
-        return f"{away}{who} {was} stopped in the middle of this round and cannot vote in it"
+        return f"{several(num_voteless, 'member')} {was} stopped in the middle of this round, so it cannot end"
 
     def is_attempt_over(self, state: State) -> bool:
         """Return whether nobody leads the attempt of `state`: its leader or a quorum is further, or it has no vote."""

@@ -145,7 +145,7 @@ def test_who_was_not_heard_of_is_not_counted_as_reached_and_is_named_where_it_is
     case.quorum.statuses[case.order[0]] = "alive"
     case.hear(case.order[0], has_vote=False)
     assert len(case.quorum.heard()) == 2
-    said = "1 member is away, and 1 other was stopped in the middle of this round and cannot vote in it"
+    said = "1 member is away, and this round needs it, because others were stopped in the middle of it"
     assert case.quorum.why_undecidable() == said
     case.hear(case.order[1])
-    assert case.quorum.why_undecidable() == "1 member was stopped in the middle of this round and cannot vote in it"
+    assert case.quorum.why_undecidable() == "1 member was stopped in the middle of this round, so it cannot end"
