@@ -132,7 +132,9 @@ def _trained(folder: Path, model: Path, num: int, tokens: int) -> tuple[Path, in
     with Lines("weft-tuning", num + 1, mbit=MBIT) as lines, Company(lines, folder, text) as company:
         company.found(num)
         maker = company.machines[0]
-        rounds = max(1, tokens // (SEQ_LEN * BATCH_SIZE * EVERY * num))
+        rounds = tokens // (SEQ_LEN * BATCH_SIZE * EVERY * num)
+        if num > 1 and rounds < 4:
+            raise SystemExit(f"{rounds} rounds are too few to lose a machine and to get another: give more --passes.")
         if num > 1:
             _until_round(company, rounds // 3)
             company.end(company.machines[1])
