@@ -34,7 +34,7 @@ ROLES = {
 }
 """Whose turn it is, by what files call it; `function_call` is the assistant's."""
 _FORMS = (("messages",), ("conversations",), ("conversation",), ("prompt", "completion"), ("instruction", "output"))
-_ASKED = (("prompt",), ("question",), ("instruction",), ("messages",), ("conversations",), ("conversation",))
+_ASKED = ("prompt", "question", "instruction", "messages", "conversations", "conversation")
 _BESIDE = ("input", "history", "system", "tools", "functions")
 _PAIR = ("chosen", "rejected")
 _KNOWN = "messages; conversations; prompt and completion; instruction and output"
@@ -56,6 +56,11 @@ class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     passed_over: frozenset[int] = frozenset()
+
+    @property
+    def texts(self) -> tuple["Conversation", ...]:
+        """Itself: a pair has two."""
+        return (self,)
 
 
 def conversations(paths: Sequence[str], base: Path) -> Iterator[Conversation]:
@@ -85,6 +90,10 @@ class Pair:
     chosen: Conversation
     rejected: Conversation
 
+    @property
+    def texts(self) -> tuple[Conversation, ...]:
+        return self.chosen, self.rejected
+
 
 def pairs(paths: Sequence[str], base: Path) -> Iterator[Pair]:
     """Return all pairs of answers in an order that depends on names only.
@@ -109,7 +118,7 @@ def are_pairs(paths: Sequence[str], base: Path) -> bool:
 
 
 def _read(files: Sequence[Found], made: Callable[[Mapping[str, Any], str, str], T]) -> Iterator[T]:
-    names = {*_BESIDE, *_PAIR, *(name for form in (*_FORMS, *_ASKED) for name in form)}
+    names = {*_BESIDE, *_PAIR, *_ASKED, *(name for form in _FORMS for name in form)}
     for file in files:
         is_table = has_ending(file.path.name, TABLES)
         for number, place, row in table_rows(file.path, names) if is_table else json_objects(file.path):
@@ -191,7 +200,7 @@ def pair_of(row: Mapping[str, Any], name: str, place: str) -> Pair:
 
 def _asked(row: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
     """Return the messages that both answers of a pair follow."""
-    form = next((field for (field,) in _ASKED if row.get(field) is not None), None)
+    form = next((field for field in _ASKED if row.get(field) is not None), None)
     match form:
         case None:
             raise DataError(

@@ -87,8 +87,7 @@ def pack_conversations(
     sides = {side: _Side(store, tokenizer, row_length, shard_nbytes) for side in ("train", "heldout")}
     told = Told("pair" if is_paired else "conversation")
     for side, found in split(source, heldout_fraction, base):
-        texts = (found.chosen, found.rejected) if isinstance(found, Pair) else (found,)
-        rendered = [renderer.render(each) for each in texts]
+        rendered = [renderer.render(each) for each in found.texts]
         on_packed(sum(len(each.text.encode()) for each in rendered))
         sides[side].add(rendered, told, is_cut=source.too_long == "cut")
     train, heldout = sides["train"].finish(), sides["heldout"].finish()

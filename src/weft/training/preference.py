@@ -73,7 +73,8 @@ class Preference:
     ) -> Float[Tensor, ""]:
         """Return the mean over all pairs; 0 where there are none."""
         there = pairs_of(targets, positions)
-        losses, _ = self._of_pairs(module(tokens, positions=positions), tokens, targets, positions)
+        logits, first = module(tokens, positions=positions), self._first(tokens, positions)
+        losses, _ = self._of_pairs(logits, first, targets, positions)
         return (losses * there).sum() / there.sum().clamp(min=1)
 
     def sums(self, module: SectionModule, batch: Batch) -> Sums:
@@ -81,30 +82,42 @@ class Preference:
         tokens, targets, positions = batch
         assert positions is not None
         there, logits = pairs_of(targets, positions), module(tokens, positions=positions)
-        losses, margins = (each[there].double() for each in self._of_pairs(logits, tokens, targets, positions))
+        first = self._first(tokens, positions)
+        losses, margins = (each[there].double() for each in self._of_pairs(logits, first, targets, positions))
         divergence, num = 0.0, 0
-        if self._reference is not None:
+        if first is not None:
             predicted = targets != UNTRAINED
-            expected = log_softmax(self._reference(tokens, positions=positions)[predicted].float(), -1)
-            found = log_softmax(logits[predicted].float(), -1)
+            expected, found = (log_softmax(each[predicted].float(), -1) for each in (first, logits))
             divergence, num = float(kl_div(expected, found, reduction="sum", log_target=True)), int(predicted.sum())
         return Sums(float(losses.sum()), float((margins > 0).sum()), float(margins.sum()), divergence, num)
+
+    def _first(
+        self, tokens: Int64[Tensor, "batch seq"], positions: Int64[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq vocab"] | None:
+        """Return the reference's logits; None: there is none."""
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            logits: Tensor = self._reference(tokens, positions=positions)
+            return logits
 
     def _of_pairs(
         self,
         logits: Float[Tensor, "batch seq vocab"],
-        tokens: Int64[Tensor, "batch seq"],
+        first: Float[Tensor, "batch seq vocab"] | None,
         targets: Int64[Tensor, "batch seq"],
         positions: Int64[Tensor, "batch seq"],
     ) -> tuple[Float[Tensor, "batch pair"], Float[Tensor, "batch pair"]]:
-        """Return the loss and the reward's margin of each pair; of those that are not there, anything finite."""
+        """Return the loss and the reward's margin of each pair; of those that are not there, anything finite.
+
+        Args:
+            first: the reference's logits.
+        """
         scores = _scores(logits, targets, positions)
         match self._config:
             case DpoConfig(beta=beta):
-                assert self._reference is not None
-                with torch.no_grad():
-                    first = _scores(self._reference(tokens, positions=positions), targets, positions)
-                rewards = beta * (scores - first)
+                assert first is not None
+                rewards = beta * (scores - _scores(first, targets, positions))
                 margins = rewards[..., 0] - rewards[..., 1]
                 return -logsigmoid(margins), margins
             case OrpoConfig(weight=weight):

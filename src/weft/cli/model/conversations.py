@@ -43,8 +43,7 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
     renderer = Renderer(template, Vocabulary(tokenizer), SystemClock().wall())
     lengths, num_trained, wanted = list[int](), 0, None
     for place, each in enumerate(found, start=1):
-        texts = (each.chosen, each.rejected) if isinstance(each, Pair) else (each,)
-        rendered = [renderer.render(text) for text in texts]
+        rendered = [renderer.render(text) for text in each.texts]
         lengths.append(sum(len(text.ids) for text in rendered))
         num_trained += sum(int(text.is_trained.sum()) for text in rendered)
         wanted = (each.place, rendered) if place == number else wanted

@@ -199,7 +199,8 @@ class Quorum:
         Args:
             linked: to whom it has a link.
         """
-        return tuple(peer for peer in self.present() if peer in {self._me, *linked, *self.statuses, *self._told})
+        known = {self._me, *linked, *self.statuses, *self._told}
+        return tuple(peer for peer in self.present() if peer in known)
 
     def here(self) -> tuple[PeerId, ...]:
         """Return the electorate less those that are gone, ascending: who left the round to open a branch is here."""
