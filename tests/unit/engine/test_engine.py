@@ -1,6 +1,7 @@
 """Texts that are made together are those that are made alone; who goes leaves nothing behind."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -20,7 +21,13 @@ from weft.model.flat import assemble
 from weft.rng import stream
 
 
-def made(num_pages: int = 48, max_running: int = 16, *, has_guesses: bool = True) -> Engine:
+def made(
+    num_pages: int = 48,
+    max_running: int = 16,
+    *,
+    has_guesses: bool = True,
+    on_step: Callable[[int, int, float], None] = lambda *_: None,
+) -> Engine:
     weights = Weights(CONFIG, vector_of(CONFIG), "fp32")
     stepper = Stepper(weights, KeysAndValues(CONFIG, num_pages, CPU, "fp32"))
     return Engine(
@@ -30,6 +37,7 @@ def made(num_pages: int = 48, max_running: int = 16, *, has_guesses: bool = True
         num_pages=num_pages,
         max_running=max_running,
         has_guesses=has_guesses,
+        on_step=on_step,
     )
 
 
@@ -278,14 +286,25 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def test_who_has_most_texts_waiting_makes_way_for_others() -> None:
-    engine = made(max_running=1)
+    steps = threading.Semaphore(0)
+
+    def wait(*_: float) -> None:
+        steps.acquire()
+
+    engine = made(max_running=1, on_step=wait)
     try:
-        texts = list[Text]()
+        texts = [engine.begin(wanted([1], num=400))]
+        steps.release()
+        await until(lambda: engine.totals.num_running == 1)
+        texts += [engine.begin(wanted([1], num=400)) for _ in range(MAX_WAITING)]
+        steps.release(2)  # in the first of them they come in, at the end of the second they are counted
+        await until(lambda: engine.totals.num_waiting == MAX_WAITING)
         with pytest.raises(Full):
-            await begin_without_end(engine, texts)
+            engine.begin(wanted([1]))
         with pytest.raises(Full):  # nobody makes way for some of those that do not all find places
             engine.begin(replace(wanted([1], num=3), key="other"), num_more=MAX_WAITING)
         other = engine.begin(replace(wanted([1], num=3), key="other"))
+        steps.release(10_000)
         youngest = texts[-1]
         with pytest.raises(Full):
             await whole(youngest)
@@ -293,6 +312,7 @@ async def test_who_has_most_texts_waiting_makes_way_for_others() -> None:
             each.cancel()
         assert len(await whole(other)) == 3
     finally:
+        steps.release(10_000)
         engine.close()
 
 
