@@ -309,6 +309,11 @@ def _own_name(given: str, folder: PeerFolder, home: Home, emit: Emit) -> str:
     if kept := read_name(folder) or last_name(home, peer):
         emit(Notice(text=f"this peer is called {kept}, as before; --name gives it another name"))
         return kept
+    return usual_name(peer)
+
+
+def usual_name(peer: str) -> str:
+    """Return what a peer of this machine is called that nobody gave a name."""
     return f"{platform.node()[:40] or 'peer'}-{peer[:4]}"
 
 

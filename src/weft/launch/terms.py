@@ -216,6 +216,15 @@ class Terms:
         return self.day_nbytes * self.left_s / DAY_S
 
     @property
+    def rest(self) -> tuple[int, int] | None:
+        """Return how many rounds of so many peers are left, and what is moved in them; None: of stages, or nothing."""
+        left_tokens = self.total_tokens - self.done_tokens
+        if isinstance(self.run, StagedConfig) or self.is_complete or left_tokens <= 0:
+            return None
+        num_rounds = math.ceil(left_tokens / (self.num_peers * self.run.settings.quota_tokens))
+        return num_rounds, num_rounds * self.round_nbytes
+
+    @property
     def why_no_day(self) -> str:
         """Return why the bytes of a day are not known; nothing where they are."""
         if self.day_nbytes is not None:

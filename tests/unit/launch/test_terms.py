@@ -113,6 +113,15 @@ def test_a_member_that_was_not_heard_counts_where_rounds_are_among_more(tmp_path
     assert more.round_nbytes == pytest.approx(100_000 * 6 / 4, rel=0.1)
 
 
+def test_what_all_rounds_that_are_left_move_is_known_before_any_was_measured(tmp_path: Path) -> None:
+    run = run_config()
+    found = made(tmp_path, Heard(num_members=2, num_linked=2, committed_tokens=run.settings.quota_tokens))
+    num_rounds = -(-(run.train.tokens - run.settings.quota_tokens) // (3 * run.settings.quota_tokens))
+    assert found.day_nbytes is None
+    assert found.rest == (num_rounds, num_rounds * found.round_nbytes)
+    assert made(tmp_path, Heard(num_members=2, committed_tokens=run.train.tokens)).rest is None
+
+
 def test_the_rest_of_the_run_is_said_in_tokens_time_and_bytes(tmp_path: Path) -> None:
     run = run_config()
     total = run.train.tokens

@@ -180,7 +180,7 @@ def _model(terms: "Terms") -> str:
 def _network(terms: "Terms") -> tuple[str, str]:
     """Return what a round moves, and a day, and where that is from."""
     of_round = f"network   {figures.nbytes(terms.round_nbytes)} a round among {_peers(terms)} with this one"
-    alone = ""
+    alone = rest = ""
     if terms.kept is not None:
         return f"{of_round}; nothing while alone", "          (weft says what a day comes to once others are back)"
     if (rounds := terms.rounds) is not None:
@@ -194,8 +194,11 @@ def _network(terms: "Terms") -> tuple[str, str]:
                 "weft tells you if it moves far more)",
             )
         alone = f"; a round alone takes {figures.seconds(rounds.round_s)}, of {steps}"
+    if terms.rest is not None:
+        num_rounds, nbytes = terms.rest
+        rest = f", about {figures.nbytes(nbytes)} in the {several(num_rounds, 'round')} that are left"
     return (
-        f"{of_round}, {_teams(terms)}computed from the sizes of model and method",
+        f"{of_round}{rest}, {_teams(terms)}computed from the sizes of model and method",
         f"          (bytes a day are not known: {terms.why_no_day}{alone}. weft says them ten minutes after you join; "
         "weft doctor - estimates them)",
     )
