@@ -61,6 +61,7 @@ FLOORS = (
     ("cli.screen",),
     ("cli",),
     ("cli.model", "cli.plan"),
+    ("cli.own",),
     ("cli.run", "cli.doctor", "cli.chat", "cli.serve"),
     ("cli.watch",),
     ("cli.demo",),

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from weft.chat.template import Message
 from weft.data.documents import LINES, json_objects, letters
@@ -113,8 +113,29 @@ def are_pairs(paths: Sequence[str], base: Path) -> bool:
     Raises:
         DataError: nothing is there, or that row cannot be read.
     """
-    first = next(_read(find(paths, base, (*LINES, *TABLES)), lambda row, _name, _place: row), {})
-    return all(first.get(each) is not None for each in _PAIR)
+    return _is_pair(_first_row(paths, base))
+
+
+def are_chats(paths: Sequence[str], base: Path) -> Literal["conversations", "preferences"] | None:
+    """Return whether the first row of files is a conversation or a pair of answers; None: it is text, or neither.
+
+    Raises:
+        DataError: as `are_pairs`.
+    """
+    first = _first_row(paths, base)
+    if _is_pair(first):
+        return "preferences"
+    is_chat = any(all(first.get(each) is not None for each in form) for form in _FORMS)
+    return "conversations" if is_chat and not isinstance(first.get("text"), str) else None
+
+
+def _first_row(paths: Sequence[str], base: Path) -> Mapping[str, Any]:
+    """Return the first row of files; empty: there is none."""
+    return next(_read(find(paths, base, (*LINES, *TABLES)), lambda row, _name, _place: row), {})
+
+
+def _is_pair(row: Mapping[str, Any]) -> bool:
+    return all(row.get(each) is not None for each in _PAIR)
 
 
 def _read(files: Sequence[Found], made: Callable[[Mapping[str, Any], str, str], T]) -> Iterator[T]:

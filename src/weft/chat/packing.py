@@ -82,7 +82,7 @@ def pack_conversations(
         raise DataError(
             f"the tokenizer has {tokenizer.vocab_size} ids. Allowed with conversations: at most {MAX_VOCAB}."
         )
-    renderer = Renderer(template, Vocabulary(tokenizer), _noon(source.date))
+    renderer = renderer_of(source, template, tokenizer)
     is_paired = isinstance(source, PreferencesSource)
     sides = {side: _Side(store, tokenizer, row_length, shard_nbytes) for side in ("train", "heldout")}
     told = Told("pair" if is_paired else "conversation")
@@ -102,6 +102,15 @@ def pack_conversations(
         rows=rows_of(source, row_length, train.num_trained, heldout.num_trained),
     )
     return index, told
+
+
+def renderer_of(source: ConversationsSource, template: Template, tokenizer: Tokenizer) -> Renderer:
+    """Return what writes the conversations of a source.
+
+    Raises:
+        DataError: its date is no day.
+    """
+    return Renderer(template, Vocabulary(tokenizer), _noon(source.date))
 
 
 def rows_of(source: SourceConfig, length: int, train_trained: int = 0, heldout_trained: int = 0) -> Rows | UnsetType:

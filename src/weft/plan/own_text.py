@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import UNSET
 
@@ -73,9 +73,18 @@ class Text:
     begins: str
     tokens_per_byte: float = 1.0
 
+    kind: ClassVar = "text"
+    most_passes: ClassVar = PASSES
+    to_keep_it: ClassVar = "If the text must stay on this machine: recipes/private.toml"
+
     @property
     def nbytes(self) -> int:
         return self.train_nbytes + self.heldout_nbytes
+
+    @property
+    def packed_nbytes(self) -> int:
+        """Return what it takes as tokens."""
+        return 2 * (self.train_tokens + self.heldout_tokens)
 
     @property
     def train_tokens(self) -> int:
@@ -231,10 +240,7 @@ def run_tree(text: Text, answers: Answers) -> dict[str, Any]:
     """
     longest = _SETTINGS[answers.size][1]
     seq_len = _seq_len(text, min(longest, answers.context or longest), answers.peers)
-    per_round = 20 * BATCH_SIZE * seq_len * answers.peers
-    rounds = answers.tokens // per_round
-    every = 20 if rounds >= MANY_ROUNDS else 10
-    momentum = {} if rounds >= MANY_ROUNDS else {"lr": 0.7, "momentum": 0.3}
+    method, evaluate_every = outer(answers.tokens, BATCH_SIZE * seq_len * answers.peers)
     source = {"type": text.source.__struct_config__.tag, **_given(text.source)}
     return {
         "name": answers.name,
@@ -246,7 +252,7 @@ def run_tree(text: Text, answers: Answers) -> dict[str, Any]:
             "seq_len": seq_len,
             "batch_size": BATCH_SIZE,
             "tokens": answers.tokens,
-            "evaluate_every": max(1, min(20, rounds * 20 // every // 10)),
+            "evaluate_every": evaluate_every,
             "evaluate_windows": 256,
             "sample_prompt": text.begins,
             "schedule": {
@@ -257,8 +263,20 @@ def run_tree(text: Text, answers: Answers) -> dict[str, Any]:
                 "total_tokens": answers.tokens,
             },
         },
-        "method": {"type": "diloco", "every": every, **momentum},
+        "method": method,
     }
+
+
+def outer(tokens: int, per_step: int) -> tuple[dict[str, Any], int]:
+    """Return the method of a run, and after how many rounds it is evaluated: ten times in all, or more.
+
+    Args:
+        per_step: tokens of all peers.
+    """
+    rounds = tokens // (20 * per_step)
+    if rounds >= MANY_ROUNDS:
+        return {"type": "diloco", "every": 20}, max(1, min(20, rounds // 10))
+    return {"type": "diloco", "every": 10, "lr": 0.7, "momentum": 0.3}, max(1, min(20, rounds * 2 // 10))
 
 
 def _seq_len(text: Text, longest: int, peers: int) -> int:
@@ -318,8 +336,3 @@ def unsealed(run_file: RunFile, base: Path) -> RunConfig:
         "stewards": (),
     }
     return RunConfig(**alike(RunConfig, run_file) | resolved)
-
-
-def disk_nbytes(text: Text, num: int, checkpoint_vectors: int) -> int:
-    """Return what a peer writes: tokens of two bytes, and checkpoints of so many vectors of `num` parameters."""
-    return 2 * (text.train_tokens + text.heldout_tokens) + checkpoint_vectors * cost.vector_nbytes(num)

@@ -137,6 +137,10 @@ TABLE: dict[str, Rows] = {
                 **{"--run-name": "mine", "--size": "nano", "--length": "2h", "--peers": "2", "--yes": ""}
             }.items()
         },
+        "--model": (
+            Refused("train {run} --model {tmp}", "--model: no effect on"),
+            Shown("cli/own/test_own_chats.py", "test_what_makes_no_sense_is_refused_and_leaves_nothing"),
+        ),
         "--wait-for": (Shown(TRAIN, "test_a_run_that_has_begun_waits_for_nobody_and_says_so"),),
         **here("train {run}"),
         "--key": (Shown(TRAIN, "test_a_run_is_not_begun_anew_by_another_key_unasked"),),

@@ -9,12 +9,13 @@ import numpy as np
 
 from weft.chat.conversations import Conversation, Pair, are_pairs, conversations, pairs
 from weft.chat.rendering import Rendered, Renderer
-from weft.chat.template import template_of
+from weft.chat.template import Template, template_of
 from weft.chat.vocabulary import Vocabulary
 from weft.cli.model.trained import open_words
 from weft.clock import SystemClock
 from weft.errors import ConfigError, DataError
 from weft.ids import several
+from weft.model.came_with import CameWith
 from weft.wire import printable
 
 GREEN = ("\x1b[32m", "\x1b[0m")
@@ -35,11 +36,7 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
     """
     found, what = _found(given)  # what is not there is said before a model is looked for
     tokenizer, came_with = open_words(model, home)
-    if (template := template_of(came_with)) is None:
-        raise ConfigError(
-            f"--model {model}: it has no chat template, so nobody knows how conversations are written for it. Name a "
-            "chat model, or put chat_template.jinja into its folder."
-        )
+    template = template_for(f"--model {model}", came_with)
     renderer = Renderer(template, Vocabulary(tokenizer), SystemClock().wall())
     lengths, num_trained, wanted = list[int](), 0, None
     for place, each in enumerate(found, start=1):
@@ -65,6 +62,23 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
     for name, text in zip(("chosen:", "rejected:") if len(wanted[1]) > 1 else ("",), wanted[1], strict=True):
         yield f"\n{name}" if name else ""
         yield _text(text, begin, end).rstrip("\n")
+
+
+def template_for(called: str, came_with: CameWith) -> Template:
+    """Return a model's chat template.
+
+    Args:
+        called: what a person calls the model.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if (template := template_of(came_with)) is None:
+        raise ConfigError(
+            f"{called}: it has no chat template, so nobody knows how conversations are written for it. Name a chat "
+            "model, or put chat_template.jinja into its folder."
+        )
+    return template
 
 
 def _found(given: str) -> tuple[Iterator[Conversation | Pair], str]:

@@ -1,4 +1,4 @@
-"""What fits this machine of somebody's own text, how fast it trains it, and what that takes of it."""
+"""What fits this machine of somebody's own text or conversations, how fast it trains, and what that takes of it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,12 +6,14 @@ from pathlib import Path
 from weft.cli.plan import speed_here
 from weft.cli.plan.speed_here import Here
 from weft.config import from_tree
+from weft.cost import training as cost
 from weft.dashboard import figures
 from weft.errors import ConfigError, TooLarge
 from weft.ids import several
 from weft.launch.terms import CHECKPOINT_VECTORS
-from weft.model.config import ModelConfig, Size, num_parameters
-from weft.plan.own_text import PASSES, Answers, Text, disk_nbytes, model_of, run_tree, sizes_for, unsealed
+from weft.model.config import ModelConfig, Size, num_base_parameters, num_parameters
+from weft.plan.own_chats import Chats
+from weft.plan.own_text import Answers, Text, model_of, run_tree, sizes_for, unsealed
 from weft.run.config import RunFile
 from weft.run.machine import PeerConfig
 from weft.sync.costs import round_traffic
@@ -19,37 +21,19 @@ from weft.training.device import check_fits, choose, needed_nbytes, program_nbyt
 
 
 class ThisMachine:
-    """What fits this machine, how fast it is, and what a run would take of it."""
+    """How fast this machine is, and what a run would take of it."""
 
-    def __init__(self, text: Text, settings: PeerConfig) -> None:
-        self._text = text
+    def __init__(self, settings: PeerConfig) -> None:
         self._settings = settings
         self._device = choose(settings)
         self.is_gpu = not self._device.is_cpu
-        self.sizes = sizes_for(text, lambda _model, size: self._fits(size))
-
-    def num_parameters(self, size: Size) -> int:
-        return num_parameters(self._model(size))
-
-    def size_of(self, given: str) -> Size:
-        for size in self.sizes:
-            if size == given.casefold():
-                return size
-        raise ConfigError(
-            f"--size {given[:40]}: there is no such size here. Allowed: {', '.join(self.sizes)}. A larger one does not "
-            "fit this machine, or learns nothing more from so little text."
-        )
-
-    def pace(self, size: Size) -> Here:
-        """Return how fast this machine trains a model of that size; takes seconds."""
-        return self.pace_of(self._run_file(size), Path())
 
     def pace_of(self, described: RunFile, base: Path) -> Here:
-        """Return how fast this machine trains what a run file describes."""
+        """Return how fast this machine trains what a run file describes; takes seconds."""
         model, settings = unsealed(described, base).model, self._settings
         return speed_here.measure(model, described.train, 1, on=settings.device, num_threads=settings.num_threads)
 
-    def takes(self, described: RunFile, here: Here, base: Path) -> Iterator[str]:
+    def takes(self, described: RunFile, here: Here, base: Path, learns_from: Text | Chats) -> Iterator[str]:
         """Yield what a run takes, line by line; nothing that is not measured, counted or in closed form."""
         run, train = unsealed(described, base), described.train
         micro_batch = check_fits(run, self._settings, self._device)
@@ -57,21 +41,27 @@ class ThisMachine:
         needed["cpu"] += program_nbytes(self._device)
         seconds = train.tokens / (here.tokens_per_s * described.peers)
         alike = "" if described.peers == 1 else f" by {described.peers} machines as fast as this one"
-        passes = train.tokens / self._text.train_tokens  # the tokens are rounded
+        passes = train.tokens / learns_from.train_tokens  # the tokens are rounded
         often = f"{passes:.2g}" if passes < 100 else f"{passes:,.0f}"
-        disk = disk_nbytes(self._text, run.num_parameters, CHECKPOINT_VECTORS)
+        disk = learns_from.packed_nbytes + CHECKPOINT_VECTORS * cost.vector_nbytes(run.num_parameters)
+        disk += run.base_nbytes or 0
+        beside = num_base_parameters(run.model)
+        model = f"{'an adapter of ' if beside else ''}{figures.amount(run.num_parameters)} parameters"
+        model += f", beside {figures.amount(beside)} that stay as they are" if beside else ""
         traffic = round_traffic(run.method, run.vector.tensors, run.num_parameters, max(2, described.peers))
         moved = figures.nbytes(traffic.sent_nbytes + traffic.received_nbytes)
         among = "with a second machine" if described.peers == 1 else f"among {described.peers} machines"
-        yield f"model     {figures.amount(run.num_parameters)} parameters, context {train.seq_len} tokens"
-        little = f"; more than {PASSES} teach little" if passes > 1.05 * PASSES else ""
-        yield f"length    {figures.amount(train.tokens)} tokens, about {several(often, 'pass')} over the text{little}"
+        most, kind = learns_from.most_passes, learns_from.kind
+        yield f"model     {model}, context {train.seq_len} tokens"
+        little = f"; more than {most} teach little" if passes > 1.05 * most else ""
+        yield f"length    {figures.amount(train.tokens)} tokens, about {several(often, 'pass')} over the {kind}{little}"
         yield (
             f"time      {about(seconds)} of training steps{alike}, at {here.tokens_per_s:,.0f} tokens/s "
             f"measured on {here.name}; evaluation and exchange take more"
         )
         yield f"memory    about {figures.by_place(needed)}"
-        yield f"disk      about {figures.nbytes(disk)}: the text as tokens, and checkpoints"
+        also = "the model, " if beside else ""
+        yield f"disk      about {figures.nbytes(disk)}: the {kind} as tokens, {also}and checkpoints"
         yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"
         if described.peers > 1 and not described.stewards:
             yield (
@@ -79,16 +69,41 @@ class ThisMachine:
                 "Who may is said now, with --set stewards=...: docs/stewards.md"
             )
         yield (
-            "others    whoever has the ticket can join and then has this text: machines fetch it from one another. "
-            "If the text must stay on this machine: recipes/private.toml"
+            f"others    whoever has the ticket can join and then has the {kind}, which machines fetch from one "
+            f"another. {learns_from.to_keep_it}"
         )
 
-    def _fits(self, size: Size) -> bool:
+    def fits(self, described: RunFile) -> bool:
         try:
-            check_fits(unsealed(self._run_file(size), Path()), self._settings, self._device)
+            check_fits(unsealed(described, Path()), self._settings, self._device)
         except TooLarge:
             return False
         return True
+
+
+class Sizes:
+    """Which models this machine can train from nothing on a text."""
+
+    def __init__(self, text: Text, machine: ThisMachine) -> None:
+        self._text = text
+        self._machine = machine
+        self.all = sizes_for(text, lambda _model, size: machine.fits(self._run_file(size)))
+
+    def num_parameters(self, size: Size) -> int:
+        return num_parameters(self._model(size))
+
+    def size_of(self, given: str) -> Size:
+        for size in self.all:
+            if size == given.casefold():
+                return size
+        raise ConfigError(
+            f"--size {given[:40]}: there is no such size here. Allowed: {', '.join(self.all)}. A larger one does not "
+            "fit this machine, or learns nothing more from so little text."
+        )
+
+    def pace(self, size: Size) -> Here:
+        """Return how fast this machine trains a model of that size; takes seconds."""
+        return self._machine.pace_of(self._run_file(size), Path())
 
     def _model(self, size: Size) -> ModelConfig:
         return model_of(self._text, size)

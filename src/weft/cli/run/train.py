@@ -13,8 +13,8 @@ import typer
 from weft.cli import settings
 from weft.cli.home import SECTIONS, WHOLE, command_for, find_run, home_of, no_such_run, on_disk
 from weft.cli.options import spread, until
-from weft.cli.run.after import Learnt, learnt, model_beside, run_file_after
-from weft.cli.run.own_text import Asked, Wishes, kind_of, run_file_for
+from weft.cli.own.after import Learnt, learnt, model_beside, run_file_after
+from weft.cli.own.run_file import Asked, Wishes, kind_of, run_file_for
 from weft.cli.run.torchrun import served
 from weft.cli.signals import undone
 from weft.cli.terminal import TO_SCREEN, say_loading, tell

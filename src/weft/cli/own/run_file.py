@@ -1,4 +1,4 @@
-"""`weft train notes.txt`: four questions, and a run file of the answers beside the text.
+"""`weft train notes.txt`, `weft train chats.jsonl`: four questions, and a run file of the answers beside the text.
 
 a file that ends in .toml, or a TOML table with [train]    a run file
 any other file, or a folder                                own text: as `--data` reads it, by the files' names
@@ -10,13 +10,12 @@ The same text again finds the run file that was made for it, or that somebody wr
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 import typer
@@ -24,24 +23,21 @@ import typer
 from weft import reading
 from weft.cli.home import called, on_disk, own_name, runs_of
 from weft.cli.options import Length, length
-from weft.cli.run.after import Learnt, is_held, model_beside, numbered, say_found, say_made, write_new
+from weft.cli.own.after import Learnt, is_held, numbered, say_found, say_made, write_new
+from weft.cli.own.ask import Asks
 from weft.cli.settings import changes_of, run_file
-from weft.cli.terminal import WorkLine, tell
-from weft.clock import SystemClock
-from weft.config import fault_of, from_tree, is_in, leave_out, leaves, load_tree, replace_field
+from weft.cli.terminal import tell
+from weft.config import from_tree, is_in, leave_out, leaves, load_tree
 from weft.dashboard import figures
 from weft.dashboard.logs import is_there
 from weft.errors import ConfigError
 from weft.ids import several, short
-from weft.progress import Meter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from weft.plan.own_text import Source, Text
+    from weft.cli.own.subject import Rows
+    from weft.plan.own_chats import Chats
+    from weft.plan.own_text import Text
     from weft.run.machine import PeerConfig
-
-T = TypeVar("T")
 
 MAX_RUN_FILE_NBYTES = 1 << 20  # larger text is no run file
 USUAL_S = 3600.0  # of training at most, unless more is asked for
@@ -55,6 +51,12 @@ class Wishes:
 
     run_name: Annotated[
         str | None, typer.Option(metavar="NAME", help="For your own text: name of the run. Default: that of the file.")
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="For your own conversations: the chat model to tune, a Hugging Face folder.", metavar="FOLDER"
+        ),
     ] = None
     size: Annotated[
         str | None,
@@ -74,7 +76,13 @@ class Wishes:
 
     def given(self) -> list[str]:
         """Return the options of a question that were given."""
-        pairs = {"--run-name": self.run_name, "--size": self.size, "--length": self.length, "--peers": self.peers}
+        pairs = {
+            "--run-name": self.run_name,
+            "--model": self.model,
+            "--size": self.size,
+            "--length": self.length,
+            "--peers": self.peers,
+        }
         return [option for option, value in pairs.items() if value is not None]
 
     @property
@@ -260,22 +268,28 @@ def _longer(text: Path, path: Path, wanted: str, home: Path) -> list[str]:
     Raises:
         ConfigError: it cannot be so long: the run has counted as much already, say.
     """
+    from weft.cli.own.subject import text_source
     from weft.plan import own_text
     from weft.run.config import RunFile
 
     meant, tree = length("--length", wanted), load_tree(path)
+    is_bytes = tree.get("tokenizer", {}).get("type") == "bytes"
     if meant.seconds is not None:
         raise ConfigError(
             f"--length {wanted[:40]}: of a run that goes on, weft takes tokens or passes, of the run from its first "
             "round: 5Mtokens, 10passes."
         )
-    if meant.passes is not None and tree.get("tokenizer", {}).get("type") != "bytes":
+    if meant.passes is not None and not is_bytes:
         raise ConfigError(
             f"--length {wanted[:40]}: by {path} tokens are no bytes, so weft cannot tell how many a pass over the text "
             "has. Give the length in tokens: 5Mtokens."
         )
-    changed = changes_of(())
-    tokens = own_text.rounded(int(_tokens(meant, own_text.read_text(_source(text, changed), _whole(text).parent), 0)))
+    if meant.passes is not None:
+        whole = _whole(text)
+        found = own_text.read_text(text_source(whole, {}), whole.parent)
+        tokens = own_text.rounded(int(_tokens(meant, found, 0)))
+    else:
+        tokens = own_text.rounded(meant.tokens or 0)
     run, counted = _least_counted(str(tree.get("name")), home)
     least = own_text.least_tokens(from_tree(tree, RunFile, where=str(path)))
     if run is not None and tokens < counted + least:
@@ -343,8 +357,14 @@ def _is_of(path: Path, text: Path) -> bool:
 
 def _as_file(text: Path, tree: dict[str, Any], folder: Path) -> bytes:
     """Return a run file of a text for that folder."""
-    whole = _whole(text)
-    tree["data"]["source"]["paths"] = [whole.name if whole.parent == folder else str(whole)]
+
+    def seen(path: Path) -> str:
+        return path.name if path.parent == folder else str(path)
+
+    tree["data"]["source"]["paths"] = [seen(_whole(text))]
+    for table in (tree["model"], tree["tokenizer"]):
+        if os.path.isabs(path := table.get("path", "")):
+            table["path"] = seen(Path(path))
     head = (
         f"# Made by `weft train {text.name}`, which goes on with it. docs/run_file.md has all fields,\n"
         f"# recipes/mytext.toml the reasons. If you change it, `weft train` says what that means for the run.\n"
@@ -381,10 +401,11 @@ def _made(
 ) -> tuple[Path, dict[str, Any]]:
     if asked.before is None:
         return _answered(text, wishes, asked, settings, num_before)
-    if wishes.size is not None:
-        raise ConfigError(f"--size: no effect with --after: the model is what {asked.before}. Leave it out.")
+    for option, value in {"--size": wishes.size, "--model": wishes.model}.items():
+        if value is not None:
+            raise ConfigError(f"{option}: no effect with --after: the model is what {asked.before}. Leave it out.")
     with _placed(text, asked.before) as path:
-        return _answered(text, replace(wishes, size=""), asked, settings, num_before, path)
+        return _answered(text, wishes, asked, settings, num_before, path)
 
 
 @contextmanager
@@ -405,52 +426,47 @@ def _answered(
     Args:
         path: of the run file, where a model to begin with lies beside it.
     """
-    asks, changes, before = _Asks(is_on=not wishes.yes, given=wishes.given()), asked.changes, asked.before
-    changed = _checked(changes)
+    changes, whole = asked.changes, _whole(text)
+    changed = changes_of(changes)
+    from weft.cli.own import subject as subjects
     from weft.cli.plan.this_machine import ThisMachine, about
-    from weft.data.corpus import text_nbytes
     from weft.plan import own_text
     from weft.run.config import RunFile
     from weft.run.idle import without_effect
     from weft.sync.records.acts import MAX_TOKENS
 
-    source, base = _source(text, changed), _whole(text).parent
-    with Meter("reading", "B", WorkLine(), SystemClock(), text_nbytes(source, base)) as meter:
-        found = own_text.read_text(source, base, meter.add)
-    if before is not None:
-        found = replace(found, tokens_per_byte=before.tokens_per_byte)
-        base = base if path is None else path.parent
-    _check_changes(changes, changed, found, begins={} if before is None or path is None else before.fields("model"))
-    machine = ThisMachine(found, settings)  # too little text is refused before anything is asked
-    documents = several(found.num_documents, "document")
-    tell(f"{text}: {figures.nbytes(found.nbytes)} of text in {documents}; a tenth is held out, to measure the loss")
+    rows = None if _is_told(changed) else subjects.rows_of(whole)
+    _require_of_kind(text, rows, wishes, asked)
+    _check_questions(changed, rows)
+    model = () if asked.before is not None else ("--size",) if rows is None else ("--model",)
+    questions = ("--run-name", *model, "--peers", "--length")
+    about_what = f"how to train {'this text' if rows is None else 'on these conversations'}"
+    asks = Asks(is_on=not wishes.yes, questions=questions, given=wishes.given(), about=about_what)
+    given = subjects.Given(
+        what=whole,
+        changes=changes,
+        before=asked.before,
+        path=path,
+        size=wishes.size,
+        model=wishes.model,
+        home=asked.home,
+    )
+    machine = ThisMachine(settings)
+    subject: subjects.Subject = (
+        subjects.OwnText(given, machine) if rows is None else subjects.OwnChats(given, rows, asks)
+    )
+    found = subject.found
+    tell(f"{text}: {subject.said}")
 
-    usual_name = own_text.run_name(_whole(text))
+    usual_name = own_text.run_name(whole)
     usual_name = usual_name if not num_before else f"{usual_name[:60]}-{num_before + 1}"
     name = asks.ask("name of the run", wishes.run_name, usual_name, _name)
-    begins: dict[str, Any] = {}
-    if before is None or path is None:
-        sizes = machine.sizes
-        usual = own_text.usual_size(found, sizes, is_gpu=machine.is_gpu)
-        offered = ", ".join(f"{each} ({figures.amount(machine.num_parameters(each))} parameters)" for each in sizes)
-        size, context = asks.ask(f"size of the model: {offered}", wishes.size, usual, machine.size_of), None
-        here, num = machine.pace(size), machine.num_parameters(size)
-    else:
-        begins, context, num = before.fields(model_beside(path).name), before.model.max_seq_len, before.num_parameters
-        size = own_text.size_like(found, num)
-        tell(f"model: what {before}, {figures.amount(num)} parameters")
-        draft = own_text.run_tree(
-            found, own_text.Answers(name=name, size=size, tokens=1 << 20, peers=1, context=context)
-        )
-        here = machine.pace_of(from_tree(draft | begins, RunFile, where=str(text)), base)
+    here = subject.choose(asks, machine)
 
-    def described_by(tokens: int) -> tuple[own_text.Answers, dict[str, Any], RunFile]:
-        answers = own_text.Answers(name=name, size=size, tokens=tokens, peers=peers, context=context)
-        tree = own_text.run_tree(found, answers) | begins
-        for dotted, value in changed.items():
-            replace_field(tree, dotted, value)
+    def described_by(tokens: int) -> tuple[dict[str, Any], RunFile]:
+        tree = subjects.changed_tree(subject.tree(name, tokens, peers), changes)
         where = " ".join(f"--set {change}" for change in changes) or str(text)
-        return answers, tree, from_tree(tree, RunFile, where=where)
+        return tree, from_tree(tree, RunFile, where=where)
 
     def tokens_of(given: str) -> int:
         tokens = own_text.rounded(int(_tokens(length("--length", given), found, peers * here.tokens_per_s)))
@@ -473,23 +489,23 @@ def _answered(
         "1",
         _peers,
     )
-    usual_tokens = own_text.usual_tokens(found, num, peers * here.tokens_per_s, USUAL_S)
+    usual_tokens = subject.usual_tokens(peers * here.tokens_per_s, USUAL_S)
     usual_tokens = max(usual_tokens, own_text.rounded_up(own_text.least_tokens(described_by(usual_tokens)[-1])))
     who = "this machine trains" if peers == 1 else f"{peers} machines as fast as this one train"
     tokens = asks.ask(
-        f"how long: a while (2h), tokens (5Mtokens) or passes over the text (10passes); {who} at "
+        f"how long: a while (2h), tokens (5Mtokens) or passes over the {found.kind} (10passes); {who} at "
         f"{figures.amount(peers * here.tokens_per_s)} tokens/s",
         wishes.length,
         f"{figures.amount(usual_tokens)}tokens",
         tokens_of,
     )
-    answers, tree, described = described_by(tokens)
+    tree, described = described_by(tokens)
     for field in without_effect(described):  # of what weft writes; what somebody gave stays, and is told
         tree = tree if any(is_in(name, field) for name, _ in leaves(changed)) else leave_out(tree, field)
-    if before is not None and described.train.schedule.lr == answers.lr:
-        tell("learning rate: a third of that of a new model of this size, so that less is forgotten")
-    here = machine.pace_of(described, base) if changed else here  # --set may have made another model of it
-    for line in machine.takes(described, here, base):
+    for note in subject.notes(described):
+        tell(note)
+    here = machine.pace_of(described, subject.base) if changed else here  # --set may have made another model of it
+    for line in machine.takes(described, here, subject.base, found):
         typer.echo(line, err=True)
     if path is None:
         return _write(text, tree), tree
@@ -497,76 +513,38 @@ def _answered(
     return path, tree
 
 
-class _Asks:
-    """Asks a person, takes what options say, or takes what is usual and says so in one line.
+def _is_told(changed: dict[str, Any]) -> bool:
+    """Return whether somebody said where rows have text."""
+    return not {"data.source.field", "data.source.column"}.isdisjoint(changed)
 
-    Raises:
-        ConfigError: somebody is to be asked, and there is no terminal.
+
+def _require_of_kind(text: Path, rows: "Rows | None", wishes: Wishes, asked: Asked) -> None:
     """
-
-    def __init__(self, *, is_on: bool, given: Sequence[str]) -> None:
-        self._is_on = is_on
-        open_questions = [option for option in _QUESTIONS.values() if option not in given]
-        if is_on and open_questions and not sys.stdin.isatty():
-            raise ConfigError(
-                f"weft has no terminal to ask you how to train this text. Add --yes for the defaults, or answer with "
-                f"{', '.join(open_questions)} (`weft train --help`)."
-            )
-
-    def ask(self, question: str, given: str | None, usual: str, read: "Callable[[str], T]") -> T:
-        if given is not None or not self._is_on:
-            answer = usual if given is None else given
-            tell(f"{question.partition(':')[0].partition(',')[0]}: {answer}{'' if given is None else ', as given'}")
-            return read(answer)
-        while True:
-            answer = str(typer.prompt(question, default=usual, err=True)).strip()
-            try:
-                return read(answer)
-            except ConfigError as error:
-                tell(re.sub(r"^--[a-z-]+ ", "", str(error)))  # it was an answer, and no option
+    Raises:
+        ConfigError: an option is given that has no effect on what the files hold.
+    """
+    if rows is None and wishes.model is not None:
+        raise ConfigError(
+            f"--model: no effect here: {text} is text, and --model names what conversations tune. To train that model "
+            'further on a text, name it in a run file: model = {type = "folder", path = "..."} (docs/run_file.md).'
+        )
+    if rows is not None and wishes.size is not None:
+        raise ConfigError(
+            f"--size: no effect here: {text} holds conversations, which tune a model that is there already. Name that "
+            "with --model FOLDER in its place."
+        )
+    if rows is not None and wishes.yes and wishes.model is None and asked.before is None:
+        raise ConfigError(
+            f"{text} holds conversations, which tune a chat model, and weft cannot choose that for you. Name its "
+            "Hugging Face folder: --model FOLDER."
+        )
 
 
-def _checked(changes: Sequence[str]) -> dict[str, Any]:
-    changed = changes_of(changes)
+def _check_questions(changed: dict[str, Any], rows: "Rows | None") -> None:
+    questions = _QUESTIONS | ({} if rows is None else {"model.path": "--model", "tokenizer.path": "--model"})
     for dotted in changed:
-        if dotted in _QUESTIONS:
-            raise ConfigError(f"--set {dotted}: for your own text, {_QUESTIONS[dotted]} says that. Give it instead.")
-    return changed
-
-
-def _check_changes(changes: Sequence[str], changed: dict[str, Any], found: "Text", *, begins: dict[str, Any]) -> None:
-    """Refuse what no run file may hold before anything is timed or asked.
-
-    Args:
-        changes: as they were given.
-        begins: fields of a run that begins with what another has learnt.
-
-    Raises:
-        ConfigError: names the field.
-    """
-    from weft.plan import own_text
-    from weft.run.config import RunFile
-
-    if changed:
-        tree = own_text.run_tree(found, own_text.Answers(name="text", size="nano", tokens=1 << 20, peers=1)) | begins
-        for dotted, value in changed.items():
-            replace_field(tree, dotted, value)
-        if (fault := fault_of(tree, RunFile)) is not None:
-            raise ConfigError(f"{' '.join(f'--set {change}' for change in changes)}: {fault}")
-
-
-def _source(text: Path, changed: dict[str, Any]) -> "Source":
-    """Return how a text is read: by the names of its files, and by what --set says of its source."""
-    import msgspec
-
-    from weft.data.corpus import source_of
-
-    whole = _whole(text)
-    found = source_of([whole.name], whole.parent)
-    fields = {"data.source.field", "data.source.column"}
-    own = {dotted.rpartition(".")[2]: value for dotted, value in changed.items() if dotted in fields}
-    own = {name: value for name, value in own.items() if name in found.__struct_fields__}
-    return msgspec.structs.replace(found, **own)
+        if dotted in questions:
+            raise ConfigError(f"--set {dotted}: for your own text, {questions[dotted]} says that. Give it instead.")
 
 
 def _name(given: str) -> str:
@@ -585,7 +563,7 @@ def _peers(given: str) -> int:
     return int(given)
 
 
-def _tokens(meant: Length, text: "Text", tokens_per_s: float) -> float:
+def _tokens(meant: Length, text: "Text | Chats", tokens_per_s: float) -> float:
     if meant.seconds is not None:
         return meant.seconds * tokens_per_s
     if meant.passes is not None:

@@ -14,9 +14,9 @@ from unit.cli.small import Answer, Kept, Weft, as_trained
 from unit.cli.test_bad_input import LOCAL, a_ticket, refused
 from weft.cli.home import find_checkpoint
 from weft.cli.options import Length, length
+from weft.cli.own.run_file import kind_of
 from weft.cli.plan import speed_here
 from weft.cli.run import running
-from weft.cli.run.own_text import kind_of
 from weft.cli.run.running import Manner
 from weft.config import load, load_tree
 from weft.errors import ConfigError, DiskFull
@@ -86,7 +86,7 @@ def test_with_yes_it_says_what_it_takes_and_writes_a_run_file_beside_the_text(
         "memory about",
         "disk about",
         f"run file: {path}",
-        "whoever has the ticket can join and then has this text",
+        "whoever has the ticket can join and then has the text",
     ):
         assert line in said
     ((corpus, manner),) = begun

@@ -1,0 +1,140 @@
+"""`weft train chats.jsonl --model FOLDER`: what is asked, the run file that is written, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unit.cli.own.test_own_text import Begun, Terminal, begun, words
+from unit.cli.small import Weft
+from unit.cli.test_tuned import LOCAL, folder
+from weft.cli.plan import speed_here
+from weft.config import load, load_tree
+from weft.data.corpus import ConversationsSource, PreferencesSource
+from weft.errors import DataError
+from weft.run.config import DpoConfig, FolderModel, NewAdapter, RunFile
+
+__all__ = ["begun", "folder"]
+
+
+@pytest.fixture(autouse=True)
+def _known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = speed_here.Here(
+        name="cpu, threads: 1", tokens_per_s=100.0, crowding=1.0, is_gpu=False, is_half=False, memory_nbytes=1e9
+    )
+    monkeypatch.setattr(speed_here, "measure", lambda *_args, **_options: here)
+
+
+def test_conversations_tune_the_model_that_is_named(weft: Weft, folder: Path, begun: Begun) -> None:
+    answer = weft("train", "chats.jsonl", "--model", "model", "--yes")
+    assert answer.code == 0, answer.err
+    made = load(folder / "chats.toml", RunFile)
+    assert made.model == FolderModel(path="model")
+    assert made.data.source == ConversationsSource(paths=("chats.jsonl",))
+    assert isinstance(made.adapter, NewAdapter)
+    assert made.train.loss is None or not isinstance(made.train.loss, DpoConfig)
+    said = words(answer)
+    for line in (
+        "chat model to tune: model, as given",
+        "chats.jsonl: 60 conversations; ",
+        "name of the run: chats",
+        "how long: ",
+        " passes over the conversations",
+        "an adapter of ",
+        "the conversations as tokens, the model, and checkpoints",
+        "whoever has the ticket can join and then has the conversations",
+        "weft export --adapter the adapter alone",
+    ):
+        assert line in said
+    ((corpus, _),) = begun
+    assert corpus.described == (made, folder)
+
+
+def test_pairs_are_known_by_their_fields(weft: Weft, folder: Path, begun: Begun) -> None:
+    answer = weft("train", "pairs.jsonl", "--model", "model", "--yes", "--set", "adapter.rank=2")
+    assert answer.code == 0, answer.err
+    made = load(folder / "pairs.toml", RunFile)
+    assert isinstance(made.data.source, PreferencesSource)
+    assert isinstance(made.train.loss, DpoConfig)
+    assert isinstance(made.adapter, NewAdapter)
+    assert made.adapter.rank == 2
+    assert "60 pairs; " in words(answer)
+
+
+def test_a_person_is_asked_which_model(weft: Weft, folder: Path, begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = Terminal("\n".join(("nowhere", "model", "mine", "2", "10passes")) + "\n")
+    monkeypatch.setattr("sys.stdin", typed)
+    answer = weft("train", "chats.jsonl")
+    assert answer.code == 0, answer.err
+    assert typed.read() == ""
+    said = words(answer)
+    assert "nowhere: no such model. Name a Hugging Face folder" in said
+    made = load(folder / "chats.toml", RunFile)
+    assert (made.name, made.peers) == ("mine", 2)
+    assert " passes over the conversations; more than 3 teach little" in said
+
+
+def test_the_same_conversations_again_find_their_run_file(weft: Weft, folder: Path, begun: Begun) -> None:
+    assert weft("train", "chats.jsonl", "--model", "model", "--yes").code == 0
+    before = (folder / "chats.toml").read_bytes()
+    answer = weft("train", "chats.jsonl")
+    assert answer.code == 0, answer.err
+    assert "says how to train chats.jsonl" in words(answer)
+    assert (folder / "chats.toml").read_bytes() == before
+
+
+def test_a_model_that_lies_elsewhere_is_named_by_its_whole_path(
+    weft: Weft, folder: Path, begun: Begun, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "models" / "small"
+    elsewhere.parent.mkdir()
+    (folder / "model").rename(elsewhere)
+    assert weft("train", "chats.jsonl", "--model", "models/small", "--yes").code == 0
+    tree = load_tree(folder / "chats.toml")
+    assert tree["model"]["path"] == tree["tokenizer"]["path"] == str(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("chats.jsonl --yes", "which tune a chat model, and weft cannot choose that for you"),
+        ("chats.jsonl --yes --model nowhere", "--model nowhere: no such model"),
+        ("chats.jsonl --yes --model model --size nano", "--size: no effect here: chats.jsonl holds conversations"),
+        ("chats.jsonl --yes --model model --set model.path=other", "--set model.path: for your own text, --model says"),
+        ("chats.jsonl --yes --model model --set adapter.rang=2", "adapter"),
+        ("chats.jsonl --yes --model model --peers 60", "too few conversations to train on: 60 conversations fill"),
+        ("chats.jsonl", "no terminal to ask you how to train on these conversations"),
+        ("plain.jsonl --yes --model model", "--model: no effect here: plain.jsonl is text"),
+        ("chats.jsonl --yes --model bare", "--model bare: it has no chat template"),
+        ("broken.jsonl --yes --model model", "broken.jsonl, line 2"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_leaves_nothing(
+    weft: Weft, folder: Path, begun: Begun, line: str, said: str
+) -> None:
+    (folder / "plain.jsonl").write_text(json.dumps({"text": "words " * 1000}) + "\n")
+    (folder / "broken.jsonl").write_text((folder / "chats.jsonl").read_text().splitlines()[0] + '\n{"prompt": 3}\n')
+    bare = folder / "bare"
+    bare.mkdir()
+    for file in (folder / "model").iterdir():
+        if file.name != "chat_template.jinja":
+            (bare / file.name).write_bytes(file.read_bytes())
+    before = sorted(folder.glob("*.toml"))
+    answer = weft("train", *line.split())
+    assert answer.code in (2, DataError.exit_code), answer.err
+    assert said in words(answer)
+    assert sorted(folder.glob("*.toml")) == before
+    assert begun == []
+
+
+@pytest.mark.full
+def test_conversations_are_trained_on_and_after_that_others(weft: Weft, folder: Path) -> None:
+    assert weft("train", "chats.jsonl", "--model", "model", "--yes", "--length", "20passes", *LOCAL).code == 0
+    (folder / "more.jsonl").write_text((folder / "chats.jsonl").read_text())
+    answer = weft("train", "more.jsonl", "--after", "last", "--yes", *LOCAL)
+    assert answer.code == 0, answer.err
+    made = load(folder / "more.toml", RunFile)
+    assert made.predecessor is not None
+    assert made.model == FolderModel(path="more-model")
+    assert isinstance(made.adapter, NewAdapter)
+    assert "model: what run" in words(answer)
