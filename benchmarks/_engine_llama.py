@@ -1,6 +1,6 @@
 """llama.cpp's side of `benchmarks.engine`: reads prompts, goes on by the likeliest token, says its CPU seconds.
 
-It runs in an environment of its own, which has llama-cpp-python and gguf, and knows nothing of weft.
+It runs in an environment of its own, which has llama-cpp-python, and knows nothing of weft.
 """
 
 import json
@@ -21,6 +21,7 @@ def main() -> None:
     for line in sys.stdin:
         what, num, given = json.loads(line)
         if what == "begin":
+            make(folder / f"{kind}.gguf", folder / "f32.gguf")
             side = Side(folder / f"{kind}.gguf", num, threads)
             side.read(given)
             print(0.0, flush=True)
@@ -30,6 +31,16 @@ def main() -> None:
             for _ in range(num):
                 side.step()
             print(time.process_time() - began, flush=True)
+
+
+def make(path: Path, of: Path) -> None:
+    """Make a file of eight-bit integers where it is not there: matrices, and what reads the last logits, too."""
+    if path.exists():
+        return
+    given = llama_cpp.llama_model_quantize_default_params()
+    given.ftype, given.nthread = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, 1
+    if llama_cpp.llama_model_quantize(str(of).encode(), str(path).encode(), given):
+        raise RuntimeError(f"llama.cpp did not make {path}")
 
 
 class Side:

@@ -1,7 +1,7 @@
 """Serving on a CPU: tokens a second of weft's engine, against transformers and llama.cpp on the same weights.
 
     python -m benchmarks.engine
-    python -m benchmarks.engine --llama .venv-llama/bin/python     # a Python that has llama-cpp-python
+    python -m benchmarks.engine --llama .venv-llama/bin/python     # a Python that has llama-cpp-python; here: gguf
 
 A model of 150M parameters with random weights reads a prompt per text, then all texts go on by their likeliest token.
 `step` is a forward pass over all of them and the likeliest token, for weft and for transformers alike, keys and values
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from benchmarks import report
 from weft import rng
+from weft.data.tokenizer import ByteTokenizer
 from weft.engine.batch import Piece
 from weft.engine.draw import Drawing
 from weft.engine.engine import Engine, Wanted
@@ -41,11 +42,13 @@ from weft.engine.numbers import Kind
 from weft.engine.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.model.config import ModelConfig, named, num_parameters
-from weft.model.weights import write_folder
+from weft.model.gguf import Words, write_gguf
+from weft.model.weights import FileDtype, write_folder
 
 VOCAB, CONTEXT, PROMPT = 32_000, 2048, 128
 AROUND = 8  # tokens that the engine draws beyond those of a turn: texts begin one after the other
 BATCHES = (1, 8, 32)
+LLAMA_FILES: dict[str, FileDtype] = {"f32": "float32", "bf16": "bfloat16"}  # it makes q8_0 of the first
 CPU = torch.device("cpu")
 AIMS = {"step int8": (2.2, 1.8, 2.1), "step exact": (1.8, 1.2, 1.0)}  # times transformers, by batch
 LLAMA_AIMS = (0.4, 1.0, 1.3)  # times llama.cpp q8_0
@@ -222,7 +225,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1", help="of torch, such as 1,2")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--llama", type=Path, help="python of an environment that holds llama-cpp-python and gguf")
+    parser.add_argument("--llama", type=Path, help="python of an environment that holds llama-cpp-python")
     options, before = parser.parse_args(), report.load()
     config = named(options.size, VOCAB, CONTEXT)
     vector = torch.from_numpy(rng.stream(0, "weights").standard_normal(num_parameters(config), np.float32)) * 0.02
@@ -256,6 +259,9 @@ def _all(
         }
         subjects |= served
         if options.llama:
+            for kind, dtype in LLAMA_FILES.items():
+                words = Words("bench", ByteTokenizer().to_json())
+                write_gguf(folder / "model" / f"{kind}.gguf", config, vector, words, dtype=dtype)
             llamas = {
                 f"llama.cpp {kind}": Llama(options.llama, folder / "model", kind, threads)
                 for kind in ("f32", "bf16", "q8_0")

@@ -64,6 +64,7 @@ _LLAMA3 = (
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _CUTS = {"gpt2": "gpt-2", "digits": "smollm", _LLAMA3: "llama-bpe", _QWEN2: "qwen2"}
+_NEVER = "ÿ ÿ"  # no UTF-8 has these two bytes: llama.cpp loads no file without a merge
 _NORMAL, _CONTROL, _OWN, _UNUSED = 1, 3, 4, 5  # kinds of pieces
 
 
@@ -231,7 +232,7 @@ def _writer(config: ModelConfig, words: Words, dtype: FileDtype) -> Any:
     writer.add_tokenizer_pre(tokens.cut)
     writer.add_token_list(tokens.pieces)
     writer.add_token_types(tokens.kinds)
-    writer.add_token_merges(tokens.merges)
+    writer.add_token_merges(tokens.merges or [_NEVER])
     writer.add_add_bos_token(tokens.begins_with_bos)
     writer.add_add_space_prefix(False)
     for name, add in (

@@ -103,6 +103,7 @@ def test_the_file_says_what_the_model_is(tmp_path: Path) -> None:
         ("tokenizer.ggml.model", "gpt2"),
         ("tokenizer.ggml.pre", "gpt-2"),
         ("tokenizer.ggml.eos_token_id", 256),
+        ("tokenizer.ggml.merges", ["ÿ ÿ"]),  # llama.cpp loads no file without any
         ("tokenizer.ggml.add_bos_token", False),
         ("tokenizer.chat_template", "{{ messages }}"),
     ):
