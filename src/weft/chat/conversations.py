@@ -12,7 +12,7 @@ to do. Fields that say nothing of a conversation, such as numbers and sources, a
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -37,6 +37,7 @@ _FORMS = (("messages",), ("conversations",), ("conversation",), ("prompt", "comp
 _ASKED = ("prompt", "question", "instruction", "messages", "conversations", "conversation")
 _BESIDE = ("input", "history", "system", "tools", "functions")
 _PAIR = ("chosen", "rejected")
+_FIELDS = {*_BESIDE, *_PAIR, *_ASKED, *(name for form in _FORMS for name in form)}
 _KNOWN = "messages; conversations; prompt and completion; instruction and output"
 
 
@@ -73,7 +74,7 @@ def conversations(paths: Sequence[str], base: Path) -> Iterator[Conversation]:
         DataError: nothing is there; or, once that is read, something is no conversation: names the file, the place and
             what to do.
     """
-    return _read(find(paths, base, (*LINES, *TABLES)), conversation_of)
+    return _read(paths, base, conversation_of)
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def pairs(paths: Sequence[str], base: Path) -> Iterator[Pair]:
     Raises:
         DataError: as `conversations`.
     """
-    return _read(find(paths, base, (*LINES, *TABLES)), pair_of)
+    return _read(paths, base, pair_of)
 
 
 def are_pairs(paths: Sequence[str], base: Path) -> bool:
@@ -131,21 +132,39 @@ def are_chats(paths: Sequence[str], base: Path) -> Literal["conversations", "pre
 
 def _first_row(paths: Sequence[str], base: Path) -> Mapping[str, Any]:
     """Return the first row of files; empty: there is none."""
-    return next(_read(find(paths, base, (*LINES, *TABLES)), lambda row, _name, _place: row), {})
+    return next((row for row, _name, _place in rows_of(paths, base)), {})
 
 
 def _is_pair(row: Mapping[str, Any]) -> bool:
     return all(row.get(each) is not None for each in _PAIR)
 
 
-def _read(files: Sequence[Found], made: Callable[[Mapping[str, Any], str, str], T]) -> Iterator[T]:
-    names = {*_BESIDE, *_PAIR, *_ASKED, *(name for form in _FORMS for name in form)}
+def _read(paths: Sequence[str], base: Path, made: Callable[[Mapping[str, Any], str, str], T]) -> Iterator[T]:
+    rows = rows_of(paths, base)
+    return (made(row, name, place) for row, name, place in rows)
+
+
+def rows_of(
+    paths: Sequence[str], base: Path, names: Collection[str] = ()
+) -> Iterator[tuple[Mapping[str, Any], str, str]]:
+    """Return the rows of files, each with its name and, for people, its place.
+
+    Args:
+        paths: as of `conversations`.
+        names: fields that are read of tables, beside those of conversations.
+
+    Raises:
+        DataError: as `conversations`.
+    """
+    return _rows(find(paths, base, (*LINES, *TABLES)), {*_FIELDS, *names})
+
+
+def _rows(files: Sequence[Found], names: Collection[str]) -> Iterator[tuple[Mapping[str, Any], str, str]]:
     for file in files:
         is_table = has_ending(file.path.name, TABLES)
         for number, place, row in table_rows(file.path, names) if is_table else json_objects(file.path):
             # A table has all fields in all its rows; those that a row lacks are null.
-            told = _without_nulls(row) if is_table else row
-            yield made(told, f"{file.name}:{number}", place)
+            yield _without_nulls(row) if is_table else row, f"{file.name}:{number}", place
 
 
 def conversation_of(row: Mapping[str, Any], name: str, place: str) -> Conversation:
@@ -203,7 +222,7 @@ def pair_of(row: Mapping[str, Any], name: str, place: str) -> Pair:
         _side([row[each]] if isinstance(row[each], Mapping) else row[each], "assistant", each, place) for each in _PAIR
     ]
     if any(side[0]["role"] == "assistant" for side in sides):  # else each is a whole conversation
-        asked = _asked(row, place)
+        asked = asked_of(row, place)
         if asked[-1]["role"] == "assistant":
             raise DataError(
                 f"{place}: what was asked ends with an answer. Leave that out, or name it chosen or rejected."
@@ -219,14 +238,18 @@ def pair_of(row: Mapping[str, Any], name: str, place: str) -> Pair:
     return Pair(name, place, chosen, rejected)
 
 
-def _asked(row: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
-    """Return the messages that both answers of a pair follow."""
+def asked_of(row: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
+    """Return the messages that an answer is to follow.
+
+    Raises:
+        DataError: there are none.
+    """
     form = next((field for field in _ASKED if row.get(field) is not None), None)
     match form:
         case None:
             raise DataError(
-                f"{place}: chosen and rejected answer nothing: it has {', '.join(sorted(row))}. Name what was asked "
-                "prompt; or let both be lists of messages that begin with it."
+                f"{place}: its answers answer nothing: it has {', '.join(sorted(row))}. Name what was asked prompt; or "
+                "let chosen and rejected be lists of messages that begin with it."
             )
         case "instruction":
             return list(_alpaca({**row, "output": ""}, place))[:-1]

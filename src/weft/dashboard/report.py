@@ -9,7 +9,7 @@ Pure: figures in, text out.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -31,6 +31,8 @@ from weft.events import BranchOpened, PeerStarted, PeerStopped, Preferred
 from weft.ids import PeerId, several
 from weft.run.amend import ADAPTER, MODEL, TOKENIZER, run_file_of, text_of, without_places
 from weft.run.config import FolderAdapter, RunConfig, RunFile
+from weft.store.evaluations import Evaluation
+from weft.wire import printable
 
 MAX_FAULTS = 40  # that are told one by one, and moves
 MAX_SPANS = 6  # peers that are named in a sentence
@@ -80,18 +82,39 @@ class Section:
     picture: str = ""  # SVG
 
 
-def told_of(run: Run) -> list[Section]:
-    """Return a report's sections."""
+def told_of(run: Run, evaluations: Sequence[Evaluation] = ()) -> list[Section]:
+    """Return a report's sections.
+
+    Args:
+        evaluations: how its models did on tasks, the oldest first.
+    """
     tree, now = run.history.whole(), run.history.now
     return [
         Section("In short", tuple(_short(run, tree))),
         *_curves([run], [tree]),
+        *_tasks(evaluations),
         Section("Peers", table=_peers(now.peers)),
         *_stages(run, tree),
         Section("Faults survived", *_faults(run, tree)),
         Section("Environment", table=_environment(now.peers)),
         *_configuration(run),
     ]
+
+
+def _tasks(evaluations: Sequence[Evaluation]) -> Iterator[Section]:
+    """Yield a table for each file of tasks: a column for what the run began with, and for each round that was asked."""
+    for of in dict.fromkeys(each.digest for each in evaluations):
+        columns = sorted(
+            (each for each in evaluations if each.digest == of),
+            key=lambda each: -1 if each.round is None else each.round,
+        )
+        names = ["before" if each.round is None else f"round {each.round}" for each in columns]
+        table = [("tasks", "number", *names)]
+        for results in zip(*(each.results for each in columns), strict=True):
+            shares = (figures.percent(each.right, each.num) for each in results)
+            table.append((printable(results[0].kind) or "all", str(results[0].num), *shares))
+        text = f"{printable(columns[0].tasks)}: how many were answered rightly."
+        yield Section("Tasks", (text,), table=tuple(table))
 
 
 def compared(runs: Sequence[Run]) -> list[Section]:

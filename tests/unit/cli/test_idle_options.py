@@ -226,7 +226,18 @@ TABLE: dict[str, Rows] = {
     "serve key list": {"--keys": ALWAYS},
     "serve key remove": {"--keys": ALWAYS},
     "chat": dict.fromkeys(("--model", "--key-file", "--system", "--temperature", "--max-tokens"), ALWAYS),
-    "eval": dict.fromkeys(("--data", "--windows", "--device"), ALWAYS),
+    "eval": {
+        "--device": ALWAYS,
+        "--tasks": ALWAYS,
+        **{
+            option: (Refused(f"eval last --tasks x.jsonl {option} {value}", "asks questions, and measures no loss"),)
+            for option, value in {"--data": "x.txt", "--windows": "3"}.items()
+        },
+        **{
+            option: (Refused(f"eval last {option} {value}".rstrip(), "there are no --tasks"),)
+            for option, value in {"--before": "", "--plain": "", "--max-tokens": "9", "--answers": "x.jsonl"}.items()
+        },
+    },
     "export": {
         "--dtype": ALWAYS,
         "--gguf": ALWAYS,

@@ -11,6 +11,7 @@ import typer
 
 from weft.cli.home import find_checkpoint, home_of
 from weft.cli.options import own_documents, own_nbytes
+from weft.cli.settings import refuse_idle
 from weft.cli.terminal import WorkLine, say_loading
 from weft.clock import SystemClock
 from weft.dashboard import figures
@@ -44,15 +45,42 @@ def eval(
         typer.Option(help="Text files, folders or globs; may be repeated. Default: the run's held-out text."),
     ] = None,
     windows: Annotated[int, typer.Option(help="Number of samples, spread evenly over the text; 0: all.", min=0)] = 0,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Questions with answers, in place of text: JSON lines or tables (docs/your_files.md); may be repeated."
+        ),
+    ] = None,
+    before: Annotated[
+        bool, typer.Option("--before", help="With --tasks: ask what the run began with, too, for comparison.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="With --tasks: do not use the chat template.")] = False,
+    max_tokens: Annotated[
+        int, typer.Option(help="With --tasks: an answer that is drawn has at most so many tokens.", min=1)
+    ] = 256,
+    answers: Annotated[
+        Path | None, typer.Option(help="With --tasks: a new file for what was answered, as JSON lines.", metavar="FILE")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
-    """Print the loss on held-out text, in nats per byte."""
+    """Print the loss on held-out text, in nats per byte; or how many tasks are answered rightly."""
+    if tasks:
+        refuse_idle(context, "--tasks asks questions, and measures no loss", "data", "windows")
+    else:
+        refuse_idle(context, "there are no --tasks", "before", "plain", "max_tokens", "answers")
     folder = find_checkpoint(checkpoint, home_of(context))  # what is not there is said at once
     say_loading()
     from weft.cli.model.trained import open_trained, say_which
 
     trained = open_trained(str(folder), home_of(context))
     say_which(trained, checkpoint)
+    if tasks:
+        from weft.cli.model.tasks import Way, ask
+
+        way = Way(max_tokens, has_template=not plain)
+        for line in ask(trained, tasks, way, device, home_of(context), answers, has_before=before):
+            typer.echo(line)
+        return
     text = _given(trained, data) if data else _heldout(trained, home_of(context))
     there = text.num_windows
     measured = min(windows or there, there)

@@ -48,6 +48,7 @@ def report(
     sources = [find(each, context) for each in (runs or (None,))]
     from weft.dashboard.report import told_of
     from weft.dashboard.run import Run
+    from weft.store.evaluations import read_evaluations
 
     tickets = [source for source in sources if not isinstance(source, tuple)]
     logs = [log.absolute() for source in sources if isinstance(source, tuple) for log in source]
@@ -67,7 +68,9 @@ def report(
             "To join it: weft join - with a fresh ticket. To report another run, name it: `weft runs` lists those of "
             "this home."
         )
-    _write(out or Path("report.html"), f"Run {found.title}", told_of(found))
+    folders = dict.fromkeys(log.absolute().parents[1] for log in logs)
+    evaluations = [each for folder in folders for each in read_evaluations(folder)]
+    _write(out or Path("report.html"), f"Run {found.title}", told_of(found, evaluations))
 
 
 async def _ask(ticket: "Ticket", transports: str | None, told: list[Entry]) -> "About":

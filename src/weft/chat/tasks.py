@@ -1,0 +1,146 @@
+"""Tasks whose answers can be checked, out of the files that people have.
+
+    {"question": "2 + 2?", "choices": ["3", "4"], "answer": 1}    its number from 0, its label, or itself
+    {"question": "2 + 2?", "answer": "4"}                         a text, or a list of texts of which any is right
+
+`question` may be `prompt`, or `messages` before the answer. Choices may be `{"text": [...], "label": [...]}`. `kind`
+names a group of tasks. `match` says when a text that was drawn is right:
+
+    exact       it is the answer, but for white space around it, and a full stop after it
+    contains    the answer stands in it
+    number      the last number in it is the answer's
+    json        it is JSON of the same value
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from weft.chat.conversations import asked_of, rows_of
+from weft.chat.template import Message
+from weft.errors import DataError
+from weft.ids import several
+
+Match = Literal["exact", "contains", "number", "json"]
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Task:
+    """
+    Args:
+        place: file and line, for people.
+        kind: its group; empty: none.
+        messages: what is asked, as templates know it.
+        choices: of which one is right; none: the answer is drawn.
+        answers: texts that are right, of choices their numbers.
+    """
+
+    place: str
+    kind: str
+    messages: tuple[Message, ...]
+    choices: tuple[str, ...]
+    answers: tuple[str, ...] | tuple[int, ...]
+    match: Match = "exact"
+
+    def is_right(self, said: str | int) -> bool:
+        """Return whether this answers it: the number of a choice, or a text."""
+        if isinstance(said, int):
+            return said in self.answers
+        return any(_matches(self.match, said, str(answer)) for answer in self.answers)
+
+
+def tasks_of(paths: Sequence[str], base: Path) -> Iterator[Task]:
+    """Return all tasks, in an order that depends on names only.
+
+    Args:
+        paths: files, folders or globs, relative to `base` or absolute.
+
+    Raises:
+        DataError: nothing is there; or, once that is read, something is no task: names the file and the place.
+    """
+    names = {"choices", "answer", "answerKey", "answers", "kind", "match"}
+    for row, _name, place in rows_of(paths, base, names):
+        yield task_of(row, place)
+
+
+def task_of(row: Mapping[str, Any], place: str) -> Task:
+    """Return the task that a row of a file holds.
+
+    Raises:
+        DataError: it is none.
+    """
+    answer = next((row[name] for name in ("answer", "answers", "answerKey") if row.get(name) is not None), None)
+    if answer is None:
+        raise DataError(f"{place}: no answer: it has {', '.join(sorted(row)) or 'no fields'}. Name it answer.")
+    match = row.get("match", "exact")
+    if match not in get_args(Match):
+        raise DataError(f"{place}: match is {str(match)[:40]!r}. Known are {', '.join(get_args(Match))}.")
+    texts, labels = _choices(row.get("choices"), place)
+    if texts:
+        answers: tuple[str, ...] | tuple[int, ...] = (_number(answer, texts, labels, place),)
+    else:
+        answers = tuple(_text(each, place) for each in (answer if isinstance(answer, list) else [answer]))
+        if not answers:
+            raise DataError(f"{place}: the list of right answers is empty. Give one.")
+    asked, system = asked_of(row, place), row.get("system")
+    if isinstance(system, str) and system and asked[0]["role"] != "system":
+        asked = [{"role": "system", "content": system}, *asked]
+    return Task(place, str(row.get("kind", "")), tuple(asked), texts, answers, match)
+
+
+def _choices(given: Any, place: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the choices, and what they are called."""
+    if given is None:
+        return (), ()
+    texts = given.get("text") if isinstance(given, Mapping) else given
+    labels = given.get("label") if isinstance(given, Mapping) else None
+    if not isinstance(texts, list) or not all(isinstance(each, str) and each for each in texts) or len(texts) < 2:
+        raise DataError(f"{place}: choices are no list of two texts or more.")
+    names = [chr(ord("A") + number) for number in range(len(texts))] if labels is None else labels
+    if not isinstance(names, list) or len(names) != len(texts):
+        raise DataError(f"{place}: there are {several(len(texts), 'choice')}, and not as many labels.")
+    return tuple(texts), tuple(str(each) for each in names)
+
+
+def _number(answer: Any, texts: Sequence[str], labels: Sequence[str], place: str) -> int:
+    """Return which choice an answer means."""
+    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(texts):
+        return answer
+    for known in (texts, labels):
+        if isinstance(answer, str) and known.count(answer) == 1:
+            return list(known).index(answer)
+    raise DataError(
+        f"{place}: the answer {str(answer)[:40]!r} is none of the {len(texts)} choices. Give its number, from 0 on, "
+        "its label, or its text."
+    )
+
+
+def _text(answer: Any, place: str) -> str:
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        raise DataError(f"{place}: the answer is neither text nor a number.")
+    return str(answer)
+
+
+def _matches(match: Match, said: str, answer: str) -> bool:
+    said = said.strip()
+    match match:
+        case "exact":
+            return said.removesuffix(".") == answer.strip().removesuffix(".")
+        case "contains":
+            return answer.strip() in said
+        case "number":
+            found, wanted = _NUMBER.findall(said), _NUMBER.findall(answer)
+            return bool(found and wanted) and _value(found[-1]) == _value(wanted[-1])
+        case "json":
+            try:
+                return bool(json.loads(said) == json.loads(answer))
+            except ValueError:
+                return False
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))

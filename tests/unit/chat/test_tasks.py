@@ -1,0 +1,105 @@
+"""Tasks are read in the forms that people have, and an answer is right or it is not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.chat.tasks import Match, Task, task_of, tasks_of
+from weft.errors import DataError
+
+ASKED = ({"role": "user", "content": "2 + 2?"},)
+
+
+def read(row: dict[str, Any]) -> Task:
+    return task_of(row, "tasks.jsonl, line 3")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "2 + 2?", "choices": ["3", "4"], "answer": 1},
+        {"question": "2 + 2?", "choices": ["3", "4"], "answer": "B"},
+        {"question": "2 + 2?", "choices": ["3", "4"], "answer": "4"},
+        {"prompt": "2 + 2?", "choices": {"text": ["3", "4"], "label": ["1", "2"]}, "answerKey": "2"},
+        {"messages": [ASKED[0]], "choices": ["3", "4"], "answer": 1, "kind": ""},
+    ],
+)
+def test_each_form_of_choices_is_the_same_task(row: dict[str, Any]) -> None:
+    found = read(row)
+    assert (found.messages, found.choices, found.answers) == (ASKED, ("3", "4"), (1,))
+    assert found.is_right(1)
+    assert not found.is_right(0)
+
+
+@pytest.mark.parametrize(
+    ("row", "answers"),
+    [
+        ({"question": "2 + 2?", "answer": "4"}, ("4",)),
+        ({"question": "2 + 2?", "answer": 4}, ("4",)),
+        ({"prompt": "2 + 2?", "answers": ["4", "four"]}, ("4", "four")),
+    ],
+)
+def test_each_form_of_an_answer_is_a_text(row: dict[str, Any], answers: tuple[str, ...]) -> None:
+    found = read(row)
+    assert (found.messages, found.choices, found.answers) == (ASKED, (), answers)
+
+
+def test_a_system_text_comes_first() -> None:
+    assert read({"question": "2 + 2?", "answer": "4", "system": "Be brief."}).messages == (
+        {"role": "system", "content": "Be brief."},
+        *ASKED,
+    )
+
+
+@pytest.mark.parametrize(
+    ("match", "answer", "right", "wrong"),
+    [
+        ("exact", "4", [" 4 ", "4.", "4\n"], ["It is 4", "44", "", "5"]),
+        ("contains", "4", ["It is 4!", "44"], ["four", ""]),
+        ("number", "1,200", ["2 + 1 is 1200", "1,200.0.", "-3 or 1200"], ["1200 or 5", "none", "12"]),
+        ("number", "-2.5", ["x = -2.50"], ["2.5"]),
+        ("json", '{"a": 1, "b": [2]}', ['{"b": [2],"a": 1.0}'], ['{"a": 1}', "{", '```{"a": 1, "b": [2]}```']),
+    ],
+)
+def test_what_is_right(match: Match, answer: str, right: list[str], wrong: list[str]) -> None:
+    task = read({"question": "?", "answer": answer, "match": match})
+    assert [text for text in right if not task.is_right(text)] == []
+    assert [text for text in wrong if task.is_right(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"question": "2 + 2?"}, "no answer: it has question. Name it answer"),
+        ({"answer": "4"}, "answer nothing: it has answer. Name what was asked"),
+        ({"question": "?", "answer": "4", "match": "fuzzy"}, "match is 'fuzzy'. Known are exact, contains"),
+        ({"question": "?", "answer": []}, "the list of right answers is empty"),
+        ({"question": "?", "answer": True}, "neither text nor a number"),
+        ({"question": "?", "choices": ["a"], "answer": 0}, "no list of two texts"),
+        ({"question": "?", "choices": ["a", 3], "answer": 0}, "no list of two texts"),
+        ({"question": "?", "choices": ["a", "b"], "answer": 2}, "the answer '2' is none of the 2 choices"),
+        ({"question": "?", "choices": ["a", "a"], "answer": "a"}, "is none of the 2 choices"),
+        ({"question": "?", "choices": {"text": ["a", "b"], "label": ["x"]}, "answer": 0}, "not as many labels"),
+    ],
+)
+def test_what_is_no_task_is_refused_with_its_place(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError) as refused:
+        read(row)
+    assert said in str(refused.value)
+    assert str(refused.value).startswith("tasks.jsonl, line 3: ")
+
+
+def test_files_and_tables_hold_tasks(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{"question": "2 + 2?", "choices": ["3", "4"], "answer": 1, "kind": "sum"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "b.parquet")
+    first, second = tasks_of(["a.jsonl", "b.parquet"], tmp_path)
+    assert (first.kind, first.choices, first.answers) == (second.kind, second.choices, second.answers)
+    (tmp_path / "a.jsonl").write_text('{"question": "?", "answer": "4"}\n{"question": "?"}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2: no answer"):
+        list(tasks_of(["a.jsonl"], tmp_path))
