@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tickets import signed_ticket
@@ -189,6 +189,7 @@ def test_a_ticket_of_members_is_short_and_names_only_what_there_is(each_at):
         assert any({each for each in addresses if each.startswith("tls")} <= set(member.addresses) for member in rest)
 
 
+@settings(max_examples=40)
 @given(ADDRESSES)
 def test_a_ticket_without_long_names_is_short_and_names_only_what_there_is(addresses):
     length, found = held(*addresses)
