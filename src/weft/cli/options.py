@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from weft.data.corpus import JsonlSource, ParquetSource, TextSource
     from weft.data.documents import Document
     from weft.engine.numbers import Kind
+    from weft.model.config import ModelConfig
 
 TICKET_VARIABLE = "WEFT_TICKET"
 NOT_SEEN = f'"-" reads it from standard input, @FILE from a file; left out, weft takes {TICKET_VARIABLE}.'
@@ -61,17 +62,17 @@ class Numbers(StrEnum):
     fp32 = "fp32"
 
 
-def kind_on(device: "torch.device", numbers: Numbers) -> "Kind":
-    """Return how weights are held on a device.
+def kind_on(device: "torch.device", numbers: Numbers, config: "ModelConfig") -> "Kind":
+    """Return how the weights of a whole model are held on a device.
 
     Raises:
         ConfigError: it does not multiply such numbers rightly.
     """
-    from weft.engine.load import kind_for, required
+    from weft.engine.load import kind_alone, required
 
     match numbers:
         case Numbers.auto:
-            return kind_for(device)
+            return kind_alone(config, device)
         case Numbers.int8:
             return required("int8", device)
         case Numbers.exact:

@@ -11,6 +11,7 @@ beyond (`probe`).
 """
 
 from collections.abc import Callable
+from statistics import median
 from typing import Literal, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from weft import rng
+from weft.clock import cpu_s
 from weft.engine.sizes import filled, of_matrices
 
 Kind = Literal["fp32", "bf16", "int8", "exact"]
@@ -126,6 +128,18 @@ def normed(
     mean = whole.square_().mean(-1, keepdim=True).mul_((most / _SQUARED).square_())
     found: Tensor = x * mean.add_(eps).rsqrt_().float() * weight
     return found
+
+
+def product_s(kind: Kind) -> float:
+    """Return the CPU time that a CPU takes for the product of one row and a matrix of eight million numbers, seconds:
+    the median of five."""
+    x, weight = torch.ones(1, 2048), torch.ones(4096, 2048)
+    matrix, took_s = MATRICES[kind](weight), list[float]()
+    for _ in range(6):
+        began_s = cpu_s()
+        matrix(x)
+        took_s.append(cpu_s() - began_s)
+    return median(took_s[1:])  # the first allocates
 
 
 def probe(device: torch.device) -> bool:

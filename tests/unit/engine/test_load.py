@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from unit.engine.test_step import CONFIG, CPU, vector_of
-from weft.engine.load import FULL_TEXTS, plan, weights_nbytes
-from weft.engine.numbers import Kind
+from weft.engine import load
+from weft.engine.load import FULL_TEXTS, kind_alone, plan, weights_nbytes
+from weft.engine.numbers import Kind, product_s
 from weft.engine.pages import PAGE
 from weft.engine.step import KeysAndValues, Weights, page_nbytes
 from weft.errors import ConfigError, TooLarge
@@ -16,6 +17,29 @@ def test_what_is_planned_is_what_is_held(kind: Kind) -> None:
     kept = KeysAndValues(CONFIG, 3, CPU, kind)
     tensors = [each for layer in kept.layers for each in vars(layer).values() if isinstance(each, torch.Tensor)]
     assert sum(each.nbytes for each in tensors) == 3 * page_nbytes(CONFIG, kind)
+
+
+@pytest.mark.parametrize(
+    ("int8_s", "is_right", "free_nbytes", "kind"),
+    [
+        (1.0, True, 1 << 40, "int8"),
+        (2.9, True, 1 << 40, "int8"),
+        (3.1, True, 1 << 40, "fp32"),
+        (3.1, True, 1 << 20, "int8"),  # full numbers would fill the machine
+        (0.5, False, 1 << 40, "bf16"),
+    ],
+)
+def test_a_cpu_without_instructions_for_eight_bits_holds_full_numbers(
+    int8_s: float, is_right: bool, free_nbytes: int, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "probe", lambda _device: is_right)
+    monkeypatch.setattr(load, "product_s", lambda kind: int8_s if kind == "int8" else 1.0)
+    monkeypatch.setattr(load, "free_nbytes", lambda _device: free_nbytes)
+    assert kind_alone(CONFIG, CPU) == kind
+
+
+def test_what_a_product_takes_is_measured() -> None:
+    assert 0 < product_s("fp32") < 10
 
 
 def test_there_is_room_for_one_text_at_least_and_no_more_than_is_of_use() -> None:
