@@ -117,8 +117,11 @@ def are_pairs(paths: Sequence[str], base: Path) -> bool:
     return _is_pair(_first_row(paths, base))
 
 
-def are_chats(paths: Sequence[str], base: Path) -> Literal["conversations", "preferences"] | None:
+def kind_of_rows(paths: Sequence[str], base: Path, *, has_text: bool) -> Literal["conversations", "preferences"] | None:
     """Return whether the first row of files is a conversation or a pair of answers; None: it is text, or neither.
+
+    Args:
+        has_text: a row that could be either, with a text beside, is text.
 
     Raises:
         DataError: as `are_pairs`.
@@ -127,7 +130,7 @@ def are_chats(paths: Sequence[str], base: Path) -> Literal["conversations", "pre
     if _is_pair(first):
         return "preferences"
     is_chat = any(all(first.get(each) is not None for each in form) for form in _FORMS)
-    return "conversations" if is_chat and not isinstance(first.get("text"), str) else None
+    return "conversations" if is_chat and not (has_text and isinstance(first.get("text"), str)) else None
 
 
 def _first_row(paths: Sequence[str], base: Path) -> Mapping[str, Any]:
@@ -248,8 +251,8 @@ def asked_of(row: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
     match form:
         case None:
             raise DataError(
-                f"{place}: its answers answer nothing: it has {', '.join(sorted(row))}. Name what was asked prompt; or "
-                "let chosen and rejected be lists of messages that begin with it."
+                f"{place}: it has {', '.join(sorted(row))}, and nothing that is asked. Name that prompt; of pairs, "
+                "chosen and rejected may be lists of messages that begin with it."
             )
         case "instruction":
             return list(_alpaca({**row, "output": ""}, place))[:-1]

@@ -25,7 +25,7 @@ from weft.errors import DataError
 from weft.ids import several
 
 Match = Literal["exact", "contains", "number", "json"]
-_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"(?<![\d.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?![\d])")
 
 
 @dataclass(frozen=True)
@@ -73,22 +73,35 @@ def task_of(row: Mapping[str, Any], place: str) -> Task:
     Raises:
         DataError: it is none.
     """
-    answer = next((row[name] for name in ("answer", "answers", "answerKey") if row.get(name) is not None), None)
+    row = {name: value for name, value in row.items() if value is not None}
+    answer = next((row[name] for name in ("answer", "answers", "answerKey") if name in row), None)
     if answer is None:
         raise DataError(f"{place}: no answer: it has {', '.join(sorted(row)) or 'no fields'}. Name it answer.")
+    texts, labels = _choices(row.get("choices"), place)
+    if texts and "match" in row:
+        raise DataError(f"{place}: match has no effect beside choices. Leave it out.")
     match = row.get("match", "exact")
     if match not in get_args(Match):
         raise DataError(f"{place}: match is {str(match)[:40]!r}. Known are {', '.join(get_args(Match))}.")
-    texts, labels = _choices(row.get("choices"), place)
     if texts:
-        answers: tuple[str, ...] | tuple[int, ...] = (_number(answer, texts, labels, place),)
+        answers: tuple[str, ...] | tuple[int, ...] = (
+            _number(answer, texts, labels, place, has_labels=isinstance(row["choices"], Mapping)),
+        )
     else:
         answers = tuple(_text(each, place) for each in (answer if isinstance(answer, list) else [answer]))
         if not answers:
             raise DataError(f"{place}: the list of right answers is empty. Give one.")
+        for each in answers:
+            if not each.strip() or not _matches(match, each, each):
+                raise DataError(f"{place}: no answer can be right by match = {match}: it is {each[:40]!r}.")
     asked, system = asked_of(row, place), row.get("system")
-    if isinstance(system, str) and system and asked[0]["role"] != "system":
+    if system is not None and not isinstance(system, str):
+        raise DataError(f"{place}: system is no text.")
+    if system and asked[0]["role"] != "system":
         asked = [{"role": "system", "content": system}, *asked]
+    if asked[-1]["role"] == "assistant" or not str(asked[-1].get("content") or "").strip():
+        what = "an answer" if asked[-1]["role"] == "assistant" else "empty"
+        raise DataError(f"{place}: nothing is asked: its last message is {what}.")
     return Task(place, str(row.get("kind", "")), tuple(asked), texts, answers, match)
 
 
@@ -106,16 +119,18 @@ def _choices(given: Any, place: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(texts), tuple(str(each) for each in names)
 
 
-def _number(answer: Any, texts: Sequence[str], labels: Sequence[str], place: str) -> int:
-    """Return which choice an answer means."""
-    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(texts):
-        return answer
-    for known in (texts, labels):
-        if isinstance(answer, str) and known.count(answer) == 1:
-            return list(known).index(answer)
+def _number(answer: Any, texts: Sequence[str], labels: Sequence[str], place: str, *, has_labels: bool) -> int:
+    """Return which choice an answer means: of labels that are given, the one it is; else its number, or a text."""
+    meant = {number for number, each in enumerate(labels) if each == str(answer)}
+    if not has_labels and isinstance(answer, int) and not isinstance(answer, bool):
+        meant = {answer} & set(range(len(texts)))
+    elif not has_labels or not meant:
+        meant |= {number for number, each in enumerate(texts) if each == answer}
+    if len(meant) == 1:
+        return meant.pop()
     raise DataError(
-        f"{place}: the answer {str(answer)[:40]!r} is none of the {len(texts)} choices. Give its number, from 0 on, "
-        "its label, or its text."
+        f"{place}: the answer {str(answer)[:40]!r} is {'none' if not meant else 'more than one'} of the {len(texts)} "
+        "choices. Give its number, from 0 on, its label, or its text."
     )
 
 
@@ -137,9 +152,14 @@ def _matches(match: Match, said: str, answer: str) -> bool:
             return bool(found and wanted) and _value(found[-1]) == _value(wanted[-1])
         case "json":
             try:
-                return bool(json.loads(said) == json.loads(answer))
-            except ValueError:
+                return _json(said) == _json(answer)
+            except (ValueError, RecursionError):
                 return False
+
+
+def _json(text: str) -> str:
+    """Return a JSON value in one form: true is not 1, and 1.0 is."""
+    return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
 
 
 def _value(number: str) -> float:

@@ -31,7 +31,7 @@ from weft.events import BranchOpened, PeerStarted, PeerStopped, Preferred
 from weft.ids import PeerId, several
 from weft.run.amend import ADAPTER, MODEL, TOKENIZER, run_file_of, text_of, without_places
 from weft.run.config import FolderAdapter, RunConfig, RunFile
-from weft.store.evaluations import Evaluation
+from weft.store.evaluations import Evaluation, Result
 from weft.wire import printable
 
 MAX_FAULTS = 40  # that are told one by one, and moves
@@ -108,13 +108,25 @@ def _tasks(evaluations: Sequence[Evaluation]) -> Iterator[Section]:
             (each for each in evaluations if each.digest == of),
             key=lambda each: -1 if each.round is None else each.round,
         )
-        names = ["before" if each.round is None else f"round {each.round}" for each in columns]
-        table = [("tasks", "number", *names)]
-        for results in zip(*(each.results for each in columns), strict=True):
-            shares = (figures.percent(each.right, each.num) for each in results)
-            table.append((printable(results[0].kind) or "all", str(results[0].num), *shares))
+        named = [("before" if each.round is None else f"round {each.round}", each.results) for each in columns]
         text = f"{printable(columns[0].tasks)}: how many were answered rightly."
-        yield Section("Tasks", (text,), table=tuple(table))
+        yield Section("Tasks", (text,), table=tuple(table_of(named)))
+
+
+def table_of(columns: Sequence[tuple[str, Sequence[Result]]]) -> list[tuple[str, ...]]:
+    """Return rows for people, the first is the head.
+
+    Args:
+        columns: what a model is called, and its results, of the same tasks.
+    """
+    rows: list[tuple[str, ...]] = [("tasks", "number", *(name for name, _ in columns))]
+    for each in zip(*(found for _, found in columns), strict=True):
+        name = printable(each[0].kind) or "all"
+        rows.append((name, str(each[0].num), *(figures.percent(one.right, one.num) for one in each)))
+        if each[0].right_by_length is not None:
+            shares = (figures.percent(one.right_by_length or 0, one.num) for one in each)
+            rows.append((f"{name}, by bytes", str(each[0].num), *shares))
+    return rows
 
 
 def compared(runs: Sequence[Run]) -> list[Section]:

@@ -53,8 +53,10 @@ def _together(model: Transformer, texts: Sequence[Scored]) -> list[float]:
             for start in range(0, max(len(targets), 1), LOGITS_AT_ONCE)
         ]
     )
-    rows = torch.nonzero(is_asked)[:, 0]
-    sums = torch.zeros(len(texts), dtype=torch.float64, device=weight.device).index_add_(0, rows, losses.double())
+    rows = torch.nonzero(is_asked)[:, 0].cpu()
+    sums = torch.zeros(len(texts), dtype=torch.float64).index_add_(
+        0, rows, losses.cpu().double()
+    )  # not every GPU has fp64
     return [-each for each in sums.tolist()]
 
 

@@ -42,22 +42,26 @@ class Chats:
         num: conversations, or pairs, of both sides.
         num_tokens: of all of them.
         num_answered: of those, how many are trained on.
-        num_cut: that are longer than a row.
+        num_too_long: that are longer than a row.
         seq_len: tokens of a row.
         train_rows, heldout_rows: that they fill.
     """
 
-    kind: ClassVar = "conversations"
     most_passes: ClassVar = PASSES
     to_keep_it: ClassVar = "If they must stay on this machine: --set is_private=true, docs/tuning.md"
     source: ConversationsSource
     num: int
     num_tokens: int
     num_answered: int
-    num_cut: int
+    num_too_long: int
     seq_len: int
     train_rows: int
     heldout_rows: int
+
+    @property
+    def kind(self) -> str:
+        """What a pass is over."""
+        return f"{self.called}s"
 
     @property
     def called(self) -> str:
@@ -84,7 +88,7 @@ class Chats:
         if self.train_rows >= peers:
             return 1
         raise DataError(
-            f"too few conversations to train on: {several(self.num, self.called)} fill "
+            f"too few {self.kind} to train on: {several(self.num, self.called)} fill "
             f"{several(self.train_rows, 'row')} of {self.seq_len} tokens, and {several(peers, 'peer')} need as many. "
             "Give more of them, or fewer peers."
         )
@@ -97,6 +101,9 @@ def read_chats(
     tokenizer: Tokenizer,
     context: int,
     on_read: Callable[[int], None] = lambda _nbytes: None,
+    *,
+    seq_len: int | None = None,
+    heldout: float = HELDOUT,
 ) -> Chats:
     """Read all conversations once, as a model reads them.
 
@@ -104,6 +111,8 @@ def read_chats(
         base: the folder that relative paths start from.
         context: tokens that the model takes.
         on_read: told how many bytes of text were read since it was told last.
+        seq_len: of a row; None: what holds the longest.
+        heldout: share that is held out.
 
     Raises:
         DataError: as `weft.chat.packing.split`, or the template refuses one.
@@ -111,19 +120,21 @@ def read_chats(
     renderer = renderer_of(source, template, tokenizer)
     lengths: dict[Split, list[int]] = {"train": [], "heldout": []}
     num_answered = 0
-    for side, each in split(source, HELDOUT, base):
+    for side, each in split(source, heldout, base):
         texts = [renderer.render(text) for text in each.texts]
         lengths[side].append(sum(len(text.ids) for text in texts))
         num_answered += sum(int(text.is_trained.sum()) for text in texts)
         on_read(sum(len(text.text.encode()) for text in texts))
     every = [*lengths["train"], *lengths["heldout"]]
-    seq_len = seq_len_of(max(every), context)
+    seq_len = seq_len_of(max(every), context) if seq_len is None else seq_len
+    if source.too_long == "leave_out":
+        lengths = {side: [length for length in there if length <= seq_len] for side, there in lengths.items()}
     return Chats(
         source=source,
         num=len(every),
         num_tokens=sum(every),
         num_answered=num_answered,
-        num_cut=sum(length > seq_len for length in every),
+        num_too_long=sum(length > seq_len for length in every),
         seq_len=seq_len,
         train_rows=num_rows(lengths["train"], seq_len),
         heldout_rows=num_rows(lengths["heldout"], seq_len),

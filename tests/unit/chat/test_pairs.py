@@ -70,7 +70,7 @@ def test_what_both_begin_with_is_not_learnt_from() -> None:
     [
         ({"prompt": "x", "chosen": "y"}, "line 3: no pair of answers: it has chosen, prompt, and lacks rejected"),
         ({"messages": [ASKED, GOOD]}, "lacks chosen and rejected. Rename its fields, or remove it"),
-        ({"chosen": "y", "rejected": "z"}, "answer nothing: it has chosen, rejected. Name what was asked"),
+        ({"chosen": "y", "rejected": "z"}, "it has chosen, rejected, and nothing that is asked. Name that prompt"),
         ({"prompt": "x", "chosen": "", "rejected": "z"}, "the assistant's turn 2 is empty"),
         ({"prompt": "x", "chosen": [], "rejected": "z"}, "field 'chosen' is empty"),
         ({"prompt": "x", "chosen": 3, "rejected": "z"}, "field 'chosen' is no list"),

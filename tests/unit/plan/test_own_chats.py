@@ -28,7 +28,7 @@ def chats(rows: int = 100, seq_len: int = 256, **change: object) -> Chats:
         "num": 3 * rows,
         "num_tokens": rows * seq_len,
         "num_answered": rows * seq_len // 3,
-        "num_cut": 0,
+        "num_too_long": 0,
         "seq_len": seq_len,
         "train_rows": rows,
         "heldout_rows": rows // 10,
@@ -76,6 +76,21 @@ def test_what_a_recipe_says_of_rate_and_adapter_is_what_is_proposed(kind: str) -
 @pytest.mark.parametrize(("tokens", "windows"), [(20_000, 8), (1_000_000, 117), (100_000_000, 256)])
 def test_evaluation_takes_a_tenth_of_the_time_at_most(tokens: int, windows: int) -> None:
     assert run_tree(chats(), name="x", model="m", tokens=tokens, peers=1)["train"]["evaluate_windows"] == windows
+
+
+def test_what_set_says_of_rows_counts(tmp_path: Path) -> None:
+    rows = [{"prompt": "say", "completion": "x" * (10 * n + 1)} for n in range(20)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def read(**change: object) -> Chats:
+        source = ConversationsSource(paths=("chats.jsonl",), too_long=change.pop("too_long", "cut"))  # type: ignore[arg-type]
+        return read_chats(source, tmp_path, Template(TEMPLATE), ByteTokenizer(), 4096, **change)  # type: ignore[arg-type]
+
+    usual, short = read(), read(seq_len=64)
+    assert (usual.seq_len, usual.num_too_long) == (256, 0)
+    assert (short.seq_len, short.num_too_long) == (64, 14)
+    assert read(seq_len=64, too_long="leave_out").train_rows < short.train_rows
+    assert read(heldout=0.5).heldout_rows > usual.heldout_rows
 
 
 @pytest.mark.parametrize("num", [4, 40, 400])

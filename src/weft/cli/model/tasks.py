@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from msgspec import UNSET
 
 from weft.chat.conversations import Conversation
 from weft.chat.rendering import Renderer
@@ -23,24 +22,25 @@ from weft.chat.tasks import Task, tasks_of
 from weft.chat.template import ends_of, template_of
 from weft.chat.vocabulary import Vocabulary
 from weft.cli.model.trained import Trained, place
-from weft.cli.terminal import WorkLine
+from weft.cli.terminal import WorkLine, tell
 from weft.clock import SystemClock
-from weft.dashboard import figures
+from weft.dashboard.report import table_of
 from weft.data.store import write_atomically
 from weft.engine.draw import Drawing
 from weft.engine.engine import Engine, Wanted
 from weft.engine.load import engine_of, free_nbytes, plan
 from weft.engine.numbers import Kind
-from weft.errors import ConfigError, DataError, DiskFull
+from weft.errors import ConfigError, DataError, DiskFull, NotFinite
 from weft.ids import several
 from weft.inference.likelihood import Scored, log_likelihoods
 from weft.model.config import plain
+from weft.model.peft import merged
 from weft.progress import Meter
 from weft.run.frozen import base_of
 from weft.run.genesis import initial
 from weft.store.evaluations import Evaluation, Result, keep_evaluation
 from weft.store.home import Home
-from weft.wire import digest, printable
+from weft.wire import digest
 
 Answer = tuple[int, int] | str  # the likeliest choice, by the whole and by bytes; or what was drawn
 AT_ONCE = 32  # texts that are drawn together
@@ -72,8 +72,10 @@ class Way:
     has_template: bool
 
     def digest(self, tasks: Sequence[Task]) -> str:
-        """Return what names these tasks, put in this way."""
-        return digest(msgspec.json.encode((tasks, self)))
+        """Return what names these tasks, wherever their file lies, put in this way."""
+        asked = [(each.kind, each.messages, each.choices, each.answers, each.match) for each in tasks]
+        most = 0 if all(each.choices for each in tasks) else self.max_tokens
+        return digest(msgspec.json.encode((asked, most, self.has_template)))
 
 
 class Asker:
@@ -115,58 +117,68 @@ class Asker:
     # --- choices ---
 
     def _chosen(self, tasks: Sequence[Task], on_done: Callable[[int], None]) -> list[tuple[int, int]]:
-        texts = [self._scored(task, choice) for task in tasks for choice in task.choices]
-        if not texts:
+        scored = [self._scored(task, choice) for task in tasks for choice in task.choices]
+        if not scored:
             return []
+        texts, num_bytes = [each for each, _ in scored], np.array([num for _, num in scored])
         model, found = self._trained.on(str(self._device)), np.zeros(len(texts))
         for number, likelihood in log_likelihoods(model, texts):
             found[number] = likelihood
+        if not np.isfinite(found).all():
+            raise NotFinite("a likelihood is NaN or infinite: the weights are broken. Use an earlier checkpoint.")
+        del model
         answers, start = list[tuple[int, int]](), 0
         for task in tasks:
             here = found[start : start + len(task.choices)]
-            by_byte = here / [len(choice.encode()) for choice in task.choices]
+            by_byte = here / num_bytes[start : start + len(task.choices)]
             answers.append((int(here.argmax()), int(by_byte.argmax())))
             start += len(task.choices)
         on_done(len(tasks))
         return answers
 
-    def _scored(self, task: Task, choice: str) -> Scored:
+    def _scored(self, task: Task, choice: str) -> tuple[Scored, int]:
+        """Return a choice behind its question, and how many bytes of text are asked about: of a template with the marks
+        of an answer's end."""
         if self._template is not None:
             answered = (*task.messages, {"role": "assistant", "content": choice})
             before = frozenset(range(sum(each["role"] == "assistant" for each in task.messages)))
             asked = Conversation(task.place, task.place, answered, passed_over=before)
             rendered = Renderer(self._template, self._vocabulary).render(asked)
             self._require_room(len(rendered.ids), task)
-            return Scored(rendered.ids, rendered.is_trained)
+            num = sum(len(rendered.text[start:stop].encode()) for start, stop in rendered.spans)
+            return Scored(rendered.ids, rendered.is_trained), num
         question = _plain(task)
-        num_asked = len(self._trained.tokenizer.encode(question))
-        ids = self._trained.tokenizer.encode(f"{question} {choice}")
+        num_asked = len(self._vocabulary.encode_plain(question))
+        ids = self._vocabulary.encode_plain(f"{question} {choice}")
         self._require_room(len(ids), task)
-        return Scored(np.asarray(ids, np.uint32), np.arange(len(ids)) >= max(num_asked, 1))
+        scored = Scored(np.asarray(ids, np.uint32), np.arange(len(ids)) >= max(num_asked, 1))
+        return scored, len(f" {choice}".encode())
 
     # --- answers that are drawn ---
 
     def _prompt(self, task: Task) -> list[int]:
         if self._template is None:
-            ids = [int(each) for each in self._trained.tokenizer.encode(_plain(task))]
+            ids = self._vocabulary.encode_plain(_plain(task))
         else:
             messages = [self._vocabulary.guarded_tree(each) for each in task.messages]
             try:
                 ids = self._vocabulary.encode(self._template.render(messages, wall_s=0.0))
             except DataError as error:
                 raise DataError(f"{task.place}: {error}") from None
-        self._require_room(len(ids) + 1, task)
+        self._require_room(len(ids), task, num_more=1)
         return ids
 
-    def _require_room(self, num: int, task: Task) -> None:
-        if num > (most := self._trained.config.max_seq_len):
+    def _require_room(self, num: int, task: Task, num_more: int = 0) -> None:
+        if num + num_more > (most := self._trained.config.max_seq_len):
             raise DataError(
-                f"{task.place}: it has {several(num, 'token')}, and the model reads {most:,}. Shorten it, or leave it "
-                "out."
+                f"{task.place}: it has {several(num, 'token')}, and the model reads {most:,}, with the answer. Shorten "
+                "it, or leave it out."
             )
 
     async def _drawn(self, prompts: Sequence[list[int]], on_done: Callable[[int], None]) -> list[str]:
         config, kind = self._trained.config, _kind(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # of models before: what they had counts as taken
         longest = min(max(map(len, prompts)) + self._way.max_tokens, config.max_seq_len)
         planned = plan(config, self._device, kind, longest, None, free_nbytes(self._device))
         engine = engine_of(config, self._trained.vector, self._device, planned, longest)
@@ -202,7 +214,7 @@ def _kind(device: torch.device) -> Kind:
 
 
 def _plain(task: Task) -> str:
-    return "\n".join(str(each["content"]) for each in task.messages)
+    return "\n".join(str(each["content"]) for each in task.messages if each.get("content"))
 
 
 # --- what comes of it ---
@@ -248,11 +260,13 @@ def ask(
                 round=None if is_before else trained.round,
                 results=found,
             )
-            keep_evaluation(home / "runs" / trained.run.run, evaluation)
-        if out is not None and not is_before:
-            _write(out, tasks, answers)
+            folder = home / "runs" / trained.run.run
+            if folder.is_dir() and not keep_evaluation(folder, evaluation):
+                tell(f"reports will not show these figures: they cannot be written into {folder}")
     yield f"{several(len(tasks), 'task')}, put {asker.manner}"
-    yield from lines(table(columns))
+    yield from lines(table_of(columns))
+    if out is not None:
+        _write(out, tasks, answers)
 
 
 def _began_with(trained: Trained, home: Path) -> Trained:
@@ -264,12 +278,12 @@ def _began_with(trained: Trained, home: Path) -> Trained:
     run = trained.run
     if run is None:
         raise ConfigError(f"--before: {trained.folder} is no run of weft, so nobody knows what it began with.")
-    if run.base is not UNSET:
-        vector = base_of(run, Home(home))
-    elif run.is_seeded:
+    base = base_of(run, Home(home))
+    if base is None and run.is_seeded:
         raise ConfigError("--before: the run began with random weights, which answer nothing. Leave it out.")
-    else:
-        vector = initial(run, Home(home))
+    vector = initial(run, Home(home))
+    if vector is not None and base is not None:
+        vector = merged(run.model, base, vector)
     if vector is None:
         raise ConfigError("--before: the weights that the run began with are not here. Leave it out.")
     return replace(trained, config=plain(run.model), vector=vector, round=0, adapter=None)
@@ -287,7 +301,8 @@ def results(tasks: Sequence[Task], answers: Sequence[Answer]) -> tuple[Result, .
     """Return how many are right of each kind, in the order of the file, and of all, which have the name ""."""
     kinds = [each for each in dict.fromkeys(task.kind for task in tasks) if each]
     pairs = list(zip(tasks, answers, strict=True))
-    groups = [(kind, [pair for pair in pairs if pair[0].kind == kind]) for kind in kinds if len(kinds) > 1]
+    has_groups = len({task.kind for task in tasks}) > 1
+    groups = [(kind, [pair for pair in pairs if pair[0].kind == kind]) for kind in kinds if has_groups]
     return tuple(_result(kind, group) for kind, group in [*groups, ("", pairs)])
 
 
@@ -296,22 +311,6 @@ def _result(kind: str, group: Sequence[tuple[Task, Answer]]) -> Result:
     right = sum(task.is_right(answer if isinstance(answer, str) else answer[0]) for task, answer in group)
     by_length = sum(task.is_right(answer if isinstance(answer, str) else answer[1]) for task, answer in group)
     return Result(kind=kind, num=len(group), right=right, right_by_length=by_length if has_choices else None)
-
-
-def table(columns: Sequence[tuple[str, Sequence[Result]]]) -> list[tuple[str, ...]]:
-    """Return rows for people, the first is the head.
-
-    Args:
-        columns: what a model is called, and its results, of the same tasks.
-    """
-    rows = [("tasks", "number", *(name for name, _ in columns))]
-    for each in zip(*(found for _, found in columns), strict=True):
-        name = printable(each[0].kind) or "all"
-        rows.append((name, str(each[0].num), *(figures.percent(one.right, one.num) for one in each)))
-        if each[0].right_by_length is not None:
-            shares = (figures.percent(one.right_by_length or 0, one.num) for one in each)
-            rows.append((f"{name}, by bytes", str(each[0].num), *shares))
-    return rows
 
 
 def lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

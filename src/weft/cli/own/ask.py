@@ -44,7 +44,7 @@ class Asks:
             ConfigError: of `read`, for what an option says.
         """
         if given is not None or (not self._is_on and usual is not None):
-            answer = given or usual or ""
+            answer = str(usual if given is None else given)
             tell(f"{question.partition(':')[0].partition(',')[0]}: {answer}{'' if given is None else ', as given'}")
             return read(answer)
         while True:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MAX_RUN_FILE_NBYTES = 1 << 20  # larger text is no run file
 USUAL_S = 3600.0  # of training at most, unless more is asked for
 MAX_PEERS = 64
-_QUESTIONS = {"name": "--run-name", "model.size": "--size", "peers": "--peers", "train.tokens": "--length"}
+_QUESTIONS = {"name": "--run-name", "peers": "--peers", "train.tokens": "--length"}
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,8 @@ def _longer(text: Path, path: Path, wanted: str, home: Path) -> list[str]:
     from weft.run.config import RunFile
 
     meant, tree = length("--length", wanted), load_tree(path)
-    is_bytes = tree.get("tokenizer", {}).get("type") == "bytes"
+    is_chat = tree.get("data", {}).get("source", {}).get("type") in ("conversations", "preferences")
+    is_bytes = tree.get("tokenizer", {}).get("type") == "bytes" and not is_chat
     if meant.seconds is not None:
         raise ConfigError(
             f"--length {wanted[:40]}: of a run that goes on, weft takes tokens or passes, of the run from its first "
@@ -281,8 +282,8 @@ def _longer(text: Path, path: Path, wanted: str, home: Path) -> list[str]:
         )
     if meant.passes is not None and not is_bytes:
         raise ConfigError(
-            f"--length {wanted[:40]}: by {path} tokens are no bytes, so weft cannot tell how many a pass over the text "
-            "has. Give the length in tokens: 5Mtokens."
+            f"--length {wanted[:40]}: by {path} tokens are no bytes, so weft cannot tell how many a pass has. "
+            "Give the length in tokens: 5Mtokens."
         )
     if meant.passes is not None:
         whole = _whole(text)
@@ -361,13 +362,15 @@ def _as_file(text: Path, tree: dict[str, Any], folder: Path) -> bytes:
     def seen(path: Path) -> str:
         return path.name if path.parent == folder else str(path)
 
-    tree["data"]["source"]["paths"] = [seen(_whole(text))]
+    source = tree["data"]["source"]
+    recipe = {"conversations": "chat-lora.toml", "preferences": "prefer.toml"}.get(source["type"], "mytext.toml")
+    source["paths"] = [seen(_whole(text))]
     for table in (tree["model"], tree["tokenizer"]):
         if os.path.isabs(path := table.get("path", "")):
             table["path"] = seen(Path(path))
     head = (
         f"# Made by `weft train {text.name}`, which goes on with it. docs/run_file.md has all fields,\n"
-        f"# recipes/mytext.toml the reasons. If you change it, `weft train` says what that means for the run.\n"
+        f"# recipes/{recipe} the reasons. If you change it, `weft train` says what that means for the run.\n"
     )
     return (head + tomli_w.dumps(tree)).encode()
 
@@ -435,9 +438,9 @@ def _answered(
     from weft.run.idle import without_effect
     from weft.sync.records.acts import MAX_TOKENS
 
-    rows = None if _is_told(changed) else subjects.rows_of(whole)
+    rows = None if _is_told(changed) else subjects.kind_of_file(whole, has_model=wishes.model is not None)
     _require_of_kind(text, rows, wishes, asked)
-    _check_questions(changed, rows)
+    _check_questions(changed, rows, asked.before)
     model = () if asked.before is not None else ("--size",) if rows is None else ("--model",)
     questions = ("--run-name", *model, "--peers", "--length")
     about_what = f"how to train {'this text' if rows is None else 'on these conversations'}"
@@ -540,10 +543,16 @@ def _require_of_kind(text: Path, rows: "Rows | None", wishes: Wishes, asked: Ask
         )
 
 
-def _check_questions(changed: dict[str, Any], rows: "Rows | None") -> None:
-    questions = _QUESTIONS | ({} if rows is None else {"model.path": "--model", "tokenizer.path": "--model"})
+def _check_questions(changed: dict[str, Any], rows: "Rows | None", before: Learnt | None) -> None:
+    """
+    Raises:
+        ConfigError: --set says what a question asks, or what the run before says.
+    """
+    of_model = {"model.size": "--size"} if rows is None else {"model.path": "--model", "tokenizer.path": "--model"}
     for dotted in changed:
-        if dotted in questions:
+        if before is not None and dotted.partition(".")[0] in ("model", "tokenizer"):
+            raise ConfigError(f"--set {dotted}: the model is what {before}. Leave it out.")
+        if dotted in (questions := _QUESTIONS | of_model):
             raise ConfigError(f"--set {dotted}: for your own text, {questions[dotted]} says that. Give it instead.")
 
 

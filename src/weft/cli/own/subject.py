@@ -5,14 +5,14 @@ OwnChats    conversations or pairs of answers, and a chat model, which an adapte
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from weft.chat.conversations import are_chats
+from weft.chat.conversations import kind_of_rows
 from weft.cli.model.conversations import template_for
 from weft.cli.model.trained import open_words
 from weft.cli.own.after import Learnt, model_beside
@@ -33,10 +33,12 @@ from weft.model.config import Size
 from weft.model.weights import read_config
 from weft.plan import own_chats, own_text
 from weft.plan.own_chats import Chats
-from weft.plan.own_text import Answers, Source, Text
+from weft.plan.own_text import HELDOUT, Answers, Source, Text
 from weft.progress import Meter
 from weft.run.config import RunFile
 
+N = TypeVar("N")
+D = TypeVar("D")
 _DRAFT_TOKENS = 1 << 20
 Rows = Literal["conversations", "preferences"]
 
@@ -101,15 +103,18 @@ class Subject(Protocol):
         """Yield what else there is to say of the run."""
 
 
-def rows_of(text: Path) -> Rows | None:
+def kind_of_file(text: Path, *, has_model: bool) -> Rows | None:
     """Return what the rows of files hold if they are no text.
+
+    Args:
+        has_model: a model is named, so that rows which have a text, too, are not meant as text.
 
     Raises:
         DataError: nothing is there, or the first row cannot be read.
     """
     if isinstance(source_of([text.name], text.parent), TextSource):
         return None
-    return are_chats([text.name], text.parent)
+    return kind_of_rows([text.name], text.parent, has_text=not has_model)
 
 
 def changed_tree(tree: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
@@ -199,16 +204,23 @@ class OwnChats:
         template = template_for(model.called, came_with)
         with Meter("reading conversations", "B", WorkLine(), SystemClock(), None) as meter:
             self.found = own_chats.read_chats(
-                source, given.what.parent, template, model.tokenizer, model.context, meter.add
+                source,
+                given.what.parent,
+                template,
+                model.tokenizer,
+                model.context,
+                meter.add,
+                seq_len=_number(given.changed.get("train.seq_len"), int, None),
+                heldout=_number(given.changed.get("data.heldout_fraction"), float, HELDOUT),
             )
         _check(self.tree("text", _DRAFT_TOKENS, 1), given.changes)
 
     @property
     def said(self) -> str:
         found = self.found
-        cut = (
-            f", of which {found.num_cut:,} are longer than {found.seq_len} tokens and are cut" if found.num_cut else ""
-        )
+        how = "cut" if found.source.too_long == "cut" else "left out"
+        long = f", of which {found.num_too_long:,} are longer than {found.seq_len} tokens and are {how}"
+        cut = long if found.num_too_long else ""
         return (
             f"{several(found.num, found.called)}{cut}; {figures.amount(found.num_tokens)} tokens, of which answers are "
             f"{found.num_answered / found.num_tokens:.0%}; a tenth is held out, to measure the loss"
@@ -274,6 +286,12 @@ class _ChatModel:
 def _draft(subject: Subject) -> RunFile:
     found: RunFile = from_tree(subject.tree("draft", _DRAFT_TOKENS, 1), RunFile, where="own text")
     return found
+
+
+def _number(given: Any, kind: Callable[[Any], N], otherwise: D) -> N | D:
+    """Return what --set says, if it is a number above 0; what is none is refused with its name later."""
+    is_number = isinstance(given, int | float) and not isinstance(given, bool) and given > 0
+    return kind(given) if is_number else otherwise
 
 
 def text_source(text: Path, changed: Mapping[str, Any]) -> Source:

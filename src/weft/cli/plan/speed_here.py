@@ -128,6 +128,7 @@ def measure(
     *,
     on: str = "auto",
     num_threads: int = 0,
+    has_rows: bool = False,
 ) -> Here:
     """Return the pace of a device of this machine; takes about three seconds, longer where a step does: it is told.
 
@@ -136,6 +137,7 @@ def measure(
         timed: makes a step often enough and returns its seconds; None: those of the median of many.
         on: the device, as `PeerConfig.device` names it; auto: the best one.
         num_threads: of each peer; 0: its share of the cores.
+        has_rows: whether it trains on rows of whole texts.
 
     Raises:
         TooLarge: the model and one sample do not fit; says the figures.
@@ -145,11 +147,12 @@ def measure(
     device = choose(PeerConfig(device=on, threads=threads))
     free = float(host_free_nbytes() if device.is_cpu else device_free_nbytes(device))
     num_vectors = 5 if isinstance(train.loss, DpoConfig) else 4
-    needed = (
-        cost.vector_nbytes(num_base_parameters(model))
-        + num_vectors * cost.vector_nbytes(num_parameters(model))
-        + cost.activation_nbytes(decoder(model), 1, train.seq_len)
-    )
+    held = cost.vector_nbytes(num_base_parameters(model)) + num_vectors * cost.vector_nbytes(num_parameters(model))
+    micro_batch = train.batch_size
+    while (
+        needed := held + cost.activation_nbytes(decoder(model), micro_batch, train.seq_len)
+    ) > cost.SPARE * free and micro_batch > 1:
+        micro_batch //= 2
     if needed > cost.SPARE * free:
         raise TooLarge(
             f"--device here: {num_parameters(model):,} parameters and one sample need {needed / 1e9:.1f} GB on "
@@ -158,7 +161,7 @@ def measure(
         )
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    step = _step(model, train, device)
+    step = _step(model, train, device, micro_batch, has_rows=has_rows)
     watched, is_disturbed = Watched(step), False
     try:
         at_once = max(1.0, cores / threads) if device.is_cpu else 1.0
@@ -201,7 +204,9 @@ def measure_cut(
     return replace(here, tokens_per_s=here.tokens_per_s * timed / whole)
 
 
-def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[], None]:
+def _step(
+    model: ModelConfig, train: TrainConfig, device: Device, micro_batch: int, *, has_rows: bool
+) -> Callable[[], None]:
     """Return one inner step of the model, on tokens that are all zero.
 
     It has the parameters that a run begins with. PyTorch's own are so large that attention has one weight of 1 and
@@ -214,10 +219,8 @@ def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[]
     flat = over(module, first.clone(), base)
     optimizer, has_loss = inner.build(train.optimizer, flat), train.loss is not UNSET
     preference = Preference(train.loss, assemble(model, first, base)) if train.loss else None
-    backward = Backward(
-        flat, device, train.batch_size, is_compiled=False, emit=lambda _event: None, preference=preference
-    )
-    batch = blank(train.batch_size, train.seq_len, has_rows=has_loss, is_paired=has_loss)
+    backward = Backward(flat, device, micro_batch, is_compiled=False, emit=lambda _event: None, preference=preference)
+    batch = blank(train.batch_size, train.seq_len, has_rows=has_rows or has_loss, is_paired=has_loss)
 
     def step() -> None:
         backward.fill(batch)
@@ -321,7 +324,8 @@ def _others(num: int, model: ModelConfig, train: TrainConfig, threads: int) -> I
 
 def _work(model: ModelConfig, train: TrainConfig, threads: int, at_work: Connection, parent: int) -> None:
     torch.set_num_threads(threads)
-    step = _step(model, train, choose(PeerConfig(device="cpu", threads=threads)))
+    device = choose(PeerConfig(device="cpu", threads=threads))
+    step = _step(model, train, device, train.batch_size, has_rows=False)
     step()
     at_work.send_bytes(b"\0")
     while os.getppid() == parent:

@@ -30,8 +30,16 @@ class ThisMachine:
 
     def pace_of(self, described: RunFile, base: Path) -> Here:
         """Return how fast this machine trains what a run file describes; takes seconds."""
-        model, settings = unsealed(described, base).model, self._settings
-        return speed_here.measure(model, described.train, 1, on=settings.device, num_threads=settings.num_threads)
+        run, settings = unsealed(described, base), self._settings
+        check_fits(run, settings, self._device)  # what does not is refused before it is timed
+        return speed_here.measure(
+            run.model,
+            described.train,
+            1,
+            on=settings.device,
+            num_threads=settings.num_threads,
+            has_rows=run.data.has_rows,
+        )
 
     def takes(self, described: RunFile, here: Here, base: Path, learns_from: Text | Chats) -> Iterator[str]:
         """Yield what a run takes, line by line; nothing that is not measured, counted or in closed form."""
@@ -68,6 +76,9 @@ class ThisMachine:
                 "later     once several machines hold the run, none of them can change it, or make it longer, alone. "
                 "Who may is said now, with --set stewards=...: docs/stewards.md"
             )
+        if described.is_private:
+            yield f"others    whoever has the ticket can join, with {kind} of its own; those here stay here"
+            return
         yield (
             f"others    whoever has the ticket can join and then has the {kind}, which machines fetch from one "
             f"another. {learns_from.to_keep_it}"

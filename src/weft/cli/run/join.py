@@ -196,7 +196,7 @@ def _network(terms: "Terms") -> tuple[str, str]:
         alone = f"; a round alone takes {figures.seconds(rounds.round_s)}, of {steps}"
     if terms.rest is not None:
         num_rounds, nbytes = terms.rest
-        rest = f", about {figures.nbytes(nbytes)} in the {several(num_rounds, 'round')} that are left"
+        rest = f", about {figures.nbytes(nbytes)} until the run is complete, in {several(num_rounds, 'round')}"
     return (
         f"{of_round}{rest}, {_teams(terms)}computed from the sizes of model and method",
         f"          (bytes a day are not known: {terms.why_no_day}{alone}. weft says them ten minutes after you join; "

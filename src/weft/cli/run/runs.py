@@ -169,12 +169,13 @@ def _goes_on(held: "Held", kept: OnDisk, home: "Home") -> tuple[State, str]:
     """Return in which state a run is here, and how it goes on."""
     from weft.launch.runs import at_work_here, missing_shards
     from weft.launch.session import usual_name, who_keep
-    from weft.store.tickets import last_name
+    from weft.store.tickets import last_name, read_name
 
     outline, stands, weft = held.outline, kept.standing, command_for(home.root)
     train = f"{weft} train {short(held.run)}"
     if (peer := at_work_here(home, held.run)) is not None:
-        return "running", f"{last_name(home, peer) or usual_name(peer)} trains it now"
+        name = read_name(home.folder(held.run, peer)) or last_name(home, peer) or usual_name(peer)
+        return "running", f"{name} trains it now"
     if _is_anchored(held, home):
         return "running", "an anchor keeps it now"
     if outline is None and not _is_known(held, home):

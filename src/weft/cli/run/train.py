@@ -119,7 +119,7 @@ def train(
         own.refuse_for_run_file()
     if kind == "run file" and before is not None:
         path, changed, is_made = run_file_after(path, changed, before, is_new=new)
-    with _made_for(path if is_made else None) as begun:
+    with _made_for(path if is_made else None, has_model=before is not None) as begun:
         from weft.cli.run.running import Manner, run
         from weft.launch.corpus import Corpus
         from weft.launch.session import Names, Options
@@ -179,12 +179,13 @@ def _require_place(home: Path, chosen: "PeerConfig") -> None:
 
 
 @contextmanager
-def _made_for(path: Path | None) -> Iterator[Callable[["Emit"], None]]:
-    """Take a run file that was made for this start away again, with the model beside it, where no peer begins: it is
-    refused, or ended before. Yield what is to be called once one has begun.
+def _made_for(path: Path | None, *, has_model: bool) -> Iterator[Callable[["Emit"], None]]:
+    """Take a run file that was made for this start away again, where no peer begins: it is refused, or ended before.
+    Yield what is to be called once one has begun.
 
     Args:
         path: None: none was made.
+        has_model: the model beside it was made with it, and goes, too.
     """
     is_over = path is None
 
@@ -199,7 +200,8 @@ def _made_for(path: Path | None) -> Iterator[Callable[["Emit"], None]]:
         is_over = True
         with suppress(OSError):
             path.unlink()
-        shutil.rmtree(model_beside(path), ignore_errors=True)
+        if has_model:
+            shutil.rmtree(model_beside(path), ignore_errors=True)
         return f"nothing was begun, so {path} is removed again"
 
     with undone(take_away):

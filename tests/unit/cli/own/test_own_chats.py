@@ -9,9 +9,10 @@ from unit.cli.own.test_own_text import Begun, Terminal, begun, words
 from unit.cli.small import Weft
 from unit.cli.test_tuned import LOCAL, folder
 from weft.cli.plan import speed_here
+from weft.cli.run import running
 from weft.config import load, load_tree
 from weft.data.corpus import ConversationsSource, PreferencesSource
-from weft.errors import DataError
+from weft.errors import ConfigError, DataError
 from weft.run.config import DpoConfig, FolderModel, NewAdapter, RunFile
 
 __all__ = ["begun", "folder"]
@@ -74,6 +75,38 @@ def test_a_person_is_asked_which_model(weft: Weft, folder: Path, begun: Begun, m
     assert " passes over the conversations; more than 3 teach little" in said
 
 
+def test_a_model_of_the_name_that_weft_would_give_one_is_left_where_a_start_fails(
+    weft: Weft, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--after` writes a model beside the run file; this one is somebody's own."""
+
+    def fails(*_args: object, **_named: object) -> None:
+        raise ConfigError("cannot listen on 10.9.9.9")
+
+    (folder / "model").rename(folder / "chats-model")
+    monkeypatch.setattr(running, "run", fails)
+    there = sorted((folder / "chats-model").iterdir())
+    assert weft("train", "chats.jsonl", "--model", "chats-model", "--yes").code == 2
+    assert sorted((folder / "chats-model").iterdir()) == there
+    assert not (folder / "chats.toml").exists()
+
+
+def test_rows_that_have_a_text_too_are_conversations_where_a_model_is_named(
+    weft: Weft, folder: Path, begun: Begun
+) -> None:
+    rows = [{"instruction": f"say {n}", "input": "", "output": "ok", "text": "all of it"} for n in range(60)]
+    (folder / "alpaca.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert weft("train", "alpaca.jsonl", "--model", "model", "--yes").code == 0
+    assert isinstance(load(folder / "alpaca.toml", RunFile).data.source, ConversationsSource)
+
+
+def test_of_a_private_run_nobody_is_said_to_have_the_conversations(weft: Weft, folder: Path, begun: Begun) -> None:
+    answer = weft("train", "chats.jsonl", "--model", "model", "--yes", "--set", "is_private=true")
+    assert answer.code == 0, answer.err
+    assert "those here stay here" in words(answer)
+    assert "then has the conversations" not in words(answer)
+
+
 def test_the_same_conversations_again_find_their_run_file(weft: Weft, folder: Path, begun: Begun) -> None:
     assert weft("train", "chats.jsonl", "--model", "model", "--yes").code == 0
     before = (folder / "chats.toml").read_bytes()
@@ -101,7 +134,8 @@ def test_a_model_that_lies_elsewhere_is_named_by_its_whole_path(
         ("chats.jsonl --yes --model nowhere", "--model nowhere: no such model"),
         ("chats.jsonl --yes --model model --size nano", "--size: no effect here: chats.jsonl holds conversations"),
         ("chats.jsonl --yes --model model --set model.path=other", "--set model.path: for your own text, --model says"),
-        ("chats.jsonl --yes --model model --set adapter.rang=2", "adapter"),
+        ("chats.jsonl --yes --model model --set adapter.rang=2", 'no field "rang"'),
+        ("chats.jsonl --yes --model model --set model.size=nano", "model"),
         ("chats.jsonl --yes --model model --peers 60", "too few conversations to train on: 60 conversations fill"),
         ("chats.jsonl", "no terminal to ask you how to train on these conversations"),
         ("plain.jsonl --yes --model model", "--model: no effect here: plain.jsonl is text"),

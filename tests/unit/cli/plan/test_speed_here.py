@@ -29,7 +29,7 @@ def test_a_step_begins_with_the_parameters_that_a_run_begins_with(monkeypatch: p
 
     monkeypatch.setattr(speed_here, "Backward", backward)
     train = TrainConfig(seq_len=8, batch_size=2, tokens=64, schedule=ConstantConfig(lr=1e-3))
-    speed_here._step(model, train, choose(PeerConfig(device="cpu")))()
+    speed_here._step(model, train, choose(PeerConfig(device="cpu")), 2, has_rows=False)()
     assert torch.equal(made[0], initial_vector(model, 0))
 
 
