@@ -46,7 +46,7 @@ from weft.model.gguf import Words, write_gguf
 from weft.model.weights import FileDtype, write_folder
 
 VOCAB, CONTEXT, PROMPT = 32_000, 2048, 128
-AROUND = 8  # tokens that the engine draws beyond those of a turn: texts begin one after the other
+AROUND = 8  # tokens that the engine draws beyond those of a turn, and as many for each text: they begin one by one
 BATCHES = (1, 8, 32)
 LLAMA_FILES: dict[str, FileDtype] = {"f32": "float32", "bf16": "bfloat16"}  # it makes q8_0 of the first
 CPU = torch.device("cpu")
@@ -143,11 +143,13 @@ class Served:
 
     async def _all(self, num: int) -> None:
         async def one(prompt: list[int]) -> list[float]:
-            text = self._engine.begin(Wanted("bench", tuple(prompt), num + AROUND, self._drawing))
+            text = self._engine.begin(Wanted("bench", tuple(prompt), num + AROUND + AROUND * self._num, self._drawing))
             return [time.perf_counter() async for _ in text]
 
         times = await asyncio.gather(*(one(prompt) for prompt in prompts(self._num)))
         start, stop = max(each[0] for each in times), min(each[-1] for each in times)
+        if stop <= start:
+            raise RuntimeError(f"{self._num} texts were never under way together: draw more tokens of each (AROUND)")
         self.token_s = (stop - start) / max(1, sum(start < at <= stop for each in times for at in each))
 
     def close(self) -> None:
