@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from weft.data.corpus import JsonlSource, ParquetSource, TextSource
     from weft.data.documents import Document
     from weft.engine.numbers import Kind
-    from weft.model.config import ModelConfig
 
 TICKET_VARIABLE = "WEFT_TICKET"
 NOT_SEEN = f'"-" reads it from standard input, @FILE from a file; left out, weft takes {TICKET_VARIABLE}.'
@@ -58,11 +57,12 @@ class Numbers(StrEnum):
     auto = "auto"
     int8 = "int8"
     exact = "exact"
+    w8a16 = "w8a16"
     bf16 = "bf16"
     fp32 = "fp32"
 
 
-def kind_on(device: "torch.device", numbers: Numbers, config: "ModelConfig") -> "Kind":
+def kind_on(device: "torch.device", numbers: Numbers) -> "Kind":
     """Return how the weights of a whole model are held on a device.
 
     Raises:
@@ -72,11 +72,13 @@ def kind_on(device: "torch.device", numbers: Numbers, config: "ModelConfig") -> 
 
     match numbers:
         case Numbers.auto:
-            return kind_alone(config, device)
+            return kind_alone(device)
         case Numbers.int8:
             return required("int8", device)
         case Numbers.exact:
             return required("exact", device)
+        case Numbers.w8a16:
+            return required("w8a16", device)
         case Numbers.bf16:
             return "bf16"
         case Numbers.fp32:

@@ -185,4 +185,4 @@ def kept_of(kind: Kind, shape: tuple[int, int, int, int], device: torch.device) 
 
 def vector_nbytes(kind: Kind, width: int) -> int:
     """Return the bytes of one head's key, or value."""
-    return {"fp32": 4 * width, "bf16": 2 * width, "int8": 2 * width, "exact": width + 4}[kind]
+    return {"fp32": 4 * width, "bf16": 2 * width, "w8a16": 2 * width, "int8": 2 * width, "exact": width + 4}[kind]

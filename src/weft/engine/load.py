@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.engine.engine import Engine
-from weft.engine.numbers import Kind, probe, product_s
+from weft.engine.numbers import Kind, can_multiply, probe, product_s
 from weft.engine.pages import PAGE, num_pages
 from weft.engine.step import KeysAndValues, Stepper, Weights, page_nbytes
 from weft.errors import ConfigError, TooLarge
@@ -17,9 +17,14 @@ from weft.model.config import ModelConfig, num_layer_parameters, num_table_param
 from weft.model.sections import Section, whole
 
 KV_SHARE = 0.25  # of the memory that is free once the model is there
-NUMBER_NBYTES: dict[Kind, int] = {"fp32": 4, "bf16": 2, "int8": 1, "exact": 1}  # of a matrix that is multiplied by
-SLOWER = 3.0  # times as slow as full numbers, that eight-bit ones must be to give way: they are a quarter of the size
-ROOM = 0.5  # of the free memory, that full numbers may take where eight-bit ones would do
+NUMBER_NBYTES: dict[Kind, int] = {
+    "fp32": 4,
+    "bf16": 2,
+    "w8a16": 1,
+    "int8": 1,
+    "exact": 1,
+}  # of a matrix that is multiplied by
+SLOWER = 3.0  # times as slow as by halves, that products of eight bits must be to give way
 FULL_TEXTS = 64  # as long as the context: pages for more are of no use on most machines
 
 
@@ -50,14 +55,13 @@ def kind_for(device: torch.device) -> Kind:
     return "bf16"
 
 
-def kind_alone(config: ModelConfig, device: torch.device) -> Kind:
-    """Return the numbers of a machine that serves a whole model by itself: as `kind_for`, but full ones where a
-    processor has no instructions for eight-bit ones, so that those are slower, and there is room."""
+def kind_alone(device: torch.device) -> Kind:
+    """Return the numbers of a machine that serves a whole model by itself: as `kind_for`, but eight-bit weights times
+    halves where a processor has no instructions for products of eight bits, so that those are slower."""
     kind = kind_for(device)
-    if kind != "int8" or product_s("int8") <= SLOWER * product_s("fp32"):
+    if not can_multiply("w8a16", device) or (kind == "int8" and product_s("int8") <= SLOWER * product_s("w8a16")):
         return kind
-    most = weights_nbytes(config, "fp32") + num_pages(config.max_seq_len) * page_nbytes(config, "fp32")
-    return "fp32" if most <= ROOM * free_nbytes(device) else kind
+    return "w8a16"
 
 
 def required(kind: Kind, device: torch.device) -> Kind:
@@ -66,8 +70,10 @@ def required(kind: Kind, device: torch.device) -> Kind:
     Raises:
         ConfigError: it does not.
     """
-    if kind in {"int8", "exact"} and not probe(device):
+    if kind in {"int8", "exact"} and not can_multiply(kind, device):
         raise ConfigError(f"{device} does not multiply eight-bit integers rightly, which {kind} needs. Choose bf16.")
+    if not can_multiply(kind, device):
+        raise ConfigError(f"w8a16 is for CPUs, and {device} does not compute it. Choose bf16.")
     return kind
 
 

@@ -3,6 +3,7 @@
     fp32   as trained
     bf16   weights and activations rounded to bf16; sums in fp32, as the matmul has them
     int8   weights to seven bits with a scale per output, activations to eight with a scale per row; sums are integers
+    w8a16  weights to eight bits with a scale per output; activations rounded to bf16; sums in fp32; on CPUs alone
     exact  as int8; keys and values (`attention`) and norms are summed as integers, too
 
 Integer sums have no order: with `exact` a row comes to the same bits whatever else is in the step. Weights have seven
@@ -24,7 +25,7 @@ from weft import rng
 from weft.clock import cpu_s
 from weft.engine.sizes import filled, of_matrices
 
-Kind = Literal["fp32", "bf16", "int8", "exact"]
+Kind = Literal["fp32", "bf16", "w8a16", "int8", "exact"]
 MAX_WEIGHT, MAX_ACTIVATION = 63, 127
 
 
@@ -72,6 +73,20 @@ class Eight:
         return self._product(whole.to(torch.int8)).mul_(scale)
 
 
+class EightByHalf:
+    """Fast on CPUs that have no instructions for products of eight bits (AVX2, AVX-512 without VNNI)."""
+
+    def __init__(self, weight: Float[Tensor, "out in"]) -> None:
+        weight = weight.float()
+        self._scale = weight.abs().amax(1).clamp_min_(_LEAST) / MAX_ACTIVATION
+        self._weight = (weight / self._scale[:, None]).round_().to(torch.int8)
+        self.nbytes = self._weight.nbytes + self._scale.nbytes
+
+    def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
+        ones = torch.ones(len(self._scale), dtype=torch.bfloat16)  # it would round scales to bf16
+        return torch._weight_int8pack_mm(x.to(torch.bfloat16), self._weight, ones).float().mul_(self._scale)
+
+
 def rounded(x: Float[Tensor, "*rows width"]) -> tuple[Float[Tensor, "*rows width"], Float[Tensor, "*rows one"]]:
     """Return integers up to `MAX_ACTIVATION`, and the scales by which they are x again."""
     most = _largest(x)
@@ -108,9 +123,10 @@ def _packed(weight: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> Pro
     return product
 
 
-MATRICES: dict[Kind, type[Full] | type[Half] | type[Eight]] = {
+MATRICES: dict[Kind, type[Full] | type[Half] | type[EightByHalf] | type[Eight]] = {
     "fp32": Full,
     "bf16": Half,
+    "w8a16": EightByHalf,
     "int8": Eight,
     "exact": Eight,
 }
@@ -140,6 +156,32 @@ def product_s(kind: Kind) -> float:
         matrix(x)
         took_s.append(cpu_s() - began_s)
     return median(took_s[1:])  # the first allocates
+
+
+def can_multiply(kind: Kind, device: torch.device) -> bool:
+    """Return whether a device computes products of a kind, and rightly."""
+    if kind == "w8a16":
+        return has_w8a16(device)
+    return kind not in {"int8", "exact"} or probe(device)
+
+
+def has_w8a16(device: torch.device) -> bool:
+    """Return whether weights of eight bits are multiplied by halves on this device, and rightly."""
+    if device.type != "cpu":
+        return False
+    draws = rng.stream(0, "probe of products by halves")
+    for num_rows in (1, 8, 33):
+        x = torch.from_numpy(draws.integers(-128, 129, (num_rows, 256))).float()  # which bf16 holds whole
+        weight = torch.from_numpy(draws.integers(-MAX_ACTIVATION, MAX_ACTIVATION + 1, (64, 256))).float()
+        weight[:, 0] = MAX_ACTIVATION
+        try:
+            found = EightByHalf(weight)(x)
+        except (RuntimeError, AttributeError):  # a torch without such a product
+            return False
+        expected = x @ weight.t()
+        if not torch.allclose(found, expected, rtol=0.01, atol=0.01 * float(expected.abs().max())):
+            return False
+    return True
 
 
 def probe(device: torch.device) -> bool:

@@ -3,14 +3,14 @@ import torch
 
 from unit.engine.test_step import CONFIG, CPU, vector_of
 from weft.engine import load
-from weft.engine.load import FULL_TEXTS, kind_alone, plan, weights_nbytes
-from weft.engine.numbers import Kind, product_s
+from weft.engine.load import FULL_TEXTS, kind_alone, plan, required, weights_nbytes
+from weft.engine.numbers import Kind
 from weft.engine.pages import PAGE
 from weft.engine.step import KeysAndValues, Weights, page_nbytes
 from weft.errors import ConfigError, TooLarge
 
 
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8", "exact"])
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "w8a16", "int8", "exact"])
 def test_what_is_planned_is_what_is_held(kind: Kind) -> None:
     weights = Weights(CONFIG, vector_of(CONFIG), kind)
     assert weights.nbytes == pytest.approx(weights_nbytes(CONFIG, kind), rel=0.05)
@@ -20,26 +20,30 @@ def test_what_is_planned_is_what_is_held(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("int8_s", "is_right", "free_nbytes", "kind"),
+    ("int8_s", "is_right", "has_halves", "kind"),
     [
-        (1.0, True, 1 << 40, "int8"),
-        (2.9, True, 1 << 40, "int8"),
-        (3.1, True, 1 << 40, "fp32"),
-        (3.1, True, 1 << 20, "int8"),  # full numbers would fill the machine
-        (0.5, False, 1 << 40, "bf16"),
+        (1.0, True, True, "int8"),
+        (2.9, True, True, "int8"),
+        (3.1, True, True, "w8a16"),
+        (3.1, True, False, "int8"),
+        (0.5, False, True, "w8a16"),
+        (0.5, False, False, "bf16"),
     ],
 )
-def test_a_cpu_without_instructions_for_eight_bits_holds_full_numbers(
-    int8_s: float, is_right: bool, free_nbytes: int, kind: Kind, monkeypatch: pytest.MonkeyPatch
+def test_a_cpu_without_instructions_for_products_of_eight_bits_multiplies_by_halves(
+    int8_s: float, is_right: bool, has_halves: bool, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load, "probe", lambda _device: is_right)
+    monkeypatch.setattr(load, "can_multiply", lambda _kind, _device: has_halves)
     monkeypatch.setattr(load, "product_s", lambda kind: int8_s if kind == "int8" else 1.0)
-    monkeypatch.setattr(load, "free_nbytes", lambda _device: free_nbytes)
-    assert kind_alone(CONFIG, CPU) == kind
+    assert kind_alone(CPU) == kind
 
 
-def test_what_a_product_takes_is_measured() -> None:
-    assert 0 < product_s("fp32") < 10
+def test_what_is_asked_for_and_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert required("w8a16", CPU) == "w8a16"
+    monkeypatch.setattr(load, "can_multiply", lambda _kind, _device: False)
+    with pytest.raises(ConfigError, match="w8a16 is for CPUs"):
+        required("w8a16", CPU)
 
 
 def test_there_is_room_for_one_text_at_least_and_no_more_than_is_of_use() -> None:

@@ -135,7 +135,7 @@ def test_sections_one_after_the_other_give_the_logits_of_the_whole_model(form: s
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "share"), [("bf16", 0.02), ("int8", 0.05), ("exact", 0.05)])
+@pytest.mark.parametrize(("kind", "share"), [("bf16", 0.02), ("w8a16", 0.02), ("int8", 0.05), ("exact", 0.05)])
 def test_smaller_numbers_are_near(kind: Kind, share: float) -> None:
     full, small = Bench(CONFIG), Bench(CONFIG, kind)
     text = text_of(100, 1)

@@ -30,7 +30,7 @@ from weft.cost.training import SPARE
 from weft.engine.batch import Piece
 from weft.engine.draw import Drawing, draw
 from weft.engine.load import NUMBER_NBYTES, free_nbytes
-from weft.engine.numbers import MATRICES, Kind, probe
+from weft.engine.numbers import MATRICES, Kind, can_multiply
 from weft.engine.pages import PAGE, num_pages
 from weft.engine.step import KeysAndValues, Stepper, Weights, page_nbytes
 from weft.errors import TooLarge
@@ -48,7 +48,7 @@ MOST_PROBED = 64_000_000  # parameters of a head; of a larger one a part
 MEMORY_NBYTES = {"cpu": 256_000_000, "cuda": 1_000_000_000}
 SQUARE = {"cpu": (1024, 256), "cuda": (8192, 8192)}  # width of a matrix, and rows
 MEASURED_S, LEAST_STEPS = 0.3, 5
-KINDS: tuple[Kind, ...] = ("fp32", "bf16", "int8")
+KINDS: tuple[Kind, ...] = ("fp32", "bf16", "w8a16", "int8")
 
 Clocked = Callable[[Callable[[], None]], float]
 
@@ -250,7 +250,7 @@ def _rates(device: torch.device, watch: _Watch) -> dict[Kind, float]:
 
         return 2 * num_rows * width * width / watch.took_s(multiply)
 
-    found: dict[Kind, float] = {kind: rate(kind) for kind in KINDS if kind != "int8" or probe(device)}
+    found: dict[Kind, float] = {kind: rate(kind) for kind in KINDS if can_multiply(kind, device)}
     if "int8" in found:
         found["exact"] = found["int8"]
     return found

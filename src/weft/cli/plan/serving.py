@@ -170,7 +170,7 @@ def answer(model: Model, numbers: Numbers, line: Named) -> Answer:
     config, device = model.config, choose(PeerConfig()).torch
     cuts = sections(config, model.num_stages)
     codec = codec_of(model.pipeline.activations)
-    kind = kind_on(device, numbers, config) if model.num_stages == 1 else kind_with(codec, device)
+    kind = kind_on(device, numbers) if model.num_stages == 1 else kind_with(codec, device)
     free = free_nbytes(device)
     found = serve_here.measure(config, kind, device)
     room, objection = None, ""

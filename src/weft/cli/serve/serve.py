@@ -81,8 +81,9 @@ class How:
     numbers: Annotated[
         Numbers,
         typer.Option(
-            help="How weights are held: int8 is the fastest on newer CPUs, fp32 is as trained. Default: the fastest. "
-            "With exact a text is the same to the bit on every machine, whatever else is computed beside it."
+            help="How weights are held: int8 is the fastest on newer CPUs, w8a16 on older ones, bf16 on GPUs; fp32 is "
+            "as trained. Default: the fastest. With exact a text is the same to the bit on every machine, whatever "
+            "else is computed beside it."
         ),
     ] = Numbers.auto
     max_context: Annotated[
@@ -390,7 +391,7 @@ def load(trained: "Trained", name: str, how: How, cache_nbytes: int | None) -> L
     if how.threads:
         torch.set_num_threads(how.threads)
     here = place(how.device)
-    kind = kind_on(here, how.numbers, trained.config)
+    kind = kind_on(here, how.numbers)
     most = trained.config.max_seq_len
     if how.max_context > most:
         raise ConfigError(f"--max-context {how.max_context}: the model reads {most} tokens at most.")

@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
             look_s=1e-6,
             read_look_s=1e-8,
             bandwidth=1e10,
-            rates={"fp32": 1e11, "bf16": 2e11, "int8": 4e11, "exact": 4e11},
+            rates={"fp32": 1e11, "bf16": 2e11, "w8a16": 4e11, "int8": 4e11, "exact": 4e11},
         )
         return Found(timed, f"a machine with {config.num_layers} layers")
 
