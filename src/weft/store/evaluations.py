@@ -3,7 +3,6 @@
 runs/<run>/tasks.json
 """
 
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -46,16 +45,28 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_evaluations(run: Path) -> list[Evaluation]:
     """Return what is kept of a run; nothing where that cannot be read."""
-    with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode((run / _FILE).read_bytes(), type=list[Evaluation])
-    return []
+    return _read(run) or []
 
 
 def keep_evaluation(run: Path, found: Evaluation) -> bool:
-    """Keep one in the place of that of the same tasks and round; return whether it could be written."""
-    others = [each for each in read_evaluations(run) if (each.digest, each.round) != (found.digest, found.round)]
+    """Keep one in the place of that of the same tasks and round; return whether it could be written. What cannot be read
+    is not written over."""
+    there = _read(run)
+    if there is None:
+        return False
+    others = [each for each in there if (each.digest, each.round) != (found.digest, found.round)]
     try:
         write_atomically(run / _FILE, [msgspec.json.encode([*others, found][-MAX_KEPT:])])
     except (DiskFull, DataError):
         return False
     return True
+
+
+def _read(run: Path) -> list[Evaluation] | None:
+    """Return what is kept; None: it cannot be read."""
+    try:
+        return msgspec.json.decode((run / _FILE).read_bytes(), type=list[Evaluation])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.DecodeError):
+        return None
