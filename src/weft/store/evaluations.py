@@ -49,8 +49,10 @@ def read_evaluations(run: Path) -> list[Evaluation]:
 
 
 def keep_evaluation(run: Path, found: Evaluation) -> bool:
-    """Keep one in the place of that of the same tasks and round; return whether it could be written. What cannot be read
-    is not written over."""
+    """Keep one in the place of that of the same tasks and round; return whether it could be written.
+
+    What cannot be read is not written over.
+    """
     there = _read(run)
     if there is None:
         return False
