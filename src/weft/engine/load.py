@@ -70,11 +70,11 @@ def required(kind: Kind, device: torch.device) -> Kind:
     Raises:
         ConfigError: it does not.
     """
-    if kind in {"int8", "exact"} and not can_multiply(kind, device):
-        raise ConfigError(f"{device} does not multiply eight-bit integers rightly, which {kind} needs. Choose bf16.")
-    if not can_multiply(kind, device):
+    if can_multiply(kind, device):
+        return kind
+    if kind == "w8a16":
         raise ConfigError(f"w8a16 is for CPUs, and {device} does not compute it. Choose bf16.")
-    return kind
+    raise ConfigError(f"{device} does not multiply eight-bit integers rightly, which {kind} needs. Choose bf16.")
 
 
 def plan(

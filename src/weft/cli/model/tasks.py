@@ -308,8 +308,7 @@ def results(tasks: Sequence[Task], answers: Sequence[Answer]) -> tuple[Result, .
 
 def _result(kind: str, group: Sequence[tuple[Task, Answer]]) -> Result:
     has_choices = any(task.choices for task, _ in group)
-    right = sum(task.is_right(answer if isinstance(answer, str) else answer[0]) for task, answer in group)
-    by_length = sum(task.is_right(answer if isinstance(answer, str) else answer[1]) for task, answer in group)
+    right, by_length = (sum(task.is_right(_said(answer, at)) for task, answer in group) for at in (0, 1))
     return Result(kind=kind, num=len(group), right=right, right_by_length=by_length if has_choices else None)
 
 
@@ -325,5 +324,9 @@ def answered(tasks: Sequence[Task], answers: Sequence[Answer]) -> Iterator[dict[
     """Yield what was asked and answered, for a file."""
     for task, answer in zip(tasks, answers, strict=True):
         said = answer if isinstance(answer, str) else task.choices[answer[0]]
-        is_right = task.is_right(answer if isinstance(answer, str) else answer[0])
-        yield {"place": task.place, "kind": task.kind, "said": said, "is_right": is_right}
+        yield {"place": task.place, "kind": task.kind, "said": said, "is_right": task.is_right(_said(answer, 0))}
+
+
+def _said(answer: Answer, at: int) -> str | int:
+    """Return what was drawn, or the choice by the whole (0) or by bytes (1)."""
+    return answer if isinstance(answer, str) else answer[at]
