@@ -38,7 +38,6 @@ from benchmarks import report
 from benchmarks._against_copy import error, speeds
 from benchmarks._power_sgd import RANK, best_error, low_rank_rows, matrices, one_process
 from benchmarks.step import BareLoop, WeftLoop, own_model, run_of
-from weft.codec import rank
 from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.codec.config import (
@@ -54,6 +53,7 @@ from weft.codec.config import (
     SignConfig,
     TopKConfig,
 )
+from weft.codec.sparse import rank
 from weft.model.config import named
 from weft.model.flat import layout
 from weft.model.initial import initial_vector

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 from tokenizers import Tokenizer
@@ -23,7 +24,7 @@ from tokenizers import Tokenizer
 from benchmarks import report
 from weft.engine.draw import Drawing
 from weft.engine.engine import Engine, Wanted
-from weft.engine.load import engine_of, plan
+from weft.engine.load import engine_of, kind_alone, plan
 from weft.engine.numbers import Kind
 from weft.model.weights import read_folder
 
@@ -93,12 +94,12 @@ def compare(engines: dict[bool, Engine], work: str, num: int, tokenizer: Tokeniz
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--kind", choices=("fp32", "bf16", "int8", "exact"), default="int8")
+    parser.add_argument("--kind", choices=get_args(Kind), help="left out: as `weft serve` chooses")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--batches", default="1,8")
     options, before = parser.parse_args(), report.load()
     torch.set_num_threads(1)
-    kind: Kind = options.kind
+    kind: Kind = options.kind or kind_alone(CPU)
     config, vector = read_folder(options.folder)
     tokenizer = Tokenizer.from_file(str(options.folder / "tokenizer.json"))
     held = plan(config, CPU, kind, CONTEXT, None, 1 << 33)

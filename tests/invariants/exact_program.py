@@ -21,6 +21,7 @@ from weft.codec.config import (
     Int2Config,
     Int4Config,
     Int8Config,
+    NonzeroConfig,
     RandomKConfig,
     SignConfig,
     TopKConfig,
@@ -29,7 +30,7 @@ from weft.ids import Round
 from weft.model.config import named
 from weft.model.initial import initial_vector
 from weft.rng import integers64, stream
-from weft.sync.merge.method import Method, Scope
+from weft.sync.merge.method import OUTER, Method, Scope
 from weft.sync.merge.outer import StepContext, norm
 from weft.sync.merge.reduce import (
     Merger,
@@ -53,6 +54,7 @@ from weft.sync.method.presets import (
     FedAvgConfig,
     MethodConfig,
     PowerSgdConfig,
+    PulseConfig,
     SparseLoCoConfig,
     StreamingConfig,
     spell_out,
@@ -75,6 +77,7 @@ CODECS: dict[str, CodecConfig] = {
     "top_k": TopKConfig(),
     "top_k 1000 int4": TopKConfig(kept=1000, values="int4"),
     "random_k": RandomKConfig(kept=410, largest=82, values="int4"),
+    "nonzero": NonzeroConfig(),
 }
 
 
@@ -139,7 +142,8 @@ def rounds_with_errors(config: MethodConfig, device: str) -> str:
         for peer, tokens in enumerate(TOKENS):
             local = (numbers("local", t, peer) * 2.0**-10).to(device)
             delta = method.delta(outer, local).cpu()
-            (encoded,), left = encode_payload(method, scope, state, delta, errors[peer], (here,), t)
+            known = {OUTER: outer, **state}
+            (encoded,), left = encode_payload(method, scope, known, delta, errors[peer], (here,), t)
             if left is not None:
                 scope.put(errors[peer], t, left)
             merger.add(tokens, encoded)
@@ -177,6 +181,7 @@ def main() -> None:
         "async-diloco": rounds(AsyncDiLoCoConfig(delay=2), device),
         "streaming": rounds_with_errors(StreamingConfig(), device),
         "cocktail": rounds_with_errors(CocktailConfig(), device),
+        "pulse": rounds_with_errors(PulseConfig(), device),
     }
     sys.stdout.write(json.dumps(stages))
 

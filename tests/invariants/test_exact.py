@@ -28,9 +28,11 @@ SHARED_PATH = (
     "codec/minifloat.py",
     "codec/pieces.py",
     "codec/quantize.py",
-    "codec/rank.py",
     "codec/sign.py",
-    "codec/sparse.py",
+    "codec/sparse/elias_fano.py",
+    "codec/sparse/kept.py",
+    "codec/sparse/nonzero.py",
+    "codec/sparse/rank.py",
     "model/initial.py",
     "sync/merge/low_rank.py",
     "sync/merge/method.py",
@@ -51,6 +53,7 @@ ALLOWED_FUNCTIONS = {
     *("np.packbits", "np.unpackbits", "np.nonzero", "np.flatnonzero", "np.count_nonzero", "np.searchsorted"),
     # exact where they are given integers, as they are here: places, keys and counts
     *("np.add.reduce", "np.cumsum", "np.partition", "np.sort", "np.argsort", "np.unique", "np.maximum"),
+    *("np.repeat", "np.bincount"),
     # memory, and conversions that round once
     *("torch.empty", "torch.empty_like", "torch.zeros", "torch.zeros_like", "torch.tensor", "torch.from_numpy"),
     *("np.empty", "np.copyto", "np.frombuffer", "np.float32", "np.float64", "np.int32", "np.uint32", "np.uint64"),
@@ -78,7 +81,7 @@ ALLOWED_METHODS = {
     # memory, shapes, and conversions that round once
     *("copy_", "zero_", "astype", "numpy", "view", "unsqueeze", "detach", "new_empty", "new_zeros", "numel", "dim"),
     *("double", "float", "long", "expand", "transpose", "clone", "contiguous"),
-    *("is_contiguous", "cast", "reshape", "copy", "bit_length", "to_bytes", "tolist"),
+    *("is_contiguous", "cast", "reshape", "copy", "bit_length", "to_bytes", "tobytes", "tolist", "cpu"),
     # no numbers
     *(
         "append",
@@ -100,7 +103,20 @@ ALLOWED_METHODS = {
     *("encode", "decode", "nbytes", "_empty", "_decode", "_accumulate", "_split", "_pieces", "_bytes_of", "_places"),
     *("quantize", "spread", "factors", "last_up_to", "merged", "add", "result"),
     *("forward", "inverse", "_moved", "_pairs", "_transformed", "_has_p", "_has_q", "_left", "_right", "num_sent"),
-    *("_num_after", "sections", "read", "write", "room", "num_kept", "_num_of"),
+    *(
+        "_num_after",
+        "length",
+        "_nbytes",
+        "_most",
+        "_chunks",
+        "_encoded",
+        "sections",
+        "read",
+        "write",
+        "room",
+        "num_kept",
+        "_num_of",
+    ),
     *("take", "put", "fragment", "of_mean", "advance", "delta", "step"),
     *("to_bits", "to_places", "_to_bits", "_to_places", "to_counts", "_named", "_where", "_most_bits", "up_to"),
 }
@@ -122,7 +138,7 @@ ALLOWED_SUMS = {  # integers
     "sum(map(len, self._whole))",
     "sum(self.sections(num))",
     "sum(sizes[:number])",
-    "sum((codec.nbytes(len(part)) for part in parts))",
+    "sum((size.most for size in sizes))",
     "sum((piece.stop - piece.start for piece in self._pieces[self.fragment(round)]))",
 }
 ALLOWED_PRODUCTS = {"left @ right"}  # of integers, with sums that float64 holds (codec/exact.py)
@@ -276,6 +292,8 @@ GOLDEN = {
     "top_k 1000 int4 decoded": "1ae9eedbba4e7515",
     "random_k encoded": "c804ad967d97eeb7",
     "random_k decoded": "cb4c0df219f653e3",
+    "nonzero encoded": "daf66da058e08232",
+    "nonzero decoded": "dca6ab42082fca09",
     "merge": "dc14a9aed162f351",
     "norm": "0x1.51b2297d52c3ap+28",
     "initial": "a1059425a52de8a6",
@@ -292,6 +310,7 @@ GOLDEN = {
     "async-diloco": "080556f77b53b121",
     "streaming": "15b400b8912b44c9",
     "cocktail": "8831cc02994357d0",
+    "pulse": "a92d807bc751b456",
 }
 
 

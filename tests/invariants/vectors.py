@@ -25,6 +25,7 @@ from weft.codec.config import (
     Int2Config,
     Int4Config,
     Int8Config,
+    NonzeroConfig,
     RandomKConfig,
     SignConfig,
     TopKConfig,
@@ -525,6 +526,12 @@ def codec_sign() -> Vector:
     return encoded(build(SignConfig(block=32)), ramp())
 
 
+def codec_nonzero() -> Vector:
+    numbers = [0.0] * 41
+    numbers[3], numbers[19], numbers[40] = 1.0, -0.5, 1 / 3
+    return encoded(build(NonzeroConfig()), numbers)
+
+
 def codec_top_k() -> Vector:
     return encoded(build(TopKConfig(kept=1024)), [*ramp()[:9], -0.8])
 
@@ -575,5 +582,6 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "codec-int2": codec_int2,
     "codec-sign": codec_sign,
     "codec-top-k": codec_top_k,
+    "codec-nonzero": codec_nonzero,
     "codec-random-k": codec_random_k,
 }

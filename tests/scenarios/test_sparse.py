@@ -15,7 +15,14 @@ from scenarios.test_return import stop
 from weft.codec.config import CodecConfig, Fp32Config, Int2Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.events import BranchOpened, CountedThrough, LegacyCounted, LegacyDropped, PayloadRejected
 from weft.sync.method.choices import Choices, LowRankConfig, SgdConfig
-from weft.sync.method.presets import CocktailConfig, DeMoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
+from weft.sync.method.presets import (
+    CocktailConfig,
+    DeMoConfig,
+    MethodConfig,
+    PowerSgdConfig,
+    PulseConfig,
+    SparseLoCoConfig,
+)
 
 MakeSwarm = Callable[..., Swarm]
 
@@ -37,6 +44,7 @@ LOW_RANK = Choices(
 )
 METHODS: dict[str, MethodConfig] = {
     "sparseloco": SparseLoCoConfig(every=EVERY),
+    "pulse": PulseConfig(every=EVERY),
     "demo": DeMoConfig(),
     "powersgd": PowerSgdConfig(rank=2),
     "low rank": LOW_RANK,
@@ -46,7 +54,7 @@ METHODS: dict[str, MethodConfig] = {
     "int2": custom(Int2Config(), Int8Config()),
     "top_k int8": custom(TopKConfig(kept=200, values="int8"), TopKConfig(kept=400, values="bf16")),
 }
-BRINGING = ("sparseloco", "random_k", "sign", "top_k int8")  # what a branch has counted to another
+BRINGING = ("sparseloco", "pulse", "random_k", "sign", "top_k int8")  # what a branch has counted to another
 
 
 def by_method(*quick: str) -> pytest.MarkDecorator:
@@ -60,7 +68,7 @@ def by_method(*quick: str) -> pytest.MarkDecorator:
 
 
 @pytest.mark.full
-@by_method("sparseloco", "cocktail")
+@by_method("sparseloco", "cocktail", "pulse")
 def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, num_rounds=9)
 
@@ -79,7 +87,7 @@ def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwa
 
 
 @pytest.mark.full
-@by_method("sparseloco")
+@by_method("sparseloco", "pulse")
 def test_the_mean_of_a_group_is_sent_whole(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, num_rounds=6, num_peers=NUM, electors=3)
 

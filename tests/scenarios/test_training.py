@@ -15,7 +15,7 @@ from weft.run.machine import PeerConfig
 from weft.store.chunks import replica_digest
 from weft.sync.merge.reduce import cut, merge
 from weft.sync.method.choices import Choices, SgdConfig
-from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, SparseLoCoConfig
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, PulseConfig, SparseLoCoConfig
 from weft.sync.method.schedule import CosineConfig
 from weft.training.trainer import Trainer
 
@@ -25,6 +25,7 @@ METHODS: dict[str, MethodConfig] = {
     "fedavg": FedAvgConfig(every=EVERY),
     "diloco": DiLoCoConfig(every=EVERY),
     "sparseloco": SparseLoCoConfig(every=EVERY),
+    "pulse": PulseConfig(every=EVERY),
 }
 
 

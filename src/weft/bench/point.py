@@ -22,6 +22,7 @@ from torch import Tensor
 from weft.bench.log import COMPLETE, DIVERGED, BenchLine
 from weft.bench.plan import Point
 from weft.clock import cpu_s
+from weft.codec.config import NonzeroConfig
 from weft.cost import training as cost
 from weft.data.batch import Batches
 from weft.events import Entry, Evaluated, RoundCommitted, StepDone
@@ -111,7 +112,7 @@ def line_of(task: Task, played: Played, entries: Sequence[Entry], cpu_s: float) 
         received_max=max(received, default=0),
         bits=8 * sum(sent) / (num_peers * num * steps) if steps else None,
         payload_bits=8 * _payload_nbytes(run, played) / (num_peers * num * steps)
-        if steps and num_stages == 1
+        if steps and num_stages == 1 and not isinstance(run.method.codec, NonzeroConfig)
         else None,
         ratio_bf16=_of_ring(sent, num, steps, 2),
         ratio_fp32=_of_ring(sent, num, steps, 4),

@@ -36,11 +36,16 @@ def require_nbytes(data: Buffer, nbytes: int) -> memoryview:
     Raises:
         PayloadError: another length.
     """
-    view = memoryview(data)
-    view = view.cast("B") if view.nbytes else memoryview(b"")
+    view = plain(data)
     if view.nbytes != nbytes:
         raise PayloadError(f"payload of {view.nbytes} bytes where {nbytes} are due; dropped undecoded")
     return view
+
+
+def plain(data: Buffer) -> memoryview:
+    """Return `data` as bytes, whatever it holds."""
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def as_buffer(array: np.ndarray) -> memoryview:

@@ -10,7 +10,8 @@ from weft.codec.extension import Extension
 from weft.codec.minifloat import E3m0, Fp8
 from weft.codec.quantize import Int4, Int8
 from weft.codec.sign import Int2, Sign
-from weft.codec.sparse import RandomK, Room, TopK
+from weft.codec.sparse.kept import RandomK, Room, TopK
+from weft.codec.sparse.nonzero import Nonzero
 from weft.extension import make
 
 
@@ -43,6 +44,8 @@ def build(config: named.CodecConfig, round: int = 0, num_peers: int = 1) -> Code
         case named.RandomKConfig(kept=kept, largest=largest):
             values = _top_k(kept, largest, config.values, num_peers) if largest else _values(config.values, kept)
             return RandomK(Room(named.MAX_BLOCK, kept), round, values)
+        case named.NonzeroConfig(values=values):
+            return Nonzero(Fp32() if values == "fp32" else Bf16())
         case named.ExtensionCodecConfig():
             return Extension(config.name, make(config))
     assert_never(config)

@@ -82,6 +82,12 @@ class RandomKConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ra
             raise ConfigError(f"codec random_k: largest: {self.largest} is not from 1 to the {self.kept} kept.")
 
 
+class NonzeroConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="nonzero"):
+    """The values that are not zero, and which they are: as many bytes as there are of them."""
+
+    values: Annotated[Literal["fp32", "bf16"], msgspec.Meta(description="how those that are sent are encoded")] = "bf16"
+
+
 class ExtensionCodecConfig(ExtensionConfig, frozen=True, kw_only=True, tag="extension"):
     """A codec from outside of weft (`weft.extend`), which every member has to have."""
 
@@ -99,5 +105,6 @@ CodecConfig = (
     | SignConfig
     | TopKConfig
     | RandomKConfig
+    | NonzeroConfig
     | ExtensionCodecConfig
 )

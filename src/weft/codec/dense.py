@@ -7,7 +7,7 @@ vector stays finite.
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 from torch import Tensor
 
 from weft.codec import bounds
@@ -78,6 +78,13 @@ class Bf16:
 
     def sections(self, num: int) -> tuple[int, ...]:
         return (self.nbytes(num),)
+
+
+def upper_half(vector: Float32[Tensor, " num"]) -> Int32[Tensor, " num"]:
+    """Return the bf16 words that values are rounded to, as `Bf16` does. Two values of one word are the same in bf16."""
+    words = torch.empty_like(vector, dtype=torch.int32)
+    _round_to_upper_half(vector.view(torch.int32), words)
+    return words
 
 
 def _round_to_upper_half(bits: Tensor, out: Tensor) -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.codec import bounds
-from weft.codec.codec import Codec, Sectioned
+from weft.codec.codec import Codec, Elastic, Sectioned
 from weft.wire import Buffer
 
 PIECE = 1 << 20  # numbers: 4 MiB
@@ -30,8 +30,8 @@ def pieces(codec: Codec, num: int) -> Iterator[range]:
     yield from ranges(num, PIECE if isinstance(codec, Sectioned) else max(num, 1))
 
 
-def encode(codec: Codec, num: int, read: Callable[[range], Float32[Tensor, " piece"]], data: Buffer) -> None:
-    """Encode a vector of `num` values.
+def encode(codec: Codec, num: int, read: Callable[[range], Float32[Tensor, " piece"]], data: Buffer) -> Buffer:
+    """Encode a vector of `num` values; return the bytes of `data` that this takes.
 
     Args:
         read: returns a piece of it, on the CPU.
@@ -41,6 +41,10 @@ def encode(codec: Codec, num: int, read: Callable[[range], Float32[Tensor, " pie
         NotFinite: the vector holds NaN or infinity.
     """
     found = np.frombuffer(data, np.uint8)
+    if isinstance(codec, Elastic):
+        whole = np.frombuffer(codec.encode(read(range(num))), np.uint8)
+        found[: len(whole)] = whole
+        return bounds.as_buffer(found[: len(whole)])
     for here, places in _places(codec, num):
         encoded = np.frombuffer(codec.encode(read(here)), np.uint8)
         start = 0
@@ -48,6 +52,7 @@ def encode(codec: Codec, num: int, read: Callable[[range], Float32[Tensor, " pie
             stop = start + place.stop - place.start
             found[place] = encoded[start:stop]
             start = stop
+    return data
 
 
 def decode(codec: Codec, data: Buffer, num: int, write: Callable[[range, Float32[Tensor, " piece"]], None]) -> None:
@@ -56,6 +61,9 @@ def decode(codec: Codec, data: Buffer, num: int, write: Callable[[range, Float32
     Raises:
         PayloadError: as `Codec.decode`; some pieces may have been written.
     """
+    if isinstance(codec, Elastic):
+        write(range(num), codec.decode(data, num))
+        return
     found = np.frombuffer(bounds.require_nbytes(data, codec.nbytes(num)), np.uint8)
     for here, places in _places(codec, num):
         joined = np.concatenate([found[place] for place in places])

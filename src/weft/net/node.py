@@ -434,6 +434,12 @@ class Node:
         """Fill `into` with a blob; see `Blobs.fetch`."""
         await self._blobs.fetch(peer, digest, into, stall_s=stall_s)
 
+    async def fetch_within(
+        self, peer: PeerId, digest: Digest, max_nbytes: int, room: Callable[[int], memoryview]
+    ) -> memoryview:
+        """Return a blob of unknown length in memory that `room` gives; see `Blobs.fetch_within`."""
+        return await self._blobs.fetch_within(peer, digest, max_nbytes, room)
+
     async def fetch_small(self, peer: PeerId, digest: Digest, max_nbytes: int, *, stall_s: float = STALL_S) -> bytes:
         """Return a blob of unknown length; see `Blobs.fetch_small`."""
         return await self._blobs.fetch_small(peer, digest, max_nbytes, stall_s=stall_s)

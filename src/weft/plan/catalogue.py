@@ -6,6 +6,7 @@ Bytes follow from the codecs and `weft.cost`: of one peer among `PEERS`, of a mo
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from weft.codec.config import NonzeroConfig
 from weft.ids import several
 from weft.model.config import named
 from weft.model.flat import layout
@@ -60,7 +61,7 @@ class Entry:
 
     @property
     def bits(self) -> float:
-        """Bits that a peer sends for each parameter and inner step; it receives as many."""
+        """Bits that a peer sends for each parameter and inner step, or at most; it receives as many."""
         spans = layout(named(MODEL, VOCABULARY, 1024))
         traffic = round_traffic(self.choices, tuple(span.shape for span in spans), spans.num_parameters, PEERS)
         return 8 * traffic.sent_nbytes / (spans.num_parameters * self.choices.every)
@@ -150,6 +151,15 @@ CATALOGUE = (
         source="Sarfi et al., 2508.15706, algorithm 1",
     ),
     Entry(
+        config=presets.PulseConfig(),
+        codec="what changes a parameter in bf16, as it is in bf16, feedback",
+        apply="SGD-Nesterov",
+        tolerates="as for diloco; a peer that dies takes with it what it kept back",
+        pick="you tune a trained model at a small learning rate, by rewards above all: most parameters then move too "
+        "little to be seen in bf16",
+        source="Miahi and Belilovsky, 2602.03839v2, algorithm 2",
+    ),
+    Entry(
         config=presets.DPsgdConfig(),
         codec="bf16",
         apply="each its own: adapt, then combine",
@@ -181,5 +191,6 @@ def table() -> Iterator[tuple[str, ...]]:
     """Yield the heading and the rows."""
     yield "method", "every", "sends", "codec", "among", "update", "bits", "tolerates", "pick it where", "source"
     for each in CATALOGUE:
-        sent = each.choices.send, each.codec, each.among, each.apply, f"{each.bits:.3g}"
+        most = "at most " if isinstance(each.choices.codec, NonzeroConfig) else ""
+        sent = each.choices.send, each.codec, each.among, each.apply, f"{most}{each.bits:.3g}"
         yield each.name, each.every, *sent, each.tolerates, each.pick, each.source

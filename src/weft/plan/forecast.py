@@ -26,7 +26,7 @@ from weft.plan.timing import Kind, Load, RoundTime
 from weft.run.config import DpoConfig
 from weft.sync.costs import peer_memory
 from weft.sync.merge.method import most_sent
-from weft.sync.method.choices import LowRankConfig, NesterovConfig
+from weft.sync.method.choices import NesterovConfig
 from weft.sync.round.shares import num_drawn
 from weft.training.device import decoder
 
@@ -265,7 +265,7 @@ def _traffic(load: Load, num_peers: int, share: float, round_s: float) -> cost.T
 
 def _penalty(question: Question) -> Penalty | None:
     choices = question.choices
-    if question.num_peers > 1 and (isinstance(choices.codec, LOSSY) or isinstance(choices.basis, LowRankConfig)):
+    if question.num_peers > 1 and (isinstance(choices.codec, LOSSY) or choices.is_projected):
         return None
     if question.num_peers == 1 or choices.send == "gradient":
         return NONE

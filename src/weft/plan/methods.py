@@ -69,6 +69,8 @@ def _kind(choices: Choices) -> str:
             return "streaming"
         case Choices(merge="senders_mean"):
             return "sparseloco"
+        case Choices(basis="visible"):
+            return "pulse"
         case Choices(apply=NesterovConfig()):
             return "diloco"
         case _:

@@ -49,6 +49,7 @@ _CODECS = {
     "sign": _PerValue(4.4, 4.9, 1.3),
     "top_k": _PerValue(10.8, 16.6, 9.3),
     "random_k": _PerValue(1.0, 3.3, 0.9),
+    "nonzero": _PerValue(9.1, 6.0, 3.9),
 }
 _ADAMW_NS, _NESTEROV_NS, _SGD_NS = 7.2, 2.1, 1.05  # an outer step, with the norm that AdamW clips by
 _DELTA_NS, _GRADIENT_NS = 1.13, 0.45  # the difference is taken, the local parameters are set; a gradient is copied
@@ -108,5 +109,6 @@ def _per_value(choices: Choices, size: int) -> float:
 
 
 def _of_codec(config: CodecConfig) -> _PerValue:
-    """Return what a codec takes; of sparse ones, the figures for 64 of 4096 values, whatever is kept."""
+    """Return what a codec takes; of sparse ones, the figures for 64 of 4096 values, whatever is kept; of
+    `nonzero`, for one of 20."""
     return _CODECS[str(type(config).__struct_config__.tag)]

@@ -14,7 +14,6 @@ from weft.sync.method.choices import (
     Choices,
     DelayedNesterovConfig,
     InnerConfig,
-    LowRankConfig,
     NesterovConfig,
     SgdConfig,
     SignSgdConfig,
@@ -56,7 +55,7 @@ def _of_method(method: Choices) -> dict[str, str]:
     for name, codec in (("codec", method.codec), ("reply_codec", method.reply_codec)):
         if isinstance(codec, RandomKConfig) and codec.largest == codec.kept:
             found[f"method.{name}.largest"] = "largest equals kept"
-    is_whole = method.send == "delta" and not method.is_streaming and not isinstance(method.basis, LowRankConfig)
+    is_whole = method.send == "delta" and not method.is_streaming and not method.is_projected
     if isinstance(method.codec, Fp32Config) and is_whole:
         found["method.feedback"] = "method.codec is fp32, which has no error to add later"
     if isinstance(method.reply, Fp32Config):

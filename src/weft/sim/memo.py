@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft import keys, wire
-from weft.codec import rank
-from weft.codec.rank import Choices, Places
+from weft.codec.sparse import rank
+from weft.codec.sparse.rank import Choices, Places
 
 NUM_SHARED = 1 << 14  # records, and signatures: of several rounds of a thousand peers
 MAX_PLACES = 1 << 20  # found once: more take more memory than time

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from weft.codec.rank import Bitmap, Choices, Others, Quarters, Ranks, build, decode, encode, nbytes
+from weft.codec.sparse.rank import Bitmap, Choices, Others, Quarters, Ranks, build, decode, encode, nbytes
 from weft.errors import PayloadError
 
 SHAPES = [

@@ -9,7 +9,7 @@ from unit.codec import reference
 from weft.codec.build import build
 from weft.codec.config import RandomKConfig, TopKConfig
 from weft.codec.dense import Fp32
-from weft.codec.sparse import RandomK, Room, TopK
+from weft.codec.sparse.kept import RandomK, Room, TopK
 from weft.errors import NotFinite, PayloadError
 
 CHUNK = 4096

@@ -128,6 +128,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "PowerSgdConfig": ("rank factors codec reply_codec feedback", {}),
     "FedAvgConfig": ("every codec reply_codec among proximal", {}),
     "DiLoCoConfig": ("every lr momentum codec reply_codec", {}),
+    "PulseConfig": ("every lr momentum codec reply_codec feedback", {}),
     "AutoConfig": ("tune lr momentum", {}),
     "StreamingConfig": ("every fragments overlap mix lr momentum codec reply_codec", {}),
     "AsyncDiLoCoConfig": (
@@ -210,6 +211,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "Bf16Config": ("", {}),
     **{f"{name}Config": ("block", {}) for name in ("Fp8", "Int8", "Int4", "E3m0", "Int2", "Sign")},
     "TopKConfig": ("kept values", {}),
+    "NonzeroConfig": ("values", {}),
     "RandomKConfig": ("kept values", {"largest": (Idle(AS_MANY, "method.codec.largest", 64, "largest equals kept"),)}),
     "ExtensionCodecConfig": ("name source settings", {}),
     "PipelineConfig": (

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from weft.codec import rank
-from weft.codec.rank import Ranks
+from weft.codec.sparse import rank
+from weft.codec.sparse.rank import Ranks
 from weft.errors import PayloadError
 from weft.sim.memo import shared
 

@@ -160,16 +160,33 @@ class Blobs:
 
     async def fetch_small(self, peer: PeerId, digest: Digest, max_nbytes: int, *, stall_s: float = STALL_S) -> bytes:
         """Return a blob of unknown length, at most `max_nbytes`. Fails as `fetch` does."""
-        held = bytearray()
+        return bytes(await self.fetch_within(peer, digest, max_nbytes, _memory, stall_s=stall_s))
 
-        def room(num_bytes: int) -> memoryview:
+    async def fetch_within(
+        self,
+        peer: PeerId,
+        digest: Digest,
+        max_nbytes: int,
+        room: Callable[[int], memoryview],
+        *,
+        stall_s: float = STALL_S,
+    ) -> memoryview:
+        """Return a blob of unknown length, at most `max_nbytes`, on one stream. Fails as `fetch` does.
+
+        Args:
+            room: gives memory of so many bytes, once the holder has said how many there are.
+        """
+        held = memoryview(b"")
+
+        def bounded(num_bytes: int) -> memoryview:
+            nonlocal held
             if num_bytes > max_nbytes:
                 raise PayloadError(f"blob {short(digest)} has {num_bytes} bytes at {short(peer)}, above {max_nbytes}")
-            held.extend(bytes(num_bytes))
-            return memoryview(held)
+            held = room(num_bytes)
+            return held
 
-        await self._told(peer, digest, lambda: self._exchange(peer, digest, room, stall_s))
-        return bytes(held)
+        await self._told(peer, digest, lambda: self._exchange(peer, digest, bounded, stall_s))
+        return held
 
     async def fetch_any(self, peers: Sequence[PeerId], digest: Digest, nbytes: int) -> Buffer:
         """Return the blob from the first of `peers` that delivers it.
@@ -330,6 +347,10 @@ class Blobs:
                 piece = view[start : start + PATIENT_NBYTES]
                 await self._turns.may_send(len(piece))
                 await bulk.send_slice(piece)
+
+
+def _memory(nbytes: int) -> memoryview:
+    return memoryview(bytearray(nbytes))
 
 
 async def _spread(spread: Striped, hash_: Hash) -> Found:

@@ -34,7 +34,7 @@ from statistics import median
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from weft.codec.codec import Codec
+from weft.codec.codec import Codec, Size, size_of
 from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Refused
 from weft.events import Notice, PayloadRejected
 from weft.ids import Digest, PeerId, Round, short
@@ -218,8 +218,8 @@ class Payloads:
 
     def take(self, brought: Brought, wanted: Digest, num: int) -> bool:
         """Return whether a part of another's payload was handed to this peer. If so, it stays until `forget`."""
-        nbytes = self._codec_of(brought, self._chain.base.round).nbytes(num)
-        if (data := self._handing.take(brought.peer, wanted, nbytes)) is None:
+        size = size_of(self._codec_of(brought, self._chain.base.round), num)
+        if (data := self._handing.take(brought.peer, wanted, size)) is None:
             return False
         self._gathered[wanted] = data
         return True
@@ -266,15 +266,15 @@ class Payloads:
         """
         base = self._chain.base
         codec = self._codec_of(brought, base.round)
-        nbytes, limit_s = codec.nbytes(num), PATIENCE * self._limit_s(codec)
+        size, limit_s = size_of(codec, num), PATIENCE * self._limit_s(codec)
         has_come = self._coming[wanted] = asyncio.Event()
         try:
             try:
-                data = await self._fetch(brought.peer, wanted, nbytes, limit_s)
+                data = await self._fetch(brought.peer, wanted, size, limit_s)
             except PeerError as error:
                 others = self._others(base, brought.peer) if base.charter.settings.method.is_merged_by_all else []
                 try:
-                    data = await self._from_any(others, wanted, nbytes, limit_s)
+                    data = await self._from_any(others, wanted, size, limit_s)
                 except PeerError:
                     raise error from None
             self._gathered[wanted] = data
@@ -298,7 +298,7 @@ class Payloads:
         """
         base = self._chain.base
         codec, parts = self._codec(base.round), self.cut(base)
-        data = await self._fetch(peer, wanted, reduce.payload_nbytes(codec, parts), self._limit_s(codec))
+        data = await self._fetch(peer, wanted, reduce.payload_size(codec, parts), self._limit_s(codec))
         return reduce.split(codec, data, parts)
 
     def group_mean(self, base: Base) -> reduce.GroupMean:
@@ -326,7 +326,7 @@ class Payloads:
         waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())
         try:
             codec = self._codec_of(brought, round)
-            data = await self._fetch(peer, wanted, codec.nbytes(num), self._limit_s(codec) - waited_s)
+            data = await self._fetch(peer, wanted, size_of(codec, num), self._limit_s(codec) - waited_s)
         except DeadlineExceeded as error:
             self._emit(PayloadRejected(round=round, member=peer, reason=str(error)))
             return None
@@ -340,7 +340,7 @@ class Payloads:
         codec = self._codec_of(brought, base.round)
         with suppress(PeerError):
             others = self._others(base, brought.peer)
-            return await self._from_any(others, wanted, codec.nbytes(num), self._limit_s(codec))
+            return await self._from_any(others, wanted, size_of(codec, num), self._limit_s(codec))
         return None
 
     def _others(self, base: Base, bringer: PeerId) -> list[PeerId]:
@@ -381,7 +381,8 @@ class Payloads:
         parts = reduce.parts_of(manifest, self._scope)
         codec = self._reply_codec(manifest.round)
         return all(
-            self._known(part.result, codec.nbytes(len(here))) for here, part in zip(parts, manifest.parts, strict=True)
+            self._known(part.result, size_of(codec, len(here)))
+            for here, part in zip(parts, manifest.parts, strict=True)
         )
 
     async def results(self, manifest: Manifest) -> tuple[Buffer, ...]:
@@ -396,7 +397,8 @@ class Payloads:
         parts = reduce.parts_of(manifest, self._scope)
         codec = self._reply_codec(manifest.round)
         known = [
-            self._known(part.result, codec.nbytes(len(here))) for here, part in zip(parts, manifest.parts, strict=True)
+            self._known(part.result, size_of(codec, len(here)))
+            for here, part in zip(parts, manifest.parts, strict=True)
         ]
         if (found := tuple(each for each in known if each is not None)) and len(found) == len(known):
             return found
@@ -419,22 +421,22 @@ class Payloads:
     def _reply_codec(self, round: Round) -> Codec:
         return reduce.reply_codec_in(self._chain.choices_in(round), round)
 
-    def _known(self, wanted: Digest, nbytes: int) -> Buffer | None:
-        if not nbytes:  # of a part without elements
+    def _known(self, wanted: Digest, size: Size) -> Buffer | None:
+        if not size.most:  # of a part without elements
             return b""
         known = self._chain.result(wanted)
-        is_whole = known is not None and memoryview(known).nbytes == nbytes
+        is_whole = known is not None and size.fits(memoryview(known).nbytes)
         return known if is_whole else None
 
-    async def _from_any(self, holders: Sequence[PeerId], wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
+    async def _from_any(self, holders: Sequence[PeerId], wanted: Digest, size: Size, limit_s: float) -> Buffer:
         return await first_of(
-            holders, lambda peer: self._fetch(peer, wanted, nbytes, limit_s), lambda: f"blob {short(wanted)}"
+            holders, lambda peer: self._fetch(peer, wanted, size, limit_s), lambda: f"blob {short(wanted)}"
         )
 
     async def _result(self, round: Round, wanted: Digest, num: int, holders: Sequence[PeerId]) -> Buffer:
         codec = self._reply_codec(round)
-        nbytes = codec.nbytes(num)
-        known = self._known(wanted, nbytes)
+        size = size_of(codec, num)
+        known = self._known(wanted, size)
         if known is not None:
             return known
         # Where a quorum commits before this member holds the result, its round and its outer step both want it.
@@ -446,18 +448,18 @@ class Payloads:
             others = [peer for peer in dict.fromkeys((*first, *holders)) if self._node.is_linked(peer)]
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
                 limit_s = self._limit_s(codec)
-                data = await self._from_any(others, wanted, nbytes, limit_s)
+                data = await self._from_any(others, wanted, size, limit_s)
                 await serve(self._compute, num, lambda: reduce.check_encoded(codec, data, num, self.pool.empty))
                 await self.keep(round, wanted, data)
             return data
 
     async def kept(self, round: Round, wanted: Digest, num: int) -> Buffer | None:
         """Return a result of `num` elements that is here, or on disk, of a process before this one; None: it is not."""
-        nbytes = self._reply_codec(round).nbytes(num)
-        if (known := self._known(wanted, nbytes)) is not None:
+        size = size_of(self._reply_codec(round), num)
+        if (known := self._known(wanted, size)) is not None:
             return known
         kept = await serve(self._compute, num, lambda: self._journal.result(round, wanted))
-        if kept is None or len(kept) != nbytes:
+        if kept is None or not size.fits(len(kept)):
             return None
         self._chain.keep(round, wanted, kept)
         return kept
@@ -474,17 +476,17 @@ class Payloads:
         if self._journal.is_on:
             await self._compute.serve(lambda: self._journal.decide(certificate))
 
-    async def _fetch(self, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
+    async def _fetch(self, holder: PeerId, wanted: Digest, size: Size, limit_s: float) -> Buffer:
         if holder in self._gone:
             raise PeerError(f"{short(holder)} is gone")
-        if (handed := self._handing.take(holder, wanted, nbytes)) is not None:
+        if (handed := self._handing.take(holder, wanted, size)) is not None:
             return handed
-        began, data = self._clock.now(), self.pool.block(nbytes)
+        began, data = self._clock.now(), None
         try:
             async with self._limited(holder, limit_s):
-                while await self._is_coming(holder, wanted, data):
-                    pass  # it let this peer wait already
-            self.rates.note(holder, nbytes, self._clock.now() - began)
+                while data is None:
+                    data = await self._come(holder, wanted, size)  # where it has yet to come, it let this peer wait
+            self.rates.note(holder, data.nbytes, self._clock.now() - began)
             return data
         except PeerError:
             raise
@@ -505,13 +507,16 @@ class Payloads:
             finally:
                 limits.discard(limit)
 
-    async def _is_coming(self, holder: PeerId, wanted: Digest, into: Buffer) -> bool:
+    async def _come(self, holder: PeerId, wanted: Digest, size: Size) -> memoryview | None:
         """Fetch a blob, unless the holder says that it has yet to come there."""
         try:
+            if not size.is_exact:
+                return await self._node.fetch_within(holder, wanted, size.most, self.pool.block)
+            into = self.pool.block(size.most)
             await self._node.fetch(holder, wanted, into)
         except StillComing:
-            return True
-        return False
+            return None
+        return into
 
     def _limit_s(self, codec: Codec) -> float:
         most = max(self._scope.most_sent, self._chain.charter.settings.method.num_gossiped(self._scope.num))
@@ -556,10 +561,10 @@ class Handing:
                 told.append(peer)
         return told
 
-    def take(self, peer: PeerId, wanted: Digest, nbytes: int) -> bytes | None:
+    def take(self, peer: PeerId, wanted: Digest, size: Size) -> bytes | None:
         """Return what a peer has handed to this one, once; None: it has not."""
         kept = self._kept.get(peer, {})
-        return kept.pop(wanted) if len(kept.get(wanted, b"")) == nbytes > 0 else None
+        return kept.pop(wanted) if kept.get(wanted) and size.fits(len(kept[wanted])) else None
 
     async def _on_handed(self, peer: PeerId, note: Handed) -> None:
         self._num_unanswered.pop(peer, None)

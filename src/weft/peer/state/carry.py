@@ -173,7 +173,8 @@ class Carry:
             # A learner that is spread lends a copy, and there is no room for another.
             is_lent = isinstance(trained, SpreadVector) and self._mark is None and self._gradient is None
             delta = method.delta(self._replica.outer, trained, trained if is_lent else None)
-            encoded, left = encode_payload(method, scope, self._replica.state, delta, self._error, parts, round)
+            state = self._replica.vectors()
+            encoded, left = encode_payload(method, scope, state, delta, self._error, parts, round)
             if left is not None and method.choices.error == "local":
                 left = delta - left
             self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)

@@ -11,6 +11,7 @@
                                    top-k, int4
     sparseloco    H      delta     top-k         all    SGD               outer               inner optimizer, error
     demo          1      gradient  top-k of DCT  all    sign SGD          outer               error: the momentum
+    pulse         H      delta     seen in bf16  all    SGD-Nesterov      outer, momentum     inner optimizer, error
 
     * inner steps go on while a round is decided; streaming: of each fragment, one after the other, and a share of the
       local parameters stays; cocktail: what was not sent stays in them
@@ -35,16 +36,18 @@ a layer ends makes no difference to what is computed.
     tiles   the 64 x 64 tiles of all matrices, one after the other; then what is left over, as it was
     dct     the same, and each tile X in cosines: D X D^T; of the rest, runs of 64 numbers: D x
     low rank  of each matrix a few directions (`low_rank`)
+    visible   of the vector, those numbers that would change a parameter's bf16 value; the others are zero
 
-A codec that keeps some of each 4096 values then chooses among a tile of one matrix, or among its frequencies. These two
-are orthonormal maps, so means, error feedback and norms are the same on either side. What all members undo alike, they
-undo to the same bits (`codec.exact`).
+A codec that keeps some of each 4096 values then chooses among a tile of one matrix, or among its frequencies. Tiles and
+cosines are orthonormal maps, so means, error feedback and norms are the same on either side. What all members undo
+alike, they undo to the same bits (`codec.exact`).
 
 FedAvg: McMahan et al., 1602.05629, algorithm 1. DiLoCo: Douillard et al., 2311.08105, algorithm 1; streaming: Douillard
 et al., 2501.18512, algorithm 2; asynchronous: Liu et al., 2401.09135, algorithm 3. SparseLoCo: Sarfi et al.,
-2508.15706, algorithm 1. CocktailSGD: Wang et al., ICML 2023, algorithm 1. DeMo: Peng et al., 2411.19870, algorithm 1
-and section 3 (chunks of 64, two-dimensional for matrices). It leaves out what its paper does with matrices whose sides
-are no multiples of 64: smaller tiles. Here their edges are part of the rest.
+2508.15706, algorithm 1. PULSELoCo: Miahi and Belilovsky, 2602.03839v2, algorithm 2. CocktailSGD: Wang et al., ICML
+2023, algorithm 1. DeMo: Peng et al., 2411.19870, algorithm 1 and section 3 (chunks of 64, two-dimensional for
+matrices). It leaves out what its paper does with matrices whose sides are no multiples of 64: smaller tiles. Here their
+edges are part of the rest.
 """
 
 import math
@@ -57,6 +60,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.codec import bounds
+from weft.codec.dense import upper_half
 from weft.codec.exact import matmul
 from weft.errors import ConfigError
 from weft.sync.merge import outer as optimizers
@@ -76,6 +80,7 @@ from weft.sync.method.choices import (
 )
 from weft.sync.method.schedule import cos_pi
 
+OUTER = "outer"  # the name of the parameters among the replicated vectors
 PIECES = 8  # of each fragment
 _GRAIN = 64  # pieces are a multiple of so many numbers
 
@@ -177,6 +182,8 @@ def build_basis(config: BasisName | LowRankConfig, shapes: Shapes) -> Basis:
             return Tiles(shapes)
         case "dct":
             return Dct(shapes)
+        case "visible":
+            return Visible()
     assert_never(config)
 
 
@@ -197,6 +204,29 @@ class Flat:
 
     def advance(self, vector: Float32[Tensor, " num"], state: State, round: int) -> None:
         pass
+
+
+@final
+class Visible(Flat):
+    """Lets through what a model that computes in bf16 would notice: x_i where bf16(w_i - x_i) is not bf16(w_i).
+
+    A step of fine-tuning moves most parameters by less than their bf16 values lie apart: by half of it, a 512th of
+    the parameter. What is not let through is an error, and adds up to what is (Miahi and Belilovsky, 2602.03839v2).
+    """
+
+    is_orthonormal = False
+
+    def forward(self, vector: Float32[Tensor, " num"], state: State, round: int) -> Float32[Tensor, " num"]:  # noqa: ARG002  # the protocol's signature
+        """Return what is seen of a delta; all of it where `state` has no parameters that it is one of."""
+        outer = state.get(OUTER)
+        if outer is None:
+            return vector
+        found = bounds.empty(vector.numel())
+        for start in range(0, vector.numel(), bounds.CHUNK):
+            here = slice(start, start + bounds.CHUNK)
+            w, x = outer[here].cpu(), vector[here]
+            torch.where(upper_half(w - x) == upper_half(w), torch.zeros(()), x, out=found[here])
+        return found
 
 
 class Tiles(Flat):
@@ -313,7 +343,6 @@ def _tiles_of(start: int, shape: tuple[int, ...]) -> _View:
     return lambda vector: block(vector).view(down, SIDE, across, SIDE).transpose(1, 2)
 
 
-OUTER = "outer"  # the name of the parameters among the replicated vectors
 _NOTHING: State = {}
 
 

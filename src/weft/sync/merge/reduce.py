@@ -87,7 +87,7 @@ from torch import Tensor, zeros
 from weft.codec import bounds, pieces
 from weft.codec.bounds import Empty
 from weft.codec.build import build
-from weft.codec.codec import Codec
+from weft.codec.codec import Codec, Elastic, Size, size_of
 from weft.codec.config import (
     LOSSY,
     MAX_BLOCK,
@@ -297,8 +297,7 @@ def decode_parts(
 
 def _encode_spread(codec: Codec, vector: SpreadVector, part: range) -> Buffer:
     data = vector.room(codec.nbytes(len(part)))
-    pieces.encode(codec, len(part), lambda here: vector.read(part[here.start : here.stop]), data)
-    return data
+    return pieces.encode(codec, len(part), lambda here: vector.read(part[here.start : here.stop]), data)
 
 
 def _write(vector: SpreadVector, part: range, here: range, values: Tensor) -> None:
@@ -419,8 +418,10 @@ class Merger:
         return named(self._coding.reply.encode(self.merged()))
 
 
-def payload_nbytes(codec: Codec, parts: Sequence[range]) -> int:
-    return sum(codec.nbytes(len(part)) for part in parts)
+def payload_size(codec: Codec, parts: Sequence[range]) -> Size:
+    """Return how many bytes a whole payload can have."""
+    sizes = [size_of(codec, len(part)) for part in parts]
+    return Size(sum(size.most for size in sizes), all(size.is_exact for size in sizes))
 
 
 def split(codec: Codec, payload: Buffer, parts: Sequence[range]) -> tuple[Buffer, ...]:
@@ -429,15 +430,17 @@ def split(codec: Codec, payload: Buffer, parts: Sequence[range]) -> tuple[Buffer
     Raises:
         PayloadError: it is of another length.
     """
-    view, start, found = memoryview(payload), 0, list[Buffer]()
-    if view.nbytes != payload_nbytes(codec, parts):
-        raise PayloadError(
-            f"a payload of {view.nbytes} bytes: {payload_nbytes(codec, parts)} were announced by its round"
-        )
+    view, start, found = bounds.plain(payload), 0, list[Buffer]()
+    size = payload_size(codec, parts)
+    if size.is_exact and view.nbytes != size.most:
+        raise PayloadError(f"a payload of {view.nbytes} bytes: {size.most} were announced by its round")
     for part in parts:
-        stop = start + codec.nbytes(len(part))
+        num = len(part)
+        stop = start + (codec.length(view[start:], num) if isinstance(codec, Elastic) else codec.nbytes(num))
         found.append(view[start:stop])
         start = stop
+    if start != view.nbytes:
+        raise PayloadError(f"a payload of {view.nbytes} bytes: its parts have {start}")
     return tuple(found)
 
 
@@ -629,7 +632,7 @@ def encode_payload(
     """Return a payload, part by part, and what it leaves of what `scope` takes of an error; None: nothing is kept.
 
     Args:
-        state: replicated.
+        state: replicated, with the parameters.
         delta: `Method.delta`, on the CPU; only read.
         error: of the whole vector; None: zero.
 

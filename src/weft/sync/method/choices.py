@@ -137,7 +137,7 @@ ApplyConfig = (
     | ExtensionOuterConfig
 )
 
-BasisName = Literal["flat", "tiles", "dct"]
+BasisName = Literal["flat", "tiles", "dct", "visible"]
 
 
 Rank = Annotated[int, msgspec.Meta(ge=1, le=1024, description="directions of each matrix that are sent")]
@@ -156,7 +156,10 @@ class LowRankConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="lo
 
 Basis = Annotated[
     BasisName | LowRankConfig,
-    msgspec.Meta(description="of 64 x 64 tiles of matrices, in cosines or as they are; or of the vector"),
+    msgspec.Meta(
+        description="of 64 x 64 tiles of matrices, in cosines or as they are; or of the vector, all of it or what "
+        "changes parameters in bf16"
+    ),
 ]
 Rule = Literal["peers_mean", "senders_mean"]
 MergeRule = Annotated[
@@ -271,6 +274,11 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
         return self.fragments > 1 or self.overlap > 0 or self.mix > 0 or self.error == "local"
 
     @property
+    def is_projected(self) -> bool:
+        """Whether the basis lets a part of what was trained through, and the rest is kept for later."""
+        return self.basis == "visible" or isinstance(self.basis, LowRankConfig)
+
+    @property
     def graph(self) -> GraphConfig | None:
         """Who exchanges with whom; None: there are replicas."""
         return self.among if isinstance(self.among, GraphConfig) else None
@@ -368,6 +376,11 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
             raise ConfigError(
                 f"method: mix: {self.mix:g} replaces a share of a member's own parameters, and with error = "
                 '"local" they keep all that was not sent; set mix = 0, or error = "apart".'
+            )
+        if self.basis == "visible" and (self.send != "delta" or self.feedback is None):
+            raise ConfigError(
+                'method: basis: "visible" sends what changes parameters in bf16, and keeps the rest for later; set '
+                'send = "delta" and feedback = 1.0, or another basis.'
             )
         if isinstance(self.basis, LowRankConfig) and self.feedback is None:
             raise ConfigError(

@@ -176,6 +176,21 @@ class SparseLoCoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag
         return self._with(send="delta", apply=SgdConfig(lr=self.lr))
 
 
+class PulseConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="pulse"):
+    """Every H steps, of the members' deltas what changes a parameter in bf16, with feedback; Nesterov momentum."""
+
+    every: Every = 30
+    lr: Lr | None = None  # None: by number of peers, `diloco_defaults`
+    momentum: Momentum | None = None
+    codec: codecs.CodecConfig = codecs.NonzeroConfig()
+    reply_codec: codecs.CodecConfig | None = None
+    feedback: Decay = 1.0
+
+    def choices(self, num_peers: int) -> Choices:
+        lr, momentum = _rates(self, num_peers)
+        return self._with(send="delta", apply=NesterovConfig(lr=lr, momentum=momentum), basis="visible")
+
+
 class PowerSgdConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="powersgd"):
     """Every step, a few directions of the mean gradient's matrices, applied by the inner optimizer on every member."""
 
@@ -285,6 +300,7 @@ MethodConfig = (
     | StreamingConfig
     | AsyncDiLoCoConfig
     | SparseLoCoConfig
+    | PulseConfig
     | DeMoConfig
     | CocktailConfig
     | DPsgdConfig
@@ -308,7 +324,7 @@ def _with_room(codec: codecs.CodecConfig, num_peers: int) -> codecs.CodecConfig:
     )
 
 
-def _rates(config: DiLoCoConfig | AsyncDiLoCoConfig | AutoConfig, num_peers: int) -> tuple[float, float]:
+def _rates(config: DiLoCoConfig | AsyncDiLoCoConfig | AutoConfig | PulseConfig, num_peers: int) -> tuple[float, float]:
     """Return the outer learning rate and momentum that `config` asks for, or else the defaults."""
     lr, momentum = diloco_defaults(num_peers)
     return (lr if config.lr is None else config.lr, momentum if config.momentum is None else config.momentum)
@@ -347,6 +363,8 @@ def choco_step(codec: codecs.CodecConfig) -> float:
             return round(0.25 * math.sqrt(num_sent / MAX_BLOCK), 4)
         case codecs.ExtensionCodecConfig():  # what it leaves out, nobody knows
             return 0.05
+        case codecs.NonzeroConfig():
+            return 1.0
         case codecs.SignConfig() | codecs.Int2Config() | codecs.Int4Config() | codecs.E3m0Config():
             return 0.4
         case codecs.Int8Config() | codecs.Fp8Config() | codecs.Bf16Config() | codecs.Fp32Config():

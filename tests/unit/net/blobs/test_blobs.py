@@ -47,6 +47,28 @@ def test_blob_arrives_in_the_callers_buffer(world, num):
     world.run(scenario)
 
 
+def test_blob_of_unknown_length_comes_into_the_memory_that_is_given_for_it(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob, asked = some_bytes(5 * MIB + 3), list[int]()
+        b.serve_blobs(shelf(blob))
+
+        def room(nbytes):
+            asked.append(nbytes)
+            return memoryview(bytearray(nbytes))
+
+        for most in (len(blob), len(blob) + 1, 10 * MIB):
+            assert await a.fetch_within(b.peer, digest(blob), most, room) == blob
+        assert asked == [len(blob)] * 3
+        with pytest.raises(PayloadError, match=f"above {len(blob) - 1}"):
+            await a.fetch_within(b.peer, digest(blob), len(blob) - 1, room)
+        assert asked == [len(blob)] * 3  # nothing was allocated for it
+        with pytest.raises(CallFailed, match="holds no blob"):
+            await a.fetch_within(b.peer, digest(b"nothing"), 10, room)
+
+    world.run(scenario)
+
+
 def test_any_buffer_of_the_right_size_will_do(world):
     async def scenario():
         a, b = await world.started(2)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from weft.codec.codec import Size
 from weft.ids import PeerId
 from weft.peer.messages import HANDED_NBYTES, Handed
 from weft.peer.round.payloads import MAX_KEPT, MAX_UNANSWERED, Handing
@@ -72,19 +73,26 @@ def test_another_process_of_a_peer_is_tried_anew(node, handing):
 
 async def test_what_was_handed_is_taken_once_and_only_from_who_handed_it(node, handing):
     await node.hear(OTHER, Handed(data=b"theirs"))
-    assert handing.take(ME, digest(b"theirs"), 6) is None
-    assert handing.take(OTHER, digest(b"theirs"), 7) is None  # of another length than is due: it is asked for, and told
-    assert handing.take(OTHER, digest(b"theirs"), 6) == b"theirs"
-    assert handing.take(OTHER, digest(b"theirs"), 6) is None
+    assert handing.take(ME, digest(b"theirs"), Size(6)) is None
+    assert handing.take(OTHER, digest(b"theirs"), Size(7)) is None  # another length than is due: it is asked for
+    assert handing.take(OTHER, digest(b"theirs"), Size(6)) == b"theirs"
+    assert handing.take(OTHER, digest(b"theirs"), Size(6)) is None
+
+
+@pytest.mark.parametrize(("most", "is_taken"), [(5, False), (6, True), (7, True)])
+async def test_what_may_be_shorter_is_taken_up_to_its_most(node, handing, most, is_taken):
+    await node.hear(OTHER, Handed(data=b"theirs"))
+    taken = handing.take(OTHER, digest(b"theirs"), Size(most, is_exact=False))
+    assert taken == (b"theirs" if is_taken else None)
 
 
 async def test_little_is_kept_of_a_member_and_nothing_of_others(node, handing):
     for number in range(MAX_KEPT + 1):
         for peer in (OTHER, STRANGER):
             await node.hear(peer, Handed(data=bytes([number])))
-    kept = [handing.take(OTHER, digest(bytes([number])), 1) for number in range(MAX_KEPT + 1)]
+    kept = [handing.take(OTHER, digest(bytes([number])), Size(1)) for number in range(MAX_KEPT + 1)]
     assert kept == [None, *(bytes([number]) for number in range(1, MAX_KEPT + 1))]
-    assert handing.take(STRANGER, digest(bytes([MAX_KEPT])), 1) is None
+    assert handing.take(STRANGER, digest(bytes([MAX_KEPT])), Size(1)) is None
 
 
 def test_more_than_is_small_is_no_such_note():

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from weft.codec.config import Fp32Config, TopKConfig
 from weft.ids import Round
-from weft.sync.merge.method import Method, Scope, Shapes
+from weft.sync.merge.method import OUTER, Method, Scope, Shapes
 from weft.sync.merge.outer import State, StepContext
 from weft.sync.merge.reduce import Merger, Replies, coding_in, cut, decode_parts, encode_payload, reply_codec_in
 from weft.sync.method.choices import AdamWConfig, Choices, Factors, LowRankConfig, SgdConfig
-from weft.sync.method.presets import DeMoConfig, SparseLoCoConfig, spell_out
+from weft.sync.method.presets import DeMoConfig, PulseConfig, SparseLoCoConfig, spell_out
 
 NUM, PEERS, ROUNDS = 2 * 4096 + 300, 3, 8
 RATE = 0.01  # of the schedule
@@ -27,9 +27,9 @@ def trained(outer: Tensor, number: int, peer: int) -> Tensor:
     return outer + 0.1 * (own - outer) + 0.03 * luck
 
 
-def row(choices: Choices, train: Train, shapes: Shapes = ()) -> Tensor:
+def row(choices: Choices, train: Train, shapes: Shapes = (), begin: float = 0.0) -> Tensor:
     """Return the outer parameters after some rounds, by the pieces that peers compute with."""
-    method, outer = Method(choices, AdamWConfig(), shapes), torch.zeros(NUM)
+    method, outer = Method(choices, AdamWConfig(), shapes), torch.full((NUM,), begin)
     scope = Scope(method.num_sent(NUM))
     state, parts = method.init(NUM), cut(scope.num, [1] * PEERS)
     errors: dict[int, Tensor | None] = {}
@@ -38,7 +38,8 @@ def row(choices: Choices, train: Train, shapes: Shapes = ()) -> Tensor:
         mergers = [Merger(len(part), coding_in(choices, number)) for part in parts]
         for peer in range(PEERS):
             delta = method.delta(outer, train(outer, number, peer))
-            payload, errors[peer] = encode_payload(method, scope, state, delta, errors.get(peer), parts, number)
+            known = {OUTER: outer, **state}
+            payload, errors[peer] = encode_payload(method, scope, known, delta, errors.get(peer), parts, number)
             for merger, encoded in zip(mergers, payload, strict=True):
                 merger.add(100, encoded)
         results = []
@@ -103,6 +104,38 @@ def test_sparseloco_with_sparse_replies_keeps_at_owners_what_they_leave(owners_b
     found, wanted = row(spell_out(config, PEERS), trained), sparseloco(trained, 64, 0.95, 0.7, owners_beta)
     assert torch.count_nonzero(wanted) > 0.05 * NUM
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def pulseloco(train: Train, lr: float, momentum: float) -> tuple[Tensor, list[float]]:
+    """PULSELoCo, algorithm 2, with torch's own bf16 and its Nesterov; and of each payload which share is sent."""
+    theta, e, shares = torch.zeros(NUM), [torch.zeros(NUM) for _ in range(PEERS)], []
+    theta += 0.05
+    optimizer = torch.optim.SGD([theta], lr=lr, momentum=momentum, nesterov=True)
+    for t in range(1, ROUNDS + 1):
+        sent = []
+        for r in range(PEERS):
+            s = e[r] + (theta - train(theta, t, r))
+            is_seen = (theta - s).bfloat16() != theta.bfloat16()
+            hat = torch.where(is_seen, s, 0.0).bfloat16().float()
+            e[r] = s - hat
+            sent.append(hat)
+            shares.append(float(is_seen.float().mean()))
+        theta.grad = (sum(each.double() for each in sent) / PEERS).float().bfloat16().float()
+        optimizer.step()
+    return theta, shares
+
+
+def test_pulse_is_its_paper() -> None:
+    def fine_tuned(outer: Tensor, number: int, peer: int) -> Tensor:
+        luck = torch.randn(NUM, generator=torch.Generator().manual_seed(1000 * number + peer))
+        return outer + 1e-4 * luck
+
+    choices = spell_out(PulseConfig(lr=0.7, momentum=0.8), PEERS)
+    found = row(choices, fine_tuned, begin=0.05)
+    wanted, shares = pulseloco(fine_tuned, 0.7, 0.8)
+    assert 0.1 < sum(shares) / len(shares) < 0.9
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
+    assert not torch.allclose(found, torch.full((NUM,), 0.05), rtol=0, atol=1e-5)
 
 
 def sparseloco_of_tiles(train: Train) -> Tensor:

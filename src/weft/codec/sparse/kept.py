@@ -23,9 +23,10 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.codec import bounds, rank
+from weft.codec import bounds
 from weft.codec.codec import Sectioned
-from weft.codec.rank import Choices, Places
+from weft.codec.sparse import rank
+from weft.codec.sparse.rank import Choices, Places
 from weft.errors import PayloadError
 from weft.rng import integers64, stream
 from weft.wire import Buffer

@@ -1,0 +1,1 @@
+"""Vectors of which few values are sent: which, and what they are."""
