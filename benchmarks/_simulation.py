@@ -92,7 +92,7 @@ def simulate(
         tokens += done
         on_round(number, loss)
     heldout = Batches(home.shards, run.data, "heldout", run.train.seq_len, run.seed)
-    heldout_loss, num_heldout, _ = swarm.trainers[0].evaluate(outer, heldout, run.train.evaluate_windows)
+    heldout_loss, num_heldout, *_ = swarm.trainers[0].evaluate(outer, heldout, run.train.evaluate_windows)
     return Simulated(
         num_peers=run_file.peers,
         num_rounds=number,

@@ -37,10 +37,12 @@ MACHINE = ("--transports", "tls", "--host", "127.0.0.1", "--device", "cpu", "--t
 NUM, NUM_TEXTS, NUM_TOKENS = 3, 4, 100
 NBYTES = 64_000_000
 SETTLE_S, FOR_S = 2 * WINDOW_S, 40.0
+LEAST_ROUNDS = 4  # of a turn in which is trained
 WAIT_S = 300.0
 SLACK, AIM_GAP = 0.05, 3.0
 ABOUT = f"""
-A turn takes {SETTLE_S:.0f} s that do not count and {FOR_S:.0f} that do. Each process trains with one thread and has
+A turn takes {SETTLE_S:.0f} s that do not count and {FOR_S:.0f} that do, or as long as {LEAST_ROUNDS} rounds take;
+what is trained is of rounds from the first one's end on. Each process trains with one thread and has
 another for text. Ratios are of turns that follow each other; what stands here are medians. A gap is the time from one
 piece of a text to the next, of {NUM_TEXTS} texts of {NUM_TOKENS} tokens at a time.
 """
@@ -153,22 +155,32 @@ class Texts:
         line.close()
 
 
-def turn(first: Process, texts: Texts | None) -> Turn:
+def turn(first: Process, texts: Texts | None, *, is_training: bool = True) -> Turn:
     """Return what was trained and drawn in a turn."""
     with ExitStack() as stack:
         gaps = [] if texts is None else stack.enter_context(texts.drawn())
         time.sleep(SETTLE_S)
         began = time.time()
         time.sleep(FOR_S)
+        if is_training:
+            first.until(lambda: len(_committed(first, began)) >= LEAST_ROUNDS)
         ended = time.time()
-    committed = [
-        entry.event.tokens
-        for entry in first.entries()
-        if isinstance(entry.event, RoundCommitted) and entry.event.stage == 0 and began < entry.at <= ended
-    ]
     found = [gap_s for at, gap_s in gaps if began < at <= ended]
     gap_s = (median(found), quantiles(found, n=100)[-1]) if len(found) > 1 else (0.0, 0.0)
-    return Turn(sum(committed) / (ended - began), gap_s, len(found) / (ended - began))
+    rate = 0.0
+    if is_training:
+        (since, _), *rounds = [each for each in _committed(first, began) if each[0] <= ended]
+        rate = sum(tokens for _, tokens in rounds) / (rounds[-1][0] - since)
+    return Turn(rate, gap_s, len(found) / (ended - began))
+
+
+def _committed(first: Process, began: float) -> list[tuple[float, int]]:
+    """Return when the first stage's rounds ended since then, and how many tokens each counted."""
+    return [
+        (entry.at, entry.event.tokens)
+        for entry in first.entries()
+        if isinstance(entry.event, RoundCommitted) and entry.event.stage == 0 and began < entry.at
+    ]
 
 
 def measured(share: float, times: int, folder: Path) -> list[tuple[Turn, Turn, Turn]]:
@@ -198,7 +210,7 @@ def measured(share: float, times: int, folder: Path) -> list[tuple[Turn, Turn, T
         for _ in range(times):
             alone, both = turn(first, None), turn(first, texts)
             _tell(peers, "pause")
-            found.append((alone, both, turn(first, texts)))
+            found.append((alone, both, turn(first, texts, is_training=False)))
             _tell(peers, "resume")
         return found
 

@@ -216,6 +216,17 @@ class Evaluated(Event, frozen=True, kw_only=True):
     num_tokens: int  # that were predicted; of pairs, how many
     committed_tokens: Tokens
     preferred: Preferred | msgspec.UnsetType = msgspec.UNSET  # of pairs of answers
+    reward: float | msgspec.UnsetType = msgspec.UNSET  # of answers to tasks; the loss is what lacks to 1
+
+
+class Rewarded(Event, frozen=True, kw_only=True):
+    """Answers were drawn for a training step, and judged."""
+
+    reward: Annotated[float, msgspec.Meta(ge=0, le=1)]  # on the mean
+    num_answers: int
+    num_tasks: int
+    num_teaching: int  # tasks whose answers are not all worth the same
+    mean_length: float  # tokens
 
 
 class NotLearning(Event, frozen=True, kw_only=True):

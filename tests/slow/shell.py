@@ -59,6 +59,8 @@ class Shell:
         self.home = home or folder / "home"
         self.said = folder / "said"
         self.enter: tuple[str, ...] = ()  # what runs a command in a network of its own
+        self.python: tuple[str, ...] = (sys.executable, "-P")
+        self.program: tuple[str, ...] = (*self.python, "-m", "weft")
         self.process: subprocess.Popen[str] | None = None
 
     def run(self, *arguments: str, given: str = "", ranks: int = 0) -> None:
@@ -68,8 +70,11 @@ class Shell:
             ranks: processes that torchrun starts for it; 0: it is started as it is.
         """
         self.end()
-        before = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else ["-P"]
-        command = [*self.enter, sys.executable, *before, "-m", "weft", "--home", str(self.home), *arguments]
+        program = self.program
+        if ranks:
+            several = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+            program = (sys.executable, *several, "-m", "weft")
+        command = [*self.enter, *program, "--home", str(self.home), *arguments]
         with self.said.open("a") as said:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said

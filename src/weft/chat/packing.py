@@ -110,7 +110,7 @@ def renderer_of(source: ConversationsSource, template: Template, tokenizer: Toke
     Raises:
         DataError: its date is no day.
     """
-    return Renderer(template, Vocabulary(tokenizer), _noon(source.date))
+    return Renderer(template, Vocabulary(tokenizer), noon(source.date))
 
 
 def rows_of(source: SourceConfig, length: int, train_trained: int = 0, heldout_trained: int = 0) -> Rows | UnsetType:
@@ -155,7 +155,12 @@ def split(
         yield "heldout" if is_heldout else "train", found
 
 
-def _noon(date: str) -> float:
+def noon(date: str) -> float:
+    """Return the noon of a day, in seconds since 1970.
+
+    Raises:
+        DataError: it is no day.
+    """
     try:
         return datetime.datetime.fromisoformat(f"{date}T12:00").timestamp()
     except ValueError:

@@ -123,13 +123,21 @@ def preferred(loss: float, found: Preferred) -> str:
     return f"{loss:.4f} nats per pair, {right}, margin {_three(found.margin)}{kl}"
 
 
-def heldout(loss: float, per_byte: float | None, pairs: Preferred | UnsetType | None = None) -> str:
+def heldout(
+    loss: float,
+    per_byte: float | None,
+    pairs: Preferred | UnsetType | None = None,
+    reward: float | UnsetType | None = None,
+) -> str:
     """Return a held-out loss per byte, which compares across tokenizers, and per token where that is another number;
     per token alone where the bytes of the text are not known.
 
     Args:
         pairs: what was found of pairs of answers, where it is their loss.
+        reward: of answers to tasks, where it is theirs.
     """
+    if reward is not None and reward is not UNSET:
+        return f"{100 * reward:.1f} % of the tasks answered rightly"
     if pairs:
         return preferred(loss, pairs)
     if per_byte is None or not math.isfinite(per_byte):
@@ -137,10 +145,15 @@ def heldout(loss: float, per_byte: float | None, pairs: Preferred | UnsetType | 
     return nats_per_byte(per_byte) + ("" if loss == per_byte else f"; {nats(loss)}")
 
 
+def heldout_of(told: Evaluated) -> str:
+    """Return what `heldout` says of an evaluation."""
+    return heldout(told.loss, told.nats_per_byte, told.preferred, told.reward)
+
+
 def brief(told: Evaluated) -> str:
     """Return a held-out loss in its most comparable unit."""
     if told.preferred or not math.isfinite(told.nats_per_byte):
-        return heldout(told.loss, None, told.preferred)
+        return heldout_of(told)
     return nats_per_byte(told.nats_per_byte)
 
 

@@ -263,7 +263,7 @@ class History:
             case events.PayloadOffered(round=round, tokens=tokens):
                 self._offered[entry.peer] = (round, tokens)
             case events.Evaluated(
-                committed_tokens=tokens, loss=loss, nats_per_byte=per_byte, round=round, preferred=pairs
+                committed_tokens=tokens, loss=loss, nats_per_byte=per_byte, round=round, preferred=pairs, reward=reward
             ):
                 if tokens not in self._evaluated and math.isfinite(loss):
                     if tokens > max(self._evaluated, default=-1):  # else it is told late, of an earlier round
@@ -274,6 +274,8 @@ class History:
                         if pairs is UNSET
                         else [{name: finite(each) for name, each in msgspec.to_builtins(pairs).items()}]
                     )
+                    if reward is not UNSET:
+                        beside = [{"reward": reward}]
                     self._add("heldout", [at, tokens, loss, finite(per_byte), round, *beside])
             case events.Sampled(round=round, prompt=prompt, text=text):
                 self._add("samples", [at, round, printable(prompt, keep="\n\t"), printable(text, keep="\n\t")])

@@ -175,9 +175,11 @@ def _short(run: Run, tree: dict[str, Any]) -> list[str]:
 
 
 def _heldout(row: Sequence[Any]) -> str:
-    """Return the words for a row of held-out losses, which names what was found of pairs of answers last."""
-    _, _, loss, per_byte, _, *pairs = row
-    return figures.heldout(loss, per_byte, *(msgspec.convert(each, Preferred) for each in pairs))
+    """Return the words for a row of held-out losses, which names what was found of answers last."""
+    _, _, loss, per_byte, _, *beside = row
+    (of_answers,) = beside or [{}]
+    pairs = msgspec.convert(of_answers, Preferred) if "accuracy" in of_answers else None
+    return figures.heldout(loss, per_byte, pairs, of_answers.get("reward"))
 
 
 def _extent(run: Run) -> str:
@@ -450,7 +452,7 @@ def _recipe(run: Run, shared: RunConfig) -> Section:
 def _to_be_named(shared: RunConfig, file: RunFile) -> str:
     """Return what a run file lacks that is not of the home of who made the run."""
     data = shared.data
-    kind = "text" if not data.has_rows else "pairs of answers" if data.is_paired else "conversations"
+    kind = "text" if data.rows is UNSET else data.rows.what
     text = f"{data.train_text_nbytes:,} bytes to train on and {data.heldout_text_nbytes:,} held out"
     source = (
         "the files that each peer trains on, under [data]."

@@ -22,6 +22,7 @@ from weft.events import (
     Event,
     PeerStarted,
     Preferred,
+    Rewarded,
     RoundCommitted,
     RoundMissed,
     Sampled,
@@ -80,6 +81,10 @@ class ScalarSink:
                 kl = {} if pairs.kl is UNSET else {"preferences/kl": pairs.kl}
                 rest = {"preferences/accuracy": pairs.accuracy, "preferences/margin": pairs.margin, **kl}
                 return {"loss/heldout": loss, **rest}
+            case Evaluated(reward=float() as reward):
+                return {"reward/heldout": reward}
+            case Rewarded(reward=reward, mean_length=length):
+                return {"reward/drawn": reward, "reward/length": length}
             case Evaluated(loss=loss, nats_per_byte=per_byte):
                 return {"loss/heldout": loss, "loss/heldout_nats_per_byte": per_byte}
             case RoundCommitted():

@@ -393,8 +393,7 @@ _ROWS: dict[type[Event], _Row] = {
     events.Evaluated: _Row(
         NOTE,
         plain=lambda e: (
-            f"held-out loss {'after round {round}' if e.round else 'before the first round'}: "
-            f"{figures.heldout(e.loss, e.nats_per_byte, e.preferred)}"
+            f"held-out loss {'after round {round}' if e.round else 'before the first round'}: {figures.heldout_of(e)}"
         ),
     ),
     events.NotLearning: _Row(

@@ -89,19 +89,28 @@ class Batches:
         return batch_of(ids, has_rows=self._index.has_rows, is_paired=self._index.is_paired)
 
     def heldout_batches(self, num_windows: int, batch_size: int) -> Iterator[Batch]:
-        """Yield `num_windows` windows (all, if there are fewer) spread evenly over the stream; always the same ones.
+        """Yield windows as `spread` does.
 
         Raises:
             DataError: as `at`; or nothing in them is predicted.
         """
-        count = min(num_windows, self.num_windows)
-        numbers, num_predicted = np.arange(count, dtype=np.int64) * self.num_windows // max(count, 1), 0
-        for start in range(0, count, batch_size):
-            batch = self.windows(numbers[start : start + batch_size])
+        num_predicted = 0
+        for batch in self.spread(num_windows, batch_size):
             num_predicted += batch.num_predicted
             yield batch
         if not num_predicted:
             raise DataError(NOTHING_HELD_OUT)
+
+    def spread(self, num_windows: int, batch_size: int) -> Iterator[Batch]:
+        """Yield `num_windows` windows (all, if there are fewer) spread evenly over the stream; always the same ones.
+
+        Raises:
+            DataError: as `at`.
+        """
+        count = min(num_windows, self.num_windows)
+        numbers = np.arange(count, dtype=np.int64) * self.num_windows // max(count, 1)
+        for start in range(0, count, batch_size):
+            yield self.windows(numbers[start : start + batch_size])
 
     def _block(self, block: int) -> NDArray[np.int64]:
         if block not in self._blocks:

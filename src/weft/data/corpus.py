@@ -112,8 +112,16 @@ class PreferencesSource(ConversationsSource, frozen=True, kw_only=True, tag="pre
     """Conversations that go on in two ways, of which one was chosen and one rejected, to learn what is preferred."""
 
 
+class TasksSource(ConversationsSource, frozen=True, kw_only=True, tag="tasks"):
+    """Tasks whose answers can be checked, as `weft eval --tasks` reads them: what rewards are learnt from."""
+
+    too_long: Annotated[  # half a task is none
+        Literal["leave_out"], Meta(description="what becomes of a task for which train.seq_len has no room: nothing")
+    ] = "leave_out"
+
+
 TextualSource = StdlibSource | TextSource | JsonlSource | ParquetSource | DatasetSource
-SourceConfig = TextualSource | BinSource | ConversationsSource | PreferencesSource
+SourceConfig = TextualSource | BinSource | ConversationsSource | PreferencesSource | TasksSource
 
 
 class CorpusConfig(Config, frozen=True, kw_only=True):

@@ -72,11 +72,19 @@ class Rows(wire.Record, frozen=True, kw_only=True):
     """Of shards that hold rows of whole texts (`weft.data.rows`), of which not every token is trained on."""
 
     length: Annotated[int, Meta(ge=2, le=MAX_SHARD_NBYTES // 4)]
-    train_trained: Annotated[int, Meta(ge=0)]  # tokens
+    train_trained: Annotated[int, Meta(ge=0)]  # tokens; of tasks, how many there are
     heldout_trained: Annotated[int, Meta(ge=0)]
     too_long: TooLong  # how they were packed: so every peer of a private run packs its own
     date: Date
     is_paired: Literal[True] | UnsetType = UNSET  # texts are pairs of answers, the chosen one before the rejected one
+    are_tasks: Literal[True] | UnsetType = UNSET  # a row is a task and how an answer to it is checked
+
+    @property
+    def what(self) -> str:
+        """Return what they hold, in words."""
+        if self.are_tasks is True:
+            return "tasks"
+        return "pairs of answers" if self.is_paired is True else "conversations"
 
 
 class DataIndex(wire.Record, frozen=True, kw_only=True):
@@ -117,6 +125,11 @@ class DataIndex(wire.Record, frozen=True, kw_only=True):
         """Return whether its texts are pairs of answers."""
         return self.rows is not UNSET and self.rows.is_paired is True
 
+    @property
+    def has_tasks(self) -> bool:
+        """Return whether its rows are tasks, of which answers are drawn."""
+        return self.rows is not UNSET and self.rows.are_tasks is True
+
     def num_predicted(self, split: Split) -> int:
         """Return how many tokens are predicted."""
         if self.rows is UNSET:
@@ -125,7 +138,7 @@ class DataIndex(wire.Record, frozen=True, kw_only=True):
 
     def nats_per_byte(self, nats_per_token: float) -> float:
         """Return the held-out loss per byte of UTF-8 text: comparable between tokenizers. NaN where there is none."""
-        nbytes = 0 if self.is_paired else self.heldout_text_nbytes
+        nbytes = 0 if self.is_paired or self.has_tasks else self.heldout_text_nbytes
         return nats_per_token * self.num_predicted("heldout") / nbytes if nbytes else float("nan")
 
 

@@ -41,8 +41,8 @@ from weft.texts.beside.serving import cut_of, require_room
 from weft.texts.section import kind_with
 from weft.training.device import check_fits, choose
 from weft.training.learner import Learner
+from weft.training.rewarded import trainer_of
 from weft.training.section_memory import fitting
-from weft.training.trainer import Trainer
 from weft.wire import printable
 
 
@@ -75,7 +75,7 @@ class OneProcess:
     def learner(
         self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock, frozen: LoadFrozen
     ) -> Learner:
-        return Trainer(run, settings, batches, emit, clock, frozen)
+        return trainer_of(run, settings, batches, emit, clock, frozen)
 
 
 ONE = OneProcess()
@@ -197,7 +197,7 @@ class Corpus:
 
         s, texts = beside_texts(s, run) if trainers.has_model else (s, None)
 
-        frozen = partial(frozen_of, run, s.options.home)
+        frozen = partial(frozen_of, run, s.options.home, held.tokenizer, held.came_with)
 
         def make_learner(emit: Emit) -> Learner:
             return trainers.learner(run, s.options.settings, held.batches(run, "train"), emit, s.clock, frozen)

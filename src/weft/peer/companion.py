@@ -27,6 +27,7 @@ class Unmeasured:
     loss: float | None = None  # nats per token
     nats_per_byte: float | None = None
     preferred: Preferred | None = None  # of pairs of answers
+    reward: float | None = None  # of answers to tasks
     evaluated_at: Round | None = None  # the round that both are of
     text: str | None = None
 

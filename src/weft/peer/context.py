@@ -120,3 +120,4 @@ class Outcome:
     successor: Succeed | None = None  # the run that goes on where this one ends
     evaluated_at: Round | None = None  # the round that loss and nats_per_byte are of
     preferred: Preferred | None = None  # of pairs of answers, after that round
+    reward: float | None = None  # of answers to tasks

@@ -117,6 +117,7 @@ class Evaluation(Record, frozen=True, kw_only=True, tag="Evaluation"):
     num_tokens: Annotated[int, Meta(ge=0)]
     committed_tokens: Annotated[int, Meta(ge=0)]
     preferred: Preferred | UnsetType = UNSET  # of pairs of answers
+    reward: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET  # of answers to tasks
 
 
 class Shown(Record, frozen=True, kw_only=True, tag="Shown"):

@@ -231,6 +231,7 @@ def check(run: RunConfig, settings: PeerConfig) -> None:
         "peer.is_compiled = true": settings.is_compiled,
         "train.loss: pairs of answers": run.train.loss is not UNSET,
         "adapter": run.model.adapter is not UNSET,
+        "reward": run.reward is not UNSET,
     }
     for what, is_so in reasons.items():
         if is_so:

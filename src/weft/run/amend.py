@@ -21,14 +21,14 @@ import tomli_w
 from weft import reading
 from weft.codec.config import CodecConfig
 from weft.config import Config, alike, dump, from_tree, is_in, leave_out, replace_field
-from weft.data.corpus import ConversationsSource, CorpusConfig, PreferencesSource
+from weft.data.corpus import CorpusConfig
 from weft.data.packing import BytesConfig, JsonConfig
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError
 from weft.model.config import AdapterConfig
 from weft.model.initial import initial_vector
 from weft.run.config import FolderAdapter, FolderModel, Genesis, NewAdapter, RunConfig, RunFile, ShapedModel
-from weft.run.genesis import of_shape
+from weft.run.genesis import kind_of, of_shape
 from weft.run.idle import without_effect
 from weft.run.staged import StagedConfig
 from weft.store.chunks import raw
@@ -149,7 +149,8 @@ def amendment(settings: Settings, changes: Mapping[str, Any], reason: str) -> Am
 
 
 # Beside the run file, where it cannot say them itself: of an export.
-MODEL, TOKENIZER, ADAPTER, CHATS, PAIRS = "model", "tokenizer.json", "adapter", "chats.jsonl", "pairs.jsonl"
+MODEL, TOKENIZER, ADAPTER = "model", "tokenizer.json", "adapter"
+CHATS, PAIRS, TASKS = "chats.jsonl", "pairs.jsonl", "tasks.jsonl"
 
 
 def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
@@ -168,6 +169,7 @@ def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
         "data": corpus_like(run),
         "tokenizer": BytesConfig() if is_bytes else JsonConfig(path=TOKENIZER),
         "adapter": _adapter_of(run),
+        "reward": None if run.reward is msgspec.UNSET else run.reward,
     }
     return RunFile(**alike(RunFile, run) | written_otherwise)
 
@@ -177,8 +179,8 @@ def corpus_like(run: RunConfig) -> CorpusConfig:
     rows = run.data.rows
     if rows is msgspec.UNSET:
         return CorpusConfig()
-    kind, file = (PreferencesSource, PAIRS) if rows.is_paired else (ConversationsSource, CHATS)
-    return CorpusConfig(source=kind(paths=(file,), too_long=rows.too_long, date=rows.date))
+    file = {"tasks": TASKS, "pairs of answers": PAIRS}.get(rows.what, CHATS)
+    return CorpusConfig(source=kind_of(rows)(paths=(file,), too_long=rows.too_long, date=rows.date))
 
 
 def _adapter_of(run: RunConfig) -> NewAdapter | FolderAdapter | None:

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from weft.config import UNBOUNDED, Config, alike
-from weft.data.corpus import CorpusConfig, PreferencesSource
+from weft.data.corpus import CorpusConfig, PreferencesSource, TasksSource
 from weft.data.packing import BytesConfig, TokenizerConfig
 from weft.data.store import DataIndex
 from weft.errors import ConfigError
@@ -31,6 +31,8 @@ from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
 from weft.run.outline import AdmissionConfig, TicketAdmission
+from weft.run.reward import RewardConfig
+from weft.run.reward import check as check_reward
 from weft.sync.method import choices
 from weft.sync.method.presets import DiLoCoConfig, MethodConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig, ScheduleConfig
@@ -138,6 +140,8 @@ class RunFile(Config, frozen=True, kw_only=True):
     """What is trained of it; None: all."""
     data: CorpusConfig = CorpusConfig()
     is_private: bool = False  # every peer trains on its own files, which nobody can request
+    reward: RewardConfig | None = None
+    """How answers to tasks are judged; None: there are none."""
     tokenizer: TokenizerConfig = BytesConfig()
     train: TrainConfig
     method: MethodConfig = DiLoCoConfig()
@@ -191,6 +195,22 @@ class RunFile(Config, frozen=True, kw_only=True):
             raise ConfigError(
                 'train.loss: it is of pairs of answers. Read some: [data.source] type = "preferences", or leave it out.'
             )
+        is_of_tasks = isinstance(self.data.source, TasksSource)
+        if is_of_tasks != (self.reward is not None):
+            raise ConfigError(
+                'reward: tasks are learnt from by rewards, and by nothing else. Add [reward] with type = "match".'
+                if is_of_tasks
+                else 'reward: it is of answers to tasks. Read some: [data.source] type = "tasks", or leave it out.'
+            )
+        if self.reward is not None:
+            check_reward(self.reward, self.train.seq_len)
+            if not isinstance(self.model, FolderModel):
+                raise ConfigError(
+                    "reward: it improves a model that answers already, and this one is made from the seed. Name a "
+                    'folder: model = {type = "folder", path = "MODEL"}.'
+                )
+            if self.stages > 1:
+                raise ConfigError("reward: stages draw no answers to learn from. Leave stages out.")
         if is_paired and self.stages > 1:
             raise ConfigError("train.loss: stages know no pairs of answers. Leave stages out.")
         if self.adapter is not None and self.stages > 1:
@@ -251,6 +271,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
     is_private: bool
     train: TrainConfig
     came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of what an export hands on; unset: nothing came
+    reward: RewardConfig | msgspec.UnsetType = msgspec.UNSET  # of the answers that are drawn; unset: none are
     base: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of the flat vector that `model.adapter` goes beside
     base_nbytes: int | msgspec.UnsetType = (
         msgspec.UNSET
@@ -265,6 +286,8 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
             raise ConfigError("base_nbytes: it is two or four bytes for each number of the run's base.")
         if self.data.is_paired != (self.train.loss is not msgspec.UNSET):
             raise ConfigError("train.loss: a run has one where its data are pairs of answers, and only there.")
+        if self.data.has_tasks != (self.reward is not msgspec.UNSET):
+            raise ConfigError("reward: a run has one where its data are tasks, and only there.")
         if self.data.vocab_size > self.model.vocab_size:
             raise ConfigError(
                 f"the tokenizer has {self.data.vocab_size} tokens, the model {self.model.vocab_size}. "

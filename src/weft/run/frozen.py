@@ -7,10 +7,13 @@ from jaxtyping import Float32
 from msgspec import UNSET
 from torch import Tensor
 
+from weft.chat.speech import Speech, speech_of
 from weft.codec.codec import Codec
 from weft.codec.dense import Bf16, Fp32
+from weft.data.tokenizer import Tokenizer
 from weft.errors import ConfigError
 from weft.ids import short
+from weft.model.came_with import decode
 from weft.model.config import num_base_parameters
 from weft.run.config import DpoConfig, RunConfig
 from weft.run.genesis import initial
@@ -23,10 +26,12 @@ class Frozen:
     Args:
         base: that the run's adapter goes beside, on the CPU; None: it has none.
         reference: the parameters that the run began with, from which preferences are told; None: its loss needs none.
+        speech: how answers are read; None: none are drawn.
     """
 
     base: Float32[Tensor, " all"] | None = None
     reference: Float32[Tensor, " num"] | None = None
+    speech: Speech | None = None
 
 
 LoadFrozen = Callable[[], Frozen]
@@ -59,19 +64,31 @@ def _codec(config: RunConfig) -> Codec:
     return Bf16() if config.base_nbytes == 2 * num_base_parameters(config.model) else Fp32()
 
 
-def frozen_of(config: RunConfig, home: Home) -> Frozen:
-    """Return what a learner of the run computes with and never changes.
+def reference_of(config: RunConfig, home: Home) -> Float32[Tensor, " num"] | None:
+    """Return the parameters that the run began with, where its loss tells preferences from them; None: it does not.
 
     Raises:
-        ConfigError, DataError: as `base_of` and `initial`; the weights that the run began with are not here.
+        ConfigError, DataError: as `initial`; they are not here.
     """
-    base = base_of(config, home)
     if not isinstance(config.train.loss, DpoConfig):
-        return Frozen(base)
+        return None
     reference = initial(config, home)
     if reference is None:
         raise ConfigError(
             f"the weights that the run began with ({short(config.initial)}), from which preferences are told, are not "
             f"in {home.root}. Join the run, which fetches them: weft join -"
         )
-    return Frozen(base, reference)
+    return reference
+
+
+def frozen_of(config: RunConfig, home: Home, tokenizer: Tokenizer, came_with: bytes) -> Frozen:
+    """Return what a learner of the run computes with and never changes.
+
+    Args:
+        came_with: the blob of what came with the model.
+
+    Raises:
+        ConfigError, DataError: as `base_of` and `reference_of`.
+    """
+    speech = None if config.reward is UNSET else speech_of(tokenizer, decode(came_with))
+    return Frozen(base_of(config, home), reference_of(config, home), speech)

@@ -20,12 +20,13 @@ import msgspec
 import numpy as np
 import torch
 from jaxtyping import Float32
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from torch import Tensor
 
 from weft import wire
 from weft.chat.packing import pack_conversations
+from weft.chat.task_rows import pack_tasks
 from weft.chat.template import template_of
 from weft.clock import SystemClock
 from weft.codec.dense import Bf16
@@ -39,10 +40,11 @@ from weft.data.corpus import (
     ParquetSource,
     PreferencesSource,
     SourceConfig,
+    TasksSource,
     text_nbytes,
 )
 from weft.data.packing import JsonConfig, make_tokenizer, pack
-from weft.data.store import DataIndex, ShardStore
+from weft.data.store import DataIndex, Rows, ShardStore
 from weft.data.tokenizer import Tokenizer, check_vocabulary
 from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
 from weft.events import Emit, Notice
@@ -72,6 +74,7 @@ from weft.run.host import check_host
 from weft.run.idle import without_effect
 from weft.run.machine import PeerConfig
 from weft.run.outline import data_ready
+from weft.run.reward import RewardConfig
 from weft.run.staged import StagedConfig, seeded, staged
 from weft.store.chunks import raw
 from weft.store.home import Home
@@ -128,6 +131,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         "data": _without_shards(index) if run_file.is_private else index,
         "method": spell_out(run_file.method, run_file.peers),
         "stewards": tuple(sorted(set(run_file.stewards))),
+        "reward": UNSET if run_file.reward is None else run_file.reward,
         **({"came_with": home.blobs.put(came_with)} if came_with else {}),
         **(_put_base(learnt.model, home) if learnt is not None and run_file.adapter is not None else {}),
     }
@@ -242,7 +246,8 @@ def pack_private(
         DiskFull: no room for the shards.
     """
     corpus = msgspec.structs.replace(corpus, source=_as_the_runs(corpus.source, config))
-    index = _packed(home.private, corpus, tokenizer, came_with, config.train.seq_len, base, emit)
+    packing = _Packing(home.private, tokenizer, came_with, config.train.seq_len, _answer(config.reward), base, emit)
+    index = _packed(corpus, packing)
     _check_size(index, config.train.seq_len, config.train.batch_size)
     return index
 
@@ -258,13 +263,19 @@ def _as_the_runs(source: SourceConfig, config: RunConfig) -> SourceConfig:
         if isinstance(source, ConversationsSource):
             raise DataError(f"run {config.name!r} trains on running text, not on conversations. Name files of text.")
         return source
-    kind, what = (PreferencesSource, "pairs of answers") if rows.is_paired else (ConversationsSource, "conversations")
     if not isinstance(source, ConversationsSource | JsonlSource | ParquetSource):
         raise DataError(
-            f"run {config.name!r} trains on {what}, and these files are text. Name JSON lines or tables of "
-            f"{what}: `weft inspect FILE --model MODEL` shows how weft reads them."
+            f"run {config.name!r} trains on {rows.what}, and these files are text. Name JSON lines or tables of "
+            f"{rows.what}: `weft inspect FILE --model MODEL` shows how weft reads them."
         )
-    return kind(paths=source.paths, too_long=rows.too_long, date=rows.date)
+    return kind_of(rows)(paths=source.paths, too_long=rows.too_long, date=rows.date)
+
+
+def kind_of(rows: Rows) -> type[ConversationsSource]:
+    """Return the source that makes such rows."""
+    if rows.are_tasks is True:
+        return TasksSource
+    return PreferencesSource if rows.is_paired is True else ConversationsSource
 
 
 def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:
@@ -372,7 +383,8 @@ def _pack(
     store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, came_with: bytes, base: Path, emit: Emit
 ) -> DataIndex:
     train = run_file.train
-    index = _packed(store, run_file.data, tokenizer, came_with, train.seq_len, base, emit)
+    answer = _answer(run_file.reward or UNSET)
+    index = _packed(run_file.data, _Packing(store, tokenizer, came_with, train.seq_len, answer, base, emit))
     num_peers = 1 if run_file.is_private else run_file.peers
     samples = several(train.batch_size, "sample")
     why = f": {num_peers} peers make training steps of {samples} each" if num_peers > 1 else ""
@@ -380,46 +392,61 @@ def _pack(
     return index
 
 
-def _packed(
-    store: ShardStore, data: CorpusConfig, tokenizer: Tokenizer, came_with: bytes, seq_len: int, base: Path, emit: Emit
-) -> DataIndex:
+@dataclass(frozen=True)
+class _Packing:
+    """How text becomes shards.
+
+    Args:
+        max_tokens: of an answer to a task.
+        base: the folder that relative paths start from.
+    """
+
+    store: ShardStore
+    tokenizer: Tokenizer
+    came_with: bytes
+    seq_len: int
+    max_tokens: int
+    base: Path
+    emit: Emit
+
+
+def _answer(reward: RewardConfig | UnsetType) -> int:
+    return 0 if reward is UNSET else reward.max_tokens
+
+
+def _packed(data: CorpusConfig, by: _Packing) -> DataIndex:
     if isinstance(data.source, ConversationsSource):
-        return _packed_conversations(store, data, data.source, tokenizer, came_with, seq_len, base, emit)
+        return _packed_by_template(data, data.source, by)
     num_empty = 0
 
     def count() -> None:
         nonlocal num_empty
         num_empty += 1
 
-    with Meter("tokenizing", "B", emit, SystemClock(), text_nbytes(data.source, base)) as meter:
-        index = pack(store, data, tokenizer, base, on_packed=meter.add, on_empty=count)
+    with Meter("tokenizing", "B", by.emit, SystemClock(), text_nbytes(data.source, by.base)) as meter:
+        index = pack(by.store, data, by.tokenizer, by.base, on_packed=meter.add, on_empty=count)
     if num_empty:
-        emit(Notice(text=f"left out, because without any text: {several(num_empty, 'document')}"))
+        by.emit(Notice(text=f"left out, because without any text: {several(num_empty, 'document')}"))
     return index
 
 
-def _packed_conversations(
-    store: ShardStore,
-    data: CorpusConfig,
-    source: ConversationsSource,
-    tokenizer: Tokenizer,
-    came_with: bytes,
-    seq_len: int,
-    base: Path,
-    emit: Emit,
-) -> DataIndex:
-    template = template_of(decode(came_with))
+def _packed_by_template(data: CorpusConfig, source: ConversationsSource, by: _Packing) -> DataIndex:
+    template = template_of(decode(by.came_with))
+    are_tasks = isinstance(source, TasksSource)
     if template is None:
         raise DataError(
-            "the model has no chat template, so nobody knows how conversations are written for it. Begin from a chat "
-            "model's folder, or name a file of Jinja: data.source.template."
+            f"the model has no chat template, so nobody knows how {'tasks' if are_tasks else 'conversations'} are "
+            "written for it. Begin from a chat model's folder, or name a file of Jinja: data.source.template."
         )
-    with Meter("reading conversations", "B", emit, SystemClock(), None) as meter:
-        index, told = pack_conversations(
-            store, source, data.heldout_fraction, template, tokenizer, seq_len, base, on_packed=meter.add
-        )
+    how = data.heldout_fraction, template, by.tokenizer, by.seq_len
+    told: object
+    with Meter(f"reading {'tasks' if are_tasks else 'conversations'}", "B", by.emit, SystemClock(), None) as meter:
+        if isinstance(source, TasksSource):
+            index, told = pack_tasks(by.store, source, *how, by.max_tokens, by.base, on_packed=meter.add)
+        else:
+            index, told = pack_conversations(by.store, source, *how, by.base, on_packed=meter.add)
     if words := str(told):
-        emit(Notice(text=words))
+        by.emit(Notice(text=words))
     return index
 
 

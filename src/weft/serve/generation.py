@@ -12,7 +12,8 @@ from functools import cached_property
 
 from blake3 import blake3
 
-from weft.chat.template import Template, defaults_of, ends_of, template_of
+from weft.chat.speech import speech_of
+from weft.chat.template import Template, defaults_of, template_of
 from weft.chat.vocabulary import Vocabulary
 from weft.clock import Clock
 from weft.data.tokenizer import Tokenizer
@@ -78,9 +79,7 @@ def model_of(
     Raises:
         TemplateFault: its template cannot be read.
     """
-    ends = ends_of(came_with, Vocabulary(tokenizer).control.get)
-    if tokenizer.end_of_text is not None:
-        ends.add(tokenizer.end_of_text)
+    ends = speech_of(tokenizer, came_with).ends
     return Model(
         id,
         created,

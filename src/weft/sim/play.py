@@ -34,7 +34,7 @@ from weft.sim.scenario import Fault, Freeze, Kill, Kind, Partition, Scenario, St
 from weft.sim.world import Life, Member, Paced, World, set_line
 from weft.store.home import Home
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in
-from weft.training.trainer import Trainer
+from weft.training.rewarded import trainer_of
 from weft.wire import digest_of
 
 
@@ -101,7 +101,7 @@ def play(
     base: Path,
     folder: Path,
     write: Callable[[bytes], object],
-    make_trainer: MakeTrainer = Trainer,
+    make_trainer: MakeTrainer = trainer_of,
 ) -> Played:
     """Play `scenario` with `run_file`, whose paths are relative to `base`; machines keep what they keep in `folder`.
 

@@ -49,7 +49,7 @@ from weft.store.home import Home
 from weft.sync.records.messages import Manifest
 from weft.tasks import Compute, Inline
 from weft.training.learner import Learner
-from weft.training.trainer import Trainer
+from weft.training.rewarded import trainer_of
 
 
 class OwingClock:
@@ -304,7 +304,7 @@ class World:
         self.home = home
         self.network = network
         self.seed = seed
-        self.make_trainer: MakeTrainer = Trainer
+        self.make_trainer: MakeTrainer = trainer_of
         self.reader: ClaimReader | None = None  # of all peers, where there are too many to check each claim so often
         self.clock = VirtualClock()
         self.members: dict[str, Member] = {}
@@ -312,7 +312,8 @@ class World:
         self.on_event: Callable[[Life, Event], None] = lambda _life, _event: None  # told of each
         is_whole = not isinstance(sealed.config, StagedConfig)
         self._initial = initial(sealed.config, home) if is_whole else None
-        self._frozen = frozen_of(sealed.config, home) if is_whole else Frozen()  # of all machines
+        here = sealed.config, home, sealed.tokenizer, sealed.came_with
+        self._frozen = frozen_of(*here) if is_whole else Frozen()  # of all machines
         self._waiting: list[tuple[Callable[[Life, Event], bool], asyncio.Future[Event]]] = []
 
     def hear(self, life: Life, event: Event) -> None:

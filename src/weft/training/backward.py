@@ -11,22 +11,53 @@ overflows; it is doubled after 2000 batches without.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from weft.data.rows import Batch, blank
+from weft.data.rows import Batch
 from weft.events import Emit, FellBack, MicroBatchChanged
 from weft.model.flat import FlatModel
 from weft.model.transformer import SectionModule
 from weft.training.device import Device, allocating, first_line, is_out_of_memory
-from weft.training.preference import Preference, Sums
+from weft.training.preference import Sums
 
 T = TypeVar("T")
 
-_Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+_Loss = Callable[..., Tensor]  # of a batch's tensors
+
+
+class Samples(Protocol):
+    """Samples as tensors, each with a row for each of them."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+
+    def part(self, start: int, stop: int) -> "Samples":
+        """Return some of them."""
+        ...
+
+    def to(self, device: torch.device) -> "Samples": ...
+
+    def share_of(self, whole: Any) -> float:
+        """Return the weight of this part's mean loss in that of all."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Objective(Protocol):
+    """A loss beside cross entropy."""
+
+    def loss(self, module: SectionModule, *tensors: Any) -> Tensor:
+        """Return the mean over a batch, given as its tensors."""
+        ...
+
+    def sums(self, module: SectionModule, batch: Any) -> Sums:
+        """Return what is told of held-out samples."""
+        ...
 
 
 class Backward:
@@ -37,7 +68,7 @@ class Backward:
         device: where its vector lies.
         micro_batch: samples at a time, at first.
         is_compiled: let torch compile the loss; where it cannot, an event says so and the loss is computed as it is.
-        preference: the loss, where samples are pairs of answers; None: cross entropy.
+        objective: the loss; None: cross entropy.
     """
 
     def __init__(
@@ -48,7 +79,7 @@ class Backward:
         *,
         is_compiled: bool,
         emit: Emit,
-        preference: Preference | None = None,
+        objective: Objective | None = None,
     ) -> None:
         self.micro_batch = micro_batch
         self.scale = LossScale(device.precision == "fp16")
@@ -56,11 +87,11 @@ class Backward:
         self._device = device
         self._emit = emit
         self.is_compiled = is_compiled
-        self._preference = preference
-        plain: Any = model.module.loss if preference is None else partial(preference.loss, model.module)
+        self._objective = objective
+        plain: Any = model.module.loss if objective is None else partial(objective.loss, model.module)
         self._loss: _Loss = self._compiled(plain) if is_compiled else plain
 
-    def fill(self, batch: Batch) -> tuple[float, float]:
+    def fill(self, batch: Samples) -> tuple[float, float]:
         """Set the flat gradient to the mean over `batch` and return the mean loss (nats per token) and gradient norm.
 
         Either may be NaN or infinite: then the parameters cannot be trained on.
@@ -76,7 +107,7 @@ class Backward:
             if not math.isfinite(loss) or not self.scale.shrink():
                 return loss, norm
 
-    def sums(self, module: SectionModule, batch: Batch) -> Sums:
+    def sums(self, module: SectionModule, batch: Samples) -> Sums:
         """Return what is found on `batch` under `module`. The sums are taken in float64.
 
         Raises:
@@ -84,12 +115,12 @@ class Backward:
         """
         return self._halving(lambda: self._add_up(module, batch))
 
-    def rehearse(self, num_samples: int, seq_len: int, *, has_rows: bool = False, is_paired: bool = False) -> None:
-        """Do once, on blank tokens, what a batch of `num_samples` and an evaluation will do, in each shape they take.
+    def rehearse(self, blank: Callable[[int], Samples], num_samples: int) -> None:
+        """Do once, on samples that mean nothing, what a batch of `num_samples` and an evaluation will do, in each shape
+        they take.
 
         Args:
-            has_rows: samples are rows of whole texts.
-            is_paired: those texts are pairs.
+            blank: gives so many.
 
         What has to be compiled, loaded or made smaller is so afterwards. The gradient is zero then; nothing else of the
         model changes, nor does the factor on the loss.
@@ -98,18 +129,17 @@ class Backward:
             OutOfMemory: not even one sample fits.
         """
         try:
-            self._halving(lambda: self._rehearse(num_samples, seq_len, has_rows, is_paired))
+            self._halving(lambda: self._rehearse(blank, num_samples))
         finally:
             self._model.zero_gradient()
 
-    def _rehearse(self, num_samples: int, seq_len: int, has_rows: bool, is_paired: bool) -> None:
+    def _rehearse(self, blank: Callable[[int], Samples], num_samples: int) -> None:
         whole, rest = min(self.micro_batch, num_samples), num_samples % self.micro_batch
-        num = whole + (rest if num_samples > whole else 0)
-        batch = blank(num, seq_len, has_rows=has_rows, is_paired=is_paired)
+        batch = blank(whole + (rest if num_samples > whole else 0))
         self._accumulate(batch)
         self._add_up(self._model.module, batch)
 
-    def _accumulate(self, batch: Batch) -> tuple[float, float]:
+    def _accumulate(self, batch: Samples) -> tuple[float, float]:
         scale, gradient = self.scale.value, self._model.gradient
         self._model.zero_gradient()
         total = torch.zeros((), device=gradient.device)
@@ -125,25 +155,26 @@ class Backward:
         loss_value, norm_value = torch.stack((total, norm)).tolist()  # the step's one wait for a GPU
         return loss_value, norm_value
 
-    def _add_up(self, module: SectionModule, batch: Batch) -> Sums:
+    def _add_up(self, module: SectionModule, batch: Samples) -> Sums:
         total = Sums(0.0)
         with torch.inference_mode():
             for part, _ in self._micro_batches(batch):
                 with self._device.autocast():
                     found = (
                         Sums(self._summed(module, part))
-                        if self._preference is None
-                        else self._preference.sums(module, part)
+                        if self._objective is None
+                        else self._objective.sums(module, part)
                     )
                 total = total.plus(found)
         return total
 
-    def _summed(self, module: SectionModule, part: Batch) -> float:
+    def _summed(self, module: SectionModule, part: Samples) -> float:
+        assert isinstance(part, Batch)
         logits = module(part.tokens, positions=part.positions)
         losses = cross_entropy(logits.float().flatten(0, 1), part.targets.flatten(), reduction="none")
         return float(losses.cpu().double().sum())
 
-    def _micro_batches(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
+    def _micro_batches(self, batch: Samples) -> Iterator[tuple[Samples, float]]:
         """Yield micro-batches on the device, each with its weight: the mean over all is the sum of weight x mean."""
         for start in range(0, len(batch.tokens), self.micro_batch):
             part = batch.part(start, start + self.micro_batch)
@@ -168,16 +199,16 @@ class Backward:
     def _compiled(self, plain: _Loss) -> _Loss:
         compiled = torch.compile(plain)
 
-        def loss(tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> Tensor:
+        def loss(*tensors: Tensor | None) -> Tensor:
             try:
-                return compiled(tokens, targets, positions)
+                return compiled(*tensors)
             except RuntimeError as error:  # all of the compiler's errors are; those of the loss itself come again
                 if is_out_of_memory(error):
                     raise
                 reason = first_line(error)
             self._emit(FellBack(wanted="torch.compile", used="uncompiled", reason=reason))
             self.is_compiled, self._loss = False, plain
-            return plain(tokens, targets, positions)
+            return plain(*tensors)
 
         return loss
 

@@ -48,13 +48,15 @@ class Measured(NamedTuple):
 
     Args:
         loss: the mean, in nats per token, or per pair.
-        num: tokens that were predicted, or pairs.
+        num: tokens that were predicted, or pairs, or answers.
         preferred: of pairs of answers.
+        reward: of answers to tasks, on the mean; the loss is what lacks to 1.
     """
 
     loss: float
     num: int
     preferred: Preferred | None = None
+    reward: float | None = None
 
 
 @runtime_checkable

@@ -26,6 +26,7 @@ from torch import Tensor
 from weft import rng
 from weft.clock import Clock
 from weft.data.batch import Batches
+from weft.data.rows import blank
 from weft.errors import CheckpointError
 from weft.events import Emit, MicroBatchChanged, Notice, WarmedUp
 from weft.inference.sample import Sampling, generate
@@ -36,7 +37,7 @@ from weft.run.frozen import Frozen, LoadFrozen
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.training import optimizer as inner
-from weft.training.backward import Backward, LossScale
+from weft.training.backward import Backward, LossScale, Objective
 from weft.training.device import allocating, check_fits, choose, limit_memory, to_host
 from weft.training.optimizer import InnerOptimizer, State
 from weft.training.preference import Preference
@@ -136,16 +137,24 @@ class Trainer(Stepper):
             del frozen
             model = model_over(held, run, peer, base)
             optimizer = None if self._sends_gradient else inner.build(run.train.optimizer, model)
-            preference = None
-            if run.train.loss is not UNSET:
-                first = None if reference is None else assemble(run.model, reference, base)
-                preference = Preference(run.train.loss, first)
+            objective = self._objective(reference, base)
         self._base_here, self._model = base, model
         self._optimizer: InnerOptimizer | None = optimizer
         self._warm_shape = None
         self._backward = Backward(
-            self._model, self.device, micro_batch, is_compiled=peer.is_compiled, emit=self._emit, preference=preference
+            self._model, self.device, micro_batch, is_compiled=peer.is_compiled, emit=self._emit, objective=objective
         )
+
+    def _objective(self, reference: Tensor | None, base: Tensor | None) -> Objective | None:
+        """Return the run's loss; None: cross entropy.
+
+        Args:
+            reference, base: of `Frozen`, on the device.
+        """
+        run = self._run
+        if run.train.loss is UNSET:
+            return None
+        return Preference(run.train.loss, None if reference is None else assemble(run.model, reference, base))
 
     @property
     def is_parked(self) -> bool:
@@ -201,8 +210,7 @@ class Trainer(Stepper):
         if self.is_warm:
             return
         began, train = self._clock.now(), self._run.train
-        data = self._run.data
-        self._backward.rehearse(train.batch_size, train.seq_len, has_rows=data.has_rows, is_paired=data.is_paired)
+        self._rehearse()
         self._warm_shape = train.batch_size, train.seq_len
         self._emit(
             WarmedUp(
@@ -211,6 +219,11 @@ class Trainer(Stepper):
                 duration_s=self._clock.now() - began,
             )
         )
+
+    def _rehearse(self) -> None:
+        train, data = self._run.train, self._run.data
+        of = partial(blank, seq_len=train.seq_len, has_rows=data.has_rows, is_paired=data.is_paired)
+        self._backward.rehearse(of, train.batch_size)
 
     @property
     def micro_batch(self) -> int:

@@ -64,7 +64,7 @@ NO_STAGES = "no effect in a run without stages"
 # By struct: fields that always do something, and those that do not, with where.
 FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "RunFile": (
-        "name seed peers model adapter data is_private tokenizer train method stages admission orphan_after_s "
+        "name seed peers model adapter data is_private reward tokenizer train method stages admission orphan_after_s "
         "is_strict electors stewards predecessor run",
         {
             "pipeline": (Refused({"pipeline.micro_batch": 2}, NO_STAGES),),
@@ -85,6 +85,8 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "JsonlSource": ("paths field", {}),
     "ConversationsSource": ("paths template too_long date", {}),
     "PreferencesSource": ("paths template too_long date", {}),
+    "TasksSource": ("paths template too_long date", {}),
+    "MatchReward": ("samples max_tokens clip", {}),
     "DpoConfig": ("beta", {}),
     "OrpoConfig": ("weight", {}),
     "ParquetSource": ("paths column", {}),

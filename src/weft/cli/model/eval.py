@@ -180,17 +180,17 @@ def _preference(run: "RunConfig", home: Path, device: str) -> "Preference":
     from weft.model.config import plain
     from weft.model.flat import assemble
     from weft.model.peft import merged
-    from weft.run.frozen import frozen_of
+    from weft.run.frozen import base_of, reference_of
     from weft.run.machine import PeerConfig
     from weft.store.home import Home
     from weft.training.device import choose
     from weft.training.preference import Preference
 
     assert run.train.loss
-    frozen = frozen_of(run, Home(home))
-    if frozen.reference is None:
+    base, reference = base_of(run, Home(home)), reference_of(run, Home(home))
+    if reference is None:
         return Preference(run.train.loss, None)
-    whole = frozen.reference if frozen.base is None else merged(run.model, frozen.base, frozen.reference)
+    whole = reference if base is None else merged(run.model, base, reference)
     on = choose(PeerConfig(device=device)).torch
     return Preference(run.train.loss, assemble(plain(run.model), whole.to(on)))
 

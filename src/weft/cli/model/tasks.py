@@ -18,8 +18,10 @@ import torch
 
 from weft.chat.conversations import Conversation
 from weft.chat.rendering import Renderer
+from weft.chat.speech import speech_of
+from weft.chat.task_rows import Asking
 from weft.chat.tasks import Task, tasks_of
-from weft.chat.template import ends_of, template_of
+from weft.chat.template import template_of
 from weft.chat.vocabulary import Vocabulary
 from weft.cli.model.trained import Trained, place
 from weft.cli.terminal import WorkLine, tell
@@ -85,9 +87,7 @@ class Asker:
         self._trained, self._device, self._way = trained, place(device), way
         self._template = template_of(trained.came_with) if way.has_template else None
         self._vocabulary = Vocabulary(trained.tokenizer)
-        self._ends = ends_of(trained.came_with, self._vocabulary.control.get)
-        if (end := trained.tokenizer.end_of_text) is not None:
-            self._ends.add(end)
+        self._ends = speech_of(trained.tokenizer, trained.came_with).ends
 
     @property
     def manner(self) -> str:
@@ -160,11 +160,7 @@ class Asker:
         if self._template is None:
             ids = self._vocabulary.encode_plain(_plain(task))
         else:
-            messages = [self._vocabulary.guarded_tree(each) for each in task.messages]
-            try:
-                ids = self._vocabulary.encode(self._template.render(messages, wall_s=0.0))
-            except DataError as error:
-                raise DataError(f"{task.place}: {error}") from None
+            ids = Asking(self._template, self._vocabulary).prompt(task)
         self._require_room(len(ids), task, num_more=1)
         return ids
 

@@ -219,7 +219,7 @@ def _step(
     flat = over(module, first.clone(), base)
     optimizer, has_loss = inner.build(train.optimizer, flat), train.loss is not UNSET
     preference = Preference(train.loss, assemble(model, first, base)) if train.loss else None
-    backward = Backward(flat, device, micro_batch, is_compiled=False, emit=lambda _event: None, preference=preference)
+    backward = Backward(flat, device, micro_batch, is_compiled=False, emit=lambda _event: None, objective=preference)
     batch = blank(train.batch_size, train.seq_len, has_rows=has_rows or has_loss, is_paired=has_loss)
 
     def step() -> None:

@@ -167,6 +167,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     evaluated_at: int | None = None  # the round that loss and nats_per_byte are of
     preferred: Preferred | None = None  # of pairs of answers
+    reward: float | None = None  # of answers to tasks
     successor: str | None = None
 
 

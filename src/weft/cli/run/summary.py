@@ -69,7 +69,9 @@ def summary(
         per_byte = outcome.nats_per_byte
         is_known = math.isfinite(per_byte)
         own = figures.nats_per_byte(per_byte) if is_known else figures.nats(outcome.loss)
-        lines.append(f"held-out     {figures.preferred(outcome.loss, outcome.preferred) if outcome.preferred else own}")
+        is_of_answers = outcome.preferred is not None or outcome.reward is not None
+        told = figures.heldout(outcome.loss, None, outcome.preferred, outcome.reward) if is_of_answers else own
+        lines.append(f"held-out     {told}")
         if before is not None:
             first = before.nats_per_byte if is_known else before.loss
             lines.append(f"{INDENT}before the first round it was {first:.4f}")

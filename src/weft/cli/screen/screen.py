@@ -149,7 +149,7 @@ def plain_line(before: View, after: View, entry: Entry) -> str | None:
     match entry.event:
         case RoundCommitted() if after.committed_tokens > before.committed_tokens:
             return progress(after)
-        case Evaluated(loss=loss, nats_per_byte=per_byte) as told if after.evaluated is not before.evaluated:
-            return f"held-out loss after round {told.round}: {figures.heldout(loss, per_byte, told.preferred)}"
+        case Evaluated() as told if after.evaluated is not before.evaluated:
+            return f"held-out loss after round {told.round}: {figures.heldout_of(told)}"
     news = news_of(before, entry)
     return None if news is None else news.text

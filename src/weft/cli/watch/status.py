@@ -117,6 +117,7 @@ def as_tree(view: View) -> dict[str, Any]:
             "loss": finite(told.loss),
             f"{view.loss_of}s": told.num_tokens,
             **({"preferred": msgspec.to_builtins(told.preferred)} if told.preferred else {}),
+            **({"reward": told.reward} if told.reward is not msgspec.UNSET else {}),
         },
         "nats_per_byte": None if told is None else finite(told.nats_per_byte),
         "sent_nbytes": view.sent_nbytes,

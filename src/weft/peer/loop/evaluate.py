@@ -141,6 +141,7 @@ class Evaluator(Unmeasured):
             num_tokens=found.num,
             committed_tokens=committed_tokens,
             preferred=UNSET if found.preferred is None else found.preferred,
+            reward=UNSET if found.reward is None else found.reward,
         )
 
     async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> Measured:
@@ -160,7 +161,8 @@ class Evaluator(Unmeasured):
 
     async def _on_evaluation(self, _peer: PeerId, evaluation: Evaluation) -> None:
         head = self._replica.head
-        if evaluation.preferred is not UNSET and self._run.train.loss is UNSET:
+        is_of_pairs, is_of_tasks = self._run.train.loss is not UNSET, self._run.reward is not UNSET
+        if (evaluation.preferred is not UNSET) > is_of_pairs or (evaluation.reward is not UNSET) > is_of_tasks:
             return  # of another run's kind
         if evaluation.round <= (0 if head is None else head.round + 1):
             self._take(evaluation)
@@ -174,6 +176,7 @@ class Evaluator(Unmeasured):
             self.evaluated_at = Round(evaluation.round)
             self.loss, self.nats_per_byte = evaluation.loss, evaluation.nats_per_byte
             self.preferred = None if evaluation.preferred is UNSET else evaluation.preferred
+            self.reward = None if evaluation.reward is UNSET else evaluation.reward
             self._news.set()
         self._context.emit(
             Evaluated(
@@ -183,6 +186,7 @@ class Evaluator(Unmeasured):
                 num_tokens=evaluation.num_tokens,
                 committed_tokens=Tokens(evaluation.committed_tokens),
                 preferred=evaluation.preferred,
+                reward=evaluation.reward,
             )
         )
         self._tell_if_diverged(evaluation)

@@ -56,6 +56,7 @@ class Report:
             loss=evaluator.loss,
             nats_per_byte=evaluator.nats_per_byte,
             preferred=evaluator.preferred,
+            reward=evaluator.reward,
             evaluated_at=evaluator.evaluated_at,
             sample=evaluator.text,
             sent_nbytes=sent,
