@@ -226,7 +226,16 @@ class Rewarded(Event, frozen=True, kw_only=True):
     num_answers: int
     num_tasks: int
     num_teaching: int  # tasks whose answers are not all worth the same
+    num_brought: int  # tasks whose answers others have drawn
     mean_length: float  # tokens
+
+
+class AnswersForged(Event, frozen=True, kw_only=True):
+    """A member has told answers that it did not draw: nothing is taken of it any more."""
+
+    member: PeerId
+    place: int  # of the task, in the run's order
+    reason: str
 
 
 class NotLearning(Event, frozen=True, kw_only=True):

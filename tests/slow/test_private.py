@@ -18,7 +18,7 @@ from weft.model.weights import write_folder
 
 pytestmark = pytest.mark.slow
 
-MODEL = ModelConfig(vocab_size=257, num_layers=1, num_heads=2, num_kv_heads=2, width=32, ffn_width=64, max_seq_len=128)
+MODEL = ModelConfig(vocab_size=257, num_layers=1, num_heads=2, num_kv_heads=2, width=32, ffn_width=64, max_seq_len=256)
 RUN = """
 name = "ward rounds"
 peers = 3
@@ -35,7 +35,7 @@ heldout_fraction = 0.2
 type = "conversations"
 paths = ["chats.jsonl"]
 [train]
-seq_len = 128
+seq_len = 256
 batch_size = 4
 tokens = 40_000_000
 evaluate_every = 2
@@ -100,7 +100,7 @@ def all_three(entry: Entry) -> bool:
 def test_no_word_of_private_conversations_is_in_what_is_sent(shells: Callable[..., Shell]) -> None:
     sent = trained_together(shells, is_private=True)
     for name in PERSONS:
-        assert len(sent[name]) > 100_000  # deltas and results went out
+        assert len(sent[name]) > 50_000  # deltas and results went out
         for person in PERSONS:
             assert found(secrets(person), sent[name]) == []
 

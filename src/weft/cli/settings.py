@@ -158,6 +158,7 @@ _ALLOWED = {
     "threads": ("--threads", "a whole number from 0 to 1024; 0 is torch's own choice"),
     "transports": ("--transports", "some of tls, iroh and via, at least one of the first two"),
     "is_blocking": ("--blocking", "no value"),
+    "is_drawing_only": ("--draw-only", "no value"),
     "has_lan": ("--lan", "no value"),
     "caps.upload_bps": ("--up", "at least 1mbit: rounds do not wait for slower peers"),
     "caps.download_bps": ("--down", "at least 1mbit: a slower peer never catches up"),

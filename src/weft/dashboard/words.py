@@ -396,6 +396,19 @@ _ROWS: dict[type[Event], _Row] = {
             f"held-out loss {'after round {round}' if e.round else 'before the first round'}: {figures.heldout_of(e)}"
         ),
     ),
+    events.Rewarded: _Row(
+        ROUTINE,
+        plain="{num_answers} answers to {num_tasks} tasks were worth {reward:.3f}, and {num_teaching} of these teach",
+    ),
+    events.AnswersForged: _Row(
+        WARNING,
+        "the answers of {member:peer} are not taken any more: {reason}",
+        advice=(
+            "member",
+            "{member:peer} told answers that it did not draw: {reason}.",
+            "This machine draws them itself. Whoever may change the run can ban a peer that does so: weft act ban.",
+        ),
+    ),
     events.NotLearning: _Row(
         ERROR,
         _not_learning,

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 from torch import Tensor
 
 from weft.clock import Clock
@@ -53,6 +54,11 @@ class OneProcess:
 
     def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
         device = choose(settings)
+        if settings.is_drawing_only and run.reward is UNSET:
+            raise ConfigError(
+                "is_drawing_only (--draw-only): this run draws no answers to learn from. Leave it out, and this "
+                "machine trains."
+            )
         if settings.serve_nbytes and run.base is not msgspec.UNSET:
             raise ConfigError(
                 "serve_nbytes: this run trains an adapter, beside which no texts are drawn. Leave it out, and serve "

@@ -153,6 +153,30 @@ class Handed(Record, frozen=True, kw_only=True, tag="Handed"):
     data: Annotated[bytes, Meta(max_length=HANDED_NBYTES)]
 
 
+MAX_PLACES = 64  # of tasks whose answers are asked for at a time
+MAX_ANSWERS_NBYTES = 768 << 10  # what they may take in a message
+
+
+class DrawsAnswers(Record, frozen=True, kw_only=True, tag="DrawsAnswers"):
+    """A note of who draws answers and trains nothing: it has the parameters of this round."""
+
+    round: Annotated[Round, Meta(ge=0, le=MAX_COUNT)]
+
+
+class DrawAnswers(Record, frozen=True, kw_only=True, tag="DrawAnswers"):
+    """A call: draw answers to the tasks at these places of the run's order, from the parameters of this round."""
+
+    round: Annotated[Round, Meta(ge=0, le=MAX_COUNT)]
+    places: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_COUNT)], ...], Meta(max_length=MAX_PLACES)]
+
+
+class AnswersDrawn(Record, frozen=True, kw_only=True, tag="AnswersDrawn"):
+    """All answers, task by task: how many tokens each has, and the tokens, in four bytes each."""
+
+    lengths: Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 16)], ...], Meta(max_length=MAX_PLACES * 256)]
+    tokens: Annotated[bytes, Meta(max_length=MAX_ANSWERS_NBYTES)]
+
+
 class BranchProposal(Record, frozen=True, kw_only=True, tag="BranchProposal"):
     """A call: the majority is lost; let those named here go on together."""
 

@@ -39,6 +39,7 @@ from weft.peer.group.records import GroupRecords
 from weft.peer.join.backpressure import Hold
 from weft.peer.join.entrance import Entrance
 from weft.peer.join.state_transfer import StateServer
+from weft.peer.loop.answers import WHY_PAUSED, Draws, Helpers
 from weft.peer.loop.contribution import Ahead, LeaseTraining, Offering, leased_instead, until_needed
 from weft.peer.loop.evaluate import make_evaluator
 from weft.peer.loop.lifecycle import Pause, Shutdown, Stopped
@@ -56,6 +57,7 @@ from weft.sync.records.acts import Act, Amend
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in, own_work
 from weft.tasks import Tasks
 from weft.training.device import best
+from weft.training.rewarded import RewardedTrainer
 from weft.wire import seal
 
 __all__ = ["Context", "Outcome", "Peer"]
@@ -85,7 +87,14 @@ class Peer:
         self._carry = Carry(self._trainer, self.replica)
         self._records = GroupRecords(context, self._carry)
         self.pausing = Pause(context, self._trainer, self.replica, self.fail)
-        self._training = LeaseTraining(context, self._trainer, self._carry, self._should_break_off)
+        self._tasks = Tasks(self.fail)
+        helpers, self._draws = None, None
+        if isinstance(self._trainer, RewardedTrainer):
+            helpers = Helpers(context, self._trainer, self.replica, self._tasks)
+            if context.settings.is_drawing_only:
+                self._draws = Draws(context, self._trainer, self.replica)
+                self.pausing.want(WHY_PAUSED)
+        self._training = LeaseTraining(context, self._trainer, self._carry, self._should_break_off, helpers)
         self._report = Report(context, self.replica, self._carry, self._training)
         self._membership = Membership(context.node, context.clock, context.emit, self._report.heartbeat, context.reader)
         self._membership.on_change(self._on_member)
@@ -100,7 +109,6 @@ class Peer:
         self._has_saved = False  # its last checkpoint
         self._shown: BranchId | None = None  # whose parameters texts are drawn with
         self._amends: Amend | None = None  # what waits to be decided, however much is trained
-        self._tasks = Tasks(self.fail)
 
     @property
     def run(self) -> Genesis:
@@ -302,6 +310,8 @@ class Peer:
         if self.pausing.is_away:
             self._training.forget()
             mine.offering.pass_on(turn)
+        if self._draws is not None:
+            self._draws.tell()
         if mine.ahead.num_more(self.replica.config):
             self._report.enter("training")
             await mine.ahead.make(rounds.chain.head, self.replica.config)

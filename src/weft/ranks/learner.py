@@ -232,6 +232,7 @@ def check(run: RunConfig, settings: PeerConfig) -> None:
         "train.loss: pairs of answers": run.train.loss is not UNSET,
         "adapter": run.model.adapter is not UNSET,
         "reward": run.reward is not UNSET,
+        "peer.is_drawing_only": settings.is_drawing_only,
     }
     for what, is_so in reasons.items():
         if is_so:

@@ -211,6 +211,11 @@ class RunFile(Config, frozen=True, kw_only=True):
                 )
             if self.stages > 1:
                 raise ConfigError("reward: stages draw no answers to learn from. Leave stages out.")
+            if method.graph is not None:
+                raise ConfigError(
+                    "reward: answers are drawn from parameters that all members have, and with neighbours each has its "
+                    "own. Choose a method with replicas: diloco, pulse or ddp."
+                )
         if is_paired and self.stages > 1:
             raise ConfigError("train.loss: stages know no pairs of answers. Leave stages out.")
         if self.adapter is not None and self.stages > 1:

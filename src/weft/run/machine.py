@@ -152,6 +152,8 @@ class PeerConfig(Config, frozen=True, kw_only=True):
         float, msgspec.Meta(gt=0, le=1, description="of the device while this peer trains; 1: training is not regarded")
     ] = 0.3
     """What conversations may take of the device while this peer trains; all of it while training rests."""
+    is_drawing_only: bool = False
+    """Of a run that learns from rewards: draw answers for members that train, and train nothing."""
     caps: CapsConfig = CapsConfig()
 
     def __post_init__(self) -> None:
@@ -171,7 +173,7 @@ and ends."""
 
 _OF_DEVICE = ("device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes")
 _OF_SERVING = ("serve_nbytes", "serve_share")
-_OF_STAYING = ("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", *_OF_SERVING)
+_OF_STAYING = (*("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only"), *_OF_SERVING)
 _OF_LIMITS = ("caps.memory_nbytes", "caps.cores")
 _OF_WAYS = ("transports", "tls", "iroh")
 _IDLE: dict[Use, tuple[tuple[str, ...], str]] = {
@@ -182,7 +184,10 @@ _IDLE: dict[Use, tuple[tuple[str, ...], str]] = {
         ("micro_batch", "is_compiled"),
         "the run has stages, and its run file sets the micro-batch for all peers (pipeline)",
     ),
-    "loop": ((*_OF_DEVICE, "caps.cores", *_OF_SERVING), "your own loop decides where and how it trains"),
+    "loop": (
+        (*_OF_DEVICE, "caps.cores", "is_drawing_only", *_OF_SERVING),
+        "your own loop decides where and how it trains",
+    ),
     "anchor": ((*_OF_DEVICE, *_OF_STAYING), "this peer does not train"),
     "visit": ((*_OF_DEVICE, *_OF_STAYING, *_OF_LIMITS), "this process takes no part in the run"),
 }

@@ -152,6 +152,7 @@ TABLE: dict[str, Rows] = {
         "--yes": ALWAYS,
         "--data": (Shown("library/test_train.py", "test_two_train_together_by_a_ticket"),),
         "--blocking": ALWAYS,
+        "--draw-only": (Shown("training/test_rewarded.py", "test_drawing_only_needs_a_run_with_rewards"),),
         **here("join {ticket}"),
         **hardware("join {ticket}"),
         **STAY,

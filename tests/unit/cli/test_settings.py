@@ -21,6 +21,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "caps.cores": ("--cores", 1),
     "caps.hours": ("--hours", ["22:00-07:00"]),
     "is_blocking": ("--blocking", True),
+    "is_drawing_only": ("--draw-only", True),
     "has_lan": ("--lan", True),
 }
 # What has no effect where the other settings are these.
@@ -35,7 +36,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 def test_every_option_is_in_the_table() -> None:
-    fields = {**Here().fields(), **Hardware().fields(), "is_blocking": None}
+    fields = {**Here().fields(), **Hardware().fields(), "is_blocking": None, "is_drawing_only": None}
     assert set(OPTIONS) == set(fields) - {"transports", "device"}
 
 

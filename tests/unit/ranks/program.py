@@ -223,7 +223,7 @@ def check_rows(site: Site) -> None:
     found, there = both.site.gradient(positions, 0, 1.0)
     torch.testing.assert_close(gathered(found), expected, **CLOSE)
     np.testing.assert_allclose(there.mean_loss, here.mean_loss, rtol=1e-5)
-    loss, num_tokens, _ = both.site.evaluate(both.outer, both.heldout, 6)
+    loss, num_tokens, *_ = both.site.evaluate(both.outer, both.heldout, 6)
     wanted = both.plain.evaluate(gathered(both.outer), both.heldout, 6)
     assert num_tokens == wanted[1]
     np.testing.assert_allclose(loss, wanted[0], rtol=1e-5)
@@ -272,7 +272,7 @@ def check_measured(site: Site) -> None:
     both.train(0, 8)
     before = gathered(both.site.local())
     plain = gathered(both.outer)
-    (found, num_tokens, _), expected = both.site.evaluate(both.outer, both.heldout, 6), None
+    (found, num_tokens, *_), expected = both.site.evaluate(both.outer, both.heldout, 6), None
     expected = both.plain.evaluate(plain, both.heldout, 6)
     assert num_tokens == expected[1]
     np.testing.assert_allclose(found, expected[0], rtol=1e-5)

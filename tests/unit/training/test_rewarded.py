@@ -17,6 +17,7 @@ from weft.data.corpus import CorpusConfig, JsonlSource
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError, DataError
 from weft.events import Event, Rewarded
+from weft.launch.corpus import ONE
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
 from weft.model.initial import initial_vector
@@ -131,18 +132,18 @@ def test_whoever_has_the_same_parameters_draws_the_same_answers(base: Path) -> N
     places = np.array([4, 1, 17])
     assert isinstance(one, RewardedTrainer)
     assert isinstance(other, RewardedTrainer)
-    first, second = one.groups(places), other.groups(places[::-1].copy())
+    first, second = one.groups(places)[0], other.groups(places[::-1].copy())[0]
     assert [[a.tokens for a in group.answers] for group in first] == [
         [a.tokens for a in group.answers] for group in reversed(second)
     ]
     assert len({a.tokens for a in first[0].answers}) > 1  # each by noise of its own
     other.train(np.arange(BATCH), 0, 1.0)
-    assert [a.tokens for a in other.groups(places)[0].answers] == [a.tokens for a in first[0].answers]
+    assert [a.tokens for a in other.groups(places)[0][0].answers] == [a.tokens for a in first[0].answers]
     other.set_center(other.local().clone())
-    assert [a.logprobs for a in other.groups(places)[0].answers] != [a.logprobs for a in first[0].answers]
+    assert [a.logprobs for a in other.groups(places)[0][0].answers] != [a.logprobs for a in first[0].answers]
     one.park()
     one.unpark()
-    assert [a.tokens for a in one.groups(places)[0].answers] == [a.tokens for a in first[0].answers]
+    assert [a.tokens for a in one.groups(places)[0][0].answers] == [a.tokens for a in first[0].answers]
 
 
 def test_steps_that_teach_nothing_change_nothing_but_what_decays(base: Path) -> None:
@@ -152,7 +153,7 @@ def test_steps_that_teach_nothing_change_nothing_but_what_decays(base: Path) -> 
     told = list[Event]()
     learner, outer = trainer(base, made(base, train=TRAIN | {"optimizer": optimizer}), told)
     work = learner.train(np.arange(2 * BATCH), 0, 1.0)
-    assert (work.num_steps, work.mean_loss) == (2, 0.0)
+    assert (work.num_steps, work.mean_loss) == (2, 1.0)  # all that could be had is lacking
     assert rewards(told) == [0.0, 0.0]
     assert torch.equal(learner.local(), outer)
 
@@ -186,3 +187,12 @@ def test_files_of_another_kind_are_refused(base: Path) -> None:
     (base / "tasks.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 5)
     with pytest.raises(DataError, match="no answer"):
         made(base)
+
+
+def test_drawing_only_needs_a_run_with_rewards(base: Path) -> None:
+    settings = PeerConfig(device="cpu", is_drawing_only=True)
+    ONE.check_fits(made(base).config, settings)
+    (base / "chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "c", "completion": "d"}\n' * 20)
+    chats = {"source": {"type": "conversations", "paths": ["chats.jsonl"]}, "heldout_fraction": 0.2}
+    with pytest.raises(ConfigError, match="--draw-only"):
+        ONE.check_fits(made(base, data=chats, reward=None).config, settings)

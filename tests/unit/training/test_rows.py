@@ -68,7 +68,7 @@ def test_the_gradient_is_that_of_the_mean_over_trained_tokens(run: RunConfig, tm
 def test_the_held_out_loss_is_the_mean_over_trained_tokens(run: RunConfig, tmp_path: Path) -> None:
     heldout = rows_batches(run, tmp_path, "heldout")
     vector = initial_vector(MODEL, 1)
-    loss, num_tokens, _ = trainer_of(run, tmp_path).evaluate(vector, heldout, 10)
+    loss, num_tokens, *_ = trainer_of(run, tmp_path).evaluate(vector, heldout, 10)
     batches = list(heldout.heldout_batches(10, NUM))
     assert num_tokens == sum(batch.num_predicted for batch in batches)
     assert num_tokens < 10 * run.train.seq_len

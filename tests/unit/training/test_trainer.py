@@ -456,7 +456,7 @@ def test_evaluation_halves_the_micro_batch_too(stage: Stage, tmp_path: Path, mon
     expected = whole.evaluate(vector, heldout, 10)
     Allocator(monkeypatch, room=2)
     trainer, _ = stage()
-    loss, num_tokens, _ = trainer.evaluate(vector, heldout, 10)
+    loss, num_tokens, *_ = trainer.evaluate(vector, heldout, 10)
     assert trainer.micro_batch == 2
     assert loss == pytest.approx(expected[0], rel=1e-6)
     assert num_tokens == expected[1] == 10 * SEQ_LEN
@@ -689,7 +689,7 @@ def test_evaluation_is_the_mean_loss_and_always_the_same(stage: Stage, tmp_path:
     heldout, vector = batches(tmp_path, "heldout"), initial_vector(MODEL, 5)
     trainer.train(positions(8), 0, 1)
     before = trainer.local().clone()
-    loss, num_tokens, _ = trainer.evaluate(vector, heldout, 10)
+    loss, num_tokens, *_ = trainer.evaluate(vector, heldout, 10)
     assert trainer.evaluate(vector, heldout, 10) == (loss, num_tokens, None)
     assert stage()[0].evaluate(vector, heldout, 10)[0] == pytest.approx(loss, rel=1e-6)
     tokens, targets, _ = next(iter(heldout.heldout_batches(10, 10)))

@@ -40,6 +40,9 @@ def join(
     blocking: Annotated[
         bool, typer.Option("--blocking", help="If this line is slower than the run, ask members to wait.")
     ] = False,
+    draw_only: Annotated[
+        bool, typer.Option("--draw-only", help="Of a run with rewards: draw answers for others, and train nothing.")
+    ] = False,
     *,
     here: settings.Here,
     hardware: settings.Hardware,
@@ -50,9 +53,8 @@ def join(
     """Show what a run will cost this machine, ask, and join."""
     from weft.net.ticket import read
 
-    chosen = settings.machine_settings(
-        here.machine, here.fields() | hardware.fields() | {"is_blocking": blocking or None}
-    )
+    flags = {"is_blocking": blocking or None, "is_drawing_only": draw_only or None}
+    chosen = settings.machine_settings(here.machine, here.fields() | hardware.fields() | flags)
     if served(chosen):
         return
     for where in log or ():

@@ -43,6 +43,7 @@ from weft.peer.context import Context
 from weft.peer.group.groups import Groups, Turn
 from weft.peer.group.leaf import Leaf
 from weft.peer.group.records import lease_of
+from weft.peer.loop.answers import Helpers
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.legacies import Legacies
@@ -61,10 +62,19 @@ class LeaseTraining:
 
     Args:
         is_over: returns whether this peer was told to stop, or to pause.
+        helpers: who draws answers for it; None: none are needed.
     """
 
-    def __init__(self, context: Context, trainer: Learner, carry: Carry, is_over: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        trainer: Learner,
+        carry: Carry,
+        is_over: Callable[[], bool],
+        helpers: Helpers | None = None,
+    ) -> None:
         self._context = context
+        self._helpers = helpers
         self._trainer = trainer
         self._carry = carry
         self._is_over = is_over
@@ -102,11 +112,15 @@ class LeaseTraining:
         if not self._carry.num_done:
             self.work, self.took_s = None, 0.0
         self._carry.cover(len(leased) // size - self._carry.num_done, settings.tokens_per_step)
+        if self._helpers is not None:
+            self._helpers.begin(head, leased, size)
         while len(left := leased[self._carry.num_done * size :]) and not self._is_over():
             positions = left if is_whole else left[: self._num_at_once(settings.tokens_per_step) * size]
             made = self._carry.num_done * settings.tokens_per_step * pace  # before this call, in the same round
             if self._context.companion is not None:
                 await self._context.companion.train(head, positions, self._is_over)
+            if self._helpers is not None:
+                await self._helpers.ready(positions)
             await self._step(positions, head.committed_tokens + round(made), pace, settings.seq_len)
             if self._carry.sends_gradient or self._trainer.has_ended or is_hurried():
                 return

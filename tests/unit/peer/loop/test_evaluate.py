@@ -60,7 +60,7 @@ class Trainer:
 
 async def test_how_far_it_has_come_is_told_on_the_thread_of_the_loop() -> None:
     train = SimpleNamespace(**TRAIN, evaluate_every=1)
-    run: Any = SimpleNamespace(train=train, method=SimpleNamespace(graph=None))
+    run: Any = SimpleNamespace(train=train, method=SimpleNamespace(graph=None), reward=UNSET)
     head = open_branch(genesis(RUN, ME, charter(1)), [ME], ME, BranchId(RUN))
     async with aclosing(Threads()) as compute:
         place: Any = Place(compute)
@@ -78,7 +78,7 @@ async def hear(
     losses: Iterable[tuple[int, float]], loss_of: Any = UNSET, preferred: Any = UNSET
 ) -> tuple[Evaluator, Place]:
     """Return an evaluator that stands in round 10 once another has told it of these rounds, and its place."""
-    run: Any = SimpleNamespace(train=SimpleNamespace(loss=loss_of), method=SimpleNamespace(graph=None))
+    run: Any = SimpleNamespace(train=SimpleNamespace(loss=loss_of), method=SimpleNamespace(graph=None), reward=UNSET)
     async with aclosing(Threads()) as compute:
         place: Any = Place(compute)
         takes: list[Callable[[Any, Evaluation], Awaitable[None]]] = []
@@ -111,7 +111,9 @@ async def test_what_a_run_begins_with_is_measured_before_others_come_and_told_on
     async with aclosing(Threads()) as compute:
         for is_seeded, wanted in ((True, []), (False, [(0, 3.0)])):
             place: Any = Place(compute)
-            run: Any = SimpleNamespace(train=train, method=SimpleNamespace(graph=None), is_seeded=is_seeded)
+            run: Any = SimpleNamespace(
+                train=train, method=SimpleNamespace(graph=None), reward=UNSET, is_seeded=is_seeded
+            )
             replica: Any = SimpleNamespace(outer=None, head=None)
             trainer: Any = Trainer(place.clock)
             evaluator = Evaluator(run, place, trainer, replica, lambda: False)

@@ -1,0 +1,208 @@
+"""Answers to a run's tasks, drawn from the parameters of one round; and others' answers, checked by drawing again.
+
+    seed of an answer     run, place of its task in the run's order, number of the answer
+    token at a position   the largest of logits + noise(seed, position)                        (`engine.draw`)
+
+So whoever has the parameters can tell from one forward pass whether a token is the one that was to be drawn: what is in
+its place scores worse. Two machines round otherwise, so a token that scores worse by less than `TOLERANCE` may stand.
+Rewards are told by nobody: they follow from the tokens.
+
+Token-DiFR: arXiv:2511.20621.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from msgspec import UNSET
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from weft import rng
+from weft.chat.speech import Speech
+from weft.chat.task_rows import Asked, asked_in
+from weft.data.rows import Batch, written
+from weft.engine.draw import SEED_NBYTES, Drawing, Drawn, margin
+from weft.engine.engine import Engine, Wanted
+from weft.engine.load import engine_of, free_nbytes, plan
+from weft.engine.numbers import Kind
+from weft.errors import NotFinite, WeftError
+from weft.model.config import plain
+from weft.model.flat import assemble
+from weft.model.peft import merged
+from weft.model.transformer import SectionModule
+from weft.run.config import RunConfig
+from weft.run.frozen import LoadFrozen
+from weft.run.reward import RewardConfig
+from weft.training.device import Device, allocating
+from weft.training.policy import Answer, Group
+
+AT_ONCE = 64  # texts that are drawn together
+TOLERANCE = 0.5  # logits: what bf16 makes of those of a large model, several times over
+
+Tokens = tuple[int, ...]
+
+
+class Forged(WeftError):
+    """An answer is none that was drawn from these parameters by this noise."""
+
+
+def noise_of(run: str, place: int, number: int) -> bytes:
+    """Return the seed that an answer to the task at a place of the run's order is drawn by."""
+    found = rng.integers64(rng.stream(0, "answer", run, place, number), SEED_NBYTES // 8)
+    return found.astype("<u8").tobytes()
+
+
+class Drawer:
+    """
+    Args:
+        frozen: loads how answers are read, and what an adapter goes beside.
+    """
+
+    def __init__(self, run: RunConfig, device: Device, frozen: LoadFrozen) -> None:
+        self._run, self._device = run, device
+        loaded = frozen()
+        assert loaded.speech is not None
+        self._speech: Speech = loaded.speech
+        self._base = loaded.base
+        self._vector: Float32[Tensor, " num"] | None = None
+        self._engine: Engine | None = None  # of the vector, once something is drawn
+        self._module: SectionModule | None = None  # the same, once something is checked
+
+    def renew(self, vector: Float32[Tensor, " num"]) -> None:
+        """Draw from these parameters, on the CPU, from now on."""
+        self.let_go()
+        self._vector = vector
+
+    def let_go(self) -> None:
+        """Take no memory of the device until something is drawn."""
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = self._module = None
+
+    def asked(self, batch: Batch) -> list[Asked]:
+        """Return the tasks of rows."""
+        rows = written(batch)[:, :-1].numpy()  # the last word is of the row behind
+        return [asked_in(row, self._speech.tokenizer) for row in rows]
+
+    def drawn(self, asked: Sequence[Asked], places: Sequence[int]) -> list[Group]:
+        """Return the answers to tasks at places of the run's order."""
+        if not asked:
+            return []
+        if self._engine is None:
+            assert self._vector is not None
+            self._engine = self._engine_of(self._vector)
+        wanted = [
+            (task, self._drawing(place, number))
+            for task, place in zip(asked, places, strict=True)
+            for number in range(self._samples)
+        ]
+        answers = self._all(self._engine, wanted)
+        starts = range(0, len(answers), self._samples)
+        return [
+            Group(task.prompt, tuple(answers[start : start + self._samples]))
+            for task, start in zip(asked, starts, strict=True)
+        ]
+
+    def likeliest(self, vector: Float32[Tensor, " num"], asked: Iterable[Sequence[Asked]]) -> Iterator[list[Answer]]:
+        """Yield answers of the likeliest tokens, by other parameters, to some tasks after the other."""
+        engine = self._engine_of(vector)
+        try:
+            for some in asked:
+                yield self._all(engine, [(task, Drawing(temperature=0.0, num_likeliest=0)) for task in some])
+        finally:
+            engine.close()
+
+    def checked(self, asked: Asked, place: int, answers: Sequence[Tokens]) -> Group:
+        """Return answers that somebody else has drawn, once they are seen to be those.
+
+        Raises:
+            Forged: they are not; says which, and how far off.
+        """
+        if len(answers) != self._samples:
+            raise Forged(f"there are {len(answers)} answers, and {self._samples} are due")
+        most = self._reward.max_tokens
+        for number, tokens in enumerate(answers):
+            ends = [at for at, token in enumerate(tokens) if token in self._speech.ends]
+            is_whole = ends == [len(tokens) - 1] or (not ends and len(tokens) == most)
+            if not is_whole or len(tokens) > most or not all(0 <= each < self._run.model.vocab_size for each in tokens):
+                raise Forged(f"answer {number} is cut off, goes on behind its end, or has tokens that there are not")
+        found = []
+        for number, (tokens, logits) in enumerate(zip(answers, self._logits(asked, answers), strict=True)):
+            drawing, begin = self._drawing(place, number), len(asked.prompt)
+            for at, token in enumerate(tokens):
+                off = margin(logits[at].double().numpy(), drawing, begin + at, token)
+                if off > TOLERANCE:
+                    raise Forged(f"token {at} of answer {number} scores {off:.2f} below the one that is drawn there")
+            told = log_softmax(logits.double(), -1)[torch.arange(len(tokens)), torch.tensor(tokens)]
+            found.append(Answer(tokens, tuple(told.tolist()), self._worth(asked, tokens)))
+        return Group(asked.prompt, tuple(found))
+
+    @property
+    def _reward(self) -> RewardConfig:
+        assert self._run.reward is not UNSET
+        return self._run.reward
+
+    @property
+    def _samples(self) -> int:
+        return self._reward.samples
+
+    def _drawing(self, place: int, number: int) -> Drawing:
+        return Drawing(seed=noise_of(self._run.run, int(place), number), num_likeliest=0)
+
+    def _worth(self, asked: Asked, tokens: Tokens) -> float:
+        return float(asked.check.is_right(self._speech.said(tokens)))
+
+    def _whole(self, vector: Float32[Tensor, " num"]) -> Float32[Tensor, " all"]:
+        return vector if self._base is None else merged(self._run.model, self._base, vector)
+
+    def _engine_of(self, vector: Float32[Tensor, " num"]) -> Engine:
+        device, seq_len, config = self._device.torch, self._run.train.seq_len, plain(self._run.model)
+        kind: Kind = "fp32" if device.type == "cpu" else "bf16"  # as trained on a CPU, and fast on a GPU
+        with allocating("the model that answers are drawn from", self._device):
+            planned = plan(config, device, kind, seq_len, None, free_nbytes(device))
+            return engine_of(config, self._whole(vector), device, planned, seq_len)
+
+    def _logits(self, asked: Asked, answers: Sequence[Tokens]) -> list[Float32[Tensor, "tokens vocab"]]:
+        """Return of each answer the logits of its tokens, on the CPU."""
+        device = self._device.torch
+        if self._module is None:
+            assert self._vector is not None
+            with allocating("the model that answers are checked by", self._device):
+                self._module = assemble(plain(self._run.model), self._whole(self._vector).to(device))
+        begin, longest = len(asked.prompt) - 1, max(map(len, answers))
+        rows = torch.zeros(len(answers), begin + longest, dtype=torch.int64)
+        for row, tokens in enumerate(answers):
+            whole = torch.tensor([*asked.prompt, *tokens[:-1]])
+            rows[row, : len(whole)] = whole
+        with torch.inference_mode(), self._device.autocast():
+            logits = self._module(rows.to(device))[:, begin:].float().cpu()
+        return [each[: len(tokens)] for each, tokens in zip(logits, answers, strict=True)]
+
+    def _all(self, engine: Engine, wanted: Sequence[tuple[Asked, Drawing]]) -> list[Answer]:
+        """Return an answer to each."""
+        with ThreadPoolExecutor(1) as pool:  # an event loop of its own, whatever this thread has
+            return pool.submit(asyncio.run, self._together(engine, wanted)).result()
+
+    async def _together(self, engine: Engine, wanted: Sequence[tuple[Asked, Drawing]]) -> list[Answer]:
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def one(task: Asked, drawing: Drawing) -> Answer:
+            async with turns:
+                drawn = list[Drawn]()
+                text = engine.begin(Wanted("rewards", task.prompt, self._reward.max_tokens, drawing))
+                async for each in text:
+                    drawn.append(each)
+                    if each.token in self._speech.ends:  # which is learnt, too: an engine does not tell it
+                        text.cancel()
+                        break
+            tokens = tuple(each.token for each in drawn)
+            logprobs = tuple(each.logprob or 0.0 for each in drawn)
+            if not np.isfinite(logprobs).all():
+                raise NotFinite("a probability is NaN: the weights are broken. Resume from an earlier checkpoint.")
+            return Answer(tokens, logprobs, self._worth(task, tokens))
+
+        return await asyncio.gather(*(one(*each) for each in wanted))
