@@ -26,21 +26,12 @@ from weft.run.genesis import initial, seal
 from weft.run.machine import PeerConfig
 from weft.store.chunks import replica_digest
 from weft.store.home import Home
-from weft.sync.merge.method import Method, Scope
+from weft.sync.merge.method import OUTER, Method, Scope
 from weft.sync.merge.outer import State, StepContext
-from weft.sync.merge.reduce import (
-    Merger,
-    Replies,
-    codec_in,
-    coding_in,
-    cut,
-    decode_parts,
-    encode_parts,
-    encode_with_feedback,
-    reply_codec_in,
-)
+from weft.sync.merge.reduce import Merger, Replies, coding_in, cut, decode_parts, encode_payload, reply_codec_in
 from weft.sync.method.schedule import lr
 from weft.training.trainer import Trainer
+from weft.wire import Buffer
 
 SETTINGS = PeerConfig(device="cpu", precision="fp32", threads=1)
 
@@ -57,6 +48,8 @@ class Simulated:
     nats_per_byte: float
     heldout_tokens: int  # that `loss` is the mean over
     replica: Digest
+    payload_nbytes: float  # that a peer sends in a round, and receives: of payloads and results, with equal parts
+    outer: Tensor
     cpu_s: float  # of this process, evaluation included
 
 
@@ -82,8 +75,7 @@ def simulate(
     torch.set_num_threads(1)
     run = seal(run_file, base, home, lambda _event: None).config
     outer = initial(run, home)
-    if outer is None:
-        raise ValueError("a run that starts from a folder is not simulated")
+    assert outer is not None  # it was sealed here
     swarm = _Swarm(run, home, outer, run_file.peers)
     tokens, number, loss = 0, 0, float("nan")
     while tokens < run.train.tokens:
@@ -102,6 +94,8 @@ def simulate(
         nats_per_byte=run.data.nats_per_byte(heldout_loss),
         heldout_tokens=num_heldout,
         replica=replica_digest(outer, swarm.state),
+        payload_nbytes=swarm.sent_nbytes / number / run_file.peers,
+        outer=outer,
         cpu_s=time.process_time() - began,
     )
 
@@ -119,6 +113,7 @@ class _Swarm:
         self._cursor = 0
         self._merged = torch.empty_like(outer)
         self._errors: dict[Trainer, Tensor] = {}
+        self.sent_nbytes = 0.0  # by all
         self._replies = [Replies(Scope(outer.numel())) for _ in range(num_peers)]
 
     def round(self, number: int, tokens: int) -> tuple[int, float]:
@@ -134,12 +129,12 @@ class _Swarm:
             else:
                 work = trainer.train(lease.positions(), tokens, len(self.trainers))
                 trained = trainer.local()
-            vector, codec = self.method.contribution(self.outer, trained), codec_in(choices, number)
-            if choices.feedback is None:
-                payload = encode_parts(codec, vector, parts)
-            else:
-                kept = self._errors.get(trainer)
-                payload, self._errors[trainer] = encode_with_feedback(codec, vector, parts, kept, choices.feedback)
+            delta, known = self.method.delta(self.outer, trained), {OUTER: self.outer, **self.state}
+            scope, kept = Scope(self.outer.numel()), self._errors.get(trainer)
+            payload, left = encode_payload(self.method, scope, known, delta, kept, parts, number)
+            if left is not None:
+                self._errors[trainer] = left
+            self.sent_nbytes += sum(map(_nbytes, payload)) * (1 - 1 / len(parts))
             for merger, encoded in zip(mergers, payload, strict=True):
                 merger.add(work.num_tokens, encoded)
             done += work.num_tokens
@@ -149,6 +144,7 @@ class _Swarm:
             merged = reply.encode(merger.merged(), part, Round(number), choices)
             reply.settle(Round(number), [merged.digest])
             results.append(merged.encoded)
+            self.sent_nbytes += _nbytes(merged.encoded) * (len(parts) - 1)
         decode_parts(reply_codec_in(choices, number), results, parts, self._merged)
         self.method.apply(self.outer, self.state, self._merged, self._context(number, tokens + done))
         for trainer in self.trainers:
@@ -164,6 +160,10 @@ class _Swarm:
             num_decayed=layout(self.run.model).num_decayed,
             max_norm=train.clip if self.run.method.send == "gradient" else None,
         )
+
+
+def _nbytes(data: Buffer) -> int:
+    return memoryview(data).nbytes
 
 
 def _trainer(run: RunConfig, home: Home, outer: Tensor) -> Trainer:

@@ -154,6 +154,8 @@ def plain(messages: Sequence[Message]) -> str:
 
 def _said(error: minijinja.TemplateError) -> str:
     message = error.detail if isinstance(error.detail, str) and error.detail else error.message
+    if "out of fuel" in message:
+        return "it does not come to an end, or takes very long. Use another model, or change the template"
     return re.sub(r"\s+", " ", message)[:300].rstrip(".")
 
 

@@ -111,6 +111,13 @@ def test_an_endless_template_is_refused(source: str) -> None:
     assert time.thread_time() - began_s < 0.15  # of this thread's computing: 0.03 on a machine that does nothing else
 
 
+def test_a_template_without_end_says_so() -> None:
+    with pytest.raises(TemplateFault, match="does not come to an end"):
+        Template("{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}").render(
+            TURNS, wall_s=0
+        )
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -690,7 +690,7 @@ def test_evaluation_is_the_mean_loss_and_always_the_same(stage: Stage, tmp_path:
     trainer.train(positions(8), 0, 1)
     before = trainer.local().clone()
     loss, num_tokens, *_ = trainer.evaluate(vector, heldout, 10)
-    assert trainer.evaluate(vector, heldout, 10) == (loss, num_tokens, None)
+    assert trainer.evaluate(vector, heldout, 10) == Measured(loss, num_tokens)
     assert stage()[0].evaluate(vector, heldout, 10)[0] == pytest.approx(loss, rel=1e-6)
     tokens, targets, _ = next(iter(heldout.heldout_batches(10, 10)))
     logits = assemble(MODEL, vector)(tokens)
