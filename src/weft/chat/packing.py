@@ -23,7 +23,7 @@ from weft.chat.conversations import Conversation, Pair, conversations, pairs
 from weft.chat.rendering import Rendered, Renderer
 from weft.chat.template import Template
 from weft.chat.vocabulary import Vocabulary
-from weft.data.corpus import ConversationsSource, PreferencesSource, SourceConfig, Split, rank
+from weft.data.corpus import ConversationsSource, PreferencesSource, SourceConfig, Split, TasksSource, rank
 from weft.data.packing import Stream
 from weft.data.rows import Packer, words
 from weft.data.store import MAX_VOCAB, SHARD_NBYTES, DataIndex, Rows, ShardInfo, ShardStore
@@ -118,7 +118,7 @@ def rows_of(source: SourceConfig, length: int, train_trained: int = 0, heldout_t
 
     Args:
         length: tokens of a row.
-        train_trained, heldout_trained: tokens that are trained on; 0: it is not packed yet.
+        train_trained, heldout_trained: tokens that are trained on, or tasks; 0: it is not packed yet.
     """
     if not isinstance(source, ConversationsSource):
         return UNSET
@@ -129,6 +129,7 @@ def rows_of(source: SourceConfig, length: int, train_trained: int = 0, heldout_t
         too_long=source.too_long,
         date=source.date,
         is_paired=True if isinstance(source, PreferencesSource) else UNSET,
+        are_tasks=True if isinstance(source, TasksSource) else UNSET,
     )
 
 

@@ -15,14 +15,14 @@ import msgspec
 import numpy as np
 from jaxtyping import UInt32
 
-from weft.chat.packing import noon
+from weft.chat.packing import noon, rows_of
 from weft.chat.tasks import Match, Task, tasks_of
 from weft.chat.template import Template
 from weft.chat.vocabulary import Vocabulary
 from weft.data.corpus import Split, TasksSource, rank
 from weft.data.packing import Stream
 from weft.data.rows import words
-from weft.data.store import BEGINS, SHARD_NBYTES, DataIndex, Rows, ShardStore
+from weft.data.store import BEGINS, SHARD_NBYTES, DataIndex, ShardStore
 from weft.data.tokenizer import Tokenizer
 from weft.errors import DataError
 from weft.ids import several
@@ -149,14 +149,7 @@ def pack_tasks(
         heldout_text_nbytes=0,
         tokenizer=tokenizer.digest,
         vocab_size=tokenizer.vocab_size,
-        rows=Rows(
-            length=row_length,
-            train_trained=num["train"],
-            heldout_trained=num["heldout"],
-            too_long=source.too_long,
-            date=source.date,
-            are_tasks=True,
-        ),
+        rows=rows_of(source, row_length, num["train"], num["heldout"]),
     )
     return index, told
 

@@ -15,6 +15,7 @@ names a group of tasks. `match` says when a text that was drawn is right:
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -65,6 +66,20 @@ def tasks_of(paths: Sequence[str], base: Path) -> Iterator[Task]:
     names = {"choices", "answer", "answerKey", "answers", "kind", "match"}
     for row, _name, place in rows_of(paths, base, names):
         yield task_of(row, place)
+
+
+def are_tasks(paths: Sequence[str], base: Path) -> bool:
+    """Return whether the first row of files is a task.
+
+    Raises:
+        DataError: nothing is there, or it cannot be read.
+    """
+    for row, _name, place in rows_of(paths, base):
+        with suppress(DataError):
+            task_of(row, place)
+            return True
+        break
+    return False
 
 
 def task_of(row: Mapping[str, Any], place: str) -> Task:

@@ -142,7 +142,7 @@ class Chart:
             Curve("training", [(row[1], row[2]) for row in tree["train"]]),
             Curve("held-out", [(row[1], row[2]) for row in tree["heldout"]]),
         ]
-        drawn = chart(f"Loss, nats per {self._history.view.loss_of}", "tokens", curves)
+        drawn = chart(f"Loss, {figures.per(self._history.view.loss_of)}", "tokens", curves)
         return f"<div><p>{escape(self._words())}</p>{drawn}</div>"
 
     _repr_html_ = html

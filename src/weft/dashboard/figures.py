@@ -103,10 +103,15 @@ def _three(number: float) -> str:
     return f"{float(f'{number:.3g}'):,.12g}"
 
 
+def per(of: str) -> str:
+    """Return what a loss is in: nats per token, nats per pair; of answers that are drawn, how many are wrong."""
+    return "wrong per answer" if of == "answer" else f"nats per {of}"
+
+
 def nats(loss: float, of: str = "token") -> str:
     """Return a loss in nats, and of a token its perplexity: 2.2840 nats per token (perplexity 9.82)."""
     if of != "token":
-        return f"{loss:.4f} nats per {of}"
+        return f"{loss:.4f} {per(of)}"
     perplexity = f" (perplexity {_three(math.exp(loss))})" if loss < MOST_SPELLED else ""
     return f"{loss:.4f} nats per token{perplexity}"
 

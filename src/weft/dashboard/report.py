@@ -132,8 +132,8 @@ def table_of(columns: Sequence[tuple[str, Sequence[Result]]]) -> list[tuple[str,
 def compared(runs: Sequence[Run]) -> list[Section]:
     """Return the sections of a report on several runs."""
     trees = [run.history.whole() for run in runs]
-    of = _listed(sorted({run.history.view.loss_of for run in runs}))
-    head = ("run", "tokens", "round", f"loss, nats per {of}", "held-out", "moved", "by", "ring DDP", "time")
+    of = _listed(sorted({figures.per(run.history.view.loss_of) for run in runs}))
+    head = ("run", "tokens", "round", f"loss, {of}", "held-out", "moved", "by", "ring DDP", "time")
     rows = []
     for run, tree in zip(runs, trees, strict=True):
         now = run.history.now
@@ -273,8 +273,8 @@ def _curves(runs: Sequence[Run], trees: Sequence[dict[str, Any]]) -> list[Sectio
 
     alone = len(runs) == 1
     loss = curves("train", 1, 2, "training") + (curves("heldout", 1, 2, "held-out") if alone else [])
-    of = {run.history.view.loss_of for run in runs}
-    pictures = [(f"Loss, nats per {_listed(sorted(of))}", "tokens", loss)]
+    of = {figures.per(run.history.view.loss_of) for run in runs}
+    pictures = [(f"Loss, {_listed(sorted(of))}", "tokens", loss)]
     if not alone:
         pictures.append(("Held-out loss, nats per byte", "tokens", curves("heldout", 1, 3, "")))
     pictures.append(

@@ -234,6 +234,8 @@ def about_of(run: "Genesis", settings: Settings | None = None) -> About:
     known = replace(about(run.name, run.run, settings or run.settings), num_parameters=run.num_parameters)
     if isinstance(run, RunConfig) and run.train.loss is not UNSET:
         known = replace(known, loss_of="pair")
+    if isinstance(run, RunConfig) and run.reward is not UNSET:
+        known = replace(known, loss_of="answer")
     return replace(known, layers=layers_of(run.cuts)) if isinstance(run, StagedConfig) else known
 
 

@@ -332,6 +332,7 @@ def unsealed(run_file: RunFile, base: Path) -> RunConfig:
         "initial": nothing,
         "is_seeded": True,
         "data": index,
+        "reward": run_file.reward or UNSET,
         "method": spell_out(run_file.method, run_file.peers),
         "stewards": (),
     }

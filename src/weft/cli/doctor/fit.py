@@ -285,7 +285,7 @@ def of_run_file(path: Path, settings: PeerConfig, flops_per_s: float) -> Iterato
         yield found
         return
     share = 1 / described.peers if described.stages == 1 else None
-    yield _pace(found, trained, None, share, notes)
+    yield _pace(found, trained, None, share, notes if described.reward is None else (*notes, asked.DRAWN))
     if described.stages == 1:
         yield _planned(question, f"among {several(described.peers, 'peer')} like this machine, on a home line")
 

@@ -159,6 +159,11 @@ def _heldout(trained: "Trained", home: Path) -> Text:
     if run is None:
         raise DataError(f"{trained.folder} comes from no run of weft: it has no held-out text. Name text with --data.")
     store, index = Home(home).shards, run.data
+    if index.has_tasks:
+        raise DataError(
+            f"run {run.name} learns from tasks: nothing in them is predicted. weft eval --tasks FILE asks "
+            "a model such tasks, and the run's log and report say how many of those held out it answered."
+        )
     missing = [info for info in store.missing(index) if info in index.heldout]
     if missing or not index.heldout:
         lacks = f"{store.folder} lacks {several(len(missing), 'shard')} of it"

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from weft.chat.conversations import kind_of_rows
+from weft.chat.tasks import are_tasks
 from weft.cli.model.conversations import template_for
 from weft.cli.model.trained import open_words
 from weft.cli.own.after import Learnt, model_beside
@@ -26,7 +27,7 @@ from weft.config import fault_of, from_tree, replace_field
 from weft.dashboard import figures
 from weft.data.corpus import ConversationsSource, PreferencesSource, TextSource, source_of, text_nbytes
 from weft.data.tokenizer import Tokenizer
-from weft.errors import ConfigError
+from weft.errors import ConfigError, DataError
 from weft.ids import several
 from weft.model.came_with import CameWith, with_template
 from weft.model.config import Size
@@ -114,7 +115,13 @@ def kind_of_file(text: Path, *, has_model: bool) -> Rows | None:
     """
     if isinstance(source_of([text.name], text.parent), TextSource):
         return None
-    return kind_of_rows([text.name], text.parent, has_text=not has_model)
+    kind = kind_of_rows([text.name], text.parent, has_text=not has_model)
+    if kind is None and has_model and are_tasks([text.name], text.parent):
+        raise DataError(
+            f"{text}: it holds tasks, from which a model learns by rewards. That needs a run file: recipes/reward.toml "
+            "is one, docs/your_files.md tells of it."
+        )
+    return kind
 
 
 def changed_tree(tree: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from weft.plan import profiles
 from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_per_s
 from weft.plan.timing import Line
 from weft.run.amend import amended, corpus_like
-from weft.run.config import RunConfig, RunFile, SizedModel
+from weft.run.config import FolderModel, RunConfig, RunFile, SizedModel
 from weft.run.genesis import on_corpus, resolve
 from weft.run.idle import without_effect
 from weft.run.machine import PeerConfig
@@ -48,6 +48,7 @@ HERE = "here"
 AS_SCENARIO = "as the scenario says"
 
 _CODECS = ("fp32", "bf16", "fp8", "int8", "int4", "e3m0", "int2", "sign")
+DRAWN = "training steps alone are reckoned; answers are drawn before each, which takes most of the time"
 _METHODS = ("ddp", "powersgd", "fedavg", "diloco", "streaming", "async-diloco", "sparseloco", "demo", "cocktail")
 
 
@@ -147,7 +148,9 @@ def kept(folder: Path, peers: int | None, own: Own, method: Method, prices: Pric
     contents, run = read_contents(folder), load_run(folder)
     run = run if contents.charter is None else on_corpus(amended(run, contents.charter))
     num = 1 if contents.head is None else max(1, len(contents.head.members))
-    unknown = {"model": SizedModel(), "data": corpus_like(run), "peers": num, "run": None}  # what its maker's file said
+    model = FolderModel(path="model") if run.reward else SizedModel()
+    # What its maker's file said.
+    unknown = {"model": model, "data": corpus_like(run), "peers": num, "run": None, "reward": run.reward or None}
     asked = _alike(RunFile(**alike(RunFile, run) | unknown), run.model, peers or num, own, method, prices, ())
     text_nbytes = run.data.train_text_nbytes + run.data.heldout_text_nbytes
     here = None
@@ -171,10 +174,11 @@ def _alike(
         known = "as given"
     else:
         known = "timed on this machine" if own.device == HERE else f"reckoned for {own.device}"
-    line = own.line.line
+    line, drawn = own.line.line, () if run_file.reward is None else (DRAWN,)
     return replace(
         asked,
-        assumed=tuple(note for note in asked.notes if note not in more),
+        notes=(*asked.notes, *drawn),
+        assumed=(*(note for note in asked.notes if note not in more), *drawn),
         speed=f"{machines.tokens_per_s:,.0f} tokens/s by each peer, {known}",
         lines=f"{own.line_name}: {_mbit(line.up_bps)} up, {_mbit(line.down_bps)} down; --line names others",
     )

@@ -50,7 +50,7 @@ def draw(view: View, width: int = 80, height: int = 40) -> RenderableType:
         num_rows += len(held) + (1 + stages.row_count if isinstance(stages, Table) else 1)
     if len(losses) > 1 and height >= _CURVE_FROM_ROWS:
         of = f" of {whose}" if (whose := _whose_loss(view)) else ""
-        parts.append(_curve_panel(losses, min(_CURVE_WIDTH, max(8, width - 12)), f"{of}, nats per {view.loss_of}"))
+        parts.append(_curve_panel(losses, min(_CURVE_WIDTH, max(8, width - 12)), f"{of}, {figures.per(view.loss_of)}"))
         num_rows += _CURVE_HEIGHT + 2
     if view.ring_nbytes or (view.cut.num and view.sent_nbytes):
         text = "\n".join(wrapped(line, width, "  ") for line in traffic(view).split("\n"))
@@ -107,10 +107,12 @@ def _said(view: View) -> dict[str, tuple[str, str]]:
     if view.losses.points:
         loss = f"loss {view.losses.points[-1][1]:.3f}"
         of = f" of {whose}" if (whose := _whose_loss(view)) else ""
-        said["loss"] = (f"{loss} nats per {view.loss_of}{of}", f"{loss} nats/{view.loss_of}")
+        unit = figures.per(view.loss_of)
+        said["loss"] = (f"{loss} {unit}{of}", f"{loss} {unit.replace(' per ', '/')}")
     if (told := view.evaluated) is not None:
         heldout, at = f"held-out {told.loss:.3f}", "" if told.round == view.round else f" (round {told.round})"
-        said["heldout"] = (f"{heldout} nats per {view.loss_of}{at}", f"{heldout} nats/{view.loss_of}{at}")
+        unit = figures.per(view.loss_of)
+        said["heldout"] = (f"{heldout} {unit}{at}", f"{heldout} {unit.replace(' per ', '/')}{at}")
     if view.time_left_s is not None and not view.is_complete:
         said["left"] = (f"{figures.duration(view.time_left_s)} left", "")
     return said

@@ -4,7 +4,7 @@ import { Chart } from "./chart.js";
 import { find, tell } from "./dom.js";
 import { count, last } from "./history.js";
 import { median } from "./moment.js";
-import { bounded, duration, nats, natsPerByte, nbytes, percent, plural, short, since, three, tick, whole } from "./words.js";
+import { bounded, duration, nats, natsPerByte, nbytes, per, percent, plural, short, since, three, tick, whole } from "./words.js";
 
 const MOST_NAMED = 4;
 const NUM_RECENT = 10; // rounds that the figure for utilisation is taken over
@@ -47,7 +47,7 @@ export class Curves {
       y: { format: tidy, formatValue: (y) => y.toFixed(3) },
       x_now: this.moment.at < this.history.end ? place([time, this.moment.tokens]) : Infinity,
     });
-    tell(find("loss-head"), `Loss, nats per ${this._lossOf()}`);
+    tell(find("loss-head"), `Loss, ${per(this._lossOf())}`);
     tell(find("loss-words"), this._lossWords());
   }
 

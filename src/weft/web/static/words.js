@@ -38,9 +38,14 @@ export function three(number) {
 
 const MOST_SPELLED = 40; // nats, whose perplexity is a number that says something
 
+/** What a loss is in: "nats per token"; of answers that are drawn, how many are wrong. */
+export function per(of) {
+  return of === "answer" ? "wrong per answer" : `nats per ${of}`;
+}
+
 /** 2.284 -> "2.284 nats per token (perplexity 9.82)" */
 export function nats(loss, of = "token") {
-  if (of !== "token") return `${loss.toFixed(3)} nats per ${of}`;
+  if (of !== "token") return `${loss.toFixed(3)} ${per(of)}`;
   return `${loss.toFixed(3)} nats per token${loss < MOST_SPELLED ? ` (perplexity ${three(Math.exp(loss))})` : ""}`;
 }
 
