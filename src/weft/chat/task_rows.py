@@ -22,7 +22,7 @@ from weft.chat.vocabulary import Vocabulary
 from weft.data.corpus import Split, TasksSource, rank
 from weft.data.packing import Stream
 from weft.data.rows import words
-from weft.data.store import BEGINS, SHARD_NBYTES, DataIndex, ShardStore
+from weft.data.store import BEGINS, MAX_VOCAB, SHARD_NBYTES, DataIndex, ShardStore
 from weft.data.tokenizer import Tokenizer
 from weft.errors import DataError
 from weft.ids import several
@@ -88,9 +88,12 @@ class Asking:
         """
         messages = [self._vocabulary.guarded_tree(each) for each in task.messages]
         try:
-            return self._vocabulary.encode(self._template.render(messages, wall_s=self._wall_s))
+            found = self._vocabulary.encode(self._template.render(messages, wall_s=self._wall_s))
         except DataError as error:
             raise DataError(f"{task.place}: {error}") from None
+        if not found:
+            raise DataError(f"{task.place}: the model's chat template makes nothing of this task. Use another model.")
+        return found
 
 
 def pack_tasks(
@@ -119,6 +122,8 @@ def pack_tasks(
         DataError: files missing or malformed, a task that the template refuses, or fewer than two.
         DiskFull: no room for the shards.
     """
+    if tokenizer.vocab_size > MAX_VOCAB:
+        raise DataError(f"the tokenizer has {tokenizer.vocab_size} ids. Allowed with tasks: at most {MAX_VOCAB}.")
     vocabulary, told = Vocabulary(tokenizer), Told()
     asking = Asking(template, vocabulary, noon(source.date))
     streams = {side: Stream(store, "uint32", shard_nbytes) for side in ("train", "heldout")}

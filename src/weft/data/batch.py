@@ -151,8 +151,8 @@ def check_windows(index: DataIndex, split: Split, seq_len: int, at_least: int, w
     """
     if index.rows is not UNSET and seq_len != index.rows.length:
         raise DataError(
-            f"the conversations lie in rows of {index.rows.length} tokens, so train.seq_len cannot be {seq_len}. Set "
-            f"it to {index.rows.length}, or make another run."
+            f"the {index.rows.what} lie in rows of {index.rows.length} tokens, so train.seq_len cannot be {seq_len}. "
+            f"Set it to {index.rows.length}, or make another run."
         )
     num_tokens = index.num_tokens(split)
     found, needed = assign.num_windows(num_tokens, seq_len), at_least * seq_len + 1

@@ -26,6 +26,7 @@ from weft.launch.runs import drop_unbegun, names_in
 from weft.launch.session import Options, Session
 from weft.launch.terms import Terms, tell
 from weft.peer.context import Data, Trainers
+from weft.peer.loop.answers import num_at_once
 from weft.run.amend import amended, text_of
 from weft.run.config import Genesis, RunConfig, RunFile
 from weft.run.frozen import LoadFrozen, frozen_of
@@ -59,6 +60,9 @@ class OneProcess:
                 "is_drawing_only (--draw-only): this run draws no answers to learn from. Leave it out, and this "
                 "machine trains."
             )
+        if settings.is_drawing_only and (run.is_private or not num_at_once(run)):
+            why = "tasks stay with whoever has them" if run.is_private else "a task's answers fit into no message"
+            raise ConfigError(f"is_drawing_only (--draw-only): {why}, so nobody draws for others. Leave it out.")
         if settings.serve_nbytes and run.base is not msgspec.UNSET:
             raise ConfigError(
                 "serve_nbytes: this run trains an adapter, beside which no texts are drawn. Leave it out, and serve "

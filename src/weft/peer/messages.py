@@ -158,15 +158,15 @@ MAX_ANSWERS_NBYTES = 768 << 10  # what they may take in a message
 
 
 class DrawsAnswers(Record, frozen=True, kw_only=True, tag="DrawsAnswers"):
-    """A note of who draws answers and trains nothing: it has the parameters of this round."""
+    """A note of who draws answers and trains nothing: it has the parameters after the manifest of this digest."""
 
-    round: Annotated[Round, Meta(ge=0, le=MAX_COUNT)]
+    head: HexDigest
 
 
 class DrawAnswers(Record, frozen=True, kw_only=True, tag="DrawAnswers"):
-    """A call: draw answers to the tasks at these places of the run's order, from the parameters of this round."""
+    """A call: draw answers to the tasks at these places of the run's order, from the parameters after this manifest."""
 
-    round: Annotated[Round, Meta(ge=0, le=MAX_COUNT)]
+    head: HexDigest
     places: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_COUNT)], ...], Meta(max_length=MAX_PLACES)]
 
 

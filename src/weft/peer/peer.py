@@ -41,7 +41,7 @@ from weft.peer.join.entrance import Entrance
 from weft.peer.join.state_transfer import StateServer
 from weft.peer.loop.answers import WHY_PAUSED, Draws, Helpers
 from weft.peer.loop.contribution import Ahead, LeaseTraining, Offering, leased_instead, until_needed
-from weft.peer.loop.evaluate import make_evaluator
+from weft.peer.loop.evaluate import evaluator_of, make_evaluator
 from weft.peer.loop.lifecycle import Pause, Shutdown, Stopped
 from weft.peer.loop.outliers import Sentinel
 from weft.peer.loop.report import Report
@@ -51,7 +51,7 @@ from weft.peer.state.carry import FORGOTTEN, MADE_TWICE, OUTDATED, Carry
 from weft.peer.state.checkpoint import Snapshot
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
-from weft.run.config import Genesis
+from weft.run.config import Genesis, RunConfig
 from weft.store.journal import Votes
 from weft.sync.records.acts import Act, Amend
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in, own_work
@@ -88,13 +88,17 @@ class Peer:
         self._records = GroupRecords(context, self._carry)
         self.pausing = Pause(context, self._trainer, self.replica, self.fail)
         self._tasks = Tasks(self.fail)
-        helpers, self._draws = None, None
-        if isinstance(self._trainer, RewardedTrainer):
-            helpers = Helpers(context, self._trainer, self.replica, self._tasks)
+        helpers: Helpers | None = None
+        self._draws: Draws | None = None
+        if isinstance(self._trainer, RewardedTrainer) and isinstance(run, RunConfig) and not run.is_private:
             if context.settings.is_drawing_only:
-                self._draws = Draws(context, self._trainer, self.replica)
+                rests = lambda: len(self.pausing.reasons) > 1  # noqa: E731  # that it trains nothing is the first
+                self._draws = Draws(context, self._trainer, self.replica, rests)
                 self.pausing.want(WHY_PAUSED)
+            else:
+                helpers = Helpers(context, self._trainer, self.replica, self._tasks, self._should_break_off)
         self._training = LeaseTraining(context, self._trainer, self._carry, self._should_break_off, helpers)
+        self._helpers = helpers
         self._report = Report(context, self.replica, self._carry, self._training)
         self._membership = Membership(context.node, context.clock, context.emit, self._report.heartbeat, context.reader)
         self._membership.on_change(self._on_member)
@@ -299,6 +303,8 @@ class Peer:
             if not len(leased):
                 leased = leased_instead(rounds, self.peer, head)
             await self._training.make(head, leased, self.replica.config, lambda: turn.is_hurried)
+            if self._helpers is not None:
+                self._helpers.end()
             if self._training.work is not None:
                 rounds.timers.note_worked(self._training.took_s)
         await self._shutdown.unless_asked(self._hold.passed(lambda: self._is_needless_to_wait(rounds)))
@@ -390,7 +396,7 @@ class Peer:
             self._amends = None if manifest.acts else self._amends
             if (reason := self._report.tell_acts(manifest)) is not None:
                 self.fail(Removed(reason))
-            if manifest.leader == self.peer and not self.is_complete and not self.pausing.is_away:
+            if evaluator_of(manifest) == self.peer and not self.is_complete and not self.pausing.is_away:
                 since = self.context.clock.now()
                 await self._evaluator.maybe(manifest)
                 rounds.timers.note_apart(self.context.clock.now() - since)

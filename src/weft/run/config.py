@@ -211,10 +211,11 @@ class RunFile(Config, frozen=True, kw_only=True):
                 )
             if self.stages > 1:
                 raise ConfigError("reward: stages draw no answers to learn from. Leave stages out.")
-            if method.graph is not None:
+            if method.graph is not None or method.send == "gradient" or method.among != "all":
                 raise ConfigError(
-                    "reward: answers are drawn from parameters that all members have, and with neighbours each has its "
-                    "own. Choose a method with replicas: diloco, pulse or ddp."
+                    "reward: answers are drawn from the parameters that all members have after a round, and learnt "
+                    "from in steps of their own: no neighbours, no gradients, no sample of members. Choose diloco, "
+                    "pulse or fedavg."
                 )
         if is_paired and self.stages > 1:
             raise ConfigError("train.loss: stages know no pairs of answers. Leave stages out.")

@@ -29,7 +29,9 @@ from weft.engine.draw import SEED_NBYTES, Drawing, Drawn, margin
 from weft.engine.engine import Engine, Wanted
 from weft.engine.load import engine_of, free_nbytes, plan
 from weft.engine.numbers import Kind
-from weft.errors import NotFinite, WeftError
+from weft.engine.pages import num_pages
+from weft.engine.step import page_nbytes
+from weft.errors import NotFinite, PeerError, WeftError
 from weft.model.config import plain
 from weft.model.flat import assemble
 from weft.model.peft import merged
@@ -41,13 +43,18 @@ from weft.training.device import Device, allocating
 from weft.training.policy import Answer, Group
 
 AT_ONCE = 64  # texts that are drawn together
+CHECKED_NBYTES = 256 << 20  # of logits that are looked at together
 TOLERANCE = 0.5  # logits: what bf16 makes of those of a large model, several times over
 
 Tokens = tuple[int, ...]
 
 
-class Forged(WeftError):
+class Forged(PeerError):
     """An answer is none that was drawn from these parameters by this noise."""
+
+
+class Outdated(WeftError):
+    """The parameters have changed that answers are asked of."""
 
 
 def noise_of(run: str, place: int, number: int) -> bytes:
@@ -68,14 +75,19 @@ class Drawer:
         assert loaded.speech is not None
         self._speech: Speech = loaded.speech
         self._base = loaded.base
+        self.edition = 0  # how often the parameters have changed
         self._vector: Float32[Tensor, " num"] | None = None
-        self._engine: Engine | None = None  # of the vector, once something is drawn
-        self._module: SectionModule | None = None  # the same, once something is checked
+        self._held = 0  # the edition that these two are of
+        self._engine: Engine | None = None  # once something is drawn
+        self._module: SectionModule | None = None  # once something is checked
 
     def renew(self, vector: Float32[Tensor, " num"]) -> None:
-        """Draw from these parameters, on the CPU, from now on."""
-        self.let_go()
-        self._vector = vector
+        """Draw from a copy of these parameters from the next answers on; what is being drawn is still of those before.
+
+        It may run on another thread than all else.
+        """
+        self._vector = vector.clone()
+        self.edition += 1
 
     def let_go(self) -> None:
         """Take no memory of the device until something is drawn."""
@@ -83,18 +95,36 @@ class Drawer:
             self._engine.close()
         self._engine = self._module = None
 
+    def _now(self) -> Float32[Tensor, " num"]:
+        """Return the parameters, once what is held of earlier ones is let go."""
+        edition, vector = self.edition, self._vector
+        assert vector is not None
+        if self._held != edition:
+            self.let_go()
+            self._held = edition
+        return vector
+
     def asked(self, batch: Batch) -> list[Asked]:
         """Return the tasks of rows."""
         rows = written(batch)[:, :-1].numpy()  # the last word is of the row behind
         return [asked_in(row, self._speech.tokenizer) for row in rows]
 
-    def drawn(self, asked: Sequence[Asked], places: Sequence[int]) -> list[Group]:
-        """Return the answers to tasks at places of the run's order."""
+    def drawn(self, asked: Sequence[Asked], places: Sequence[int], edition: int | None = None) -> list[Group]:
+        """Return the answers to tasks at places of the run's order.
+
+        Args:
+            edition: of the parameters that they are to be drawn from; None: of those that there are.
+
+        Raises:
+            Outdated: there are others now.
+        """
         if not asked:
             return []
+        vector = self._now()
+        if edition is not None and self._held != edition:
+            raise Outdated("this peer has the parameters of another round by now")
         if self._engine is None:
-            assert self._vector is not None
-            self._engine = self._engine_of(self._vector)
+            self._engine = self._engine_of(vector)
         wanted = [
             (task, self._drawing(place, number))
             for task, place in zip(asked, places, strict=True)
@@ -163,24 +193,29 @@ class Drawer:
         device, seq_len, config = self._device.torch, self._run.train.seq_len, plain(self._run.model)
         kind: Kind = "fp32" if device.type == "cpu" else "bf16"  # as trained on a CPU, and fast on a GPU
         with allocating("the model that answers are drawn from", self._device):
-            planned = plan(config, device, kind, seq_len, None, free_nbytes(device))
+            self._device.release_cache()  # of models before: what they had counts as taken
+            kv_nbytes = AT_ONCE * num_pages(seq_len) * page_nbytes(config, kind)
+            planned = plan(config, device, kind, seq_len, kv_nbytes, free_nbytes(device))
             return engine_of(config, self._whole(vector), device, planned, seq_len)
 
     def _logits(self, asked: Asked, answers: Sequence[Tokens]) -> list[Float32[Tensor, "tokens vocab"]]:
         """Return of each answer the logits of its tokens, on the CPU."""
-        device = self._device.torch
-        if self._module is None:
-            assert self._vector is not None
-            with allocating("the model that answers are checked by", self._device):
-                self._module = assemble(plain(self._run.model), self._whole(self._vector).to(device))
+        device, vector = self._device.torch, self._now()
         begin, longest = len(asked.prompt) - 1, max(map(len, answers))
         rows = torch.zeros(len(answers), begin + longest, dtype=torch.int64)
         for row, tokens in enumerate(answers):
             whole = torch.tensor([*asked.prompt, *tokens[:-1]])
             rows[row, : len(whole)] = whole
-        with torch.inference_mode(), self._device.autocast():
-            logits = self._module(rows.to(device))[:, begin:].float().cpu()
-        return [each[: len(tokens)] for each, tokens in zip(logits, answers, strict=True)]
+        at_once = max(1, CHECKED_NBYTES // (4 * rows.shape[1] * self._run.model.vocab_size))
+        found = list[Tensor]()
+        with allocating("the model that answers are checked by", self._device):
+            if self._module is None:
+                self._module = assemble(plain(self._run.model), self._whole(vector).to(device))
+            with torch.inference_mode(), self._device.autocast():
+                for start in range(0, len(rows), at_once):
+                    some = rows[start : start + at_once]
+                    found += self._module(some.to(device))[:, begin:].float().cpu()
+        return [each[: len(tokens)] for each, tokens in zip(found, answers, strict=True)]
 
     def _all(self, engine: Engine, wanted: Sequence[tuple[Asked, Drawing]]) -> list[Answer]:
         """Return an answer to each."""
@@ -199,6 +234,8 @@ class Drawer:
                     if each.token in self._speech.ends:  # which is learnt, too: an engine does not tell it
                         text.cancel()
                         break
+            if text.ended == "cancelled" and not (drawn and drawn[-1].token in self._speech.ends):
+                raise Outdated("this peer draws no more answers")
             tokens = tuple(each.token for each in drawn)
             logprobs = tuple(each.logprob or 0.0 for each in drawn)
             if not np.isfinite(logprobs).all():

@@ -61,7 +61,7 @@ class RewardedTrainer(Trainer):
     ) -> None:
         super().__init__(run, peer, batches, emit, clock, frozen)
         self._drawer: Drawer | None = None  # None: it has no device yet
-        self.edition = 0  # how often the parameters that answers are drawn from have changed
+        self._teaches = False  # whether the last answers do
         self._brought: dict[int, Brought] = {}
         self.forgers: dict[PeerId, str] = {}  # of whom nothing is taken any more, and why
 
@@ -76,22 +76,36 @@ class RewardedTrainer(Trainer):
         super().set_center(outer)
         if self._drawer is None:
             self._drawer = Drawer(self._run, self.device, self._load_frozen)
-        self.edition += 1
         self._drawer.renew(outer)
         self._brought.clear()
 
+    @property
+    def edition(self) -> int:
+        """How often the parameters that answers are drawn from have changed."""
+        return 0 if self._drawer is None else self._drawer.edition
+
     def park(self) -> None:
-        if self._drawer is not None:
-            self._drawer.let_go()
+        self.rest()
         super().park()
 
     def bring(self, brought: Mapping[int, Brought]) -> None:
         """Take answers that others have drawn from the same parameters, by the places of their tasks."""
         self._brought.update(brought)
 
-    def answers(self, places: NDArray[np.int64]) -> list[tuple[Tokens, ...]]:
-        """Return answers to the tasks at `places`, for somebody else to learn from."""
-        return [tuple(answer.tokens for answer in group.answers) for group in self._drawn(places)]
+    def answers(self, places: NDArray[np.int64], edition: int) -> list[tuple[Tokens, ...]]:
+        """Return answers to the tasks at `places`, for somebody else to learn from.
+
+        Raises:
+            Outdated: the parameters are not those of this edition any more.
+        """
+        drawer = self._drawer_here
+        groups = drawer.drawn(drawer.asked(self._batches.at(places)), places.tolist(), edition)
+        return [tuple(answer.tokens for answer in group.answers) for group in groups]
+
+    def rest(self) -> None:
+        """Take no memory of the device until answers are drawn again."""
+        if self._drawer is not None:
+            self._drawer.let_go()
 
     def groups(self, places: NDArray[np.int64]) -> tuple[list[Group], int]:
         """Return answers to the tasks at `places`, judged, and to how many of them others have drawn them."""
@@ -110,10 +124,6 @@ class RewardedTrainer(Trainer):
         found |= zip(left, drawer.drawn([asked[place] for place in left], left), strict=True)
         return [found[place] for place in asked], num_brought
 
-    def _drawn(self, places: NDArray[np.int64]) -> list[Group]:
-        drawer = self._drawer_here
-        return drawer.drawn(drawer.asked(self._batches.at(places)), places.tolist())
-
     @property
     def _drawer_here(self) -> Drawer:
         assert self._drawer is not None, "it has no parameters to draw from"
@@ -124,12 +134,16 @@ class RewardedTrainer(Trainer):
         told = _told(groups, num_brought)
         self._emit(told)
         batch, loss, norm = answers_of(groups, self._run.train.seq_len), 0.0, 0.0
+        self._teaches = batch is not None
         if batch is None:
             self._model.zero_gradient()
         else:
             loss, norm = self._backward.fill(batch)
         # What lacks to the best reward falls as the model learns; the policy's loss says only that it can be computed.
         return Mean(loss=1.0 - told.reward if isfinite(loss) else loss, norm=norm, num_samples=len(positions))
+
+    def _descend(self, norm: float, rate: float) -> float:
+        return super()._descend(norm, rate) if self._teaches else 0.0  # moments and decay move nothing by themselves
 
     def evaluate(
         self, vector: Float32[Tensor, " num"], batches: Batches, num_windows: int, between: Callable[[], None] = nothing

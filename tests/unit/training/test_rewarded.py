@@ -166,6 +166,14 @@ def test_steps_that_teach_nothing_change_nothing_but_what_decays(base: Path) -> 
         ({"model": {"type": "size", "size": "nano"}}, "it improves a model that answers already"),
         ({"stages": 2, "method": {"type": "ddp"}}, "stages draw no answers"),
         ({"reward": {"type": "match", "max_tokens": LENGTH}}, "leaves no room for a task"),
+        *(
+            ({"method": method}, "no neighbours, no gradients, no sample")
+            for method in (
+                {"type": "ddp"},
+                {"type": "noloco"},
+                {"type": "fedavg", "among": {"type": "sample", "share": 0.5}},
+            )
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -196,3 +204,5 @@ def test_drawing_only_needs_a_run_with_rewards(base: Path) -> None:
     chats = {"source": {"type": "conversations", "paths": ["chats.jsonl"]}, "heldout_fraction": 0.2}
     with pytest.raises(ConfigError, match="--draw-only"):
         ONE.check_fits(made(base, data=chats, reward=None).config, settings)
+    with pytest.raises(ConfigError, match="tasks stay with whoever has them"):
+        ONE.check_fits(made(base, is_private=True).config, settings)

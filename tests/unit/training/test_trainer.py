@@ -33,6 +33,7 @@ from weft.sync.method.presets import DdpConfig, MethodConfig
 from weft.sync.method.schedule import ConstantConfig, WsdConfig
 from weft.training import device as device_module
 from weft.training import trainer as trainer_module
+from weft.training.learner import Measured
 from weft.training.trainer import Trainer
 
 Stage = Callable[..., tuple[Trainer, list[Event]]]
@@ -650,6 +651,7 @@ from unit.peer.tiny import batches, run_config
 from weft.clock import SystemClock
 from weft.model.initial import initial_vector
 from weft.run.machine import PeerConfig
+from weft.training.learner import Measured
 from weft.training.trainer import Trainer
 from weft.sync.method.presets import DdpConfig
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from weft.cli.home import CHECKPOINT_FILE
 from weft.cli.model.generate import excerpt
 from weft.cli.screen.draw import ring
@@ -74,10 +76,12 @@ def summary(
         lines.append(f"held-out     {told}")
         if before is not None:
             first = before.nats_per_byte if is_known else before.loss
-            lines.append(f"{INDENT}before the first round it was {first:.4f}")
+            was = f"{first:.4f}" if before.reward is UNSET else figures.heldout_of(before)
+            lines.append(f"{INDENT}before the first round it was {was}")
             if round(per_byte if is_known else outcome.loss, 4) > round(first, 4):
                 lines += _worse(outcome)
-        lines.append(f"{INDENT}{_WHAT_LOSS}")
+        if outcome.reward is None:
+            lines.append(f"{INDENT}{_WHAT_LOSS}")
         if is_known and outcome.loss != per_byte:
             lines.append(f"{INDENT}{figures.nats(outcome.loss)}, for this tokenizer only")
         lines += measured(view, outcome.run)

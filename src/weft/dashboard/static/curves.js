@@ -74,7 +74,7 @@ export class Curves {
       now[2] <= first ? "down" : "up"
     } from ${first.toFixed(3)}.`;
     if (!held) return `${what} No held-out loss is known yet.`;
-    const pairs = held[5] ? `, and ${percent(held[5].accuracy)} of the pairs are ranked right` : "";
+    const pairs = held[5]?.accuracy === undefined ? "" : `, and ${percent(held[5].accuracy)} of the pairs are ranked right`;
     const perByte = typeof held[3] === "number" ? `, ${natsPerByte(held[3])}` : "";
     return `${what} Held-out loss after round ${whole(held[4])} is ${nats(held[2], of)}${perByte}${pairs}.`;
   }

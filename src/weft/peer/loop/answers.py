@@ -1,37 +1,42 @@
 """Answers that a peer which only draws makes for those that train, before they are needed.
 
-    who draws   ──DrawsAnswers(round)──►         all: it has the parameters of that round
-    who trains  ──DrawAnswers(round, places)──►  who draws, one batch of tasks after the other
+    who draws   ──DrawsAnswers(head)──►         all: it has the parameters after that manifest
+    who trains  ──DrawAnswers(head, places)──►  who draws, one batch of tasks after the other
                 ◄──AnswersDrawn(tokens)──
 
-A batch belongs to who takes it first: a peer that draws, as soon as it has brought its last one, or this peer itself,
-where it has come to it. So who draws fast draws most, and nobody waits for who does not draw.
+A lease's batches are given out from the last one on, to whoever has brought its one before; the peer itself goes from
+the first one on, and draws what nobody has taken. So who draws fast draws most.
 
 Failure:
-- who draws is gone, late, or at another round: this peer draws that batch itself.
+- who draws is gone, late, or has the parameters of another round or branch: this peer draws that batch itself, after
+  `PATIENCE_S` at most. That one is asked for no more in this round, and after some such rounds never.
 - what it brought is none of these parameters' (`training.answers`): nothing is asked of it any more.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.errors import CallFailed, NetError, PayloadError, PeerError, Refused, WireError
 from weft.events import Notice
-from weft.ids import PeerId, Round, short
+from weft.ids import Digest, PeerId, short
 from weft.peer.context import Context
 from weft.peer.messages import MAX_ANSWERS_NBYTES, MAX_PLACES, AnswersDrawn, DrawAnswers, DrawsAnswers
 from weft.peer.state.replica import Replica
 from weft.run.config import RunConfig
 from weft.sync.records.messages import Manifest
 from weft.tasks import Tasks
-from weft.training.answers import Tokens
+from weft.training.answers import Outdated, Tokens
 from weft.training.rewarded import Brought, RewardedTrainer
+from weft.wire import digest_of
 
-CALL_S = 120.0  # until a batch has come
+CALL_S = 120.0  # that a peer may draw at one batch
+PATIENCE_S = 30.0  # that this peer waits for one that it needs now
+LOOK_S = 0.25
+MAX_FAILED = 3  # rounds in which a peer brought nothing that was asked of it
 WHY_PAUSED = "it draws answers for others, and trains nothing"
 
 
@@ -64,49 +69,83 @@ def unpacked(drawn: AnswersDrawn, num_tasks: int, samples: int) -> list[tuple[To
 
 
 class Draws:
-    """Of a peer that draws for others."""
+    """Of a peer that draws for others.
 
-    def __init__(self, context: Context, trainer: RewardedTrainer, replica: Replica) -> None:
-        self._context, self._trainer, self._replica = context, trainer, replica
+    Args:
+        rests: returns whether it is to draw nothing now.
+    """
+
+    def __init__(self, context: Context, trainer: RewardedTrainer, replica: Replica, rests: Callable[[], bool]) -> None:
+        self._context, self._trainer, self._replica, self._rests = context, trainer, replica, rests
         self._turns = asyncio.Lock()
-        self._told: Round | None = None
+        self._asking: set[PeerId] = set()
+        self._told: tuple[Digest, int] | None = None  # after which manifest it is, and which edition that is
         context.node.serve(DrawAnswers, self._draw)
 
     def tell(self) -> None:
         """Let all know that this peer has the parameters of another round, if it has."""
         head = self._replica.head
-        if head is not None and head.round != self._told:
-            self._told = head.round
+        if head is None or self._rests():
+            return
+        now = digest_of(head), self._trainer.edition
+        if now != self._told:
+            self._told = now
             for peer in self._context.node.peers:
-                self._context.node.post(peer, DrawsAnswers(round=head.round))
+                self._context.node.post(peer, DrawsAnswers(head=now[0]))
 
-    async def _draw(self, _peer: PeerId, asked: DrawAnswers) -> AnswersDrawn:
-        async with self._turns:
-            head = self._replica.head
-            if head is None or head.round != asked.round:
-                raise CallFailed(f"this peer is at round {None if head is None else head.round}")
-            places = np.array(asked.places, np.int64)
-            return packed(await self._context.compute.train(lambda: self._trainer.answers(places)))
+    async def _draw(self, peer: PeerId, asked: DrawAnswers) -> AnswersDrawn:
+        run = self._replica.run
+        assert isinstance(run, RunConfig)
+        if peer in self._asking or len(set(asked.places)) != len(asked.places) > 0:
+            raise CallFailed("one batch of tasks at a time, each once")
+        if not 0 < len(asked.places) <= num_at_once(run):
+            raise CallFailed(f"answers to 1 to {num_at_once(run)} tasks fit into a message")
+        self._asking.add(peer)
+        try:
+            async with self._turns:
+                if self._rests():
+                    await self._context.compute.train(self._trainer.rest)
+                    raise CallFailed("this peer rests")
+                told = self._told
+                if told is None or told[0] != asked.head:
+                    raise CallFailed("this peer has the parameters of another round")
+                places = np.array(asked.places, np.int64)
+                try:
+                    return packed(await self._context.compute.train(lambda: self._trainer.answers(places, told[1])))
+                except Outdated as error:
+                    raise CallFailed(str(error)) from None
+        finally:
+            self._asking.discard(peer)
 
 
 class Helpers:
-    """Those that draw, as a peer that trains has them."""
+    """Those that draw, as a peer that trains has them.
 
-    def __init__(self, context: Context, trainer: RewardedTrainer, replica: Replica, tasks: Tasks) -> None:
+    Args:
+        is_over: returns whether this peer was told to stop, or to pause.
+    """
+
+    def __init__(
+        self, context: Context, trainer: RewardedTrainer, replica: Replica, tasks: Tasks, is_over: Callable[[], bool]
+    ) -> None:
         self._context, self._trainer, self._replica, self._tasks = context, trainer, replica, tasks
-        self._at: dict[PeerId, int] = {}  # at which round each is
+        self._is_over = is_over
+        self._at: dict[PeerId, str] = {}  # after which manifest each is
+        self._failed: Counter[PeerId] = Counter()
         self._busy: set[PeerId] = set()
         self._left: deque[tuple[int, ...]] = deque()  # batches that nobody has taken
         self._coming: dict[int, asyncio.Future[None]] = {}  # by place, those that somebody draws
-        self._round = -1  # of which the lease is
-        self._edition = 0  # of this peer's parameters of that round
+        self._head: Digest | None = None  # of the lease
+        self._edition = 0  # of this peer's parameters then
         context.node.on_note(DrawsAnswers, self._on_note)
+        context.node.on_link(self._on_link)
 
     def begin(self, head: Manifest, leased: NDArray[np.int64], size: int) -> None:
-        """Let the answers to a lease's tasks be drawn, as far as others are there to."""
-        if self._round == head.round:
+        """Let the answers to what is left of a lease be drawn, as far as others are there to."""
+        now = digest_of(head)
+        if self._head == now:
             return
-        self._round, self._edition = head.round, self._trainer.edition
+        self._head, self._edition = now, self._trainer.edition
         self._coming.clear()
         self._left.clear()
         run = self._replica.config
@@ -116,43 +155,54 @@ class Helpers:
             self._left.extend(tuple(leased[start : start + size].tolist()) for start in range(0, len(leased), size))
         self._ask()
 
+    def end(self) -> None:
+        """Ask for nothing more: no more of the lease is trained."""
+        self._left.clear()
+
     async def ready(self, positions: NDArray[np.int64]) -> None:
         """Wait for what others are drawing of these; what nobody has begun this peer draws itself."""
         here = set(positions.tolist())
         self._left = deque(batch for batch in self._left if not here & set(batch))
-        waited = [coming for place, coming in self._coming.items() if place in here]
-        if waited:
-            await asyncio.wait(waited)
+        waited = {coming for place, coming in self._coming.items() if place in here and not coming.done()}
+        until = self._context.clock.now() + PATIENCE_S
+        while waited and not self._is_over() and self._context.clock.now() < until:
+            _, waited = await asyncio.wait(waited, timeout=LOOK_S)
 
     def _ask(self) -> None:
-        for peer, round in self._at.items():
-            is_right = round == self._round and peer not in self._trainer.forgers
+        for peer, at in self._at.items():
+            is_right = at == self._head and peer not in self._trainer.forgers and self._failed[peer] < MAX_FAILED
             if self._left and is_right and peer not in self._busy and self._context.node.is_linked(peer):
-                batch, coming = self._left.popleft(), asyncio.get_running_loop().create_future()
+                batch, coming = self._left.pop(), asyncio.get_running_loop().create_future()
                 self._coming |= dict.fromkeys(batch, coming)
                 self._busy.add(peer)
-                self._tasks.spawn(self._fetch(peer, Round(round), batch, coming))
+                self._tasks.spawn(self._fetch(peer, batch, coming))
 
-    async def _fetch(self, peer: PeerId, round: Round, batch: tuple[int, ...], coming: "asyncio.Future[None]") -> None:
-        edition = self._edition
+    async def _fetch(self, peer: PeerId, batch: tuple[int, ...], coming: "asyncio.Future[None]") -> None:
+        head, edition, run = self._head, self._edition, self._replica.config
+        assert isinstance(run, RunConfig)
+        assert run.reward
+        assert head is not None
         try:
-            asked = DrawAnswers(round=round, places=batch)
+            asked = DrawAnswers(head=head, places=batch)
             drawn = await self._context.node.call(peer, asked, AnswersDrawn, deadline_s=CALL_S)
-            run = self._replica.config
-            assert isinstance(run, RunConfig)
-            assert run.reward
             answers = unpacked(drawn, len(batch), run.reward.samples)
             of_each = zip(batch, answers, strict=True)
             self._trainer.bring({place: Brought(peer, edition, each) for place, each in of_each})
+            self._failed[peer] = 0
         except (PeerError, NetError, Refused, PayloadError, WireError) as error:
-            self._at.pop(peer, None)  # until it says again that it draws
+            self._at.pop(peer, None)  # until it has the parameters of another round
+            self._failed[peer] += 1
             self._context.emit(Notice(text=f"{short(peer)} did not bring answers, so they are drawn here: {error}"))
         finally:
             self._busy.discard(peer)
             if not coming.done():
                 coming.set_result(None)
-            self._ask()
+        self._ask()
 
     async def _on_note(self, peer: PeerId, note: DrawsAnswers) -> None:
-        self._at[peer] = note.round
+        self._at[peer] = note.head
         self._ask()
+
+    def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
+        if not is_up:
+            self._at.pop(peer, None)

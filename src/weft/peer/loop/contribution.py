@@ -113,7 +113,7 @@ class LeaseTraining:
             self.work, self.took_s = None, 0.0
         self._carry.cover(len(leased) // size - self._carry.num_done, settings.tokens_per_step)
         if self._helpers is not None:
-            self._helpers.begin(head, leased, size)
+            self._helpers.begin(head, leased[self._carry.num_done * size :], size)
         while len(left := leased[self._carry.num_done * size :]) and not self._is_over():
             positions = left if is_whole else left[: self._num_at_once(settings.tokens_per_step) * size]
             made = self._carry.num_done * settings.tokens_per_step * pace  # before this call, in the same round

@@ -217,6 +217,12 @@ def make_evaluator(context: Context, trainer: Learner, replica: Replica, is_stop
     return Evaluator(run, context, trainer, replica, is_stopping)
 
 
+def evaluator_of(manifest: Manifest) -> PeerId:
+    """Return who evaluates after a round: its leader, or where that trains nothing, who is the first to."""
+    trains = [contribution.peer for contribution in manifest.contributions]
+    return manifest.leader if manifest.leader in trains or not trains else min(trains)
+
+
 def _of_nothing(loss: PreferenceConfig | UnsetType, vocab_size: int) -> float:
     """Return the loss of a model that gives every token the same chance, and so prefers no answer."""
     match loss:
