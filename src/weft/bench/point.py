@@ -112,7 +112,7 @@ def line_of(task: Task, played: Played, entries: Sequence[Entry], cpu_s: float) 
         received_max=max(received, default=0),
         bits=8 * sum(sent) / (num_peers * num * steps) if steps else None,
         payload_bits=8 * _payload_nbytes(run, played) / (num_peers * num * steps)
-        if steps and num_stages == 1 and not isinstance(run.method.codec, NonzeroConfig)
+        if steps and num_stages == 1 and NonzeroConfig not in {type(run.method.codec), type(run.method.reply)}
         else None,
         ratio_bf16=_of_ring(sent, num, steps, 2),
         ratio_fp32=_of_ring(sent, num, steps, 4),

@@ -134,10 +134,10 @@ def margin(logits: FloatArray, drawing: Drawing, position: int, token: int, coun
     if _is_likeliest(drawing):
         return float(logits.max() - logits[token])
     scaled = (logits - logits.max()) / drawing.temperature
-    kept = kept_of(scaled, drawing)
-    noise = gumbel(bits_of(drawing.seed, position, len(logits)))
-    by_score = (scaled[kept] + noise[kept]).max() - (scaled[token] + noise[token])
-    return float(max(0.0, by_score, scaled[kept].min() - scaled[token]))
+    bits = bits_of(drawing.seed, position, len(logits))
+    some, is_cut = _drawable(scaled, bits, drawing), not _keeps_all(drawing)
+    by_score = (scaled[some] + gumbel(bits[some])).max() - (scaled[token] + gumbel(bits[[token]])[0])
+    return float(max(0.0, by_score, scaled[some].min() - scaled[token] if is_cut else 0.0))
 
 
 def _token(
@@ -148,9 +148,13 @@ def _token(
         return int(logits.argmax())
     scaled = (logits - logits.max()) / drawing.temperature
     bits = bits_of(drawing.seed, position, len(logits))
-    least = _least(scaled, bits)
-    some = np.flatnonzero(scaled >= least) if _keeps_all(drawing) else kept_of(scaled, drawing)
+    some = _drawable(scaled, bits, drawing)
     return int(some[(scaled[some] + gumbel(bits[some])).argmax()])
+
+
+def _drawable(scaled: FloatArray, bits: NDArray[np.uint64], drawing: Drawing) -> NDArray[np.int64]:
+    """Return the tokens of which one is drawn, ascending; few of them, where nothing but their chance cuts any."""
+    return np.flatnonzero(scaled >= _least(scaled, bits)) if _keeps_all(drawing) else kept_of(scaled, drawing)
 
 
 def _least(scaled: FloatArray, bits: NDArray[np.uint64]) -> float:

@@ -63,6 +63,7 @@ from weft.wire import seal
 __all__ = ["Context", "Outcome", "Peer"]
 
 COMPLETE = "the run is complete: nothing is left to train"
+SLOWEST = 1e-3  # tokens a second
 LAG_S = 1.0  # between two looks whether others are further
 
 Begin = Callable[[], Coroutine[Any, Any, Manifest]]
@@ -239,7 +240,8 @@ class Peer:
         chain = Chain(head, self.replica.charter)
         self._autosave.hand_on(chain)
         rounds = RoundDriver(self.context, chain, self.replica.scope, self.fail)
-        speed = lambda: self._training.tokens_per_s  # noqa: E731
+        # Who trains nothing says that it is slow, and is leased little that nobody trains on.
+        speed = lambda: SLOWEST if self._draws else self._training.tokens_per_s  # noqa: E731
         sentinel = Sentinel(self.peer, self.context.emit, self.run.method, rounds.merger)
         rounds.recall()
         if self._amends is not None:

@@ -191,6 +191,7 @@ def table() -> Iterator[tuple[str, ...]]:
     """Yield the heading and the rows."""
     yield "method", "every", "sends", "codec", "among", "update", "bits", "tolerates", "pick it where", "source"
     for each in CATALOGUE:
-        most = "at most " if isinstance(each.choices.codec, NonzeroConfig) else ""
+        codecs = {type(each.choices.codec), type(each.choices.reply)}
+        most = "at most " if NonzeroConfig in codecs else ""
         sent = each.choices.send, each.codec, each.among, each.apply, f"{most}{each.bits:.3g}"
         yield each.name, each.every, *sent, each.tolerates, each.pick, each.source

@@ -119,8 +119,6 @@ class LeaseTraining:
             made = self._carry.num_done * settings.tokens_per_step * pace  # before this call, in the same round
             if self._context.companion is not None:
                 await self._context.companion.train(head, positions, self._is_over)
-            if self._helpers is not None:
-                await self._helpers.ready(positions)
             await self._step(positions, head.committed_tokens + round(made), pace, settings.seq_len)
             if self._carry.sends_gradient or self._trainer.has_ended or is_hurried():
                 return
@@ -139,6 +137,8 @@ class LeaseTraining:
 
     async def _step(self, positions: NDArray[np.int64], tokens: int, pace: float, seq_len: int) -> None:
         train, trainer, began = self._context.compute.train, self._trainer, self._context.clock.now()
+        if self._helpers is not None:  # what is waited for them is of a step's time
+            await self._helpers.ready(positions)
         is_made = self._context.companion is not None  # by whom micro-batches came to
         num_tokens = 0 if is_made else len(positions) * seq_len
         if self._carry.sends_gradient:
