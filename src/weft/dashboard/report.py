@@ -62,6 +62,7 @@ FAULTS = {
             events.LieProven: "lies",
             events.ActRefused: "acts without effect",
             events.PayloadRejected: "updates refused",
+            events.AnswersForged: "answers that were not drawn",
             events.StageEmpty: "times nobody held a stage",
             events.HeldDropped: "results without room",
             events.JoinTooSlow: "lines slower than the run",

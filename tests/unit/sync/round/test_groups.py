@@ -13,12 +13,15 @@ from charters import charter
 from model.world import contribution as bare
 from model.world import first_base
 from weft.codec.build import build
+from weft.codec.codec import Size
 from weft.codec.config import Fp32Config
+from weft.codec.dense import Bf16
+from weft.codec.sparse.nonzero import Nonzero
 from weft.data.assign import leases
 from weft.errors import PayloadError, WireError
 from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
 from weft.peer.chain import open_branch
-from weft.sync.merge.reduce import Coding, GroupMean, Merger, cut, encode_parts, merge, payload_nbytes, split
+from weft.sync.merge.reduce import Coding, GroupMean, Merger, cut, encode_parts, merge, payload_size, split
 from weft.sync.records.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, counted_through, next_base
 from weft.sync.round import round
 from weft.sync.round.groups import (
@@ -268,7 +271,7 @@ def test_the_mean_of_a_group_is_the_mean_that_merging_gives() -> None:
     mean = GroupMean(CODEC, PARTS)
     for tokens, vector in zip((3, 5), vectors(2), strict=True):
         payload = b"".join(bytes(memoryview(part)) for part in encode_parts(CODEC, vector, PARTS))
-        assert len(payload) == payload_nbytes(CODEC, PARTS)
+        assert payload_size(CODEC, PARTS) == Size(len(payload))
         mean.add(tokens, split(CODEC, payload, PARTS))
     expected = merge(zip((3, 5), vectors(2), strict=True))
     encoded = b"".join(bytes(memoryview(part.encoded)) for part in mean.result(CODEC))
@@ -317,3 +320,17 @@ def test_a_record_whose_columns_differ_in_length_is_none(changes: dict[str, Any]
     assert decode(encode(record), GroupRecord) == record
     with pytest.raises(WireError):
         decode(msgspec.msgpack.encode(whole, order="sorted"), GroupRecord)
+
+
+def test_a_payload_of_parts_of_unknown_length_is_cut_where_each_ends() -> None:
+    codec, vector = Nonzero(Bf16()), vectors(1)[0]
+    vector[::3] = 0.0
+    encoded = encode_parts(codec, vector, PARTS)
+    payload = b"".join(bytes(memoryview(part)) for part in encoded)
+    size = payload_size(codec, PARTS)
+    assert not size.is_exact
+    assert len(payload) < size.most
+    assert [bytes(part) for part in split(codec, payload, PARTS)] == [bytes(memoryview(part)) for part in encoded]
+    for broken in (payload[:-1], payload + b"x", b""):
+        with pytest.raises(PayloadError):
+            split(codec, broken, PARTS)
