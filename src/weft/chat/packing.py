@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from jaxtyping import UInt32
 from msgspec import UNSET, UnsetType
@@ -30,6 +30,8 @@ from weft.data.store import MAX_VOCAB, SHARD_NBYTES, DataIndex, Rows, ShardInfo,
 from weft.data.tokenizer import Tokenizer
 from weft.errors import DataError
 from weft.ids import several
+
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -144,16 +146,39 @@ def split(
     is_paired = isinstance(source, PreferencesSource)
     read: Callable[[Sequence[str], Path], Iterator[Conversation | Pair]] = pairs if is_paired else conversations
     what = "pair" if is_paired else "conversation"
-    first = [each.name for each in islice(read(source.paths, base), max(2, ceil(1 / heldout_fraction)))]
+    return with_sides(read, lambda each: each.name, source, heldout_fraction, base, what, "trained on")
+
+
+def with_sides(
+    read: Callable[[Sequence[str], Path], Iterator[Item]],
+    name_of: Callable[[Item], str],
+    source: ConversationsSource,
+    heldout_fraction: float,
+    base: Path,
+    what: str,
+    use: str,
+) -> Iterator[tuple[Split, Item]]:
+    """Yield every item of a source with the side it is on. The first 1 / heldout_fraction are read twice.
+
+    Args:
+        read: yields the items of files, by paths from a folder.
+        name_of: returns what decides it.
+        what: one item is called.
+        use: what becomes of those that are not held out, for people.
+
+    Raises:
+        DataError: there are fewer than two.
+    """
+    first = [name_of(each) for each in islice(read(source.paths, base), max(2, ceil(1 / heldout_fraction)))]
     if len(first) < 2:
         raise DataError(
             f"there {f'is one {what}' if first else f'are no {what}s'} in {', '.join(source.paths)}: one is "
-            "held out and the others are trained on. Name files with two at least."
+            f"held out and the others are {use}. Name files with two at least."
         )
     surely = min(first, key=rank)
-    for found in read(source.paths, base):
-        is_heldout = found.name == surely or rank(found.name) < heldout_fraction
-        yield "heldout" if is_heldout else "train", found
+    for item in read(source.paths, base):
+        name = name_of(item)
+        yield "heldout" if name == surely or rank(name) < heldout_fraction else "train", item
 
 
 def noon(date: str) -> float:

@@ -5,21 +5,19 @@
 A row holds one task. Nothing in it is trained on: answers are drawn, and rewarded (`training.rewarded`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from math import ceil
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from jaxtyping import UInt32
 
-from weft.chat.packing import noon, rows_of
+from weft.chat.packing import noon, rows_of, with_sides
 from weft.chat.tasks import Match, Task, tasks_of
 from weft.chat.template import Template
 from weft.chat.vocabulary import Vocabulary
-from weft.data.corpus import Split, TasksSource, rank
+from weft.data.corpus import TasksSource
 from weft.data.packing import Stream
 from weft.data.rows import words
 from weft.data.store import BEGINS, MAX_VOCAB, SHARD_NBYTES, DataIndex, ShardStore
@@ -129,7 +127,7 @@ def pack_tasks(
     streams = {side: Stream(store, "uint32", shard_nbytes) for side in ("train", "heldout")}
     num = {"train": 0, "heldout": 0}
     padding = 0 if tokenizer.end_of_text is None else tokenizer.end_of_text
-    for side, task in split(source, heldout_fraction, base):
+    for side, task in with_sides(tasks_of, _name, source, heldout_fraction, base, "task", "learnt from"):
         if task.choices:
             told.num_chosen += 1
             continue
@@ -157,24 +155,6 @@ def pack_tasks(
         rows=rows_of(source, row_length, num["train"], num["heldout"]),
     )
     return index, told
-
-
-def split(source: TasksSource, heldout_fraction: float, base: Path) -> Iterator[tuple[Split, Task]]:
-    """Yield every task with the side it is on. The first 1 / heldout_fraction are read twice.
-
-    Raises:
-        DataError: as `tasks_of`, or there are fewer than two.
-    """
-    first = [_name(each) for each in islice(tasks_of(source.paths, base), max(2, ceil(1 / heldout_fraction)))]
-    if len(first) < 2:
-        raise DataError(
-            f"there {'is one task' if first else 'are no tasks'} in {', '.join(source.paths)}: one is held out and the "
-            "others are learnt from. Name files with two at least."
-        )
-    surely = min(first, key=rank)
-    for task in tasks_of(source.paths, base):
-        name = _name(task)
-        yield "heldout" if name == surely or rank(name) < heldout_fraction else "train", task
 
 
 def asked_in(row: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> Asked:

@@ -64,6 +64,11 @@ def kind_alone(device: torch.device) -> Kind:
     return "w8a16"
 
 
+def kind_as_trained(device: torch.device) -> Kind:
+    """Return the numbers that are as trained on a CPU, and fast on a GPU."""
+    return "fp32" if device.type == "cpu" else "bf16"
+
+
 def required(kind: Kind, device: torch.device) -> Kind:
     """Return the kind, if this device computes it rightly.
 

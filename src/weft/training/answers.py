@@ -27,8 +27,7 @@ from weft.chat.task_rows import Asked, asked_in
 from weft.data.rows import Batch, written
 from weft.engine.draw import SEED_NBYTES, Drawing, Drawn, margin
 from weft.engine.engine import Engine, Wanted
-from weft.engine.load import engine_of, free_nbytes, plan
-from weft.engine.numbers import Kind
+from weft.engine.load import engine_of, free_nbytes, kind_as_trained, plan
 from weft.engine.pages import num_pages
 from weft.engine.step import page_nbytes
 from weft.errors import NotFinite, PeerError, WeftError
@@ -191,7 +190,7 @@ class Drawer:
 
     def _engine_of(self, vector: Float32[Tensor, " num"]) -> Engine:
         device, seq_len, config = self._device.torch, self._run.train.seq_len, plain(self._run.model)
-        kind: Kind = "fp32" if device.type == "cpu" else "bf16"  # as trained on a CPU, and fast on a GPU
+        kind = kind_as_trained(device)
         with allocating("the model that answers are drawn from", self._device):
             self._device.release_cache()  # of models before: what they had counts as taken
             kv_nbytes = AT_ONCE * num_pages(seq_len) * page_nbytes(config, kind)

@@ -30,8 +30,7 @@ from weft.dashboard.report import table_of
 from weft.data.store import write_atomically
 from weft.engine.draw import Drawing
 from weft.engine.engine import Engine, Wanted
-from weft.engine.load import engine_of, free_nbytes, plan
-from weft.engine.numbers import Kind
+from weft.engine.load import engine_of, free_nbytes, kind_as_trained, plan
 from weft.errors import ConfigError, DataError, DiskFull, NotFinite
 from weft.ids import several
 from weft.inference.likelihood import Scored, log_likelihoods
@@ -172,7 +171,7 @@ class Asker:
             )
 
     async def _drawn(self, prompts: Sequence[list[int]], on_done: Callable[[int], None]) -> list[str]:
-        config, kind = self._trained.config, _kind(self._device)
+        config, kind = self._trained.config, kind_as_trained(self._device)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # of models before: what they had counts as taken
         longest = min(max(map(len, prompts)) + self._way.max_tokens, config.max_seq_len)
@@ -202,11 +201,6 @@ class Asker:
                 break
         said = self._trained.tokenizer.decode(ids)
         return said if self._template is not None else said.lstrip().partition(END_OF_LINE)[0]
-
-
-def _kind(device: torch.device) -> Kind:
-    """Return the numbers that are as trained on a CPU, and fast on a GPU."""
-    return "fp32" if device.type == "cpu" else "bf16"
 
 
 def _plain(task: Task) -> str:

@@ -128,8 +128,12 @@ class Helpers:
     def __init__(
         self, context: Context, trainer: RewardedTrainer, replica: Replica, tasks: Tasks, is_over: Callable[[], bool]
     ) -> None:
-        self._context, self._trainer, self._replica, self._tasks = context, trainer, replica, tasks
+        self._context, self._trainer, self._tasks = context, trainer, tasks
         self._is_over = is_over
+        run = replica.run
+        assert isinstance(run, RunConfig)
+        assert run.reward
+        self._samples, self._num_at_once = run.reward.samples, num_at_once(run)
         self._at: dict[PeerId, str] = {}  # after which manifest each is
         self._failed: Counter[PeerId] = Counter()
         self._busy: set[PeerId] = set()
@@ -148,10 +152,8 @@ class Helpers:
         self._head, self._edition = now, self._trainer.edition
         self._coming.clear()
         self._left.clear()
-        run = self._replica.config
-        assert isinstance(run, RunConfig)
-        if at_once := num_at_once(run):
-            size = min(size, at_once)
+        if self._num_at_once:
+            size = min(size, self._num_at_once)
             self._left.extend(tuple(leased[start : start + size].tolist()) for start in range(0, len(leased), size))
         self._ask()
 
@@ -178,14 +180,12 @@ class Helpers:
                 self._tasks.spawn(self._fetch(peer, batch, coming))
 
     async def _fetch(self, peer: PeerId, batch: tuple[int, ...], coming: "asyncio.Future[None]") -> None:
-        head, edition, run = self._head, self._edition, self._replica.config
-        assert isinstance(run, RunConfig)
-        assert run.reward
+        head, edition = self._head, self._edition
         assert head is not None
         try:
             asked = DrawAnswers(head=head, places=batch)
             drawn = await self._context.node.call(peer, asked, AnswersDrawn, deadline_s=CALL_S)
-            answers = unpacked(drawn, len(batch), run.reward.samples)
+            answers = unpacked(drawn, len(batch), self._samples)
             of_each = zip(batch, answers, strict=True)
             self._trainer.bring({place: Brought(peer, edition, each) for place, each in of_each})
             self._failed[peer] = 0
