@@ -1,8 +1,9 @@
-"""Codecs and outer steps from outside the package: what a run may name of them, and what this process knows.
+"""Codecs, outer steps and judges from outside the package: what a run may name of them, and what this process knows.
 
     learn("acme.mantissa", Mantissa)       this process knows it now, and the text of the file that it is from
     ExtensionConfig(name, source, bits=4)  what a run says of it: name, digest of that text, settings
     make(config) ──► Mantissa(bits=4)      on every member, of its own copy of the same text
+    learn_from(path)                       a file of this machine's owner, which lets this process know some
 
 Members compute alike, so all need the same code, and none gets it from another: a run names it, and who does not have
 it, or has another text under that name, is refused. Nothing that a peer sent is imported or run; its settings, numbers
@@ -13,8 +14,10 @@ process cannot disagree about one.
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,6 +64,10 @@ class Known:
 
 
 _KNOWN: dict[tuple[str, str], Known] = {}
+_NONE = (
+    "this process has none of that name. Get its file from somebody whom you trust, and read it; then weft train and "
+    "weft join take it with --code FILE, and a program calls weft.extend first."
+)
 
 
 def learn(name: str, make: Callable[..., Any]) -> Known:
@@ -85,6 +92,48 @@ def learn(name: str, make: Callable[..., Any]) -> Known:
     known = Known(name, digest(text.encode()), make)
     _KNOWN[name, known.source] = known
     return known
+
+
+def learn_from(path: Path) -> list[Known]:
+    """Run a file of Python, as its owner told this process to, and return what it has let this process know.
+
+    Raises:
+        ConfigError: it cannot be read, it fails, or it lets nothing be known of its own text.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file. Name one that calls weft.extend.")
+    before, name = set(_KNOWN), f"weft_code_{digest(str(path.resolve()).encode())[:16]}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path}: it is no Python. Name a file that ends in .py and calls weft.extend.")
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # classes look there for the module that they are of
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{path}: it fails: {type(error).__name__}: {error}. Mend it.") from error
+    text = digest(path.read_text(encoding="utf-8").encode())
+    found = [known for key, known in _KNOWN.items() if key not in before or known.source == text]
+    if not found:
+        raise ConfigError(f"{path}: it has run, and has not called weft.extend, so nothing is known by it. See there.")
+    return found
+
+
+def knows(config: ExtensionConfig) -> bool:
+    """Return whether this process has what `config` names."""
+    return (config.name, config.source) in _KNOWN
+
+
+def source_of(name: str) -> Digest:
+    """Return the digest of the text that makes what this process learnt last under a name.
+
+    Raises:
+        ConfigError: it knows none.
+    """
+    sources = [source for known, source in _KNOWN if known == name]
+    if not sources:
+        raise ConfigError(f"the extension {printable(name)!r} is not known: {_NONE}")
+    return Digest(sources[-1])
 
 
 def make(config: ExtensionConfig) -> Any:
@@ -138,4 +187,4 @@ def _instead(config: ExtensionConfig) -> str:
     others = [source for name, source in _KNOWN if name == config.name]
     if others:
         return f"its text here is {short(Digest(others[-1]))}: install the version that the run's maker has."
-    return "this process has none of that name. Install it from a source that you trust, and call weft.extend first."
+    return _NONE

@@ -7,14 +7,16 @@ A row holds one task. Nothing in it is trained on: answers are drawn, and reward
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from jaxtyping import UInt32
 
+from weft.chat.matches import Match
 from weft.chat.packing import noon, rows_of, with_sides
-from weft.chat.tasks import Match, Task, tasks_of
+from weft.chat.tasks import Task, tasks_of
 from weft.chat.template import Template
 from weft.chat.vocabulary import Vocabulary
 from weft.data.corpus import TasksSource
@@ -35,7 +37,23 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     match: Match
 
     def is_right(self, said: str) -> bool:
+        """Raises ConfigError: it is code, and this machine has nothing to run it in."""
         return Task("", "", (), (), self.answers, self.match).is_right(said)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How answers are judged.
+
+    Args:
+        max_tokens: of an answer.
+        needs_answers: by what each task says; else by something of the run's own.
+        runs_code: tasks may have tests.
+    """
+
+    max_tokens: int
+    needs_answers: bool = True
+    runs_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +79,8 @@ class Told:
         said = (
             (
                 self.num_too_long,
-                "left out, because train.seq_len has no room for it with an answer of reward.max_tokens",
+                "left out, because train.seq_len has no room for it with an answer of reward.max_tokens, or with how "
+                "it is checked",
             ),
             (self.num_chosen, "left out, because its answer is chosen and not drawn"),
         )
@@ -101,7 +120,7 @@ def pack_tasks(
     template: Template,
     tokenizer: Tokenizer,
     row_length: int,
-    max_tokens: int,
+    judged: Judged,
     base: Path,
     *,
     shard_nbytes: int = SHARD_NBYTES,
@@ -111,13 +130,13 @@ def pack_tasks(
 
     Args:
         row_length: words: the run's sequence length.
-        max_tokens: of an answer.
         base: the folder that relative paths start from: the run file's.
         shard_nbytes: the size of every shard but the last.
         on_packed: told how many bytes of text were packed since it was told last.
 
     Raises:
-        DataError: files missing or malformed, a task that the template refuses, or fewer than two.
+        DataError: files missing or malformed, a task that the template refuses, one with tests where none are run, or
+            fewer than two.
         DiskFull: no room for the shards.
     """
     if tokenizer.vocab_size > MAX_VOCAB:
@@ -127,13 +146,19 @@ def pack_tasks(
     streams = {side: Stream(store, "uint32", shard_nbytes) for side in ("train", "heldout")}
     num = {"train": 0, "heldout": 0}
     padding = 0 if tokenizer.end_of_text is None else tokenizer.end_of_text
-    for side, task in with_sides(tasks_of, _name, source, heldout_fraction, base, "task", "learnt from"):
+    read = partial(tasks_of, needs_answers=judged.needs_answers)
+    for side, task in with_sides(read, _name, source, heldout_fraction, base, "task", "learnt from"):
         if task.choices:
             told.num_chosen += 1
             continue
+        if task.match == "tests" and not judged.runs_code:
+            raise DataError(
+                f"{task.place}: its answers are code, which members have to run, each in a sandbox. If they are to, "
+                "say so: [reward] runs_code = true."
+            )
         asked = asking.prompt(task)
         row = _row(asked, _checked(task, vocabulary, tokenizer), padding, row_length)
-        if row is None or len(asked) + max_tokens > row_length:
+        if row is None or len(asked) + judged.max_tokens > row_length:
             told.num_too_long += 1
             continue
         num[side] += 1

@@ -10,23 +10,23 @@ names a group of tasks. `match` says when a text that was drawn is right:
     contains    the answer stands in it
     number      the last number in it is the answer's
     json        it is JSON of the same value
+    schema      it is JSON that fits the answer, a JSON Schema
+    tests       its Python code passes the answer, which is code with assertions
 """
 
-import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
+
+import msgspec
 
 from weft.chat.conversations import asked_of, rows_of
+from weft.chat.matches import MATCHES, Match, matches, why_never
 from weft.chat.template import Message
 from weft.errors import DataError
 from weft.ids import several
-
-Match = Literal["exact", "contains", "number", "json"]
-_NUMBER = re.compile(r"(?<![\d.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?![\d])")
 
 
 @dataclass(frozen=True)
@@ -48,24 +48,29 @@ class Task:
     match: Match = "exact"
 
     def is_right(self, said: str | int) -> bool:
-        """Return whether this answers it: the number of a choice, or a text."""
+        """Return whether this answers it: the number of a choice, or a text.
+
+        Raises:
+            ConfigError: it is code, and this machine has nothing to run it in.
+        """
         if isinstance(said, int):
             return said in self.answers
-        return any(_matches(self.match, said, str(answer)) for answer in self.answers)
+        return any(matches(self.match, said, str(answer)) for answer in self.answers)
 
 
-def tasks_of(paths: Sequence[str], base: Path) -> Iterator[Task]:
+def tasks_of(paths: Sequence[str], base: Path, *, needs_answers: bool = True) -> Iterator[Task]:
     """Return all tasks, in an order that depends on names only.
 
     Args:
         paths: files, folders or globs, relative to `base` or absolute.
+        needs_answers: each says what is right; else something other than these judges, and may need none.
 
     Raises:
         DataError: nothing is there; or, once that is read, something is no task: names the file and the place.
     """
     names = {"choices", "answer", "answerKey", "answers", "kind", "match"}
     for row, _name, place in rows_of(paths, base, names):
-        yield task_of(row, place)
+        yield task_of(row, place, needs_answers=needs_answers)
 
 
 def are_tasks(paths: Sequence[str], base: Path) -> bool:
@@ -82,33 +87,34 @@ def are_tasks(paths: Sequence[str], base: Path) -> bool:
     return False
 
 
-def task_of(row: Mapping[str, Any], place: str) -> Task:
-    """Return the task that a row of a file holds.
+def task_of(row: Mapping[str, Any], place: str, *, needs_answers: bool = True) -> Task:
+    """Return the task that a row of a file holds; as `tasks_of`.
 
     Raises:
         DataError: it is none.
     """
     row = {name: value for name, value in row.items() if value is not None}
     answer = next((row[name] for name in ("answer", "answers", "answerKey") if name in row), None)
-    if answer is None:
+    if answer is None and needs_answers:
         raise DataError(f"{place}: no answer: it has {', '.join(sorted(row)) or 'no fields'}. Name it answer.")
     texts, labels = _choices(row.get("choices"), place)
     if texts and "match" in row:
         raise DataError(f"{place}: match has no effect beside choices. Leave it out.")
     match = row.get("match", "exact")
-    if match not in get_args(Match):
-        raise DataError(f"{place}: match is {str(match)[:40]!r}. Known are {', '.join(get_args(Match))}.")
+    if match not in MATCHES:
+        raise DataError(f"{place}: match is {str(match)[:40]!r}. Known are {', '.join(MATCHES)}.")
     if texts:
         answers: tuple[str, ...] | tuple[int, ...] = (
             _number(answer, texts, labels, place, has_labels=isinstance(row["choices"], Mapping)),
         )
     else:
-        answers = tuple(_text(each, place) for each in (answer if isinstance(answer, list) else [answer]))
-        if not answers:
+        given = answer if isinstance(answer, list) else [] if answer is None else [answer]
+        answers = tuple(_text(each, match, place) for each in given)
+        if not answers and needs_answers:
             raise DataError(f"{place}: the list of right answers is empty. Give one.")
         for each in answers:
-            if not each.strip() or not _matches(match, each, each):
-                raise DataError(f"{place}: no answer can be right by match = {match}: it is {each[:40]!r}.")
+            if needs_answers and (why := why_never(match, each)):
+                raise DataError(f"{place}: no answer can be right by match = {match}: {why}. It is {each[:40]!r}.")
     asked, system = asked_of(row, place), row.get("system")
     if system is not None and not isinstance(system, str):
         raise DataError(f"{place}: system is no text.")
@@ -149,33 +155,9 @@ def _number(answer: Any, texts: Sequence[str], labels: Sequence[str], place: str
     )
 
 
-def _text(answer: Any, place: str) -> str:
+def _text(answer: Any, match: Match, place: str) -> str:
+    if match == "schema" and isinstance(answer, Mapping):  # as JSON holds it
+        return msgspec.json.encode(answer).decode()
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise DataError(f"{place}: the answer is neither text nor a number.")
     return str(answer)
-
-
-def _matches(match: Match, said: str, answer: str) -> bool:
-    said = said.strip()
-    match match:
-        case "exact":
-            return said.removesuffix(".") == answer.strip().removesuffix(".")
-        case "contains":
-            return answer.strip() in said
-        case "number":
-            found, wanted = _NUMBER.findall(said), _NUMBER.findall(answer)
-            return bool(found and wanted) and _value(found[-1]) == _value(wanted[-1])
-        case "json":
-            try:
-                return _json(said) == _json(answer)
-            except (ValueError, RecursionError):
-                return False
-
-
-def _json(text: str) -> str:
-    """Return a JSON value in one form: true is not 1, and 1.0 is."""
-    return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
-
-
-def _value(number: str) -> float:
-    return float(number.replace(",", ""))

@@ -112,6 +112,14 @@ class Hardware:
             metavar="FROM-TO",
         ),
     ] = None
+    code: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Run this file of Python, which calls weft.extend: what a run names of it is known here then. It may "
+            "do whatever you may do, so read it first. May be repeated.",
+            metavar="FILE",
+        ),
+    ] = None
 
     def fields(self) -> dict[str, Any]:
         """Return more fields of `PeerConfig`, as `Here.fields` does."""
@@ -122,6 +130,7 @@ class Hardware:
             "caps.vram_nbytes": nbytes("--vram", self.vram),
             "caps.cores": self.cores,
             "caps.hours": self.hours,
+            "code": None if self.code is None else [str(Path(file).resolve()) for file in self.code],
         }
 
 
@@ -159,6 +168,7 @@ _ALLOWED = {
     "transports": ("--transports", "some of tls, iroh and via, at least one of the first two"),
     "is_blocking": ("--blocking", "no value"),
     "is_drawing_only": ("--draw-only", "no value"),
+    "code": ("--code", "files of Python that call weft.extend, 16 at most"),
     "has_lan": ("--lan", "no value"),
     "caps.upload_bps": ("--up", "at least 1mbit: rounds do not wait for slower peers"),
     "caps.download_bps": ("--down", "at least 1mbit: a slower peer never catches up"),

@@ -105,7 +105,7 @@ def _three(number: float) -> str:
 
 def per(of: str) -> str:
     """Return what a loss is in: nats per token, nats per pair; of answers that are drawn, how many are wrong."""
-    return "wrong per answer" if of == "answer" else f"nats per {of}"
+    return "below the best reward" if of == "answer" else f"nats per {of}"
 
 
 def nats(loss: float, of: str = "token") -> str:
@@ -142,7 +142,7 @@ def heldout(
         reward: of answers to tasks, where it is theirs.
     """
     if reward is not None and reward is not UNSET:
-        return f"{100 * reward:.1f} % of the tasks answered rightly"
+        return f"mean reward {reward:.3f} of 1"
     if pairs:
         return preferred(loss, pairs)
     if per_byte is None or not math.isfinite(per_byte):

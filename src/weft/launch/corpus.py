@@ -42,6 +42,7 @@ from weft.sync.records.charter import Settings
 from weft.texts.beside.serving import cut_of, require_room
 from weft.texts.section import kind_with
 from weft.training.device import check_fits, choose
+from weft.training.judging import judge_of
 from weft.training.learner import Learner
 from weft.training.rewarded import trainer_of
 from weft.training.section_memory import fitting
@@ -63,6 +64,8 @@ class OneProcess:
         if settings.is_drawing_only and (run.is_private or not num_at_once(run)):
             why = "tasks stay with whoever has them" if run.is_private else "a task's answers fit into no message"
             raise ConfigError(f"is_drawing_only (--draw-only): {why}, so nobody draws for others. Leave it out.")
+        if run.reward is not UNSET:
+            judge_of(run.reward)
         if settings.serve_nbytes and run.base is not msgspec.UNSET:
             raise ConfigError(
                 "serve_nbytes: this run trains an adapter, beside which no texts are drawn. Leave it out, and serve "

@@ -20,6 +20,7 @@ from weft.data.tokenizer import Tokenizer, check_vocabulary, from_bytes
 from weft.errors import ConfigError, GenesisMismatch, PeerError, WireError
 from weft.events import Emit
 from weft.ids import Digest, PeerId
+from weft.launch.code import recall
 from weft.model.came_with import MAX_BLOB_NBYTES, decode
 from weft.net.multi_source import Blob, everybody, pull, small_from
 from weft.net.node import Node
@@ -46,6 +47,7 @@ async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_paramet
     run = read_run(data, max_parameters)
     if run.run != node.run:
         raise GenesisMismatch(f"the config is of run {run.run}, the ticket of run {node.run}. Ask for a fresh ticket.")
+    recall(run, home)
     require(run.method)
     home.blobs.put(data)
     return run

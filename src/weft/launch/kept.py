@@ -26,6 +26,7 @@ from weft.data.tokenizer import from_bytes
 from weft.errors import CheckpointError, ConfigError, DataError, DiskFull, KeyFileError, WeftError
 from weft.ids import Digest, PeerId, RunId, short
 from weft.keys import read_peer
+from weft.launch.code import recall
 from weft.launch.fetch import read_came_with
 from weft.launch.session import Names, Options, who_keep
 from weft.peer.context import Data
@@ -280,6 +281,7 @@ def kept_run(run: RunId, options: Options) -> tuple[RunConfig, Data]:
     if bytes_of_run is None:
         raise ConfigError(f"the config of run {short(run)} is not in {home.root}. Join the run: weft join -")
     config = on_corpus(read_run(bytes_of_run, options.settings.max_parameters))
+    recall(config, options.home)
     if config.is_private:
         raise ConfigError(
             f"run {short(run)} is private: its run file, or the option --data, says which files it trains on here. Go "

@@ -26,6 +26,7 @@ from torch import Tensor
 from weft.errors import CheckpointError, TicketMismatch, Unreachable
 from weft.events import Emit, Event, Notice, Working
 from weft.ids import PeerId, RunId, short
+from weft.launch.code import learn
 from weft.launch.fetch import fetch_run
 from weft.launch.guard import Guarded
 from weft.launch.runs import names_in, unless_begun
@@ -176,6 +177,7 @@ async def found(work: Workload[P], options: Options, *, wait_for: int = 1, on_st
         (options.aside if isinstance(event, Working) else pending.append)(event)
 
     before = names_in(options.home)
+    learn(options, emit)
     genesis, data = await asyncio.to_thread(work.seal, options, emit)
     run = genesis.run
     with unless_begun(run, options, before) as begun, present(options, run, is_maker=True) as identity:
@@ -207,6 +209,7 @@ async def join(work: Workload[P], ticket_text: str, options: Options, *, on_star
     with unless_begun(run, options, before) as begun, present(options, run, is_maker=False) as identity:
         async with session(options, run, identity, ticket.admission()) as s:
             require_unended(s.folder, run)
+            learn(options, s.emit)
             await s.start()
             invited = await _invited(work, s, ticket)
             if invited is None:  # terms that were only read leave nothing behind

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from weft import wire
 from weft.chat.packing import pack_conversations
-from weft.chat.task_rows import pack_tasks
+from weft.chat.task_rows import Judged, pack_tasks
 from weft.chat.template import template_of
 from weft.clock import SystemClock
 from weft.codec.dense import Bf16
@@ -74,7 +74,7 @@ from weft.run.host import check_host
 from weft.run.idle import without_effect
 from weft.run.machine import PeerConfig
 from weft.run.outline import data_ready
-from weft.run.reward import RewardConfig
+from weft.run.reward import ExtensionReward, MatchReward, RewardConfig, with_judge
 from weft.run.staged import StagedConfig, seeded, staged
 from weft.store.chunks import raw
 from weft.store.home import Home
@@ -131,7 +131,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         "data": _without_shards(index) if run_file.is_private else index,
         "method": spell_out(run_file.method, run_file.peers),
         "stewards": tuple(sorted(set(run_file.stewards))),
-        "reward": UNSET if run_file.reward is None else run_file.reward,
+        "reward": UNSET if run_file.reward is None else with_judge(run_file.reward),
         **({"came_with": home.blobs.put(came_with)} if came_with else {}),
         **(_put_base(learnt.model, home) if learnt is not None and run_file.adapter is not None else {}),
     }
@@ -246,7 +246,7 @@ def pack_private(
         DiskFull: no room for the shards.
     """
     corpus = msgspec.structs.replace(corpus, source=_as_the_runs(corpus.source, config))
-    packing = _Packing(home.private, tokenizer, came_with, config.train.seq_len, _answer(config.reward), base, emit)
+    packing = _Packing(home.private, tokenizer, came_with, config.train.seq_len, config.reward, base, emit)
     index = _packed(corpus, packing)
     _check_size(index, config.train.seq_len, config.train.batch_size)
     return index
@@ -382,9 +382,8 @@ def of_shape(shaped: ShapedModel, vocab_size: int, seq_len: int) -> ModelConfig:
 def _pack(
     store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, came_with: bytes, base: Path, emit: Emit
 ) -> DataIndex:
-    train = run_file.train
-    answer = _answer(run_file.reward or UNSET)
-    index = _packed(run_file.data, _Packing(store, tokenizer, came_with, train.seq_len, answer, base, emit))
+    train, reward = run_file.train, run_file.reward or UNSET
+    index = _packed(run_file.data, _Packing(store, tokenizer, came_with, train.seq_len, reward, base, emit))
     num_peers = 1 if run_file.is_private else run_file.peers
     samples = several(train.batch_size, "sample")
     why = f": {num_peers} peers make training steps of {samples} each" if num_peers > 1 else ""
@@ -397,7 +396,7 @@ class _Packing:
     """How text becomes shards.
 
     Args:
-        max_tokens: of an answer to a task.
+        reward: how answers to tasks are judged.
         base: the folder that relative paths start from.
     """
 
@@ -405,13 +404,9 @@ class _Packing:
     tokenizer: Tokenizer
     came_with: bytes
     seq_len: int
-    max_tokens: int
+    reward: RewardConfig | UnsetType
     base: Path
     emit: Emit
-
-
-def _answer(reward: RewardConfig | UnsetType) -> int:
-    return 0 if reward is UNSET else reward.max_tokens
 
 
 def _packed(data: CorpusConfig, by: _Packing) -> DataIndex:
@@ -442,7 +437,13 @@ def _packed_by_template(data: CorpusConfig, source: ConversationsSource, by: _Pa
     told: object
     with Meter(f"reading {'tasks' if are_tasks else 'conversations'}", "B", by.emit, SystemClock(), None) as meter:
         if isinstance(source, TasksSource):
-            index, told = pack_tasks(by.store, source, *how, by.max_tokens, by.base, on_packed=meter.add)
+            reward = by.reward or MatchReward()
+            judged = Judged(
+                reward.max_tokens,
+                needs_answers=isinstance(reward, MatchReward),
+                runs_code=isinstance(reward, ExtensionReward) or reward.runs_code,
+            )
+            index, told = pack_tasks(by.store, source, *how, judged, by.base, on_packed=meter.add)
         else:
             index, told = pack_conversations(by.store, source, *how, by.base, on_packed=meter.add)
     if words := str(told):

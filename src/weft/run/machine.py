@@ -154,6 +154,9 @@ class PeerConfig(Config, frozen=True, kw_only=True):
     """What conversations may take of the device while this peer trains; all of it while training rests."""
     is_drawing_only: bool = False
     """Of a run that learns from rewards: draw answers for members that train, and train nothing."""
+    code: Annotated[
+        tuple[str, ...], msgspec.Meta(max_length=16, description="files of Python that call weft.extend")
+    ] = ()
     caps: CapsConfig = CapsConfig()
 
     def __post_init__(self) -> None:
@@ -173,7 +176,8 @@ and ends."""
 
 _OF_DEVICE = ("device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes")
 _OF_SERVING = ("serve_nbytes", "serve_share")
-_OF_STAYING = (*("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only"), *_OF_SERVING)
+_OF_TRAINING = ("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only", "code")
+_OF_STAYING = (*_OF_TRAINING, *_OF_SERVING)
 _OF_LIMITS = ("caps.memory_nbytes", "caps.cores")
 _OF_WAYS = ("transports", "tls", "iroh")
 _IDLE: dict[Use, tuple[tuple[str, ...], str]] = {
@@ -185,7 +189,7 @@ _IDLE: dict[Use, tuple[tuple[str, ...], str]] = {
         "the run has stages, and its run file sets the micro-batch for all peers (pipeline)",
     ),
     "loop": (
-        (*_OF_DEVICE, "caps.cores", "is_drawing_only", *_OF_SERVING),
+        (*_OF_DEVICE, "caps.cores", "is_drawing_only", "code", *_OF_SERVING),
         "your own loop decides where and how it trains",
     ),
     "anchor": ((*_OF_DEVICE, *_OF_STAYING), "this peer does not train"),

@@ -4,6 +4,7 @@
           shards/         shards of all runs, named by digest
           blobs/          RunConfigs, tokenizers and initial vectors of all runs, named by digest
           private/        shards of this machine's own files in private runs: no peer can request them
+          code/           texts of extensions that the owner of this home has given, named by digest
           runs/<run id>/<peer id>/
               checkpoint/       the state, as last saved
               journal/          what was merged and decided since
@@ -207,6 +208,7 @@ class Home:
         self.shards = ShardStore(root / "shards")
         self.blobs = BlobStore(root / "blobs")
         self.private = ShardStore(root / "private")
+        self.code = root / "code"
 
     def folder(self, run: RunId, peer: PeerId) -> PeerFolder:
         """Return where `peer` keeps what it knows of `run`.

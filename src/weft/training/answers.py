@@ -39,6 +39,7 @@ from weft.run.config import RunConfig
 from weft.run.frozen import LoadFrozen
 from weft.run.reward import RewardConfig
 from weft.training.device import Device, allocating
+from weft.training.judging import judge_of
 from weft.training.policy import Answer, Group
 
 AT_ONCE = 64  # texts that are drawn together
@@ -74,6 +75,7 @@ class Drawer:
         assert loaded.speech is not None
         self._speech: Speech = loaded.speech
         self._base = loaded.base
+        self._judge = judge_of(self._reward)
         self.edition = 0  # how often the parameters have changed
         self._vector: Float32[Tensor, " num"] | None = None
         self._held = 0  # the edition that these two are of
@@ -106,7 +108,9 @@ class Drawer:
     def asked(self, batch: Batch) -> list[Asked]:
         """Return the tasks of rows."""
         rows = written(batch)[:, :-1].numpy()  # the last word is of the row behind
-        return [asked_in(row, self._speech.tokenizer) for row in rows]
+        found = [asked_in(row, self._speech.tokenizer) for row in rows]
+        self._judge.require(each.check for each in found)
+        return found
 
     def drawn(self, asked: Sequence[Asked], places: Sequence[int], edition: int | None = None) -> list[Group]:
         """Return the answers to tasks at places of the run's order.
@@ -159,7 +163,7 @@ class Drawer:
             is_whole = ends == [len(tokens) - 1] or (not ends and len(tokens) == most)
             if not is_whole or len(tokens) > most or not all(0 <= each < self._run.model.vocab_size for each in tokens):
                 raise Forged(f"answer {number} is cut off, goes on behind its end, or has tokens that there are not")
-        found = []
+        found = list[tuple[Asked, Tokens, tuple[float, ...]]]()
         for number, (tokens, logits) in enumerate(zip(answers, self._logits(asked, answers), strict=True)):
             drawing, begin = self._drawing(place, number), len(asked.prompt)
             for at, token in enumerate(tokens):
@@ -167,8 +171,8 @@ class Drawer:
                 if off > TOLERANCE:
                     raise Forged(f"token {at} of answer {number} scores {off:.2f} below the one that is drawn there")
             told = log_softmax(logits.double(), -1)[torch.arange(len(tokens)), torch.tensor(tokens)]
-            found.append(Answer(tokens, tuple(told.tolist()), self._worth(asked, tokens)))
-        return Group(asked.prompt, tuple(found))
+            found.append((asked, tokens, tuple(told.tolist())))
+        return Group(asked.prompt, tuple(self._judged(found)))
 
     @property
     def _reward(self) -> RewardConfig:
@@ -182,8 +186,11 @@ class Drawer:
     def _drawing(self, place: int, number: int) -> Drawing:
         return Drawing(seed=noise_of(self._run.run, int(place), number), num_likeliest=0)
 
-    def _worth(self, asked: Asked, tokens: Tokens) -> float:
-        return float(asked.check.is_right(self._speech.said(tokens)))
+    def _judged(self, drawn: Sequence[tuple[Asked, Tokens, tuple[float, ...]]]) -> list[Answer]:
+        """Return answers to tasks, by their tokens and log-probabilities."""
+        said = [(asked, self._speech.said(tokens)) for asked, tokens, _ in drawn]
+        worth = self._judge.worth(said, self._speech.tokenizer.decode)
+        return [Answer(tokens, nats, each) for (_, tokens, nats), each in zip(drawn, worth, strict=True)]
 
     def _whole(self, vector: Float32[Tensor, " num"]) -> Float32[Tensor, " all"]:
         return vector if self._base is None else merged(self._run.model, self._base, vector)
@@ -219,12 +226,15 @@ class Drawer:
     def _all(self, engine: Engine, wanted: Sequence[tuple[Asked, Drawing]]) -> list[Answer]:
         """Return an answer to each."""
         with ThreadPoolExecutor(1) as pool:  # an event loop of its own, whatever this thread has
-            return pool.submit(asyncio.run, self._together(engine, wanted)).result()
+            drawn = pool.submit(asyncio.run, self._together(engine, wanted)).result()
+        return self._judged([(asked, *each) for (asked, _), each in zip(wanted, drawn, strict=True)])
 
-    async def _together(self, engine: Engine, wanted: Sequence[tuple[Asked, Drawing]]) -> list[Answer]:
+    async def _together(
+        self, engine: Engine, wanted: Sequence[tuple[Asked, Drawing]]
+    ) -> list[tuple[Tokens, tuple[float, ...]]]:
         turns = asyncio.Semaphore(AT_ONCE)
 
-        async def one(task: Asked, drawing: Drawing) -> Answer:
+        async def one(task: Asked, drawing: Drawing) -> tuple[Tokens, tuple[float, ...]]:
             async with turns:
                 drawn = list[Drawn]()
                 text = engine.begin(Wanted("rewards", task.prompt, self._reward.max_tokens, drawing))
@@ -239,6 +249,6 @@ class Drawer:
             logprobs = tuple(each.logprob or 0.0 for each in drawn)
             if not np.isfinite(logprobs).all():
                 raise NotFinite("a probability is NaN: the weights are broken. Resume from an earlier checkpoint.")
-            return Answer(tokens, logprobs, self._worth(task, tokens))
+            return tokens, logprobs
 
         return await asyncio.gather(*(one(*each) for each in wanted))

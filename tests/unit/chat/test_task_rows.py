@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unit.chat.templates import CHATML
-from weft.chat.task_rows import asked_in, pack_tasks
+from weft.chat.task_rows import Judged, asked_in, pack_tasks
 from weft.chat.template import Template
 from weft.data.batch import Batches
 from weft.data.corpus import TasksSource
@@ -18,12 +18,13 @@ from weft.data.tokenizer import ByteTokenizer
 from weft.errors import DataError
 
 LENGTH = 200
+TEN = Judged(max_tokens=10)
 
 
-def packed(folder: Path, rows: list[dict[str, Any]], max_tokens: int = 10) -> tuple[DataIndex, str, ShardStore]:
+def packed(folder: Path, rows: list[dict[str, Any]], judged: Judged = TEN) -> tuple[DataIndex, str, ShardStore]:
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store, source = ShardStore(folder / "shards"), TasksSource(paths=("tasks.jsonl",))
-    index, told = pack_tasks(store, source, 0.2, Template(CHATML), ByteTokenizer(), LENGTH, max_tokens, folder)
+    index, told = pack_tasks(store, source, 0.2, Template(CHATML), ByteTokenizer(), LENGTH, judged, folder)
     return index, str(told), store
 
 
@@ -69,7 +70,15 @@ def test_what_has_no_room_and_what_is_chosen_is_left_out_and_told(tmp_path: Path
 
 def test_the_answer_needs_room_behind_the_prompt(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no task is left to learn from.*no room for it"):
-        packed(tmp_path, tasks(20), max_tokens=LENGTH - 20)
+        packed(tmp_path, tasks(20), Judged(max_tokens=LENGTH - 20))
+
+
+def test_tasks_with_tests_need_a_run_that_says_so(tmp_path: Path) -> None:
+    rows = [{"question": f"write f{n}", "answer": f"assert f{n}()", "match": "tests"} for n in range(20)]
+    with pytest.raises(DataError, match=r"tasks\.jsonl, line \d+: its answers are code.*runs_code = true"):
+        packed(tmp_path, rows)
+    index, _, _ = packed(tmp_path, rows, Judged(max_tokens=10, runs_code=True))
+    assert index.has_tasks
 
 
 @pytest.mark.parametrize("num", [0, 1])

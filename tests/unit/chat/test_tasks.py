@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from weft.chat.tasks import Match, Task, task_of, tasks_of
+from weft.chat.matches import Match, code_in
+from weft.chat.tasks import Task, task_of, tasks_of
 from weft.errors import DataError
 
 ASKED = ({"role": "user", "content": "2 + 2?"},)
@@ -64,6 +65,8 @@ def test_a_system_text_comes_first() -> None:
         ("number", "0.5", [".5", "it is 0.50."], ["5", "50"]),
         ("number", "3", ["1,2,3", "5-3"], ["123", "-3"]),
         ("json", "1", ["1.0", " 1"], ["true", "[" * 5000]),
+        ("schema", '{"type": "integer", "minimum": 3}', ["3", " 4\n"], ["2", "3.5", '"3"', "{", "three", "[" * 5000]),
+        ("schema", '{"pattern": "^(a+)+$"}', ['"aaa"', "1"], [f'"{"a" * 50}b"']),
         ("json", '{"a": 1, "b": [2]}', ['{"b": [2],"a": 1.0}'], ['{"a": 1}', "{", '```{"a": 1, "b": [2]}```']),
     ],
 )
@@ -90,6 +93,12 @@ def test_what_is_right(match: Match, answer: str, right: list[str], wrong: list[
         ({"question": "?", "answer": "four", "match": "number"}, "no answer can be right by match = number"),
         ({"question": "?", "answer": "{", "match": "json"}, "no answer can be right by match = json"),
         ({"question": "?", "answer": " ", "match": "contains"}, "no answer can be right"),
+        ({"question": "?", "answer": "{", "match": "schema"}, "by match = schema: it is no JSON: "),
+        ({"question": "?", "answer": '{"type": "whole"}', "match": "schema"}, "it is no JSON Schema: "),
+        ({"question": "?", "answer": '{"$ref": "http://127.0.0.1/"}', "match": "schema"}, "it is no JSON Schema: "),
+        ({"question": "?", "answer": '{"$ref": "file:///etc/passwd"}', "match": "schema"}, "it is no JSON Schema: "),
+        ({"question": "?", "answer": "assert f(", "match": "tests"}, "it is no Python: '(' was never closed"),
+        ({"question": "?", "answer": {"type": "integer"}}, "neither text nor a number"),
         ({"question": " ", "answer": "4"}, "nothing is asked: its last message is empty"),
         ({"messages": [*ASKED, {"role": "assistant", "content": "4"}], "answer": "4"}, "last message is an answer"),
         ({"question": "?", "answer": "4", "system": 3}, "system is no text"),
@@ -101,6 +110,26 @@ def test_what_is_no_task_is_refused_with_its_place(row: dict[str, Any], said: st
         read(row)
     assert said in str(refused.value)
     assert str(refused.value).startswith("tasks.jsonl, line 3: ")
+
+
+def test_a_schema_may_stand_in_a_row_as_it_is() -> None:
+    schema = {"type": "object", "required": ["age"], "properties": {"age": {"type": "integer"}}}
+    for written in (schema, json.dumps(schema)):
+        task = read({"question": "?", "answer": written, "match": "schema"})
+        assert task.is_right('{"age": 3, "name": null}')
+        assert not task.is_right('{"name": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("x = 1", "x = 1"),
+        ("First\n```python\nx = 1\n```\nthen\n```\nx = 2\n```\n", "x = 2\n"),
+        ("```py\nx = 1\n", "x = 1\n"),
+    ],
+)
+def test_the_code_of_an_answer_is_what_its_last_fences_hold(said: str, code: str) -> None:
+    assert code_in(said) == code
 
 
 def test_files_and_tables_hold_tasks(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def here(line: str) -> Rows:
 
 def hardware(line: str) -> Rows:
     no_gpu = Refused(f"{line} --device cpu --vram 1GB", "device is cpu, which has no memory of its own")
-    always = ("--device", "--threads", "--memory", "--cores", "--hours")
+    always = ("--device", "--threads", "--memory", "--cores", "--hours", "--code")
     return {**dict.fromkeys(always, ALWAYS), "--vram": (no_gpu,)}
 
 

@@ -22,6 +22,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "caps.hours": ("--hours", ["22:00-07:00"]),
     "is_blocking": ("--blocking", True),
     "is_drawing_only": ("--draw-only", True),
+    "code": ("--code", ["judge.py"]),
     "has_lan": ("--lan", True),
 }
 # What has no effect where the other settings are these.

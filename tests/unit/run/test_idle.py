@@ -86,7 +86,9 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "ConversationsSource": ("paths template too_long date", {}),
     "PreferencesSource": ("paths template too_long date", {}),
     "TasksSource": ("paths template too_long date", {}),
-    "MatchReward": ("samples max_tokens clip", {}),
+    "MatchReward": ("samples max_tokens clip runs_code", {}),
+    "ExtensionReward": ("samples max_tokens clip judge", {}),
+    "JudgeConfig": ("name source settings", {}),
     "DpoConfig": ("beta", {}),
     "OrpoConfig": ("weight", {}),
     "ParquetSource": ("paths column", {}),
@@ -327,14 +329,14 @@ def test_what_a_program_sets_is_what_differs_from_the_defaults() -> None:
 
 DEVICE = {"device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes"}
 SERVING = {"serve_nbytes", "serve_share"}
-STAYING = {"caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only", *SERVING}
+STAYING = {"caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only", "code", *SERVING}
 WAYS = ("transports", "tls.", "iroh.")
 MACHINE: dict[machine.Use, set[str]] = {
     "training": set(),
     "whole": set(),
     "site": SERVING,
     "stage": {"micro_batch", "is_compiled"},
-    "loop": {*DEVICE, "caps.cores", "is_drawing_only", *SERVING},
+    "loop": {*DEVICE, "caps.cores", "is_drawing_only", "code", *SERVING},
     "anchor": {*DEVICE, *STAYING},
     "visit": {*DEVICE, *STAYING, "caps.memory_nbytes", "caps.cores"},
 }

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import weft
+from example import example
 from unit.chat.templates import CHATML
 from weft.clock import SystemClock
 from weft.config import from_tree
@@ -55,13 +57,17 @@ def run_file(**changes: Any) -> RunFile:
     return from_tree(given, RunFile, where="run.toml")
 
 
+def write_base(folder: Path) -> Path:
+    torch.set_num_threads(1)
+    write_model(folder / "model", likes_digits())
+    rows = [{"question": f"say {number}", "answer": ["1", "2", "3"]} for number in range(30)]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    torch.set_num_threads(1)
-    write_model(tmp_path / "model", likes_digits())
-    rows = [{"question": f"say {number}", "answer": ["1", "2", "3"]} for number in range(30)]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path
+    return write_base(tmp_path)
 
 
 def write_model(folder: Path, vector: Tensor) -> None:
@@ -123,6 +129,34 @@ def test_answers_become_right(base: Path, adapter: dict[str, Any] | None, lr: fl
     assert after.reward is not None
     assert after.loss == 1 - after.reward
     assert before.num == after.num == sealed.index.rows.heldout_trained  # type: ignore[union-attr]
+
+
+@pytest.mark.full
+def test_answers_become_what_a_function_from_outside_likes(base: Path) -> None:
+    """The nearer to nine, the better: the right answer itself is drawn seldom, and all others teach where it lies."""
+    rows = [{"question": f"say {number}", "answer": 9} for number in range(30)]
+    (base / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert example("judge").near
+    reward = {"type": "extension", "samples": 8, "max_tokens": 1, "judge": {"name": "example.near"}}
+    told, sealed = list[Event](), made(base, reward=reward)
+    learner, _ = trainer(base, sealed, told)
+    learner.warm_up()
+    for at in range(0, 30 * BATCH, 2 * BATCH):
+        learner.train(np.arange(at, at + 2 * BATCH), at * LENGTH, 1.0)
+        learner.set_center(learner.local().clone())
+    assert 0.3 < np.mean(rewards(told)[:2]) < 0.6
+    assert np.mean(rewards(told)[-6:]) > 0.85
+
+
+def test_a_judge_needs_no_answers(base: Path) -> None:
+    (base / "tasks.jsonl").write_text("".join(json.dumps({"question": f"say {n}"}) + "\n" for n in range(30)))
+    weft.extend("test.short", lambda: lambda prompt, answers, said: float(answers == () and "say" in prompt))
+    reward = {"type": "extension", "max_tokens": 1, "judge": {"name": "test.short"}}
+    told, sealed = list[Event](), made(base, reward=reward)
+    trainer(base, sealed, told)[0].train(np.arange(BATCH), 0, 1.0)
+    assert rewards(told) == [1.0]
+    with pytest.raises(DataError, match="no answer"):
+        made(base)
 
 
 def test_whoever_has_the_same_parameters_draws_the_same_answers(base: Path) -> None:

@@ -7,7 +7,9 @@ A chat model is asked by its template; any other reads the question, and its ans
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
+from weft.chat import sandbox
 from weft.chat.conversations import Conversation
 from weft.chat.rendering import Renderer
 from weft.chat.speech import speech_of
@@ -44,6 +47,7 @@ from weft.store.home import Home
 from weft.wire import digest
 
 Answer = tuple[int, int] | str  # the likeliest choice, by the whole and by bytes; or what was drawn
+Right = tuple[bool, bool]  # by the whole, and by bytes
 AT_ONCE = 32  # texts that are drawn together
 END_OF_LINE = "\n"
 
@@ -233,14 +237,17 @@ def ask(
     tasks = read_tasks(paths)
     if out is not None and out.exists():
         raise ConfigError(f"--answers {out}: it is there already. Choose another name.")
+    if any(task.match == "tests" for task in tasks):
+        sandbox.require()
     models = [_began_with(trained, home)] if has_before else []
-    columns = list[tuple[str, Sequence[Result]]]()
+    columns, rights = list[tuple[str, Sequence[Result]]](), list[Right]()
     for model in (*models, trained):
         is_before = model is not trained
         asker = Asker(model, device, way)
         with Meter("answering", "tasks", WorkLine(), SystemClock(), len(tasks)) as meter:
             answers = asker.answers(tasks, meter.add)
-        found = results(tasks, answers)
+        rights = judged(tasks, answers)
+        found = results(tasks, rights)
         name = "before" if is_before else "now" if trained.round is None else f"round {trained.round}"
         columns.append((name, found))
         if trained.run is not None:
@@ -256,7 +263,7 @@ def ask(
     yield f"{several(len(tasks), 'task')}, put {asker.manner}"
     yield from lines(table_of(columns))
     if out is not None:
-        _write(out, tasks, answers)
+        _write(out, tasks, answers, rights)
 
 
 def _began_with(trained: Trained, home: Path) -> Trained:
@@ -279,26 +286,39 @@ def _began_with(trained: Trained, home: Path) -> Trained:
     return replace(trained, config=plain(run.model), vector=vector, round=0, adapter=None)
 
 
-def _write(path: Path, tasks: Sequence[Task], answers: Sequence[Answer]) -> None:
-    rows = (msgspec.json.encode(row) + b"\n" for row in answered(tasks, answers))
+def _write(path: Path, tasks: Sequence[Task], answers: Sequence[Answer], rights: Sequence[Right]) -> None:
+    rows = (msgspec.json.encode(row) + b"\n" for row in answered(tasks, answers, rights))
     try:
         write_atomically(path, list(rows))
     except (DataError, DiskFull) as error:
         raise ConfigError(f"--answers {path}: {error}") from None
 
 
-def results(tasks: Sequence[Task], answers: Sequence[Answer]) -> tuple[Result, ...]:
+def judged(tasks: Sequence[Task], answers: Sequence[Answer]) -> list[Right]:
+    """Return which answers are right."""
+
+    def right(task: Task, answer: Answer) -> Right:
+        if isinstance(answer, str):
+            is_right = task.is_right(answer)
+            return is_right, is_right
+        return task.is_right(answer[0]), task.is_right(answer[1])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # those that are code run in processes of their own
+        return list(pool.map(right, tasks, answers))
+
+
+def results(tasks: Sequence[Task], rights: Sequence[Right]) -> tuple[Result, ...]:
     """Return how many are right of each kind, in the order of the file, and of all, which have the name ""."""
     kinds = [each for each in dict.fromkeys(task.kind for task in tasks) if each]
-    pairs = list(zip(tasks, answers, strict=True))
+    pairs = list(zip(tasks, rights, strict=True))
     has_groups = len({task.kind for task in tasks}) > 1
     groups = [(kind, [pair for pair in pairs if pair[0].kind == kind]) for kind in kinds if has_groups]
     return tuple(_result(kind, group) for kind, group in [*groups, ("", pairs)])
 
 
-def _result(kind: str, group: Sequence[tuple[Task, Answer]]) -> Result:
+def _result(kind: str, group: Sequence[tuple[Task, Right]]) -> Result:
     has_choices = any(task.choices for task, _ in group)
-    right, by_length = (sum(task.is_right(_said(answer, at)) for task, answer in group) for at in (0, 1))
+    right, by_length = (sum(is_right[at] for _, is_right in group) for at in (0, 1))
     return Result(kind=kind, num=len(group), right=right, right_by_length=by_length if has_choices else None)
 
 
@@ -310,13 +330,8 @@ def lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
         yield "  ".join([row[0].ljust(widths[0]), *cells]).rstrip()
 
 
-def answered(tasks: Sequence[Task], answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
+def answered(tasks: Sequence[Task], answers: Sequence[Answer], rights: Sequence[Right]) -> Iterator[dict[str, Any]]:
     """Yield what was asked and answered, for a file."""
-    for task, answer in zip(tasks, answers, strict=True):
+    for task, answer, (is_right, _) in zip(tasks, answers, rights, strict=True):
         said = answer if isinstance(answer, str) else task.choices[answer[0]]
-        yield {"place": task.place, "kind": task.kind, "said": said, "is_right": task.is_right(_said(answer, 0))}
-
-
-def _said(answer: Answer, at: int) -> str | int:
-    """Return what was drawn, or the choice by the whole (0) or by bytes (1)."""
-    return answer if isinstance(answer, str) else answer[at]
+        yield {"place": task.place, "kind": task.kind, "said": said, "is_right": is_right}

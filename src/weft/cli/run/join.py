@@ -17,7 +17,7 @@ from weft.dashboard import figures
 from weft.dashboard.scalars import split_place
 from weft.errors import ConfigError
 from weft.events import Emit, Entry, Notice, RoundCommitted
-from weft.ids import name_of, several, short
+from weft.ids import Digest, name_of, several, short
 from weft.wire import printable
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from weft.launch.terms import Allowance, Terms
     from weft.net.messages import Contact
     from weft.peer.context import Trainers
+    from weft.run.config import RunConfig
     from weft.run.machine import CapsConfig
 
 
@@ -124,6 +125,7 @@ def describe(terms: "Terms") -> str:
             f"model     {_model(terms)}",
             f"data      {where}",
             *_stewards(len(run.stewards)),
+            *_code(run),
             f"to fetch  {terms.to_fetch}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for the program itself, "
@@ -230,6 +232,18 @@ def capped(caps: "CapsConfig") -> list[str]:
 def _stewards(num: int) -> list[str]:
     keys = several(num, "key")
     return [f"stewards  {keys} that may change the run, and remove and ban peers (docs/stewards.md)"] if num else []
+
+
+def _code(run: "RunConfig") -> list[str]:
+    """Return the line of what a run makes members execute that is not weft's; none where there is no such thing."""
+    from weft.run.reward import ExtensionReward, MatchReward
+
+    match run.reward:
+        case MatchReward(runs_code=True):
+            return ["code      what the model writes is run here, in a sandbox (docs/your_files.md#rewards)"]
+        case ExtensionReward(judge=judge):
+            return [f"code      {judge.name} judges answers here, by the text {short(Digest(judge.source))}"]
+    return []
 
 
 def _teams(terms: "Terms") -> str:

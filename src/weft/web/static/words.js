@@ -40,7 +40,7 @@ const MOST_SPELLED = 40; // nats, whose perplexity is a number that says somethi
 
 /** What a loss is in: "nats per token"; of answers that are drawn, how many are wrong. */
 export function per(of) {
-  return of === "answer" ? "wrong per answer" : `nats per ${of}`;
+  return of === "answer" ? "below the best reward" : `nats per ${of}`;
 }
 
 /** 2.284 -> "2.284 nats per token (perplexity 9.82)" */
