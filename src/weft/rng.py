@@ -6,11 +6,15 @@ shared path draws raw integers only (`integers64`).
 """
 
 import secrets
+from typing import TYPE_CHECKING
 
 import numpy as np
 from blake3 import blake3
 
 from weft.ids import Digest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def stream(seed: int, *name: str | int) -> np.random.Generator:
@@ -24,6 +28,17 @@ def integers64(generator: np.random.Generator, count: int) -> "np.ndarray[tuple[
     """Return `count` uniform 64-bit words, bit-identical on every machine."""
     words: np.ndarray[tuple[int], np.dtype[np.uint64]] = generator.bit_generator.random_raw(count)
     return words
+
+
+def draw_kept(mask: "Tensor", word: int, share: float) -> None:
+    """Make each element of `mask` true with a probability, by what `word` names: alike on devices of one kind.
+
+    Args:
+        word: of 64 bits.
+    """
+    import torch  # not of the ground floor
+
+    mask.bernoulli_(share, generator=torch.Generator(mask.device).manual_seed(word))
 
 
 def fresh_secret(num_bytes: int = 32) -> bytes:

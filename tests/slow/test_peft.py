@@ -81,7 +81,7 @@ def trained_there(model: Any) -> None:
 
 def test_after_twenty_steps_the_adapter_is_theirs(folder: Path, config: ModelConfig) -> None:
     first = initial_vector(config, 5)
-    write_adapter(folder / "first", config, first, str(folder / "base"))
+    write_adapter(folder / "first", config, first)
     model = theirs(folder, "first", is_trainable=True)
     trained_there(model)
     model.save_pretrained(folder / "theirs")
@@ -94,7 +94,7 @@ def test_after_twenty_steps_the_adapter_is_theirs(folder: Path, config: ModelCon
 
 def test_an_exported_adapter_gives_the_same_logits_in_peft(folder: Path, config: ModelConfig) -> None:
     vector = trained(config, initial_vector(config, 5))
-    write_adapter(folder / "ours", config, vector, str(folder / "base"))
+    write_adapter(folder / "ours", config, vector)
     ids = batches()[0]
     with torch.no_grad():
         found = theirs(folder, "ours", is_trainable=False)(input_ids=ids).logits

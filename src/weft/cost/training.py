@@ -240,6 +240,7 @@ def activation_nbytes(
     is_half: bool = False,
     has_recompute: bool = False,
     has_rows: bool = False,
+    num_thinned: int = 0,
 ) -> int:
     """Return the bytes of tensors alive at the peak of one micro-batch, early in its backward pass.
 
@@ -254,10 +255,12 @@ def activation_nbytes(
     gradient, 3 x vocabulary x 4 bytes a token; with a small vocabulary the last SwiGLU's backward pass holds more, 7 F
     bytes beyond what it frees (half: 4 F; measured). With `has_recompute`, each layer keeps its input only, and one
     layer's activations exist at a time. The allocator of a CPU process holds more than its tensors: 8 to 20 % at 300
-    to 600 MB, twice with `has_recompute`, whose tensors come and go (measured). With `has_rows`, `mask_nbytes` more.
+    to 600 MB, twice with `has_recompute`, whose tensors come and go (measured). With `has_rows`, `mask_nbytes` more. Of
+    `num_thinned` numbers that adapters with dropout read, a copy is kept, and of each whether it was left out.
     """
     c, f = decoder.width, decoder.ffn_width
     layer, final = layer_nbytes(decoder, is_half=is_half), (6 if is_half else 8) * c
+    layer += num_thinned * (3 if is_half else 5)
     working = (4 if is_half else 7) * f
     if has_recompute:  # the loss's peak comes before any layer is computed again
         layers, last, num_copied = decoder.num_layers * 4 * c, max(12 * decoder.vocab_size, layer + working), 1

@@ -5,12 +5,17 @@
 So a model with an adapter begins as its base. Only A and B are parameters: they are the flat vector
 that is trained, exchanged and kept (`flat.layout`). `peft.merged` makes of both a plain model.
 
+In a training step a share p of what A reads may be left out by chance (dropout), and the rest counts 1 / (1 - p)
+times. What is left out follows from the sample and the matrix (`Noise`): it is the same however samples are batched,
+and when a block is computed again.
+
 Where one matrix stacks several (queries, keys and values; gate and up), each has an A and B of its own, as PEFT has.
 
 LoRA arXiv:2106.09685, equation 3; rank-stabilized: s = alpha / sqrt(rank), arXiv:2312.03732.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +24,10 @@ from msgspec import UNSET
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from weft import rng
 from weft.model.config import AdapterConfig, ModelConfig
+
+_ODD = 0x9E3779B97F4A7C15  # so that the words of one sample's matrices are none of another's
 
 
 @dataclass(frozen=True)
@@ -69,29 +77,70 @@ def adapted(config: ModelConfig, layer: int) -> Iterator[Adapted]:
             row += num
 
 
-class LowRank(nn.Module):
-    """s B A, of one matrix."""
+class Noise:
+    """What the adapters of a model leave out: by a word of each sample that is computed; nothing where there are none.
 
-    def __init__(self, matrix: Adapted, config: AdapterConfig) -> None:
+    Args:
+        share: p.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.words: Sequence[int] = ()
+
+    @contextmanager
+    def of(self, words: Sequence[int]) -> Iterator[None]:
+        """Compute with what the words of samples leave out, forward and backward.
+
+        Args:
+            words: of 64 bits, one for each sample, in their order.
+        """
+        self.words = words
+        try:
+            yield
+        finally:
+            self.words = ()
+
+
+class LowRank(nn.Module):
+    """s B A, of one matrix.
+
+    Args:
+        number: of the matrix in the model.
+    """
+
+    def __init__(self, matrix: Adapted, config: AdapterConfig, noise: Noise, number: int) -> None:
         super().__init__()
+        self._noise, self._number = noise, number
         self.a = nn.Parameter(torch.zeros(config.rank, matrix.num_in))
         self.b = nn.Parameter(torch.zeros(len(matrix.rows), config.rank))
         self.scale = config.scale
 
     def forward(self, x: Float[Tensor, "*dims num_in"]) -> Float[Tensor, "*dims num_out"]:
-        return linear(linear(x, self.a), self.b) * self.scale
+        if not self._noise.words:
+            return linear(linear(x, self.a), self.b) * self.scale
+        share = 1.0 - self._noise.share
+        return linear(linear(self._thinned(x, share), self.a), self.b) * (self.scale / share)
+
+    def _thinned(self, x: Float[Tensor, "batch *dims"], share: float) -> Float[Tensor, "batch *dims"]:
+        kept = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+        for row, word in zip(kept, self._noise.words, strict=True):
+            rng.draw_kept(row, (word + self._number * _ODD) % (1 << 63), share)
+        return torch.where(kept, x, 0.0)
 
 
 class AdaptedLinear(nn.Module):
     """A frozen linear layer with adapters of all its rows or of some, under the names of `Adapted`."""
 
-    def __init__(self, layer: nn.Linear, matrices: list[Adapted], config: AdapterConfig) -> None:
+    def __init__(
+        self, layer: nn.Linear, matrices: list[tuple[int, Adapted]], config: AdapterConfig, noise: Noise
+    ) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self._rows = {matrix.name: matrix.rows for matrix in matrices}
-        for matrix in matrices:
-            self.add_module(matrix.name, LowRank(matrix, config))
+        self._rows = {matrix.name: matrix.rows for _, matrix in matrices}
+        for number, matrix in matrices:
+            self.add_module(matrix.name, LowRank(matrix, config, noise, number))
 
     def forward(self, x: Float[Tensor, "*dims num_in"]) -> Float[Tensor, "*dims num_out"]:
         y: Tensor = linear(x, self.weight, self.bias)
@@ -109,13 +158,14 @@ class AdaptedLinear(nn.Module):
         return torch.cat(parts, dim=-1)
 
 
-def adapt(block: nn.Module, config: ModelConfig, layer: int) -> None:
+def adapt(block: nn.Module, config: ModelConfig, layer: int, noise: Noise) -> None:
     """Put adapters beside the matrices of a block."""
     assert config.adapter is not UNSET
-    by_holder: dict[str, list[Adapted]] = {}
-    for matrix in adapted(config, layer):
-        by_holder.setdefault(matrix.holder, []).append(matrix)
+    by_holder: dict[str, list[tuple[int, Adapted]]] = {}
+    for place, matrix in enumerate(adapted(config, layer)):
+        number = layer * len(config.adapter.targets) + place
+        by_holder.setdefault(matrix.holder, []).append((number, matrix))
     for holder, matrices in by_holder.items():
         owner, _, leaf = holder.rpartition(".")
         inside = block.get_submodule(owner)
-        setattr(inside, leaf, AdaptedLinear(inside.get_submodule(leaf), matrices, config.adapter))  # type: ignore[arg-type]
+        setattr(inside, leaf, AdaptedLinear(inside.get_submodule(leaf), matrices, config.adapter, noise))  # type: ignore[arg-type]

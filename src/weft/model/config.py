@@ -79,6 +79,12 @@ class AdapterConfig(Config, frozen=True, kw_only=True):
     ] = TARGETS
     is_rank_stabilized: bool = False
     """Scale by alpha / sqrt(rank) (rsLoRA, arXiv:2312.03732)."""
+    dropout: (
+        Annotated[
+            float, msgspec.Meta(gt=0.0, lt=1.0, description="share of its inputs that a training step leaves out")
+        ]
+        | UnsetType
+    ) = UNSET
 
     def __post_init__(self) -> None:
         if len(set(self.targets)) != len(self.targets):

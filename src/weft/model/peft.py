@@ -82,7 +82,7 @@ def write_adapter(folder: Path, config: ModelConfig, vector: Float32[Tensor, " n
         "inference_mode": True,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": adapter.dropout or 0.0,
         "target_modules": sorted(adapter.targets),
         "use_rslora": adapter.is_rank_stabilized,
         "bias": "none",
@@ -173,6 +173,7 @@ def _adapter(file: Path) -> AdapterConfig:
         "alpha": tree.get("lora_alpha"),
         "targets": [target for target in TARGETS if target in targets],
         "is_rank_stabilized": bool(tree.get("use_rslora")),
+        **({"dropout": tree["lora_dropout"]} if tree.get("lora_dropout") else {}),
     }
     try:
         return msgspec.convert(fields, AdapterConfig)

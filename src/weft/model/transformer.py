@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from torch.utils.checkpoint import checkpoint
 
-from weft.model.adapter import adapt
+from weft.model.adapter import Noise, adapt
 from weft.model.config import ModelConfig
 from weft.model.layers import Block, KVCache, RMSNorm, inverse_wavelengths, rotation, rotation_at, together
 from weft.model.sections import Section, whole
@@ -42,10 +42,13 @@ class SectionModule(nn.Module):
         has_head = section.is_last and not config.is_tied
         self.head = nn.Linear(config.width, config.vocab_size, bias=False) if has_head else None
         self.register_buffer("angle_bits", _angle_bits(config), persistent=False)
+        self.noise: Noise | None = None  # of a model whose adapter leaves out some of what it reads
         if config.adapter is not UNSET:
             self.requires_grad_(False)
+            noise = Noise(config.adapter.dropout or 0.0)
             for layer in section.layers:
-                adapt(self.get_submodule(f"layers.{layer}"), config, layer)
+                adapt(self.get_submodule(f"layers.{layer}"), config, layer, noise)
+            self.noise = noise if noise.share else None
 
     def forward(self, x: Tensor, *, positions: Int64[Tensor, "batch tokens"] | None = None) -> Tensor:
         """Return activations [batch, tokens, width]; the last section: logits [batch, tokens, vocab].

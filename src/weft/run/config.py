@@ -195,6 +195,8 @@ class RunFile(Config, frozen=True, kw_only=True):
             raise ConfigError(
                 'train.loss: it is of pairs of answers. Read some: [data.source] type = "preferences", or leave it out.'
             )
+        if is_paired and isinstance(self.adapter, NewAdapter) and self.adapter.dropout:
+            raise ConfigError("adapter.dropout: pairs of answers are compared with all of the model. Leave it out.")
         is_of_tasks = isinstance(self.data.source, TasksSource)
         if is_of_tasks != (self.reward is not None):
             raise ConfigError(
@@ -208,6 +210,10 @@ class RunFile(Config, frozen=True, kw_only=True):
                 raise ConfigError(
                     "reward: it improves a model that answers already, and this one is made from the seed. Name a "
                     'folder: model = {type = "folder", path = "MODEL"}.'
+                )
+            if isinstance(self.adapter, NewAdapter) and self.adapter.dropout:
+                raise ConfigError(
+                    "adapter.dropout: answers are compared as the model draws them, with all of it. Leave it out."
                 )
             if self.stages > 1:
                 raise ConfigError("reward: stages draw no answers to learn from. Leave stages out.")

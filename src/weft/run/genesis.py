@@ -347,9 +347,13 @@ def _with_adapter(run_file: RunFile, model: ModelConfig, base: Path) -> ModelCon
         case None:
             return model
         case FolderAdapter(path=path):
-            return read_adapter_config(base / path, model)
+            found = read_adapter_config(base / path, model)
+            if run_file.reward is None and run_file.train.loss is UNSET:
+                return found
+            # Answers are compared with all of the model, whatever it was trained with before.
+            return replace(found, adapter=replace(found.adapter or AdapterConfig(), dropout=UNSET))
         case NewAdapter() as new:
-            return msgspec.structs.replace(model, adapter=AdapterConfig(**alike(AdapterConfig, new)))
+            return replace(model, adapter=AdapterConfig(**alike(AdapterConfig, new)))
         case _:
             assert_never(run_file.adapter)
 

@@ -9,7 +9,8 @@ overflows; it is doubled after 2000 batches without.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -69,6 +70,9 @@ class Backward:
         micro_batch: samples at a time, at first.
         is_compiled: let torch compile the loss; where it cannot, an event says so and the loss is computed as it is.
         objective: the loss; None: cross entropy.
+
+    A model that leaves out some of what it reads (`adapter.Noise`) is not compiled: what it draws is another thing in
+    each step.
     """
 
     def __init__(
@@ -89,18 +93,24 @@ class Backward:
         self.is_compiled = is_compiled
         self._objective = objective
         plain: Any = model.module.loss if objective is None else partial(objective.loss, model.module)
+        if is_compiled and model.module.noise is not None:
+            emit(FellBack(wanted="torch.compile", used="uncompiled", reason="the adapter has dropout"))
+            self.is_compiled = is_compiled = False
         self._loss: _Loss = self._compiled(plain) if is_compiled else plain
 
-    def fill(self, batch: Samples) -> tuple[float, float]:
+    def fill(self, batch: Samples, words: Sequence[int] = ()) -> tuple[float, float]:
         """Set the flat gradient to the mean over `batch` and return the mean loss (nats per token) and gradient norm.
 
         Either may be NaN or infinite: then the parameters cannot be trained on.
+
+        Args:
+            words: of each sample, by which some of what is read is left out (`adapter.Noise`); none: nothing is.
 
         Raises:
             OutOfMemory: not even one sample fits.
         """
         while True:
-            loss, norm = self._halving(lambda: self._accumulate(batch))
+            loss, norm = self._halving(lambda: self._accumulate(batch, words))
             if math.isfinite(norm):
                 self.scale.grow()
                 return loss, norm
@@ -136,19 +146,22 @@ class Backward:
     def _rehearse(self, blank: Callable[[int], Samples], num_samples: int) -> None:
         whole, rest = min(self.micro_batch, num_samples), num_samples % self.micro_batch
         batch = blank(whole + (rest if num_samples > whole else 0))
-        self._accumulate(batch)
+        self._accumulate(batch, [0] * len(batch.tokens) if self._model.module.noise is not None else ())
         self._add_up(self._model.module, batch)
 
-    def _accumulate(self, batch: Samples) -> tuple[float, float]:
-        scale, gradient = self.scale.value, self._model.gradient
+    def _accumulate(self, batch: Samples, words: Sequence[int]) -> tuple[float, float]:
+        scale, gradient, noise = self.scale.value, self._model.gradient, self._model.module.noise
         self._model.zero_gradient()
-        total = torch.zeros((), device=gradient.device)
+        total, start = torch.zeros((), device=gradient.device), 0
         for part, weight in self._micro_batches(batch):
-            with self._device.autocast():
-                loss = self._loss(*part)
-            share = loss * weight
-            (share * scale).backward()  # type: ignore[no-untyped-call]
+            here = words[start : start + len(part.tokens)]
+            with nullcontext() if noise is None else noise.of(here):
+                with self._device.autocast():
+                    loss = self._loss(*part)
+                share = loss * weight
+                (share * scale).backward()  # type: ignore[no-untyped-call]
             total += share.detach()
+            start += len(part.tokens)
         if scale != 1.0:
             gradient.mul_(1 / scale)  # exact: a power of two
         norm = torch.linalg.vector_norm(gradient)

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from msgspec import UNSET
 from torch import Tensor, dtype
 
 from weft.cost import training as cost
 from weft.cost.pipeline import BASE_NBYTES
 from weft.errors import ConfigError, OutOfMemory, TooLarge
+from weft.model.adapter import adapted
 from weft.model.config import ModelConfig, num_base_parameters, num_parameters
 from weft.model.sections import Section, whole
 from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig
@@ -220,6 +222,7 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
             is_half=device.precision != "fp32",
             has_recompute=peer.has_recompute,
             has_rows=run.data.has_rows,
+            num_thinned=thinned(run.model),
         ),
     )
     needed = by_place(memory, device)
@@ -292,6 +295,13 @@ def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int], pee
         f"{run.train.seq_len} tokens at a time. {figures(needed, free)}. {close} other programs, {texts}set "
         "has_recompute = true or a half precision, choose a smaller model, or join from a larger machine."
     )
+
+
+def thinned(config: ModelConfig) -> int:
+    """Return how many numbers, of a token in a layer, adapters read of which some are left out."""
+    if config.adapter is UNSET or not config.adapter.dropout:
+        return 0
+    return sum(matrix.num_in for matrix in adapted(config, 0))
 
 
 def decoder(config: ModelConfig) -> cost.Decoder:

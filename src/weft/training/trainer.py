@@ -283,8 +283,15 @@ class Trainer(Stepper):
     # --- steps ---
 
     def _fill(self, positions: NDArray[np.int64]) -> Mean:
-        loss, norm = self._backward.fill(self._batches.at(positions))
+        loss, norm = self._backward.fill(self._batches.at(positions), self._words(positions))
         return Mean(loss=loss, norm=norm, num_samples=len(positions))
+
+    def _words(self, positions: NDArray[np.int64]) -> list[int]:
+        """Return by what each sample is computed with some of what is read left out; nothing where all is read."""
+        if self._model.module.noise is None:
+            return []
+        streams = (rng.stream(self._run.seed, "dropout", int(each)) for each in positions)
+        return [int(rng.integers64(each, 1)[0]) for each in streams]
 
     def _descend(self, norm: float, rate: float) -> float:
         if self._optimizer is None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from weft.errors import ConfigError
-from weft.model.adapter import adapted
+from weft.model.adapter import LowRank, Noise, adapted
 from weft.model.config import TARGETS, AdapterConfig, ModelConfig, num_parameters, plain
 from weft.model.flat import assemble, cut, layout, over
 from weft.model.initial import initial_vector
@@ -209,3 +209,86 @@ def test_broken_files_are_refused(tmp_path: Path, small: Make) -> None:
     (tmp_path / "out" / CONFIG).write_text("{")
     with pytest.raises(ConfigError, match="not JSON"):
         read_adapter(tmp_path / "out", small())
+
+
+# --- what a training step leaves out ---
+
+
+def noisy(config: ModelConfig, words: list[int], *, has_recompute: bool = False, num: int = 0) -> tuple[Tensor, Tensor]:
+    """Return logits and the gradient of their sum, of so many samples at a time; 0: all."""
+    model = over(Transformer(config, has_recompute=has_recompute), drawn(config), initial_vector(plain(config), 1))
+    tokens, found = tokens_of(config), list[Tensor]()
+    noise = model.module.noise
+    assert noise is not None
+    for start in range(0, 2, num or 2):
+        with noise.of(words[start : start + (num or 2)]):
+            logits = model.module(tokens[start : start + (num or 2)])
+            logits.square().sum().backward()
+        found.append(logits.detach())
+    return torch.cat(found), model.gradient
+
+
+@pytest.fixture
+def half(small: Make) -> ModelConfig:
+    torch.manual_seed(0)
+    return with_adapter(small(), dropout=0.5)
+
+
+def test_what_is_left_out_follows_from_sample_and_matrix_alone(half: ModelConfig) -> None:
+    torch.manual_seed(1)
+    logits, gradient = noisy(half, [3, 9])
+    for changes in ({"has_recompute": True}, {"num": 1}, {"has_recompute": True, "num": 1}):
+        torch.manual_seed(1)
+        again, same = noisy(half, [3, 9], **changes)  # type: ignore[arg-type]
+        torch.testing.assert_close(again, logits)
+        torch.testing.assert_close(same, gradient, rtol=1e-4, atol=1e-4)
+    torch.manual_seed(1)
+    other, _ = noisy(half, [3, 10])
+    torch.testing.assert_close(other[0], logits[0])
+    assert not torch.allclose(other[1], logits[1], atol=1e-3)
+
+
+def test_each_matrix_leaves_out_others(half: ModelConfig) -> None:
+    module = Transformer(half)
+    assert module.noise is not None
+    found = dict[str, Tensor]()
+    with module.noise.of([5]), torch.no_grad():
+        for name, each in module.named_modules():
+            if isinstance(each, LowRank):
+                found[name] = each._thinned(torch.ones(1, 40, each.a.shape[1]), 0.5)[0, :, :16]
+    assert len(found) == 7 * half.num_layers
+    flat = [each.flatten().tolist() for each in found.values()]
+    assert len({tuple(each) for each in flat}) == len(flat)
+    shares = [sum(each) / len(each) for each in flat]
+    assert all(0.4 < share < 0.6 for share in shares)
+
+
+def test_on_the_mean_nothing_is_missing_and_nothing_is_without_words(small: Make) -> None:
+    """One linear layer: E[dropout(x) A B] = x A B."""
+    config = AdapterConfig(rank=2, alpha=3.0, dropout=0.25)
+    (matrix, *_), noise = tuple(adapted(with_adapter(small()), 0)), Noise(0.25)
+    layer = LowRank(matrix, config, noise, 0)
+    x = torch.randn(1, 3, matrix.num_in)
+    with torch.no_grad():
+        layer.a.normal_()
+        layer.b.normal_()
+        whole = layer(x)
+        torch.testing.assert_close(whole, torch.nn.functional.linear(x, layer.b @ layer.a) * 1.5)
+        drawn_so = []
+        for word in range(4000):
+            with noise.of([word]):
+                drawn_so.append(layer(x))
+    mean, spread = torch.stack(drawn_so).mean(0), torch.stack(drawn_so).std(0)
+    assert ((mean - whole).abs() < 4.5 * spread / 4000**0.5).all()
+    assert (spread > 0).all()
+
+
+def test_a_model_without_dropout_has_no_noise(small: Make) -> None:
+    assert Transformer(with_adapter(small())).noise is None
+    assert Transformer(small()).noise is None
+
+
+def test_peft_is_told_the_dropout_and_tells_it(half: ModelConfig, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "out", half, drawn(half))
+    assert json.loads((tmp_path / "out" / CONFIG).read_text())["lora_dropout"] == 0.5
+    assert read_adapter(tmp_path / "out", plain(half))[0] == half

@@ -73,7 +73,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     ),
     "SizedModel": ("size is_tied", {}),
     "FolderModel": ("path", {}),
-    "NewAdapter": ("rank alpha targets is_rank_stabilized", {}),
+    "NewAdapter": ("rank alpha targets is_rank_stabilized dropout", {}),
     "FolderAdapter": ("path", {}),
     "ShapedModel": ("num_layers num_heads num_kv_heads width ffn_width has_qk_norm has_qkv_bias is_tied", {}),
     "CorpusConfig": (
