@@ -79,15 +79,19 @@ class Company:
                 print(path.name, path.read_text()[-2000:], file=sys.stderr)
         self.end()
 
-    def found(self, num: int) -> None:
+    def found(self, num: int, *joining: str) -> None:
+        """
+        Args:
+            joining: more words of those that join.
+        """
         first = self._start(0, ["train", "run.toml", "--wait-for", str(num)])
         ticket = until(lambda: (first.home.with_suffix(".out").read_text() or "").partition("\n")[0], "a ticket")
         self.ticket = str(ticket)
         for number in range(1, num):
-            self.join(number)
+            self.join(number, *joining)
 
-    def join(self, number: int) -> Machine:
-        return self._start(number, ["join", "--yes"])
+    def join(self, number: int, *joining: str) -> Machine:
+        return self._start(number, ["join", "--yes", *joining])
 
     def _start(self, number: int, words: Sequence[str]) -> Machine:
         home = self._folder / f"home{number}"

@@ -6,7 +6,7 @@
 Conversations are tasks whose answers can be checked (`rig.tasks`). The model as it came, the one of one process and the
 one of four are each exported, served by `weft serve`, and asked questions that were not trained on, by OpenAI's client
 at temperature 0. Bytes are what the maker of the run sent and received, against a ring of the whole model's gradients
-in bf16 at each of its steps. All machines share the cores of this one.
+in bf16 at each of its steps; all have the model's folder before. All machines share the cores of this one.
 """
 
 import argparse
@@ -130,7 +130,8 @@ def _trained(folder: Path, model: Path, num: int, tokens: int) -> tuple[Path, in
     )  # fmt: skip
     began, spent = time.monotonic(), dict[int, float]()
     with Lines("weft-tuning", num + 1, mbit=MBIT) as lines, Company(lines, folder, text) as company:
-        company.found(num)
+        has_it = ("--model", str(model))  # as in life: whoever tunes a model has it
+        company.found(num, *has_it)
         maker = company.machines[0]
         rounds = tokens // (SEQ_LEN * BATCH_SIZE * EVERY * num)
         if num > 1 and rounds < 4:
@@ -139,7 +140,7 @@ def _trained(folder: Path, model: Path, num: int, tokens: int) -> tuple[Path, in
             _until_round(company, rounds // 3)
             company.end(company.machines[1])
             _until_round(company, rounds // 2)
-            company.join(num)
+            company.join(num, *has_it)
         while maker.process.poll() is None:
             for machine in company.machines:
                 if machine.process.poll() is None:

@@ -20,7 +20,7 @@ from weft.cli.demo import demo
 from weft.cli.doctor import doctor
 from weft.cli.failure import explain, explain_usage
 from weft.cli.home import Place
-from weft.cli.model import eval, export, generate, inspect, tokenizer
+from weft.cli.model import eval, export, generate, inspect, patch, tokenizer
 from weft.cli.options import given
 from weft.cli.plan import bench, methods, plan, simulate
 from weft.cli.run import act, anchor, gather, join, keys, pause, runs, ticket, train
@@ -33,7 +33,7 @@ from weft.library.home import default_home
 _EPILOGS = {"train": train.EXAMPLE, "serve": "API keys: weft serve key --help"}
 _GROUPS = {  # as `weft --help` shows the verbs
     "Train together": ("demo", "train", "join", "ticket", "pause", "resume", "anchor", "act"),
-    "Use the model": ("generate", "serve", "chat", "eval", "export", "inspect", "gather", "tokenizer"),
+    "Use the model": ("generate", "serve", "chat", "eval", "export", "patch", "inspect", "gather", "tokenizer"),
     "Look": ("status", "watch", "report", "compare"),
     "Plan and compare": ("plan", "methods", "simulate", "bench"),
     "This machine": ("doctor", "runs", "keys"),
@@ -165,6 +165,7 @@ def make_app(place: Place) -> typer.Typer:
     app.add_typer(act.make_app(), name="act")
     app.add_typer(bench.make_app(), name="bench")
     app.add_typer(keys.make_app(), name="keys")
+    app.add_typer(patch.make_app(), name="patch")
     app.add_typer(runs.make_app(), name="runs")
     app.add_typer(tokenizer.make_app(), name="tokenizer")
     return app

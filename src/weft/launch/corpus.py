@@ -19,7 +19,7 @@ from weft.data.tokenizer import Tokenizer
 from weft.errors import ConfigError, WeftError
 from weft.events import Emit, Event, Notice
 from weft.ids import PeerId, RunId, short
-from weft.launch.fetch import fetch_files, fetch_initial, read_came_with
+from weft.launch.fetch import fetch_files, fetch_initial, read_came_with, take_model
 from weft.launch.kept import Wish, keep_said, kept_run, meant, require_named, told_kept
 from weft.launch.peer import Invitation, Participant, Prepared, beside_texts, context_of, whole
 from weft.launch.runs import drop_unbegun, names_in
@@ -108,6 +108,7 @@ class Corpus:
         agree_to: shown what it costs to join, in a thread of its own; None: nobody is asked.
         on_terms: then told that in one line.
         own_data: what to train on in a private run, and the folder its paths start from.
+        own_model: a folder that has the weights which the run that is joined began with.
         trainers: who makes the inner steps.
         stages: None: a run with stages is refused.
         wish: what to do where the home holds a run of that name which differs.
@@ -120,6 +121,7 @@ class Corpus:
     agree_to: Callable[[Terms], bool] | None = None
     on_terms: Callable[[str], object] = lambda _text: None
     own_data: tuple[CorpusConfig, Path] | None = None
+    own_model: Path | None = None
     trainers: Trainers = ONE
     stages: Stages | None = None
     wish: Wish = "ask"
@@ -174,6 +176,8 @@ class Corpus:
         self._require_fitting_data(run, s.options.names.data)
         now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
+        if self.own_model is not None:
+            await asyncio.to_thread(take_model, run, self.own_model, s.options.home)
         asked = await invitation.terms(s, now)
         if self.agree_to is None:
             tell(asked, s.emit, self.on_terms)

@@ -11,26 +11,31 @@ Failure:
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from msgspec import UNSET
 
 from weft.clock import Clock
+from weft.codec.dense import Bf16
 from weft.data.store import DataIndex
 from weft.data.tokenizer import Tokenizer, check_vocabulary, from_bytes
 from weft.errors import ConfigError, GenesisMismatch, PeerError, WireError
 from weft.events import Emit
-from weft.ids import Digest, PeerId
+from weft.ids import Digest, PeerId, short
 from weft.launch.code import recall
 from weft.model.came_with import MAX_BLOB_NBYTES, decode
+from weft.model.weights import read_folder
 from weft.net.multi_source import Blob, everybody, pull, small_from
 from weft.net.node import Node
 from weft.progress import Meter
 from weft.run.config import Genesis, RunConfig
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.run.outline import data_ready
+from weft.run.staged import StagedConfig
+from weft.store.chunks import raw
 from weft.store.home import Home
 from weft.sync.merge.reduce import require
-from weft.wire import Buffer
+from weft.wire import Buffer, digest
 
 
 async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_parameters: int) -> Genesis:
@@ -115,6 +120,31 @@ async def _fetch_shards(
                     raise
             missing = home.shards.missing(index)
     return nbytes
+
+
+def take_model(run: Genesis, folder: Path, home: Home) -> None:
+    """Put the weights that a run begins with, or that its adapter goes beside, into the home: from a model's folder.
+
+    Raises:
+        ConfigError: the run has none, or the folder holds others, or no model.
+        DiskFull: no room.
+    """
+    whole = "each stage begins with a part of them, which members have"
+    if not isinstance(run, RunConfig) or run.is_seeded or isinstance(run, StagedConfig):
+        why = whole if isinstance(run, StagedConfig) else "it begins with weights that weft makes from its seed"
+        raise ConfigError(f"--model: of this run nothing is taken from a folder: {why}. Leave it out.")
+    wanted = run.initial if run.base is UNSET else run.base
+    if home.blobs.open(wanted) is not None:
+        return
+    _, vector = read_folder(folder)
+    is_half = run.base is not UNSET and run.base_nbytes == 2 * vector.numel()
+    data = Bf16().encode(vector) if is_half else raw(vector)
+    if (found := digest(data)) != wanted:
+        raise ConfigError(
+            f"--model {folder}: its weights are not those that the run began with ({short(found)}, and "
+            f"{short(Digest(wanted))} is due). Leave it out, and members send them."
+        )
+    home.blobs.put(data)
 
 
 async def fetch_initial(node: Node, peers: Sequence[PeerId], run: Genesis, home: Home) -> None:

@@ -151,6 +151,7 @@ TABLE: dict[str, Rows] = {
     "join": {
         "--yes": ALWAYS,
         "--data": (Shown("library/test_train.py", "test_two_train_together_by_a_ticket"),),
+        "--model": (Shown("peer/test_tuning.py", "test_a_run_from_a_seed_takes_no_folder"),),
         "--blocking": ALWAYS,
         "--draw-only": (Shown("training/test_rewarded.py", "test_drawing_only_needs_a_run_with_rewards"),),
         **here("join {ticket}"),
@@ -378,6 +379,8 @@ TABLE: dict[str, Rows] = {
     },
     "tokenizer train": dict.fromkeys(("--vocab-size", "--data"), ALWAYS),
     "tokenizer show": {},
+    "patch make": {},
+    "patch apply": {},
 }
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from weft.data.packing import JsonConfig
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError, OutOfMemory
 from weft.events import Evaluated, Event
+from weft.launch.fetch import take_model
 from weft.log import read_jsonl
 from weft.model.config import AdapterConfig, ModelConfig, num_parameters
 from weft.model.flat import assemble
@@ -294,3 +296,33 @@ def test_pairs_and_their_loss_go_together(changes: dict[str, Any], match: str) -
         train["loss"] = loss
     with pytest.raises(ConfigError, match=match):
         from_tree({"name": "x", "train": train, **changes}, RunFile, where="run.toml")
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, None], ids=["adapter", "whole"])
+@pytest.mark.parametrize("is_half", [True, False], ids=["bf16", "fp32"])
+def test_whoever_has_the_model_fetches_none_of_its_weights(
+    tmp_path: Path, adapter: NewAdapter | None, is_half: bool
+) -> None:
+    crew, home, vector = crew_of(tmp_path, adapter=adapter), Home(tmp_path / "joins"), initial_vector(MODEL, 5)
+    vector = vector.bfloat16().float() if is_half else vector
+    shutil.rmtree(tmp_path / "model")
+    for folder in ("model", "its"):
+        write_folder(tmp_path / folder, MODEL, vector, ByteTokenizer().to_json())
+        (tmp_path / folder / "chat_template.jinja").write_text(CHATML)
+    run = seal(crew.run_file, tmp_path, Home(tmp_path / "made"), lambda _event: None).config
+    take_model(run, tmp_path / "its", home)
+    wanted = run.base or run.initial
+    assert home.blobs.open(wanted) == Home(tmp_path / "made").blobs.open(wanted)
+    other = Home(tmp_path / "other")
+    write_folder(tmp_path / "another", MODEL, initial_vector(MODEL, 4))
+    with pytest.raises(ConfigError, match=r"--model .*another: its weights are not those that the run began with"):
+        take_model(run, tmp_path / "another", other)
+    assert other.blobs.open(wanted) is None
+
+
+def test_a_run_from_a_seed_takes_no_folder(tmp_path: Path) -> None:
+    crew = crew_of(tmp_path, adapter=ADAPTER)
+    run = seal(crew.run_file, tmp_path, Home(tmp_path / "made"), lambda _event: None).config
+    seeded = replace(run, is_seeded=True)
+    with pytest.raises(ConfigError, match="weights that weft makes from its seed"):
+        take_model(seeded, tmp_path / "model", Home(tmp_path / "joins"))

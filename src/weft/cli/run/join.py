@@ -38,6 +38,12 @@ def join(
         list[str] | None,
         typer.Option(help="Your own text files, folders or globs, for a private run; may be repeated."),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of the model that the run began with, if you have it: its weights are not fetched then."
+        ),
+    ] = None,
     blocking: Annotated[
         bool, typer.Option("--blocking", help="If this line is slower than the run, ask members to wait.")
     ] = False,
@@ -83,7 +89,7 @@ def join(
             typer.echo("\n".join((describe(terms), *capped(chosen.caps))), err=yes or is_asked)
             return yes or (is_asked and ask("join?"))
 
-        return Corpus(agree_to=agree, own_data=own, trainers=trainers, stages=prepare)
+        return Corpus(agree_to=agree, own_data=own, own_model=model, trainers=trainers, stages=prepare)
 
     watch = TrafficWatch(SystemClock(), is_told=not stay.parent)
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, sinks=(watch,))
