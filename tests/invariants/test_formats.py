@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives import serialization
@@ -17,6 +18,7 @@ from invariants import vectors
 from sinks import MemorySink
 from weft import keys, wire
 from weft.clock import VirtualClock
+from weft.codec.sparse import words
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.data.tokenizer import ByteTokenizer
 from weft.events import EventLog, LinkDown, RoundMissed
@@ -201,6 +203,14 @@ def came_with() -> dict[str, str]:
     return {"bytes": wire.encode(made).hex(), "its digest": wire.digest_of(made)}
 
 
+def patch_words() -> dict[str, str]:
+    old = np.array([0x3F80, 0x0000, 0x8001, 0xC000, 0x3F81], np.uint16)
+    new = np.array([0x3F81, 0x0000, 0x8005, 0xC000, 0x3F81], np.uint16)
+    patch = words.encode(old, new)
+    assert np.array_equal(words.decode(old, memoryview(patch)), new)
+    return {"old": old.tobytes().hex(), "new": new.tobytes().hex(), "bytes": patch.hex()}
+
+
 VECTORS: dict[str, Callable[[], dict[str, str]]] = {
     "record": record,
     "digest": digest,
@@ -209,6 +219,7 @@ VECTORS: dict[str, Callable[[], dict[str, str]]] = {
     "event-line": event_line,
     "random-stream": random_stream,
     "initial-vector": initial,
+    "patch-words": patch_words,
     "run-config": run_config,
     "loop-config": loop_config,
     "state": state,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 
 from unit.cli.small import Kept, Weft, as_trained
 from unit.cli.test_bad_input import a_ticket, refused
@@ -369,6 +370,29 @@ def test_a_new_key_takes_the_next_number_and_overwrites_none(weft: Weft, home: P
     assert [weft("keys", "new").code for _ in range(2)] == [0, 0]
     assert weft("keys", "new", home / "keys" / "peer-1.pem").code == 14
     assert sorted(path.name for path in (home / "keys").glob("*.pem")) == ["peer-0.pem", "peer-1.pem"]
+
+
+def test_a_model_is_patched(weft: Weft, tmp_path: Path, kept: Kept) -> None:
+    old, new, again, file = (tmp_path / name for name in ("old", "new", "again", "p"))
+    assert weft("export", kept.folder, old, "--dtype", "bfloat16").code == 0
+    shutil.copytree(old, new)
+    tensors = load_file(new / "model.safetensors")
+    name = max(tensors, key=lambda each: tensors[each].numel())
+    tensors[name][::7] *= 1.01
+    save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+    made = weft("patch", "make", old, new, file)
+    assert made.code == 0
+    assert made.out.startswith(f"{file}: ")
+    assert "numbers changed" in made.err
+    assert file.stat().st_size < 0.5 * sum(each.stat().st_size for each in new.iterdir())
+    assert weft("patch", "apply", old, file, again).out == f"{again}\n"
+    assert {each.name: each.read_bytes() for each in again.iterdir()} == {
+        each.name: each.read_bytes() for each in new.iterdir()
+    }
+    refused = weft("patch", "apply", old, file, old)
+    assert (refused.code, "it is the older folder" in refused.err) == (2, True)
+    assert weft("patch", "apply", new, file, tmp_path / "other").code == 2
+    assert weft("patch", "make", old, new, file).code == 2  # nothing is overwritten
 
 
 def test_a_tokenizer_is_trained_and_shown(weft: Weft, tmp_path: Path) -> None:
