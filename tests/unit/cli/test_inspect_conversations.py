@@ -86,3 +86,20 @@ def test_a_pair_of_answers_is_shown_with_both(weft: Weft, chats: Path, source: P
     assert "--number 2: there is 1 pair." in weft("inspect", pairs, "--model", source, "--number", "2").err
     said = weft("inspect", chats, "--model", source)
     assert "chosen:" not in said.out
+
+
+def test_a_task_is_shown_with_what_answers_it(weft: Weft, chats: Path, source: Path, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    rows = [
+        {"question": "2 + 2?", "answer": ["4", "four"], "match": "contains"},
+        {"question": "3 + 3?", "choices": ["5", "6"], "answer": 1},
+        {"question": "1 + 1?", "answer": "2", "match": "contains"},
+    ]
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = weft("inspect", tasks, "--model", source).out
+    assert said.startswith("3 tasks\n")
+    assert "right by  contains (2), a choice (1)" in said
+    assert f"number 1, {tasks}, line 1:\n\n" in said
+    assert "user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n\nright is by match = contains:\n4\nfour\n" in said
+    assert weft("inspect", tasks, "--model", source, "--number", "2").out.endswith("right is the choice:\n6\n")
+    assert "--number 4: there are 3 tasks" in weft("inspect", tasks, "--model", source, "--number", "4").err

@@ -1,7 +1,9 @@
-"""Conversations as a model reads them: the text of one, what of it is trained on, and how long all of them are."""
+"""Conversations and tasks as a model reads them: the text of one, what of it is trained on, or what answers it, and how
+long all of them are."""
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import numpy as np
 
 from weft.chat.conversations import Conversation, Pair, are_pairs, conversations, pairs
 from weft.chat.rendering import Rendered, Renderer
+from weft.chat.task_rows import Asking
+from weft.chat.tasks import are_tasks, tasks_of
 from weft.chat.template import Template, template_of
 from weft.chat.vocabulary import Vocabulary
 from weft.cli.model.trained import open_words
@@ -23,7 +27,7 @@ BRACKETS = ("⟦", "⟧")  # where there are no colours
 
 
 def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
-    """Yield what there is to say of the conversations of a file, a folder or a glob, or of its pairs of answers.
+    """Yield what there is to say of the conversations of a file, a folder or a glob, or its pairs of answers, or tasks.
 
     Args:
         model: whose chat template and tokenizer they are read with.
@@ -34,6 +38,9 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
         ConfigError: there are fewer, or the model has no chat template.
         NoSuchRun, CheckpointError: there is no such model.
     """
+    if are_tasks([given], Path.cwd()):
+        yield from _tasks_shown(given, model, number, home)
+        return
     found, what = _found(given)  # what is not there is said before a model is looked for
     tokenizer, came_with = open_words(model, home)
     template = template_for(f"--model {model}", came_with)
@@ -47,9 +54,7 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
     if not lengths:
         raise DataError(f"{given} holds no {what}. Name a file that does.")
     if wanted is None:
-        raise ConfigError(
-            f"--number {number}: there {'is' if len(lengths) == 1 else 'are'} {several(len(lengths), what)}."
-        )
+        raise _too_few(number, len(lengths), what)
     yield several(len(lengths), what)
     yield f"template  of {model}; answers are found by its {'own marks' if template.has_marks else 'turns'}"
     yield (
@@ -62,6 +67,34 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
     for name, text in zip(("chosen:", "rejected:") if len(wanted[1]) > 1 else ("",), wanted[1], strict=True):
         yield f"\n{name}" if name else ""
         yield _text(text, begin, end).rstrip("\n")
+
+
+def _tasks_shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
+    """Yield the same of tasks."""
+    found = list(tasks_of([given], Path.cwd()))
+    tokenizer, came_with = open_words(model, home)
+    asking = Asking(template_for(f"--model {model}", came_with), Vocabulary(tokenizer), SystemClock().wall())
+    prompts = [asking.prompt(task) for task in found]
+    if number > len(found):
+        raise _too_few(number, len(found), "task")
+    lengths = [len(prompt) for prompt in prompts]
+    yield several(len(found), "task")
+    yield f"template  of {model}"
+    yield f"tokens    {sum(lengths):,} before answers; longest {max(lengths):,}, median {int(np.median(lengths)):,}"
+    ways = Counter("a choice" if task.choices else task.match for task in found)
+    yield f"right by  {', '.join(f'{way} ({num:,})' for way, num in ways.most_common())}"
+    task = found[number - 1]
+    yield f"number {number}, {task.place}:"
+    yield ""
+    yield _safe(tokenizer.decode(prompts[number - 1])).rstrip("\n")
+    yield ""
+    right = [task.choices[each] if isinstance(each, int) else each for each in task.answers]
+    yield f"right is {'the choice' if task.choices else f'by match = {task.match}'}:"
+    yield from map(_safe, right)
+
+
+def _too_few(number: int, num: int, what: str) -> ConfigError:
+    return ConfigError(f"--number {number}: there {'is' if num == 1 else 'are'} {several(num, what)}.")
 
 
 def template_for(called: str, came_with: CameWith) -> Template:

@@ -1,6 +1,6 @@
 """`weft inspect`: what a checkpoint, ticket, key, backup or run file is. Secrets in them are never printed.
 
-Of conversations it shows one as a model reads it, and what of it is trained on.
+Of conversations it shows one as a model reads it, and what of it is trained on; of tasks one, and what answers it.
 """
 
 import re
@@ -30,24 +30,27 @@ def inspect(
     thing: Annotated[
         str | None,
         typer.Argument(
-            help=f"Checkpoint, key or run file, conversations (--model), or a ticket; {ASKED}", show_default=False
+            help=f"Checkpoint, key or run file, conversations or tasks (--model), or a ticket; {ASKED}",
+            show_default=False,
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="For conversations (.jsonl, .json, .parquet): run, checkpoint or Hugging Face folder whose chat "
-            "template and tokenizer they are read with.",
+            help="For conversations and tasks (.jsonl, .json, .parquet): run, checkpoint or Hugging Face folder whose "
+            "chat template and tokenizer they are read with.",
         ),
     ] = None,
     number: Annotated[
-        int | None, typer.Option(min=1, help="Of which conversation, from 1. Default: the first.")
+        int | None, typer.Option(min=1, help="Of which conversation or task, from 1. Default: the first.")
     ] = None,
 ) -> None:
     """Say what a file, a folder or a ticket is."""
     if model is None and number is not None:
-        raise ConfigError("--number: it is of conversations, which --model MODEL reads. Give both, or neither.")
+        raise ConfigError(
+            "--number: it is of conversations or tasks, which --model MODEL reads. Give both, or neither."
+        )
     for line in _described_by(thing, home_of(context)) if model is None else _shown(thing, model, number or 1, context):
         typer.echo(line)
 
@@ -56,7 +59,7 @@ def _shown(thing: str | None, model: str, number: int, context: typer.Context) -
     from weft.cli.model.conversations import shown
 
     if thing is None or _looks_like_ticket(thing):  # which is never printed
-        raise ConfigError("--model: name a file of conversations (.jsonl, .json, .parquet) for it to read.")
+        raise ConfigError("--model: name a file of conversations or tasks (.jsonl, .json, .parquet) for it to read.")
     return shown(thing, model, number, home_of(context))
 
 
