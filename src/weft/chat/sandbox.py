@@ -4,8 +4,9 @@
     passes(code, tests)         whether code, and then tests in the same process, run through
 
 It sees Python and its standard library, read-only, and nothing else of the machine: no network, no files, no other
-process, no environment. It may take `SECONDS`, `MEMORY_NBYTES` and 64 threads, and write nothing. What ends before its
-tests do, however it ends, has not passed.
+process, no environment. It may take `SECONDS`, 16 threads and processes, and `MEMORY_NBYTES` in each, and writes
+nothing; where memory runs out, it is what the kernel ends first. What ends before its tests do, however it ends, has
+not passed.
 """
 
 import json
@@ -39,7 +40,9 @@ sys.stdin, out = open(os.devnull), os.dup(1)
 null = os.open(os.devnull, os.O_WRONLY)
 os.dup2(null, 1)
 os.dup2(null, 2)
-for kind, most in (("AS", told["memory"]), ("CPU", told["seconds"]), ("FSIZE", told["said"]), ("NPROC", 64)):
+with open("/proc/self/oom_score_adj", "w") as first:
+    first.write("1000")
+for kind, most in (("AS", told["memory"]), ("CPU", told["seconds"]), ("FSIZE", told["said"]), ("NPROC", 16)):
     resource.setrlimit(getattr(resource, "RLIMIT_" + kind), (most, most))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 if os.getuid() == 0:  # of whom processes are not counted
@@ -121,6 +124,6 @@ def _command(program: str) -> list[str]:
         apart += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     return [
         "bwrap", *apart, "--die-with-parent", "--new-session", "--clearenv", *binds,
-        "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/", "--chdir", "/",
+        "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/",
         str(python), "-I", "-S", "-c", program,
     ]  # fmt: skip
