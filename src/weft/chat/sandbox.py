@@ -2,6 +2,7 @@
 
     require()                   this machine has it, and it works
     passes(code, tests)         whether code, and then tests in the same process, run through
+    map_together(function, ..)  of many at a time
 
 It sees Python and its standard library, read-only, and nothing else of the machine: no network, no files, no other
 process, no environment. It may take `SECONDS`, 16 threads and processes, and `MEMORY_NBYTES` in each, and writes
@@ -15,14 +16,19 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from shutil import which
 from tempfile import TemporaryFile
+from typing import Any, TypeVar
 
 from weft import rng
 from weft.errors import ConfigError
+
+R = TypeVar("R")
 
 SECONDS = 10.0
 MEMORY_NBYTES = 1 << 30
@@ -64,6 +70,12 @@ def passes(code: str, tests: str) -> bool:
     """
     require()
     return _runs_through(code, tests)
+
+
+def map_together(function: Callable[..., R], *columns: Iterable[Any]) -> list[R]:
+    """Return what a function that runs code returns of each row, of many at a time: each waits for its own process."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(function, *columns))
 
 
 @lru_cache(1)

@@ -25,9 +25,9 @@ def learn(options: Options, emit: Emit) -> None:
         ConfigError: a file is not there, or fails.
     """
     for name in options.settings.code:
-        path = Path(name)
-        for known in learn_from(path):
-            text = path.read_text(encoding="utf-8").encode()
+        path, learnt = Path(name), learn_from(Path(name))
+        text = path.read_text(encoding="utf-8").encode()
+        for known in learnt:
             if digest(text) == known.source:  # else it is of another file: of a package that is installed
                 with suppress(DiskFull, DataError):  # it has to be given again, then
                     write_atomically(_kept(options.home, known.source), [text], mode=PRIVATE)

@@ -16,7 +16,6 @@ from pathlib import Path
 from msgspec import UNSET
 
 from weft.clock import Clock
-from weft.codec.dense import Bf16
 from weft.data.store import DataIndex
 from weft.data.tokenizer import Tokenizer, check_vocabulary, from_bytes
 from weft.errors import ConfigError, GenesisMismatch, PeerError, WireError
@@ -29,6 +28,7 @@ from weft.net.multi_source import Blob, everybody, pull, small_from
 from weft.net.node import Node
 from weft.progress import Meter
 from weft.run.config import Genesis, RunConfig
+from weft.run.frozen import codec_of_base
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.run.outline import data_ready
 from weft.run.staged import StagedConfig
@@ -137,8 +137,7 @@ def take_model(run: Genesis, folder: Path, home: Home) -> None:
     if home.blobs.open(wanted) is not None:
         return
     _, vector = read_folder(folder)
-    is_half = run.base is not UNSET and run.base_nbytes == 2 * vector.numel()
-    data = Bf16().encode(vector) if is_half else raw(vector)
+    data = raw(vector) if run.base is UNSET else codec_of_base(run).encode(vector)
     if (found := digest(data)) != wanted:
         raise ConfigError(
             f"--model {folder}: its weights are not those that the run began with ({short(found)}, and "

@@ -46,7 +46,7 @@ def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
     """
     if config.base is UNSET:
         return None
-    blob, num, codec = home.blobs.open(config.base), num_base_parameters(config.model), _codec(config)
+    blob, num, codec = home.blobs.open(config.base), num_base_parameters(config.model), codec_of_base(config)
     if blob is None:
         raise ConfigError(
             f"the weights that the run's adapter goes beside ({short(config.base)}) are not in {home.root}. Join the "
@@ -60,7 +60,8 @@ def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
     return codec.decode(blob, num)
 
 
-def _codec(config: RunConfig) -> Codec:
+def codec_of_base(config: RunConfig) -> Codec:
+    """Return how the blob of the vector that an adapter goes beside is encoded."""
     return Bf16() if config.base_nbytes == 2 * num_base_parameters(config.model) else Fp32()
 
 

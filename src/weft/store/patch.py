@@ -154,42 +154,41 @@ class _Before:
     """An old folder, as new files may be made of it."""
 
     def __init__(self, folder: Path) -> None:
-        self._files = {path.name: path for path in _files_of(folder)}
-        self._tensors = dict[str, tuple[Path, "_Tensor"]]()
-        for path in self._files.values():
-            if path.suffix == ENDING:
-                self._tensors |= {name: (path, each) for name, each in _tensors_of(path).items()}
+        self._files = dict[str, Any]()  # their bytes
+        self._tensors = dict[str, tuple[str, "_Tensor"]]()
+        for path in _files_of(folder):
+            data = self._files[path.name] = _mapped(path)
+            self._tensors |= {name: (path.name, each) for name, each in _tensors_of(path, data).items()}
 
     def pieces(self, path: Path, told: Told) -> Iterator[tuple[Piece, Buffer]]:
         """Yield what a new file is made of, and what the patch holds of each."""
         data, at = _mapped(path), 0
-        tensors = _tensors_of(path) if path.suffix == ENDING else {}
-        for name, tensor in sorted(tensors.items(), key=lambda each: each[1].begin):
+        for name, tensor in sorted(_tensors_of(path, data).items(), key=lambda each: each[1].begin):
             found = self._tensors.get(name)
             if found is None or not found[1].is_like(tensor) or not tensor.nbytes or tensor.begin < at:
                 continue
-            yield from self._plain(path, data, at, tensor.begin)
+            yield from self._plain(path.name, data, at, tensor.begin)
             yield self._of_tensor(found, data[tensor.begin : tensor.begin + tensor.nbytes], told)
             at = tensor.begin + tensor.nbytes
-        yield from self._plain(path, data, at, len(data))
+        yield from self._plain(path.name, data, at, len(data))
 
-    def _plain(self, path: Path, data: Any, begin: int, end: int) -> Iterator[tuple[Piece, Buffer]]:
+    def _plain(self, name: str, data: Any, begin: int, end: int) -> Iterator[tuple[Piece, Buffer]]:
         """Yield bytes that are no tensor of both: copied where the old file of that name has the same there."""
-        old = _mapped(self._files[path.name]) if path.name in self._files else None
+        old = self._files.get(name)
         for start in range(begin, end, _SLICE):
             stop = min(start + _SLICE, end)
             here = data[start:stop]
             if old is not None and len(old) >= stop and np.array_equal(old[start:stop], here):
-                yield Copied(file=path.name, begin=start, nbytes=stop - start), b""
+                yield Copied(file=name, begin=start, nbytes=stop - start), b""
             else:
                 yield Given(nbytes=stop - start), here.tobytes()
 
-    def _of_tensor(self, found: "tuple[Path, _Tensor]", new: Any, told: Told) -> tuple[Piece, Buffer]:
-        path, tensor = found
-        old = _mapped(path)[tensor.begin : tensor.begin + tensor.nbytes]
+    def _of_tensor(self, found: "tuple[str, _Tensor]", new: Any, told: Told) -> tuple[Piece, Buffer]:
+        file, tensor = found
+        old = self._files[file][tensor.begin : tensor.begin + tensor.nbytes]
         if np.array_equal(old, new):
             told.num_words += tensor.nbytes // tensor.width
-            return Copied(file=path.name, begin=tensor.begin, nbytes=tensor.nbytes), b""
+            return Copied(file=file, begin=tensor.begin, nbytes=tensor.nbytes), b""
         kind = f"<u{tensor.width}"
         first, then = old.view(kind), new.view(kind)
         told.num_words += len(first)
@@ -198,7 +197,7 @@ class _Before:
         if len(patch) >= tensor.nbytes:
             return Given(nbytes=tensor.nbytes), new.tobytes()
         changed = Changed(
-            file=path.name, begin=tensor.begin, nbytes=tensor.nbytes, width=tensor.width, patch_nbytes=len(patch)
+            file=file, begin=tensor.begin, nbytes=tensor.nbytes, width=tensor.width, patch_nbytes=len(patch)
         )
         return changed, patch
 
@@ -218,7 +217,7 @@ def apply(old: Path, file: Path, target: Path, on_done: OnDone = lambda _nbytes:
         DiskFull: no room; nothing is left behind.
     """
     data = _mapped(file)
-    index = _index_of(file, data)
+    index, pieces = _parts_of(file, data)
     before = {name: _old(old, name, digest, file) for name, digest in index.old.items()}
     most = MOST_TIMES * (len(data) + sum(map(len, before.values())))
     if sum(piece.nbytes for made in index.files for piece in made.pieces) > most:
@@ -226,7 +225,7 @@ def apply(old: Path, file: Path, target: Path, on_done: OnDone = lambda _nbytes:
     names = [made.name for made in index.files]
     if len(set(names)) != len(names) or not names:
         raise ConfigError(f"{file}: it makes no file, or one twice. Get the patch again.")
-    given = _Given(data[len(MAGIC) : -_TRAILER_NBYTES - len(encode(index))])
+    given = _Given(pieces)
     with whole_folder(target, last="config.json") as partial:
         for made in index.files:
             hashed = blake3()
@@ -281,7 +280,12 @@ class _Given:
             raise ConfigError(f"{file}: it holds pieces that it names nowhere. Get the patch again.")
 
 
-def _index_of(file: Path, data: Any) -> Index:
+def _parts_of(file: Path, data: Any) -> tuple[Index, Any]:
+    """Return a patch's index, and the bytes of its pieces.
+
+    Raises:
+        ConfigError: it is no patch, or a damaged one.
+    """
     ends = len(data) - _TRAILER_NBYTES
     if data[: len(MAGIC)].tobytes() != MAGIC:
         raise ConfigError(f"{file}: it is no patch of weft's. weft patch make writes one.")
@@ -294,7 +298,7 @@ def _index_of(file: Path, data: Any) -> Index:
         index: Index = decode(data[ends - length : ends].tobytes(), Index, max_nbytes=MAX_INDEX_NBYTES)
     except WireError as error:
         raise ConfigError(f"{file}: it is damaged: {error}. Get the patch again.") from None
-    return index
+    return index, data[len(MAGIC) : ends - length]
 
 
 def _old(folder: Path, name: str, digest: str, file: Path) -> Any:
@@ -324,13 +328,17 @@ class _Tensor(msgspec.Struct, frozen=True):
         return (self.nbytes, self.kind) == (other.nbytes, other.kind)
 
 
-def _tensors_of(path: Path) -> dict[str, _Tensor]:
-    """Return the tensors of a safetensors file whose numbers have 16 or 32 bits.
+def _tensors_of(path: Path, data: Any) -> dict[str, _Tensor]:
+    """Return the tensors of a safetensors file whose numbers have 16 or 32 bits; of other files none.
+
+    Args:
+        data: its bytes.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is named as one, and is none.
     """
-    data = _mapped(path)
+    if path.suffix != ENDING:
+        return {}
     try:
         (length,) = _LENGTH.unpack(data[: _LENGTH.size].tobytes())
         if length > min(MAX_HEADER_NBYTES, len(data)):

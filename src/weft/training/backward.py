@@ -152,16 +152,15 @@ class Backward:
     def _accumulate(self, batch: Samples, words: Sequence[int]) -> tuple[float, float]:
         scale, gradient, noise = self.scale.value, self._model.gradient, self._model.module.noise
         self._model.zero_gradient()
-        total, start = torch.zeros((), device=gradient.device), 0
-        for part, weight in self._micro_batches(batch):
-            here = words[start : start + len(part.tokens)]
+        total = torch.zeros((), device=gradient.device)
+        for start, part, weight in self._micro_batches(batch):
+            here = words[start : start + self.micro_batch]
             with nullcontext() if noise is None else noise.of(here):
                 with self._device.autocast():
                     loss = self._loss(*part)
                 share = loss * weight
                 (share * scale).backward()  # type: ignore[no-untyped-call]
             total += share.detach()
-            start += len(part.tokens)
         if scale != 1.0:
             gradient.mul_(1 / scale)  # exact: a power of two
         norm = torch.linalg.vector_norm(gradient)
@@ -171,7 +170,7 @@ class Backward:
     def _add_up(self, module: SectionModule, batch: Samples) -> Sums:
         total = Sums(0.0)
         with torch.inference_mode():
-            for part, _ in self._micro_batches(batch):
+            for _, part, _ in self._micro_batches(batch):
                 with self._device.autocast():
                     found = (
                         Sums(self._summed(module, part))
@@ -187,11 +186,12 @@ class Backward:
         losses = cross_entropy(logits.float().flatten(0, 1), part.targets.flatten(), reduction="none")
         return float(losses.cpu().double().sum())
 
-    def _micro_batches(self, batch: Samples) -> Iterator[tuple[Samples, float]]:
-        """Yield micro-batches on the device, each with its weight: the mean over all is the sum of weight x mean."""
+    def _micro_batches(self, batch: Samples) -> Iterator[tuple[int, Samples, float]]:
+        """Yield micro-batches on the device, each with its first sample's number and its weight: the mean over all is
+        the sum of weight x mean."""
         for start in range(0, len(batch.tokens), self.micro_batch):
             part = batch.part(start, start + self.micro_batch)
-            yield part.to(self._device.torch), part.share_of(batch)
+            yield start, part.to(self._device.torch), part.share_of(batch)
 
     def _halving(self, work: Callable[[], T]) -> T:
         """Do `work`, again with half the micro-batch as often as memory runs out."""

@@ -10,9 +10,7 @@ A function from outside is called with the prompt as the model reads it, the tas
     weft.extend("acme.rhymes", lambda: rhymes)
 """
 
-import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from weft.chat import sandbox
@@ -79,8 +77,7 @@ class ByTask:
     def worth(self, said: Said, decode: Decode) -> list[float]:  # noqa: ARG002  # a task needs no prompt to be checked
         if not self._runs_code:
             return [float(asked.check.is_right(text)) for asked, text in said]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(pool.map(lambda each: float(each[0].check.is_right(each[1])), said))
+        return sandbox.map_together(lambda each: float(each[0].check.is_right(each[1])), said)
 
 
 class Extension:

@@ -7,9 +7,7 @@ A chat model is asked by its template; any other reads the question, and its ans
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -303,8 +301,7 @@ def judged(tasks: Sequence[Task], answers: Sequence[Answer]) -> list[Right]:
             return is_right, is_right
         return task.is_right(answer[0]), task.is_right(answer[1])
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # those that are code run in processes of their own
-        return list(pool.map(right, tasks, answers))
+    return sandbox.map_together(right, tasks, answers)
 
 
 def results(tasks: Sequence[Task], rights: Sequence[Right]) -> tuple[Result, ...]:

@@ -16,15 +16,13 @@ Elias, "Efficient storage and retrieval by content and address of static files" 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from weft.codec.sparse.bits import Numbers, before, laid, nbytes, packed, read, total, unpacked
 from weft.errors import PayloadError
 
 CHUNK = 4096  # values
 
 _POWERS = 1 << np.arange(13)  # of two, up to a chunk's values
-
-Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Chunks:
 
     @property
     def num_sent(self) -> int:
-        return _sum(self.counts)
+        return total(self.counts)
 
     @property
     def lower(self) -> Numbers:
@@ -58,7 +56,7 @@ class Chunks:
     @property
     def nbytes(self) -> tuple[int, int]:
         """Bytes of all upper bits, and of all lower ones."""
-        return _nbytes(_sum(self.upper)), _nbytes(_sum(self.lower * self.counts))
+        return nbytes(total(self.upper)), nbytes(total(self.lower * self.counts))
 
 
 def chunks_of(num: int, counts: Numbers) -> Chunks:
@@ -77,13 +75,9 @@ def encode(chunks: Chunks, places: Numbers) -> bytes:
     """Return the bytes of places, ascending, counted from the first value of the first chunk."""
     place = _Places(chunks)
     within = places - place.which * CHUNK
-    upper = np.zeros(_sum(chunks.upper), np.uint8)
+    upper = np.zeros(total(chunks.upper), np.uint8)
     upper[place.begins + (within >> place.lower) + place.shifts] = 1
-    lower = np.zeros(_sum(place.lower), np.uint8)
-    for bit in range(int(place.lower.max(initial=0))):
-        has = place.lower > bit
-        lower[place.lower_begins[has] + bit] = (within[has] >> bit) & 1
-    return np.packbits(upper, bitorder="little").tobytes() + np.packbits(lower, bitorder="little").tobytes()
+    return packed(upper) + packed(laid(within, place.lower))
 
 
 def decode(chunks: Chunks, data: memoryview) -> Numbers:
@@ -93,15 +87,12 @@ def decode(chunks: Chunks, data: memoryview) -> Numbers:
         PayloadError: bytes that no encoder makes.
     """
     place, (num_upper, _) = _Places(chunks), chunks.nbytes
-    upper = _bits(data[:num_upper], _sum(chunks.upper))
-    lower = _bits(data[num_upper:], _sum(place.lower))
+    upper = unpacked(data[:num_upper], total(chunks.upper))
+    lower = unpacked(data[num_upper:], total(place.lower))
     ones = np.flatnonzero(upper)
     if len(ones) != chunks.num_sent:
         raise PayloadError("payload whose places are not as many as it says; dropped")
-    within = (ones - place.begins - place.shifts) << place.lower
-    for bit in range(int(place.lower.max(initial=0))):
-        has = place.lower > bit
-        within[has] |= lower[place.lower_begins[has] + bit].astype(np.int64) << bit
+    within = ((ones - place.begins - place.shifts) << place.lower) | read(lower, place.lower)
     found = within + place.which * CHUNK
     is_inside = (within >= 0) & (within < chunks.widths[place.which])
     if not is_inside.all() or (found[1:] <= found[:-1]).any():
@@ -116,28 +107,6 @@ class _Places:
         counts, lower = chunks.counts, chunks.lower
         self.which = np.repeat(np.arange(len(counts)), counts)
         self.lower = lower[self.which]
-        self.begins = _before(chunks.upper)[self.which]
-        number = np.arange(len(self.which)) - _before(counts)[self.which]  # in its chunk
+        self.begins = before(chunks.upper)[self.which]
+        number = np.arange(len(self.which)) - before(counts)[self.which]  # in its chunk
         self.shifts = np.where(self.lower > 0, number, 0)
-        self.lower_begins = _before(self.lower)
-
-
-def _before(sizes: Numbers) -> Numbers:
-    """Return where each begins if they lie one behind the other."""
-    return np.cumsum(sizes) - sizes
-
-
-def _sum(numbers: Numbers) -> int:
-    return int(np.add.reduce(numbers))
-
-
-def _nbytes(num_bits: int) -> int:
-    return -(-num_bits // 8)
-
-
-def _bits(data: memoryview, num: int) -> NDArray[np.uint8]:
-    found = np.frombuffer(data, np.uint8)
-    bits = np.unpackbits(found, bitorder="little")
-    if bits[num:].any():
-        raise PayloadError("payload with bits behind its end; dropped")
-    return bits[:num]

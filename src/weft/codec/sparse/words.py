@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.codec.sparse import elias_fano
+from weft.codec.sparse.bits import Bits, Numbers, laid, nbytes, packed, read, total, unpacked
 from weft.codec.sparse.elias_fano import CHUNK, Chunks, chunks_of
 from weft.errors import PayloadError
 
@@ -28,7 +29,6 @@ _RUN = 256 * CHUNK  # words encoded together
 _COUNT, _LENGTH = 2, 4  # bytes of a count, and of how many bits tell lengths
 
 Words = NDArray[np.uint16] | NDArray[np.uint32]
-Numbers = NDArray[np.int64]
 
 
 def encode(old: Words, new: Words) -> bytes:
@@ -66,8 +66,8 @@ def _encoded(old: Words, new: Words) -> bytes:
             counts.astype("<u2").tobytes(),
             elias_fano.encode(chunks_of(len(old), counts), places),
             len(lengths).to_bytes(_LENGTH, "little"),
-            np.packbits(lengths, bitorder="little").tobytes(),
-            np.packbits(lower, bitorder="little").tobytes(),
+            packed(lengths),
+            packed(lower),
         )
     )
 
@@ -112,19 +112,15 @@ def _moved(ranks: Numbers, steps: Numbers, bits: int) -> Numbers:
 # --- Elias's gamma code, all lengths first ---
 
 
-def _gamma(numbers: Numbers) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _gamma(numbers: Numbers) -> tuple[Bits, Bits]:
     """Return the bits that tell lengths, and those behind the first of each number, lowest first."""
     more = _more(numbers)
-    lengths = np.zeros(int(np.add.reduce(more)) + len(numbers), np.uint8)
+    lengths = np.zeros(total(more) + len(numbers), np.uint8)
     lengths[np.cumsum(more + 1) - 1] = 1
-    begins, lower = np.cumsum(more) - more, np.zeros(int(np.add.reduce(more)), np.uint8)
-    for bit in range(int(more.max(initial=0))):
-        has = more > bit
-        lower[begins[has] + bit] = (numbers[has] >> bit) & 1
-    return lengths, lower
+    return lengths, laid(numbers, more)
 
 
-def _from_gamma(lengths: NDArray[np.uint8], reader: "_Reader", num: int, most: int) -> Numbers:
+def _from_gamma(lengths: Bits, reader: "_Reader", num: int, most: int) -> Numbers:
     """Return the numbers that these lengths are of, whose other bits are read.
 
     Args:
@@ -137,12 +133,7 @@ def _from_gamma(lengths: NDArray[np.uint8], reader: "_Reader", num: int, most: i
     more = np.diff(ends, prepend=-1) - 1
     if more.max(initial=0) >= most:
         raise PayloadError("patch with a step longer than all numbers")
-    lower = reader.bits(int(np.add.reduce(more)))
-    begins, found = np.cumsum(more) - more, np.int64(1) << more
-    for bit in range(int(more.max(initial=0))):
-        has = more > bit
-        found[has] |= lower[begins[has] + bit].astype(np.int64) << bit
-    return found
+    return (np.int64(1) << more) | read(reader.bits(total(more)), more)
 
 
 def _more(numbers: Numbers) -> Numbers:
@@ -172,12 +163,9 @@ class _Reader:
         self._at += num
         return found
 
-    def bits(self, num: int) -> NDArray[np.uint8]:
+    def bits(self, num: int) -> Bits:
         """Return so many bits, of whole bytes whose other bits are zero."""
-        found = np.unpackbits(np.frombuffer(self.take(-(-num // 8)), np.uint8), bitorder="little")
-        if found[num:].any():
-            raise PayloadError("patch with bits behind its end")
-        return found[:num]
+        return unpacked(self.take(nbytes(num)), num)
 
     def end(self) -> None:
         if self._at < len(self._data):
