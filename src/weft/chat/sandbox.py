@@ -4,10 +4,13 @@
     passes(code, tests)         whether code, and then tests in the same process, run through
     map_together(function, ..)  of many at a time
 
-It sees Python and its standard library, read-only, and nothing else of the machine: no network, no files, no other
-process, no environment. It may take `SECONDS`, 16 threads and processes, and `MEMORY_NBYTES` in each, and writes
-nothing; where memory runs out, it is what the kernel ends first. What ends before its tests do, however it ends, has
-not passed.
+It sees what the system has installed and Python, read-only, and no other files of the machine, no network, no other
+process, no environment. It may take `SECONDS`, 16 threads and processes, and address `MEMORY_NBYTES` in each; where
+memory runs out, it is what the kernel ends first. What ends before its tests do has not passed.
+
+What it does not hold: shared memory that is let go, and a namespace of its own with a file system in memory, take more
+than those bounds; code that looks for the word which says that tests have passed finds it; and as root all sandboxes
+have 16 processes together, so that code with threads may fail beside others.
 """
 
 import json
@@ -36,7 +39,7 @@ _SAID_NBYTES = 1 << 16  # that it may print
 _INSTALL = "Install bubblewrap: apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap"
 
 # What runs inside. The word that says that all has run through is made for each call, is told by a pipe that is closed
-# before any code runs, and is printed where the code's own output does not go.
+# before any code runs, and is printed where the code's own output does not go. Code may still find both in `__main__`.
 _RUN = """
 import json, os, resource, sys
 NOBODY = 65534

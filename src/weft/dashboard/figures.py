@@ -104,7 +104,7 @@ def _three(number: float) -> str:
 
 
 def per(of: str) -> str:
-    """Return what a loss is in: nats per token, nats per pair; of answers that are drawn, how many are wrong."""
+    """Return what a loss is in: nats per token, nats per pair; of answers that are drawn, what their rewards lack."""
     return "below the best reward" if of == "answer" else f"nats per {of}"
 
 

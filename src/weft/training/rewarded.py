@@ -148,7 +148,8 @@ class RewardedTrainer(Trainer):
     def evaluate(
         self, vector: Float32[Tensor, " num"], batches: Batches, num_windows: int, between: Callable[[], None] = nothing
     ) -> Measured:
-        """Return which share of held-out tasks the outer parameters `vector` answer wrongly, as `Measure.evaluate`."""
+        """Return what the mean reward of answers to held-out tasks, by the outer parameters `vector`, lacks to 1; as
+        `Measure.evaluate`."""
         rewards, drawer = list[float](), self._drawer_here
         asked = map(drawer.asked, batches.spread(num_windows, self._run.train.batch_size))
         for answers in drawer.likeliest(vector, asked):

@@ -38,7 +38,7 @@ export function three(number) {
 
 const MOST_SPELLED = 40; // nats, whose perplexity is a number that says something
 
-/** What a loss is in: "nats per token"; of answers that are drawn, how many are wrong. */
+/** What a loss is in: "nats per token"; of answers that are drawn, what their rewards lack. */
 export function per(of) {
   return of === "answer" ? "below the best reward" : `nats per ${of}`;
 }
