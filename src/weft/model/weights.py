@@ -221,7 +221,7 @@ def whole_folder(path: Path, last: str) -> Iterator[Path]:
         DiskFull: no room.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{path}: exists; weft overwrites no export. Remove it or choose another place.")
+        raise ConfigError(f"{path}: exists; weft overwrites no folder. Remove it or choose another place.")
     path = path.resolve()
     partial: Path | None = None
     try:

@@ -16,7 +16,8 @@ compared with its digest before the folder is there.
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,6 +98,7 @@ class Told:
     new_nbytes: int = 0
     num_words: int = 0  # of tensors that both folders have
     num_changed: int = 0
+    left_out: list[str] = field(default_factory=list)  # of the new folder: hidden files, which are no model's
 
 
 # --- making one ---
@@ -109,16 +111,16 @@ def write(old: Path, new: Path, file: Path, on_done: OnDone = lambda _nbytes: No
         on_done: told how many bytes of the new folder were looked at since it was told last.
 
     Raises:
-        ConfigError: a folder is none, holds folders, or cannot be read; or `file` is taken.
+        ConfigError: a folder is none, holds folders, or cannot be read; or `file` is taken, or in one of them.
+        DataError: `file` cannot be written.
         DiskFull: no room.
     """
     if file.exists():
         raise ConfigError(f"{file}: exists; weft overwrites no patch. Remove it or choose another name.")
+    if file.resolve().parent in (old.resolve(), new.resolve()):
+        raise ConfigError(f"{file}: it would be a file of the model's folder. Choose another place for the patch.")
     told = Told()
-    try:
-        write_atomically(file, _with_digest(_written(old, new, told, on_done)))
-    except OSError as error:
-        raise ConfigError(f"{error.filename or old}: cannot be read: {error.strerror or error}.") from error
+    write_atomically(file, _with_digest(_written(old, new, told, on_done)))
     return told
 
 
@@ -134,7 +136,8 @@ def _written(old: Path, new: Path, told: Told, on_done: OnDone) -> Iterator[Buff
     """Yield a patch, piece by piece."""
     before, made = _Before(old), list[Made]()
     yield MAGIC
-    for path in _files_of(new):
+    files, told.left_out = _files_of(new)
+    for path in files:
         pieces = list[Piece]()
         for piece, data in before.pieces(path, told):
             pieces.append(piece)
@@ -156,7 +159,7 @@ class _Before:
     def __init__(self, folder: Path) -> None:
         self._files = dict[str, Any]()  # their bytes
         self._tensors = dict[str, tuple[str, "_Tensor"]]()
-        for path in _files_of(folder):
+        for path in _files_of(folder)[0]:
             data = self._files[path.name] = _mapped(path)
             self._tensors |= {name: (path.name, each) for name, each in _tensors_of(path, data).items()}
 
@@ -348,24 +351,28 @@ def _tensors_of(path: Path, data: Any) -> dict[str, _Tensor]:
         for name, each in header.items():
             if name == "__metadata__" or each["dtype"] not in _WIDTHS:
                 continue
-            begin, end = each["data_offsets"]
+            (begin, end), width = each["data_offsets"], _WIDTHS[each["dtype"]]
             if not 0 <= begin <= end <= len(data) - base:
                 raise ValueError(f"{name} lies behind its end")
-            found[name] = _Tensor(base + begin, end - begin, _WIDTHS[each["dtype"]], each["dtype"])
+            if (end - begin) % width:
+                raise ValueError(f"{name} ends in the middle of a number")
+            found[name] = _Tensor(base + begin, end - begin, width, each["dtype"])
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ConfigError(f"{path}: no safetensors file ({error}). Download or export it again.") from None
     return found
 
 
-def _files_of(folder: Path) -> list[Path]:
-    """Return a folder's files by name.
+def _files_of(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return a model's files by name, and what of its folder is hidden: traces of whatever downloaded it.
 
     Raises:
         ConfigError: there is no folder, or it holds others, or files whose names no patch takes.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder. Name one that weft export wrote, or a Hugging Face folder.")
-    paths = sorted(folder.iterdir())
+    with _reading(folder):
+        found = sorted(folder.iterdir())
+    paths = [path for path in found if not path.name.startswith(".")]
     for path in paths:
         if not path.is_file():
             raise ConfigError(f"{path}: a patch is of files, and this is none. Take it out of the folder.")
@@ -375,22 +382,32 @@ def _files_of(folder: Path) -> list[Path]:
             raise ConfigError(f"{path}: a patch takes names of letters, digits, dots and dashes. Rename it.") from None
     if not paths:
         raise ConfigError(f"{folder}: it is empty. Name one that weft export wrote, or a Hugging Face folder.")
-    return paths
+    return paths, [path.name for path in found if path.name.startswith(".")]
 
 
 def _mapped(path: Path) -> Any:
     """Return a file's bytes, as they are read."""
-    try:
+    with _reading(path):
         return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file.") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from error
 
 
 def _digest_of(path: Path) -> str:
     hashed = blake3()
-    with path.open("rb") as file:
+    with _reading(path), path.open("rb") as file:
         while data := file.read(_SLICE):
             hashed.update(data)
     return hashed.hexdigest()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file.") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from error

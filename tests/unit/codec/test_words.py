@@ -1,5 +1,6 @@
 """A patch of words gives the new ones to the bit, has one encoding, and nothing else decodes."""
 
+import struct
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -115,6 +116,22 @@ def test_what_no_encoder_makes_is_refused(name: str, spoil: Callable[[bytes], by
     data = encode(old, old * 3 % 101)
     with pytest.raises(PayloadError):
         decode(old, memoryview(spoil(data)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_that_say_to_be_longer_than_any_are_refused_before_they_are_unpacked(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = np.zeros(4096, kind)
+    new = old.copy()
+    new[0] = 1
+    data = encode(old, new)
+    lengths = struct.pack("<I", 8 * (64 << 20)) + bytes(64 << 20)
+    forged = data[:-5] + lengths
+    assert data[-5:-1] == struct.pack("<I", 1)  # how many bits tell the one step's length
+    monkeypatch.setattr("weft.codec.sparse.words.unpacked", lambda *_: pytest.fail("they are unpacked"))
+    with pytest.raises(PayloadError, match="steps are not as many"):
+        decode(old, memoryview(forged))
 
 
 @pytest.mark.full

@@ -153,7 +153,7 @@ def test_an_adapter_comes_back_as_it_was_written(tmp_path: Path, small: Make, ta
     found, vector = read_adapter(tmp_path / "out", small())
     assert found == config
     assert torch.equal(vector, drawn(config))
-    with pytest.raises(ConfigError, match="weft overwrites no export"):
+    with pytest.raises(ConfigError, match="weft overwrites no folder"):
         write_adapter(tmp_path / "out", config, drawn(config))
 
 

@@ -245,7 +245,7 @@ def test_pickled_weights_are_not_read(folder: Path) -> None:
 
 def test_an_export_overwrites_nothing(folder: Path, small: Make) -> None:
     before = (folder / "model.safetensors").read_bytes()
-    with pytest.raises(ConfigError, match="exists; weft overwrites no export"):
+    with pytest.raises(ConfigError, match="exists; weft overwrites no folder"):
         write_folder(folder, small(), initial_vector(small(), 2))
     assert (folder / "model.safetensors").read_bytes() == before
 

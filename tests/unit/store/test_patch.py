@@ -1,6 +1,8 @@
 """A patch of a model's folder makes the newer folder of the older one to the bit, or nothing at all."""
 
+import errno
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from weft.errors import ConfigError
+from weft.errors import ConfigError, DiskFull
 from weft.store.patch import MAGIC, Changed, Copied, Given, Index, Made, apply, write
 from weft.wire import decode, digest, encode
 
 Tensors = dict[str, Tensor]
+_HEADER = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,3]}}'
+HALF = struct.pack("<Q", len(_HEADER)) + _HEADER + b"abc"  # a file of a number that is cut
 
 
 def tensors(seed: int = 0) -> Tensors:
@@ -173,6 +177,7 @@ def test_a_forged_patch_reaches_nothing_and_fills_no_disk(old: Path, tmp_path: P
         (lambda path: (path / "my file").write_text(""), "a patch takes names of letters"),
         (lambda path: (path / "model.safetensors").write_bytes(b"\xff" * 40), "no safetensors file"),
         (lambda path: (path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0[]"), "no safetensors file"),
+        (lambda path: (path / "model.safetensors").write_bytes(HALF), "a ends in the middle of a number"),
         (lambda path: [each.unlink() for each in path.iterdir()], "it is empty"),
     ],
 )
@@ -193,9 +198,58 @@ def test_nothing_is_overwritten(old: Path, tmp_path: Path) -> None:
     write(old, new, tmp_path / "p")
     with pytest.raises(ConfigError, match="overwrites no patch"):
         write(old, new, tmp_path / "p")
-    with pytest.raises(ConfigError, match="overwrites no export"):
+    with pytest.raises(ConfigError, match="overwrites no folder"):
         apply(old, tmp_path / "p", new)
     assert torch.equal(load_file(new / "model.safetensors")["embed"], moved(tensors())["embed"])
+
+
+def test_a_patch_lies_in_neither_folder(old: Path, tmp_path: Path) -> None:
+    new = folder(tmp_path / "new", moved(tensors()))
+    for where in (old, new):
+        with pytest.raises(ConfigError, match="would be a file of the model's folder"):
+            write(old, new, where / "p")
+        assert not (where / "p").exists()
+
+
+def test_what_a_download_left_beside_a_model_is_passed_over_and_told(old: Path, tmp_path: Path) -> None:
+    new = folder(tmp_path / "new", moved(tensors()))
+    for where in (old, new):
+        (where / ".gitattributes").write_text("*.safetensors filter=lfs")
+        (where / ".cache").mkdir()
+    assert write(old, new, tmp_path / "p").left_out == [".cache", ".gitattributes"]
+    apply(old, tmp_path / "p", tmp_path / "made")
+    assert set(contents(tmp_path / "made")) == {"model.safetensors", "config.json", "tokenizer.json"}
+
+
+def test_a_full_disk_is_no_file_that_cannot_be_read(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFull, match="no room on the disk"):
+        write(old, folder(tmp_path / "new", moved(tensors())), tmp_path / "p")
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("which", ["old", "new"])
+def test_a_file_that_cannot_be_read_is_named(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    new, opened = folder(tmp_path / "new", moved(tensors())), Path.open
+    write(old, new, tmp_path / "p")
+
+    def refuse(path: Path, *args: object) -> object:
+        if path.parent.name == which:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *args)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ConfigError, match=rf"{which}/.*: cannot be read: Permission denied"):
+        write(old, new, tmp_path / "q")
+    if which == "old":
+        with pytest.raises(ConfigError, match=r"old/.*: cannot be read: Permission denied"):
+            apply(old, tmp_path / "p", tmp_path / "made")
+    assert {each.name for each in tmp_path.iterdir()} == {"old", "new", "p"}
 
 
 def test_its_bytes_follow_from_the_folders(old: Path, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def make(
     size = file.stat().st_size
     share = f"{100 * size / told.new_nbytes:.3g} % of {figures.nbytes(told.new_nbytes)}"
     typer.echo(f"{file}: {figures.nbytes(size)}, {share}")
+    if told.left_out:
+        typer.echo(f"left out, as hidden files: {', '.join(told.left_out)}", err=True)
     if told.num_words:
         changed = f"{told.num_changed:,} of {told.num_words:,} numbers changed"
         typer.echo(f"{changed} ({100 * told.num_changed / told.num_words:.3g} %)", err=True)

@@ -77,9 +77,11 @@ def _decode(words: Words, reader: "_Reader") -> None:
     counts = np.frombuffer(reader.take(_COUNT * -(-len(words) // CHUNK)), "<u2").astype(np.int64)
     chunks: Chunks = chunks_of(len(words), counts)
     places = elias_fano.decode(chunks, reader.take(sum(chunks.nbytes)))
-    lengths = reader.bits(int.from_bytes(reader.take(_LENGTH), "little"))
     bits = 8 * words.itemsize
-    steps = _from_gamma(lengths, reader, len(places), bits + 1)
+    num = int.from_bytes(reader.take(_LENGTH), "little")
+    if not len(places) <= num <= len(places) * (bits + 1):
+        raise PayloadError("patch whose steps are not as many as its places, or longer than all numbers")
+    steps = _from_gamma(reader.bits(num), reader, len(places), bits + 1)
     words[places] = _from_ranks(_moved(_ranks(words[places], bits), steps, bits), bits).astype(words.dtype)
 
 
