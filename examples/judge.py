@@ -23,7 +23,7 @@ class Near:
 
     def __call__(self, prompt: str, answers: tuple[str, ...], said: str) -> float:
         found = NUMBER.findall(said)
-        if not found:
+        if not found or not answers:
             return 0.0
         off = min(abs(float(found[-1]) - float(right)) / max(abs(float(right)), 1.0) for right in answers)
         return max(0.0, 1.0 - off / self.width)

@@ -17,8 +17,8 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import msgspec
@@ -90,33 +90,52 @@ def learn(name: str, make: Callable[..., Any]) -> Known:
     except (OSError, TypeError) as error:
         raise ConfigError(f"{name}: {make!r} comes from no file, so others cannot have its text: {error}.") from None
     known = Known(name, digest(text.encode()), make)
+    _KNOWN.pop((name, known.source), None)  # so that it is the last
     _KNOWN[name, known.source] = known
     return known
 
 
-def learn_from(path: Path) -> list[Known]:
+def learn_from(path: Path, text: str | None = None) -> list[Known]:
     """Run a file of Python, as its owner told this process to, and return what it has let this process know.
+
+    Args:
+        text: what it says, where that was read before.
 
     Raises:
         ConfigError: it cannot be read, it fails, or it lets nothing be known of its own text.
     """
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file. Name one that calls weft.extend.")
+    if text is None:
+        text = text_of(path)
     before, name = set(_KNOWN), f"weft_code_{digest(str(path.resolve()).encode())[:16]}"
-    spec = spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path}: it is no Python. Name a file that ends in .py and calls weft.extend.")
-    module = module_from_spec(spec)
+    module = ModuleType(name)
+    module.__file__ = str(path)
     sys.modules[name] = module  # classes look there for the module that they are of
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, str(path), "exec"), module.__dict__)  # what was read, and no bytecode of another text
     except Exception as error:
         raise ConfigError(f"{path}: it fails: {type(error).__name__}: {error}. Mend it.") from error
-    text = digest(path.read_text(encoding="utf-8").encode())
-    found = [known for key, known in _KNOWN.items() if key not in before or known.source == text]
+    source = digest(text.encode())
+    found = [known for key, known in _KNOWN.items() if key not in before or known.source == source]
     if not found:
         raise ConfigError(f"{path}: it has run, and has not called weft.extend, so nothing is known by it. See there.")
     return found
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file of Python, whose digest names what it lets a process know; line ends are one on all
+    systems.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError):
+        raise ConfigError(f"{path}: no such file. Name one that calls weft.extend.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: it is not UTF-8, as members need it: {error}.") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
 
 
 def knows(config: ExtensionConfig) -> bool:

@@ -1,30 +1,24 @@
 """When a text that a model drew answers a task.
 
-    exact       it is the answer, but for white space around it, and a full stop after it
-    contains    the answer stands in it
-    number      the last number in it is the answer's
-    json        it is JSON of the same value
-    schema      it is JSON that fits the answer, a JSON Schema
-    tests       its Python code passes the answer, which is code with assertions (`sandbox`)
-
-Text of a file and text of a model meet here, so a pattern of a schema takes no longer than the text is long, and no
-schema is fetched from anywhere.
+exact       it is the answer, but for white space around it, and a full stop after it
+contains    the answer stands in it
+number      the last number in it is the answer's
+json        it is JSON of the same value
+schema      it is JSON that fits the answer, a JSON Schema (`schemas`)
+tests       its Python code passes the answer, which is code with assertions (`sandbox`)
 """
 
 import ast
 import json
 import re
-from functools import lru_cache
 from typing import Literal, get_args
 
-import jsonschema_rs
-
-from weft.chat import sandbox
+from weft.chat import sandbox, schemas
 
 Match = Literal["exact", "contains", "number", "json", "schema", "tests"]
 MATCHES: tuple[Match, ...] = get_args(Match)
 _NUMBER = re.compile(r"(?<![\d.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?![\d])")
-_FENCED = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_FENCE = "```"
 
 
 def matches(match: Match, said: str, answer: str) -> bool:
@@ -48,10 +42,7 @@ def matches(match: Match, said: str, answer: str) -> bool:
             except (ValueError, RecursionError):
                 return False
         case "schema":
-            try:
-                return _schema(answer).is_valid(json.loads(said))
-            except (ValueError, RecursionError):
-                return False
+            return schemas.fits(answer, said)
         case "tests":
             return sandbox.passes(code_in(said), answer)
 
@@ -64,12 +55,7 @@ def why_never(match: Match, answer: str) -> str:
         case "number" | "json":
             return "" if matches(match, answer, answer) else "it is none"
         case "schema":
-            try:
-                _schema(answer)
-            except jsonschema_rs.ValidationError as error:
-                return f"it is no JSON Schema: {error.message}"
-            except (ValueError, RecursionError) as error:
-                return f"it is no JSON: {error}"
+            return schemas.why_none(answer)
         case "tests":
             try:
                 ast.parse(answer)
@@ -80,13 +66,9 @@ def why_never(match: Match, answer: str) -> str:
 
 def code_in(said: str) -> str:
     """Return the code of an answer: what its last fences (three backticks) hold, or all of it."""
-    return next(reversed(_FENCED.findall(said)), said)
-
-
-@lru_cache(64)
-def _schema(text: str) -> jsonschema_rs.Validator:
-    patterns = jsonschema_rs.RegexOptions()  # which knows no backtracking
-    return jsonschema_rs.validator_for(text, offline=True, pattern_options=patterns)
+    parts = said.split(_FENCE)  # what stands in fences is every second one
+    found = [each.partition("\n") for each in parts[1::2]]
+    return next((code for _, line, code in reversed(found) if line), said)
 
 
 def _json(text: str) -> str:

@@ -5,17 +5,17 @@
     map_together(function, ..)  of many at a time
 
 It sees what the system has installed and Python, read-only, and no other files of the machine, no network, no other
-process, no environment. It may take `SECONDS`, 16 threads and processes, and address `MEMORY_NBYTES` in each; where
-memory runs out, it is what the kernel ends first. What ends before its tests do has not passed.
+process, no environment, and no calls of the system that would take what no limit counts (`seccomp`). It may take
+`SECONDS`, 16 threads and processes, and address `MEMORY_NBYTES` in each; where memory runs out, it is what the kernel
+ends first. What ends before its tests do has not passed.
 
-What it does not hold: shared memory that is let go, and a namespace of its own with a file system in memory, take more
-than those bounds; code that looks for the word which says that tests have passed finds it; and as root all sandboxes
-have 16 processes together, so that code with threads may fail beside others.
+What it does not hold: code and tests are one process, so code that sets out to cheat its tests can.
 """
 
 import json
 import math
 import os
+import platform
 import subprocess
 import sys
 import sysconfig
@@ -23,12 +23,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from shutil import which
 from tempfile import TemporaryFile
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from weft import rng
+from weft.chat import seccomp
 from weft.errors import ConfigError
 
 R = TypeVar("R")
@@ -36,13 +38,14 @@ R = TypeVar("R")
 SECONDS = 10.0
 MEMORY_NBYTES = 1 << 30
 _SAID_NBYTES = 1 << 16  # that it may print
+_MAX_PROCESSES, _MAX_FILES = 16, 64
+_TURNS = count()
 _INSTALL = "Install bubblewrap: apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap"
 
 # What runs inside. The word that says that all has run through is made for each call, is told by a pipe that is closed
 # before any code runs, and is printed where the code's own output does not go. Code may still find both in `__main__`.
 _RUN = """
 import json, os, resource, sys
-NOBODY = 65534
 told = json.load(sys.stdin)
 sys.stdin.close()
 sys.stdin, out = open(os.devnull), os.dup(1)
@@ -51,13 +54,12 @@ os.dup2(null, 1)
 os.dup2(null, 2)
 with open("/proc/self/oom_score_adj", "w") as first:
     first.write("1000")
-for kind, most in (("AS", told["memory"]), ("CPU", told["seconds"]), ("FSIZE", told["said"]), ("NPROC", 16)):
+for kind, most in told["limits"].items():
     resource.setrlimit(getattr(resource, "RLIMIT_" + kind), (most, most))
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 if os.getuid() == 0:  # of whom processes are not counted
     os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
+    os.setgid(told["nobody"])
+    os.setuid(told["nobody"])
 space = {"__name__": "answer"}
 exec(compile(told["code"], "answer", "exec"), space)
 exec(compile(told["tests"], "tests", "exec"), space)
@@ -77,7 +79,8 @@ def passes(code: str, tests: str) -> bool:
 
 def map_together(function: Callable[..., R], *columns: Iterable[Any]) -> list[R]:
     """Return what a function that runs code returns of each row, of many at a time: each waits for its own process."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with ThreadPoolExecutor(cores) as pool:
         return list(pool.map(function, *columns))
 
 
@@ -92,37 +95,72 @@ def require() -> None:
         raise ConfigError(f"{what}, and that is of Linux alone. Use a machine with Linux, or tasks without tests.")
     if which("bwrap") is None:
         raise ConfigError(f"{what}, and this machine has none. {_INSTALL}.")
-    if not _runs_through("", ""):
-        done = subprocess.run(_command("pass"), capture_output=True, text=True, check=False, timeout=60.0)
+    if seccomp.program(platform.machine()) is None:
         raise ConfigError(
-            f"{what}, and here it does not run: {done.stderr.strip()[:300] or 'it says nothing'}. Systems that forbid "
-            "unprivileged namespaces need a profile that allows bwrap them."
+            f"{what}, and for processors like this one ({platform.machine()}) weft has none. Use another."
         )
+    with TemporaryFile() as error:
+        if not _runs_through("", "", error):
+            error.seek(0)
+            told = error.read(300).decode(errors="replace").strip()
+            raise ConfigError(
+                f"{what}, and here it does not run: {told or 'it says nothing'}. Systems that forbid unprivileged "
+                "namespaces need a profile that allows bwrap them."
+            )
 
 
-def _runs_through(code: str, tests: str) -> bool:
-    word = rng.fresh_secret(16).hex()
-    told = {
-        "code": code, "tests": tests, "word": word, "memory": MEMORY_NBYTES, "seconds": math.ceil(SECONDS),
-        "said": _SAID_NBYTES,
-    }  # fmt: skip
-    with TemporaryFile() as said:
+def _runs_through(code: str, tests: str, error: IO[bytes] | int = subprocess.DEVNULL) -> bool:
+    """
+    Args:
+        error: where what the sandbox itself says goes.
+    """
+    word, seconds = rng.fresh_secret(16).hex(), math.ceil(SECONDS)
+    limits = {"AS": MEMORY_NBYTES, "CPU": seconds, "FSIZE": _SAID_NBYTES, "NPROC": _MAX_PROCESSES, "CORE": 0}
+    limits["NOFILE"] = _MAX_FILES
+    told = {"code": code, "tests": tests, "word": word, "limits": limits, "nobody": _nobody()}
+    with TemporaryFile() as said, TemporaryFile() as calls:
+        calls.write(seccomp.program(platform.machine()) or b"")
+        calls.seek(0)
         done = None
         with suppress(subprocess.TimeoutExpired):  # who started it ends all that it started
             done = subprocess.run(
-                _command(_RUN),
+                _command(calls.fileno()),
                 input=json.dumps(told).encode(),
                 stdout=said,
-                stderr=subprocess.DEVNULL,
+                stderr=error,
                 timeout=SECONDS,
+                pass_fds=(calls.fileno(),),
                 check=False,
             )
         said.seek(0)
         return done is not None and done.returncode == 0 and said.read(2 * len(word)) == word.encode()
 
 
-def _command(program: str) -> list[str]:
-    """Return how Python runs a program in a sandbox."""
+def _nobody() -> int:
+    """Return a user that nobody is, another one for each sandbox, whose processes are counted for themselves.
+
+    Where few users are known, as in a container without a system's rights, they come again soon.
+    """
+    first, num = _nobodies()
+    return first + next(_TURNS) % num
+
+
+@lru_cache(1)
+def _nobodies() -> tuple[int, int]:
+    """Return the first of some users that nobody is, and how many they are."""
+    with suppress(OSError, ValueError, IndexError):
+        begin, _, num = map(int, Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()[-1].split())
+        if begin + num > 1 << 31:
+            return (1 << 30) + os.getpid() % (1 << 19) * 1024, 1024
+    return 65520, 14  # which neither systemd nor a distribution gives to anybody
+
+
+def _command(calls: int) -> list[str]:
+    """Return how Python runs `_RUN` in a sandbox.
+
+    Args:
+        calls: the open file of the filter.
+    """
     python = Path(sys.executable).resolve()
     seen = ["/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/nix/store"]
     for path in (sys.base_prefix, sys.base_exec_prefix, sysconfig.get_path("stdlib"), str(python.parent)):
@@ -140,5 +178,5 @@ def _command(program: str) -> list[str]:
     return [
         "bwrap", *apart, "--die-with-parent", "--new-session", "--clearenv", *binds,
         "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/",
-        str(python), "-I", "-S", "-c", program,
+        "--seccomp", str(calls), str(python), "-I", "-S", "-c", _RUN,
     ]  # fmt: skip

@@ -74,14 +74,14 @@ def tasks_of(paths: Sequence[str], base: Path, *, needs_answers: bool = True) ->
 
 
 def are_tasks(paths: Sequence[str], base: Path) -> bool:
-    """Return whether the first row of files is a task.
+    """Return whether the first row of files is a task, if only a question that somebody else judges answers to.
 
     Raises:
         DataError: nothing is there, or it cannot be read.
     """
     for row, _name, place in rows_of(paths, base):
         with suppress(DataError):
-            task_of(row, place)
+            task_of(row, place, needs_answers="question" not in row)
             return True
         break
     return False
@@ -103,11 +103,10 @@ def task_of(row: Mapping[str, Any], place: str, *, needs_answers: bool = True) -
     match = row.get("match", "exact")
     if match not in MATCHES:
         raise DataError(f"{place}: match is {str(match)[:40]!r}. Known are {', '.join(MATCHES)}.")
-    if texts:
-        answers: tuple[str, ...] | tuple[int, ...] = (
-            _number(answer, texts, labels, place, has_labels=isinstance(row["choices"], Mapping)),
-        )
-    else:
+    answers: tuple[str, ...] | tuple[int, ...] = ()
+    if texts and answer is not None:
+        answers = (_number(answer, texts, labels, place, has_labels=isinstance(row["choices"], Mapping)),)
+    elif not texts:
         given = answer if isinstance(answer, list) else [] if answer is None else [answer]
         answers = tuple(_text(each, match, place) for each in given)
         if not answers and needs_answers:

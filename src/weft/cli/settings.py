@@ -197,7 +197,9 @@ def machine_settings(file: Path | None, options: dict[str, Any], *, use: "Use" =
     tree = {} if file is None else load_tree(file)
     in_file = {name for name, _ in leaves(tree)}
     if file is not None:
-        from_tree(tree, PeerConfig, where=str(file))
+        read: PeerConfig = from_tree(tree, PeerConfig, where=str(file))
+        if read.code:  # from the file's folder on, as paths in a run file
+            tree["code"] = [str(file.absolute().parent / name) for name in read.code]
     for dotted, value in options.items():
         if value is not None:
             check_option(dotted, value)

@@ -4,13 +4,12 @@ Nobody is sent it, and none is taken from anybody: what is kept here, this machi
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from weft.data.store import PRIVATE, write_atomically
-from weft.errors import DataError, DiskFull
+from weft.errors import ConfigError, DataError, DiskFull
 from weft.events import Emit, Notice
-from weft.extension import ExtensionConfig, knows, learn_from
+from weft.extension import ExtensionConfig, knows, learn_from, text_of
 from weft.launch.session import Options
 from weft.run.config import Genesis, RunConfig
 from weft.run.reward import ExtensionReward
@@ -25,25 +24,34 @@ def learn(options: Options, emit: Emit) -> None:
         ConfigError: a file is not there, or fails.
     """
     for name in options.settings.code:
-        path, learnt = Path(name), learn_from(Path(name))
-        text = path.read_text(encoding="utf-8").encode()
-        for known in learnt:
-            if digest(text) == known.source:  # else it is of another file: of a package that is installed
-                with suppress(DiskFull, DataError):  # it has to be given again, then
-                    write_atomically(_kept(options.home, known.source), [text], mode=PRIVATE)
+        path = Path(name)
+        text = text_of(path)
+        for known in learn_from(path, text):
             emit(Notice(text=f"{path.name} is known here as {known.name}, its text as {known.source}"))
+            if digest(text.encode()) != known.source:  # it is of another file: of a package that is installed
+                continue
+            try:
+                write_atomically(_kept(options.home, known.source), [text.encode()], mode=PRIVATE)
+            except (DiskFull, DataError) as error:
+                emit(Notice(text=f"{path.name} is not kept, so give it again at the next start: {error}"))
 
 
 def recall(run: Genesis, home: Home) -> None:
     """Let this process know what a run names, as far as the owner of this home has given it before.
 
     Raises:
-        ConfigError: what is kept of it fails.
+        ConfigError: what is kept of it was changed, or fails.
     """
     for named in _named(run):
         path = _kept(home, named.source)
-        if not knows(named) and path.is_file():
-            learn_from(path)
+        if knows(named) or not path.is_file():
+            continue
+        text = text_of(path)
+        if digest(text.encode()) != named.source:
+            raise ConfigError(
+                f"{path}: it is not the text that was kept there. Remove it, and give its file again: --code FILE"
+            )
+        learn_from(path, text)
 
 
 def _named(run: Genesis) -> Iterator[ExtensionConfig]:

@@ -64,7 +64,7 @@ class OneProcess:
         if settings.is_drawing_only and (run.is_private or not num_at_once(run)):
             why = "tasks stay with whoever has them" if run.is_private else "a task's answers fit into no message"
             raise ConfigError(f"is_drawing_only (--draw-only): {why}, so nobody draws for others. Leave it out.")
-        if run.reward is not UNSET:
+        if run.reward is not UNSET and not settings.is_drawing_only:  # they judge what it draws
             judge_of(run.reward)
         if settings.serve_nbytes and run.base is not msgspec.UNSET:
             raise ConfigError(

@@ -28,7 +28,7 @@ from weft.sync.costs import peer_memory
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import NesterovConfig
 from weft.sync.round.shares import num_drawn
-from weft.training.device import decoder
+from weft.training.device import decoder, thinned
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
 # Of the fastest's speed: who has so much is leased as much. And how much faster than the median the fastest may count.
@@ -309,7 +309,11 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
         num_electors,
         num_rounds=math.ceil(question.train.tokens / (num_peers * choices.every * question.tokens_per_step)),
         activations=cost.activation_nbytes(
-            decoder(question.model), micro_batch, question.train.seq_len, is_half=machines.is_half
+            decoder(question.model),
+            micro_batch,
+            question.train.seq_len,
+            is_half=machines.is_half,
+            num_thinned=thinned(question.model),
         ),
     )
     more = _group_nbytes(question)

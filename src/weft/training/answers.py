@@ -13,6 +13,7 @@ Token-DiFR: arXiv:2511.20621.
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -39,14 +40,16 @@ from weft.run.config import RunConfig
 from weft.run.frozen import LoadFrozen
 from weft.run.reward import RewardConfig
 from weft.training.device import Device, allocating
-from weft.training.judging import judge_of
+from weft.training.judging import Judge
 from weft.training.policy import Answer, Group
 
 AT_ONCE = 64  # texts that are drawn together
 CHECKED_NBYTES = 256 << 20  # of logits that are looked at together
 TOLERANCE = 0.5  # logits: what bf16 makes of those of a large model, several times over
 
+T = TypeVar("T")
 Tokens = tuple[int, ...]
+Said = tuple[Asked, Tokens, tuple[float, ...]]  # to what, by which tokens, and their log-probabilities
 
 
 class Forged(PeerError):
@@ -67,15 +70,15 @@ class Drawer:
     """
     Args:
         frozen: loads how answers are read, and what an adapter goes beside.
+        judge: says what answers are worth; None: they are drawn for others alone, who judge them.
     """
 
-    def __init__(self, run: RunConfig, device: Device, frozen: LoadFrozen) -> None:
-        self._run, self._device = run, device
+    def __init__(self, run: RunConfig, device: Device, frozen: LoadFrozen, judge: Judge | None) -> None:
+        self._run, self._device, self._judge = run, device, judge
         loaded = frozen()
         assert loaded.speech is not None
         self._speech: Speech = loaded.speech
         self._base = loaded.base
-        self._judge = judge_of(self._reward)
         self.edition = 0  # how often the parameters have changed
         self._vector: Float32[Tensor, " num"] | None = None
         self._held = 0  # the edition that these two are of
@@ -109,43 +112,37 @@ class Drawer:
         """Return the tasks of rows."""
         rows = written(batch)[:, :-1].numpy()  # the last word is of the row behind
         found = [asked_in(row, self._speech.tokenizer) for row in rows]
-        self._judge.require(each.check for each in found)
+        if self._judge is not None:
+            self._judge.require(each.check for each in found)
         return found
 
-    def drawn(self, asked: Sequence[Asked], places: Sequence[int], edition: int | None = None) -> list[Group]:
-        """Return the answers to tasks at places of the run's order.
+    def drawn(self, asked: Sequence[Asked], places: Sequence[int]) -> list[Group]:
+        """Return the answers to tasks at places of the run's order, judged."""
+        vector = self._now()
+        answers = self._judged(self._some(vector, asked, places)) if asked else []
+        return [Group(task.prompt, some) for task, some in zip(asked, self._by_task(answers), strict=True)]
+
+    def for_others(self, asked: Sequence[Asked], places: Sequence[int], edition: int) -> list[tuple[Tokens, ...]]:
+        """Return the tokens of answers to tasks at places of the run's order.
 
         Args:
-            edition: of the parameters that they are to be drawn from; None: of those that there are.
+            edition: of the parameters that they are to be drawn from.
 
         Raises:
             Outdated: there are others now.
         """
-        if not asked:
-            return []
         vector = self._now()
-        if edition is not None and self._held != edition:
+        if self._held != edition:
             raise Outdated("this peer has the parameters of another round by now")
-        if self._engine is None:
-            self._engine = self._engine_of(vector)
-        wanted = [
-            (task, self._drawing(place, number))
-            for task, place in zip(asked, places, strict=True)
-            for number in range(self._samples)
-        ]
-        answers = self._all(self._engine, wanted)
-        starts = range(0, len(answers), self._samples)
-        return [
-            Group(task.prompt, tuple(answers[start : start + self._samples]))
-            for task, start in zip(asked, starts, strict=True)
-        ]
+        return self._by_task([tokens for _, tokens, _ in self._some(vector, asked, places)])
 
     def likeliest(self, vector: Float32[Tensor, " num"], asked: Iterable[Sequence[Asked]]) -> Iterator[list[Answer]]:
         """Yield answers of the likeliest tokens, by other parameters, to some tasks after the other."""
         engine = self._engine_of(vector)
         try:
             for some in asked:
-                yield self._all(engine, [(task, Drawing(temperature=0.0, num_likeliest=0)) for task in some])
+                wanted = [(task, Drawing(temperature=0.0, num_likeliest=0)) for task in some]
+                yield self._judged(self._all(engine, wanted))
         finally:
             engine.close()
 
@@ -163,7 +160,7 @@ class Drawer:
             is_whole = ends == [len(tokens) - 1] or (not ends and len(tokens) == most)
             if not is_whole or len(tokens) > most or not all(0 <= each < self._run.model.vocab_size for each in tokens):
                 raise Forged(f"answer {number} is cut off, goes on behind its end, or has tokens that there are not")
-        found = list[tuple[Asked, Tokens, tuple[float, ...]]]()
+        found = list[Said]()
         for number, (tokens, logits) in enumerate(zip(answers, self._logits(asked, answers), strict=True)):
             drawing, begin = self._drawing(place, number), len(asked.prompt)
             for at, token in enumerate(tokens):
@@ -186,8 +183,11 @@ class Drawer:
     def _drawing(self, place: int, number: int) -> Drawing:
         return Drawing(seed=noise_of(self._run.run, int(place), number), num_likeliest=0)
 
-    def _judged(self, drawn: Sequence[tuple[Asked, Tokens, tuple[float, ...]]]) -> list[Answer]:
-        """Return answers to tasks, by their tokens and log-probabilities."""
+    def _by_task(self, answers: Sequence[T]) -> list[tuple[T, ...]]:
+        return [tuple(answers[start : start + self._samples]) for start in range(0, len(answers), self._samples)]
+
+    def _judged(self, drawn: Sequence[Said]) -> list[Answer]:
+        assert self._judge is not None, "it draws for others alone"
         said = [(asked, self._speech.said(tokens)) for asked, tokens, _ in drawn]
         worth = self._judge.worth(said, self._speech.tokenizer.decode)
         return [Answer(tokens, nats, each) for (_, tokens, nats), each in zip(drawn, worth, strict=True)]
@@ -223,11 +223,22 @@ class Drawer:
                     found += self._module(some.to(device))[:, begin:].float().cpu()
         return [each[: len(tokens)] for each, tokens in zip(found, answers, strict=True)]
 
-    def _all(self, engine: Engine, wanted: Sequence[tuple[Asked, Drawing]]) -> list[Answer]:
+    def _some(self, vector: Float32[Tensor, " num"], asked: Sequence[Asked], places: Sequence[int]) -> list[Said]:
+        """Return all answers to tasks at places of the run's order, one task behind the other."""
+        if self._engine is None:
+            self._engine = self._engine_of(vector)
+        wanted = [
+            (task, self._drawing(place, number))
+            for task, place in zip(asked, places, strict=True)
+            for number in range(self._samples)
+        ]
+        return self._all(self._engine, wanted)
+
+    def _all(self, engine: Engine, wanted: Sequence[tuple[Asked, Drawing]]) -> list[Said]:
         """Return an answer to each."""
         with ThreadPoolExecutor(1) as pool:  # an event loop of its own, whatever this thread has
             drawn = pool.submit(asyncio.run, self._together(engine, wanted)).result()
-        return self._judged([(asked, *each) for (asked, _), each in zip(wanted, drawn, strict=True)])
+        return [(asked, *each) for (asked, _), each in zip(wanted, drawn, strict=True)]
 
     async def _together(
         self, engine: Engine, wanted: Sequence[tuple[Asked, Drawing]]

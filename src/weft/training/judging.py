@@ -11,7 +11,8 @@ A function from outside is called with the prompt as the model reads it, the tas
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from math import nan
+from typing import Any, Protocol, SupportsFloat
 
 from weft.chat import sandbox
 from weft.chat.task_rows import Asked, Check
@@ -75,8 +76,6 @@ class ByTask:
             )
 
     def worth(self, said: Said, decode: Decode) -> list[float]:  # noqa: ARG002  # a task needs no prompt to be checked
-        if not self._runs_code:
-            return [float(asked.check.is_right(text)) for asked, text in said]
         return sandbox.map_together(lambda each: float(each[0].check.is_right(each[1])), said)
 
 
@@ -107,11 +106,12 @@ class Extension:
     def _worth(self, prompt: str, answers: tuple[str, ...], said: str) -> float:
         try:
             worth = self._made(prompt, answers, said)
+            value = float(worth) if isinstance(worth, SupportsFloat) else nan
         except WeftError:
             raise
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{self._name}: it raised {what} at the answer {said[:60]!r}. Mend it.") from error
-        if not isinstance(worth, int | float) or not 0 <= worth <= 1:
+        if not 0 <= value <= 1:
             raise ConfigError(f"{self._name}: it says {worth!r:.40} of {said[:60]!r}. Due is a number from 0 to 1.")
-        return float(worth)
+        return value

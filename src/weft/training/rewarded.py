@@ -26,8 +26,10 @@ from weft.ids import PeerId
 from weft.run.config import RunConfig
 from weft.run.frozen import Frozen, LoadFrozen
 from weft.run.machine import PeerConfig
+from weft.run.reward import RewardConfig
 from weft.training.answers import Drawer, Forged, Tokens
 from weft.training.backward import Objective
+from weft.training.judging import judge_of
 from weft.training.learner import Measured, nothing
 from weft.training.policy import Group, Policy, answers_of, blank
 from weft.training.steps import Mean
@@ -66,8 +68,7 @@ class RewardedTrainer(Trainer):
         self.forgers: dict[PeerId, str] = {}  # of whom nothing is taken any more, and why
 
     def _objective(self, reference: Tensor | None, base: Tensor | None) -> Objective:  # noqa: ARG002  # it needs none
-        assert self._run.reward is not UNSET
-        return Policy(self._run.reward.clip)
+        return Policy(self._reward.clip)
 
     def _rehearse(self) -> None:
         self._backward.rehearse(partial(blank, seq_len=self._run.train.seq_len), self._run.train.batch_size)
@@ -75,7 +76,8 @@ class RewardedTrainer(Trainer):
     def set_center(self, outer: Float32[Tensor, " num"]) -> None:
         super().set_center(outer)
         if self._drawer is None:
-            self._drawer = Drawer(self._run, self.device, self._load_frozen)
+            judge = None if self._peer.is_drawing_only else judge_of(self._reward)
+            self._drawer = Drawer(self._run, self.device, self._load_frozen, judge)
         self._drawer.renew(outer)
         self._brought.clear()
 
@@ -99,8 +101,7 @@ class RewardedTrainer(Trainer):
             Outdated: the parameters are not those of this edition any more.
         """
         drawer = self._drawer_here
-        groups = drawer.drawn(drawer.asked(self._batches.at(places)), places.tolist(), edition)
-        return [tuple(answer.tokens for answer in group.answers) for group in groups]
+        return drawer.for_others(drawer.asked(self._batches.at(places)), places.tolist(), edition)
 
     def rest(self) -> None:
         """Take no memory of the device until answers are drawn again."""
@@ -123,6 +124,11 @@ class RewardedTrainer(Trainer):
         left, num_brought = [place for place in asked if place not in found], len(found)
         found |= zip(left, drawer.drawn([asked[place] for place in left], left), strict=True)
         return [found[place] for place in asked], num_brought
+
+    @property
+    def _reward(self) -> RewardConfig:
+        assert self._run.reward is not UNSET
+        return self._run.reward
 
     @property
     def _drawer_here(self) -> Drawer:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from weft.chat.matches import Match, code_in
+from weft.chat import schemas
+from weft.chat.matches import Match, code_in, matches, why_never
 from weft.chat.tasks import Task, task_of, tasks_of
 from weft.errors import DataError
 
@@ -110,6 +111,32 @@ def test_what_is_no_task_is_refused_with_its_place(row: dict[str, Any], said: st
         read(row)
     assert said in str(refused.value)
     assert str(refused.value).startswith("tasks.jsonl, line 3: ")
+
+
+def test_a_task_for_a_judge_may_have_choices_without_an_answer() -> None:
+    task = task_of({"question": "?", "choices": ["a", "b"]}, "tasks.jsonl, line 3", needs_answers=False)
+    assert (task.choices, task.answers) == (("a", "b"), ())
+    with pytest.raises(DataError, match="no answer"):
+        read({"question": "?", "choices": ["a", "b"]})
+
+
+def test_a_schema_may_refer_to_parts_of_itself_but_not_ask_for_years(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = '{"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"\\u0024ref": "#"}}}'
+    assert matches("schema", '{"left": {"right": {}}}', tree)
+    assert not matches("schema", '{"left": {"right": 3}}', tree)
+    monkeypatch.setattr(schemas, "SECONDS", 1.0)
+    twice = {f"d{num}": {"allOf": [{"$ref": f"#/$defs/d{num + 1}"}] * 2} for num in range(60)}
+    doubled = json.dumps({"$defs": {**twice, "d60": {"type": "object"}}, "$ref": "#/$defs/d0"})
+    nested: object = {"type": "object"}
+    for _ in range(40):
+        nested = {"allOf": [nested], "unevaluatedProperties": {"type": "integer"}}
+    for schema in (doubled, json.dumps(nested)):
+        assert not why_never("schema", schema)
+        assert not matches("schema", '{"a": 1}', schema)
+
+
+def test_code_is_found_however_many_fences_there_are() -> None:
+    assert code_in("```" * 100_000) == "```" * 100_000
 
 
 def test_a_schema_may_stand_in_a_row_as_it_is() -> None:

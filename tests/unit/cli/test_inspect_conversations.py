@@ -103,3 +103,7 @@ def test_a_task_is_shown_with_what_answers_it(weft: Weft, chats: Path, source: P
     assert "user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n\nright is by match = contains:\n4\nfour\n" in said
     assert weft("inspect", tasks, "--model", source, "--number", "2").out.endswith("right is the choice:\n6\n")
     assert "--number 4: there are 3 tasks" in weft("inspect", tasks, "--model", source, "--number", "4").err
+    tasks.write_text('{"question": "Say a rhyme"}\n')
+    said = weft("inspect", tasks, "--model", source).out
+    assert "right by  a judge of the run's" in said
+    assert said.rstrip().endswith("user\nSay a rhyme<|im_end|>\n<|im_start|>assistant")

@@ -80,6 +80,11 @@ def test_a_field_without_effect_is_named(
     assert said == (f"{tmp_path / 'm.toml'}: these have no effect here, since {named}\n" if named else "")
 
 
+def test_code_that_a_machine_file_names_lies_where_the_file_is(tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text('code = ["judge.py", "/else/where.py"]\n')
+    assert machine_settings(tmp_path / "m.toml", {}).code == (str(tmp_path / "judge.py"), "/else/where.py")
+
+
 def test_an_anchor_names_what_is_of_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m.toml").write_text('device = "cpu"\nthreads = 2\n[caps]\nupload_bps = 2e7\n')
     machine_settings(tmp_path / "m.toml", {}, use="anchor")

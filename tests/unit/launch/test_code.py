@@ -9,7 +9,7 @@ from unit.training.test_rewarded import made, write_base
 from weft import extension
 from weft.errors import ConfigError
 from weft.events import Event, Notice
-from weft.extension import knows, learn_from
+from weft.extension import knows, learn_from, source_of
 from weft.launch.code import learn, recall
 from weft.launch.session import Options
 from weft.run.machine import PeerConfig
@@ -57,16 +57,38 @@ def test_what_was_changed_on_disk_is_not_what_the_run_names(tmp_path: Path, monk
     assert isinstance(run.reward, ExtensionReward)
     (kept,) = (tmp_path / "home" / "code").iterdir()
     kept.write_text(JUDGE.replace("1.0", "0.0"))
+    kept.write_text(kept.read_text() + f"open({str(tmp_path / 'run')!r}, 'w')\n")
     monkeypatch.setattr(extension, "_KNOWN", {})
-    recall(run, Home(tmp_path / "home"))
-    with pytest.raises(ConfigError, match="its text here is"):
-        extension.make(run.reward.judge)
+    with pytest.raises(ConfigError, match="it is not the text that was kept there"):
+        recall(run, Home(tmp_path / "home"))
+    assert not knows(run.reward.judge)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_text_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    file, told = tmp_path / "judge.py", list[Event]()
+    file.write_text(JUDGE)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "code").write_text("no folder")
+    learn(options(tmp_path / "home", file), told.append)
+    assert "give it again at the next start" in [each.text for each in told if isinstance(each, Notice)][-1]
+
+
+def test_what_was_learnt_last_is_what_a_name_means(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.write_text(JUDGE)
+    second.write_text(JUDGE + "# another\n")
+    (one,), (two,) = learn_from(first), learn_from(second)
+    assert source_of("test.ones") == two.source != one.source
+    learn_from(first)
+    assert source_of("test.ones") == one.source
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         (None, "no such file"),
+        ("# \udcff", "it is not UTF-8"),
         ("import weft\n", "has not called weft.extend"),
         ("import weft\n1 / 0\n", "it fails: ZeroDivisionError"),
         ("def f(:\n", "it fails: SyntaxError"),
@@ -76,7 +98,7 @@ def test_what_was_changed_on_disk_is_not_what_the_run_names(tmp_path: Path, monk
 def test_a_file_that_teaches_nothing_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
     file = tmp_path / "judge.py"
     if text is not None:
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ConfigError, match=said):
         learn_from(file)
 

@@ -14,8 +14,9 @@ from weft.data.batch import Batches
 from weft.run.frozen import frozen_of
 from weft.run.machine import PeerConfig
 from weft.store.home import Home
-from weft.training.answers import Drawer, Forged, Tokens
+from weft.training.answers import Drawer, Forged, Outdated, Tokens
 from weft.training.device import choose
+from weft.training.judging import ByTask
 
 MAX_TOKENS, SAMPLES, NUM = 5, 4, 50
 ANSWERS = {"reward": {"type": "match", "samples": SAMPLES, "max_tokens": MAX_TOKENS}}
@@ -34,14 +35,19 @@ class Play:
         home = Home(base / "home")
         frozen = frozen_of(self.sealed.config, home, self.sealed.tokenizer, self.sealed.came_with)
         device = choose(PeerConfig(device="cpu"))
-        self.draws, self.checks, self.outdated = (Drawer(self.sealed.config, device, lambda: frozen) for _ in range(3))
+        judge = ByTask(runs_code=False)
+        self.draws, self.checks, self.outdated, self.helps = (
+            Drawer(self.sealed.config, device, lambda: frozen, each) for each in (judge, judge, judge, None)
+        )
         vector, luck = likes_digits(), torch.Generator().manual_seed(1)
         self.draws.renew(vector)
         self.checks.renew(vector)
+        self.helps.renew(vector)
         self.outdated.renew(vector + 0.05 * torch.randn(vector.numel(), generator=luck))
         batches = Batches(self.sealed.store, self.sealed.index, "train", LENGTH, 0)
         self.places = np.arange(NUM)
-        self.asked = self.draws.asked(batches.at(self.places))
+        self.batch = batches.at(self.places)
+        self.asked = self.draws.asked(self.batch)
 
     def drawn(self, drawer: Drawer, places: list[int] | None = None) -> list[Answers]:
         groups = drawer.drawn(self.asked, self.places.tolist() if places is None else places)
@@ -65,6 +71,14 @@ def test_honest_answers_are_right_and_as_likely_as_their_drawer_says(play: Play)
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
             lengths.add(len(mine.tokens))
     assert MAX_TOKENS in lengths
+
+
+@pytest.mark.full
+def test_who_draws_for_others_alone_needs_no_judge(play: Play) -> None:
+    places = play.places.tolist()
+    assert play.helps.for_others(play.helps.asked(play.batch), places, 1) == play.drawn(play.draws)
+    with pytest.raises(Outdated, match="another round"):
+        play.helps.for_others(play.asked, places, 0)
 
 
 def altered(answers: Answers, luck: np.random.Generator) -> Answers:

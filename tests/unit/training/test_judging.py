@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from unit.chat.test_sandbox import needs_bwrap
 from weft.chat.task_rows import Asked, Check
@@ -40,7 +42,8 @@ def test_a_function_says_what_answers_are_worth() -> None:
     of = asked("exact", "abcd")
     assert judge_of(by(share)).worth([(of, "ab"), (of, "x"), (of, "dcba")], text) == [0.5, 0.0, 1.0]
     assert judge_of(by(share, times=0.5)).worth([(of, "ab")], text) == [0.25]
-    assert judge_of(by(lambda *_: True)).worth([(of, "ab")], text) == [1.0]
+    for one in (True, 1, np.float32(1), np.ones(()), torch.ones(1)):  # a function of numpy's or torch's says so
+        assert judge_of(by(lambda *_, one=one: one)).worth([(of, "ab")], text) == [1.0]
 
 
 @pytest.mark.parametrize("worth", [-0.1, 1.1, float("nan"), "1", None])
@@ -55,6 +58,8 @@ def test_a_function_that_fails_is_named() -> None:
 
     with pytest.raises(ConfigError, match=r"test\.judge: it raised KeyError: 'x' at the answer 'ab'"):
         judge_of(by(fails)).worth([(asked("exact"), "ab")], text)
+    with pytest.raises(ConfigError, match=r"test\.judge: it raised [RV].*Error: .* element"):
+        judge_of(by(lambda *_: torch.ones(2))).worth([(asked("exact"), "ab")], text)
     with pytest.raises(ConfigError, match="int judges nothing"):
         judge_of(by(3))  # type: ignore[arg-type]
 

@@ -27,6 +27,7 @@ from weft.cost import training as cost
 from weft.dashboard import figures
 from weft.errors import ConfigError, TooLarge
 from weft.ids import Digest, several
+from weft.launch.code import recall
 from weft.launch.corpus import ONE
 from weft.launch.peer import charter_at
 from weft.launch.terms import Heard, MemberWatch, Terms, terms
@@ -235,6 +236,7 @@ def of_ticket(look: Look, home: Path, settings: PeerConfig, flops_per_s: float) 
         text = "its makers' own program trains it, not weft. Ask them how much memory it takes"
         yield Finding("fit", "note", text, facts={"num_parameters": run.num_parameters})
         return
+    recall(run, Home(home))
     shown = terms(run, look.ticket, Home(home), settings, look.heard)
     yield _fit(run, shown, home, settings)
     is_cut = isinstance(run, StagedConfig)
@@ -306,6 +308,8 @@ def _fit(run: RunConfig, shown: Terms, home: Path, settings: PeerConfig) -> Find
         ONE.check_fits(held_of(run), settings)
     except TooLarge as error:
         return Finding("fit", "block", f"{run.name} does not fit: {error}", "join from a machine with more room", facts)
+    except ConfigError as error:
+        return Finding("fit", "block", f"{run.name}: {error}", facts=facts)
     what = f"stage {' and '.join(stages)}, " if stages else ""
     text = (
         f"{run.name}: {what}{figures.amount(shown.num_parameters)} parameters; "

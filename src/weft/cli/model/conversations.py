@@ -71,7 +71,9 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
 
 def _tasks_shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
     """Yield the same of tasks."""
-    found = list(tasks_of([given], Path.cwd()))
+    found = list(tasks_of([given], Path.cwd(), needs_answers=False))
+    if has_answers := any(task.answers for task in found):
+        found = list(tasks_of([given], Path.cwd()))  # all need one, then
     tokenizer, came_with = open_words(model, home)
     asking = Asking(template_for(f"--model {model}", came_with), Vocabulary(tokenizer), SystemClock().wall())
     prompts = [asking.prompt(task) for task in found]
@@ -82,11 +84,17 @@ def _tasks_shown(given: str, model: str, number: int, home: Path) -> Iterator[st
     yield f"template  of {model}"
     yield f"tokens    {sum(lengths):,} before answers; longest {max(lengths):,}, median {int(np.median(lengths)):,}"
     ways = Counter("a choice" if task.choices else task.match for task in found)
-    yield f"right by  {', '.join(f'{way} ({num:,})' for way, num in ways.most_common())}"
+    yield (
+        f"right by  {', '.join(f'{way} ({num:,})' for way, num in ways.most_common())}"
+        if has_answers
+        else 'right by  a judge of the run\'s, for no answers are given: [reward] type = "extension"'
+    )
     task = found[number - 1]
     yield f"number {number}, {task.place}:"
     yield ""
     yield _safe(tokenizer.decode(prompts[number - 1])).rstrip("\n")
+    if not has_answers:
+        return
     yield ""
     right = [task.choices[each] if isinstance(each, int) else each for each in task.answers]
     yield f"right is {'the choice' if task.choices else f'by match = {task.match}'}:"

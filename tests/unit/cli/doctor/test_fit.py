@@ -5,21 +5,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from unit.cli.company import founder
 from unit.cli.small import Weft
+from unit.launch.test_code import JUDGE, options
 from unit.launch.test_terms import TICKET, cut, news, told
 from unit.peer.tiny import run_config
+from unit.training.test_rewarded import made, write_base
+from weft import extension
 from weft.cli.doctor import fit
 from weft.cli.doctor.findings import Finding
 from weft.errors import ConfigError, TooLarge
 from weft.ids import PeerId
+from weft.launch.code import learn
 from weft.launch.terms import Heard
 from weft.model.config import SIZES, named, num_parameters
 from weft.net.speed_test import Speed
 from weft.run.config import Genesis
 from weft.run.machine import CapsConfig, PeerConfig
+from weft.run.reward import ExtensionReward, JudgeConfig, with_judge
 
 HERE = PeerConfig(device="cpu", threads=1)
 LINE = Speed(up_bps=2e7, down_bps=1e8, nbytes=1 << 20)
@@ -157,6 +163,21 @@ def test_a_run_file_is_examined_without_being_founded(weft: Weft, run_path: Path
     assert not (home / "runs").exists()
     run_path.write_text(run_path.read_text().replace("peers = 1", "peers = 1\nstages = 1"))
     assert weft("doctor", run_path).code == 0
+
+
+def test_a_run_with_a_judge_is_examined_by_whoever_has_it_and_else_says_what_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extension, "_KNOWN", {})
+    (tmp_path / "judge.py").write_text(JUDGE)
+    learn(options(tmp_path / "home", tmp_path / "judge.py"), lambda _event: None)
+    reward = with_judge(ExtensionReward(judge=JudgeConfig(name="test.ones")))
+    run = made(write_base(tmp_path), reward=msgspec.to_builtins(reward)).config
+    for home, level in (("home", "ok"), ("elsewhere", "block")):
+        monkeypatch.setattr(extension, "_KNOWN", {})
+        told = found(tmp_path / home, look(Heard(), run))["fit"]
+        assert told.level == level
+    assert "--code FILE" in told.text
 
 
 def test_a_run_file_that_does_not_fit_ends_as_training_would(
