@@ -23,6 +23,7 @@ from weft.events import Emit
 from weft.ids import Digest, PeerId, short
 from weft.launch.code import recall
 from weft.model.came_with import MAX_BLOB_NBYTES, decode
+from weft.model.flat import cut
 from weft.model.weights import read_folder
 from weft.net.multi_source import Blob, everybody, pull, small_from
 from weft.net.node import Node
@@ -31,7 +32,7 @@ from weft.run.config import Genesis, RunConfig
 from weft.run.frozen import codec_of_base
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.run.outline import data_ready
-from weft.run.staged import StagedConfig
+from weft.run.staged import StagedConfig, by_section
 from weft.store.chunks import raw
 from weft.store.home import Home
 from weft.sync.merge.reduce import require
@@ -129,21 +130,26 @@ def take_model(run: Genesis, folder: Path, home: Home) -> None:
         ConfigError: the run has none, or the folder holds others, or no model.
         DiskFull: no room.
     """
-    whole = "each stage begins with a part of them, which members have"
-    if not isinstance(run, RunConfig) or run.is_seeded or isinstance(run, StagedConfig):
-        why = whole if isinstance(run, StagedConfig) else "it begins with weights that weft makes from its seed"
-        raise ConfigError(f"--model: of this run nothing is taken from a folder: {why}. Leave it out.")
-    wanted = run.initial if run.base is UNSET else run.base
-    if home.blobs.open(wanted) is not None:
-        return
-    _, vector = read_folder(folder)
-    data = raw(vector) if run.base is UNSET else codec_of_base(run).encode(vector)
-    if (found := digest(data)) != wanted:
+    if not isinstance(run, RunConfig) or run.is_seeded:
         raise ConfigError(
-            f"--model {folder}: its weights are not those that the run began with ({short(found)}, and "
-            f"{short(Digest(wanted))} is due). Leave it out, and members send them."
+            "--model: of this run nothing is taken from a folder: it begins with weights that weft makes from its "
+            "seed. Leave it out."
         )
-    home.blobs.put(data)
+    runs = by_section(run)
+    wanted = [each.initial if each.base is UNSET else each.base for each in runs]
+    if all(home.blobs.open(each) is not None for each in wanted):
+        return
+    config, vector = read_folder(folder)
+    for each, due in zip(runs, wanted, strict=True):
+        section = each.section if isinstance(each, StagedConfig) else None
+        part = vector if section is None else cut(config, vector, section)
+        data = raw(part) if each.base is UNSET else codec_of_base(each).encode(part)
+        if (found := digest(data)) != due:
+            raise ConfigError(
+                f"--model {folder}: its weights are not those that the run began with ({short(found)}, and "
+                f"{short(Digest(due))} is due). Leave it out, and members send them."
+            )
+        home.blobs.put(data)
 
 
 async def fetch_initial(node: Node, peers: Sequence[PeerId], run: Genesis, home: Home) -> None:
@@ -153,5 +159,18 @@ async def fetch_initial(node: Node, peers: Sequence[PeerId], run: Genesis, home:
     """
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         home.blobs.put(await node.fetch_any(everybody(node, peers), run.initial, 4 * run.num_parameters))
-    if isinstance(run, RunConfig) and run.base and run.base_nbytes and home.blobs.open(run.base) is None:
-        home.blobs.put(await node.fetch_any(everybody(node, peers), run.base, run.base_nbytes))
+    if isinstance(run, RunConfig):
+        await fetch_base(node, peers, run, home)
+
+
+def missing_base_nbytes(run: Genesis, home: Home) -> int:
+    """Return the bytes that are not in the home of what the run's adapter goes beside; as `fetch_base`."""
+    runs = by_section(run) if isinstance(run, RunConfig) else []
+    return sum(each.held_base_nbytes for each in runs if each.base and home.blobs.open(each.base) is None)
+
+
+async def fetch_base(node: Node, peers: Sequence[PeerId], run: RunConfig, home: Home) -> None:
+    """Fetch into the home what is not there of what the run's adapter goes beside; of a run with stages, all of it."""
+    for each in by_section(run):
+        if each.base and home.blobs.open(each.base) is None:
+            home.blobs.put(await node.fetch_any(everybody(node, peers), each.base, each.held_base_nbytes))

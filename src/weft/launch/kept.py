@@ -46,7 +46,7 @@ Wish = Literal["ask", "go on", "new"]
 G = TypeVar("G", RunConfig, LoopConfig)
 MAX_SHOWN = 12  # fields
 _SINCE = "it was changed since its file was written"
-_FOLLOW = ("type", "initial", "initials", "base_nbytes")  # from other fields: named where nothing else differs
+_FOLLOW = ("type", "initial", "initials", "bases", "base_nbytes")  # from other fields: named where nothing else differs
 _LARGE = {"initial": "the first weights", "initials": "the first weights", "tensors": "the model's parameters"}
 _LARGE |= {"frozen": "the parameters that are not trained", "base": "the weights that the adapter goes beside"}
 

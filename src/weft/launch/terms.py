@@ -29,13 +29,14 @@ from weft.dashboard import figures
 from weft.errors import TooLarge
 from weft.events import Emit, Notice
 from weft.ids import PeerId, Round, short
+from weft.launch.fetch import missing_base_nbytes
 from weft.model.sections import num_section_parameters
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.net.ticket import Ticket
 from weft.observe.pace import Rounds, measured
 from weft.pipeline.placement import stage_for
-from weft.run.config import Genesis, LoopConfig, RunConfig
+from weft.run.config import Genesis, LoopConfig
 from weft.run.host import process_nbytes
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
@@ -332,9 +333,8 @@ def terms(
     num_vectors = 0 if kept is not None else 1 + len(Method(run.method, run.optimizer).init(0))
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         num_vectors += 1
-    base_nbytes = 0
-    if isinstance(run, RunConfig) and run.base and run.base_nbytes and home.blobs.open(run.base) is None:
-        base_nbytes = run.base_nbytes
+    held = [run.of_stage(stage) for stage in stages] if isinstance(run, StagedConfig) else [run]
+    base_nbytes = sum(missing_base_nbytes(each, home) for each in held)
     data_nbytes = 0 if run.data is None else sum(info.nbytes for info in home.shards.missing(run.data))
     fetch_nbytes = data_nbytes + base_nbytes + num_vectors * cost.vector_nbytes(num)
     rounds, round_nbytes, day_nbytes = heard.rounds, sum(part.round_nbytes for part in parts), None

@@ -13,7 +13,7 @@ Where memory is scarce, a pass keeps its input alone, and is made again when its
 After Qi et al., Zero Bubble Pipeline Parallelism, 2401.10241, section 2.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,17 +48,18 @@ class Passed:
         """
         assert self._y is not None, "the graph of a forward pass serves once"
         y, self._y = self._y, None  # its memory is free as the pass goes back
-        small = [each for each in self._model.module.parameters() if each.dim() < 2]
-        end = self._x if self._x.requires_grad else self._table()
-        *found, last = torch.autograd.grad(y, [*small, end], dy, allow_unused=True)
-        self._owed += [_known(*each) for each in zip(small, found, strict=True) if each[1] is not None]
-        return last if end is self._x else None
+        trained = [each for each in self._model.module.parameters() if each.requires_grad]
+        small = [each for each in trained if each.dim() < 2]
+        ends = [self._x] if self._x.requires_grad else self._ends(trained)
+        found = torch.autograd.grad(y, [*small, *ends], dy, allow_unused=True)
+        self._owed += [_known(*each) for each in zip(small, found, strict=False) if each[1] is not None]
+        return found[-1] if self._x.requires_grad else None
 
-    def _table(self) -> Tensor:
+    def _ends(self, trained: Sequence[Tensor]) -> list[Tensor]:
+        """Return weights to which torch goes back, and finds nothing: what they owe is kept on the way."""
         embed = self._model.module.embed
         assert embed is not None, "only who has an embedding takes tokens"
-        weight: Tensor = embed.weight
-        return weight  # to which torch goes back, and finds nothing: `_Embedding` has kept it
+        return [embed.weight] if embed.weight.requires_grad else [each for each in trained if each.dim() == 2]
 
     def add_weight_gradients(self, weight: float = 1.0) -> None:
         """Add the gradients of all weights to those of the model, `weight` times. Once."""
@@ -175,7 +176,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, owed: list[Owed]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.has_bias, ctx.owed = bias is not None, owed
+        ctx.owed = owed
         return linear(x, weight, bias)
 
     @staticmethod
@@ -184,9 +185,10 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         # Detached: what is owed would hold the graph, whose nodes hold what is owed, and nobody could free either.
         rows, back = x.detach().flatten(0, -2), dy.flatten(0, -2)
-        ctx.owed.append(lambda: (weight, back.T.mm(rows)))  # dW = dy^T x
+        if ctx.needs_input_grad[1]:  # else it is frozen
+            ctx.owed.append(lambda: (weight, back.T.mm(rows)))  # dW = dy^T x
         dx = back.mm(weight.to(back.dtype)).view_as(x) if ctx.needs_input_grad[0] else None  # dx = dy W
-        return dx, None, back.sum(0) if ctx.has_bias else None, None
+        return dx, None, back.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
 class _Embedding(torch.autograd.Function):

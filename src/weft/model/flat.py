@@ -254,6 +254,13 @@ def cut(config: ModelConfig, vector: Float[Tensor, " num"], section: Section) ->
     return part
 
 
+def paste(config: ModelConfig, vector: Float[Tensor, " num"], section: Section, part: Float[Tensor, " part"]) -> None:
+    """Put a section's vector into the whole's."""
+    at = {span.name: span for span in layout(config)}
+    for span in layout(config, section):
+        vector[at[span.name].offset : at[span.name].stop] = part[span.offset : span.stop]
+
+
 def _pairs(model: SectionModule) -> Iterator[tuple[Span, nn.Parameter]]:
     parameters = dict(model.named_parameters())
     for span in layout_of(model):

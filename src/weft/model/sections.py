@@ -4,16 +4,18 @@
 
 All layers of a model are alike, so a cut is how many each section has. It is a function of the config and the number of
 sections alone: all peers cut alike. A tied matrix lies in both end sections; or apart from them, as a piece of its own,
-where those who hold either keep one vector of it together (`pieces`).
+where those who hold either keep one vector of it together (`pieces`). A model with an adapter is cut as its base is.
 """
 
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import UNSET
+
 from weft.errors import ConfigError
 from weft.ids import several
-from weft.model.config import ModelConfig, num_layer_parameters, num_norm_parameters, num_table_parameters
+from weft.model.config import ModelConfig, num_layer_parameters, num_norm_parameters, num_table_parameters, plain
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ def sections(config: ModelConfig, num: int) -> tuple[Section, ...]:
             f"stages: {num} of a model of {several(config.num_layers, 'layer')}. Allowed: 1 to {config.num_layers}."
         )
     counts = [1] * num
-    a_layer = num_layer_parameters(config)
-    sizes = [(num_section_parameters(config, each), each.number) for each in _with(config, counts)]
+    a_layer = num_layer_parameters(plain(config))
+    sizes = [(num_section_parameters(plain(config), each), each.number) for each in _with(config, counts)]
     heapq.heapify(sizes)
     for _ in range(config.num_layers - num):
         size, number = sizes[0]
@@ -80,15 +82,20 @@ def _with(config: ModelConfig, counts: Sequence[int]) -> tuple[Section, ...]:
 
 
 def pieces(config: ModelConfig, num: int) -> tuple[Section, ...]:
-    """Cut a model as `sections` does; a tied matrix lies in none of them, and is one more piece, the last.
+    """Cut a model as `sections` does; a tied matrix that is trained lies in none of them, and is the last piece.
 
     Raises:
         ConfigError: as `sections`.
     """
     cuts = sections(config, num)
-    if not config.is_tied or num == 1:
+    if not has_table_apart(config, num):
         return cuts
     return *(replace(each, has_table=False) for each in cuts), Section(num, num, range(0), has_table=True)
+
+
+def has_table_apart(config: ModelConfig, num: int) -> bool:
+    """Whether a model in so many sections has a tied matrix that both ends train."""
+    return config.is_tied and config.adapter is UNSET and num > 1
 
 
 def num_section_parameters(config: ModelConfig, section: Section) -> int:
@@ -96,3 +103,8 @@ def num_section_parameters(config: ModelConfig, section: Section) -> int:
     num_tables = section.has_table + (section.is_last and not config.is_tied)
     num_ends = num_tables * num_table_parameters(config) + section.is_last * num_norm_parameters(config)
     return len(section.layers) * num_layer_parameters(config) + num_ends
+
+
+def num_section_base(config: ModelConfig, section: Section) -> int:
+    """Return how many numbers a section's adapter goes beside; of a model without one none."""
+    return 0 if config.adapter is UNSET else num_section_parameters(plain(config), section)

@@ -225,14 +225,29 @@ class RunFile(Config, frozen=True, kw_only=True):
                 )
         if is_paired and self.stages > 1:
             raise ConfigError("train.loss: stages know no pairs of answers. Leave stages out.")
-        if self.adapter is not None and self.stages > 1:
-            raise ConfigError("adapter: stages train whole sections only. Leave one of both out.")
         if self.stages > 1:
             choices.check_staged(method)
             if self.stewards or self.is_private:
                 raise ConfigError("stages: such a run has no stewards and no private data. Leave them out.")
+            if self.adapter is not None:
+                has_dropout = isinstance(self.adapter, NewAdapter) and self.adapter.dropout
+                check_adapter_in_stages(self.pipeline, has_dropout=bool(has_dropout))
         elif self.pipeline != PipelineConfig():
             raise ConfigError("pipeline: it has no effect in a run without stages. Leave it out, or set stages to 2.")
+
+
+def check_adapter_in_stages(pipeline: PipelineConfig, *, has_dropout: bool) -> None:
+    """
+    Raises:
+        ConfigError: stages compute no such adapter.
+    """
+    if has_dropout:
+        raise ConfigError(
+            "adapter.dropout: stages compute with all of what an adapter reads. Leave it out; of a folder's adapter, "
+            "set lora_dropout to 0 in adapter_config.json."
+        )
+    if pipeline.split is not None:
+        raise ConfigError("pipeline.split: members of a team hold whole matrices, and no adapters. Leave it out.")
 
 
 @dataclass(frozen=True)
@@ -323,6 +338,17 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
     @property
     def num_parameters(self) -> int:
         return num_parameters(self.model)
+
+    @property
+    def num_base(self) -> int:
+        """Return how many numbers a member's adapter goes beside; 0: there is none."""
+        return num_base_parameters(self.model)
+
+    @property
+    def held_base_nbytes(self) -> int:
+        """Return the bytes of the blob of those."""
+        whole = num_base_parameters(self.model)
+        return self.base_nbytes // whole * self.num_base if self.base_nbytes else 0
 
     @property
     def optimizer(self) -> choices.OptimizerConfig:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float32
 from msgspec import UNSET
 from torch import Tensor
@@ -14,9 +15,11 @@ from weft.data.tokenizer import Tokenizer
 from weft.errors import ConfigError
 from weft.ids import short
 from weft.model.came_with import decode
-from weft.model.config import num_base_parameters
+from weft.model.config import num_base_parameters, plain
+from weft.model.flat import paste
 from weft.run.config import DpoConfig, RunConfig
 from weft.run.genesis import initial
+from weft.run.staged import StagedConfig, by_section
 from weft.store.home import Home
 
 
@@ -38,7 +41,7 @@ LoadFrozen = Callable[[], Frozen]
 
 
 def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
-    """Return the vector that the run's adapter goes beside; None: it has none.
+    """Return the vector that the run's adapter goes beside, of a stage its section's; None: it has none.
 
     Raises:
         ConfigError: it is not in this home, or of another size than the model.
@@ -46,11 +49,22 @@ def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
     """
     if config.base is UNSET:
         return None
-    blob, num, codec = home.blobs.open(config.base), num_base_parameters(config.model), codec_of_base(config)
+    if isinstance(config, StagedConfig) and config.stage is None:
+        whole = torch.empty(config.num_base)
+        for cut, each in zip(config.cuts, by_section(config), strict=True):
+            part = base_of(each, home)
+            assert part is not None, "sections have all that the whole has"
+            paste(plain(config.model), whole, cut, part)
+        return whole
+    blob, num, codec = home.blobs.open(config.base), config.num_base, codec_of_base(config)
     if blob is None:
         raise ConfigError(
-            f"the weights that the run's adapter goes beside ({short(config.base)}) are not in {home.root}. Join the "
-            "run, which fetches them: weft join -"
+            f"the weights that the run's adapter goes beside ({short(config.base)}) are not in {home.root}. "
+            + (
+                "Fetch the whole model from its members: weft gather -"
+                if isinstance(config, StagedConfig)
+                else "Join the run, which fetches them: weft join -"
+            )
         )
     if len(blob) != codec.nbytes(num):
         raise ConfigError(

@@ -50,11 +50,11 @@ from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismat
 from weft.events import Emit, Notice
 from weft.ids import Digest, several, short
 from weft.model.came_with import decode, read, tokenizer_folder, with_template
-from weft.model.config import AdapterConfig, ModelConfig, check_size, named, num_base_parameters
+from weft.model.config import AdapterConfig, ModelConfig, check_size, named, plain
 from weft.model.flat import cut
 from weft.model.initial import initial_vector
 from weft.model.peft import read_adapter, read_adapter_config
-from weft.model.sections import num_section_parameters, pieces, sections, whole
+from weft.model.sections import num_section_base, num_section_parameters, pieces, sections, whole
 from weft.model.weights import read_config, read_folder
 from weft.pipeline.codec.activations import SubspaceConfig
 from weft.pipeline.config import PipelineConfig
@@ -124,7 +124,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     index = _pack(store, run_file, tokenizer, came_with, base, emit)
     learnt = _learnt(run_file, base)
     initials = tuple(_put_initials(run_file, model, learnt, home))
-    resolved = {
+    resolved: dict[str, Any] = {
         "model": model,
         "initial": initials[0],
         "is_seeded": not isinstance(run_file.model, FolderModel),
@@ -133,8 +133,11 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         "stewards": tuple(sorted(set(run_file.stewards))),
         "reward": UNSET if run_file.reward is None else with_judge(run_file.reward),
         **({"came_with": home.blobs.put(came_with)} if came_with else {}),
-        **(_put_base(learnt.model, home) if learnt is not None and run_file.adapter is not None else {}),
     }
+    bases: tuple[Digest, ...] = ()
+    if learnt is not None and run_file.adapter is not None:
+        bases, nbytes = _put_bases(plain(model), learnt.model, run_file.stages, home)
+        resolved |= {"base": bases[0], "base_nbytes": nbytes}
     config = RunConfig(**alike(RunConfig, run_file) | resolved)
     if run_file.stages > 1:
         if isinstance(run_file.model, FolderModel) and isinstance(run_file.pipeline.activations, SubspaceConfig):
@@ -142,7 +145,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
                 "pipeline.activations: subspace: it would lose weights from a folder, which lie in no subspace. "
                 "Choose another type, or a model that weft makes from the seed."
             )
-        config = staged(config, initials, run_file.pipeline)
+        config = staged(config, initials, run_file.pipeline, bases)
     data = wire.encode(config)
     require(config.method)
     read_run(data, limit)  # what others would refuse is refused here, where it can still be changed
@@ -209,9 +212,8 @@ def _kind(data: wire.Buffer) -> type[RunConfig] | type[LoopConfig]:
 
 def _num_held(model: ModelConfig, stages: int) -> int:
     """Return how many parameters a peer holds at most, which holds one section at least; a base counts, too."""
-    return num_base_parameters(model) + max(
-        num_section_parameters(model, section) for section in sections(model, stages)
-    )
+    cuts = sections(model, stages)
+    return max(num_section_parameters(model, cut) + num_section_base(model, cut) for cut in cuts)
 
 
 def on_corpus(run: Genesis) -> RunConfig:
@@ -484,12 +486,17 @@ def _learnt(run_file: RunFile, base: Path) -> _Learnt | None:
     return _Learnt(vector, read_adapter(base / run_file.adapter.path, model)[1])
 
 
-def _put_base(vector: Float32[Tensor, " all"], home: Home) -> dict[str, Any]:
-    """Return what a run says of an adapter's base, which is in `home`: in two bytes a number where nothing is lost."""
-    half = Bf16().encode(vector)
-    if torch.equal(Bf16().decode(half, vector.numel()), vector):
-        return {"base": home.blobs.put(half), "base_nbytes": 2 * vector.numel()}
-    return {"base": home.blobs.put(raw(vector)), "base_nbytes": 4 * vector.numel()}
+def _put_bases(
+    model: ModelConfig, vector: Float32[Tensor, " all"], stages: int, home: Home
+) -> tuple[tuple[Digest, ...], int]:
+    """Return the digest of what each section's adapter goes beside, which is in `home`, and the bytes of all the model.
+
+    Where nothing is lost, numbers take two bytes.
+    """
+    is_half = torch.equal(Bf16().decode(Bf16().encode(vector), vector.numel()), vector)
+    width, encode = (2, Bf16().encode) if is_half else (4, raw)
+    parts = (cut(model, vector, section) for section in sections(model, stages))
+    return tuple(home.blobs.put(encode(part)) for part in parts), width * vector.numel()
 
 
 def _put_initials(run_file: RunFile, model: ModelConfig, learnt: _Learnt | None, home: Home) -> Iterator[Digest]:
@@ -497,7 +504,7 @@ def _put_initials(run_file: RunFile, model: ModelConfig, learnt: _Learnt | None,
     cuts = pieces(model, run_file.stages)
     if learnt is not None and model.adapter is not UNSET:
         vector = initial_vector(model, run_file.seed) if learnt.adapter is None else learnt.adapter
-        yield home.blobs.put(raw(vector))
+        yield from (home.blobs.put(raw(cut(model, vector, section))) for section in cuts)
     elif learnt is not None:
         yield from (home.blobs.put(raw(cut(model, learnt.model, section))) for section in cuts)
     else:

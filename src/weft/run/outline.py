@@ -66,6 +66,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     predecessor: HexRun | None = None
     came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET
     base: HexDigest | msgspec.UnsetType = msgspec.UNSET
+    bases: tuple[HexDigest, ...] = ()  # of a model that is cut: of each section
     base_nbytes: _Count | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -147,7 +148,7 @@ def named_by(outline: Named, run: RunId) -> tuple[set[Digest], set[Digest]]:
     if (came_with := getattr(outline, "came_with", msgspec.UNSET)) is not msgspec.UNSET:
         blobs.add(came_with)
     if (base := getattr(outline, "base", msgspec.UNSET)) is not msgspec.UNSET:
-        blobs.add(base)
+        blobs |= {base, *(getattr(outline, "bases", ()) or ())}
     if not outline.is_seeded:
         blobs |= {outline.initial, *getattr(outline, "initials", ())}
     return blobs, set() if index is None else {info.digest for info in (*index.train, *index.heldout)}

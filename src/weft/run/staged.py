@@ -6,8 +6,9 @@ Those who hold one section, its stage, have a run of their own: its members, man
 this section alone, and its rounds are those of any run (docs/adr/0053-a-stage-is-a-run.md). The whole run is what
 tickets and handshakes name.
 
-Where embedding and head are one matrix, that has a run of its own, too, with the number after the last stage's: its
-members are those of both end stages. Where activations are sent in a subspace, the weights are held to it (`confined`).
+Where embedding and head are one matrix that is trained, that has a run of its own, too, with the number after the last
+stage's: its members are those of both end stages. Of a model with an adapter, each stage trains the part of the adapter
+that goes beside its section. Where activations are sent in a subspace, the weights are held to it (`confined`).
 """
 
 import math
@@ -20,17 +21,17 @@ from torch import Tensor
 from weft.config import alike
 from weft.errors import ConfigError
 from weft.ids import Digest
-from weft.model.config import ModelConfig, num_parameters
+from weft.model.config import ModelConfig, num_parameters, plain
 from weft.model.flat import layout
 from weft.model.initial import initial_vector
-from weft.model.sections import Section, num_section_parameters, pieces, sections
+from weft.model.sections import Section, has_table_apart, num_section_base, num_section_parameters, pieces, sections
 from weft.net.messages import HexDigest
 from weft.pipeline.codec.activations import SubspaceConfig
 from weft.pipeline.codec.subspace import Confined, confined
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
 from weft.pipeline.split.section import check_split
-from weft.run.config import Genesis, RunConfig, VectorShape
+from weft.run.config import Genesis, RunConfig, VectorShape, check_adapter_in_stages
 from weft.sync.method.choices import Choices, check_staged
 from weft.sync.records.acts import MAX_TOKENS
 from weft.wire import digest
@@ -53,12 +54,19 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
     initials: Annotated[tuple[HexDigest, ...], msgspec.Meta(min_length=2, max_length=MAX_STAGES + 1)]
     """Of the vectors that the pieces start from; of the whole run, `initial` is `initial_of` these."""
     pipeline: PipelineConfig
+    bases: Annotated[tuple[HexDigest, ...], msgspec.Meta(max_length=MAX_STAGES)] | msgspec.UnsetType = msgspec.UNSET
+    """Of the vectors that the sections' adapters go beside; of the whole run, `base` is `initial_of` these."""
     stage: Annotated[int, msgspec.Meta(ge=0, le=MAX_STAGES)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model.adapter is not msgspec.UNSET:
-            raise ConfigError("adapter: stages train whole sections only. Leave one of both out.")
+        adapter = self.model.adapter
+        if adapter is not msgspec.UNSET:
+            check_adapter_in_stages(self.pipeline, has_dropout=bool(adapter.dropout))
+        if (0 if self.bases is msgspec.UNSET else len(self.bases)) != self.stages * (adapter is not msgspec.UNSET):
+            raise ConfigError(
+                "bases: a run with stages has one of each where its model has an adapter, and only there."
+            )
         if self.train.loss is not msgspec.UNSET:
             raise ConfigError("train.loss: stages know no pairs of answers. Leave stages out.")
         check_staged(self.method)
@@ -83,8 +91,8 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
         share = num_section_parameters(self.model, self.pieces[stage]) / num_parameters(self.model)
         tokens = self.train.tokens if stage == 0 else MAX_TOKENS
         train = msgspec.structs.replace(self.train, tokens=tokens, clip=self.train.clip * math.sqrt(share))
-        initial = self.initials[stage]
-        return msgspec.structs.replace(self, stage=stage, initial=initial, train=train, has_even_leases=True)
+        own = {"initial": self.initials[stage]} | ({"base": self.bases[stage]} if self.bases else {})
+        return msgspec.structs.replace(self, stage=stage, train=train, has_even_leases=True, **own)
 
     @property
     def cuts(self) -> tuple[Section, ...]:
@@ -98,23 +106,23 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
 
     @property
     def num_pieces(self) -> int:
-        return self.stages + self.model.is_tied
+        return self.stages + has_table_apart(self.model, self.stages)
 
     @property
     def tied(self) -> int | None:
         """Return the number of the tied matrix's run; None: there is none."""
-        return self.stages if self.model.is_tied else None
+        return self.stages if has_table_apart(self.model, self.stages) else None
 
     def has_tied(self, stage: int) -> bool:
         """Whether who holds a stage is a member of the tied matrix's run, too."""
-        return self.model.is_tied and stage in {0, self.stages - 1}
+        return self.tied is not None and stage in {0, self.stages - 1}
 
     def called(self, stage: int) -> str:
         return "the tied matrix" if stage == self.tied else f"stage {stage + 1}"
 
     def of_largest(self) -> "StagedConfig":
         """Return the run of the stage whose members hold most: who can hold that can hold any."""
-        return self.of_stage(max(self.cuts, key=lambda cut: num_section_parameters(self.model, cut)).number)
+        return self.of_stage(max(self.cuts, key=lambda cut: num_section_parameters(plain(self.model), cut)).number)
 
     @property
     def section(self) -> Section | None:
@@ -125,6 +133,11 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
     def num_parameters(self) -> int:
         section = self.section
         return num_parameters(self.model) if section is None else num_section_parameters(self.model, section)
+
+    @property
+    def num_base(self) -> int:
+        section = self.section
+        return super().num_base if section is None else num_section_base(self.model, section)
 
     @property
     def vector(self) -> VectorShape:
@@ -139,7 +152,7 @@ def check_tied(model: ModelConfig, stages: int, method: Choices) -> None:
         ConfigError: members would train copies of a tied matrix apart; or there are more stages than layers.
     """
     sections(model, stages)
-    if model.is_tied and stages > 1 and method.send != "gradient":
+    if has_table_apart(model, stages) and method.send != "gradient":
         raise ConfigError(TIED)
 
 
@@ -148,20 +161,35 @@ def channel_of(stage: int) -> str:
     return f"stage{stage}"
 
 
+def by_section(run: RunConfig) -> list[RunConfig]:
+    """Return the runs of a model's pieces; of a model that is not cut, and of a piece, this one."""
+    if not isinstance(run, StagedConfig) or run.stage is not None:
+        return [run]
+    return [run.of_stage(piece) for piece in range(run.num_pieces)]
+
+
 def held_of(run: RunConfig) -> RunConfig:
     """Return what a member of `run` holds at most: of a model that is cut, the largest section."""
     return run.of_largest() if isinstance(run, StagedConfig) and run.stage is None else run
 
 
-def staged(run: RunConfig, initials: tuple[Digest, ...], pipeline: PipelineConfig) -> StagedConfig:
-    """Return `run`, its model cut into as many pieces as there are first weights."""
-    stages = len(initials) - run.model.is_tied
+def staged(
+    run: RunConfig, initials: tuple[Digest, ...], pipeline: PipelineConfig, bases: tuple[Digest, ...] = ()
+) -> StagedConfig:
+    """Return `run`, its model cut into as many pieces as there are first weights.
+
+    Args:
+        bases: of sections that have adapters, what those go beside.
+    """
+    stages = len(initials) - (run.model.is_tied and not bases)
     cut = {"initial": initial_of(initials), "initials": initials, "stages": stages, "pipeline": pipeline}
+    if bases:
+        cut |= {"bases": bases, "base": initial_of(bases)}
     return StagedConfig(**alike(RunConfig, run) | cut)
 
 
 def initial_of(initials: tuple[Digest, ...]) -> Digest:
-    """Return what names the first weights of all pieces."""
+    """Return what names the first weights of all pieces, or the bases of all sections."""
     return digest("".join(initials).encode())
 
 

@@ -28,6 +28,7 @@ from weft.pipeline.device import Given, Passed
 from weft.pipeline.split.section import LayersAt
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Sum
+from weft.run.frozen import Frozen, LoadFrozen
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, confinement
 from weft.training.learner import NOTHING_CAME, Work
@@ -51,8 +52,9 @@ class SectionTrainer(Trainer):
         emit: Emit,
         clock: Clock,
         tied: TiedTrainer | None = None,
+        frozen: LoadFrozen = Frozen,
     ) -> None:
-        super().__init__(run, peer, batches, emit, clock)
+        super().__init__(run, peer, batches, emit, clock, frozen)
         self._tied = tied
         section = run.section
         assert section is not None, "the whole run has no section of its own"

@@ -19,7 +19,7 @@ from weft.cost.pipeline import MicroBatch, Shape
 from weft.errors import TooLarge
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
-from weft.model.sections import Section, num_section_parameters
+from weft.model.sections import Section, num_section_base, num_section_parameters
 from weft.pipeline.codec import boundary
 from weft.pipeline.codec.activations import AqSgdConfig, SubspaceConfig
 from weft.pipeline.codec.build import Boundaries
@@ -146,8 +146,14 @@ def needed_nbytes(
         is_half=device.precision != "fp32",
         has_recompute=has_recompute,
     )
-    activations = holding.pipeline.activations
-    return with_texts(by_place(memory, device), holding.model, section, activations, device, serve_nbytes)
+    needed, base = by_place(memory, device), base_nbytes(holding, section)
+    needed = {place: nbytes + base for place, nbytes in needed.items()}  # on a GPU, the host reads it first
+    return with_texts(needed, holding.model, section, holding.pipeline.activations, device, serve_nbytes)
+
+
+def base_nbytes(holding: Holding, section: Section) -> int:
+    """Return the bytes of memory of what a section's adapter goes beside."""
+    return cost.vector_nbytes(num_section_base(holding.model, section))
 
 
 def most_taken(
@@ -233,5 +239,7 @@ def least_nbytes(holding: Holding, cuts: Iterable[Section]) -> int:
 
     The largest section decides who can join wherever somebody is missing.
     """
-    needed = max(section_memory(holding, cut, num_members=1, num_taken=1).on_cpu for cut in cuts)
+    needed = max(
+        section_memory(holding, cut, num_members=1, num_taken=1).on_cpu + base_nbytes(holding, cut) for cut in cuts
+    )
     return cost_pipeline.BASE_NBYTES + needed

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import UNSET
 
 from weft.model.backward import Passed, Recomputed, Recomputing, forward
-from weft.model.config import ModelConfig
-from weft.model.flat import FlatModel, cut, flatten
+from weft.model.config import AdapterConfig, ModelConfig, plain
+from weft.model.flat import FlatModel, cut, flatten, layout, over
 from weft.model.initial import initial_vector
 from weft.model.sections import pieces, sections
 from weft.model.transformer import SectionModule, Transformer
@@ -22,10 +23,18 @@ NUM_TOKENS = 8
 def families(small: Make) -> Iterator[ModelConfig]:
     kinds: list[dict[str, bool]] = [{}, {"has_qk_norm": True}, {"has_qkv_bias": True}]
     yield from (small(num_layers=3, is_tied=is_tied, **kind) for kind in kinds for is_tied in (False, True))
+    few = AdapterConfig(rank=2, targets=("q_proj", "v_proj", "down_proj"))
+    for adapter in (AdapterConfig(rank=3), few):
+        yield small(num_layers=3, is_tied=True, has_qkv_bias=True, adapter=adapter)
 
 
 def section_of(config: ModelConfig, number: int) -> FlatModel:
     section = sections(config, 3)[number]
+    if config.adapter is not UNSET:
+        with torch.device("meta"):
+            module = SectionModule(config, section)
+        vector = torch.randn(layout(config, section).num_parameters, generator=torch.Generator().manual_seed(2))
+        return over(module, vector, cut(plain(config), initial_vector(plain(config), seed=1), section))
     flat = flatten(SectionModule(config, section), "cpu")
     flat.vector.copy_(cut(config, initial_vector(config, seed=1), section))
     return flat
@@ -48,7 +57,7 @@ def passed(flat: FlatModel, x: torch.Tensor) -> Passed:
     return forward(flat, lambda module: module(x), x)
 
 
-@pytest.mark.parametrize("kind", range(6))
+@pytest.mark.parametrize("kind", range(8))
 @pytest.mark.parametrize("number", range(3))
 def test_both_parts_are_the_backward_pass_bit_for_bit(small: Make, kind: int, number: int) -> None:
     config = list(families(small))[kind]

@@ -132,22 +132,11 @@ def test_an_adapter_of_a_folder_is_trained_further(tmp_path: Path) -> None:
     assert outcomes[0].loss < first.loss
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"stages": 2, "method": {"type": "ddp"}}, "stages train whole sections only"),
-        ({"model": {"type": "size"}}, "goes beside a model that has learnt"),
-    ],
-)
-def test_what_an_adapter_does_not_go_with_is_refused(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
-    tree = {
-        "name": "x",
-        "model": {"type": "folder", "path": "model"},
-        "adapter": {"type": "lora"},
-        "train": {"tokens": 1000, "schedule": {"type": "constant"}},
-    }
-    with pytest.raises(ConfigError, match=match):
-        from_tree(tree | changes, RunFile, where="run.toml")
+def test_an_adapter_without_a_model_that_has_learnt_is_refused() -> None:
+    train = {"tokens": 1000, "schedule": {"type": "constant"}}
+    tree = {"name": "x", "model": {"type": "size"}, "adapter": {"type": "lora"}, "train": train}
+    with pytest.raises(ConfigError, match="goes beside a model that has learnt"):
+        from_tree(tree, RunFile, where="run.toml")
 
 
 def test_an_adapter_of_another_base_is_refused_before_anything_is_read(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from weft.data.tokenizer import MAX_BLOB_NBYTES
 from weft.errors import CheckpointError, ConfigError
 from weft.events import DataReady, Emit, Event
 from weft.ids import Digest, PeerId, RunId, short
-from weft.launch.fetch import fetch_files, fetch_run, read_came_with
+from weft.launch.fetch import fetch_base, fetch_files, fetch_run, missing_base_nbytes, read_came_with
 from weft.launch.session import Options, Session, open_for, session
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
@@ -103,9 +103,10 @@ async def visit(ticket_text: str, options: Options, into: Path | None) -> Gather
     async with session(options, ticket.run, identity, ticket.admission()) as s:
         await s.start()
         run, tokenizer = await introduced(s, ticket, _with_stages)
-        s.day.require(4 * run.num_parameters)
+        s.day.require(4 * run.num_parameters + missing_base_nbytes(run, options.home))
         async with visiting(s.node, run, s.clock) as visitor:
             await visitor.met()
+            await fetch_base(s.node, s.node.peers, run, options.home)
             folders = folders_of(s.folder.root.parent)
             readers = {
                 stage: StageReader(s.node, run.of_stage(stage), 0, s.compute, s.clock)
