@@ -30,7 +30,7 @@ from weft.net.node import Node
 from weft.progress import Meter
 from weft.run.config import Genesis, RunConfig
 from weft.run.frozen import codec_of_base
-from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
+from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, drawn_adapter, read_run
 from weft.run.outline import data_ready
 from weft.run.staged import StagedConfig, by_section
 from weft.store.chunks import raw
@@ -157,10 +157,15 @@ async def fetch_initial(node: Node, peers: Sequence[PeerId], run: Genesis, home:
 
     What is there is not fetched: of a base, whoever has trained or founded a run on it has it.
     """
-    if not run.is_seeded and home.blobs.open(run.initial) is None:
+    if lacks_first_weights(run, home):
         home.blobs.put(await node.fetch_any(everybody(node, peers), run.initial, 4 * run.num_parameters))
     if isinstance(run, RunConfig):
         await fetch_base(node, peers, run, home)
+
+
+def lacks_first_weights(run: Genesis, home: Home) -> bool:
+    """Return whether the initial vector is not here, and does not follow from the seed."""
+    return not run.is_seeded and home.blobs.open(run.initial) is None and drawn_adapter(run) is None
 
 
 def missing_base_nbytes(run: Genesis, home: Home) -> int:

@@ -29,7 +29,7 @@ from weft.dashboard import figures
 from weft.errors import TooLarge
 from weft.events import Emit, Notice
 from weft.ids import PeerId, Round, short
-from weft.launch.fetch import missing_base_nbytes
+from weft.launch.fetch import lacks_first_weights, missing_base_nbytes
 from weft.model.sections import num_section_parameters
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
@@ -331,7 +331,7 @@ def terms(
     num = sum(part.num_parameters for part in parts)
     # Of the state, parameters and outer optimizer, which are here where nobody else has them.
     num_vectors = 0 if kept is not None else 1 + len(Method(run.method, run.optimizer).init(0))
-    if not run.is_seeded and home.blobs.open(run.initial) is None:
+    if lacks_first_weights(run, home):
         num_vectors += 1
     held = [run.of_stage(stage) for stage in stages] if isinstance(run, StagedConfig) else [run]
     base_nbytes = sum(missing_base_nbytes(each, home) for each in held)

@@ -26,19 +26,16 @@ from weft.data.packing import BytesConfig, JsonConfig
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError
 from weft.model.config import AdapterConfig
-from weft.model.initial import initial_vector
 from weft.run.config import FolderAdapter, FolderModel, Genesis, NewAdapter, RunConfig, RunFile, ShapedModel
-from weft.run.genesis import kind_of, of_shape
+from weft.run.genesis import drawn_adapter, kind_of, of_shape
 from weft.run.idle import without_effect
 from weft.run.staged import StagedConfig
-from weft.store.chunks import raw
 from weft.sync.method.choices import ApplyConfig, Choices, InnerConfig
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import ScheduleConfig
 from weft.sync.records.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
 from weft.sync.records.charter import Charter, Settings
 from weft.sync.records.messages import MAX_GROUP
-from weft.wire import digest
 
 
 def first_charter(run: Genesis) -> Charter:
@@ -187,7 +184,7 @@ def _adapter_of(run: RunConfig) -> NewAdapter | FolderAdapter | None:
     adapter = run.model.adapter
     if adapter is msgspec.UNSET:
         return None
-    if digest(raw(initial_vector(run.model, run.seed))) != run.initial:  # it had learnt already
+    if drawn_adapter(run) is None:  # it had learnt already
         return FolderAdapter(path=ADAPTER)
     return NewAdapter(**alike(AdapterConfig, adapter))
 

@@ -75,7 +75,7 @@ from weft.run.idle import without_effect
 from weft.run.machine import PeerConfig
 from weft.run.outline import data_ready
 from weft.run.reward import ExtensionReward, MatchReward, RewardConfig, with_judge
-from weft.run.staged import StagedConfig, seeded, staged
+from weft.run.staged import StagedConfig, by_section, seeded, staged
 from weft.store.chunks import raw
 from weft.store.home import Home
 from weft.sync.merge.reduce import require
@@ -301,13 +301,24 @@ def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:
         return vector
     blob = home.blobs.open(config.initial)
     if blob is None:
-        return None
+        return drawn_adapter(config)
     if len(blob) != 4 * config.num_parameters:
         raise ConfigError(
             f"the run's initial weights have {len(blob):,} bytes, its model {4 * config.num_parameters:,}. "
             f"The run cannot be trained; tell its maker."
         )
     return torch.from_numpy(np.frombuffer(blob, dtype="<f4").astype(np.float32))
+
+
+def drawn_adapter(config: Genesis) -> Float32[Tensor, " num"] | None:
+    """Return the first weights of an adapter that begins as nothing: they follow from the seed. None: it is no such."""
+    if not isinstance(config, RunConfig) or config.model.adapter is UNSET:
+        return None
+    if isinstance(config, StagedConfig) and config.stage is None:
+        has_learnt = any(drawn_adapter(each) is None for each in by_section(config))
+        return None if has_learnt else initial_vector(config.model, config.seed)
+    vector = initial_vector(config.model, config.seed, config.section if isinstance(config, StagedConfig) else None)
+    return vector if wire.digest(raw(vector)) == config.initial else None
 
 
 # --- sealing ---

@@ -27,7 +27,7 @@ from weft.pipeline.link import parcel
 from weft.pipeline.torch_device import TorchDevice
 from weft.run.config import RunFile
 from weft.run.frozen import base_of
-from weft.run.genesis import initial, read_run, seal
+from weft.run.genesis import drawn_adapter, initial, read_run, seal
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.store.home import Home
@@ -93,7 +93,15 @@ def test_all_parts_are_the_whole(tmp_path: Path, is_half: bool) -> None:
         paste(run.model, begins, run.cuts[stage], first)
         trained += len(first)
     assert trained == run.num_parameters == num_parameters(run.model)
-    assert torch.equal(begins, initial_vector(run.model, run.seed))
+    drawn = initial_vector(run.model, run.seed)
+    assert torch.equal(begins, drawn)
+    elsewhere = [initial(run.of_stage(stage), Home(tmp_path / "elsewhere")) for stage in range(STAGES)]
+    whole = drawn_adapter(run)
+    assert whole is not None
+    assert torch.equal(whole, drawn)
+    for section, part in zip(run.cuts, elsewhere, strict=True):
+        assert part is not None, "it follows from the seed"
+        assert torch.equal(part, cut(run.model, drawn, section))
 
 
 def test_sections_are_as_those_of_the_base(tmp_path: Path) -> None:
@@ -112,6 +120,8 @@ def test_an_adapter_that_was_trained_before_goes_on(tmp_path: Path) -> None:
         assert first is not None
         paste(run.model, begins, run.cuts[stage], first)
     assert torch.equal(begins, learnt)
+    assert drawn_adapter(run) is None
+    assert initial(run.of_stage(0), Home(tmp_path / "elsewhere")) is None, "it has to be fetched"
 
 
 def test_its_gradient_through_stages_is_that_of_the_whole(tmp_path: Path) -> None:
