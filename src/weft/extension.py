@@ -17,8 +17,10 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.abc import ExecutionLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import msgspec
@@ -107,11 +109,12 @@ def learn_from(path: Path, text: str | None = None) -> list[Known]:
     if text is None:
         text = text_of(path)
     before, name = set(_KNOWN), f"weft_code_{digest(str(path.resolve()).encode())[:16]}"
-    module = ModuleType(name)
+    loader = _Read(path, text)
+    module = module_from_spec(ModuleSpec(name, loader, origin=str(path)))
     module.__file__ = str(path)
     sys.modules[name] = module  # classes look there for the module that they are of
     try:
-        exec(compile(text, str(path), "exec"), module.__dict__)  # what was read, and no bytecode of another text
+        loader.exec_module(module)
     except Exception as error:
         raise ConfigError(f"{path}: it fails: {type(error).__name__}: {error}. Mend it.") from error
     source = digest(text.encode())
@@ -119,6 +122,19 @@ def learn_from(path: Path, text: str | None = None) -> list[Known]:
     if not found:
         raise ConfigError(f"{path}: it has run, and has not called weft.extend, so nothing is known by it. See there.")
     return found
+
+
+class _Read(ExecutionLoader):
+    """Of a file that was read: what is run is that text, whatever the file or its bytecode says by now."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path, self._text = path, text
+
+    def get_filename(self, _fullname: str) -> str:
+        return str(self._path)
+
+    def get_source(self, _fullname: str) -> str:
+        return self._text
 
 
 def text_of(path: Path) -> str:

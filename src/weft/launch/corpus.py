@@ -64,6 +64,11 @@ class OneProcess:
         if settings.is_drawing_only and (run.is_private or not num_at_once(run)):
             why = "tasks stay with whoever has them" if run.is_private else "a task's answers fit into no message"
             raise ConfigError(f"is_drawing_only (--draw-only): {why}, so nobody draws for others. Leave it out.")
+        if run.reward is not UNSET and settings.base_numbers in ("int8", "nf4"):
+            raise ConfigError(
+                f"base_numbers: in {settings.base_numbers} the model would learn from answers that it would not draw "
+                "so. Leave it out, or take bf16."
+            )
         if run.reward is not UNSET and not settings.is_drawing_only:  # they judge what it draws
             judge_of(run.reward)
         if settings.serve_nbytes and run.base is not msgspec.UNSET:
@@ -250,6 +255,8 @@ class Corpus:
         use: Use = "stage" if isinstance(run, StagedConfig) else "whole" if self.trainers.has_model else "site"
         idle = without_effect(settings, use)
         idle = {name: why for name, why in idle.items() if name not in without_effect(settings)}
+        if settings.base_numbers != "auto" and run.model.adapter is UNSET:
+            idle["base_numbers"] = "this run trains all of its model, and no adapter"
         for text in (*self.notes, *told_idle("this machine's settings", said(settings), idle)):
             emit(Notice(text=text))
 

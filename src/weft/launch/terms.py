@@ -46,7 +46,15 @@ from weft.store.home import Home
 from weft.sync.costs import round_traffic
 from weft.sync.merge.method import Method
 from weft.training import section_memory as holding
-from weft.training.device import Device, beside_loop_nbytes, check_fits, choose, needed_nbytes, program_nbytes
+from weft.training.device import (
+    Device,
+    base_numbers,
+    beside_loop_nbytes,
+    check_fits,
+    choose,
+    needed_nbytes,
+    program_nbytes,
+)
 from weft.wire import printable
 
 CALLED_S = 1.0  # for the other members of a run that has begun to call a newcomer that one of them told them of
@@ -459,6 +467,7 @@ def _stage(whole: StagedConfig, stage: int, num_peers: int, settings: PeerConfig
         num_taken=holding.usual_taken(run.stages),
         has_recompute=settings.has_recompute,
         serve_nbytes=settings.serve_nbytes,
+        numbers=base_numbers(whole, settings, device),
     )
     return _Part(
         num_parameters=run.num_parameters,

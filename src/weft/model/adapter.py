@@ -26,6 +26,7 @@ from torch.nn.functional import linear
 
 from weft import rng
 from weft.model.config import AdapterConfig, ModelConfig
+from weft.model.held import Matrix, product
 
 _ODD = 0x9E3779B97F4A7C15  # so that the words of one sample's matrices are none of another's
 
@@ -137,13 +138,21 @@ class AdaptedLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
+        self._held: Matrix | None = None  # in the place of the weight
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self._rows = {matrix.name: matrix.rows for _, matrix in matrices}
         for number, matrix in matrices:
             self.add_module(matrix.name, LowRank(matrix, config, noise, number))
 
+    def hold(self, weight: Matrix) -> None:
+        """Compute with a weight that is held in fewer bytes."""
+        self._held, self.weight = weight, None  # type: ignore[assignment]
+
     def forward(self, x: Float[Tensor, "*dims num_in"]) -> Float[Tensor, "*dims num_out"]:
-        y: Tensor = linear(x, self.weight, self.bias)
+        held = self._held
+        y: Tensor = linear(x, self.weight, self.bias) if held is None else product(x, held, self.bias)
+        if not self._rows:
+            return y
         if len(self._rows) == 1 and len(next(iter(self._rows.values()))) == self.out_features:
             whole: Tensor = y + self.get_submodule(next(iter(self._rows)))(x)
             return whole
@@ -156,6 +165,20 @@ class AdaptedLinear(nn.Module):
         if row < self.out_features:
             parts.append(y[..., row:])
         return torch.cat(parts, dim=-1)
+
+
+def with_held(model: nn.Module, name: str, weight: Matrix, config: AdapterConfig) -> None:
+    """Let a model compute with a matrix of its layers that is held in fewer bytes.
+
+    Args:
+        name: of the layer.
+    """
+    layer = model.get_submodule(name)
+    if not isinstance(layer, AdaptedLinear):
+        owner, _, leaf = name.rpartition(".")
+        layer = AdaptedLinear(layer, [], config, Noise(0.0))  # type: ignore[arg-type]
+        setattr(model.get_submodule(owner), leaf, layer)
+    layer.hold(weight)
 
 
 def adapt(block: nn.Module, config: ModelConfig, layer: int, noise: Noise) -> None:

@@ -22,8 +22,9 @@ from msgspec import UNSET
 from torch import Tensor, nn
 
 from weft.errors import ConfigError
-from weft.model.adapter import adapted
-from weft.model.config import ModelConfig, plain
+from weft.model.adapter import adapted, with_held
+from weft.model.config import AdapterConfig, ModelConfig, plain
+from weft.model.held import Matrix, Numbers, held, matrix_nbytes
 from weft.model.sections import Section, whole
 from weft.model.transformer import SectionModule, Transformer
 
@@ -177,7 +178,52 @@ def flatten(model: SectionModule, device: torch.device | str) -> FlatModel:
     return over(model, vector)
 
 
-def over(model: SectionModule, vector: Float[Tensor, " num"], base: Float[Tensor, " all"] | None = None) -> FlatModel:
+@dataclass(frozen=True)
+class Held:
+    """A base in fewer bytes: the matrices of its layers, and all else in fp32, by name."""
+
+    matrices: dict[str, Matrix]
+    others: dict[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self.matrices.values()) + sum(each.nbytes for each in self.others.values())
+
+
+Base = Float[Tensor, " all"] | Held
+
+
+def hold(
+    config: ModelConfig, vector: Float[Tensor, " all"], section: Section | None, numbers: Numbers, device: torch.device
+) -> Base:
+    """Return what an adapter goes beside, on a device.
+
+    Args:
+        vector: of the plain model, or of its section, on the CPU.
+    """
+    if numbers == "fp32":
+        return vector.to(device)
+    spans, matrices, others = layout(plain(config), section), dict[str, Matrix](), dict[str, Tensor]()
+    for span in spans:
+        weight = spans.view(vector, span).to(device)
+        if _is_held(span):
+            matrices[span.name] = held(weight, numbers)
+        else:
+            others[span.name] = weight.clone()
+    return Held(matrices, others)
+
+
+def held_nbytes(config: ModelConfig, section: Section | None, numbers: Numbers) -> int:
+    """Return the bytes that `hold` takes, in closed form."""
+    spans = layout(plain(config), section)
+    return sum(matrix_nbytes(span.shape, numbers if _is_held(span) else "fp32") for span in spans)
+
+
+def _is_held(span: Span) -> bool:
+    return span.name.startswith("layers.") and span.has_decay
+
+
+def over(model: SectionModule, vector: Float[Tensor, " num"], base: Base | None = None) -> FlatModel:
     """Make every parameter of `model` a view into `vector`, and return both with a gradient of zeros.
 
     Args:
@@ -193,11 +239,12 @@ def over(model: SectionModule, vector: Float[Tensor, " num"], base: Float[Tensor
     return FlatModel(model, vector, gradient)
 
 
-def attach(model: SectionModule, vector: Float[Tensor, " num"], base: Float[Tensor, " all"] | None = None) -> None:
+def attach(model: SectionModule, vector: Float[Tensor, " num"], base: Base | None = None) -> None:
     """Make every parameter of `model` a view into `vector` (any float dtype), on the vector's device.
 
     Args:
-        base: of a model with an adapter: the vector of the plain model, into which the rest of it becomes views.
+        base: of a model with an adapter: the vector of the plain model, into which the rest of it becomes views; or
+            what `hold` has made of that.
 
     Raises:
         ConfigError: a vector is not as long as the model.
@@ -205,8 +252,19 @@ def attach(model: SectionModule, vector: Float[Tensor, " num"], base: Float[Tens
     _view(model, layout_of(model), vector)
     if model.config.adapter is not UNSET:
         assert base is not None, "an adapter is nothing without its base"
-        _view(model, layout(plain(model.config), model.section), base)
+        if isinstance(base, Held):
+            _take(model, base, model.config.adapter)
+        else:
+            _view(model, layout(plain(model.config), model.section), base)
     model.angle_bits = model.angle_bits.to(vector.device)
+
+
+def _take(model: SectionModule, base: Held, adapter: AdapterConfig) -> None:
+    for name, weight in base.others.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
+    for name, matrix in base.matrices.items():
+        with_held(model, name.removesuffix(".weight"), matrix, adapter)
 
 
 def _view(model: SectionModule, spans: Layout, vector: Tensor) -> None:
@@ -223,9 +281,7 @@ def _view(model: SectionModule, spans: Layout, vector: Tensor) -> None:
         setattr(model.get_submodule(owner), leaf, view)
 
 
-def assemble(
-    config: ModelConfig, vector: Float[Tensor, " num"], base: Float[Tensor, " all"] | None = None
-) -> Transformer:
+def assemble(config: ModelConfig, vector: Float[Tensor, " num"], base: Base | None = None) -> Transformer:
     """Return a model over `vector` for inference: no gradients, no second copy.
 
     Args:

@@ -120,6 +120,9 @@ class PeerConfig(Config, frozen=True, kw_only=True):
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of matrix products in the inner loop; auto: bf16 on a GPU that has it, else fp32."""
+    base_numbers: Literal["auto", "fp32", "bf16", "int8", "nf4"] = "auto"
+    """Of matrices that an adapter goes beside, in this machine's memory; auto: fp32, or on a GPU bf16 where they came
+    so. int8 and nf4 take an eighth and a quarter of fp32, and change what is computed."""
     micro_batch: Annotated[int, msgspec.Meta(ge=0, description="samples at a time; 0: as many as fit")] = 0
     threads: Annotated[
         int, msgspec.Meta(ge=0, le=1024, description="threads of torch on the CPU; 0: its own choice")
@@ -174,7 +177,16 @@ Use = Literal["training", "whole", "site", "stage", "loop", "anchor", "visit"]
 several; of a stage; or that trains in a loop of its person's own; an anchor; or a process that looks, fetches or acts,
 and ends."""
 
-_OF_DEVICE = ("device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes")
+_OF_DEVICE = (
+    "device",
+    "precision",
+    "base_numbers",
+    "micro_batch",
+    "threads",
+    "is_compiled",
+    "has_recompute",
+    "caps.vram_nbytes",
+)
 _OF_SERVING = ("serve_nbytes", "serve_share")
 _OF_TRAINING = ("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only", "code")
 _OF_STAYING = (*_OF_TRAINING, *_OF_SERVING)

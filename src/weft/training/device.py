@@ -24,6 +24,8 @@ from weft.cost.pipeline import BASE_NBYTES
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.adapter import adapted
 from weft.model.config import ModelConfig, num_base_parameters, num_parameters
+from weft.model.flat import held_nbytes
+from weft.model.held import Numbers
 from weft.model.sections import Section, whole
 from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig
 from weft.run.config import DpoConfig, LoopConfig, RunConfig
@@ -225,13 +227,44 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
             num_thinned=thinned(run.model),
         ),
     )
-    needed = by_place(memory, device)
-    frozen = cost.vector_nbytes(num_base_parameters(run.model))
+    needed = with_base(by_place(memory, device), run, whole(run.model), peer, device)
     if isinstance(run.train.loss, DpoConfig):
-        frozen += cost.vector_nbytes(run.num_parameters)
-    for place in needed:  # on a GPU, the host reads it first
-        needed[place] += frozen
+        for place in needed:
+            needed[place] += cost.vector_nbytes(run.num_parameters)
     return with_texts(needed, run.model, whole(run.model), BY_DEFAULT, device, peer.serve_nbytes)
+
+
+def base_numbers(run: RunConfig, peer: PeerConfig, device: Device) -> Numbers:
+    """Return how this machine holds what the run's adapter goes beside."""
+    if peer.base_numbers != "auto":
+        return peer.base_numbers
+    is_half = run.base_nbytes == 2 * num_base_parameters(run.model)
+    return "bf16" if is_half and device.torch.type == "cuda" else "fp32"
+
+
+def with_base(
+    needed: dict[str, int], run: RunConfig, section: Section, peer: PeerConfig, device: Device
+) -> dict[str, int]:
+    """Return what a member needs with what its adapter goes beside: the host reads it in fp32 first; by place."""
+    if run.model.adapter is UNSET:
+        return needed
+    numbers = base_numbers(run, peer, device)
+    return {
+        place: num + base_nbytes(run.model, section, numbers, is_host=place == "cpu", is_cpu=device.is_cpu)
+        for place, num in needed.items()
+    }
+
+
+def base_nbytes(model: ModelConfig, section: Section, numbers: Numbers, *, is_host: bool, is_cpu: bool) -> int:
+    """Return what a section's adapter goes beside takes in a place: on the device as it is held, on the host in fp32.
+
+    Args:
+        is_host: of the host's memory, which is the device's, too, where that `is_cpu`.
+    """
+    held = held_nbytes(model, section, numbers)
+    if not is_host:
+        return held
+    return held_nbytes(model, section, "fp32") + (held if is_cpu and numbers != "fp32" else 0)
 
 
 def with_texts(

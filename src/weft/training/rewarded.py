@@ -23,6 +23,7 @@ from weft.clock import Clock
 from weft.data.batch import Batches
 from weft.events import AnswersForged, Emit, Rewarded
 from weft.ids import PeerId
+from weft.model.flat import Base
 from weft.run.config import RunConfig
 from weft.run.frozen import Frozen, LoadFrozen
 from weft.run.machine import PeerConfig
@@ -67,7 +68,7 @@ class RewardedTrainer(Trainer):
         self._brought: dict[int, Brought] = {}
         self.forgers: dict[PeerId, str] = {}  # of whom nothing is taken any more, and why
 
-    def _objective(self, reference: Tensor | None, base: Tensor | None) -> Objective:  # noqa: ARG002  # it needs none
+    def _objective(self, reference: Tensor | None, base: Base | None) -> Objective:  # noqa: ARG002  # it needs none
         return Policy(self._reward.clip)
 
     def _rehearse(self) -> None:

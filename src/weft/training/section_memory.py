@@ -12,6 +12,9 @@ of what later attempts bring, which is held within `pipeline.worker.Bounds.held_
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+from msgspec import UNSET
 
 from weft.cost import pipeline as cost_pipeline
 from weft.cost import training as cost
@@ -19,6 +22,7 @@ from weft.cost.pipeline import MicroBatch, Shape
 from weft.errors import TooLarge
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
+from weft.model.held import Numbers
 from weft.model.sections import Section, num_section_base, num_section_parameters
 from weft.pipeline.codec import boundary
 from weft.pipeline.codec.activations import AqSgdConfig, SubspaceConfig
@@ -31,7 +35,17 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.sync.costs import peer_memory
 from weft.sync.method.choices import Choices
-from weft.training.device import Device, by_place, decoder, figures, fits, free_nbytes, with_texts
+from weft.training.device import (
+    Device,
+    base_nbytes,
+    base_numbers,
+    by_place,
+    decoder,
+    figures,
+    fits,
+    free_nbytes,
+    with_texts,
+)
 
 ASSUMED_MEMBERS = 4  # of a stage, before it is known: memory falls slowly with their number
 # Of activations, what the allocator of a CPU process holds beside: tensors come and go between those that stay. Each
@@ -132,11 +146,13 @@ def needed_nbytes(
     num_taken: int,
     has_recompute: bool = False,
     serve_nbytes: int = 0,
+    numbers: Numbers = "fp32",
 ) -> dict[str, int]:
     """Return the bytes that a member of a stage needs at its peak beside its process, by place: "cpu", the device.
 
     Args:
         has_recompute, serve_nbytes: as of its settings.
+        numbers: of what its adapter goes beside.
     """
     memory = section_memory(
         holding,
@@ -146,14 +162,12 @@ def needed_nbytes(
         is_half=device.precision != "fp32",
         has_recompute=has_recompute,
     )
-    needed, base = by_place(memory, device), base_nbytes(holding, section)
-    needed = {place: nbytes + base for place, nbytes in needed.items()}  # on a GPU, the host reads it first
+    needed = by_place(memory, device)
+    if holding.model.adapter is not UNSET:
+        for place in needed:
+            is_host = place == "cpu"
+            needed[place] += base_nbytes(holding.model, section, numbers, is_host=is_host, is_cpu=device.is_cpu)
     return with_texts(needed, holding.model, section, holding.pipeline.activations, device, serve_nbytes)
-
-
-def base_nbytes(holding: Holding, section: Section) -> int:
-    """Return the bytes of memory of what a section's adapter goes beside."""
-    return cost.vector_nbytes(num_section_base(holding.model, section))
 
 
 def most_taken(
@@ -164,6 +178,7 @@ def most_taken(
     *,
     has_recompute: bool = False,
     serve_nbytes: int = 0,
+    numbers: Numbers = "fp32",
 ) -> int:
     """Return how many micro-batches a member can keep at a time (pipeline.worker.Bounds); 0: not one.
 
@@ -176,7 +191,13 @@ def most_taken(
     num_taken = Bounds().num_taken
     while num_taken:
         needed = needed_nbytes(
-            holding, section, device, num_taken=num_taken, has_recompute=has_recompute, serve_nbytes=serve_nbytes
+            holding,
+            section,
+            device,
+            num_taken=num_taken,
+            has_recompute=has_recompute,
+            serve_nbytes=serve_nbytes,
+            numbers=numbers,
         )
         if fits(needed, free):
             break
@@ -222,9 +243,14 @@ def fitting(run: StagedConfig, peer: PeerConfig, device: Device) -> int:
     section, holding = run.section, of_run(run)
     assert section is not None, "a section of which stage?"
     free, texts = free_nbytes(peer.caps, device), peer.serve_nbytes
-    if num_taken := most_taken(holding, section, device, free, has_recompute=peer.has_recompute, serve_nbytes=texts):
+    given: dict[str, Any] = {
+        "has_recompute": peer.has_recompute,
+        "serve_nbytes": texts,
+        "numbers": base_numbers(run, peer, device),
+    }
+    if num_taken := most_taken(holding, section, device, free, **given):
         return num_taken
-    needed = needed_nbytes(holding, section, device, num_taken=1, has_recompute=peer.has_recompute, serve_nbytes=texts)
+    needed = needed_nbytes(holding, section, device, num_taken=1, **given)
     num, lower = num_section_parameters(run.model, section), "lower serve_nbytes, " if texts else ""
     raise TooLarge(
         f"section {section.number + 1} of {section.num_sections} has {num:,} parameters and does not fit, even with "
@@ -240,6 +266,8 @@ def least_nbytes(holding: Holding, cuts: Iterable[Section]) -> int:
     The largest section decides who can join wherever somebody is missing.
     """
     needed = max(
-        section_memory(holding, cut, num_members=1, num_taken=1).on_cpu + base_nbytes(holding, cut) for cut in cuts
+        section_memory(holding, cut, num_members=1, num_taken=1).on_cpu
+        + cost.vector_nbytes(num_section_base(holding.model, cut))
+        for cut in cuts
     )
     return cost_pipeline.BASE_NBYTES + needed

@@ -30,7 +30,9 @@ from weft.data.rows import blank
 from weft.errors import CheckpointError
 from weft.events import Emit, MicroBatchChanged, Notice, WarmedUp
 from weft.inference.sample import Sampling, generate
-from weft.model.flat import FlatModel, assemble, over
+from weft.model import flat
+from weft.model.flat import Base, FlatModel, assemble, over
+from weft.model.sections import Section
 from weft.model.transformer import SectionModule, Transformer
 from weft.run.config import RunConfig
 from weft.run.frozen import Frozen, LoadFrozen
@@ -38,7 +40,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.training import optimizer as inner
 from weft.training.backward import Backward, LossScale, Objective
-from weft.training.device import allocating, check_fits, choose, limit_memory, to_host
+from weft.training.device import Device, allocating, base_numbers, check_fits, choose, limit_memory, to_host
 from weft.training.optimizer import InnerOptimizer, State
 from weft.training.preference import Preference
 from weft.training.steps import Mean, Shown, Stepper
@@ -46,13 +48,22 @@ from weft.training.steps import Mean, Shown, Stepper
 NO_GPU = "no GPU was found, so the cap on its memory (--vram, caps.vram_nbytes) has no effect"
 
 
-def model_over(vector: Tensor, run: RunConfig, peer: PeerConfig, base: Tensor | None = None) -> FlatModel:
+def hold(run: RunConfig, base: Float32[Tensor, " all"], peer: PeerConfig, device: Device) -> Base:
+    """Return what the run's adapter goes beside, on the device, as this machine holds it."""
+    return flat.hold(run.model, base, _section(run), base_numbers(run, peer, device), device.torch)
+
+
+def _section(run: RunConfig) -> Section | None:
+    return run.section if isinstance(run, StagedConfig) else None
+
+
+def model_over(vector: Tensor, run: RunConfig, peer: PeerConfig, base: Base | None = None) -> FlatModel:
     """Return the run's model over `vector`, with a gradient beside it.
 
     Args:
         base: that an adapter goes beside, on the same device.
     """
-    section = run.section if isinstance(run, StagedConfig) else None
+    section = _section(run)
     with torch.device("meta"):
         module: SectionModule = Transformer(run.model, has_recompute=peer.has_recompute)
         if section is not None:  # whose passes are computed again as wholes, if they are
@@ -87,7 +98,7 @@ class Trainer(Stepper):
     ) -> None:
         super().__init__(run, batches, emit, clock)
         self._load_frozen = frozen
-        self._base_here: Float32[Tensor, " all"] | None = None  # on the device
+        self._base_here: Base | None = None  # on the device
         self._peer = peer
         self._sends_gradient = run.method.send == "gradient"
         self._warm_shape: tuple[int, int] | None = None  # of a batch that was tried
@@ -131,9 +142,8 @@ class Trainer(Stepper):
         run, peer = self._run, self._peer
         with allocating("the model", self.device):
             frozen = self._load_frozen()
-            base, reference = (
-                None if each is None else each.to(self.device.torch) for each in (frozen.base, frozen.reference)
-            )
+            reference = None if frozen.reference is None else frozen.reference.to(self.device.torch)
+            base = None if frozen.base is None else hold(run, frozen.base, peer, self.device)
             del frozen
             model = model_over(held, run, peer, base)
             optimizer = None if self._sends_gradient else inner.build(run.train.optimizer, model)
@@ -145,7 +155,7 @@ class Trainer(Stepper):
             self._model, self.device, micro_batch, is_compiled=peer.is_compiled, emit=self._emit, objective=objective
         )
 
-    def _objective(self, reference: Tensor | None, base: Tensor | None) -> Objective | None:
+    def _objective(self, reference: Tensor | None, base: Base | None) -> Objective | None:
         """Return the run's loss; None: cross entropy.
 
         Args:
