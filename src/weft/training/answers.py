@@ -37,7 +37,7 @@ from weft.model.flat import assemble
 from weft.model.peft import merged
 from weft.model.transformer import SectionModule
 from weft.run.config import RunConfig
-from weft.run.frozen import LoadFrozen
+from weft.run.frozen import Frozen
 from weft.run.reward import RewardConfig
 from weft.training.device import Device, allocating
 from weft.training.judging import Judge
@@ -69,16 +69,15 @@ def noise_of(run: str, place: int, number: int) -> bytes:
 class Drawer:
     """
     Args:
-        frozen: loads how answers are read, and what an adapter goes beside.
+        frozen: how answers are read, and what an adapter goes beside.
         judge: says what answers are worth; None: they are drawn for others alone, who judge them.
     """
 
-    def __init__(self, run: RunConfig, device: Device, frozen: LoadFrozen, judge: Judge | None) -> None:
+    def __init__(self, run: RunConfig, device: Device, frozen: Frozen, judge: Judge | None) -> None:
         self._run, self._device, self._judge = run, device, judge
-        loaded = frozen()
-        assert loaded.speech is not None
-        self._speech: Speech = loaded.speech
-        self._base = loaded.base
+        assert frozen.speech is not None
+        self._speech: Speech = frozen.speech
+        self._base = frozen.base
         self.edition = 0  # how often the parameters have changed
         self._vector: Float32[Tensor, " num"] | None = None
         self._held = 0  # the edition that these two are of

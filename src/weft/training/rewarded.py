@@ -9,7 +9,7 @@ Held-out tasks are answered as `weft eval --tasks` answers: by the likeliest tok
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 
@@ -78,7 +78,10 @@ class RewardedTrainer(Trainer):
         super().set_center(outer)
         if self._drawer is None:
             judge = None if self._peer.is_drawing_only else judge_of(self._reward)
-            self._drawer = Drawer(self._run, self.device, self._load_frozen, judge)
+            frozen, base = self._load_frozen(), self._base_here
+            if isinstance(base, Tensor) and base.device.type == "cpu":
+                frozen = replace(frozen, base=base)  # once in memory
+            self._drawer = Drawer(self._run, self.device, frozen, judge)
         self._drawer.renew(outer)
         self._brought.clear()
 

@@ -37,7 +37,7 @@ class Play:
         device = choose(PeerConfig(device="cpu"))
         judge = ByTask(runs_code=False)
         self.draws, self.checks, self.outdated, self.helps = (
-            Drawer(self.sealed.config, device, lambda: frozen, each) for each in (judge, judge, judge, None)
+            Drawer(self.sealed.config, device, frozen, each) for each in (judge, judge, judge, None)
         )
         vector, luck = likes_digits(), torch.Generator().manual_seed(1)
         self.draws.renew(vector)
