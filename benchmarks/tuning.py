@@ -36,7 +36,7 @@ from weft.model.config import num_parameters
 from weft.model.weights import read_config
 
 MBIT, NUM_PEERS, AT_ONCE, MAX_TOKENS = 100.0, 4, 8, 48
-SEQ_LEN, BATCH_SIZE, EVERY = 256, 2, 10
+SEQ_LEN, BATCH_SIZE, EVERY = 256, 2, 5
 MOST_BEHIND, LEAST_FEWER = 0.01, 200  # the aims: accuracy of four below that of one; bytes of full training over theirs
 END_S = 3 * 3600.0
 RUN = """

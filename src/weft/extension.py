@@ -134,7 +134,7 @@ class _Read(ExecutionLoader):
         return str(self._path)
 
     def get_source(self, _fullname: str) -> str:
-        return self._text
+        return self._text.removeprefix("\ufeff")
 
 
 def text_of(path: Path) -> str:
@@ -150,6 +150,8 @@ def text_of(path: Path) -> str:
         raise ConfigError(f"{path}: no such file. Name one that calls weft.extend.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: it is not UTF-8, as members need it: {error}.") from None
+    except ValueError:
+        raise ConfigError(f"{str(path)!r}: no name of a file. Name one that calls weft.extend.") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
 

@@ -25,7 +25,7 @@ def matches(match: Match, said: str, answer: str) -> bool:
     """Return whether a text is right.
 
     Raises:
-        ConfigError: it is code, and this machine has nothing to run it in.
+        ConfigError: it is code, or needs a process of its own, and this machine runs none.
     """
     said = said.strip()
     match match:

@@ -97,7 +97,7 @@ def require() -> None:
         raise ConfigError(f"{what}, and this machine has none. {_INSTALL}.")
     if seccomp.program(platform.machine()) is None:
         raise ConfigError(
-            f"{what}, and for processors like this one ({platform.machine()}) weft has none. Use another."
+            f"{what}, and for processors like this one ({platform.machine()}) weft has no filter of calls. Use another."
         )
     with TemporaryFile() as error:
         if not _runs_through("", "", error):

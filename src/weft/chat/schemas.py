@@ -13,8 +13,11 @@ import subprocess
 import sys
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
+
+from weft.errors import ConfigError
 
 SECONDS = 5.0
 MEMORY_NBYTES = 1 << 30
@@ -26,48 +29,77 @@ told = json.load(sys.stdin)
 try:
     import resource
     resource.setrlimit(resource.RLIMIT_AS, (told["memory"], told["memory"]))
-except ImportError:
-    pass  # of Windows
+except (ImportError, ValueError, OSError):
+    pass  # Windows has none, others may have less
 sys.path.insert(0, told["path"])
 import jsonschema_rs
-patterns = jsonschema_rs.RegexOptions()
-print(jsonschema_rs.validator_for(told["schema"], offline=True, pattern_options=patterns).is_valid(told["said"]))
+try:
+    patterns = jsonschema_rs.RegexOptions()
+    asks = jsonschema_rs.validator_for(told["schema"], offline=True, pattern_options=patterns)
+    said = told["said"]
+    print(json.dumps({"why": "", "fits": said is not None and asks.is_valid(json.loads(said))}))
+except jsonschema_rs.ValidationError as error:
+    print(json.dumps({"why": error.message}))
+except (ValueError, RecursionError):
+    print(json.dumps({"why": "", "fits": False}))
 """
+_TOO_LONG = f"it takes longer than {SECONDS:.0f} s to read, or more than {MEMORY_NBYTES >> 30} GiB"
 
 
 def why_none(schema: str) -> str:
-    """Return why a text is no JSON Schema that can be asked; empty: it is one."""
+    """Return why a text is no JSON Schema that can be asked; empty: it is one.
+
+    Raises:
+        ConfigError: this machine cannot ask it.
+    """
     try:
+        if _refers(schema):
+            found = _apart(schema, None)
+            return _TOO_LONG if found is None else _said_no(found)
         _made(schema)
     except jsonschema_rs.ValidationError as error:
-        return f"it is no JSON Schema: {error.message}"
+        return _said_no({"why": error.message})
     except (ValueError, RecursionError) as error:
         return f"it is no JSON: {error}"
     return ""
 
 
 def fits(schema: str, said: str) -> bool:
-    """Return whether a text is JSON that fits; what takes too long does not."""
+    """Return whether a text is JSON that fits; what takes too long does not.
+
+    Raises:
+        ConfigError: this machine cannot ask.
+    """
     try:
-        value, (made, refers) = json.loads(said), _made(schema)
-        if not refers:
-            return made.is_valid(value)
+        value = json.loads(said)
+        if not _refers(schema):
+            return _made(schema).is_valid(value)
     except (ValueError, RecursionError):
         return False
-    return _fits_apart(schema, value)
+    found = _apart(schema, said)
+    return found is not None and found.get("fits") is True
+
+
+def _said_no(found: dict[str, Any]) -> str:
+    return f"it is no JSON Schema: {found['why']}" if found["why"] else ""
 
 
 @lru_cache(64)
-def _made(schema: str) -> tuple[jsonschema_rs.Validator, bool]:
-    """Return what asks a schema, and whether it refers to parts of itself."""
+def _refers(schema: str) -> bool:
+    """Return whether a schema refers to parts of itself, however it spells that."""
+    return _REFERS.search(json.dumps(json.loads(schema))) is not None
+
+
+@lru_cache(64)
+def _made(schema: str) -> jsonschema_rs.Validator:
     patterns = jsonschema_rs.RegexOptions()  # which knows no backtracking
-    made = jsonschema_rs.validator_for(schema, offline=True, pattern_options=patterns)
-    return made, _REFERS.search(json.dumps(json.loads(schema))) is not None  # in one way of spelling
+    return jsonschema_rs.validator_for(schema, offline=True, pattern_options=patterns)
 
 
-def _fits_apart(schema: str, value: object) -> bool:
+def _apart(schema: str, said: str | None) -> dict[str, Any] | None:
+    """Return what another process says of a schema, and of a text; None: it took more than it may."""
     folder = str(Path(jsonschema_rs.__file__).parents[1])
-    told = {"path": folder, "schema": schema, "said": value, "memory": MEMORY_NBYTES}
+    told = {"path": folder, "schema": schema, "said": said, "memory": MEMORY_NBYTES}
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _RUN],
@@ -78,5 +110,10 @@ def _fits_apart(schema: str, value: object) -> bool:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return False
-    return done.stdout.strip() == "True"
+        return None
+    if done.stdout:
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+    if done.returncode < 0 or "MemoryError" in done.stderr or "memory allocation" in done.stderr:
+        return None
+    raise ConfigError(f"a schema is asked in a process of its own, and here that fails: {done.stderr.strip()[-300:]}")

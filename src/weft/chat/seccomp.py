@@ -1,9 +1,10 @@
 """Which calls of Linux code in a sandbox may make, as a filter that the kernel runs before each of them.
 
-    refused     memory that no limit of a process counts: System V's segments, queues and semaphores, io_uring's rings
+    refused     memory that no limit of a process counts: System V's segments, queues and semaphores
+                rings and queues of requests (io_uring, aio), which are counted for the whole machine
                 namespaces, and with them file systems in memory and rights there
                 the kernel's own keys, programs (BPF) and counters
-                sockets of other families than Unix's and the Internet's: a virtual machine's reaches its host
+                sockets but Unix's: the Internet's hold memory of the kernel's, a virtual machine's reach its host
 
 All others are as they were. The filter is a program of classic BPF, as bwrap takes it.
 
@@ -20,7 +21,7 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # where they lie in what the kernel shows
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
-_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
+_FAMILIES = (1,)  # AF_UNIX
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ class Calls:
 
 
 # In this order: shmget, msgget, semget, unshare, setns, mount, fsopen, io_uring_setup, add_key, request_key, keyctl,
-# bpf, perf_event_open, userfaultfd.
+# bpf, perf_event_open, userfaultfd, io_setup.
 CALLS: Mapping[str, Calls] = {
     "x86_64": Calls(
-        0xC000003E, 0x40000000, 56, 435, 41, (29, 68, 64, 272, 308, 165, 430, 425, 248, 249, 250, 321, 298, 323)
+        0xC000003E, 0x40000000, 56, 435, 41, (29, 68, 64, 272, 308, 165, 430, 425, 248, 249, 250, 321, 298, 323, 206)
     ),
     "aarch64": Calls(
-        0xC00000B7, 0x40000000, 220, 435, 198, (194, 186, 190, 97, 268, 40, 430, 425, 217, 218, 219, 280, 241, 282)
+        0xC00000B7, 0x40000000, 220, 435, 198, (194, 186, 190, 97, 268, 40, 430, 425, 217, 218, 219, 280, 241, 282, 0)
     ),
 }
 

@@ -58,6 +58,9 @@ class Task:
         return any(matches(self.match, said, str(answer)) for answer in self.answers)
 
 
+_WITHOUT_ANSWER = {"question", "system", "choices", "kind", "match"}  # else it may be of another kind
+
+
 def tasks_of(paths: Sequence[str], base: Path, *, needs_answers: bool = True) -> Iterator[Task]:
     """Return all tasks, in an order that depends on names only.
 
@@ -81,7 +84,8 @@ def are_tasks(paths: Sequence[str], base: Path) -> bool:
     """
     for row, _name, place in rows_of(paths, base):
         with suppress(DataError):
-            task_of(row, place, needs_answers="question" not in row)
+            is_question = "question" in row and row.keys() <= _WITHOUT_ANSWER
+            task_of(row, place, needs_answers=not is_question)
             return True
         break
     return False

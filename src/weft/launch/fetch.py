@@ -10,7 +10,7 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import UNSET
@@ -53,6 +53,8 @@ async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_paramet
     run = read_run(data, max_parameters)
     if run.run != node.run:
         raise GenesisMismatch(f"the config is of run {run.run}, the ticket of run {node.run}. Ask for a fresh ticket.")
+    if isinstance(run, StagedConfig) and run.stage is not None:
+        raise ConfigError("this run says that it is a stage of another. Ask its maker for another ticket.")
     recall(run, home)
     require(run.method)
     home.blobs.put(data)
@@ -170,12 +172,16 @@ def lacks_first_weights(run: Genesis, home: Home) -> bool:
 
 def missing_base_nbytes(run: Genesis, home: Home) -> int:
     """Return the bytes that are not in the home of what the run's adapter goes beside; as `fetch_base`."""
-    runs = by_section(run) if isinstance(run, RunConfig) else []
-    return sum(each.held_base_nbytes for each in runs if each.base and home.blobs.open(each.base) is None)
+    return sum(nbytes for _, nbytes in _missing_bases(run, home))
 
 
 async def fetch_base(node: Node, peers: Sequence[PeerId], run: RunConfig, home: Home) -> None:
     """Fetch into the home what is not there of what the run's adapter goes beside; of a run with stages, all of it."""
-    for each in by_section(run):
+    for base, nbytes in _missing_bases(run, home):
+        home.blobs.put(await node.fetch_any(everybody(node, peers), base, nbytes))
+
+
+def _missing_bases(run: Genesis, home: Home) -> Iterator[tuple[Digest, int]]:
+    for each in by_section(run) if isinstance(run, RunConfig) else ():
         if each.base and home.blobs.open(each.base) is None:
-            home.blobs.put(await node.fetch_any(everybody(node, peers), each.base, each.held_base_nbytes))
+            yield each.base, each.held_base_nbytes

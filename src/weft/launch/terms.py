@@ -200,6 +200,7 @@ class Terms:
     is_complete: bool = False  # nothing is left to train
     is_here: bool = False  # it is complete, and this machine has all of it
     draws_texts: bool = False
+    is_drawing_only: bool = False  # it trains nothing, and judges nothing
 
     @property
     def total_tokens(self) -> int:
@@ -374,6 +375,7 @@ def terms(
         left_s=_left_s(run, left_tokens, heard),
         is_complete=is_here or heard.is_complete or left_tokens == 0,
         is_here=is_here,
+        is_drawing_only=settings.is_drawing_only,
         draws_texts=bool(settings.serve_nbytes) and not isinstance(run, LoopConfig),
     )
 

@@ -30,7 +30,7 @@ from weft.cost.pipeline import Crossing, MicroBatch, Shape
 from weft.errors import ConfigError, TooLarge
 from weft.ids import several
 from weft.model.flat import layout
-from weft.model.sections import Section, sections
+from weft.model.sections import Section, num_section_base, sections
 from weft.pipeline.config import PipelineConfig
 from weft.plan.forecast import forecast, pace_of
 from weft.plan.groups import grouped_time
@@ -261,8 +261,9 @@ class _Planner:
         memory = section_memory(
             self.holding, self.cuts[number], num_members=num_here, num_taken=num_taken, is_half=machines.is_half
         )
+        base = cost.vector_nbytes(num_section_base(self.holding.model, self.cuts[number]))
         device, host = memory.on_gpu if machines.is_gpu else (0, memory.on_cpu)
-        return device, host + cost_pipeline.BASE_NBYTES
+        return device and device + base, host + base + cost_pipeline.BASE_NBYTES  # a GPU's host reads it first
 
     def _held(self, number: int, machines: Machines, count: int, placed: Sequence[Counter[Machines]]) -> Held:
         num_here, num_first = sum(placed[number].values()), sum(placed[0].values())

@@ -28,6 +28,7 @@ from weft.model.config import AdapterConfig, ModelConfig, Size, num_base_paramet
 from weft.model.flat import layout
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer, HexRun
+from weft.pipeline.codec.activations import SubspaceConfig
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
 from weft.run.outline import AdmissionConfig, TicketAdmission
@@ -248,6 +249,10 @@ def check_adapter_in_stages(pipeline: PipelineConfig, *, has_dropout: bool) -> N
         )
     if pipeline.split is not None:
         raise ConfigError("pipeline.split: members of a team hold whole matrices, and no adapters. Leave it out.")
+    if isinstance(pipeline.activations, SubspaceConfig):
+        raise ConfigError(
+            "pipeline.activations: subspace: what an adapter goes beside lies in no subspace. Choose another type."
+        )
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
             f"the weights that the run's adapter goes beside ({short(config.base)}) are not in {home.root}. "
             + (
                 "Fetch the whole model from its members: weft gather -"
-                if isinstance(config, StagedConfig)
+                if isinstance(config, StagedConfig) and config.stage is None
                 else "Join the run, which fetches them: weft join -"
             )
         )
@@ -94,6 +94,15 @@ def reference_of(config: RunConfig, home: Home) -> Float32[Tensor, " num"] | Non
             f"in {home.root}. Join the run, which fetches them: weft join -"
         )
     return reference
+
+
+def frozen_section(config: StagedConfig, home: Home) -> Frozen:
+    """Return what a stage computes with and never changes.
+
+    Raises:
+        ConfigError, DataError: as `base_of`.
+    """
+    return Frozen(base_of(config, home))
 
 
 def frozen_of(config: RunConfig, home: Home, tokenizer: Tokenizer, came_with: bytes) -> Frozen:

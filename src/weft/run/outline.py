@@ -18,6 +18,7 @@ from weft.events import DataReady
 from weft.ids import Digest, PeerId, RunId
 from weft.net.admission import Admission, Anyone, ByKeys, ByTicket
 from weft.net.messages import HexDigest, HexPeer, HexRun
+from weft.pipeline.messages import MAX_STAGES
 from weft.store.home import Home
 
 Lookup = Callable[[PeerId, Digest], wire.Buffer | None]
@@ -54,7 +55,8 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
     initial: HexDigest
-    initials: tuple[HexDigest, ...] = ()  # of a model that is cut into sections: of each
+    # Of a model that is cut into sections, of each.
+    initials: Annotated[tuple[HexDigest, ...], msgspec.Meta(max_length=MAX_STAGES + 1)] = ()
     is_seeded: bool = False
     data: DataIndex | None = None  # None, as of the next two: members train in loops of their own
     is_private: bool = True
@@ -66,7 +68,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     predecessor: HexRun | None = None
     came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET
     base: HexDigest | msgspec.UnsetType = msgspec.UNSET
-    bases: tuple[HexDigest, ...] = ()  # of a model that is cut: of each section
+    bases: Annotated[tuple[HexDigest, ...], msgspec.Meta(max_length=MAX_STAGES)] = ()  # as `initials`
     base_nbytes: _Count | msgspec.UnsetType = msgspec.UNSET
 
     @property

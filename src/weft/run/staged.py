@@ -67,6 +67,10 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
             raise ConfigError(
                 "bases: a run with stages has one of each where its model has an adapter, and only there."
             )
+        if self.stage is None and (
+            self.initial != initial_of(self.initials) or (self.bases and self.base != initial_of(self.bases))
+        ):
+            raise ConfigError("initial, base: of a run with stages they name those of its parts. Do not join it.")
         if self.train.loss is not msgspec.UNSET:
             raise ConfigError("train.loss: stages know no pairs of answers. Leave stages out.")
         check_staged(self.method)

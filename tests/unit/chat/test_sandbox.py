@@ -25,7 +25,7 @@ def lack() -> str:
 
 
 needs_bwrap = pytest.mark.skipif(bool(lack()), reason=lack() or "it is there")
-CLONE, ADD_KEY = (220, 217) if platform.machine() == "aarch64" else (56, 248)
+CLONE, ADD_KEY, IO_SETUP = (220, 217, 0) if platform.machine() == "aarch64" else (56, 248, 206)
 REFUSED = (errno.EPERM, errno.ENOSYS)
 TWICE = "def twice(x):\n    return 2 * x"
 
@@ -93,6 +93,8 @@ def test_what_no_limit_counts_is_refused_by_the_system() -> None:
         "queues": "libc.msgget(0, 0o1600)",
         "semaphores": "libc.semget(0, 9, 0o1600)",
         "rings": "libc.syscall(425, 1, bytes(120))",
+        "requests": f"libc.syscall({IO_SETUP}, 9, ctypes.byref(ctypes.c_ulong()))",
+        "connections": "libc.socket(2, 1, 0)",
         "keys": f"libc.syscall({ADD_KEY}, b'user', b'x', b'x', 1, -3)",
         "the machine around this one": "libc.socket(40, 1, 0)",
     }
@@ -123,7 +125,7 @@ def test_calls_have_the_numbers_that_the_kernel_gives_them(machine: str, header:
     numbers = dict(re.findall(r"#define __NR_(\w+)\s+(\d+)", path.read_text(encoding="utf-8")))
     names = (
         "shmget msgget semget unshare setns mount fsopen io_uring_setup add_key request_key keyctl bpf perf_event_open "
-        "userfaultfd"
+        "userfaultfd io_setup"
     )
     calls = seccomp.CALLS[machine]
     assert calls.refused == tuple(int(numbers[name]) for name in names.split())

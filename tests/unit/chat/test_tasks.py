@@ -8,8 +8,8 @@ import pytest
 
 from weft.chat import schemas
 from weft.chat.matches import Match, code_in, matches, why_never
-from weft.chat.tasks import Task, task_of, tasks_of
-from weft.errors import DataError
+from weft.chat.tasks import Task, are_tasks, task_of, tasks_of
+from weft.errors import ConfigError, DataError
 
 ASKED = ({"role": "user", "content": "2 + 2?"},)
 
@@ -133,6 +133,33 @@ def test_a_schema_may_refer_to_parts_of_itself_but_not_ask_for_years(monkeypatch
     for schema in (doubled, json.dumps(nested)):
         assert not why_never("schema", schema)
         assert not matches("schema", '{"a": 1}', schema)
+    both = json.dumps({"$defs": {**twice, "d60": {}}, "$ref": "#/$defs/d0", "unevaluatedProperties": False})
+    assert why_never("schema", both).startswith("it takes longer")
+    assert not matches("schema", '{"a": 1}', both)
+    assert why_never("schema", '{"$ref": "#/nowhere"}').startswith("it is no JSON Schema")
+    assert not matches("schema", "[" * 993 + "]" * 993, tree)
+    monkeypatch.setattr(schemas, "_RUN", "import nothing_of_that_name")
+    with pytest.raises(ConfigError, match="nothing_of_that_name"):
+        matches("schema", "{}", tree)
+
+
+@pytest.mark.parametrize(
+    ("row", "is_task"),
+    [
+        ({"question": "2 + 2?", "answer": "4"}, True),
+        ({"question": "Say a rhyme"}, True),
+        ({"question": "Which?", "choices": ["a", "b"], "kind": "x"}, True),
+        ({"question": "?", "chosen": "a", "rejected": "b"}, False),
+        ({"question": "?", "response": "a"}, False),
+        ({"question": "?", "context": "a", "text": "b"}, False),
+        ({"question": "?", "messages": [{"role": "user", "content": "a"}]}, False),
+        ({"instruction": "a", "output": "b", "question": "?"}, False),
+        ({"text": "a"}, False),
+    ],
+)
+def test_files_of_other_kinds_are_no_tasks(tmp_path: Path, row: dict[str, Any], is_task: bool) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert are_tasks(["rows.jsonl"], tmp_path) is is_task
 
 
 def test_code_is_found_however_many_fences_there_are() -> None:

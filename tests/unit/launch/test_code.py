@@ -11,6 +11,7 @@ from weft.errors import ConfigError
 from weft.events import Event, Notice
 from weft.extension import knows, learn_from, source_of
 from weft.launch.code import learn, recall
+from weft.launch.corpus import ONE
 from weft.launch.session import Options
 from weft.run.machine import PeerConfig
 from weft.run.reward import ExtensionReward, JudgeConfig, with_judge
@@ -72,6 +73,25 @@ def test_a_text_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
     (tmp_path / "home" / "code").write_text("no folder")
     learn(options(tmp_path / "home", file), told.append)
     assert "give it again at the next start" in [each.text for each in told if isinstance(each, Notice)][-1]
+
+
+def test_who_only_draws_needs_no_judge(tmp_path: Path) -> None:
+    source = "ab" * 32
+    reward = ExtensionReward(judge=JudgeConfig(name="test.unheard", source=source))
+    run = made(write_base(tmp_path), reward=msgspec.to_builtins(reward)).config
+    ONE.check_fits(run, PeerConfig(device="cpu", is_drawing_only=True))
+    with pytest.raises(ConfigError, match="none of that name"):
+        ONE.check_fits(run, PeerConfig(device="cpu"))
+
+
+def test_a_text_may_begin_with_a_mark_of_its_order(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text("\ufeff" + JUDGE, encoding="utf-8")
+    assert [known.name for known in learn_from(tmp_path / "judge.py")] == ["test.ones"]
+
+
+def test_a_name_that_no_file_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no name of a file"):
+        learn_from(Path("a\0b"))
 
 
 def test_what_was_learnt_last_is_what_a_name_means(tmp_path: Path) -> None:

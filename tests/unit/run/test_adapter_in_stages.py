@@ -1,6 +1,8 @@
 """An adapter whose model is cut: each stage has its part of both, and all parts together are the whole."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -8,12 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from unit.launch.test_terms import TICKET
 from unit.pipeline.stages import packed
 from weft.codec.config import Fp32Config
 from weft.config import from_tree
+from weft.cost.pipeline import BASE_NBYTES
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError
-from weft.launch.fetch import take_model
+from weft.launch.fetch import fetch_run, lacks_first_weights, missing_base_nbytes, take_model
+from weft.launch.terms import Heard, terms
 from weft.model.config import AdapterConfig, ModelConfig, num_parameters, plain
 from weft.model.flat import cut, over, paste
 from weft.model.initial import initial_vector
@@ -29,10 +34,11 @@ from weft.run.config import RunFile
 from weft.run.frozen import base_of
 from weft.run.genesis import drawn_adapter, initial, read_run, seal
 from weft.run.machine import PeerConfig
+from weft.run.outline import named_by, read_outline
 from weft.run.staged import StagedConfig
 from weft.store.home import Home
 from weft.training.device import choose
-from weft.training.section_memory import ASSUMED_MEMBERS, needed_nbytes, of_run, section_memory
+from weft.training.section_memory import ASSUMED_MEMBERS, least_nbytes, needed_nbytes, of_run, section_memory
 from weft.wire import encode
 
 SEQ_LEN = 32
@@ -99,14 +105,39 @@ def test_all_parts_are_the_whole(tmp_path: Path, is_half: bool) -> None:
     whole = drawn_adapter(run)
     assert whole is not None
     assert torch.equal(whole, drawn)
+    assert not lacks_first_weights(run.of_stage(0), Home(tmp_path / "elsewhere"))
     for section, part in zip(run.cuts, elsewhere, strict=True):
         assert part is not None, "it follows from the seed"
         assert torch.equal(part, cut(run.model, drawn, section))
 
 
 def test_sections_are_as_those_of_the_base(tmp_path: Path) -> None:
-    cuts = sealed(tmp_path, weights()).cuts
-    assert [len(each.layers) for each in cuts] == [1, 2, 1], "the ends hold the matrix of all tokens, too"
+    run = sealed(tmp_path, weights())
+    assert [len(each.layers) for each in run.cuts] == [1, 2, 1], "the ends hold the matrix of all tokens, too"
+    largest = run.of_largest().stage
+    assert largest in (0, 2), "though the middle one has most of the adapter"
+
+
+def test_members_may_be_asked_for_all_parts_of_the_base(tmp_path: Path) -> None:
+    run, elsewhere = sealed(tmp_path, weights()), Home(tmp_path / "elsewhere")
+    assert isinstance(run.bases, tuple)
+    assert set(run.bases) <= named_by(read_outline(encode(run), run.run), run.run)[0]
+    sizes = [run.of_stage(stage).held_base_nbytes for stage in range(STAGES)]
+    assert missing_base_nbytes(run, elsewhere) == sum(sizes)
+    assert missing_base_nbytes(run.of_stage(1), elsewhere) == sizes[1]
+    assert not missing_base_nbytes(run, Home(tmp_path / "home"))
+
+
+def test_terms_and_plans_count_the_base(tmp_path: Path) -> None:
+    run, settings = sealed(tmp_path, weights()), PeerConfig(device="cpu")
+    told = [terms(run, TICKET, Home(tmp_path / name), settings, Heard()).fetch_nbytes for name in ("elsewhere", "home")]
+    assert told[0] - told[1] >= min(run.of_stage(stage).held_base_nbytes for stage in range(STAGES))
+    holding, base = of_run(run), [4 * num_section_parameters(plain(run.model), cut) for cut in run.cuts]
+    assert least_nbytes(holding, run.cuts) > max(base) + BASE_NBYTES
+    adapters = [section_memory(holding, cut, num_members=1, num_taken=1).on_cpu for cut in run.cuts]
+    assert least_nbytes(holding, run.cuts) == BASE_NBYTES + max(
+        each + more for each, more in zip(adapters, base, strict=True)
+    )
 
 
 def test_an_adapter_that_was_trained_before_goes_on(tmp_path: Path) -> None:
@@ -121,6 +152,7 @@ def test_an_adapter_that_was_trained_before_goes_on(tmp_path: Path) -> None:
         paste(run.model, begins, run.cuts[stage], first)
     assert torch.equal(begins, learnt)
     assert drawn_adapter(run) is None
+    assert lacks_first_weights(run.of_stage(0), Home(tmp_path / "elsewhere"))
     assert initial(run.of_stage(0), Home(tmp_path / "elsewhere")) is None, "it has to be fetched"
 
 
@@ -185,6 +217,7 @@ def test_a_member_needs_room_for_its_part_of_the_base(tmp_path: Path) -> None:
     [
         ({"adapter": {**ADAPTER, "dropout": 0.1}}, "adapter.dropout: stages compute with all"),
         ({"pipeline": {"split": {"by": "heads"}}, "method": {"type": "ddp"}}, "members of a team hold whole matrices"),
+        ({"pipeline": {"activations": {"type": "subspace"}}, "method": {"type": "ddp"}}, "lies in no subspace"),
     ],
 )
 def test_what_stages_do_not_compute_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -197,3 +230,14 @@ def test_a_run_that_does_not_say_what_parts_go_beside_is_refused(tmp_path: Path)
     for bases in (msgspec.UNSET, run.bases[:-1]):  # type: ignore[index]
         with pytest.raises(ConfigError, match="bases: a run with stages has one of each"):
             msgspec.structs.replace(run, bases=bases)
+    for name in ("base", "initial"):
+        with pytest.raises(ConfigError, match="they name those of its parts"):
+            msgspec.structs.replace(run, **{name: "ab" * 32})
+
+
+def test_nobody_joins_a_stage_alone(tmp_path: Path) -> None:
+    stage, home = sealed(tmp_path, weights()).of_stage(1), Home(tmp_path / "joins")
+    home.blobs.put(encode(stage))
+    node: Any = SimpleNamespace(run=stage.run)
+    with pytest.raises(ConfigError, match="a stage of another"):
+        asyncio.run(fetch_run(node, [], home, 1 << 30))

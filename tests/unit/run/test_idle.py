@@ -327,7 +327,16 @@ def test_what_a_program_sets_is_what_differs_from_the_defaults() -> None:
 
 # --- a machine's settings ---
 
-DEVICE = {"device", "precision", "micro_batch", "threads", "is_compiled", "has_recompute", "caps.vram_nbytes"}
+DEVICE = {
+    "device",
+    "precision",
+    "base_numbers",
+    "micro_batch",
+    "threads",
+    "is_compiled",
+    "has_recompute",
+    "caps.vram_nbytes",
+}
 SERVING = {"serve_nbytes", "serve_share"}
 STAYING = {"caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only", "code", *SERVING}
 WAYS = ("transports", "tls.", "iroh.")

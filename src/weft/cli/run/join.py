@@ -131,7 +131,7 @@ def describe(terms: "Terms") -> str:
             f"model     {_model(terms)}",
             f"data      {where}",
             *_stewards(len(run.stewards)),
-            *_code(run),
+            *([] if terms.is_drawing_only else _code(run)),
             f"to fetch  {terms.to_fetch}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for the program itself, "

@@ -12,6 +12,7 @@ Nothing but notices is told of the rounds of a tied matrix: they are part of the
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ from weft.peer.peer import Context, Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot, load
 from weft.pipeline.sender import Origin
 from weft.pipeline.worker import Bounds, CurrentStep, Worker
-from weft.run.frozen import Frozen, base_of
+from weft.run.frozen import frozen_section
 from weft.run.genesis import initial
 from weft.run.staged import channel_of
 from weft.stages.messages import BeatAnswer, BeatRequest, Held, LeaveAnswer, MayLeave, PinAt, PinnedAnswer, State
@@ -242,7 +243,7 @@ class Member(Membership):
         batches = kit.data.batches(run, "train")
         matrix = None if tied is None else tied.trainer
         self._tied = None if tied is None else tied.conductor
-        frozen = lambda: Frozen(base_of(run, kit.home))  # noqa: E731
+        frozen = partial(frozen_section, run, kit.home)
         self.trainer = kit.make_section(run, kit.settings, batches, self._emit_from_thread, clock, matrix, frozen)
         current, onward = CurrentStep(stage, clock), None if stage == run.stages - 1 else pipeline.sender(stage + 1)
         bounds = Bounds(num_taken=fitting(run, kit.settings, choose(kit.settings)))
