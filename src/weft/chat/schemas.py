@@ -55,10 +55,11 @@ def why_none(schema: str) -> str:
     try:
         if _refers(schema):
             found = _apart(schema, None)
-            return _TOO_LONG if found is None else _said_no(found)
+            why = "" if found is None else str(found["why"])
+            return _TOO_LONG if found is None else f"it is no JSON Schema: {why}" if why else ""
         _made(schema)
     except jsonschema_rs.ValidationError as error:
-        return _said_no({"why": error.message})
+        return f"it is no JSON Schema: {error.message}"
     except (ValueError, RecursionError) as error:
         return f"it is no JSON: {error}"
     return ""
@@ -78,10 +79,6 @@ def fits(schema: str, said: str) -> bool:
         return False
     found = _apart(schema, said)
     return found is not None and found.get("fits") is True
-
-
-def _said_no(found: dict[str, Any]) -> str:
-    return f"it is no JSON Schema: {found['why']}" if found["why"] else ""
 
 
 @lru_cache(64)

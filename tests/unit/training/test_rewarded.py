@@ -102,6 +102,18 @@ def trainer(base: Path, sealed: Sealed, told: list[Event], **settings: Any) -> t
     return found, outer
 
 
+@pytest.mark.full
+def test_who_draws_for_others_needs_no_judge(base: Path) -> None:
+    reward = {"type": "extension", "judge": {"name": "test.unheard", "source": "ab" * 32}, "samples": 2}
+    sealed = made(base, reward=reward)
+    found, _ = trainer(base, sealed, [], is_drawing_only=True)
+    assert isinstance(found, RewardedTrainer)
+    (answers,) = found.answers(np.arange(1), found.edition)
+    assert len(answers) == 2
+    with pytest.raises(ConfigError, match="none of that name"):
+        trainer(base, sealed, [])
+
+
 def rewards(told: list[Event]) -> list[float]:
     return [event.reward for event in told if isinstance(event, Rewarded)]
 
