@@ -1,11 +1,13 @@
 """When a text that a model drew answers a task.
 
-exact       it is the answer, but for white space around it, and a full stop after it
-contains    the answer stands in it
-number      the last number in it is the answer's
-json        it is JSON of the same value
-schema      it is JSON that fits the answer, a JSON Schema (`schemas`)
-tests       its Python code passes the answer, which is code with assertions (`sandbox`)
+    exact       it is the answer, but for white space around it, and a full stop after it
+    contains    the answer stands in it
+    number      the last number in it is the answer's
+    json        it is JSON of the same value
+    schema      it is JSON that fits the answer, a JSON Schema (`schemas`)
+    tests       its Python code passes the answer, which is code with assertions (`sandbox`)
+
+Text of a file and text of a model meet here: what could take long, or do harm, is asked in a process of its own.
 """
 
 import ast

@@ -227,7 +227,8 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
             num_thinned=thinned(run.model),
         ),
     )
-    needed = with_base(by_place(memory, device), run, whole(run.model), peer, device)
+    numbers = base_numbers(run, peer, device)
+    needed = with_base(by_place(memory, device), run.model, whole(run.model), numbers, device)
     if isinstance(run.train.loss, DpoConfig):
         for place in needed:
             needed[place] += cost.vector_nbytes(run.num_parameters)
@@ -243,28 +244,17 @@ def base_numbers(run: RunConfig, peer: PeerConfig, device: Device) -> Numbers:
 
 
 def with_base(
-    needed: dict[str, int], run: RunConfig, section: Section, peer: PeerConfig, device: Device
+    needed: dict[str, int], model: ModelConfig, section: Section, numbers: Numbers, device: Device
 ) -> dict[str, int]:
-    """Return what a member needs with what its adapter goes beside: the host reads it in fp32 first; by place."""
-    if run.model.adapter is UNSET:
-        return needed
-    numbers = base_numbers(run, peer, device)
-    return {
-        place: num + base_nbytes(run.model, section, numbers, is_host=place == "cpu", is_cpu=device.is_cpu)
-        for place, num in needed.items()
-    }
+    """Return what a member needs with what its section's adapter goes beside; by place.
 
-
-def base_nbytes(model: ModelConfig, section: Section, numbers: Numbers, *, is_host: bool, is_cpu: bool) -> int:
-    """Return what a section's adapter goes beside takes in a place: on the device as it is held, on the host in fp32.
-
-    Args:
-        is_host: of the host's memory, which is the device's, too, where that `is_cpu`.
+    The host reads it in fp32 first; on the device it is as it is held.
     """
-    held = held_nbytes(model, section, numbers)
-    if not is_host:
-        return held
-    return held_nbytes(model, section, "fp32") + (held if is_cpu and numbers != "fp32" else 0)
+    if model.adapter is UNSET:
+        return needed
+    held, first = (held_nbytes(model, section, each) for each in (numbers, "fp32"))
+    on_host = first + (held if device.is_cpu and numbers != "fp32" else 0)
+    return {place: num + (on_host if place == "cpu" else held) for place, num in needed.items()}
 
 
 def with_texts(

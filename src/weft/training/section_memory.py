@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from msgspec import UNSET
-
 from weft.cost import pipeline as cost_pipeline
 from weft.cost import training as cost
 from weft.cost.pipeline import MicroBatch, Shape
@@ -37,13 +35,13 @@ from weft.sync.costs import peer_memory
 from weft.sync.method.choices import Choices
 from weft.training.device import (
     Device,
-    base_nbytes,
     base_numbers,
     by_place,
     decoder,
     figures,
     fits,
     free_nbytes,
+    with_base,
     with_texts,
 )
 
@@ -162,11 +160,7 @@ def needed_nbytes(
         is_half=device.precision != "fp32",
         has_recompute=has_recompute,
     )
-    needed = by_place(memory, device)
-    if holding.model.adapter is not UNSET:
-        for place in needed:
-            is_host = place == "cpu"
-            needed[place] += base_nbytes(holding.model, section, numbers, is_host=is_host, is_cpu=device.is_cpu)
+    needed = with_base(by_place(memory, device), holding.model, section, numbers, device)
     return with_texts(needed, holding.model, section, holding.pipeline.activations, device, serve_nbytes)
 
 
