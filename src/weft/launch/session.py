@@ -108,6 +108,7 @@ class Options:
         None
     )  # takes how far that has come which takes long before this peer has a name in the run
     names: Names = Names()
+    moved: Path | None = None  # where the day's bytes are counted; None: in the peer's folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,8 +240,9 @@ async def session(
     with ExitStack() as stack:
         stack.enter_context(identity)
         clock, settings, folder = SystemClock(), options.settings, options.home.folder(run, identity.peer)
-        day = DayCount(folder.moved, settings.caps, clock)
+        day = DayCount(options.moved or folder.moved, settings.caps, clock)
         day.require()
+        stack.callback(day.keep)
         bulletins, pace = Bulletins(identity, run, clock), RoundPace(clock)
         unsaved = of_killed(last_entries(folder.log))
         log = stack.enter_context(

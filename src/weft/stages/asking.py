@@ -2,6 +2,7 @@
 
 async with asking(ticket_text, options) as asked:
     asked.entry.begin(Wanted(...))         # as of an engine
+    await asked.ended                      # where this machine may move no more today
 
 Of a run with stages all members are linked, as they are to each other. Of one without, those that draw text: others are
 let go of again, and more are tried until `MOST_DRAWING` are there.
@@ -42,6 +43,7 @@ SILENT_S = 4 * NEWS_S  # after which a linked member draws none: those that do s
 
 @dataclass(frozen=True)
 class Asked:
+    ended: asyncio.Future[str]  # why it can ask no more
     entry: Entry
     run: RunConfig
     tokenizer: Tokenizer
@@ -59,6 +61,7 @@ async def asking(ticket_text: str, options: Options, max_context: int = 0) -> As
         max_context: tokens of prompt and answer; 0: as many as the model reads.
 
     Raises:
+        ConfigError: nothing is left of the bytes that this machine may move today.
         TicketError: no ticket; TicketMismatch: of another version or run.
         Unreachable, Refused: nobody on it answered, or let this peer in.
         ConfigError: its members train in loops of their own, or its model reads less.
@@ -72,7 +75,8 @@ async def asking(ticket_text: str, options: Options, max_context: int = 0) -> As
         return run
 
     identity = _identity(options, ticket.run, has_secret=ticket.secret is not None)
-    async with aside(ticket, identity, lambda home: replace(options, home=home)) as s:
+    moved, guarded = options.home.moved_asking(ticket.run), Asking()
+    async with aside(ticket, identity, lambda home: replace(options, home=home, moved=moved)) as s, s.guarded(guarded):
         await s.start()
         run, blob = await introduced(replace(s, options=options), ticket, checked)
         link, cut = StageLink(s.node), cut_of(run)
@@ -87,7 +91,24 @@ async def asking(ticket_text: str, options: Options, max_context: int = 0) -> As
             emit=s.emit,
         )
         async with meeting(s.node, run, s.clock, entry.paths.serves), aclosing(entry):
-            yield Asked(entry, run, from_bytes(blob), decode(read_came_with(run, options.home)))
+            yield Asked(guarded.ended, entry, run, from_bytes(blob), decode(read_came_with(run, options.home)))
+
+
+class Asking:
+    """What a guard looks after here."""
+
+    pausing = None
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def stop(self, reason: str) -> None:
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+    def fail(self, error: Exception) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
 
 
 def _identity(options: Options, run: RunId, *, has_secret: bool) -> Identity:

@@ -221,6 +221,10 @@ class Home:
                 raise ConfigError(f"{name[:80]!r} names no run or peer: a name is 64 hexadecimal digits.")
         return PeerFolder(self.root / "runs" / run / peer)
 
+    def moved_asking(self, run: RunId) -> Path:
+        """Return where it is counted what moved today for questions to the members of `run`, by whatever key."""
+        return self.root / "asked" / run
+
     def close(self) -> None:
         """Let go of all mapped files."""
         self.shards.close()

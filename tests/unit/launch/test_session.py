@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from weft.clock import VirtualClock
-from weft.errors import Refused
+from weft.errors import ConfigError, Refused
 from weft.events import VERSION, Entry, Event, Notice, PeerStarted, PeerStopped, StepDone
 from weft.ids import Digest, PeerId, RunId, Step, short, start_of
 from weft.keys import Identity
@@ -216,3 +216,26 @@ def test_who_was_killed_is_told_at_the_next_start_what_is_lost(tmp_path: Path) -
         "this peer was killed, or failed, last time: 1,024 tokens that it had trained were not saved and are lost"
     ]
     assert begun(PeerStopped(reason="stopped by Ctrl-C")) == []
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_was_moved_today_is_counted_over_starts_that_nothing_guards(tmp_path: Path, apart: bool) -> None:
+    moved = tmp_path / "counted" if apart else None
+    settings = PeerConfig(caps=CapsConfig(day_nbytes=10**8))
+
+    def started(name: str, spent: int) -> int:
+        options = Options(home=Home(tmp_path / name), key=None, settings=settings, moved=moved)
+
+        async def main() -> int:
+            async with session(options, RUN, Identity.from_seed(bytes(32))) as s:
+                before = s.day.moved.nbytes
+                s.day.ration.spend(spent)
+                return before
+
+        return asyncio.run(main())
+
+    assert started("first", 10**6) == 0
+    assert started("first", 2 * 10**6) == 10**6
+    assert started("second", 10**8) == (3 * 10**6 if apart else 0)
+    with pytest.raises(ConfigError, match="midnight"):
+        started("second", 0)

@@ -31,7 +31,7 @@ from weft.dashboard import figures
 from weft.dashboard.logs import is_there
 from weft.dashboard.words import notable
 from weft.errors import ConfigError
-from weft.events import Entry, ReceiptFailed, ReceiptsDiffer, TextChanged, TextMoved
+from weft.events import Entry, Notice, ReceiptFailed, ReceiptsDiffer, TextChanged, TextMoved
 from weft.ids import short
 
 if TYPE_CHECKING:
@@ -217,11 +217,12 @@ def options_of(asks: Asking, home: Path) -> "Options":
     return Options(home=Home(home), key=None, settings=settings, sinks=(Moves(),))
 
 
-_SAID = (TextMoved, TextChanged, ReceiptsDiffer, ReceiptFailed)
+_SAID = (Notice, TextMoved, TextChanged, ReceiptsDiffer, ReceiptFailed)
 
 
 class Moves:
-    """Says where answers go on with another member or other weights, or receipts are wrong: once within `MOVES_S`."""
+    """Says where answers go on with another member or other weights, where receipts are wrong, and what of this machine
+    has to be known: once within `MOVES_S`."""
 
     def __init__(self) -> None:
         self._told_at: dict[str, float] = {}
@@ -278,7 +279,9 @@ async def _ask_members(
         _tell(model, told_of(asked.entry.num_stages))
         tell_address(address(listener), host, keys)
         application = app(models, keys, metrics=Metrics(models), page=page_routes("serve"))
-        await answering(application, listener, lambda: loop.call_soon_threadsafe(asked.entry.close))
+        await answering(application, listener, lambda: loop.call_soon_threadsafe(asked.entry.close), asked.ended)
+        if asked.ended.done():
+            tell(asked.ended.result())
         with suppress(asyncio.CancelledError):  # what ended the server is told once more, and cancels this task
             await asyncio.sleep(0)
 
@@ -426,8 +429,13 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
     tell("stopped")
 
 
-async def answering(app: "Starlette", listener: "socket.socket", on_told: Callable[[], object]) -> None:
-    """Answer requests until a signal comes, which is then told once more.
+async def answering(
+    app: "Starlette",
+    listener: "socket.socket",
+    on_told: Callable[[], object],
+    ended: "asyncio.Future[str] | None" = None,
+) -> None:
+    """Answer requests until a signal comes, which is then told once more, or `ended` is.
 
     Args:
         on_told: ends the answers that are under way, from any thread; they have `ENDS_S` for their last words.
@@ -438,9 +446,16 @@ async def answering(app: "Starlette", listener: "socket.socket", on_told: Callab
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            self._tell()
+            super().handle_exit(sig, frame)
+
+        def end(self) -> None:
+            self._tell()
+            self.should_exit = True
+
+        def _tell(self) -> None:
             if not self.should_exit:
                 threading.Thread(target=on_told, daemon=True, name="ending").start()
-            super().handle_exit(sig, frame)
 
     server = Server(
         uvicorn.Config(
@@ -453,6 +468,8 @@ async def answering(app: "Starlette", listener: "socket.socket", on_told: Callab
             lifespan="off",
         )
     )
+    if ended is not None:
+        ended.add_done_callback(lambda _ended: server.end())
     sys.setswitchinterval(SWITCH_S)
     await server.serve(sockets=[listener])
 

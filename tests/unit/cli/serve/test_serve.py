@@ -1,5 +1,6 @@
 """`weft serve` as a process on a small checkpoint, what it refuses, and that every option of its help has an effect."""
 
+import asyncio
 import http.client
 import json
 import signal
@@ -16,13 +17,14 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from starlette.applications import Starlette
 
 from api_stub import serving as stub
 from unit.cli.small import RUN, TEXT, Kept, Weft
 from unit.cli.test_bad_input import refused
 from weft.cli.model.trained import Trained, open_trained
 from weft.cli.options import Numbers
-from weft.cli.serve.serve import How, Where, keys_of, load
+from weft.cli.serve.serve import How, Where, answering, keys_of, load
 from weft.errors import ConfigError
 from weft.serve.keys import new_key, save_keys
 
@@ -325,3 +327,19 @@ def test_it_listens_where_it_is_told(weft: Weft, kept: Kept, monkeypatch: pytest
     assert answer.code == 0, answer.err
     assert answer.out.startswith("http://127.0.0.1:")
     assert "mine: " in answer.err
+
+
+def test_a_server_whose_time_is_up_ends_as_with_ctrl_c() -> None:
+    told = threading.Event()
+
+    async def main() -> None:
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            asyncio.get_running_loop().call_later(0.3, ended.set_result, "0.1 GB moved today")
+            await asyncio.wait_for(answering(Starlette(), listener, told.set, ended), ENDS_S)
+        assert ended.done()
+
+    before = sys.getswitchinterval()
+    asyncio.run(main())
+    sys.setswitchinterval(before)
+    assert told.wait(ENDS_S)
