@@ -146,7 +146,7 @@ def engine_of(
     *,
     has_guesses: bool = True,
 ) -> Engine:
-    """Return an engine; `vector` is read and not kept."""
+    """Return an engine; `vector` is read, and kept as `Weights` does."""
     weights = Weights(config, vector.to(device), planned.kind)
     kept = KeysAndValues(config, planned.num_pages, device, planned.kind)
     return Engine(

@@ -47,7 +47,8 @@ class Layer:
 
 
 class Weights:
-    """The numbers of a model or of a section, ready to multiply by. Vectors are read, and not kept.
+    """The numbers of a model or of a section, ready to multiply by. Vectors are read, and not kept; but in fp32
+    matrices are views of them, so they have to stay as they are.
 
     Args:
         vector: flat, fp32 (`model.flat`).

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
+import torch
+
 from weft.codec.build import build as build_codec
 from weft.codec.config import LOSSY
 from weft.cost import training as cost
@@ -29,6 +31,7 @@ from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import NesterovConfig
 from weft.sync.round.shares import num_drawn
 from weft.training.device import decoder, thinned
+from weft.training.text_memory import TextMemory, answer_memory
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
 # Of the fastest's speed: who has so much is leased as much. And how much faster than the median the fastest may count.
@@ -320,10 +323,12 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
     frozen = cost.vector_nbytes(num_base_parameters(question.model))
     if isinstance(question.train.loss, DpoConfig):
         frozen += cost.vector_nbytes(num)
+    place = torch.device("cuda" if machines.is_gpu else "cpu")
+    drawn = answer_memory(question.model, place, question.train.seq_len) if question.has_reward else TextMemory(0, 0)
     if not machines.is_gpu:
-        return 0, memory.on_cpu + more + frozen
+        return 0, memory.on_cpu + more + frozen + sum(drawn)
     on_device, on_host = memory.on_gpu
-    return on_device + frozen, on_host + more + frozen
+    return on_device + frozen + drawn.device, on_host + more + frozen + drawn.host
 
 
 def _group_nbytes(question: Question) -> int:

@@ -70,6 +70,7 @@ class Question:
         has_even_leases: all members are leased as much data; else slower ones less, so that all finish together.
         idle_share: of a machine's watts, while it waits.
         electors: peers at most that vote; the others contribute through them.
+        has_reward: peers learn from answers that they draw.
     """
 
     model: ModelConfig
@@ -81,6 +82,7 @@ class Question:
     price_per_kwh: float
     idle_share: float
     electors: int = MAX_MEMBERS
+    has_reward: bool = False
 
     @property
     def num_electors(self) -> int:

@@ -33,7 +33,7 @@ from weft.run.host import gigabytes, host_free_nbytes, process_nbytes
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.sync.costs import peer_memory
 from weft.texts.section import codec_of, kind_with
-from weft.training.text_memory import text_memory
+from weft.training.text_memory import TextMemory, answer_memory, text_memory
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -232,6 +232,8 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
     if isinstance(run.train.loss, DpoConfig):
         for place in needed:
             needed[place] += cost.vector_nbytes(run.num_parameters)
+    if run.reward is not UNSET:
+        needed = _with(needed, answer_memory(run.model, device.torch, run.train.seq_len), device)
     return with_texts(needed, run.model, whole(run.model), BY_DEFAULT, device, peer.serve_nbytes)
 
 
@@ -274,6 +276,10 @@ def with_texts(
         return needed
     kind = kind_with(codec_of(activations), device.torch)
     taken = text_memory(model, section, kind, device.torch, serve_nbytes)
+    return _with(needed, taken, device)
+
+
+def _with(needed: dict[str, int], taken: TextMemory, device: Device) -> dict[str, int]:
     found = Counter(needed)
     found["cpu"] += taken.host
     found["cpu" if device.is_cpu else str(device.torch)] += taken.device

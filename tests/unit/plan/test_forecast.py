@@ -1,14 +1,17 @@
 """A plan's figures against each other, and against the rooms they speak of."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
+from msgspec.structs import replace as replaced
 
 from unit.peer.tiny import run_config
 from unit.plan.asked import HOME, MODEL, machines, question, train
 from weft.codec.config import Bf16Config, Int8Config
 from weft.cost import training as cost
+from weft.data.store import Rows
 from weft.model.config import num_parameters
 from weft.plan.forecast import forecast, leased_tokens, load_of, pace_of
 from weft.plan.methods import choose, rows
@@ -16,6 +19,7 @@ from weft.plan.profiles import device
 from weft.plan.question import OPTIMIZER_NBYTES, tokens_per_s
 from weft.plan.timing import Line
 from weft.run.machine import PeerConfig
+from weft.run.reward import MatchReward
 from weft.sync.method.choices import SampleConfig
 from weft.sync.method.presets import (
     DdpConfig,
@@ -93,6 +97,24 @@ def test_memory_is_what_a_peer_asks_for(method: DdpConfig | FedAvgConfig | DiLoC
     hold = forecast(asked).memory[0]
     assert {hold.on_device, hold.on_host} == {0, *wanted.values()} if not is_gpu else set(wanted.values())
     assert (hold.micro_batch, hold.has_room) == (8, None)
+
+
+@pytest.mark.parametrize("is_gpu", [False, True])
+def test_who_learns_from_answers_holds_the_model_that_draws_them(is_gpu: bool) -> None:
+    kind = machines(is_gpu=is_gpu, is_half=is_gpu)
+    (plain,) = forecast(question(kind)).memory
+    (drawing,) = forecast(question(kind, has_reward=True)).memory
+    texts = run_config(DiLoCoConfig(every=30), MODEL, seq_len=1024)
+    rows = Rows(length=1025, train_trained=9, heldout_trained=9, too_long="cut", date="2026-11-29")
+    without = replaced(texts, data=replaced(texts.data, dtype="uint32", train=(), heldout=(), rows=rows))
+    tasks = replaced(without.data, rows=replaced(rows, are_tasks=True))
+    run = replaced(texts, data=tasks, reward=MatchReward())
+    place = Device(torch.device("cuda", 0) if is_gpu else torch.device("cpu"), "bf16" if is_gpu else "fp32", "any")
+    more = Counter(needed_nbytes(run, PeerConfig(), place, 1)) - Counter(needed_nbytes(without, PeerConfig(), place, 1))
+    whole = 4 * num_parameters(MODEL)
+    assert more["cpu"] == drawing.on_host - plain.on_host >= whole
+    assert more["cuda:0"] == drawing.on_device - plain.on_device
+    assert sum(more.values()) > (2 if is_gpu else 1) * whole
 
 
 def test_fewer_samples_at_a_time_where_the_device_is_small() -> None:

@@ -1,4 +1,4 @@
-"""What texts take of a peer's memory, against what its process holds."""
+"""What texts, and answers to tasks, take of a peer's memory, against what its process holds."""
 
 import ctypes
 import gc
@@ -6,6 +6,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -14,19 +15,22 @@ from unit.stages.pieces import RUN
 from weft.codec.config import Bf16Config, Fp32Config
 from weft.engine.load import required
 from weft.engine.numbers import Kind
+from weft.engine.pages import num_pages
 from weft.engine.step import KeysAndValues, Weights, page_nbytes
 from weft.errors import ConfigError
-from weft.model.config import ModelConfig
+from weft.model.config import AdapterConfig, ModelConfig, num_parameters, plain
+from weft.model.flat import assemble
 from weft.model.sections import num_section_parameters, sections
 from weft.texts.member import MAX_VERSIONS
 from weft.training.device import Device, with_texts
-from weft.training.text_memory import LOG_SHARE, text_memory
+from weft.training.text_memory import LOG_SHARE, answer_memory, text_memory
 
 MODEL = ModelConfig(
     vocab_size=8192, num_layers=6, num_heads=8, num_kv_heads=4, width=512, ffn_width=1536, max_seq_len=512
 )
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 SERVE = 16 << 20
+SEQ_LEN = 512
 DEADLINE_S = 120.0
 
 
@@ -56,6 +60,34 @@ def there_and_said(kind: Kind, num_stages: int) -> list[tuple[int, int]]:
         found.append((resident_nbytes() - before, said.host + said.device))
         del copy, versions, kept, log
     return found
+
+
+def drawing_and_said(config: ModelConfig) -> tuple[int, int]:
+    """Return what a peer takes that draws answers and checks others', and what the closed form says."""
+    small = ModelConfig(vocab_size=8, num_layers=1, num_heads=1, num_kv_heads=1, width=8, ffn_width=8, max_seq_len=8)
+    assemble(small, torch.randn(num_parameters(small)))  # what torch takes once, for good
+    trained, whole = torch.randn(num_parameters(config)), torch.randn(num_parameters(plain(config)))
+    before = resident_nbytes()
+    copy = trained.clone()
+    merged = [copy, copy] if config == MODEL else [whole.clone(), whole.clone()]
+    weights, kept = Weights(MODEL, merged[0], "fp32"), KeysAndValues(MODEL, num_pages(SEQ_LEN), CPU, "fp32")
+    for tensor in (each for each in vars(kept).values() if isinstance(each, torch.Tensor)):
+        tensor.add_(0)
+    module = assemble(plain(config), merged[1])
+    said = answer_memory(config, CPU, SEQ_LEN)
+    found = resident_nbytes() - before
+    del trained, whole, weights, module
+    return found, said.host + said.device
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="only there the allocator gives back at once what is free")
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_drawing_answers_takes_what_the_closed_form_says(has_adapter: bool) -> None:
+    config = msgspec.structs.replace(MODEL, adapter=AdapterConfig(rank=4)) if has_adapter else MODEL
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        there, said = pool.submit(drawing_and_said, config).result(DEADLINE_S)
+    assert said == pytest.approx(there, rel=0.05)
 
 
 @pytest.mark.full

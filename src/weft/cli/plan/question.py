@@ -343,6 +343,7 @@ def _ask(
         cluster=_cluster(prices, run_file, model),
         has_even_leases=run_file.has_even_leases,
         electors=run_file.electors,
+        has_reward=run_file.reward is not None,
         price_per_kwh=defaults.price_per_kwh if prices.per_kwh is None else prices.per_kwh,
         idle_share=defaults.idle_share,
     )
