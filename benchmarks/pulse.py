@@ -192,7 +192,7 @@ def of_model(base: Path, folder: Path) -> list[str]:
         trainer.start(outer)
         for made in (1, EVERY, steps):
             at = np.arange(2 * trainer._num_steps, 2 * made)
-            trainer.train(at, 0, 1.0)
+            trainer.train(at, 0, 1)
             seen = Visible().forward(outer - trainer.local(), {OUTER: outer}, 0)
             share = float(seen.count_nonzero()) / seen.numel()
             nbytes = memoryview(codec.encode(seen)).nbytes / seen.numel()

@@ -20,6 +20,7 @@ import itertools
 import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,10 +101,11 @@ class Walker(CostTrainer):
         self,
         positions: NDArray[np.int64],
         committed_tokens: int,
-        pace: float,
+        pace: Fraction | int,
         should_stop: Callable[[], bool] = lambda: False,
+        num_done: int = 0,
     ) -> Work:
-        return Stepper.train(self, positions, committed_tokens, pace, should_stop)
+        return Stepper.train(self, positions, committed_tokens, pace, should_stop, num_done)
 
     def _fill(self, positions: NDArray[np.int64]) -> Mean:
         self._batches.at(positions)

@@ -218,7 +218,7 @@ def ours(folder: Path) -> tuple[list[float], list[dict[str, list[int]]]]:
     trainer = Trainer(run, PeerConfig(device="cpu", threads=1), batches, events.append, VirtualClock())
     trainer.start(vector)
     positions = np.arange(STEPS * BATCH_SIZE)
-    trainer.train(positions, 0, 1.0)
+    trainer.train(positions, 0, 1)
     samples = []
     batch = batches.at(positions)
     assert batch.positions is not None
@@ -297,7 +297,7 @@ def test_losses_of_twenty_steps_on_preferences_are_those_of_their_trainer(pairs:
     trainer = Trainer(run, PeerConfig(device="cpu", threads=1), batches, events.append, VirtualClock(), lambda: frozen)
     trainer.start(vector)
     positions = np.arange(STEPS * BATCH_SIZE)
-    trainer.train(positions, 0, 1.0)
+    trainer.train(positions, 0, 1)
     found = [event.loss for event in events if isinstance(event, StepDone)]
     expected = theirs_of_pairs(pairs, list(pairs_in(batches.at(positions))))
     assert len(found) == len(expected) == STEPS

@@ -15,6 +15,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -152,8 +153,9 @@ class LoopLearner:
         self,
         positions: NDArray[np.int64],
         committed_tokens: int,  # noqa: ARG002  # the loop has its own schedule
-        pace: float,  # noqa: ARG002
+        pace: Fraction | int,  # noqa: ARG002
         should_stop: Callable[[], bool] = lambda: False,
+        num_done: int = 0,  # noqa: ARG002
     ) -> Work:
         began = self._clock.now()
         made = self._lending.lend(len(positions) // self._batch_size, should_stop)
@@ -172,7 +174,7 @@ class LoopLearner:
         self,
         positions: NDArray[np.int64],  # noqa: ARG002
         committed_tokens: int,  # noqa: ARG002
-        pace: float,  # noqa: ARG002
+        pace: Fraction | int,  # noqa: ARG002
     ) -> tuple[Float32[Tensor, " num"], Work]:
         raise RuntimeError("a loop of somebody's own hands in no gradients: such methods are refused before")
 

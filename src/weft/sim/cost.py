@@ -19,6 +19,7 @@ A micro-batch has three pieces, forward, input gradient and weights' gradients, 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,10 +89,11 @@ class CostTrainer(Silent):
         self,
         positions: NDArray[np.int64],
         committed_tokens: int,
-        pace: float,
+        pace: Fraction | int,
         should_stop: Callable[[], bool] = lambda: False,
+        num_done: int = 0,
     ) -> Work:
-        work = super().train(positions, committed_tokens, pace, should_stop)
+        work = super().train(positions, committed_tokens, pace, should_stop, num_done)
         if work.num_steps:
             self._vector.mul_(1 - change(positions))
         return work
@@ -264,7 +266,7 @@ class CostTied(TiedTrainer, CostTrainer):
         self,
         positions: NDArray[np.int64],  # noqa: ARG002  # what was handed in counts
         committed_tokens: int,  # noqa: ARG002
-        pace: float,  # noqa: ARG002
+        pace: Fraction | int,  # noqa: ARG002
     ) -> tuple[Float32[Tensor, " num"], Work]:
         total, self._total = self._total, Sum()
         work = self._work([self._loss], total.num_samples, self._clock.now())

@@ -12,6 +12,7 @@ All calls are one after the other, but `park` and `unpark`, which may come besid
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -163,13 +164,18 @@ class Learner(Protocol):
         ...
 
     def train(
-        self, positions: NDArray[np.int64], committed_tokens: int, pace: float, should_stop: Callable[[], bool] = ...
+        self,
+        positions: NDArray[np.int64],
+        committed_tokens: int,
+        pace: Fraction | int,
+        should_stop: Callable[[], bool] = ...,
+        num_done: int = 0,
     ) -> Work:
         """Make inner steps, one for each whole batch in `positions`, or fewer where it should stop or has ended."""
         ...
 
     def gradient(
-        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
+        self, positions: NDArray[np.int64], committed_tokens: int, pace: Fraction | int
     ) -> tuple[Float32[Tensor, " num"], Work]:
         """Return the mean gradient over the samples at `positions`, and change no parameter."""
         ...

@@ -10,6 +10,7 @@ sections, and are made elsewhere.
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -159,7 +160,7 @@ class SectionTrainer(Trainer):
         self._handed = total
 
     def gradient(
-        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
+        self, positions: NDArray[np.int64], committed_tokens: int, pace: Fraction | int
     ) -> tuple[Float32[Tensor, " num"], Work]:
         """Return the mean gradient over what was handed in, whatever the positions, and change no parameter.
 
@@ -184,7 +185,7 @@ class SectionTrainer(Trainer):
             self._confinement.constrain(self._model.vector)
         return norm
 
-    def make_step(self, total: Sum, committed_tokens: int, num_steps: int, pace: float) -> None:
+    def make_step(self, total: Sum, committed_tokens: int, num_steps: int, pace: Fraction | int) -> None:
         """Make an inner step on what has been added up: the last of `num_steps` since a commit. `train` tells of it.
 
         Raises:
@@ -203,8 +204,9 @@ class SectionTrainer(Trainer):
         self,
         positions: NDArray[np.int64],
         committed_tokens: int,  # noqa: ARG002  # the steps are made
-        pace: float,  # noqa: ARG002
+        pace: Fraction | int,  # noqa: ARG002
         should_stop: Callable[[], bool] = lambda: False,  # noqa: ARG002
+        num_done: int = 0,  # noqa: ARG002
     ) -> Work:
         """Tell of the inner steps that were made since the last call; as many as `positions` have room for count."""
         made, self._made = self._made, []

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 from jaxtyping import Float32
@@ -106,16 +107,19 @@ class Stepper(ABC):
         self,
         positions: NDArray[np.int64],
         committed_tokens: int,
-        pace: float,
+        pace: Fraction | int,
         should_stop: Callable[[], bool] = lambda: False,
+        num_done: int = 0,
     ) -> Work:
-        """Make inner steps, one for each whole batch in `positions`.
+        """Make inner steps, one for each whole batch in `positions`. What they are does not depend on how many are made
+        in a call.
 
         Args:
             positions: of the run's samples, from this peer's lease.
             committed_tokens: of the run, at the last commit.
             pace: of the whole run, in multiples of this peer's: what all members make while it makes one step.
             should_stop: asked between steps; True ends the call early with what was done.
+            num_done: inner steps that this peer has made since the last commit.
 
         Raises:
             NotFinite: a loss or gradient is NaN or infinite; the parameters are those before the step.
@@ -127,7 +131,7 @@ class Stepper(ABC):
             if should_stop():
                 break
             began_step = self._clock.now()
-            rate = self._rate(committed_tokens, len(losses) + 1, pace)
+            rate = self._rate(committed_tokens, num_done + len(losses) + 1, pace)
             mean = self._step(self._fill(positions[start : start + size]), rate)
             losses.append(mean.loss)
             self._done(mean, rate, began_step)
@@ -138,7 +142,7 @@ class Stepper(ABC):
         return replace(mean, norm=self._descend(mean.norm, rate))
 
     def gradient(
-        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
+        self, positions: NDArray[np.int64], committed_tokens: int, pace: Fraction | int
     ) -> tuple[Float32[Tensor, " num"], Work]:
         """Return the mean gradient over the samples at `positions`, and change no parameter.
 
@@ -196,13 +200,13 @@ class Stepper(ABC):
 
     # --- of each step ---
 
-    def _rate(self, committed_tokens: int, num_steps: int, pace: float) -> float:
+    def _rate(self, committed_tokens: int, num_steps: int, pace: Fraction | int) -> float:
         """Return the learning rate of the step that makes `num_steps` since the last commit.
 
         Args:
             pace: of the whole run, in multiples of this peer's.
         """
-        made = round(num_steps * self._run.tokens_per_step * pace)
+        made = int(num_steps * self._run.tokens_per_step * pace)
         return lr(self._run.train.schedule, committed_tokens + made)
 
     def _require_finite(self, mean: Mean, rate: float) -> None:

@@ -10,6 +10,7 @@ they are; each end hands in its half. So the mean over halves counts twice, and 
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -77,7 +78,7 @@ class TiedTrainer(Trainer):
         return True
 
     def gradient(
-        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
+        self, positions: NDArray[np.int64], committed_tokens: int, pace: Fraction | int
     ) -> tuple[Float32[Tensor, " num"], Work]:
         """Return the mean gradient over what was handed in, whatever the positions, and change no parameter.
 

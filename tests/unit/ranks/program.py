@@ -167,7 +167,7 @@ class Both:
 
     def train(self, start: int, num: int) -> None:
         positions = np.arange(start, start + num, dtype=np.int64)
-        here, there = self.plain.train(positions, 0, 1.0), self.site.train(positions, 0, 1.0)
+        here, there = self.plain.train(positions, 0, 1), self.site.train(positions, 0, 1)
         assert (here.num_steps, here.num_tokens) == (there.num_steps, there.num_tokens)
         np.testing.assert_allclose(there.mean_loss, here.mean_loss, rtol=1e-5)
 
@@ -208,8 +208,8 @@ def check_gradients(site: Site) -> None:
     """Mean gradients are those of one process, and clipped where they are."""
     both = Both(site, run_config(batch_size=5))
     positions = np.arange(5, dtype=np.int64)
-    expected, here = both.plain.gradient(positions, 0, 1.0)
-    found, there = both.site.gradient(positions, 0, 1.0)
+    expected, here = both.plain.gradient(positions, 0, 1)
+    found, there = both.site.gradient(positions, 0, 1)
     torch.testing.assert_close(gathered(found), expected, **CLOSE)
     np.testing.assert_allclose(there.mean_loss, here.mean_loss, rtol=1e-5)
 
@@ -219,8 +219,8 @@ def check_rows(site: Site) -> None:
     run = rows_run(run_config(batch_size=5), Path(sys.argv[4]) / "shards")
     both, positions = Both(site, run), np.arange(5, dtype=np.int64)
     assert len({int((row != UNTRAINED).sum()) for row in batches_of(run).at(positions).targets}) > 1
-    expected, here = both.plain.gradient(positions, 0, 1.0)
-    found, there = both.site.gradient(positions, 0, 1.0)
+    expected, here = both.plain.gradient(positions, 0, 1)
+    found, there = both.site.gradient(positions, 0, 1)
     torch.testing.assert_close(gathered(found), expected, **CLOSE)
     np.testing.assert_allclose(there.mean_loss, here.mean_loss, rtol=1e-5)
     loss, num_tokens, *_ = both.site.evaluate(both.outer, both.heldout, 6)
@@ -287,7 +287,7 @@ def check_half(site: Site) -> None:
     """In bf16, and with blocks computed again, a site finds the loss of one process in fp32, up to rounding."""
     both = Both(site, run_config(batch_size=4))
     positions = np.arange(16, dtype=np.int64)
-    here, there = both.plain.train(positions, 0, 1.0), both.site.train(positions, 0, 1.0)
+    here, there = both.plain.train(positions, 0, 1), both.site.train(positions, 0, 1)
     np.testing.assert_allclose(there.mean_loss, here.mean_loss, rtol=5e-3)
     assert there.mean_loss != here.mean_loss
     found, expected = (

@@ -42,13 +42,13 @@ def test_a_step_is_the_same_however_it_is_batched(tmp_path: Path) -> None:
     found = list[torch.Tensor]()
     for settings in ({"micro_batch": 4}, {"micro_batch": 1}, {"micro_batch": 3, "has_recompute": True}):
         one, _ = learner(tmp_path, of, [], **settings)
-        found.append(one.gradient(places, 0, 1.0)[0].clone())
-        torch.testing.assert_close(one.gradient(places, 0, 1.0)[0], found[-1])
-        assert not torch.allclose(one.gradient(others, 0, 1.0)[0], found[-1], rtol=1e-2)
+        found.append(one.gradient(places, 0, 1)[0].clone())
+        torch.testing.assert_close(one.gradient(places, 0, 1)[0], found[-1])
+        assert not torch.allclose(one.gradient(others, 0, 1)[0], found[-1], rtol=1e-2)
     for each in found[1:]:
         torch.testing.assert_close(each, found[0], rtol=1e-3, atol=1e-6)
     whole, _ = learner(tmp_path, sealed(tmp_path, None), [])
-    assert not torch.allclose(whole.gradient(places, 0, 1.0)[0], found[0], rtol=1e-2)
+    assert not torch.allclose(whole.gradient(places, 0, 1)[0], found[0], rtol=1e-2)
 
 
 def test_an_evaluation_reads_all(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_answers_become_right(base: Path, adapter: dict[str, Any] | None, lr: fl
     heldout = Batches(sealed.store, sealed.index, "heldout", LENGTH, 0)
     before, at = learner.evaluate(outer, heldout, 100), 0
     for _ in range(15):
-        work = learner.train(np.arange(at, at + 2 * BATCH), at * LENGTH, 1.0)
+        work = learner.train(np.arange(at, at + 2 * BATCH), at * LENGTH, 1)
         assert work.num_steps == 2
         at += 2 * BATCH
         outer = learner.local().clone()
@@ -154,7 +154,7 @@ def test_answers_become_what_a_function_from_outside_likes(base: Path) -> None:
     learner, _ = trainer(base, sealed, told)
     learner.warm_up()
     for at in range(0, 30 * BATCH, 2 * BATCH):
-        learner.train(np.arange(at, at + 2 * BATCH), at * LENGTH, 1.0)
+        learner.train(np.arange(at, at + 2 * BATCH), at * LENGTH, 1)
         learner.set_center(learner.local().clone())
     assert 0.3 < np.mean(rewards(told)[:2]) < 0.6
     assert np.mean(rewards(told)[-6:]) > 0.85
@@ -165,7 +165,7 @@ def test_a_judge_needs_no_answers(base: Path) -> None:
     weft.extend("test.short", lambda: lambda prompt, answers, said: float(answers == () and "say" in prompt))
     reward = {"type": "extension", "max_tokens": 1, "judge": {"name": "test.short"}}
     told, sealed = list[Event](), made(base, reward=reward)
-    trainer(base, sealed, told)[0].train(np.arange(BATCH), 0, 1.0)
+    trainer(base, sealed, told)[0].train(np.arange(BATCH), 0, 1)
     assert rewards(told) == [1.0]
     with pytest.raises(DataError, match="no answer"):
         made(base)
@@ -183,7 +183,7 @@ def test_whoever_has_the_same_parameters_draws_the_same_answers(base: Path) -> N
         [a.tokens for a in group.answers] for group in reversed(second)
     ]
     assert len({a.tokens for a in first[0].answers}) > 1  # each by noise of its own
-    other.train(np.arange(BATCH), 0, 1.0)
+    other.train(np.arange(BATCH), 0, 1)
     assert [a.tokens for a in other.groups(places)[0][0].answers] == [a.tokens for a in first[0].answers]
     other.set_center(other.local().clone())
     assert [a.logprobs for a in other.groups(places)[0][0].answers] != [a.logprobs for a in first[0].answers]
@@ -198,7 +198,7 @@ def test_steps_that_teach_nothing_change_nothing_but_what_decays(base: Path) -> 
     optimizer = {"type": "adamw", "weight_decay": 0.0}
     told = list[Event]()
     learner, outer = trainer(base, made(base, train=TRAIN | {"optimizer": optimizer}), told)
-    work = learner.train(np.arange(2 * BATCH), 0, 1.0)
+    work = learner.train(np.arange(2 * BATCH), 0, 1)
     assert (work.num_steps, work.mean_loss) == (2, 1.0)  # all that could be had is lacking
     assert rewards(told) == [0.0, 0.0]
     assert torch.equal(learner.local(), outer)

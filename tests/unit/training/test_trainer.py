@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from weft.sync.merge.method import Method
 from weft.sync.merge.outer import StepContext
 from weft.sync.method.choices import AdamWConfig
 from weft.sync.method.presets import DdpConfig, MethodConfig
-from weft.sync.method.schedule import ConstantConfig, WsdConfig
+from weft.sync.method.schedule import ConstantConfig, CosineConfig, WsdConfig
 from weft.training import device as device_module
 from weft.training import trainer as trainer_module
 from weft.training.learner import Measured
@@ -181,6 +182,19 @@ def test_calls_join_without_a_seam(stage: Stage) -> None:
     parts.train(positions(12), 0, 1)
     parts.train(positions(20, 12), 0, 1)
     assert torch.equal(whole.local(), parts.local())
+
+
+@pytest.mark.parametrize("pace", [Fraction(1), Fraction(37, 10), Fraction(8, 3), Fraction(8)])
+def test_steps_are_the_same_however_many_are_made_in_a_call(stage: Stage, pace: Fraction) -> None:
+    num_steps, size = 21, 4
+    run = run_config(schedule=CosineConfig(lr=0.01, warmup_tokens=500, total_tokens=40_000))
+    found = list[Tensor]()
+    for at_once in (1, 3, 7, num_steps):
+        trainer, _ = stage(run)
+        for done in range(0, num_steps, at_once):
+            trainer.train(positions(at_once * size, done * size), 1000, pace, num_done=done)
+        found.append(trainer.local().clone())
+    assert all(torch.equal(each, found[0]) for each in found)
 
 
 def test_the_learning_rate_follows_the_tokens_of_the_whole_run(stage: Stage) -> None:

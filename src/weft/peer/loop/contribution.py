@@ -31,6 +31,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Collection
+from fractions import Fraction
 from statistics import median
 
 import numpy as np
@@ -106,7 +107,7 @@ class LeaseTraining:
         size = settings.batch_size
         if not len(leased) or self._trainer.has_ended:
             return
-        pace = sum(lease.num_windows for lease in head.leases) / len(leased)
+        pace = Fraction(sum(lease.num_windows for lease in head.leases), len(leased))
         is_whole = config.has_even_leases and config.method.wait == "all"
         is_whole |= self._carry.sends_gradient
         if not self._carry.num_done:
@@ -116,10 +117,9 @@ class LeaseTraining:
             self._helpers.begin(head, leased[self._carry.num_done * size :], size)
         while len(left := leased[self._carry.num_done * size :]) and not self._is_over():
             positions = left if is_whole else left[: self._num_at_once(settings.tokens_per_step) * size]
-            made = self._carry.num_done * settings.tokens_per_step * pace  # before this call, in the same round
             if self._context.companion is not None:
                 await self._context.companion.train(head, positions, self._is_over)
-            await self._step(positions, head.committed_tokens + round(made), pace, settings.seq_len)
+            await self._step(positions, head, pace, self._carry.num_done, settings.seq_len)
             if self._carry.sends_gradient or self._trainer.has_ended or is_hurried():
                 return
 
@@ -127,15 +127,18 @@ class LeaseTraining:
         """Make an inner step beyond what is leased after `head`, on positions that nobody is leased."""
         await self._context.compute.serve(self._carry.go_ahead)
         leased = sum(lease.num_windows for lease in head.leases)
-        pace = max(1.0, leased / (config.method.every * len(samples)))
-        made = round(self._carry.tokens * pace)
-        await self._step(samples, head.committed_tokens + made, pace, config.settings.seq_len)
+        pace = max(Fraction(1), Fraction(leased, config.method.every * len(samples)))
+        num_done = self._carry.tokens // config.settings.tokens_per_step
+        await self._step(samples, head, pace, num_done, config.settings.seq_len)
 
     def _num_at_once(self, tokens_per_step: int) -> int:
         """Return how many inner steps a call makes; one, while it is not known how long a step takes."""
         return max(1, int(CALL_S * self.tokens_per_s / tokens_per_step))
 
-    async def _step(self, positions: NDArray[np.int64], tokens: int, pace: float, seq_len: int) -> None:
+    async def _step(
+        self, positions: NDArray[np.int64], head: Manifest, pace: Fraction, num_done: int, seq_len: int
+    ) -> None:
+        tokens = head.committed_tokens
         train, trainer, began = self._context.compute.train, self._trainer, self._context.clock.now()
         if self._helpers is not None:  # what is waited for them is of a step's time
             await self._helpers.ready(positions)
@@ -145,7 +148,7 @@ class LeaseTraining:
             gradient, work = await train(lambda: trainer.gradient(positions, tokens, pace), num_tokens)
             self._carry.add_gradient(gradient, work)
         else:
-            work = await train(lambda: trainer.train(positions, tokens, pace, self._is_over), num_tokens)
+            work = await train(lambda: trainer.train(positions, tokens, pace, self._is_over, num_done), num_tokens)
             self._carry.add_steps(work)
         took_s = self._context.clock.now() - began
         if took_s > 0 and work.num_tokens:

@@ -234,7 +234,7 @@ class Conductor:
         return num_samples > 0 or is_over() or self._is_announced()
 
     async def _make_step(self, total: Sum, committed_tokens: int, num_steps: int) -> None:
-        part, pace = self._part, float(self._barrier.steps.num_origins)
+        part, pace = self._part, self._barrier.steps.num_origins
         await part.compute.train(lambda: part.trainer.make_step(total, committed_tokens, num_steps, pace))
 
     async def _nobody_brings(self, head: Manifest, is_over: Callable[[], bool]) -> bool:

@@ -1,6 +1,7 @@
 """How inner steps of a lease are dealt to calls of the device, on a virtual clock."""
 
 import asyncio
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,8 +29,9 @@ class Device:
         await asyncio.sleep(num_tokens / TOKENS * self.step_s)
         return work()
 
-    def steps(self, positions, tokens, pace, should_stop):
+    def steps(self, positions, tokens, pace, should_stop, num_done):
         num_steps = len(positions) // BATCH
+        assert (tokens, pace, num_done) == (7 * TOKENS, Fraction(3, 2), sum(self.calls))
         self.calls.append(num_steps)
         self.made += list(positions)
         return Work(num_steps=num_steps, num_tokens=num_steps * TOKENS, mean_loss=1.0, duration_s=0.0)
@@ -65,7 +67,8 @@ def trained(step_s, num_steps, run, *, until_s=float("inf")):
         lambda: False,
     )
     leased = np.arange(num_steps * BATCH)
-    head = SimpleNamespace(leases=[SimpleNamespace(num_windows=len(leased))], committed_tokens=0)
+    others = SimpleNamespace(num_windows=len(leased) // 2)
+    head = SimpleNamespace(leases=[SimpleNamespace(num_windows=len(leased)), others], committed_tokens=7 * TOKENS)
     clock.run(training.make(head, leased, run, lambda: clock.now() >= until_s))
     return device
 
