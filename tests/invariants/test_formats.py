@@ -23,6 +23,8 @@ from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.data.tokenizer import ByteTokenizer
 from weft.events import EventLog, LinkDown, RoundMissed
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens, start_of
+from weft.ledger.opening import is_chunk, open_chunk
+from weft.ledger.tree import Tree, has_grown, is_leaf
 from weft.log import JsonlSink, read_jsonl
 from weft.model.came_with import CameWith, Ids
 from weft.model.config import ModelConfig
@@ -211,6 +213,28 @@ def patch_words() -> dict[str, str]:
     return {"old": old.tobytes().hex(), "new": new.tobytes().hex(), "bytes": patch.hex()}
 
 
+def tree() -> dict[str, str]:
+    leaves = [b"a", b"b", b"c", b"d", b"e"]
+    grown = Tree(leaves)
+    shown, growth = grown.path(2), grown.growth(3)
+    assert is_leaf(grown.root(), b"c", shown)
+    assert has_grown(grown.root(3), grown.root(), growth)
+    return {
+        "root of a, b, c": grown.root(3),
+        "root of a to e": grown.root(),
+        "beside c": " ".join(each.hex() for each in shown.beside),
+        "path of c": wire.encode(shown).hex(),
+        "growth from 3": wire.encode(growth).hex(),
+    }
+
+
+def opening() -> dict[str, str]:
+    blob = bytes(at * at % 251 for at in range(2100))
+    shown = open_chunk(blob, 1)
+    assert is_chunk(wire.digest(blob), len(blob), shown)
+    return {"digest": wire.digest(blob), "beside": " ".join(each.hex() for each in shown.beside)}
+
+
 VECTORS: dict[str, Callable[[], dict[str, str]]] = {
     "record": record,
     "digest": digest,
@@ -220,6 +244,8 @@ VECTORS: dict[str, Callable[[], dict[str, str]]] = {
     "random-stream": random_stream,
     "initial-vector": initial,
     "patch-words": patch_words,
+    "tree": tree,
+    "blob-opening": opening,
     "run-config": run_config,
     "loop-config": loop_config,
     "state": state,

@@ -24,7 +24,7 @@ GROUND = (
 # folder. What is listed under a longer name ("net.node", "sync.round") stands apart from the rest of its room.
 FLOORS = (
     # leaves
-    ("cost", "data", "model", "net.messages", "web"),
+    ("cost", "data", "ledger", "model", "net.messages", "web"),
     ("chat", "codec", "engine", "inference", "net.admission", "net.transport"),
     # wires
     ("net.link", "net.ticket"),

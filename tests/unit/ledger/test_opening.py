@@ -1,0 +1,91 @@
+"""Pieces of a blob against the library that made its digest."""
+
+import numpy as np
+import pytest
+from blake3 import blake3
+from msgspec.structs import replace
+
+from weft.ids import Digest
+from weft.ledger.opening import CHUNK_NBYTES, Opening, is_chunk, num_chunks, open_chunk
+
+SIZES = [0, 1, 63, 64, 65, 1023, 1024, 1025, 2047, 2048, 2049, 3072, 4096, 5000, 7168, 16_384, 31_745, 70_000]
+
+
+def blob(nbytes: int, seed: int = 0) -> tuple[bytes, Digest]:
+    data = np.random.default_rng([seed, nbytes]).bytes(nbytes)
+    return data, Digest(blake3(data).hexdigest())
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_every_piece_opens_against_the_librarys_digest(nbytes: int) -> None:
+    data, digest = blob(nbytes)
+    assert num_chunks(nbytes) == max(1, (nbytes + 1023) // 1024)
+    for index in range(num_chunks(nbytes)):
+        opening = open_chunk(data, index)
+        assert opening.piece == data[1024 * index : 1024 * (index + 1)]
+        assert is_chunk(digest, nbytes, opening)
+    with pytest.raises(IndexError):
+        open_chunk(data, num_chunks(nbytes))
+
+
+@pytest.mark.full
+def test_random_sizes_and_places_open() -> None:
+    luck = np.random.default_rng(0)
+    for seed in range(100):
+        nbytes = int(luck.integers(70_001))
+        data, digest = blob(nbytes, seed)
+        opening = open_chunk(data, int(luck.integers(num_chunks(nbytes))))
+        assert is_chunk(digest, nbytes, opening)
+
+
+def test_views_of_numbers_open_as_their_bytes() -> None:
+    numbers = np.arange(5000, dtype=np.float32)
+    digest = Digest(blake3(numbers.tobytes()).hexdigest())
+    opening = open_chunk(numbers.data, 3)
+    assert is_chunk(digest, numbers.nbytes, opening)
+    assert np.array_equal(np.frombuffer(opening.piece, np.float32), numbers[768:1024])
+
+
+@pytest.mark.full
+def test_a_thousand_changes_are_refused() -> None:
+    luck = np.random.default_rng(1)
+    for turn in range(1000 // 8):
+        nbytes = int(luck.integers(CHUNK_NBYTES + 1, 20_000))
+        data, digest = blob(nbytes, turn % 7)
+        index = int(luck.integers(num_chunks(nbytes)))
+        opening = open_chunk(data, index)
+        bit = int(luck.integers(8 * len(opening.piece)))
+        piece = bytearray(opening.piece)
+        piece[bit // 8] ^= 1 << bit % 8
+        at = int(luck.integers(len(opening.beside)))
+        other = bytearray(opening.beside[at])
+        other[int(luck.integers(32))] ^= 1 << int(luck.integers(8))
+        changed = [
+            replace(opening, piece=bytes(piece)),
+            replace(opening, piece=opening.piece[:-1]),
+            replace(opening, piece=opening.piece + b"\0"),
+            replace(opening, beside=opening.beside[:-1]),
+            replace(opening, beside=(*opening.beside, bytes(32))),
+            replace(opening, beside=(*opening.beside[:at], bytes(other), *opening.beside[at + 1 :])),
+            replace(opening, index=(index + 1 + int(luck.integers(num_chunks(nbytes) - 1))) % num_chunks(nbytes)),
+            replace(opening, index=index + num_chunks(nbytes)),
+        ]
+        assert not any(is_chunk(digest, nbytes, each) for each in changed)
+        assert not is_chunk(digest, 2 * nbytes, opening)
+        assert not is_chunk(Digest(blake3(data + b"\0").hexdigest()), nbytes, opening)
+
+
+def test_a_node_is_no_piece() -> None:
+    """Nor the two hashes below the top one a blob of 64 bytes."""
+    data, digest = blob(2048)
+    below = b"".join((open_chunk(data, 1).beside[0], open_chunk(data, 0).beside[0]))
+    assert not is_chunk(digest, 64, Opening(index=0, piece=below, beside=()))
+
+
+def test_the_last_piece_alone_binds_the_length() -> None:
+    data, digest = blob(5000)
+    assert is_chunk(digest, 5001, open_chunk(data, 0))  # as many pieces: a record or a codec says how long it is
+    assert not is_chunk(digest, 5001, open_chunk(data, 4))
+    longer = 5000 + CHUNK_NBYTES
+    assert is_chunk(digest, longer, open_chunk(data, 0))
+    assert not any(is_chunk(digest, longer, replace(open_chunk(data, 4), index=index)) for index in (4, 5))
