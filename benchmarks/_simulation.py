@@ -30,6 +30,7 @@ from weft.sync.merge.method import OUTER, Method, Scope
 from weft.sync.merge.outer import State, StepContext
 from weft.sync.merge.reduce import Merger, Replies, coding_in, cut, decode_parts, encode_payload, reply_codec_in
 from weft.sync.method.schedule import lr
+from weft.training.learner import Work
 from weft.training.trainer import Trainer
 from weft.wire import Buffer
 
@@ -61,8 +62,15 @@ def read_run_file(path: Path, overrides: dict[str, object]) -> RunFile:
     return from_tree(tree, RunFile, where=str(path))
 
 
+Forge = Callable[[int, list[Tensor]], None]  # changes, in a round, what members have trained
+
+
 def simulate(
-    run_file: RunFile, base: Path, home: Home, on_round: Callable[[int, float], None] = lambda _number, _loss: None
+    run_file: RunFile,
+    base: Path,
+    home: Home,
+    on_round: Callable[[int, float], None] = lambda _number, _loss: None,
+    forge: Forge = lambda _number, _deltas: None,
 ) -> Simulated:
     """Train the run with `run_file.peers` peers, all of them counted in every round.
 
@@ -70,13 +78,14 @@ def simulate(
         base: the folder that paths in the run file start from.
         home: where shards are kept; a second run on the same corpus finds them there.
         on_round: told each round's number and the peers' mean training loss.
+        forge: what some members bring in place of what they have trained.
     """
     began = time.process_time()
     torch.set_num_threads(1)
     run = seal(run_file, base, home, lambda _event: None).config
     outer = initial(run, home)
     assert outer is not None  # it was sealed here
-    swarm = _Swarm(run, home, outer, run_file.peers)
+    swarm = _Swarm(run, home, outer, run_file.peers, forge)
     tokens, number, loss = 0, 0, float("nan")
     while tokens < run.train.tokens:
         number += 1
@@ -103,8 +112,9 @@ def simulate(
 class _Swarm:
     """n trainers and the one state they all would hold."""
 
-    def __init__(self, run: RunConfig, home: Home, outer: Tensor, num_peers: int) -> None:
+    def __init__(self, run: RunConfig, home: Home, outer: Tensor, num_peers: int, forge: Forge) -> None:
         self.run = run
+        self._forge = forge
         self.outer = outer
         self.method = Method(run.method, run.train.optimizer, tuple(span.shape for span in layout(run.model)))
         self.state: State = self.method.init(outer.numel())
@@ -123,14 +133,19 @@ class _Swarm:
         choices = self.method.choices
         mergers = [Merger(len(part), coding_in(choices, number)) for part in parts]
         done, losses = 0, 0.0
+        deltas, works = list[Tensor](), list[Work]()
         for trainer, lease in zip(self.trainers, granted, strict=True):
             if self.run.method.send == "gradient":
                 trained, work = trainer.gradient(lease.positions(), tokens, len(self.trainers))
             else:
                 work = trainer.train(lease.positions(), tokens, len(self.trainers))
                 trained = trainer.local()
-            delta, known = self.method.delta(self.outer, trained), {OUTER: self.outer, **self.state}
-            scope, kept = Scope(self.outer.numel()), self._errors.get(trainer)
+            deltas.append(self.method.delta(self.outer, trained).clone())
+            works.append(work)
+        self._forge(number, deltas)
+        known, scope = {OUTER: self.outer, **self.state}, Scope(self.outer.numel())
+        for trainer, delta, work in zip(self.trainers, deltas, works, strict=True):
+            kept = self._errors.get(trainer)
             payload, left = encode_payload(self.method, scope, known, delta, kept, parts, number)
             if left is not None:
                 self._errors[trainer] = left

@@ -30,6 +30,7 @@ from weft.ids import Round
 from weft.model.config import named
 from weft.model.initial import initial_vector
 from weft.rng import integers64, stream
+from weft.sync.merge.mean import merge
 from weft.sync.merge.method import OUTER, Method, Scope
 from weft.sync.merge.outer import StepContext, norm
 from weft.sync.merge.reduce import (
@@ -41,10 +42,9 @@ from weft.sync.merge.reduce import (
     decode_parts,
     encode_parts,
     encode_payload,
-    merge,
     reply_codec_in,
 )
-from weft.sync.method.choices import AdamWConfig, Choices, SgdConfig
+from weft.sync.method.choices import AdamWConfig, Choices, MultiKrumConfig, SgdConfig
 from weft.sync.method.presets import (
     AsyncDiLoCoConfig,
     CocktailConfig,
@@ -182,6 +182,10 @@ def main() -> None:
         "streaming": rounds_with_errors(StreamingConfig(), device),
         "cocktail": rounds_with_errors(CocktailConfig(), device),
         "pulse": rounds_with_errors(PulseConfig(), device),
+        "clipped_mean": rounds(DiLoCoConfig(merge="clipped_mean"), device),
+        "centered_clip": rounds(DiLoCoConfig(merge="centered_clip"), device),
+        "median": rounds(DiLoCoConfig(merge="median"), device),
+        "multi_krum": rounds(DiLoCoConfig(merge=MultiKrumConfig()), device),
     }
     sys.stdout.write(json.dumps(stages))
 

@@ -35,9 +35,11 @@ SHARED_PATH = (
     "codec/sparse/rank.py",
     "model/initial.py",
     "sync/merge/low_rank.py",
+    "sync/merge/mean.py",
     "sync/merge/method.py",
     "sync/merge/outer.py",
     "sync/merge/reduce.py",
+    "sync/merge/robust.py",
     "sync/method/schedule.py",
 )
 
@@ -59,6 +61,7 @@ ALLOWED_FUNCTIONS = {
     *("np.empty", "np.copyto", "np.frombuffer", "np.float32", "np.float64", "np.int32", "np.uint32", "np.uint64"),
     *("np.array", "np.zeros", "np.ones", "np.full", "np.arange", "np.concatenate", "np.broadcast_to", "np.dtype"),
     *("np.take", "np.take_along_axis", "np.put_along_axis", "torch.index_select", "torch.cat"),
+    "torch.argsort",  # a stable one: of equal elements the order is that of contributors
 }
 ALLOWED_METHODS = {
     # one correctly rounded operation per element
@@ -81,7 +84,7 @@ ALLOWED_METHODS = {
     # memory, shapes, and conversions that round once
     *("copy_", "zero_", "astype", "numpy", "view", "unsqueeze", "detach", "new_empty", "new_zeros", "numel", "dim"),
     *("double", "float", "long", "expand", "transpose", "clone", "contiguous"),
-    *("is_contiguous", "cast", "reshape", "copy", "bit_length", "to_bytes", "tobytes", "tolist", "cpu"),
+    *("is_contiguous", "scatter_", "cast", "reshape", "copy", "bit_length", "to_bytes", "tobytes", "tolist", "cpu"),
     # no numbers
     *(
         "append",
@@ -101,7 +104,8 @@ ALLOWED_METHODS = {
     *("init", "apply"),
     # our own: their arithmetic is in the files read here
     *("encode", "decode", "nbytes", "_empty", "_decode", "_accumulate", "_split", "_pieces", "_bytes_of", "_places"),
-    *("quantize", "spread", "factors", "last_up_to", "merged", "add", "result"),
+    *("quantize", "spread", "factors", "last_up_to", "merged", "add", "add_legacy", "result"),
+    *("_add_to", "_sum", "_factors", "_center", "_apart", "_trim", "_zeros", "_copied"),
     *("forward", "inverse", "_moved", "_pairs", "_transformed", "_has_p", "_has_q", "_left", "_right", "num_sent"),
     *(
         "_num_after",
@@ -132,6 +136,9 @@ ALLOWED_MODULES = {
 FORBIDDEN_BUILTINS = {"sum", "pow", "divmod", "round"}
 ALLOWED_SUMS = {  # integers
     "sum(shares)",
+    "sum(self._weights)",
+    "sum((self._weights[number] for number in kept))",
+    "sum(weights)",
     "sum(shape)",
     "sum((_TILE * math.prod(_tiles(shape)) for shape in self._shapes))",
     "sum((len(here) for here in self._pieces(num)))",
@@ -311,6 +318,10 @@ GOLDEN = {
     "streaming": "15b400b8912b44c9",
     "cocktail": "8831cc02994357d0",
     "pulse": "a92d807bc751b456",
+    "clipped_mean": "98e075db22378c52",
+    "centered_clip": "acae7fa7cf2881dc",
+    "median": "5f112be4c0941e24",
+    "multi_krum": "a75b4f22c4139218",
 }
 
 

@@ -13,7 +13,8 @@ from weft.events import CheckpointSaved, MajorityLost, Notice, RoundCommitted, R
 from weft.run.genesis import initial
 from weft.run.machine import PeerConfig
 from weft.store.chunks import replica_digest
-from weft.sync.merge.reduce import cut, merge
+from weft.sync.merge.mean import merge
+from weft.sync.merge.reduce import cut
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, PulseConfig, SparseLoCoConfig
 from weft.sync.method.schedule import CosineConfig

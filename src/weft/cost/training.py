@@ -342,7 +342,7 @@ def peer_memory(
     num_errors: int = 0,
     num_copies: int = 0,
     is_in_basis: bool = False,
-    has_senders_mean: bool = False,
+    rule_nbytes: int = 0,
     has_reply_errors: bool = False,
     num_rounds: int | None = None,
 ) -> Memory:
@@ -359,7 +359,7 @@ def peer_memory(
         num_errors: vectors of what codecs leave: two with feedback, one more with feedback of replies.
         num_copies: vectors of who exchanges with neighbours, beside its own.
         is_in_basis: vectors are copied into another order or basis before they are encoded.
-        has_senders_mean: the weight of who sent it stands beside each element's sum.
+        rule_nbytes: bytes of an element that the rule of merging holds beside a sum.
         has_reply_errors: an owner keeps what the codec of results leaves.
         num_rounds: that it lives for; None: until no more results are kept.
     """
@@ -379,8 +379,8 @@ def peer_memory(
         payload=encoded if sends_delta or is_view else vector + encoded,
         delta=(vector if sends_delta and not is_view else 0) + moved,
         # float64 sum, one decoded contribution, the mean, what came from the others; the result is among those kept.
-        # float64 weights; the mean with what was left before, and what is left now.
-        merge=(8 + 4 + 4 + 8 * has_senders_mean + 8 * has_reply_errors) * num_owned
+        # What the rule holds; the mean with what was left before, and what is left now.
+        merge=(8 + 4 + 4 + rule_nbytes + 8 * has_reply_errors) * num_owned
         + (num_peers - 1) * payload.nbytes(num_owned)
         + moved,
         errors=num_errors * vector,

@@ -560,7 +560,7 @@ def in_words(choices: Choices) -> str:
     if choices.overlap:
         said.append(f"overlapping {several(choices.overlap, 'step')}")
     said.append("among all" if choices.among == "all" else f"among {_named(choices.among)}")
-    said.append(f"{choices.merge} applied by {_named(choices.apply)}")
+    said.append(f"{_named(choices.merge)} applied by {_named(choices.apply)}")
     if choices.wait != "all":
         said.append("waiting for whoever is ready")
     return ", ".join(said)

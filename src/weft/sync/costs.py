@@ -21,6 +21,7 @@ from weft.sync.method.choices import (
     MuonConfig,
     NesterovConfig,
     OptimizerConfig,
+    Rule,
     SignSgdConfig,
 )
 from weft.sync.method.graph import mixing
@@ -60,11 +61,21 @@ def peer_memory(
         num_errors=choices.num_errors,
         num_copies=_num_copies(choices.graph, choices.send, num_electors),
         is_in_basis=mean.basis != "flat",
-        has_senders_mean=mean.merge == "senders_mean",
+        rule_nbytes=_rule_nbytes(mean.merge, num_electors),
         has_reply_errors=mean.reply_feedback is not None,
         num_rounds=num_rounds,
         activations=activations,
     )
+
+
+def _rule_nbytes(rule: Rule, num_electors: int) -> int:
+    """Return the bytes of an element that are held beside its sum: the weight of who sent it; or all contributions."""
+    match rule:
+        case "peers_mean":
+            return 0
+        case "senders_mean":
+            return 8
+    return 4 * num_electors + 4  # and how one differs from the middle
 
 
 def _num_moments(optimizer: OptimizerConfig | None) -> int:

@@ -14,9 +14,9 @@ from weft.model.flat import assemble
 from weft.model.initial import initial_vector
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
+from weft.sync.merge.mean import merge
 from weft.sync.merge.method import Method
 from weft.sync.merge.outer import StepContext
-from weft.sync.merge.reduce import merge
 from weft.sync.method.choices import Choices, InnerSgdConfig, OptimizerConfig, SgdConfig
 from weft.sync.method.presets import DdpConfig, FedAvgConfig, MethodConfig
 from weft.training.trainer import Trainer

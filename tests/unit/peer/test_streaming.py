@@ -18,8 +18,9 @@ from weft.codec.config import Fp32Config
 from weft.ids import Digest, Round
 from weft.model.initial import initial_vector
 from weft.run.config import RunConfig
+from weft.sync.merge.mean import merge
 from weft.sync.merge.method import Scope
-from weft.sync.merge.reduce import Merger, Replies, coding_in, merge, reply_codec_in
+from weft.sync.merge.reduce import Merger, Replies, coding_in, reply_codec_in
 from weft.sync.method.choices import InnerSgdConfig
 from weft.sync.method.presets import CocktailConfig, DiLoCoConfig, MethodConfig, StreamingConfig
 from weft.training.learner import Work

@@ -303,7 +303,9 @@ class Payloads:
 
     def group_mean(self, base: Base) -> reduce.GroupMean:
         """Return an empty mean of payloads of a round."""
-        return reduce.GroupMean(self._codec(base.round), self.cut(base), self._chain.choices_in(base.round).merge)
+        choices = self._chain.choices_in(base.round)
+        is_of_steps = choices.send != "gradient"
+        return reduce.GroupMean(self._codec(base.round), self.cut(base), choices.merge, is_of_steps=is_of_steps)
 
     def group_codec(self, base: Base, num_merged: int) -> Codec:
         """Return how the mean of `num_merged` payloads of a round is encoded."""

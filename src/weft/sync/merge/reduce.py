@@ -4,27 +4,12 @@ it collects, by which rule; and what it replies.
     every member  -- its part i, encoded -->  owner of part i
     owner of i    -- the mean of part i, encoded once -->  every member
 
-so all members decode the same bytes. Contributions are merged peers ascending, as the manifest lists them.
-
-    rule           element of the mean                          what it does to the step
-    peers_mean     sum v_i x_i / (sum v_i + a)                  an element that few peers send makes a small one
-    senders_mean   sum v_i x_i / sum v_i, over i with x_i != 0  it makes one as large as theirs
-
-v are weights (tokens), a is the weight of what is late. FedAvg and DiLoCo take the mean over peers; the public code of
-DeMo, CCLoco and SparseLoCo that over senders. Where peers send different elements, as top-k lets them, it is up to n
-times larger: an outer learning rate that fits one rule does not fit the other. It awaits nothing: what is late will be
-a sender's in its own round.
+so all members decode the same bytes. Contributions are merged peers ascending, as the manifest lists them: `mean` and
+`robust` have the rules.
 
 Of a group only its mean (`GroupMean`) comes to the owner of a part, with the weight of the whole group. The mean over
 peers stays what it is, but for rounding. That over senders does not: it is taken within the group, and then over groups
 and lone members, so an element that one of ten leaves sent weighs there as if all ten had.
-
-All in float64, elementwise, one rounding per operation, and one more to fp32 at the end: a fixed sequence of IEEE
-operations, equal on every machine. Weights are integers and are not normalised first: w/W rounded to fp32 would not
-sum to one. With float64 every w x is exact (24 + 29 bits, for w < 2^29), so
-- the mean of equal vectors is that vector, bit for bit, where nobody is late; one contributor's mean is its own;
-- the result differs from the true mean by little more than the final rounding (fp32 sums lose up to n of those);
-- finite contributions have a finite mean: nothing can overflow on the way (n w x < 2^10 2^53 2^128).
 
 What a branch had counted (a legacy: the sum of any number of outer steps) is added after all others. Its part is made
 so short that it moves no further than the median of theirs, the lower of two:
@@ -32,8 +17,6 @@ so short that it moves no further than the median of theirs, the lower of two:
     x_b <- x_b min(1, median |v_i x_i| / |v_b x_b|)
 
 No owner sees more than its own part, so parts are shortened one by one; as each is bounded, so is the whole.
-
-It costs the owner 8 bytes per element of its own part, and one accumulator whatever the number of peers.
 
 A group's mean is made of whole payloads, one after the other, in the order in which they come: one accumulator and one
 decoded vector, whatever the number of peers. The order of float64 sums is part of the result; a `GroupRecord` lists it.
@@ -77,7 +60,7 @@ SparseLoCo (Sarfi et al., 2508.15706, algorithm 1).
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, assert_never, final, runtime_checkable
+from typing import assert_never
 
 import torch
 from jaxtyping import Float32
@@ -104,131 +87,14 @@ from weft.codec.dense import Bf16, Fp32
 from weft.errors import PayloadError
 from weft.ids import Digest, Round
 from weft.sync.merge import outer as optimizers
+from weft.sync.merge.mean import MAX_WEIGHT, Mean, PeersMean, SendersMean, accumulate, divide
 from weft.sync.merge.method import Method, Scope
 from weft.sync.merge.outer import State, clip_factor, norm
+from weft.sync.merge.robust import RobustMean
 from weft.sync.merge.sharded import SpreadVector, empty_like
 from weft.sync.method.choices import Choices, ExtensionOuterConfig, Rule
 from weft.sync.records.messages import Brought, Manifest
 from weft.wire import Buffer, digest
-
-MAX_WEIGHT = 1 << 53  # above, an integer is not exact in float64
-
-_CHUNK = 1 << 16  # elements: the accumulator's and the scratch's 512 KiB each
-
-
-@runtime_checkable  # the shape check that is on in tests asks
-class Mean(Protocol):
-    """Vectors must be added in one order everywhere: float64 sums may round, so the order is part of the result."""
-
-    def add(self, weight: int, vector: Float32[Tensor, " num"]) -> None:
-        """Add a vector that weighs `weight` >= 0."""
-        ...
-
-    def result(self, awaited: int = 0) -> Float32[Tensor, " num"]:
-        """Return the mean of what was added, one vector or more.
-
-        Args:
-            awaited: a, the weight of what is late.
-        """
-        ...
-
-
-def empty_mean(rule: Rule, num: int, empty: Empty = bounds.empty) -> Mean:
-    """Return an empty mean of vectors of `num` elements.
-
-    Args:
-        empty: gives memory for so many values of a type.
-    """
-    match rule:
-        case "peers_mean":
-            return PeersMean(num, empty)
-        case "senders_mean":
-            return SendersMean(num, empty)
-    assert_never(rule)
-
-
-@final
-class PeersMean:
-    def __init__(self, num: int, empty: Empty = bounds.empty) -> None:
-        self._empty = empty
-        self._sum = empty(num, torch.float64)
-        self._is_first = True
-        self._weight = 0
-
-    def add(self, weight: int, vector: Float32[Tensor, " num"]) -> None:
-        accumulate(self._sum, weight, vector, is_first=self._is_first)
-        self._is_first = False
-        self._weight += weight
-
-    def result(self, awaited: int = 0) -> Float32[Tensor, " num"]:
-        mean = self._empty(self._sum.numel(), torch.float32)
-        divide(self._sum, self._weight + awaited, mean)
-        return mean
-
-
-@final
-class SendersMean:
-    """Holds a sum and a weight for each element: twice the memory of a mean over peers."""
-
-    def __init__(self, num: int, empty: Empty = bounds.empty) -> None:
-        self._empty = empty
-        self._sum = empty(num, torch.float64)
-        self._weights = empty(num, torch.float64)
-        self._is_first = True
-
-    def add(self, weight: int, vector: Float32[Tensor, " num"]) -> None:
-        accumulate(self._sum, weight, vector, is_first=self._is_first)
-        accumulate(self._weights, weight, vector != 0, is_first=self._is_first)
-        self._is_first = False
-
-    def result(self, awaited: int = 0) -> Float32[Tensor, " num"]:  # noqa: ARG002  # the protocol's signature
-        mean = self._empty(self._sum.numel(), torch.float32)
-        divide(self._sum, self._weights.clamp(min=1.0), mean)  # where nobody sent anything, 0 over 1
-        return mean
-
-
-def merge(contributions: Iterable[tuple[int, Float32[Tensor, " num"]]]) -> Float32[Tensor, " num"]:
-    """Return the mean of decoded vectors weighted by tokens, given in ascending peer order.
-
-    Bit for bit what `PeersMean` computes, where nobody is late, and with less memory. NaN stays NaN: codecs refuse it.
-    """
-    total, accumulator = 0, None
-    for weight, vector in contributions:
-        total += weight
-        if accumulator is None:
-            accumulator = torch.empty_like(vector, dtype=torch.float64)
-            accumulate(accumulator, weight, vector, is_first=True)
-        else:
-            accumulate(accumulator, weight, vector)
-    if accumulator is None or not 0 < total <= MAX_WEIGHT:
-        raise ValueError(f"cannot take a mean over {total} tokens")
-    mean = accumulator.new_empty(accumulator.shape, dtype=torch.float32)
-    divide(accumulator, total, mean)
-    return mean
-
-
-def accumulate(accumulator: Tensor, weight: int, vector: Tensor, *, is_first: bool = False) -> None:
-    """accumulator += weight vector; the first time it begins with that."""
-    scratch = accumulator.new_empty(min(_CHUNK, vector.numel()))
-    for start in range(0, vector.numel(), _CHUNK):
-        here, there = vector[start : start + _CHUNK], accumulator[start : start + _CHUNK]
-        product = there if is_first else scratch[: here.numel()]
-        product.copy_(here)
-        product.mul_(float(weight))
-        if not is_first:
-            there.add_(product)
-
-
-def divide(accumulator: Tensor, total: int | Tensor, mean: Tensor) -> None:
-    """mean = accumulator / total, rounded to fp32; `total` is a number, or one for each element."""
-    if isinstance(total, int):  # as a tensor: a GPU multiplies by a rounded reciprocal when it divides by a number
-        total = torch.tensor([float(total)], dtype=torch.float64, device=accumulator.device)
-    scratch = accumulator.new_empty(min(_CHUNK, accumulator.numel()))
-    for start in range(0, accumulator.numel(), _CHUNK):
-        here = accumulator[start : start + _CHUNK]
-        divisor = total if total.numel() == 1 else total[start : start + _CHUNK]
-        mean[start : start + _CHUNK].copy_(torch.div(here, divisor, out=scratch[: here.numel()]))
-
 
 ALIGNMENT = MAX_BLOCK  # elements; every codec's block divides it, so a part's encoding does not depend on the cut
 
@@ -316,6 +182,21 @@ def named(encoded: Buffer) -> EncodedPart:
     return EncodedPart(encoded=encoded, digest=digest(encoded))
 
 
+def empty_mean(rule: Rule, num: int, empty: Empty = bounds.empty, *, is_of_steps: bool = True) -> Mean:
+    """Return an empty mean of vectors of `num` elements.
+
+    Args:
+        empty: gives memory for so many values of a type.
+        is_of_steps: vectors are what inner steps came to; False: they are gradients.
+    """
+    match rule:
+        case "peers_mean":
+            return PeersMean(num, empty)
+        case "senders_mean":
+            return SendersMean(num, empty)
+    return RobustMean(rule, num, empty, is_of_steps=is_of_steps)
+
+
 @dataclass(frozen=True)
 class Coding:
     """How a part is merged.
@@ -323,11 +204,13 @@ class Coding:
     Args:
         codec: of most contributions.
         reply: of the result.
+        is_of_steps: contributions are what inner steps came to; False: they are gradients.
     """
 
     codec: Codec
     reply: Codec
     rule: Rule = "peers_mean"
+    is_of_steps: bool = True
 
 
 class Merger:
@@ -348,7 +231,7 @@ class Merger:
         self._coding = coding
         self._awaited = awaited
         self._lengths: list[float] | None = [] if is_measuring else None  # of x_i, times v_i
-        self._mean = empty_mean(coding.rule, num, empty)
+        self._mean = empty_mean(coding.rule, num, empty, is_of_steps=coding.is_of_steps)
         self._decoded = empty(num, torch.float32)
         self._weight = 0
 
@@ -365,7 +248,8 @@ class Merger:
         self._decode(weight, encoded, codec)
         if self._lengths is not None and weight:
             self._lengths.append(norm(self._decoded) * weight)
-        self._accumulate(weight)
+        self._mean.add(weight, self._decoded)
+        self._weight += weight
 
     @property
     def decoded(self) -> Float32[Tensor, " num"]:
@@ -387,17 +271,14 @@ class Merger:
         limit = lengths[(len(lengths) - 1) // 2] / weight if lengths else norm(self._decoded) / num_rounds
         if (factor := clip_factor(self._decoded, limit)) != 1.0:
             self._decoded.mul_(factor)
-        self._accumulate(weight)
+        self._mean.add_legacy(weight, self._decoded)
+        self._weight += weight
 
     def _decode(self, weight: int, encoded: Buffer, codec: Codec | None) -> None:
         most = MAX_WEIGHT - self._awaited - self._weight
         if not 0 <= weight <= most:
             raise PayloadError(f"a contribution of {weight} tokens: allowed are 0 to {most}")
         (codec or self._coding.codec).decode(encoded, self._num, self._decoded)
-
-    def _accumulate(self, weight: int) -> None:
-        self._mean.add(weight, self._decoded)
-        self._weight += weight
 
     def merged(self) -> Float32[Tensor, " num"]:
         """Return the mean so far.
@@ -452,12 +333,14 @@ class GroupMean:
         parts: how the vector is cut in the round.
     """
 
-    def __init__(self, codec: Codec, parts: Sequence[range], rule: Rule = "peers_mean") -> None:
+    def __init__(
+        self, codec: Codec, parts: Sequence[range], rule: Rule = "peers_mean", *, is_of_steps: bool = True
+    ) -> None:
         self._codec = codec
         self._parts = tuple(parts)
         num = self._parts[-1].stop
         self._decoded = bounds.empty(num, torch.float32)
-        self._mean = empty_mean(rule, num)
+        self._mean = empty_mean(rule, num, is_of_steps=is_of_steps)
         self._weight = 0  # of all that was added
 
     def add(self, weight: int, payload: Sequence[Buffer]) -> None:
@@ -492,7 +375,8 @@ def reply_codec_in(choices: Choices, round: int) -> Codec:
 
 
 def coding_in(choices: Choices, round: int) -> Coding:
-    return Coding(codec_in(choices, round), reply_codec_in(choices, round), choices.merge)
+    codec, reply = codec_in(choices, round), reply_codec_in(choices, round)
+    return Coding(codec, reply, choices.merge, choices.send != "gradient")
 
 
 def group_codec_in(choices: Choices, round: int, num_merged: int) -> Codec:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from weft.codec.config import LOSSY, Bf16Config, CodecConfig, Fp32Config
+from weft.codec.config import LOSSY, Bf16Config, CodecConfig, Fp32Config, NonzeroConfig, TopKConfig
 from weft.config import Config
 from weft.errors import ConfigError
 from weft.extension import ExtensionConfig
@@ -161,9 +161,29 @@ Basis = Annotated[
         "changes parameters in bf16"
     ),
 ]
-Rule = Literal["peers_mean", "senders_mean"]
+LeftOut = Annotated[int, msgspec.Meta(ge=1, le=32)]
+
+
+class TrimmedMeanConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="trimmed_mean"):
+    """Of each element, the mean without so many of the largest and as many of the smallest."""
+
+    left_out: Annotated[LeftOut, msgspec.Meta(description="contributors on either side, for each element")] = 1
+
+
+class MultiKrumConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="multi_krum"):
+    """The mean without so many contributors, those furthest from the others."""
+
+    left_out: Annotated[LeftOut, msgspec.Meta(description="contributors, with all that they bring")] = 1
+
+
+RobustRule = Literal["clipped_mean", "centered_clip", "median"] | TrimmedMeanConfig | MultiKrumConfig
+Rule = Literal["peers_mean", "senders_mean"] | RobustRule
 MergeRule = Annotated[
-    Rule, msgspec.Meta(description="the mean over all contributors, or over those that sent an element")
+    Rule,
+    msgspec.Meta(
+        description="the mean over all contributors, or over those that sent an element; or a rule by which a few "
+        "contributors cannot move it far"
+    ),
 ]
 Decay = Annotated[
     float,
@@ -357,6 +377,7 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                 "merge, none keeps that for later; choose a codec of 4 bits or more, or set "
                 'merged_by = "owners".'
             )
+        self._check_rule()
         if self.overlap > self.every:
             raise ConfigError(
                 f"method: overlap: {self.overlap} training steps are more than the {self.every} of a round, and those "
@@ -398,6 +419,21 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                     f'good; choose a codec of 4 bits or more, or set {name} = 0.95: type = "custom" has that field, '
                     "if a row does not."
                 )
+
+    def _check_rule(self) -> None:
+        if self.merge in ("peers_mean", "senders_mean"):
+            return
+        rule = self.merge if isinstance(self.merge, str) else str(self.merge.__struct_config__.tag)
+        if self.wait == "ready":
+            raise ConfigError(
+                f"method: merge: {rule!r} compares contributors, and where rounds wait for nobody most have one; "
+                'set wait = "all", or merge = "peers_mean".'
+            )
+        if rule not in ("clipped_mean", "multi_krum") and isinstance(self.codec, TopKConfig | NonzeroConfig):
+            raise ConfigError(
+                f"method: merge: {rule!r} compares element by element, and with this codec each peer sends a few "
+                'others; choose another codec, or merge = "clipped_mean".'
+            )
 
     def _check_gossip(self, graph: GraphConfig | None) -> None:
         is_pair = isinstance(self.apply, PairNesterovConfig)

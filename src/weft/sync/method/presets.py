@@ -75,6 +75,7 @@ class DdpConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="ddp")
 
     codec: codecs.CodecConfig = codecs.Bf16Config()
     reply_codec: codecs.CodecConfig | None = None
+    merge: MergeRule = "peers_mean"
 
     def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
         return self._with(every=1, send="gradient", apply=InnerConfig())
@@ -86,6 +87,7 @@ class FedAvgConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="fe
     every: Every = 30
     codec: codecs.CodecConfig = codecs.Bf16Config()
     reply_codec: codecs.CodecConfig | None = None
+    merge: MergeRule = "peers_mean"
     among: AmongConfig = "all"
     proximal: Proximal = 0.0
 
@@ -101,6 +103,7 @@ class DiLoCoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="di
     momentum: Momentum | None = None
     codec: codecs.CodecConfig = codecs.Int8Config()
     reply_codec: codecs.CodecConfig | None = None
+    merge: MergeRule = "peers_mean"
 
     def choices(self, num_peers: int) -> Choices:
         lr, momentum = _rates(self, num_peers)
@@ -118,6 +121,7 @@ class StreamingConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag=
     momentum: Momentum = 0.9
     codec: codecs.CodecConfig = codecs.E3m0Config()
     reply_codec: codecs.CodecConfig | None = None
+    merge: MergeRule = "peers_mean"
 
     def __post_init__(self) -> None:
         if self.every % self.fragments:

@@ -23,7 +23,8 @@ from weft.peer.state.mixing import Met
 from weft.run.config import RunConfig
 from weft.sync.merge.gossip import Neighbour
 from weft.sync.merge.gossip import build as build_gossip
-from weft.sync.merge.reduce import codec_in, merge
+from weft.sync.merge.mean import merge
+from weft.sync.merge.reduce import codec_in
 from weft.sync.method.choices import Choices, GraphConfig, InnerSgdConfig, MixConfig, check_graph
 from weft.sync.method.graph import mixing
 from weft.sync.method.presets import ChocoConfig, DPsgdConfig, MethodConfig, NoLoCoConfig, spell_out

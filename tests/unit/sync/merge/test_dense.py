@@ -8,7 +8,8 @@ from weft.codec.build import build
 from weft.codec.config import Int8Config
 from weft.codec.dense import Bf16, Fp32
 from weft.errors import PayloadError
-from weft.sync.merge.reduce import DENSE_STEP, MAX_WEIGHT, Coding, Dense, Merger, add_up, check_encoded, is_dense
+from weft.sync.merge.mean import MAX_WEIGHT
+from weft.sync.merge.reduce import DENSE_STEP, Coding, Dense, Merger, add_up, check_encoded, is_dense
 
 NUM = 2 * DENSE_STEP + 77
 INT8 = build(Int8Config(), 0)

@@ -7,9 +7,10 @@ import torch
 from weft.codec.config import Bf16Config, Fp32Config, Int8Config
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
+from weft.sync.merge.mean import merge
 from weft.sync.merge.method import Method
 from weft.sync.merge.outer import StepContext, build
-from weft.sync.merge.reduce import coding_in, merge
+from weft.sync.merge.reduce import coding_in
 from weft.sync.method.choices import (
     AdamWConfig,
     Choices,

@@ -12,7 +12,8 @@ from weft.codec.codec import Codec
 from weft.codec.dense import Bf16, Fp32
 from weft.codec.quantize import Int8
 from weft.errors import PayloadError
-from weft.sync.merge.reduce import ALIGNMENT, MAX_WEIGHT, Coding, Merger, cut, decode_parts, encode_parts, merge
+from weft.sync.merge.mean import MAX_WEIGHT, merge
+from weft.sync.merge.reduce import ALIGNMENT, Coding, Merger, cut, decode_parts, encode_parts
 from weft.wire import digest
 
 

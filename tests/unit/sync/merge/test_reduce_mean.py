@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from weft.sync.merge.reduce import empty_mean, merge
+from weft.sync.merge.mean import merge
+from weft.sync.merge.reduce import empty_mean
 from weft.sync.method.choices import Rule
 
 
