@@ -9,7 +9,8 @@ of v_i tokens each, that peers bring to a part; all of them are held at once.
 
 Means are weighted by tokens; so are medians of lengths, the lower one of two. What inner steps come to is longer with
 more of them, so lengths are compared in units of v_i to the power of 3/4, about as AdamW makes them grow; those of
-gradients as they are. Where too few are there for what a rule leaves out, it leaves out fewer.
+gradients as they are. Where too few are there for what a rule leaves out, it leaves out fewer: of n
+(n - 1) / 2 on either side, and of vectors (n - 3) / 2.
 
 What is late takes its share as of any mean: the result is multiplied by V / (V + a), where V is the weight of those who
 are there and a that of the late. A legacy is the work of many: it is added after all others, as to any mean.
