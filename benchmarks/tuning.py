@@ -5,8 +5,9 @@
 
 Conversations are tasks whose answers can be checked (`rig.tasks`). The model as it came, the one of one process and the
 one of four are each exported, served by `weft serve`, and asked questions that were not trained on, by OpenAI's client
-at temperature 0. Bytes are what the maker of the run sent and received, against a ring of the whole model's gradients
-in bf16 at each of its steps; all have the model's folder before. All machines share the cores of this one.
+at temperature 0. One process makes plain steps of AdamW (`fedavg` of one). Bytes are what the maker of the run sent and
+received, against a ring of the whole model's gradients in bf16 at each of its steps; all have the model's folder
+before. All machines share the cores of this one.
 """
 
 import argparse
@@ -46,7 +47,7 @@ model = {{type = "folder", path = {model}}}
 tokenizer = {{type = "json", path = {model}}}
 adapter = {{type = "lora", rank = 16}}
 data = {{source = {{type = "conversations", paths = ["chats.jsonl"]}}, heldout_fraction = 0.02}}
-method = {{type = "diloco", every = {every}}}
+method = {{type = "{method}", every = {every}}}
 [train]
 seq_len = {seq_len}
 batch_size = {batch_size}
@@ -125,8 +126,8 @@ def _num_tokens(folder: Path, model: Path) -> int:
 def _trained(folder: Path, model: Path, num: int, tokens: int) -> tuple[Path, int, int, float]:
     """Return the merged model, bytes that the maker moved, its steps, and the CPU-seconds of all machines."""
     text = RUN.format(
-        peers=num, model=json.dumps(str(model)), every=EVERY, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, tokens=tokens,
-        warmup=tokens // 20,
+        peers=num, method="diloco" if num > 1 else "fedavg", model=json.dumps(str(model)), every=EVERY,
+        seq_len=SEQ_LEN, batch_size=BATCH_SIZE, tokens=tokens, warmup=tokens // 20,
     )  # fmt: skip
     began, spent = time.monotonic(), dict[int, float]()
     with Lines("weft-tuning", num + 1, mbit=MBIT) as lines, Company(lines, folder, text) as company:
