@@ -40,6 +40,8 @@ MBIT, NUM_PEERS, AT_ONCE, MAX_TOKENS = 100.0, 4, 8, 48
 SEQ_LEN, BATCH_SIZE, EVERY = 256, 2, 5
 MOST_BEHIND, LEAST_FEWER = 0.01, 200  # the aims: accuracy of four below that of one; bytes of full training over theirs
 END_S = 3 * 3600.0
+METHOD = f'{{type = "diloco", every = {EVERY}, lr = 0.7, momentum = 0.3}}'  # as `weft train` has it for so few rounds
+ALONE = f'{{type = "fedavg", every = {EVERY}}}'
 RUN = """
 name = "tuning"
 peers = {peers}
@@ -47,7 +49,7 @@ model = {{type = "folder", path = {model}}}
 tokenizer = {{type = "json", path = {model}}}
 adapter = {{type = "lora", rank = 16}}
 data = {{source = {{type = "conversations", paths = ["chats.jsonl"]}}, heldout_fraction = 0.02}}
-method = {{type = "{method}", every = {every}}}
+method = {method}
 [train]
 seq_len = {seq_len}
 batch_size = {batch_size}
@@ -126,8 +128,8 @@ def _num_tokens(folder: Path, model: Path) -> int:
 def _trained(folder: Path, model: Path, num: int, tokens: int) -> tuple[Path, int, int, float]:
     """Return the merged model, bytes that the maker moved, its steps, and the CPU-seconds of all machines."""
     text = RUN.format(
-        peers=num, method="diloco" if num > 1 else "fedavg", model=json.dumps(str(model)), every=EVERY,
-        seq_len=SEQ_LEN, batch_size=BATCH_SIZE, tokens=tokens, warmup=tokens // 20,
+        peers=num, method=METHOD if num > 1 else ALONE, model=json.dumps(str(model)), seq_len=SEQ_LEN,
+        batch_size=BATCH_SIZE, tokens=tokens, warmup=tokens // 20,
     )  # fmt: skip
     began, spent = time.monotonic(), dict[int, float]()
     with Lines("weft-tuning", num + 1, mbit=MBIT) as lines, Company(lines, folder, text) as company:
