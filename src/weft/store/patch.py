@@ -15,7 +15,8 @@ compared with its digest before the folder is there.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,7 +227,7 @@ def apply(old: Path, file: Path, target: Path, on_done: OnDone = lambda _nbytes:
     if sum(piece.nbytes for made in index.files for piece in made.pieces) > most:
         raise ConfigError(f"{file}: it would make more than {most:,} bytes, which no patch of these does.")
     names = [made.name for made in index.files]
-    if len(set(names)) != len(names) or not names:
+    if _twins(names) or not names:
         raise ConfigError(f"{file}: it makes no file, or one twice. Get the patch again.")
     given = _Given(pieces)
     with whole_folder(target, last="config.json") as partial:
@@ -380,9 +381,17 @@ def _files_of(folder: Path) -> tuple[list[Path], list[str]]:
             msgspec.convert(path.name, _Name)
         except msgspec.ValidationError:
             raise ConfigError(f"{path}: a patch takes names of letters, digits, dots and dashes. Rename it.") from None
+    if twins := _twins([path.name for path in paths]):
+        raise ConfigError(f"{folder}: {' and '.join(twins)} are one name on some disks. Rename one.")
     if not paths:
         raise ConfigError(f"{folder}: it is empty. Name one that weft export wrote, or a Hugging Face folder.")
     return paths, [path.name for path in found if path.name.startswith(".")]
+
+
+def _twins(names: Sequence[str]) -> list[str]:
+    """Return names that are one on disks, such as those of Macs and Windows, that tell no capital letters apart."""
+    times = Counter(name.lower() for name in names)
+    return [name for name in names if times[name.lower()] > 1]
 
 
 def _mapped(path: Path) -> Any:

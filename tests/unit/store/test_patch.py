@@ -153,6 +153,7 @@ def test_a_forged_patch_reaches_nothing_and_fills_no_disk(old: Path, tmp_path: P
         (of(Changed(file=model.name, begin=0, nbytes=8, width=2, patch_nbytes=3)), "more values than there are"),
         (Index(old={}, files=()), "makes no file"),
         (Index(old={}, files=(Made(name="a", digest=digest(b""), pieces=()),) * 2), "or one twice"),
+        (Index(old={}, files=tuple(Made(name=each, digest=digest(b""), pieces=()) for each in "aA")), "or one twice"),
         (of(old_files={"nothing": digest(b"")}), "it has no nothing"),
     ]
     for index, said in cases:
@@ -175,6 +176,7 @@ def test_a_forged_patch_reaches_nothing_and_fills_no_disk(old: Path, tmp_path: P
     [
         (lambda path: (path / "sub").mkdir(), "a patch is of files"),
         (lambda path: (path / "my file").write_text(""), "a patch takes names of letters"),
+        (lambda path: (path / "Config.json").write_text(""), "Config.json and config.json are one name on some disks"),
         (lambda path: (path / "model.safetensors").write_bytes(b"\xff" * 40), "no safetensors file"),
         (lambda path: (path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0[]"), "no safetensors file"),
         (lambda path: (path / "model.safetensors").write_bytes(HALF), "a ends in the middle of a number"),
