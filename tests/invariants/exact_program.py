@@ -44,7 +44,7 @@ from weft.sync.merge.reduce import (
     encode_payload,
     reply_codec_in,
 )
-from weft.sync.method.choices import AdamWConfig, Choices, MultiKrumConfig, SgdConfig
+from weft.sync.method.choices import AdamWConfig, Choices, MultiKrumConfig, SgdConfig, TrimmedMeanConfig
 from weft.sync.method.presets import (
     AsyncDiLoCoConfig,
     CocktailConfig,
@@ -102,9 +102,9 @@ def codec_stages() -> dict[str, str]:
     return stages
 
 
-def rounds(config: MethodConfig, device: str) -> str:
-    """Return the digest of the replicated state after three whole rounds of three peers."""
-    method = Method(spell_out(config, 3), AdamWConfig(), ((200, 130), (64, 640), (77,)))
+def rounds(config: MethodConfig, device: str, num_peers: int = 3) -> str:
+    """Return the digest of the replicated state after three whole rounds."""
+    method = Method(spell_out(config, num_peers), AdamWConfig(), ((200, 130), (64, 640), (77,)))
     outer = numbers("outer").to(device)
     state = method.init(NUM)
     state = {name: tensor.to(device) for name, tensor in state.items()}
@@ -112,7 +112,7 @@ def rounds(config: MethodConfig, device: str) -> str:
     schedule = CosineConfig(lr=1e-2, warmup_tokens=2000, total_tokens=7000)
     for t in range(1, 4):
         payloads = []
-        for peer in range(3):
+        for peer in range(num_peers):
             local = (numbers("local", t, peer) * 2.0**-10).to(device)
             payloads.append(
                 encode_parts(codec_in(method.choices, t), method.contribution(outer, local, state, t).cpu(), parts)
@@ -120,8 +120,8 @@ def rounds(config: MethodConfig, device: str) -> str:
         results = []
         for i, part in enumerate(parts):
             merger = Merger(len(part), coding_in(method.choices, t))
-            for tokens, payload in zip(TOKENS, payloads, strict=True):
-                merger.add(tokens, payload[i])
+            for number, payload in enumerate(payloads):
+                merger.add(TOKENS[number % len(TOKENS)], payload[i])
             results.append(merger.result().encoded)
         merged = decode_parts(reply_codec_in(method.choices, t), results, parts).to(device)
         rate = lr(schedule, t * sum(TOKENS))
@@ -182,10 +182,11 @@ def main() -> None:
         "streaming": rounds_with_errors(StreamingConfig(), device),
         "cocktail": rounds_with_errors(CocktailConfig(), device),
         "pulse": rounds_with_errors(PulseConfig(), device),
-        "clipped_mean": rounds(DiLoCoConfig(merge="clipped_mean"), device),
-        "centered_clip": rounds(DiLoCoConfig(merge="centered_clip"), device),
-        "median": rounds(DiLoCoConfig(merge="median"), device),
-        "multi_krum": rounds(DiLoCoConfig(merge=MultiKrumConfig()), device),
+        "clipped_mean": rounds(DiLoCoConfig(merge="clipped_mean"), device, 7),
+        "centered_clip": rounds(DiLoCoConfig(merge="centered_clip"), device, 7),
+        "median": rounds(DiLoCoConfig(merge="median"), device, 7),
+        "trimmed_mean": rounds(DiLoCoConfig(merge=TrimmedMeanConfig()), device, 7),
+        "multi_krum": rounds(DiLoCoConfig(merge=MultiKrumConfig()), device, 7),
     }
     sys.stdout.write(json.dumps(stages))
 

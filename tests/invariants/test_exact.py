@@ -105,7 +105,7 @@ ALLOWED_METHODS = {
     # our own: their arithmetic is in the files read here
     *("encode", "decode", "nbytes", "_empty", "_decode", "_accumulate", "_split", "_pieces", "_bytes_of", "_places"),
     *("quantize", "spread", "factors", "last_up_to", "merged", "add", "add_legacy", "result"),
-    *("_add_to", "_sum", "_factors", "_center", "_apart", "_trim", "_zeros", "_copied"),
+    *("_add_to", "_sum", "_factors", "_center", "_apart", "_trim", "_zeros", "_copied", "_scaled"),
     *("forward", "inverse", "_moved", "_pairs", "_transformed", "_has_p", "_has_q", "_left", "_right", "num_sent"),
     *(
         "_num_after",
@@ -318,10 +318,11 @@ GOLDEN = {
     "streaming": "15b400b8912b44c9",
     "cocktail": "8831cc02994357d0",
     "pulse": "a92d807bc751b456",
-    "clipped_mean": "98e075db22378c52",
-    "centered_clip": "acae7fa7cf2881dc",
-    "median": "5f112be4c0941e24",
-    "multi_krum": "a75b4f22c4139218",
+    "clipped_mean": "172308412a34ac25",
+    "centered_clip": "b0877f123fa34a93",
+    "median": "914afcaec55b5353",
+    "trimmed_mean": "bcc68b7dd17b479a",
+    "multi_krum": "c8a172c44d1db36d",
 }
 
 

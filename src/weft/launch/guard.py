@@ -30,7 +30,9 @@ MAX_NBYTES = 4 << 10  # of the count
 
 
 class DayCount:
-    """Bytes moved since midnight, over all starts of one peer; nothing is counted where there is no cap.
+    """Bytes moved since midnight, over all starts of one peer, or of several processes that count in one file.
+
+    Nothing is counted where there is no cap.
 
     Args:
         path: where it is kept.
@@ -44,7 +46,7 @@ class DayCount:
         self._timezone = timezone
         self._counted = 0  # of the ration's
         self._kept_at = clock.now()
-        self.moved = moved_on(self._day(), self._file.read())
+        self.moved = self._written = moved_on(self._day(), self._file.read())
         left = None if self.cap_nbytes is None else self.cap_nbytes - self.moved.nbytes
         self.ration = Ration(left, self.keep)
 
@@ -76,13 +78,19 @@ class DayCount:
         return is_new_day
 
     def keep(self) -> None:
-        """Write the count down; the one before stays where this one cannot be written."""
+        """Write the count down, with what others have counted there; where it cannot be, the one before stays."""
         if self.cap_nbytes is None:
             return
         self._kept_at = self._clock.now()
-        new = self.ration.moved_nbytes - self._counted
+        found = moved_on(self.moved.day, self._file.read())
+        if (others := found.nbytes - self._written.nbytes) > 0 and self._written.day == found.day:
+            self.moved = moved_on(self.moved.day, self.moved, others)
+            if self.ration.left_nbytes is not None:
+                self.ration.left_nbytes -= others
+        kept = moved_on(self.moved.day, self.moved, self.ration.moved_nbytes - self._counted)
         with suppress(DiskFull, DataError):
-            self._file.keep(moved_on(self.moved.day, self.moved, new))
+            self._file.keep(kept)
+            self._written = kept
 
     def local(self, wall: float | None = None) -> datetime:
         """Return the time of the machine's calendar: now, or at `wall` seconds."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from weft import wire
 from weft.ids import Digest
-from weft.ledger.tree import HASH_NBYTES, MAX_DEPTH, At, beside, hash_of
+from weft.ledger.tree import MAX_DEPTH, At, Hash, beside, hash_of
 
 CHUNK_NBYTES = 1024
 _BLOCK_NBYTES = 64
@@ -46,7 +46,6 @@ _BLOCK, _HASH = Struct("<16I"), Struct("<8I")
 Word = Any  # an int below 2^32, or an array of uint32, of as many pieces as are hashed at once
 Counter = tuple[Word, Word]  # of a piece, its number: the low word, the high one
 _Piece = Annotated[bytes, Meta(max_length=CHUNK_NBYTES)]
-_Hash = Annotated[bytes, Meta(min_length=HASH_NBYTES, max_length=HASH_NBYTES)]
 
 
 class Opening(wire.Record, frozen=True, kw_only=True):
@@ -54,7 +53,7 @@ class Opening(wire.Record, frozen=True, kw_only=True):
 
     index: Annotated[int, Meta(ge=0, lt=1 << MAX_DEPTH)]  # of the piece
     piece: _Piece
-    beside: Annotated[tuple[_Hash, ...], Meta(max_length=MAX_DEPTH)]  # from the piece up
+    beside: Annotated[tuple[Hash, ...], Meta(max_length=MAX_DEPTH)]  # from the piece up
 
 
 def num_chunks(nbytes: int) -> int:
@@ -80,7 +79,10 @@ def open_chunk(blob: wire.Buffer, index: int) -> Opening:
 
 def is_chunk(digest: Digest, nbytes: int, opening: Opening) -> bool:
     """Return whether the piece is where the opening says, in the blob of `nbytes` that `digest` names."""
-    index, ranges = opening.index, beside(opening.index, num_chunks(nbytes))
+    index, num = opening.index, num_chunks(nbytes)
+    if not 0 <= index < num:
+        return False
+    ranges = beside(index, num)
     if len(opening.piece) != min(CHUNK_NBYTES, nbytes - CHUNK_NBYTES * index) or len(opening.beside) != len(ranges):
         return False
     if not ranges:

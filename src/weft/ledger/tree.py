@@ -30,9 +30,9 @@ _LEAF, _NODE, _ROOT = b"\0weft.leaf.v1", b"\1", b"\2"
 
 Range = tuple[int, int]  # of leaves, the end not included
 At = Callable[[int, int], bytes]  # of a level, and of a number in it: the hash there
-_Hash = Annotated[bytes, Meta(min_length=HASH_NBYTES, max_length=HASH_NBYTES)]
+Hash = Annotated[bytes, Meta(min_length=HASH_NBYTES, max_length=HASH_NBYTES)]
 _Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-_Hashes = Annotated[tuple[_Hash, ...], Meta(max_length=2 * MAX_DEPTH)]
+_Hashes = Annotated[tuple[Hash, ...], Meta(max_length=2 * MAX_DEPTH)]
 
 
 class Path(wire.Record, frozen=True, kw_only=True):
@@ -44,8 +44,8 @@ class Path(wire.Record, frozen=True, kw_only=True):
 
 
 class Growth(wire.Record, frozen=True, kw_only=True):
-    """Shows that a tree begins with all of an earlier one: hashes of ranges, in order, none of which has leaves of both
-    the earlier one and what came later."""
+    """Shows that a tree begins with all leaves of an earlier one: the hashes of ranges of leaves, in order. No range has
+    leaves of the earlier tree and later ones."""
 
     before: _Count  # leaves of the earlier tree
     count: _Count
@@ -115,7 +115,7 @@ class Tree:
 
 def is_leaf(root: Digest, leaf: bytes, path: Path) -> bool:
     """Return whether `leaf` is where the path says, in the tree that `root` names."""
-    if path.index >= path.count:
+    if not 0 <= path.index < path.count:
         return False
     ranges, found = beside(path.index, path.count), leaf_of(leaf)
     if len(ranges) != len(path.beside):
@@ -127,7 +127,7 @@ def is_leaf(root: Digest, leaf: bytes, path: Path) -> bool:
 
 def has_grown(before: Digest, root: Digest, growth: Growth) -> bool:
     """Return whether the tree that `root` names begins with all leaves of the one that `before` names."""
-    if growth.before > growth.count:
+    if not 0 <= growth.before <= growth.count:
         return False
     ranges = apart(growth.before, growth.count)
     if len(ranges) != len(growth.parts):

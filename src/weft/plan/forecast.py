@@ -335,8 +335,9 @@ def _group_nbytes(question: Question) -> int:
     """Return what a group's mean takes: its float64 sum, one decoded vector, itself encoded, payloads on the way."""
     if not (size := _group_size(question)):
         return 0
-    num = question.num_parameters
-    return (8 + 4) * num + (1 + min(size, PARALLEL)) * build_codec(question.choices.codec).nbytes(num)
+    num, rule = question.num_parameters, question.choices.merge
+    held = 0 if rule in ("peers_mean", "senders_mean") else 4 * num * (size + 1)
+    return (8 + 4) * num + held + (1 + min(size, PARALLEL)) * build_codec(question.choices.codec).nbytes(num)
 
 
 # --- energy and money ---

@@ -178,6 +178,7 @@ class RunFile(Config, frozen=True, kw_only=True):
                 f"at most {MAX_GROUP}, itself included. Raise electors, or expect fewer peers."
             )
         method = spell_out(self.method, self.peers)
+        method.check_peers(self.peers)
         choices.check(method, self.train.optimizer)
         if method.graph is not None:
             choices.check_graph(method.graph, self.peers, self.electors)

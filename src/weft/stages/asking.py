@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from weft.clock import Clock
 from weft.data.tokenizer import Tokenizer, from_bytes
 from weft.errors import ConfigError
@@ -75,8 +77,10 @@ async def asking(ticket_text: str, options: Options, max_context: int = 0) -> As
         return run
 
     identity = _identity(options, ticket.run, has_secret=ticket.secret is not None)
-    moved, guarded = options.home.moved_asking(ticket.run), Asking()
-    async with aside(ticket, identity, lambda home: replace(options, home=home, moved=moved)) as s, s.guarded(guarded):
+    guarded, moved = Asking(), options.home.moved_asking(ticket.run)
+    caps = msgspec.structs.replace(options.settings.caps, memory_nbytes=None, hours=())  # of who takes part in a run
+    asks = replace(options, moved=moved, settings=msgspec.structs.replace(options.settings, caps=caps))
+    async with aside(ticket, identity, lambda home: replace(asks, home=home)) as s, s.guarded(guarded):
         await s.start()
         run, blob = await introduced(replace(s, options=options), ticket, checked)
         link, cut = StageLink(s.node), cut_of(run)

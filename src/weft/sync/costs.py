@@ -75,7 +75,7 @@ def _rule_nbytes(rule: Rule, num_electors: int) -> int:
             return 0
         case "senders_mean":
             return 8
-    return 4 * num_electors + 4  # and how one differs from the middle
+    return 4 * num_electors + 4  # all contributions, and how one differs from the middle
 
 
 def _num_moments(optimizer: OptimizerConfig | None) -> int:

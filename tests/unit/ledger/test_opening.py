@@ -75,6 +75,14 @@ def test_a_thousand_changes_are_refused() -> None:
         assert not is_chunk(Digest(blake3(data + b"\0").hexdigest()), nbytes, opening)
 
 
+def test_a_piece_behind_the_end_is_none() -> None:
+    for nbytes in (0, 1, 1024, 1025, 2048):
+        for piece in (b"", b"x"):
+            digest = Digest(blake3(piece).hexdigest())
+            for index in (num_chunks(nbytes), num_chunks(nbytes) + 1):
+                assert not is_chunk(digest, nbytes, Opening(index=index, piece=piece, beside=()))
+
+
 def test_a_node_is_no_piece() -> None:
     """Nor the two hashes below the top one a blob of 64 bytes."""
     data, digest = blob(2048)

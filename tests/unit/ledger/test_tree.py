@@ -133,6 +133,7 @@ FORGERIES: dict[str, Forgery] = {
         replace(path, index=_other(luck, len(some), path.index)),
     ),
     "a place behind the end": lambda path, some, _: (some[path.index], replace(path, index=path.index + path.count)),
+    "a place before the begin": lambda path, some, _: (some[path.index], replace(path, index=path.index - path.count)),
     "another count": lambda path, some, luck: (
         some[path.index],
         replace(path, count=path.count + int(luck.choice([-1, 1, 2]))),

@@ -120,6 +120,24 @@ def test_a_count_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert [is_near(Moved(day="", nbytes=nbytes), 100) for nbytes in (89, 90)] == [False, True]
 
 
+def test_processes_that_count_in_one_file_share_the_day(tmp_path: Path) -> None:
+    caps, clock = CapsConfig(day_nbytes=10**8), VirtualClock()
+    one, other = (DayCount(tmp_path / "moved", caps, clock, UTC) for _ in range(2))
+    one.ration.spend(6 * 10**7)
+    one.keep()
+    other.ration.spend(3 * 10**7)
+    other.keep()
+    assert DayCount(tmp_path / "moved", caps, clock, UTC).moved.nbytes == 9 * 10**7
+    assert other.ration.left_nbytes == 10**7
+    one.keep()
+    assert one.ration.left_nbytes == 10**7
+    one.ration.spend(10**7)
+    one.keep()
+    other.keep()
+    assert other.ration.is_spent
+    assert DayCount(tmp_path / "moved", caps, clock, UTC).moved.nbytes == 10**8
+
+
 class Watched:
     """A guard, and what it said and did."""
 

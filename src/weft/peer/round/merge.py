@@ -496,8 +496,11 @@ class RoundMerger:
         try:
             weight, legacy = weight_of(work.charter, contribution), contribution.legacy
             codec = reduce.payload_codec_in(work.choices, work.round, contribution)
+            num_peers = 1 if contribution.group is None else contribution.group.num_counted + 1
             if legacy is None:
-                length = await serve(self._compute, len(work.here), lambda: _add(merger, weight, data, codec))
+                length = await serve(
+                    self._compute, len(work.here), lambda: _add(merger, weight, data, codec, num_peers)
+                )
                 if work.is_mine:
                     self._tell(work.round, contribution, length, is_whole=False)
             else:
@@ -596,7 +599,7 @@ def _alone(base: Base, head: Manifest) -> float:
     return 1.0 if head.round == 0 or head.has_result else 0.0
 
 
-def _add(merger: reduce.Merger, weight: int, data: Buffer, codec: Codec) -> float:
+def _add(merger: reduce.Merger, weight: int, data: Buffer, codec: Codec, num_peers: int) -> float:
     """Add a contribution to a part; return how long it is there, to a few digits."""
-    merger.add(weight, data, codec)
+    merger.add(weight, data, codec, num_peers)
     return float(torch.linalg.vector_norm(merger.decoded))

@@ -38,8 +38,12 @@ _CHUNK = 1 << 16  # elements: the accumulator's and the scratch's 512 KiB each
 class Mean(Protocol):
     """Vectors must be added in one order everywhere: float64 sums may round, so the order is part of the result."""
 
-    def add(self, weight: int, vector: Float32[Tensor, " num"]) -> None:
-        """Add a vector that weighs `weight` >= 0."""
+    def add(self, weight: int, vector: Float32[Tensor, " num"], num_peers: int = 1) -> None:
+        """Add a vector that weighs `weight` >= 0.
+
+        Args:
+            num_peers: whose mean it is.
+        """
         ...
 
     def add_legacy(self, weight: int, vector: Float32[Tensor, " num"]) -> None:
@@ -63,7 +67,7 @@ class PeersMean:
         self._is_first = True
         self._weight = 0
 
-    def add(self, weight: int, vector: Float32[Tensor, " num"]) -> None:
+    def add(self, weight: int, vector: Float32[Tensor, " num"], num_peers: int = 1) -> None:  # noqa: ARG002
         accumulate(self._sum, weight, vector, is_first=self._is_first)
         self._is_first = False
         self._weight += weight
@@ -86,7 +90,7 @@ class SendersMean:
         self._weights = empty(num, torch.float64)
         self._is_first = True
 
-    def add(self, weight: int, vector: Float32[Tensor, " num"]) -> None:
+    def add(self, weight: int, vector: Float32[Tensor, " num"], num_peers: int = 1) -> None:  # noqa: ARG002
         accumulate(self._sum, weight, vector, is_first=self._is_first)
         accumulate(self._weights, weight, vector != 0, is_first=self._is_first)
         self._is_first = False

@@ -19,7 +19,8 @@ so short that it moves no further than the median of theirs, the lower of two:
 No owner sees more than its own part, so parts are shortened one by one; as each is bounded, so is the whole.
 
 A group's mean is made of whole payloads, one after the other, in the order in which they come: one accumulator and one
-decoded vector, whatever the number of peers. The order of float64 sums is part of the result; a `GroupRecord` lists it.
+decoded vector, whatever the number of peers; by a rule of `robust` all of them are held. The order of float64 sums is
+part of the result; a `GroupRecord` lists it.
 
 What a peer brings is what it trained, in the method's basis, of one fragment, with feedback, encoded:
 
@@ -235,11 +236,12 @@ class Merger:
         self._decoded = empty(num, torch.float32)
         self._weight = 0
 
-    def add(self, weight: int, encoded: Buffer, codec: Codec | None = None) -> None:
+    def add(self, weight: int, encoded: Buffer, codec: Codec | None = None, num_peers: int = 1) -> None:
         """Add one peer's contribution. Weight 0 is checked like any other and changes nothing.
 
         Args:
             codec: how it is encoded; None: as most are.
+            num_peers: whose mean it is: of a group more than one.
 
         Raises:
             PayloadError: a weight out of range, or bytes that are no finite vector of this part. The sum is then as it
@@ -248,7 +250,7 @@ class Merger:
         self._decode(weight, encoded, codec)
         if self._lengths is not None and weight:
             self._lengths.append(norm(self._decoded) * weight)
-        self._mean.add(weight, self._decoded)
+        self._mean.add(weight, self._decoded, num_peers)
         self._weight += weight
 
     @property

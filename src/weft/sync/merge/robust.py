@@ -4,20 +4,21 @@ of v_i tokens each, that peers bring to a part; all of them are held at once.
     clipped_mean   x_i longer than 1.5 times the median are made so long; the mean
     centered_clip  c, first the median, moves five times by the mean of x_i - c, none longer than their median
     trimmed_mean   of each element so many of the largest, and of the smallest, are left out; the mean of the rest
-    median         the same, as many as leave one or two
+    median         trimmed_mean that leaves out as many as it can: one number is left, or two
     multi_krum     so many vectors are left out, those furthest from their nearest others; the mean of the rest
 
 Means are weighted by tokens; so are medians of lengths, the lower one of two. What inner steps come to is longer with
-more of them, so lengths are compared in units of v_i to the power of 3/4, about as AdamW makes them grow; those of
-gradients as they are. Where too few are there for what a rule leaves out, it leaves out fewer: of n
-(n - 1) / 2 on either side, and of vectors (n - 3) / 2.
+more of them. So lengths, distances and elements are compared in units of a peer's tokens to the power of 3/4, about as
+AdamW makes a delta grow; gradients as they are. What a group brings is the mean of its peers, and is compared by the
+tokens of one. Where too few are there for what a rule leaves out, it leaves out fewer: of n contributors (n - 1) / 2
+on either side, and of vectors (n - 3) / 2. Of a part to which most of the weight brings zeros, all come to zeros.
 
 What is late takes its share as of any mean: the result is multiplied by V / (V + a), where V is the weight of those who
 are there and a that of the late. A legacy is the work of many: it is added after all others, as to any mean.
 
 None of them finds who brings a little too much of what all bring, round after round (ALIE, 1902.06156).
 
-A part costs 4 bytes for each element and contributor, and 12 more. All in float64, elementwise, contributors ascending,
+A part costs 4 bytes for each element and contributor, and 16 more. All in float64, elementwise, contributors ascending,
 one rounding per operation, and one more to fp32 at the end: the same bits on every machine (see `mean`).
 
 Karimireddy, He, Jaggi, 2012.10333, algorithm 2 (here from the median, the radius found anew in each turn); Yin et al.,
@@ -58,12 +59,14 @@ class RobustMean:
         self._is_of_steps = is_of_steps
         self._vectors = list[Tensor]()
         self._weights = list[int]()
+        self._units = list[float]()  # in which lengths of each are compared
         self._legacies = list[tuple[int, Tensor]]()
 
-    def add(self, weight: int, vector: Float32[Tensor, " num"]) -> None:
+    def add(self, weight: int, vector: Float32[Tensor, " num"], num_peers: int = 1) -> None:
         if weight:
             self._vectors.append(self._copied(vector))
             self._weights.append(weight)
+            self._units.append(unit(weight / num_peers) if self._is_of_steps else 1.0)
 
     def add_legacy(self, weight: int, vector: Float32[Tensor, " num"]) -> None:
         self._legacies.append((weight, self._copied(vector)))
@@ -116,9 +119,8 @@ class RobustMean:
 
     def _factors(self, lengths: Sequence[float], most: float) -> list[float]:
         """Return what makes each vector no longer than `most` times the median, of such lengths."""
-        units = [unit(weight) if self._is_of_steps else 1.0 for weight in self._weights]
-        usual = lower_median([length / each for length, each in zip(lengths, units, strict=True)], self._weights)
-        limits = [most * usual * each for each in units]
+        usual = lower_median([length / each for length, each in zip(lengths, self._units, strict=True)], self._weights)
+        limits = [most * usual * each for each in self._units]
         return [limit / length if length > limit else 1.0 for length, limit in zip(lengths, limits, strict=True)]
 
     def _center(self, center: Tensor, total: int) -> None:
@@ -137,14 +139,18 @@ class RobustMean:
                 center[here].add_(torch.div(moved, divisor))
 
     def _apart(self) -> list[list[float]]:
-        """Return how far each two vectors are apart."""
+        """Return how far each two vectors are apart, each in its unit."""
         apart, num = self._empty(self._num, torch.float32), len(self._vectors)
         found = [[0.0] * num for _ in range(num)]
         for one in range(num):
             for other in range(one):
-                apart.copy_(torch.sub(self._vectors[one].double(), self._vectors[other]))
+                for here in self._pieces():
+                    apart[here].copy_(torch.sub(self._scaled(one, here), self._scaled(other, here)))
                 found[one][other] = found[other][one] = norm(apart)
         return found
+
+    def _scaled(self, number: int, here: slice) -> Tensor:
+        return torch.div(self._vectors[number][here].double(), _number(self._units[number]))
 
     # --- elements ---
 
@@ -153,17 +159,15 @@ class RobustMean:
         num = len(self._vectors)
         most = min(most, (num - 1) // 2)
         for here in self._pieces():
-            values = torch.zeros_like(found[here]).expand(num, -1).contiguous()
-            for number, vector in enumerate(self._vectors):
-                values[number].add_(vector[here])  # -0.0 becomes 0.0: which of two equal ones is which does not matter
-            order = torch.argsort(values, dim=0, stable=True)
+            values = torch.cat([self._scaled(number, here).unsqueeze(1) for number in range(num)], 1)
+            order = torch.argsort(values, dim=1, stable=True)  # of equal ones, contributors ascending
             is_kept = torch.zeros_like(values)
-            is_kept.scatter_(0, order[most : num - most], 1.0)
+            is_kept.scatter_(1, order[:, most : num - most], 1.0)
             weights = torch.zeros_like(found[here])
             for number, weight in enumerate(self._weights):
-                share = is_kept[number].mul_(float(weight))
+                share = is_kept[:, number].mul_(float(weight))
                 weights.add_(share)
-                found[here].add_(values[number].mul_(share))
+                found[here].add_(torch.mul(share, self._vectors[number][here]))
             found[here].copy_(torch.div(found[here], weights))
 
     def _pieces(self) -> Iterator[slice]:
@@ -177,7 +181,7 @@ class RobustMean:
         return self._empty(self._num, torch.float32).copy_(vector)
 
 
-def unit(weight: int) -> float:
+def unit(weight: float) -> float:
     """Return how much longer a delta of so many tokens is than one of a single token."""
     root = math.sqrt(weight)
     return root * math.sqrt(root)
@@ -211,5 +215,5 @@ def nearest(apart: Sequence[Sequence[float]], most: int) -> set[int]:
     return {number for _, number in sorted(scores)[: num - most]}
 
 
-def _number(value: int) -> Tensor:
+def _number(value: float) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64)

@@ -429,10 +429,32 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                 f"method: merge: {rule!r} compares contributors, and where rounds wait for nobody most have one; "
                 'set wait = "all", or merge = "peers_mean".'
             )
-        if rule not in ("clipped_mean", "multi_krum") and isinstance(self.codec, TopKConfig | NonzeroConfig):
+        if rule != "clipped_mean" and isinstance(self.codec, TopKConfig | NonzeroConfig):
             raise ConfigError(
-                f"method: merge: {rule!r} compares element by element, and with this codec each peer sends a few "
-                'others; choose another codec, or merge = "clipped_mean".'
+                f"method: merge: {rule!r} compares what peers bring, and with this codec each sends a few other "
+                'numbers; choose another codec, or merge = "clipped_mean", which divides by all, as "peers_mean" does.'
+            )
+
+    def check_peers(self, num_peers: int) -> None:
+        """Refuse a rule of merging that leaves out more than so many peers allow.
+
+        Raises:
+            ConfigError: says how many it takes.
+        """
+        match self.merge:
+            case "peers_mean" | "senders_mean":
+                return
+            case TrimmedMeanConfig(left_out=most):
+                needed = 2 * most + 1
+            case MultiKrumConfig(left_out=most):
+                needed = 2 * most + 3
+            case _:
+                needed = 3
+        if num_peers < needed:
+            rule = self.merge if isinstance(self.merge, str) else f"{self.merge.__struct_config__.tag}"
+            raise ConfigError(
+                f"method: merge: {rule!r} needs {needed} peers or more to tell one from the others, and peers is "
+                f'{num_peers}; expect more, or set merge = "peers_mean".'
             )
 
     def _check_gossip(self, graph: GraphConfig | None) -> None:

@@ -1,6 +1,5 @@
 """Rules against few who mean harm, compared with what their papers say, number by number."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -45,31 +44,31 @@ def clipped(xs: Vectors, v: Vectors, most: float, growth: float) -> Vectors:
     return xs * np.minimum(1.0, limits / np.maximum(lengths, 1e-300))[:, None]
 
 
-def trimmed(xs: Vectors, v: Vectors, f: int) -> Vectors:
-    """Yin et al., definition 2; of as many as there are."""
+def trimmed(xs: Vectors, v: Vectors, f: int, growth: float) -> Vectors:
+    """Yin et al., definition 2; of as many as there are, compared by token."""
     f = min(f, (len(xs) - 1) // 2)
     found = np.empty(xs.shape[1])
     for k in range(xs.shape[1]):
-        kept = np.argsort(xs[:, k], kind="stable")[f : len(xs) - f]
+        kept = np.argsort(xs[:, k] / v**growth, kind="stable")[f : len(xs) - f]
         found[k] = (xs[kept, k] * v[kept]).sum() / v[kept].sum()
     return found
 
 
 def centered(xs: Vectors, v: Vectors, growth: float) -> Vectors:
     """Karimireddy et al., algorithm 2, AGG: v <- v + mean of (x_i - v) min(1, tau / |x_i - v|)."""
-    c = trimmed(xs, v, len(xs))
+    c = trimmed(xs, v, len(xs), growth)
     for _ in range(5):
         c = c + weighted(clipped(xs - c, v, 1.0, growth), v)
     return c
 
 
-def multi_krum(xs: Vectors, v: Vectors, f: int) -> Vectors:
-    """Blanchard et al., section 4, with m = n - f."""
-    n = len(xs)
+def multi_krum(xs: Vectors, v: Vectors, f: int, growth: float) -> Vectors:
+    """Blanchard et al., section 4, with m = n - f; compared by token."""
+    n, ys = len(xs), xs / v[:, None] ** growth
     f = max(0, min(f, (n - 3) // 2))
     scores = []
     for i in range(n):
-        distances = sorted(float(((xs[i] - xs[j]) ** 2).sum()) for j in range(n) if j != i)
+        distances = sorted(float(((ys[i] - ys[j]) ** 2).sum()) for j in range(n) if j != i)
         scores.append(sum(distances[: max(1, n - f - 2)]))
     kept = np.argsort(scores, kind="stable")[: n - f]
     return weighted(xs[kept], v[kept])
@@ -82,11 +81,11 @@ def reference(rule: Rule, xs: Vectors, v: Vectors, growth: float = 0.75) -> Vect
         case "centered_clip":
             return centered(xs, v, growth)
         case "median":
-            return trimmed(xs, v, len(xs))
+            return trimmed(xs, v, len(xs), growth)
         case TrimmedMeanConfig(left_out=f):
-            return trimmed(xs, v, f)
+            return trimmed(xs, v, f, growth)
         case MultiKrumConfig(left_out=f):
-            return multi_krum(xs, v, f)
+            return multi_krum(xs, v, f, growth)
     raise AssertionError(rule)
 
 
@@ -195,11 +194,31 @@ def test_two_of_eight_do_not_move_it_far(rule: Rule) -> None:
         assert off < 0.8 < of_mean
 
 
-def test_an_order_of_zeros_does_not_matter() -> None:
-    """-0.0 and 0.0 are equal, and which of them a sort puts first is not the same everywhere."""
-    for rows in ([[0.0], [-0.0], [-0.0]], [[-0.0], [0.0], [-0.0]], [[-0.0], [-0.0], [-0.0]]):
-        found = merged("median", np.array(rows), np.ones(3))
-        assert math.copysign(1.0, float(found[0])) == 1.0
+@pytest.mark.parametrize("rule", RULES, ids=NAMES)
+def test_who_has_more_tokens_and_so_a_longer_delta_is_no_outlier(rule: Rule) -> None:
+    luck, v = np.random.default_rng(6), np.array([1000.0] * 4 + [4000.0])
+    common = luck.standard_normal(NUM)
+    xs = ((common + 0.1 * luck.standard_normal((5, NUM))) * v[:, None] ** 0.75).astype(np.float32).astype(np.float64)
+    with_it, without = merged(rule, xs, v), merged(rule, xs[:4], v[:4])
+    assert np.linalg.norm(with_it) > 1.2 * np.linalg.norm(without)
+
+
+def test_what_a_group_brings_is_compared_by_the_tokens_of_one() -> None:
+    """Two groups of ten and two lone members, all honest: the mean of ten is no longer than what one brings."""
+    luck = np.random.default_rng(7)
+    xs = luck.standard_normal((4, 500)).astype(np.float32)
+    mean, single, plain = (
+        empty_mean("clipped_mean", 500),
+        empty_mean("clipped_mean", 500),
+        empty_mean("peers_mean", 500),
+    )
+    for x, num_peers in zip(xs, (10, 10, 1, 1), strict=True):
+        vector = torch.from_numpy(x)
+        mean.add(1000 * num_peers, vector, num_peers)
+        single.add(1000 * num_peers, vector)
+        plain.add(1000 * num_peers, vector)
+    assert mean.result().equal(plain.result())
+    assert not single.result().equal(plain.result())
 
 
 def test_the_lower_median_is_by_weight() -> None:
@@ -234,8 +253,8 @@ def test_what_a_rule_cannot_compare_is_refused() -> None:
         assert custom(merge=rule).merge == rule
         with pytest.raises(ConfigError, match="wait for nobody"):
             custom(merge=rule, wait="ready")
-    for rule in ("median", "centered_clip", TrimmedMeanConfig()):
-        with pytest.raises(ConfigError, match="element by element"):
+    for rule in ("median", "centered_clip", TrimmedMeanConfig(), MultiKrumConfig()):
+        with pytest.raises(ConfigError, match="a few other numbers"):
             custom(merge=rule, codec=TopKConfig(), reply_codec=Bf16Config(), feedback=0.95)
     assert custom(merge="clipped_mean", codec=TopKConfig(), reply_codec=Bf16Config(), feedback=0.95)
     assert spell_out(SparseLoCoConfig(merge="clipped_mean"), 4).merge == "clipped_mean"
@@ -243,10 +262,15 @@ def test_what_a_rule_cannot_compare_is_refused() -> None:
 
 
 def test_a_run_file_names_a_rule() -> None:
-    tree: dict[str, Any] = {"name": "a", "train": {"tokens": 1000, "schedule": {"type": "constant"}}}
+    tree: dict[str, Any] = {"name": "a", "peers": 5, "train": {"tokens": 1000, "schedule": {"type": "constant"}}}
     table = {"type": "trimmed_mean", "left_out": 2}
     for given, expected in (("median", "median"), (table, TrimmedMeanConfig(left_out=2))):
         read = from_tree(tree | {"method": {"type": "diloco", "merge": given}}, RunFile, where="run.toml")
         assert spell_out(read.method, 4).merge == expected
     with pytest.raises(ConfigError, match="merge"):
         from_tree(tree | {"method": {"type": "diloco", "merge": "mode"}}, RunFile, where="run.toml")
+    for rule, needed in (("median", 3), ({"type": "trimmed_mean", "left_out": 2}, 5), ({"type": "multi_krum"}, 5)):
+        few = tree | {"method": {"type": "diloco", "merge": rule}, "peers": needed - 1}
+        with pytest.raises(ConfigError, match=f"needs {needed} peers or more"):
+            from_tree(few, RunFile, where="run.toml")
+        from_tree(few | {"peers": needed}, RunFile, where="run.toml")
