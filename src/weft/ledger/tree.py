@@ -44,8 +44,8 @@ class Path(wire.Record, frozen=True, kw_only=True):
 
 
 class Growth(wire.Record, frozen=True, kw_only=True):
-    """Shows that a tree begins with all leaves of an earlier one: the hashes of ranges of leaves, in order. No range has
-    leaves of the earlier tree and later ones."""
+    """Shows that a tree begins with all leaves of an earlier one: the hashes of ranges of leaves, in order. No range
+    has leaves of the earlier tree and later ones."""
 
     before: _Count  # leaves of the earlier tree
     count: _Count
