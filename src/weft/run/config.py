@@ -446,7 +446,9 @@ class SyncConfig(Config, frozen=True, kw_only=True):
             )
         if not isinstance(self.peers, int) or not 1 <= self.peers <= MAX_PEERS:
             raise ConfigError(f"peers is {self.peers!r:.80}. Allowed: a whole number from 1 to {MAX_PEERS}.")
-        check_loop(spell_out(self.method, self.peers))
+        method = spell_out(self.method, self.peers)
+        method.check_peers(self.peers)
+        check_loop(method)
 
 
 class LoopConfig(_Shared, frozen=True, kw_only=True, tag_field="type", tag="loop"):
