@@ -400,7 +400,7 @@ def best_stages(question: Question, pipeline: PipelineConfig) -> Best:
             cuts[num_stages] = planned(question, pipeline, num_stages)
         except ConfigError as error:
             refusal = str(error)
-    if question.model.is_tied and question.choices.send != "gradient":
+    if question.model.is_tied and not question.choices.sends_gradient:
         refusal = TIED
     fastest = max((each for each in whole if each.tokens_per_s), key=lambda each: each.tokens_per_s, default=None)
     if not cuts and fastest is None:

@@ -219,7 +219,7 @@ def leased_tokens(question: Question) -> dict[str, int]:
     less, in whole inner steps where they make any of their own.
     """
     choices, train = question.choices, question.train
-    quota, unit = choices.every * train.batch_size, 1 if choices.send == "gradient" else train.batch_size
+    quota, unit = choices.every * train.batch_size, 1 if choices.sends_gradient else train.batch_size
     speeds = [each.tokens_per_s for each in question.machines for _ in range(each.count)]
     fastest = min(max(speeds), MAX_LEAD * median(speeds))
     leased = {}
@@ -270,7 +270,7 @@ def _penalty(question: Question) -> Penalty | None:
     choices = question.choices
     if question.num_peers > 1 and (isinstance(choices.codec, LOSSY) or choices.is_projected):
         return None
-    if question.num_peers == 1 or choices.send == "gradient":
+    if question.num_peers == 1 or choices.sends_gradient:
         return NONE
     if not isinstance(choices.apply, NesterovConfig):
         return None
@@ -335,8 +335,8 @@ def _group_nbytes(question: Question) -> int:
     """Return what a group's mean takes: its float64 sum, one decoded vector, itself encoded, payloads on the way."""
     if not (size := _group_size(question)):
         return 0
-    num, rule = question.num_parameters, question.choices.merge
-    held = 0 if rule in ("peers_mean", "senders_mean") else 4 * num * (size + 1)
+    num = question.num_parameters
+    held = 4 * num * (size + 1) if question.choices.is_robust else 0
     return (8 + 4) * num + held + (1 + min(size, PARALLEL)) * build_codec(question.choices.codec).nbytes(num)
 
 

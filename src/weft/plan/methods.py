@@ -80,7 +80,7 @@ def _kind(choices: Choices) -> str:
 def name_of(choices: Choices) -> str:
     """Return what a method is called in a table."""
     kind = _kind(choices)
-    if choices.send != "gradient":
+    if not choices.sends_gradient:
         kind += f" H={choices.every * choices.fragments}"
     reply = choices.reply_codec
     return f"{kind} {codec_name(choices.codec)}" + ("" if reply in (None, choices.codec) else f"/{codec_name(reply)}")
@@ -111,7 +111,7 @@ def _row(question: Question, choices: Choices, *, is_asked: bool) -> Row:
 def _objection(choices: Choices, pace: Pace) -> str:
     if pace.penalty is None:
         return "its loss was not published"
-    if choices.send != "gradient" and pace.num_rounds < MIN_ROUNDS:
+    if not choices.sends_gradient and pace.num_rounds < MIN_ROUNDS:
         return f"too few rounds: {pace.num_rounds}"
     if pace.penalty.more_tokens is None:
         return "no number of tokens makes up for its loss"

@@ -102,7 +102,7 @@ def _per_value(choices: Choices, size: int) -> float:
             step = _NESTEROV_NS
         case _:
             step = _SGD_NS
-    brought = _DELTA_NS if choices.send != "gradient" else _GRADIENT_NS
+    brought = _GRADIENT_NS if choices.sends_gradient else _DELTA_NS
     # Of n contributions an n-th each is merged here; of a group, all of each.
     merged = own.merge * (1 + size) + (own.encode if size else 0.0)
     return brought + own.encode + merged + reply.decode + step

@@ -275,7 +275,7 @@ class _Agreed:
 
 def moments_of(run: RunConfig) -> tuple[str, ...]:
     """Return the names of the inner optimizer's vectors."""
-    if run.method.send == "gradient":
+    if run.method.sends_gradient:
         return ()
     match run.train.optimizer:
         case AdamWConfig():

@@ -219,7 +219,7 @@ class RunFile(Config, frozen=True, kw_only=True):
                 )
             if self.stages > 1:
                 raise ConfigError("reward: stages draw no answers to learn from. Leave stages out.")
-            if method.graph is not None or method.send == "gradient" or method.among != "all":
+            if method.graph is not None or method.sends_gradient or method.among != "all":
                 raise ConfigError(
                     "reward: answers are drawn from the parameters that all members have after a round, and learnt "
                     "from in steps of their own: no neighbours, no gradients, no sample of members. Choose diloco, "
@@ -518,7 +518,7 @@ def check_loop(method: choices.Choices) -> None:
     Raises:
         ConfigError: says which, and what to choose instead.
     """
-    if method.send == "gradient":
+    if method.sends_gradient:
         raise ConfigError(
             "method: it sends gradients to one optimizer that all members share, and your own loop has its own. "
             "Choose one that sends deltas, such as fedavg or diloco: with every = 1, it also synchronises at each "

@@ -64,7 +64,7 @@ def _of_method(method: Choices) -> dict[str, str]:
 
 
 def _of_training(method: Choices) -> dict[str, str]:
-    if method.send != "gradient" or isinstance(method.apply, InnerConfig):
+    if not method.sends_gradient or isinstance(method.apply, InnerConfig):
         return {}
     found = {"train.optimizer": "gradients are sent, and method.apply steps along their mean"}
     if isinstance(method.apply, SgdConfig | NesterovConfig | DelayedNesterovConfig):

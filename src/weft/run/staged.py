@@ -77,7 +77,7 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
         check_tied(self.model, self.stages, self.method)
         if (split := self.pipeline.split) is not None:
             check_split(split, self.model, self.train.seq_len)
-            if self.method.send != "gradient":
+            if not self.method.sends_gradient:
                 raise ConfigError(SPLIT)
         if len(self.initials) != self.num_pieces or (self.stage is not None and self.stage >= self.num_pieces):
             raise ConfigError(
@@ -156,7 +156,7 @@ def check_tied(model: ModelConfig, stages: int, method: Choices) -> None:
         ConfigError: members would train copies of a tied matrix apart; or there are more stages than layers.
     """
     sections(model, stages)
-    if has_table_apart(model, stages) and method.send != "gradient":
+    if has_table_apart(model, stages) and not method.sends_gradient:
         raise ConfigError(TIED)
 
 

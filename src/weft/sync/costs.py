@@ -54,7 +54,7 @@ def peer_memory(
         num_electors,
         build(mean.codec),
         build(mean.reply),
-        sends_delta=choices.send != "gradient",
+        sends_delta=not choices.sends_gradient,
         num_sent=num_sent,
         num_moments=0 if isinstance(choices.apply, SignSgdConfig) else _num_moments(optimizer),
         num_momenta=_num_momenta(choices),

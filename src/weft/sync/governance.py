@@ -435,11 +435,7 @@ def median_tokens(contributions: Iterable[messages.Brought]) -> int:
 
     A group counts as one of its peers.
     """
-    weights = sorted(
-        each.tokens // (1 if each.group is None else 1 + each.group.num_counted)
-        for each in contributions
-        if each.tokens and each.legacy is None
-    )
+    weights = sorted(each.tokens // each.num_peers for each in contributions if each.tokens and each.legacy is None)
     return weights[(len(weights) - 1) // 2] if weights else 0
 
 

@@ -100,7 +100,7 @@ class Trainer(Stepper):
         self._load_frozen = frozen
         self._base_here: Base | None = None  # on the device
         self._peer = peer
-        self._sends_gradient = run.method.send == "gradient"
+        self._sends_gradient = run.method.sends_gradient
         self._warm_shape: tuple[int, int] | None = None  # of a batch that was tried
         self._center: Float32[Tensor, " num"] | None = None  # the outer parameters, which inner steps are pulled to
         self._parked: Parked | None = None

@@ -223,6 +223,7 @@ class _Trained:
     train: TrainConfig
     stages: int
     pipeline: PipelineConfig
+    has_reward: bool
 
 
 def of_ticket(look: Look, home: Path, settings: PeerConfig, flops_per_s: float) -> Iterator[Finding]:
@@ -245,6 +246,7 @@ def of_ticket(look: Look, home: Path, settings: PeerConfig, flops_per_s: float) 
         train=run.train,
         stages=run.stages if isinstance(run, StagedConfig) else 1,
         pipeline=run.pipeline if isinstance(run, StagedConfig) else PipelineConfig(),
+        has_reward=run.reward is not None,
     )
     found = _timed(trained, settings, flops_per_s)
     if isinstance(found, Finding):
@@ -266,7 +268,13 @@ def of_run_file(path: Path, settings: PeerConfig, flops_per_s: float) -> Iterato
     """
     described = run_file(path, ())
     model, notes = asked.model_of(described, path.absolute().parent)
-    trained = _Trained(model=model, train=described.train, stages=described.stages, pipeline=described.pipeline)
+    trained = _Trained(
+        model=model,
+        train=described.train,
+        stages=described.stages,
+        pipeline=described.pipeline,
+        has_reward=described.reward is not None,
+    )
     found, choices = _timed(trained, settings, flops_per_s), spell_out(described.method, described.peers)
     line = asked.line("home", None, None, None).line
     device = here.choose(settings)
@@ -462,6 +470,7 @@ def _question(
         machines=machines,
         cluster=cluster_of(device, defaults.cluster_size, trained.model, trained.train, 0.0),
         has_even_leases=has_even_leases,
+        has_reward=trained.has_reward,
         price_per_kwh=defaults.price_per_kwh,
         idle_share=defaults.idle_share,
         electors=electors,

@@ -254,7 +254,7 @@ def _warnings(plan: Forecast) -> Iterator[str]:
     yield from _no_room(plan)
     for name in pace.round.late:
         yield f"rounds do not wait for {name}: what they train is counted some rounds later"
-    if pace.penalty is not None and question.choices.send != "gradient" and question.num_peers > 1:
+    if pace.penalty is not None and not question.choices.sends_gradient and question.num_peers > 1:
         if pace.num_rounds < FEW_ROUNDS:
             yield (
                 f"so few rounds ({pace.num_rounds}) cost more than this estimate says: four small peers ended 8 % "

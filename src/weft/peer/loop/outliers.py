@@ -205,7 +205,7 @@ class Sentinel:
         self._emit = emit
         self._losses = Band(share=LOSS_SHARE)
         self._lengths = Band(width=math.log(TIMES if method.wait == "all" else TIMES_AGED))
-        self._is_sum = method.send != "gradient"  # of steps: the more, the longer
+        self._is_sum = not method.sends_gradient  # of steps: the more, the longer
         self._has_neighbours = method.graph is not None
         self._progress = Progress()
         self._told: dict[PeerId, tuple[Round, float]] = {}  # the last that each told, and in which round

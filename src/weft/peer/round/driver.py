@@ -32,9 +32,10 @@ from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.messages import Decision, Letter
 from weft.peer.round.acts import PendingActs, letters_file, lies_file
+from weft.peer.round.gather import Gather
 from weft.peer.round.inbox import Inbox, Validity
 from weft.peer.round.members import Member, Quorum
-from weft.peer.round.merge import Gather, RoundMerger
+from weft.peer.round.merge import RoundMerger
 from weft.peer.round.payloads import Payloads, Wanted
 from weft.peer.round.timers import RoundTimes, Timers
 from weft.peer.state.legacies import KeptLegacy

@@ -82,8 +82,9 @@ from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.messages import GENESIS, Decision, Letter
 from weft.peer.round.acts import EvidenceKeeper
+from weft.peer.round.gather import Gather
 from weft.peer.round.members import Member, Quorum
-from weft.peer.round.merge import Gather, RoundMerger
+from weft.peer.round.merge import RoundMerger
 from weft.peer.round.timers import Timers
 from weft.sync.governance import binds, legacy_tokens
 from weft.sync.records import messages

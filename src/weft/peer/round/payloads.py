@@ -44,7 +44,7 @@ from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.messages import HANDED_NBYTES, Handed
 from weft.store.pool import Pool
-from weft.sync.merge import reduce
+from weft.sync.merge import dense, reduce
 from weft.sync.merge.method import Scope
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
@@ -304,7 +304,7 @@ class Payloads:
     def group_mean(self, base: Base) -> reduce.GroupMean:
         """Return an empty mean of payloads of a round."""
         choices = self._chain.choices_in(base.round)
-        is_of_steps = choices.send != "gradient"
+        is_of_steps = not choices.sends_gradient
         return reduce.GroupMean(self._codec(base.round), self.cut(base), choices.merge, is_of_steps=is_of_steps)
 
     def group_codec(self, base: Base, num_merged: int) -> Codec:
@@ -451,7 +451,7 @@ class Payloads:
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
                 limit_s = self._limit_s(codec)
                 data = await self._from_any(others, wanted, size, limit_s)
-                await serve(self._compute, num, lambda: reduce.check_encoded(codec, data, num, self.pool.empty))
+                await serve(self._compute, num, lambda: dense.check_encoded(codec, data, num, self.pool.empty))
                 await self.keep(round, wanted, data)
             return data
 

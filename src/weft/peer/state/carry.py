@@ -84,7 +84,7 @@ class Carry:
 
     @property
     def sends_gradient(self) -> bool:
-        return self._replica.method.choices.send == "gradient"
+        return self._replica.method.choices.sends_gradient
 
     @property
     def is_overdue(self) -> bool:

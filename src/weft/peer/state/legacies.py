@@ -181,7 +181,7 @@ class Legacies:
     def _why_none(self) -> str:
         """Return why no legacy can be brought by this method; empty: it can."""
         method = self._replica.config.method
-        if method.send == "gradient":
+        if method.sends_gradient:
             return "gradients do not add up over rounds"
         if method.fragments > 1:
             return "a round takes one fragment, and a branch has counted all of them"

@@ -129,5 +129,5 @@ class Replica:
             round=round,
             lr=lr(self.charter.settings.schedule, committed_tokens),
             num_decayed=self._num_decayed,
-            max_norm=self.config.clip if self.config.method.send == "gradient" else None,
+            max_norm=self.config.clip if self.config.method.sends_gradient else None,
         )

@@ -149,7 +149,7 @@ class Conductor:
     def __init__(self, part: Part) -> None:
         self._part = part
         self._barrier = part.pipeline.barrier
-        self._sends_gradient = part.run.method.send == "gradient"
+        self._sends_gradient = part.run.method.sends_gradient
         self._round: int | None = None  # of the first stage; None: nothing was heard of any yet
         self._reports = Reports(part.channel, self._barrier.look)
         self._previous: Digest | None = None  # of the round that this peer trains for

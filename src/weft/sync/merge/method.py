@@ -387,7 +387,7 @@ class Method:
         Returns:
             outer - local; or the gradient itself, not copied.
         """
-        if self.choices.send == "gradient":
+        if self.choices.sends_gradient:
             return local_or_gradient
         if into is None and outer.device.type == local_or_gradient.device.type == "cpu":
             into = bounds.empty(outer.numel())

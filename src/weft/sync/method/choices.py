@@ -299,6 +299,20 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
         return self.basis == "visible" or isinstance(self.basis, LowRankConfig)
 
     @property
+    def sends_gradient(self) -> bool:
+        """Whether peers bring gradients; otherwise it is what training steps came to, or parameters."""
+        return self.send == "gradient"
+
+    @property
+    def is_robust(self) -> bool:
+        """Whether merging compares contributors, and so holds what all of them bring."""
+        return self.merge not in ("peers_mean", "senders_mean")
+
+    @property
+    def rule_name(self) -> str:
+        return self.merge if isinstance(self.merge, str) else str(self.merge.__struct_config__.tag)
+
+    @property
     def graph(self) -> GraphConfig | None:
         """Who exchanges with whom; None: there are replicas."""
         return self.among if isinstance(self.among, GraphConfig) else None
@@ -335,12 +349,12 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
         if self.graph is not None or self.send in GOSSIPED or isinstance(self.apply, MixConfig | PairNesterovConfig):
             self._check_gossip(self.graph)
             return
-        if self.send == "gradient" and self.every != 1:
+        if self.sends_gradient and self.every != 1:
             raise ConfigError(
                 f"method: every: {self.every} training steps have more than one gradient to send; "
                 'set every = 1, or send = "delta".'
             )
-        if self.wait == "ready" and (self.send == "gradient" or self.among != "all"):
+        if self.wait == "ready" and (self.sends_gradient or self.among != "all"):
             raise ConfigError(
                 'method: wait: "ready" lets each member bring its delta as soon as it has one; set wait = "all", or '
                 'send = "delta" and among = "all".'
@@ -356,7 +370,7 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                 'method: apply: "inner" steps along gradients, but a delta already holds training steps; '
                 'set apply to "sgd" or "nesterov", or send = "gradient".'
             )
-        if self.is_streaming and (self.send == "gradient" or self.basis != "flat"):
+        if self.is_streaming and (self.sends_gradient or self.basis != "flat"):
             raise ConfigError(
                 "method: fragments, overlap, mix: they work on the parameters themselves; leave them out, or "
                 'set send = "delta" and basis = "flat".'
@@ -383,12 +397,12 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                 f"method: overlap: {self.overlap} training steps are more than the {self.every} of a round, and those "
                 "made meanwhile belong to the next."
             )
-        if self.send == "gradient" and self.proximal:
+        if self.sends_gradient and self.proximal:
             raise ConfigError(
                 "method: proximal: a gradient is taken at the parameters of the last round, so nothing pulls it back; "
                 'set proximal = 0, or send = "delta".'
             )
-        if self.error == "local" and (self.send == "gradient" or self.feedback != 1.0 or self.fragments > 1):
+        if self.error == "local" and (self.sends_gradient or self.feedback != 1.0 or self.fragments > 1):
             raise ConfigError(
                 'method: error: local parameters keep all that was not sent; set send = "delta", feedback = 1.0 and '
                 'fragments = 1, or error = "apart".'
@@ -421,9 +435,9 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                 )
 
     def _check_rule(self) -> None:
-        if self.merge in ("peers_mean", "senders_mean"):
+        if not self.is_robust:
             return
-        rule = self.merge if isinstance(self.merge, str) else str(self.merge.__struct_config__.tag)
+        rule = self.rule_name
         if self.wait == "ready":
             raise ConfigError(
                 f"method: merge: {rule!r} compares contributors, and where rounds wait for nobody most have one; "
@@ -451,10 +465,9 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
             case _:
                 needed = 3
         if num_peers < needed:
-            rule = self.merge if isinstance(self.merge, str) else f"{self.merge.__struct_config__.tag}"
             raise ConfigError(
-                f"method: merge: {rule!r} needs {needed} peers or more to tell one from the others, and peers is "
-                f'{num_peers}; expect more, or set merge = "peers_mean".'
+                f"method: merge: {self.rule_name!r} needs {needed} peers or more to tell one from the others, and "
+                f'peers is {num_peers}; expect more, or set merge = "peers_mean".'
             )
 
     def _check_gossip(self, graph: GraphConfig | None) -> None:

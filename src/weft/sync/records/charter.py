@@ -56,7 +56,7 @@ class Settings(Record, frozen=True, kw_only=True):
     @property
     def unit(self) -> int:
         """Samples that leases hold a multiple of: whole inner steps, where members make their own."""
-        return 1 if self.method.send == "gradient" else self.batch_size
+        return 1 if self.method.sends_gradient else self.batch_size
 
 
 class Expelled(Record, frozen=True, kw_only=True):

@@ -110,6 +110,11 @@ class Brought(Record, frozen=True, kw_only=True):
     group: GroupClaim | None = None  # for which it brings the mean
     legacy: Legacy | None = None  # what is brought is not the peer's own, but what a branch had counted
 
+    @property
+    def num_peers(self) -> int:
+        """Return whose work it is the mean of: of a group its aggregator's too, which may be none."""
+        return 1 if self.group is None else 1 + self.group.num_counted
+
 
 class Contribution(Brought, frozen=True, kw_only=True):
     """As a plan counts it: whoever merges fetches by these digests."""

@@ -66,7 +66,7 @@ def weight(charter: Charter, tokens: int) -> int:
     settings = charter.settings
     if settings.method.graph is not None:
         return settings.quota_tokens
-    is_sum = settings.method.send != "gradient" and not charter.is_routed
+    is_sum = not settings.method.sends_gradient and not charter.is_routed
     return min(tokens, settings.quota_tokens) if is_sum else tokens
 
 
@@ -107,7 +107,7 @@ def awaited_weight(
             So each brings its share of the step whenever it comes, and all together make one of a whole step's length.
     """
     settings = charter.settings
-    if settings.method.send == "gradient" or settings.method.graph is not None:
+    if settings.method.sends_gradient or settings.method.graph is not None:
         return 0
     due = leases if settings.method.wait == "all" else uncounted
     return settings.seq_len * sum(lease.num_windows for lease in due if lease.peer in awaited)

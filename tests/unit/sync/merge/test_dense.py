@@ -8,8 +8,9 @@ from weft.codec.build import build
 from weft.codec.config import Int8Config
 from weft.codec.dense import Bf16, Fp32
 from weft.errors import PayloadError
+from weft.sync.merge.dense import DENSE_STEP, Dense, add_up, check_encoded, is_dense
 from weft.sync.merge.mean import MAX_WEIGHT
-from weft.sync.merge.reduce import DENSE_STEP, Coding, Dense, Merger, add_up, check_encoded, is_dense
+from weft.sync.merge.reduce import Coding, Merger
 
 NUM = 2 * DENSE_STEP + 77
 INT8 = build(Int8Config(), 0)
@@ -72,9 +73,9 @@ def test_of_no_tokens_there_is_no_mean():
 
 
 def test_others_are_merged_otherwise():
-    assert is_dense(Coding(Fp32(), Fp32()), brought(Fp32()))
-    assert not is_dense(Coding(Fp32(), Fp32(), "senders_mean"), brought(Fp32()))
-    assert not is_dense(Coding(INT8, Fp32()), [*brought(Fp32()), *brought(INT8)])
+    assert is_dense("peers_mean", brought(Fp32()))
+    assert not is_dense("senders_mean", brought(Fp32()))
+    assert not is_dense("peers_mean", [*brought(Fp32()), *brought(INT8)])
 
 
 @pytest.mark.parametrize("codec", [Fp32(), Bf16(), INT8], ids=["fp32", "bf16", "int8"])

@@ -14,7 +14,7 @@ from weft.errors import PayloadError, PeerError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.messages import Gathered
-from weft.peer.round.merge import NUM_TRIES, REPEAT_S, Gather
+from weft.peer.round.gather import NUM_TRIES, REPEAT_S, Gather
 from weft.sync.records.messages import AnyRoundMessage, Base, Contribution, Ready
 from weft.sync.round import round as machine
 from weft.sync.round.machine import Input, Lost, Received, State, Trained
