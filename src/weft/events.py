@@ -564,6 +564,13 @@ class StateJoined(Event, frozen=True, kw_only=True):
     donors: tuple[PeerId, ...]  # who delivered
 
 
+class StateContradicted(Event, frozen=True, kw_only=True):
+    """What a peer has is not the state that the members of the run have signed; it fetches it anew."""
+
+    round: Round  # whose manifest names another state before it
+    donors: tuple[PeerId, ...]  # who gave it; none: it is what this process has computed since
+
+
 class JoinTooSlow(Event, frozen=True, kw_only=True):
     """A newcomer's line is no faster than the run: at this pace it never catches up. Told again once it was in."""
 

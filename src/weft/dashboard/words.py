@@ -509,6 +509,21 @@ _ROWS: dict[type[Event], _Row] = {
             + ("{donors:peers}" if e.donors else "what it had kept")
         ),
     ),
+    events.StateContradicted: _Row(
+        WARNING,
+        lambda e, _: (
+            "the state that {me:peer} has is not the one that most members signed in round {round}: "
+            + ("it came from {donors:peers}" if e.donors else "this machine has computed it")
+            + ". It fetches the state anew"
+        ),
+        advice=lambda e: (
+            "me",
+            "{me:peer} had another state than the run's.",
+            "It was given a false one, and has fetched another. Ask the members who gave it."
+            if e.donors
+            else "Its machine may compute wrongly: test its memory, and leave overclocking out.",
+        ),
+    ),
     events.JoinTooSlow: _Row(
         WARNING,
         _too_slow,

@@ -28,6 +28,7 @@ from weft.peer.peer import Peer
 from weft.run.amend import amended
 from weft.run.config import FrozenConfig, Genesis, LoopConfig, SyncConfig, TensorConfig
 from weft.run.genesis import initial, read_run
+from weft.run.trust import of_run
 from weft.store.chunks import raw
 from weft.sync.merge.reduce import require
 from weft.sync.method.presets import spell_out
@@ -118,6 +119,7 @@ def _sealed(
 ) -> LoopConfig:
     resolved = {
         "stewards": tuple(sorted(set(config.stewards))),
+        "trust": of_run(config.trust),
         "method": spell_out(config.method, config.peers),
         "tensors": tensors,
         "frozen": frozen,

@@ -3,6 +3,7 @@
     leaf  H(00 "weft.leaf.v1" bytes)            of one leaf
     node  H(01 left right)                      of more; left: of the largest power of two that is not all
     root  H(02 count top)                       count: little-endian, 8 bytes
+    tops                                        of whole ranges of leaves, as large as may be: the root follows
 
     tree = Tree(leaves)                         grows by `append`
     is_leaf(root, leaf, tree.path(7))           whether these bytes are leaf 7 of those that the root names
@@ -137,6 +138,34 @@ def has_grown(before: Digest, root: Digest, growth: Growth) -> bool:
         root_of(num, _joined((0, num), parts) if num else b"") == name
         for num, name in ((growth.before, before), (growth.count, root))
     )
+
+
+# --- the tops, for who keeps no leaf ---
+
+
+def with_leaf(tops: bytes, count: int, leaf: bytes) -> bytes:
+    """Return the tops of a tree of `count` leaves once there is one more.
+
+    Args:
+        tops: hashes of its whole ranges of leaves, as large as may be, in order: one for each bit of `count`.
+    """
+    parts, found = [tops[start : start + HASH_NBYTES] for start in range(0, len(tops), HASH_NBYTES)], leaf_of(leaf)
+    while count & 1:
+        found, count = node_of(parts.pop(), found), count >> 1
+    return b"".join((*parts, found))
+
+
+def root_of_tops(count: int, tops: bytes) -> Digest:
+    """Return what names a tree of so many leaves."""
+    top = tops[-HASH_NBYTES:]
+    for start in range(len(tops) - 2 * HASH_NBYTES, -1, -HASH_NBYTES):
+        top = node_of(tops[start : start + HASH_NBYTES], top)
+    return root_of(count, top)
+
+
+def is_tops(count: int, tops: bytes) -> bool:
+    """Return whether a tree of so many leaves has so many tops."""
+    return len(tops) == HASH_NBYTES * count.bit_count()
 
 
 # --- hashes ---

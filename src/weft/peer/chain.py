@@ -213,6 +213,7 @@ def open_branch(base: messages.Base, members: Iterable[PeerId], opener: PeerId, 
         charter=digest_of(base.charter if branch == base.branch else forked(base)),
         uncounted=base.uncounted[-messages.MAX_UNCOUNTED :],
         leased_again=base.leased_again,
+        entry=messages.entry_of(base, ()),
     )
 
 

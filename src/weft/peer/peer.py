@@ -51,6 +51,7 @@ from weft.peer.state.carry import FORGOTTEN, MADE_TWICE, OUTDATED, Carry
 from weft.peer.state.checkpoint import Snapshot
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
+from weft.peer.state.standing import Standing
 from weft.run.config import Genesis, RunConfig
 from weft.store.journal import Votes
 from weft.sync.records.acts import Act, Amend
@@ -109,6 +110,7 @@ class Peer:
         self._hold = Hold(context, participation)
         self.pin = StateServer(context, self.replica, self._entrance.legacies, participation).pin
         self._evaluator = make_evaluator(context, self._trainer, self.replica, self._should_break_off)
+        self._standing = Standing(context, self.replica)
         self._autosave = Autosave(context, self.replica, self._carry, self._trainer)
         self._in_rounds: InRounds | None = None
         self._has_saved = False  # its last checkpoint
@@ -257,6 +259,7 @@ class Peer:
         for peer in self._entrance.askers():
             rounds.notice(peer, "joining")
         rounds.begin()
+        await self._stand(rounds)
         # Of gossip nobody knows here which round's mean it is.
         if not head.is_gossip and (head.committed_tokens or not head.round):
             await self._shutdown.unless_asked(self._show(head))
@@ -362,12 +365,20 @@ class Peer:
         is_counted = own is not None
         if claims_in(manifest):
             is_counted = await self._shutdown.unless_asked(self._records.counts(manifest))
+        if self._standing.is_contradicted(manifest, self._entrance.donors):
+            self._entrance.distrust(self._entrance.donors)
+            self._standing.forget()
+            self._report.tell_dropped(tokens, OUTDATED)  # it was trained from there
+            await self._enter_anew(rounds, None, is_counted=True)
+            return
         try:
             results = (
                 await self._shutdown.unless_asked(rounds.parts.results(manifest)) if manifest.contributions else ()
             )
         except PeerError as error:
-            await self._enter_anew(rounds, manifest, str(error), is_counted)
+            text = f"round {manifest.round} cannot be replayed; this peer fetches a member's state instead: {error}"
+            self.context.emit(Notice(text=text))
+            await self._enter_anew(rounds, manifest, is_counted=is_counted)
             return
         made_twice = self._carry.made_twice(own) if is_counted else 0
         is_opening = self.replica.head is not None and self.replica.head.branch != manifest.branch
@@ -384,6 +395,7 @@ class Peer:
         await self.context.compute.serve(
             lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met)
         )
+        await self._stand(rounds)
         if self.context.companion is not None and await self.context.companion.settled(manifest, electorate):
             self._carry.give_up()
         mine.groups.leaf.settle(manifest, is_counted)
@@ -407,6 +419,11 @@ class Peer:
         if manifest.has_result:
             await self._shutdown.unless_asked(self._show(manifest))
 
+    async def _stand(self, rounds: RoundDriver) -> None:
+        """Name the state that this peer has now, where rounds name theirs."""
+        if (found := await self._standing.find()) is not None:
+            rounds.stand(*found)
+
     async def _show(self, manifest: Manifest) -> None:
         """Let texts be drawn with the outer parameters, which a round has made."""
         if self.context.texts is None:
@@ -416,16 +433,19 @@ class Peer:
         self._shown = manifest.branch
         await self.context.texts.settled(0, int(manifest.round), self.replica.outer)
 
-    async def _enter_anew(self, rounds: RoundDriver, manifest: Manifest, reason: str, is_counted: bool) -> None:
-        """Fetch the state of another member, because the results of a round can no longer be had."""
-        text = f"round {manifest.round} cannot be replayed; this peer fetches a member's state instead: {reason}"
-        self.context.emit(Notice(text=text))
+    async def _enter_anew(self, rounds: RoundDriver, lost: Manifest | None, *, is_counted: bool) -> None:
+        """Fetch the state of another member.
+
+        Args:
+            lost: a decision whose results can no longer be had; None: this peer's own state is false.
+        """
         if is_counted:
             settle = lambda: self._carry.settle(lambda: None, is_counted=True)  # noqa: E731  # it is in there
             await self.context.compute.serve(settle)
         self._carry.take_back()
-        head = await self._shutdown.unless_asked(self._entrance.enter())
-        rounds.restart(head, self.replica.charter, without=manifest)
+        head = await self._shutdown.unless_asked(self._entrance.enter(has_own=lost is not None))
+        rounds.restart(head, self.replica.charter, without=lost)
+        await self._stand(rounds)
 
     async def _watch_lag(self, mine: InRounds) -> None:
         """A member that missed a decision finds it in another's chain, or else gives its round up."""

@@ -30,6 +30,7 @@ from weft.run.config import FolderAdapter, FolderModel, Genesis, NewAdapter, Run
 from weft.run.genesis import drawn_adapter, kind_of, of_shape
 from weft.run.idle import without_effect
 from weft.run.staged import StagedConfig
+from weft.run.trust import MembersTrust
 from weft.sync.method.choices import ApplyConfig, Choices, InnerConfig
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import ScheduleConfig
@@ -49,6 +50,7 @@ def first_charter(run: Genesis) -> Charter:
         has_even_leases=run.has_even_leases,
         is_routed=isinstance(run, StagedConfig),
         electors=run.electors,
+        is_recorded=msgspec.UNSET if run.trust is msgspec.UNSET else True,
     )
 
 
@@ -167,6 +169,7 @@ def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
         "tokenizer": BytesConfig() if is_bytes else JsonConfig(path=TOKENIZER),
         "adapter": _adapter_of(run),
         "reward": None if run.reward is msgspec.UNSET else run.reward,
+        "trust": MembersTrust() if run.trust is msgspec.UNSET else run.trust,
     }
     return RunFile(**alike(RunFile, run) | written_otherwise)
 

@@ -34,6 +34,7 @@ from weft.pipeline.messages import MAX_STAGES
 from weft.run.outline import AdmissionConfig, TicketAdmission
 from weft.run.reward import RewardConfig
 from weft.run.reward import check as check_reward
+from weft.run.trust import MembersTrust, RecordedTrust, TrustConfig
 from weft.sync.method import choices
 from weft.sync.method.presets import DiLoCoConfig, MethodConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig, ScheduleConfig
@@ -164,6 +165,7 @@ class RunFile(Config, frozen=True, kw_only=True):
     stewards: _Stewards = ()
     predecessor: _Predecessor | None = None
     run: _Made | None = None
+    trust: TrustConfig = MembersTrust()
 
     def __post_init__(self) -> None:
         schedule, tokens = self.train.schedule, self.train.tokens
@@ -180,6 +182,8 @@ class RunFile(Config, frozen=True, kw_only=True):
         method = spell_out(self.method, self.peers)
         method.check_peers(self.peers)
         choices.check(method, self.train.optimizer)
+        if isinstance(self.trust, RecordedTrust):
+            check_recorded(method)
         if method.graph is not None:
             choices.check_graph(method.graph, self.peers, self.electors)
         if self.adapter is not None and not isinstance(self.model, FolderModel):
@@ -256,6 +260,18 @@ def check_adapter_in_stages(pipeline: PipelineConfig, *, has_dropout: bool) -> N
         )
 
 
+def check_recorded(method: choices.Choices) -> None:
+    """
+    Raises:
+        ConfigError: there is no one state of a run that trains so.
+    """
+    if method.graph is not None:
+        raise ConfigError(
+            "trust: members that exchange with neighbours have a state each, and a round can name one. Choose another "
+            'method, or type = "members".'
+        )
+
+
 @dataclass(frozen=True)
 class VectorShape:
     """What the flat vector of a run's parameters holds."""
@@ -280,6 +296,7 @@ class _Shared(Config, frozen=True, kw_only=True):
     electors: Electors = MAX_MEMBERS
     stewards: _Stewards = ()
     predecessor: HexRun | None = None
+    trust: RecordedTrust | msgspec.UnsetType = msgspec.UNSET  # unset: members believe each other
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -289,6 +306,8 @@ class _Shared(Config, frozen=True, kw_only=True):
             )
         if self.stewards != tuple(sorted(set(self.stewards))):
             raise ConfigError("stewards: each key is named once, in ascending order.")
+        if self.trust is not msgspec.UNSET:
+            check_recorded(self.method)
 
     @property
     def run(self) -> RunId:
@@ -435,6 +454,7 @@ class SyncConfig(Config, frozen=True, kw_only=True):
     electors: Electors = MAX_MEMBERS
     stewards: _Stewards = ()
     predecessor: _Predecessor | None = None
+    trust: TrustConfig = MembersTrust()
 
     def __post_init__(self) -> None:
         # A program wrote it: files are checked as they are read.
@@ -449,6 +469,8 @@ class SyncConfig(Config, frozen=True, kw_only=True):
         method = spell_out(self.method, self.peers)
         method.check_peers(self.peers)
         check_loop(method)
+        if isinstance(self.trust, RecordedTrust):
+            check_recorded(method)
 
 
 class LoopConfig(_Shared, frozen=True, kw_only=True, tag_field="type", tag="loop"):

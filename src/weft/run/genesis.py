@@ -76,6 +76,7 @@ from weft.run.machine import PeerConfig
 from weft.run.outline import data_ready
 from weft.run.reward import ExtensionReward, MatchReward, RewardConfig, with_judge
 from weft.run.staged import StagedConfig, by_section, seeded, staged
+from weft.run.trust import of_run as trust_of_run
 from weft.store.chunks import raw
 from weft.store.home import Home
 from weft.sync.merge.reduce import require
@@ -132,6 +133,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         "method": spell_out(run_file.method, run_file.peers),
         "stewards": tuple(sorted(set(run_file.stewards))),
         "reward": UNSET if run_file.reward is None else with_judge(run_file.reward),
+        "trust": trust_of_run(run_file.trust),
         **({"came_with": home.blobs.put(came_with)} if came_with else {}),
     }
     bases: tuple[Digest, ...] = ()

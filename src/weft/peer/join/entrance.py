@@ -13,7 +13,7 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Literal
 
@@ -196,18 +196,21 @@ class Entrance:
 
     # --- a newcomer ---
 
-    async def enter(self) -> Manifest:
+    async def enter(self, *, has_own: bool = True) -> Manifest:
         """Return the head to go on from.
 
         That is the run's first manifest, that of a state fetched from a member, or this peer's own, where nobody has a
         later one or nobody delivers it.
+
+        Args:
+            has_own: this peer may go on from what it has.
         """
         began = self._context.clock.now()
         is_told = False
         while True:
             found = await self._from_others()
             waited_s = self._context.clock.now() - began
-            own = self._replica.head
+            own = self._replica.head if has_own else None
             if isinstance(found, Manifest):
                 return found
             if own is not None and waited_s >= OWN_AFTER_S[found]:
@@ -248,6 +251,15 @@ class Entrance:
         except (PeerError, NetError, Refused) as error:
             self._last_failure = f": {error}"
             return "failed"
+
+    @property
+    def donors(self) -> tuple[PeerId, ...]:
+        """Return who gave the state that this process began with."""
+        return self._state_fetch.donors
+
+    def distrust(self, donors: Iterable[PeerId]) -> None:
+        """Ask these for a state after all others: what they gave is not the run's."""
+        self._order.note_failure(*donors)
 
     async def be_counted_in(self, rounds: RoundDriver) -> None:
         """Ask every member to count this peer in, and follow the chain meanwhile: one turn of it.

@@ -260,6 +260,7 @@ class StateFetch:
         self._votes: Counter[tuple[Digest, Digest]] = Counter()  # what those asked offer: head and index
         self._last = 0  # the furthest round that is believed in
         self.failed: set[PeerId] = set()  # who delivered nothing when `fetch` last failed
+        self.donors: tuple[PeerId, ...] = ()  # who gave the state that this process began with
         self.under_way: Partial | None = None  # what is coming just now
 
     async def fetch(self, heads: Heads) -> tuple[Manifest, Charter, dict[str, Tensor]]:
@@ -398,6 +399,7 @@ class StateFetch:
 
     def _tell(self, partial: Partial, delivered: dict[PeerId, int]) -> None:
         assert self._began_at is not None
+        self.donors = tuple(sorted(delivered)) or self.donors
         took_s = self._context.clock.now() - self._began_at
         self._context.emit(joined(partial.head, partial.index, delivered, took_s))
         self._began_at = None

@@ -144,6 +144,7 @@ class RoundDriver:
         self.merger = RoundMerger(context, chain, self.parts, self._gather, scope)
         self._validity = Validity(self._member, self.merger, self.quorum, context.emit)
         self.inbox = Inbox(context, self._member, self._validity, self._gather, self.timers, self.acts.accuse)
+        self._stood: machine.Stood | None = None
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
     def on_decided(self, callback: Callable[[messages.Certificate], None]) -> None:
@@ -190,6 +191,8 @@ class RoundDriver:
             self._member.begin()
         self._move()
         self.measure(self.speeds)
+        if self._stood is not None:
+            self._member.feed(self._stood)
         self._carry_out(outputs)
         # What it led is forgotten, and nobody else leads it.
         if self._state is not None and outputs and self._member.leads and len(base.electorate) > 1:
@@ -245,6 +248,11 @@ class RoundDriver:
         """Take up how fast members train (positive, finite, in one unit): what they are leased next depends on it."""
         self.speeds = speeds
         self._member.feed(machine.Measured(speeds=speeds, uplinks=self.parts.rates.known(), seen=self.timers.seen))
+
+    def stand(self, previous: Digest, standing: Digest) -> None:
+        """Take up what the replicated vectors are called that this peer has after a manifest."""
+        self._stood = machine.Stood(previous=previous, standing=standing)
+        self._member.feed(self._stood)
 
     @property
     def is_hurried(self) -> bool:

@@ -90,6 +90,7 @@ class Charter(Record, frozen=True, kw_only=True):
     successor: Succeed | None = None
     forks: Annotated[tuple[Fork, ...], Meta(max_length=MAX_FORKS)] = ()  # that led to this branch, oldest first
     taken_in: Annotated[tuple[Taken, ...], Meta(max_length=MAX_TAKEN)] = ()  # of other branches, oldest first
+    is_recorded: bool | UnsetType = UNSET  # manifests name what was before them; unset: they do not
     min_seq_len: Annotated[int, Meta(ge=1)] | UnsetType = UNSET  # shorter ones do not fit the data; unset: all do
 
     def leased_tokens(self, cursor: int) -> int:

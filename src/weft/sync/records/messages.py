@@ -18,21 +18,23 @@ Each travels in a signed `RoundNote` that names branch and round. Every number a
 read: what is counted up from it must still fit into a record.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from weft.data.assign import Lease
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
+from weft.ledger.header import Header
+from weft.ledger.tree import HASH_NBYTES, MAX_DEPTH, Tree, root_of_tops, with_leaf
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
 from weft.sync.records.acts import MAX_ACTS, Warrant
 from weft.sync.records.ancestry import Legacy
 from weft.sync.records.charter import Body, Charter
 from weft.sync.records.tuning import Tuned
-from weft.wire import Record, Signed, digest, digest_of
+from weft.wire import Record, Signed, digest, digest_of, encode
 
 # Counted up by one at a time, these are not reached; sums of them stay within the 64 bits of a record's integer.
 MAX_COUNT = 1 << 53
@@ -134,6 +136,14 @@ class PartResult(Record, frozen=True, kw_only=True):
     uplink: _Uplink = MAX_UPLINK  # the part's share of the vector, of the sum over all parts
 
 
+class Entry(Record, frozen=True, kw_only=True):
+    """What a manifest names where the run's rounds are recorded."""
+
+    work: HexDigest  # the root over what it counts, each in its canonical bytes
+    state: HexDigest | None  # of the index of the replicated vectors before it; None: its leader had none yet
+    history: Annotated[bytes, Meta(max_length=MAX_DEPTH * HASH_NBYTES)]  # tops over the headers of all rounds before
+
+
 class Manifest(Record, frozen=True, kw_only=True):
     """What a round counted, and what holds for the next. Manifests form a chain; its head is the state's identity."""
 
@@ -159,6 +169,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     leased_again: _Tokens = Tokens(0)  # of leases that were given a second time since the run began
     tuned: Tuned | None = None  # how often members synchronise from now on, and in which bytes
     is_gossip: bool = False  # neighbours took each other's payloads, and nothing was merged for all
+    entry: Entry | UnsetType = UNSET  # unset: the run's rounds are not recorded
 
     @property
     def has_result(self) -> bool:
@@ -185,6 +196,7 @@ class Base(Record, frozen=True, kw_only=True):
     uncounted: tuple[Lease, ...] = ()  # leases of this round and before, of members that no manifest has counted since
     leased_again: Tokens = Tokens(0)
     has_new_members: bool = False  # others than the round before
+    history: bytes = b""  # tops over the headers of all rounds before, where they are recorded
 
     @property
     def body(self) -> Body:
@@ -398,7 +410,40 @@ def next_base(manifest: Manifest, charter: Charter) -> Base:
         uncounted=(*manifest.uncounted, *(lease for lease in manifest.leases if lease.peer not in groups)),
         leased_again=manifest.leased_again,
         has_new_members=bool(manifest.joined or manifest.left),
+        history=b"" if manifest.entry is UNSET else history_after(manifest, manifest.entry),
     )
+
+
+def work_of(contributions: Iterable[Counted]) -> Digest:
+    """Return the root over what a manifest counts."""
+    return Tree(map(encode, contributions)).root()
+
+
+def entry_of(base: Base, contributions: Sequence[Counted], standing: Digest | None = None) -> Entry | UnsetType:
+    """Return what the manifest of a round names where the run's rounds are recorded.
+
+    Args:
+        standing: of the replicated vectors before it, where they are known.
+    """
+    if not base.charter.is_recorded:
+        return UNSET
+    return Entry(work=work_of(contributions), state=standing, history=base.history)
+
+
+def header_of(manifest: Manifest, entry: Entry) -> Header:
+    return Header(
+        round=manifest.round,
+        manifest=digest_of(manifest),
+        previous=Digest(manifest.previous),
+        work=Digest(entry.work),
+        state=None if entry.state is None else Digest(entry.state),
+        history=root_of_tops(manifest.round, entry.history),
+    )
+
+
+def history_after(manifest: Manifest, entry: Entry) -> bytes:
+    """Return the tops over the headers of all rounds up to this one; there is one of each, from the run's first."""
+    return with_leaf(entry.history, manifest.round, header_of(manifest, entry).pack())
 
 
 def counted_of(manifest: Manifest, peer: PeerId) -> Counted | None:

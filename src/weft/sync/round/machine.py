@@ -70,6 +70,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     speeds: dict[PeerId, float] = {}  # of inner steps, of whom it is known
     uplinks: dict[PeerId, float] = {}  # bytes per second, of whom it was measured
     seen: Seen | None = None  # what rounds take
+    standing: Digest | None = None  # of the replicated vectors, once the outer step before is made
     committed: messages.Vote | None = None
     is_back: bool = False  # from its disk, in the middle of the round
 
@@ -146,6 +147,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seen: Seen | None = None  # what rounds take; None: too few were measured
 
 
+class Stood(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The outer step before the round is made: what the replicated vectors are called."""
+
+    previous: Digest  # the manifest that it was made by
+    standing: Digest
+
+
 class TimedOut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timer: Timer
     attempt: Attempt  # it was set in; a timer of another attempt is stale
@@ -167,6 +175,7 @@ Input = (
     | Moved
     | Rerouted
     | Measured
+    | Stood
     | TimedOut
     | Leave
 )

@@ -107,6 +107,9 @@ def _react(state: machine.State, event: machine.Input) -> machine.Result:
             return hold(state, event.plan, event.part)
         case machine.Measured():
             return machine.replace(state, speeds=event.speeds, uplinks=event.uplinks, seen=event.seen), ()
+        case machine.Stood():
+            is_present = event.previous == state.base.previous
+            return (machine.replace(state, standing=event.standing) if is_present else state), ()
         case machine.Rerouted():
             return machine.replace(state, relayed=event.relayed), ()
         case machine.Noticed():
@@ -552,6 +555,7 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
     trained = without_lease(base, after.charter, members, plan.contributions)
     wanted = shares(after.charter, trained, state.speeds, claims_in(plan))
     leased = lease(base, after.charter, plan.contributions, {**dict.fromkeys(members, 0), **wanted})
+    contributions = tuple(map(counted, plan.contributions))
     return messages.Manifest(
         run=base.run,
         branch=base.branch,
@@ -559,7 +563,7 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
         attempt=plan.attempt,
         leader=state.me,
         previous=base.previous,
-        contributions=tuple(map(counted, plan.contributions)),
+        contributions=contributions,
         awaited=plan.awaited,
         parts=tuple(
             messages.PartResult(owner=owner, result=state.results[part], uplink=base.uplinks[part])
@@ -578,12 +582,18 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
         charter=digest_of(after.charter),
         tuned=tuned,
         is_gossip=base.is_gossip,
+        entry=messages.entry_of(base, contributions, state.standing),
     )
 
 
 def propose(state: machine.State, manifest: messages.Manifest) -> machine.Result:
-    """Leader: accept, on disk, then ask the others: after a restart this attempt has the same manifest or none."""
+    """Leader: accept, on disk, then ask the others: after a restart this attempt has the same manifest or none.
+
+    It does not lead to what contradicts its own state, whoever has accepted it: the next leader may.
+    """
     if not rules.may_accept(state.durable, state.attempt, manifest) or not rules.is_successor(state.base, manifest):
+        return state, ()
+    if rules.contradicts(state.standing, manifest):
         return state, ()
     vote = messages.Vote(attempt=state.attempt, manifest=manifest)
     durable = msgspec.structs.replace(state.durable, promised=state.attempt, accepted=vote)
@@ -596,6 +606,8 @@ def propose(state: machine.State, manifest: messages.Manifest) -> machine.Result
 
 def accept(state: machine.State, sender: PeerId, propose: messages.Propose) -> machine.Result:
     if sender != rules.leader(state.base, propose.attempt) or not rules.is_successor(state.base, propose.manifest):
+        return state, ()
+    if rules.contradicts(state.standing, propose.manifest):
         return state, ()
     if not rules.may_accept(state.durable, propose.attempt, propose.manifest):
         return state, refuse(state, sender, propose.attempt) if propose.attempt < state.durable.promised else ()

@@ -7,10 +7,12 @@ take turns to lead them. Break one of these and the state-space search in the te
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from msgspec import UNSET
+
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId
 from weft.rng import order_key
 from weft.sync.governance import Enacted, Void, countable, enacted
-from weft.sync.records.messages import Base, Collect, Goodbye, Manifest, Vote
+from weft.sync.records.messages import Base, Collect, Goodbye, Manifest, Vote, work_of
 from weft.sync.round.neighbours import is_sound_gossip, is_well_dealt, no_results
 from weft.sync.round.shares import are_fair
 from weft.wire import Record, digest_of
@@ -121,7 +123,21 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and _has_right_members(base, manifest, after)
         and are_fair(base, after.charter, manifest)
         and manifest.committed_tokens == base.committed_tokens + sum(each.tokens for each in manifest.contributions)
+        and _has_right_entry(base, manifest)
     )
+
+
+def _has_right_entry(base: Base, manifest: Manifest) -> bool:
+    entry = manifest.entry
+    if not base.charter.is_recorded or entry is UNSET:
+        return not base.charter.is_recorded and entry is UNSET
+    return entry.history == base.history and entry.work == work_of(manifest.contributions)
+
+
+def contradicts(standing: Digest | None, manifest: Manifest) -> bool:
+    """Return whether a manifest names another state before it than this one, where both are known."""
+    named = None if manifest.entry is UNSET else manifest.entry.state
+    return standing is not None and named is not None and named != standing
 
 
 def _is_sound_gossip(base: Base, manifest: Manifest) -> bool:
