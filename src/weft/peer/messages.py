@@ -10,6 +10,8 @@ newcomer                         member
   Joining ─────────────────────► all     count me in from the next manifest on (every second until it does)
   ChainRequest ────────────────►         what was committed since?
   ◄──────────────── ChainAnswer          certificates, in order
+  HistoryRequest ──────────────►         what was before? (only where the run records its rounds)
+  ◄────────────── HistoryAnswer          headers, and who was a member
 """
 
 from typing import Annotated, Literal
@@ -18,17 +20,20 @@ from msgspec import UNSET, Meta, UnsetType
 
 from weft.events import Preferred
 from weft.ids import Attempt, BranchId, Digest, Round, RunId
+from weft.ledger.header import HEADER_NBYTES
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
 from weft.sync.records.acts import Reason
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import MAX_COUNT, Certificate, Manifest
+from weft.sync.records.proof import Link
 from weft.wire import Record, Signed
 
 GENESIS = Digest("0" * 64)  # what the first manifest of a run names as the one before it
 # Of a part that is sent unasked: on the slowest uplink that rounds wait for, 1 Mbit/s, it takes 50 ms, as asking does.
 HANDED_NBYTES = 6 << 10
 MAX_CERTIFICATES = 16  # per answer, and no more than fit a call's body
+MAX_HEADERS, ANSWER_LINKS = 1024, 64  # the same
 
 
 class Letter(Record, frozen=True, kw_only=True, tag="Letter"):
@@ -83,6 +88,18 @@ class StateOffer(Record, frozen=True, kw_only=True, tag="StateOffer"):
     head: Manifest | None  # None: not begun
     index: HexDigest | None  # of the StateIndex, itself a blob; None: not pinned
     charter: Charter | None  # what holds after `head`, which names its digest; None: not pinned
+
+
+class HistoryRequest(Record, frozen=True, kw_only=True, tag="HistoryRequest"):
+    """Tell me of the rounds before mine, in a run that records them."""
+
+    start: Annotated[int, Meta(ge=0, le=MAX_COUNT)]  # the first round whose header is asked for
+    after: Annotated[int, Meta(ge=-1, le=MAX_COUNT)]  # the round after which links are
+
+
+class HistoryAnswer(Record, frozen=True, kw_only=True, tag="HistoryAnswer"):
+    headers: Annotated[bytes, Meta(max_length=MAX_HEADERS * HEADER_NBYTES)]
+    links: Annotated[tuple[Link, ...], Meta(max_length=ANSWER_LINKS)]
 
 
 class ForkRequest(Record, frozen=True, kw_only=True, tag="ForkRequest"):

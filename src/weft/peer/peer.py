@@ -38,6 +38,7 @@ from weft.peer.group.groups import Groups
 from weft.peer.group.records import GroupRecords
 from weft.peer.join.backpressure import Hold
 from weft.peer.join.entrance import Entrance
+from weft.peer.join.history import History
 from weft.peer.join.state_transfer import StateServer
 from weft.peer.loop.answers import WHY_PAUSED, Draws, Helpers
 from weft.peer.loop.contribution import Ahead, LeaseTraining, Offering, leased_instead, until_needed
@@ -111,6 +112,7 @@ class Peer:
         self.pin = StateServer(context, self.replica, self._entrance.legacies, participation).pin
         self._evaluator = make_evaluator(context, self._trainer, self.replica, self._should_break_off)
         self._standing = Standing(context, self.replica)
+        self._history = History(context, self.replica, self._records)
         self._autosave = Autosave(context, self.replica, self._carry, self._trainer)
         self._in_rounds: InRounds | None = None
         self._has_saved = False  # its last checkpoint
@@ -260,6 +262,7 @@ class Peer:
             rounds.notice(peer, "joining")
         rounds.begin()
         await self._stand(rounds)
+        await self._record(head, chain)
         # Of gossip nobody knows here which round's mean it is.
         if not head.is_gossip and (head.committed_tokens or not head.round):
             await self._shutdown.unless_asked(self._show(head))
@@ -390,12 +393,14 @@ class Peer:
         met = None
         if manifest.is_gossip:
             met = Met(decided.taken, decided.weights, is_known=self._carry.is_as_offered(own))
-        electorate = () if self.replica.head is None else self.replica.head.members
+        before = self.replica.head
+        electorate = () if before is None else before.members
         was_offered = self._carry.offered_to is not None
         await self.context.compute.serve(
             lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met)
         )
         await self._stand(rounds)
+        await self._history.keep(manifest, rounds.chain, before)
         if self.context.companion is not None and await self.context.companion.settled(manifest, electorate):
             self._carry.give_up()
         mine.groups.leaf.settle(manifest, is_counted)
@@ -424,6 +429,11 @@ class Peer:
         if (found := await self._standing.find()) is not None:
             rounds.stand(*found)
 
+    async def _record(self, head: Manifest, chain: Chain) -> None:
+        """Go on keeping rounds after one that this peer was not there for, and ask for those before it."""
+        await self._history.keep(head, chain, None)
+        self._tasks.spawn(self._history.fill())
+
     async def _show(self, manifest: Manifest) -> None:
         """Let texts be drawn with the outer parameters, which a round has made."""
         if self.context.texts is None:
@@ -446,6 +456,7 @@ class Peer:
         head = await self._shutdown.unless_asked(self._entrance.enter(has_own=lost is not None))
         rounds.restart(head, self.replica.charter, without=lost)
         await self._stand(rounds)
+        await self._record(head, rounds.chain)
 
     async def _watch_lag(self, mine: InRounds) -> None:
         """A member that missed a decision finds it in another's chain, or else gives its round up."""

@@ -23,6 +23,7 @@
               wish, answer      what a person on this machine asks a running peer, and what it says
               arriving/         what has come of a state that is being fetched
               stage-2/          the same again of that stage, where the model is cut into stages
+              rounds.db         all rounds, where the run records them
               forks/            of branches: parameters where they began, and what one that was given up had counted
 
 Shards and blobs may be shared by many peers and runs: a name is the digest of what it names, and a file appears
@@ -181,6 +182,7 @@ class PeerFolder:
     answer = _Inside("answer")
     arriving = _Inside("arriving")
     forks = _Inside("forks")
+    rounds = _Inside("rounds.db")
     scratch = _Inside("scratch")  # files that have no name, and end with the process
 
     @property

@@ -53,11 +53,18 @@ def is_quorum(base: Base, voters: Iterable[PeerId], left: Iterable[PeerId] = ())
 
     Two quorums of one electorate share a member: exactly half counts only with the tie-breaker.
     """
-    electorate = set(base.electorate) - set(left)
-    num_votes = len(electorate & set(voters))
-    if 2 * num_votes == len(electorate):
-        return base.keeper in electorate and base.keeper in voters
-    return 2 * num_votes > len(electorate)
+    return is_majority(base.electorate, base.keeper, voters, left)
+
+
+def is_majority(
+    electorate: Iterable[PeerId], keeper: PeerId | None, voters: Iterable[PeerId], left: Iterable[PeerId] = ()
+) -> bool:
+    """Return the same of an electorate and its tie-breaker."""
+    staying, voted = set(electorate) - set(left), set(voters)
+    num_votes = len(staying & voted)
+    if 2 * num_votes == len(staying):
+        return keeper in staying and keeper in voted
+    return 2 * num_votes > len(staying)
 
 
 def is_under_way(base: Base, heard: Iterable[PeerId], left: Iterable[PeerId] = ()) -> bool:
