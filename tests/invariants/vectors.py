@@ -40,6 +40,7 @@ from weft.engine.draw import Drawing, bits_of, draw, gumbel
 from weft.engine.fingerprint import fingerprint
 from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
 from weft.keys import Identity
+from weft.ledger.tree import root_of_tops
 from weft.net.admission import ByTicket
 from weft.net.lan import beacon_key, seal_beacon
 from weft.net.link.handshake import prove
@@ -67,6 +68,9 @@ from weft.sync.records.messages import (
     RoundNote,
     Stake,
     counted,
+    entry_of,
+    header_of,
+    history_after,
     next_base,
 )
 from weft.sync.round.groups import Offer, record_of
@@ -393,6 +397,26 @@ def manifest() -> Vector:
     return shown(second_manifest())
 
 
+def entry() -> Vector:
+    recorded = msgspec.structs.replace(first_charter(), is_recorded=True)
+    start = genesis(RUN, A.peer, recorded)
+    first = open_branch(start, [A.peer, B.peer], A.peer, start.branch)
+    base, plain = next_base(first, recorded), second_manifest()
+    held = entry_of(base, plain.contributions, wire.digest(b"state"))
+    assert held is not msgspec.UNSET
+    manifest = msgspec.structs.replace(
+        plain, previous=base.previous, charter=wire.digest_of(recorded), uncounted=base.uncounted, entry=held
+    )
+    tops = history_after(manifest, held)
+    return {
+        "json": shown(held)["json"],
+        "manifest's digest": wire.digest_of(manifest),
+        "header": header_of(manifest, held).pack().hex(),
+        "history after it": tops.hex(),
+        "its root": root_of_tops(2, tops),
+    }
+
+
 def steward_act() -> wire.Signed:
     return wire.seal(B, Act(run=RUN, serial=1, deed=Amend(reason="it diverges", every=4)))
 
@@ -565,6 +589,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "data-index": data_index,
     "opening": opening,
     "manifest": manifest,
+    "entry": entry,
     "group": group,
     "charter": charter,
     "act": act,

@@ -19,8 +19,9 @@ from weft.run.trust import RecordedTrust
 from weft.store.proving import prove
 from weft.store.rounds import RoundsFile, is_history
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig, MethodConfig, StreamingConfig
+from weft.sync.proof import shown
 from weft.sync.records.messages import Entry, Manifest, Propose, header_of, work_of
-from weft.sync.records.proof import WorkProof, shown
+from weft.sync.records.proof import WorkProof
 from weft.wire import decode, digest_of, encode
 
 RECORDED = RecordedTrust()

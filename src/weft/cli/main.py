@@ -26,7 +26,7 @@ from weft.cli.plan import bench, methods, plan, simulate
 from weft.cli.run import act, anchor, gather, join, keys, pause, runs, ticket, train
 from weft.cli.serve import key, serve
 from weft.cli.terminal import tell
-from weft.cli.watch import report, status, watch
+from weft.cli.watch import ledger, report, status, watch
 from weft.errors import ConfigError
 from weft.library.home import default_home
 
@@ -34,7 +34,7 @@ _EPILOGS = {"train": train.EXAMPLE, "serve": "API keys: weft serve key --help"}
 _GROUPS = {  # as `weft --help` shows the verbs
     "Train together": ("demo", "train", "join", "ticket", "pause", "resume", "anchor", "act"),
     "Use the model": ("generate", "serve", "chat", "eval", "export", "patch", "inspect", "gather", "tokenizer"),
-    "Look": ("status", "watch", "report", "compare"),
+    "Look": ("status", "watch", "report", "compare", "ledger"),
     "Plan and compare": ("plan", "methods", "simulate", "bench"),
     "This machine": ("doctor", "runs", "keys"),
 }
@@ -165,6 +165,7 @@ def make_app(place: Place) -> typer.Typer:
     app.add_typer(act.make_app(), name="act")
     app.add_typer(bench.make_app(), name="bench")
     app.add_typer(keys.make_app(), name="keys")
+    app.add_typer(ledger.make_app(), name="ledger")
     app.add_typer(patch.make_app(), name="patch")
     app.add_typer(runs.make_app(), name="runs")
     app.add_typer(tokenizer.make_app(), name="tokenizer")

@@ -8,7 +8,20 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from weft.ids import Digest
-from weft.ledger.tree import Growth, Path, Tree, apart, has_grown, is_leaf, leaf_of, node_of, root_of
+from weft.ledger.tree import (
+    Growth,
+    Path,
+    Tree,
+    apart,
+    has_grown,
+    is_leaf,
+    is_tops,
+    leaf_of,
+    node_of,
+    root_of,
+    root_of_tops,
+    with_leaf,
+)
 
 SIZES = [*range(70), 127, 128, 129, 200]
 
@@ -221,3 +234,14 @@ def test_paths_are_as_long_as_the_tree_is_deep() -> None:
     assert max(len(tree.path(index).beside) for index in (0, 1, 65_535, 65_536, 99_999)) == 17
     assert len(apart(99_999, 100_000)) < 2 * 17
     assert root_of(2, node_of(leaf_of(b"a"), leaf_of(b"b"))) == Tree([b"a", b"b"]).root()
+
+
+def test_who_keeps_the_tops_alone_finds_the_same_roots() -> None:
+    tops, tree = b"", Tree()
+    for count, leaf in enumerate(leaves(300)):
+        assert is_tops(count, tops)
+        assert root_of_tops(count, tops) == tree.root()
+        tops = with_leaf(tops, count, leaf)
+        tree.append(leaf)
+    assert not is_tops(299, tops)
+    assert root_of_tops(300, tops) == root(leaves(300))

@@ -65,7 +65,7 @@ NO_STAGES = "no effect in a run without stages"
 FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "RunFile": (
         "name seed peers model adapter data is_private reward tokenizer train method stages admission orphan_after_s "
-        "is_strict electors stewards predecessor run",
+        "is_strict electors stewards predecessor run trust",
         {
             "pipeline": (Refused({"pipeline.micro_batch": 2}, NO_STAGES),),
             "has_even_leases": (Idle(STAGED, "has_even_leases", True, ROUTED),),
@@ -233,9 +233,11 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "OpenAdmission": ("", {}),
     "SyncConfig": (
         "name seed peers samples batch_size method admission orphan_after_s is_strict has_even_leases electors "
-        "stewards predecessor",
+        "stewards predecessor trust",
         {},
     ),
+    "MembersTrust": ("", {}),
+    "RecordedTrust": ("", {}),
 }
 
 

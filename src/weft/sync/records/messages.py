@@ -196,7 +196,9 @@ class Base(Record, frozen=True, kw_only=True):
     uncounted: tuple[Lease, ...] = ()  # leases of this round and before, of members that no manifest has counted since
     leased_again: Tokens = Tokens(0)
     has_new_members: bool = False  # others than the round before
-    history: bytes = b""  # tops over the headers of all rounds before, where they are recorded
+    history: bytes | UnsetType = (
+        UNSET  # tops over the headers of all rounds before; unset: none, or nothing is recorded
+    )
 
     @property
     def body(self) -> Body:
@@ -410,7 +412,7 @@ def next_base(manifest: Manifest, charter: Charter) -> Base:
         uncounted=(*manifest.uncounted, *(lease for lease in manifest.leases if lease.peer not in groups)),
         leased_again=manifest.leased_again,
         has_new_members=bool(manifest.joined or manifest.left),
-        history=b"" if manifest.entry is UNSET else history_after(manifest, manifest.entry),
+        history=UNSET if manifest.entry is UNSET else history_after(manifest, manifest.entry),
     )
 
 
@@ -427,7 +429,7 @@ def entry_of(base: Base, contributions: Sequence[Counted], standing: Digest | No
     """
     if not base.charter.is_recorded:
         return UNSET
-    return Entry(work=work_of(contributions), state=standing, history=base.history)
+    return Entry(work=work_of(contributions), state=standing, history=base.history or b"")
 
 
 def header_of(manifest: Manifest, entry: Entry) -> Header:

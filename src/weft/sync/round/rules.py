@@ -138,7 +138,7 @@ def _has_right_entry(base: Base, manifest: Manifest) -> bool:
     entry = manifest.entry
     if not base.charter.is_recorded or entry is UNSET:
         return not base.charter.is_recorded and entry is UNSET
-    return entry.history == base.history and entry.work == work_of(manifest.contributions)
+    return entry.history == (base.history or b"") and entry.work == work_of(manifest.contributions)
 
 
 def contradicts(standing: Digest | None, manifest: Manifest) -> bool:

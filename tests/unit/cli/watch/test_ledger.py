@@ -1,0 +1,94 @@
+"""`weft ledger`: what it says of rounds on disk, and of files that show what was counted."""
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from unit.cli.small import Weft
+from unit.cli.test_bad_input import refused
+from unit.store.test_rounds import KEYS, MEMBERS, RUN, chain, kept
+from weft.ids import short
+from weft.sync.records.proof import WorkProof
+from weft.wire import decode, encode
+
+ME = MEMBERS[1]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    kept(folder / "runs" / RUN / ME / "rounds.db", chain(7, MEMBERS))
+    return folder
+
+
+def test_the_newest_rounds_are_shown(weft: Weft, home: Path) -> None:
+    answer = weft("--home", home, "ledger", "show", RUN[:8], "--last", 2)
+    assert answer.code == 0, answer.err
+    first, second = answer.out.splitlines()
+    assert first.split() == ["round", "5", "3", "peers", "counted,", "15", "tokens", "(members:", "3)"]
+    assert second.split()[:2] == ["round", "6"]
+    assert "2 of 7 rounds" in answer.err
+    (opening,) = weft("--home", home, "ledger", "show", RUN[:8], "--round", 0).out.splitlines()[:1]
+    assert "the run begins" in opening
+
+
+def test_one_round_is_shown_with_all_that_it_counts(weft: Weft, home: Path) -> None:
+    lines = weft("--home", home, "ledger", "show", RUN[:8], "--round", 3).out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("  counted")] == list(MEMBERS)
+    found = json.loads(weft("--home", home, "ledger", "show", RUN[:8], "--round", 3, "--json").out)["rounds"]
+    assert [each["round"] for each in found] == [3]
+    assert [each["tokens"] for each in found[0]["counted"]] == [3, 3, 3]
+    assert len(found[0]["state"]) == len(found[0]["work"]) == 64
+    refused(weft, 11, "not here", "--home", home, "ledger", "show", RUN[:8], "--round", 99)
+
+
+def test_what_was_counted_of_each_is_added_up(weft: Weft, home: Path) -> None:
+    lines = weft("--home", home, "ledger", "stats", RUN[:8]).out.splitlines()
+    assert [line.split() for line in lines] == [[peer, "21", "tokens", "6", "rounds"] for peer in MEMBERS]
+    found = json.loads(weft("--home", home, "ledger", "stats", RUN[:8], "--json").out)
+    assert found["peers"] == {peer: {"tokens": 21, "rounds": 6} for peer in MEMBERS}
+
+
+def test_a_proof_is_written_and_checked_elsewhere(weft: Weft, home: Path, tmp_path: Path) -> None:
+    proof = tmp_path / "my.proof"
+    made = weft("--home", home, "ledger", "prove", RUN[:8], "--round", 2, "-o", proof)
+    assert made.code == 0, made.err
+    found = json.loads(weft("--home", tmp_path / "no", "ledger", "check", proof, "--json").out)
+    assert (found["run"], found["round"], found["tokens"]) == (RUN, 2, {ME: 2})
+    said = weft("ledger", "check", proof, "--founder", found["founder"][:12])
+    assert said.code == 0
+    assert f"counted {ME}: 2 tokens" in said.out
+    assert found["founder"] in said.out
+    refused(weft, 11, "began", "ledger", "check", proof, "--founder", "00" * 6)
+    refused(weft, 2, "there already", "--home", home, "ledger", "prove", RUN[:8], "--round", 2, "-o", proof)
+
+
+def test_a_proof_may_be_of_another(weft: Weft, home: Path, tmp_path: Path) -> None:
+    proof = tmp_path / "other.proof"
+    weft("--home", home, "ledger", "prove", RUN[:8], "--round", 2, "--peer", MEMBERS[2][:10], "-o", proof)
+    assert json.loads(weft("ledger", "check", proof, "--json").out)["peer"] == MEMBERS[2]
+    stranger = min(KEYS.keys() - set(MEMBERS))
+    words = ("--home", home, "ledger", "prove", RUN[:8], "--round", 2, "-o", tmp_path / "no.proof")
+    assert short(MEMBERS[0]) in refused(weft, 2, "counts", *words, "--peer", stranger)
+    assert not (tmp_path / "no.proof").exists()
+
+
+def test_what_shows_nothing_is_refused(weft: Weft, home: Path, tmp_path: Path) -> None:
+    proof = tmp_path / "my.proof"
+    weft("--home", home, "ledger", "prove", RUN[:8], "--round", 2, "-o", proof)
+    true = decode(proof.read_bytes(), WorkProof)
+    proof.write_bytes(encode(replace(true, counted=replace(true.counted, tokens=999))))
+    refused(weft, 11, "does not count this work", "ledger", "check", proof)
+    proof.write_bytes(b"no proof")
+    refused(weft, 11, "no file that", "ledger", "check", proof)
+    refused(weft, 2, "cannot be read", "ledger", "check", tmp_path / "nowhere")
+
+
+def test_a_run_that_records_nothing_says_how_it_would(weft: Weft, home: Path) -> None:
+    other = "ef" * 32
+    (home / "runs" / other / ME).mkdir(parents=True)
+    assert '[trust] type = "recorded"' in refused(
+        weft, 11, "nothing is recorded", "--home", home, "ledger", "show", other[:8]
+    )
