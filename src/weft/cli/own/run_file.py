@@ -464,28 +464,33 @@ def _answered(
     usual_name = own_text.run_name(whole)
     usual_name = usual_name if not num_before else f"{usual_name[:60]}-{num_before + 1}"
     name = asks.ask("name of the run", wishes.run_name, usual_name, _name)
-    here = subject.choose(asks, machine)
 
-    def described_by(tokens: int) -> tuple[dict[str, Any], RunFile]:
+    def described_by(tokens: int, peers: int) -> tuple[dict[str, Any], RunFile]:
         tree = subjects.changed_tree(subject.tree(name, tokens, peers), changes)
         where = " ".join(f"--set {change}" for change in changes) or str(text)
         return tree, from_tree(tree, RunFile, where=where)
 
-    def tokens_of(given: str) -> int:
-        tokens = own_text.rounded(int(_tokens(length("--length", given), found, peers * here.tokens_per_s)))
+    def checked(given: str, peers: int, tokens_per_s: float | None) -> int:
+        """Return how many tokens are meant; of a while that needs to be known how fast this machine is."""
+        tokens = own_text.rounded(int(_tokens(length("--length", given), found, peers * (tokens_per_s or 0.0))))
         if tokens > MAX_TOKENS:
             raise ConfigError(
                 f"--length {given[:40]}: these are {tokens:,} tokens, and a run has at most {MAX_TOKENS:,}."
             )
-        if tokens < (least := own_text.least_tokens(described_by(tokens)[-1])):
+        if tokens < (least := own_text.least_tokens(described_by(tokens, peers)[-1])):
             enough = own_text.rounded_up(least)
+            takes = f", which take {about(enough / (peers * tokens_per_s))}" if tokens_per_s else ""
             raise ConfigError(
                 f"--length {given[:40]}: that is {several(tokens, 'token')}, and with less than {least:,}, about a "
                 f"round, the learning rate is back at 0 before much is learnt. Give at least {figures.amount(enough)}"
-                f"tokens, which take {about(enough / (peers * here.tokens_per_s))}."
+                f"tokens{takes}."
             )
         return tokens
 
+    is_told = rows is not None and (wishes.yes or wishes.peers is not None)
+    if wishes.length is not None and is_told and length("--length", wishes.length).seconds is None:
+        checked(wishes.length, _peers(str(wishes.peers or 1)), None)  # timing this machine takes minutes
+    here = subject.choose(asks, machine)
     peers = asks.ask(
         "number of machines that train, this one included: with more than 1, training waits until all are here",
         None if wishes.peers is None else str(wishes.peers),
@@ -493,16 +498,17 @@ def _answered(
         _peers,
     )
     usual_tokens = subject.usual_tokens(peers * here.tokens_per_s, USUAL_S)
-    usual_tokens = max(usual_tokens, own_text.rounded_up(own_text.least_tokens(described_by(usual_tokens)[-1])))
+    least = own_text.least_tokens(described_by(usual_tokens, peers)[-1])
+    usual_tokens = max(usual_tokens, own_text.rounded_up(least))
     who = "this machine trains" if peers == 1 else f"{peers} machines as fast as this one train"
     tokens = asks.ask(
         f"how long: a while (2h), tokens (5Mtokens) or passes over the {found.kind} (10passes); {who} at "
         f"{figures.amount(peers * here.tokens_per_s)} tokens/s",
         wishes.length,
         f"{figures.amount(usual_tokens)}tokens",
-        tokens_of,
+        lambda given: checked(given, peers, here.tokens_per_s),
     )
-    tree, described = described_by(tokens)
+    tree, described = described_by(tokens, peers)
     for field in without_effect(described):  # of what weft writes; what somebody gave stays, and is told
         tree = tree if any(is_in(name, field) for name, _ in leaves(changed)) else leave_out(tree, field)
     for note in subject.notes(described):

@@ -172,3 +172,17 @@ def test_conversations_are_trained_on_and_after_that_others(weft: Weft, folder: 
     assert made.model == FolderModel(path="more-model")
     assert isinstance(made.adapter, NewAdapter)
     assert "model: what run" in words(answer)
+
+
+@pytest.mark.parametrize("told", [("--yes",), ("--peers", "1", "--yes"), ("--peers", "2", "--yes")])
+def test_too_few_tokens_are_refused_before_this_machine_is_timed(
+    weft: Weft, folder: Path, monkeypatch: pytest.MonkeyPatch, told: tuple[str, ...]
+) -> None:
+    def timed(*_args: object, **_options: object) -> None:
+        raise AssertionError("it was timed")
+
+    monkeypatch.setattr(speed_here, "measure", timed)
+    answer = weft("train", "chats.jsonl", "--model", "model", "--length", "20tokens", *told)
+    assert answer.code == 2
+    assert "Give at least" in answer.err
+    assert not (folder / "chats.toml").exists()
