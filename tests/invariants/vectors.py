@@ -70,8 +70,8 @@ from weft.sync.records.messages import (
     counted,
     entry_of,
     header_of,
-    history_after,
     next_base,
+    past_after,
 )
 from weft.sync.round.groups import Offer, record_of
 from weft.sync.round.rules import Durable, leader
@@ -407,12 +407,12 @@ def entry() -> Vector:
     manifest = msgspec.structs.replace(
         plain, previous=base.previous, charter=wire.digest_of(recorded), uncounted=base.uncounted, entry=held
     )
-    tops = history_after(manifest, held)
+    tops = past_after(manifest, held)
     return {
         "json": shown(held)["json"],
         "manifest's digest": wire.digest_of(manifest),
         "header": header_of(manifest, held).pack().hex(),
-        "history after it": tops.hex(),
+        "past after it": tops.hex(),
         "its root": root_of_tops(2, tops),
     }
 

@@ -17,12 +17,12 @@ from weft.ledger.header import HEADER_NBYTES, unpack
 from weft.ledger.tree import Tree, root_of_tops
 from weft.run.trust import RecordedTrust
 from weft.store.proving import prove
-from weft.store.rounds import RoundsFile, is_history
+from weft.store.rounds import RoundsFile
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig, MethodConfig, StreamingConfig
 from weft.sync.proof import shown
-from weft.sync.records.messages import Entry, Manifest, Propose, header_of, work_of
-from weft.sync.records.proof import WorkProof
-from weft.wire import decode, digest_of, encode
+from weft.sync.records.messages import Accept, Entry, Manifest, Propose, RoundNote, header_of, work_of
+from weft.sync.records.proof import Milestone, WorkProof
+from weft.wire import Signed, decode, digest_of, encode, seal
 
 RECORDED = RecordedTrust()
 METHODS: tuple[MethodConfig, ...] = (
@@ -55,7 +55,7 @@ def test_each_round_names_the_state_before_it_and_all_rounds_before(
     swarm.run(scenario)
     manifests = [manifest for _, manifest in sorted(swarm.chains.items())]
     assert len(manifests) >= 6
-    history = Tree([header_of(opening(swarm), entry(opening(swarm))).pack()])
+    past = Tree([header_of(opening(swarm), entry(opening(swarm))).pack()])
     known = 0
     for manifest in manifests:
         named = entry(manifest)
@@ -63,11 +63,11 @@ def test_each_round_names_the_state_before_it_and_all_rounds_before(
             assert named.state == swarm.states[manifest.previous]
             known += 1
         assert named.work == work_of(manifest.contributions)
-        assert root_of_tops(manifest.round, named.history) == history.root()
+        assert root_of_tops(manifest.round, named.past) == past.root()
         header = header_of(manifest, named)
         assert len(header.pack()) == HEADER_NBYTES
         assert unpack(header.pack()) == header
-        history.append(header.pack())
+        past.append(header.pack())
     assert known == len(manifests) - 1  # the first follows on what the run began with
 
 
@@ -214,32 +214,46 @@ def test_who_came_late_can_prove_what_was_counted_of_it(make_swarm: MakeSwarm) -
         await swarm.done(members[0], *members[2:], late)
 
     swarm.run(scenario)
-    a, late = swarm.member("a"), swarm.member("e")
+    a, late, run = swarm.member("a"), swarm.member("e"), swarm.run_config.run
     for member in (a, late):
         file = file_of(member)
         newest = file.manifest(file.newest() or 0)
         assert newest is not None
-        assert is_history(newest, file.tree())
-    counted = [
-        manifest for manifest in swarm.chains.values() if late.id in {each.peer for each in manifest.contributions}
-    ]
-    run = swarm.run_config.run
-    for manifest in (counted[0], counted[len(counted) // 2], counted[-1]):
+        assert file.is_whole(run, newest)
+    chain = swarm.chains.values()
+    places = [(manifest, each) for manifest in chain for each in manifest.contributions if each.peer == late.id]
+    for manifest, brought in (places[0], places[len(places) // 2], places[-1]):
         proof = prove(file_of(late), run, manifest.round, late.id)
         found = shown(decode(encode(proof), WorkProof))
-        brought = next(each for each in manifest.contributions if each.peer == late.id)
-        assert (found.round, found.tokens, found.payload) == (
-            manifest.round,
-            {late.id: brought.tokens},
-            brought.payload,
-        )
+        assert (found.round, found.payload) == (manifest.round, brought.payload)
+        assert found.tokens == {late.id: brought.tokens}
         assert found.founder == a.id
-        assert found.split_at == ()
-        assert found.newest >= found.round
+        assert found.branches == {}
+        assert found.last >= found.round
         assert proof.group is None
     early = prove(file_of(a), run, Round(2), a.id)
-    assert shown(early).peer == a.id
-    assert len(early.links) <= 3  # the newest, and who came or went before it
+    assert shown(early).tokens.keys() == {a.id}
+    assert len(early.milestones) <= 3  # the newest, and who came or went before it
+
+
+def test_who_was_away_for_long_has_all_rounds_again(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(trust=RECORDED, num_rounds=60)
+
+    async def scenario() -> None:
+        members = await swarm.start("abcd")
+        away = members[2]
+        await swarm.round(away, 3)
+        swarm.kill(away)
+        await swarm.round(members[0], 20)
+        swarm.launch(away)
+        await swarm.done(*members)
+
+    swarm.run(scenario)
+    file = file_of(swarm.member("c"))
+    newest = file.manifest(file.newest() or 0)
+    assert newest is not None
+    assert file.is_whole(swarm.run_config.run, newest)
+    assert file.manifest(10) is None  # its header alone
 
 
 def test_no_proof_shows_what_was_not_counted(make_swarm: MakeSwarm) -> None:
@@ -253,31 +267,47 @@ def test_no_proof_shows_what_was_not_counted(make_swarm: MakeSwarm) -> None:
         await swarm.done(*members, late)
 
     swarm.run(scenario)
-    a, run = swarm.member("a"), swarm.run_config.run
+    a, b, run = swarm.member("a"), swarm.member("b"), swarm.run_config.run
     newest = max(manifest.round for manifest in swarm.chains.values())
     round = next(round for round in range(newest - 1, 0, -1) if counts(file_of(a), round, a))
     proof = prove(file_of(a), run, Round(round), a.id)
     assert not refused(proof)
-    last, counted = proof.links[-1], proof.counted
+    last, counted = proof.milestones[-1], proof.counted
     certificate, place = last.certificate, proof.place
     assert place is not None
-    false_manifest, few = replace(certificate.manifest, committed_tokens=1), replace(certificate, votes=())
+    assert len(proof.milestones) > 1
+    claims = replace(entry(certificate.manifest), past=b"\0" * len(entry(certificate.manifest).past))
+    lie = replace(certificate.manifest, entry=claims)
+    branch = replace(
+        certificate.manifest, round=Round(newest + 1), parts=(), contributions=(), joined=(), left=(), entry=claims
+    )
+
+    def with_last(manifest: Manifest, votes: tuple[Signed, ...]) -> WorkProof:
+        forged = replace(certificate, manifest=manifest, votes=votes)
+        return replace(proof, milestones=(*proof.milestones[:-1], Milestone(certificate=forged)))
+
+    note = RoundNote(
+        branch=lie.branch, round=lie.round, message=Accept(attempt=certificate.attempt, manifest=digest_of(lie))
+    )
     false: dict[str, WorkProof] = {
         "more tokens": replace(proof, counted=replace(counted, tokens=counted.tokens + 1)),
-        "another peer": replace(proof, counted=replace(counted, peer=swarm.member("b").id)),
+        "another peer": replace(proof, counted=replace(counted, peer=b.id)),
         "another run": replace(proof, run="ab" * 32),
-        "another opening": replace(proof, opening=replace(proof.opening, members=(a.id,), uplinks=(16,))),
-        "no links": replace(proof, links=proof.links[-1:]),
-        "few votes": replace(proof, links=(*proof.links[:-1], replace(last, certificate=few))),
-        "votes for another": replace(
-            proof, links=(*proof.links[:-1], replace(last, certificate=replace(certificate, manifest=false_manifest)))
+        "another founder": replace(proof, opening=seal(b.identity, opening(swarm))),
+        "a milestone left out": replace(proof, milestones=proof.milestones[-1:]),
+        "no votes": with_last(certificate.manifest, ()),
+        "votes for another": with_last(lie, certificate.votes),
+        "one liar's vote": with_last(lie, (seal(b.identity, note),)),
+        "a branch that nobody signs": replace(
+            proof,
+            milestones=(*proof.milestones, Milestone(certificate=replace(certificate, manifest=branch, votes=()))),
+            place=None,
         ),
         "another round": replace(proof, place=replace(place, index=place.index + 1)),
-        "not in the history": replace(proof, place=None),
+        "the last round": replace(proof, place=None),
         "another header": replace(proof, header=file_of(a).headers(3, 1)),
         "another place": replace(proof, work=replace(proof.work, index=proof.work.index + 1)),
     }
-    assert len(proof.links) > 1
     assert [name for name, each in false.items() if not refused(each)] == []
 
 
@@ -292,8 +322,34 @@ def test_a_branch_that_went_on_by_its_own_word_is_told(make_swarm: MakeSwarm) ->
         await swarm.done(members[0])
 
     swarm.run(scenario)
-    a = swarm.member("a")
+    a, run = swarm.member("a"), swarm.run_config.run
     last = max(swarm.chains.values(), key=lambda each: each.round)
-    found = shown(prove(file_of(a), swarm.run_config.run, last.round, a.id))
-    assert len(found.split_at) >= 1
+    found = shown(prove(file_of(a), run, last.round, a.id))
+    assert list(found.branches.values())[-1] == (a.id,)
     assert found.members == (a.id,)
+    before = shown(prove(file_of(a), run, Round(2), a.id))  # what was decided before rests on all
+    assert before.branches == {}
+    assert len(before.members) == 4
+
+
+def test_the_work_of_a_group_is_shown_with_the_list_of_its_peers(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(trust=RECORDED, num_rounds=12, num_peers=5, electors=3, has_even_leases=False)
+
+    async def scenario() -> None:
+        await swarm.done(*await swarm.start("abcde"))
+
+    swarm.run(scenario)
+    a, run = swarm.member("a"), swarm.run_config.run
+    groups = [
+        (manifest, each, swarm.records[Digest(each.group.record)])
+        for manifest in swarm.chains.values()
+        for each in manifest.contributions
+        if each.group is not None and each.group.num_counted
+    ]
+    manifest, counted, record = groups[-1]
+    leaf = next(stake.peer for stake in record.stakes if stake.tokens and stake.peer != counted.peer)
+    proof = prove(file_of(a), run, manifest.round, leaf)
+    assert shown(proof).tokens == {stake.peer: stake.tokens for stake in record.stakes if stake.tokens}
+    assert shown(proof).brought_by == counted.peer
+    assert refused(replace(proof, group=None))
+    assert refused(replace(proof, group=replace(record, tokens=tuple(each + 1 for each in record.tokens))))

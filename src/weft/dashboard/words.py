@@ -512,7 +512,7 @@ _ROWS: dict[type[Event], _Row] = {
     events.StateContradicted: _Row(
         WARNING,
         lambda e, _: (
-            "the state that {me:peer} has is not the one that most members signed in round {round}: "
+            "the state that {me:peer} has is not the one that the run's members signed in round {round}: "
             + ("it came from {donors:peers}" if e.donors else "this machine has computed it")
             + ". It fetches the state anew"
         ),

@@ -5,7 +5,7 @@ manifest    its digest
 previous    that of the one before
 work        the root over what it counts
 state       of the replicated vectors before it; zeros where its leader had none
-history     the root over the headers of all rounds before
+past        the root over the headers of all rounds before
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class Header:
     previous: Digest
     work: Digest
     state: Digest | None
-    history: Digest
+    past: Digest
 
     def pack(self) -> bytes:
-        """Return its bytes: a leaf of the history."""
-        digests = (self.manifest, self.previous, self.work, self.state or _NO_STATE, self.history)
+        """Return its bytes: a leaf of the tree over past rounds."""
+        digests = (self.manifest, self.previous, self.work, self.state or _NO_STATE, self.past)
         return self.round.to_bytes(ROUND_NBYTES, "little") + bytes.fromhex("".join(digests))
 
 
@@ -43,5 +43,5 @@ def unpack(data: bytes) -> Header:
         raise WireError(f"a header has {HEADER_NBYTES} bytes, and these are {len(data)}")
     round = Round(int.from_bytes(data[:ROUND_NBYTES], "little"))
     digests = [Digest(data[at : at + HASH_NBYTES].hex()) for at in range(ROUND_NBYTES, HEADER_NBYTES, HASH_NBYTES)]
-    manifest, previous, work, state, history = digests
-    return Header(round, manifest, previous, work, None if state == _NO_STATE else state, history)
+    manifest, previous, work, state, past = digests
+    return Header(round, manifest, previous, work, None if state == _NO_STATE else state, past)

@@ -29,7 +29,7 @@ from weft.observe.telemetry import WINDOW_S
 from weft.peer.chain import Chain
 from weft.peer.messages import ChainAnswer, ChainRequest, CharterAnswer, CharterRequest, StateOffer, StateRequest
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import Certificate, Manifest
+from weft.sync.records.messages import Certificate, Manifest, has_right_entry
 from weft.wire import digest_of
 
 CALL_S = 10.0
@@ -162,7 +162,7 @@ class LightClient:
 
 def is_beginning(head: Manifest, charter: Charter, run: RunId) -> bool:
     """Return whether what follows in a run could be checked from here."""
-    is_of_run = head.run == run and head.charter == digest_of(charter)
+    is_of_run = head.run == run and head.charter == digest_of(charter) and has_right_entry(head, charter)
     return is_of_run and len(head.uplinks) == len(head.members) > 0
 
 

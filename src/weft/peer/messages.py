@@ -10,8 +10,8 @@ newcomer                         member
   Joining ─────────────────────► all     count me in from the next manifest on (every second until it does)
   ChainRequest ────────────────►         what was committed since?
   ◄──────────────── ChainAnswer          certificates, in order
-  HistoryRequest ──────────────►         what was before? (only where the run records its rounds)
-  ◄────────────── HistoryAnswer          headers, and who was a member
+  RoundsRequest ───────────────►         what was before? (only where the run records its rounds)
+  ◄─────────────── RoundsAnswer          headers, and who was a member
 """
 
 from typing import Annotated, Literal
@@ -26,14 +26,14 @@ from weft.net.messages import HexDigest, HexPeer
 from weft.sync.records.acts import Reason
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import MAX_COUNT, Certificate, Manifest
-from weft.sync.records.proof import Link
+from weft.sync.records.proof import Milestone
 from weft.wire import Record, Signed
 
 GENESIS = Digest("0" * 64)  # what the first manifest of a run names as the one before it
 # Of a part that is sent unasked: on the slowest uplink that rounds wait for, 1 Mbit/s, it takes 50 ms, as asking does.
 HANDED_NBYTES = 6 << 10
 MAX_CERTIFICATES = 16  # per answer, and no more than fit a call's body
-MAX_HEADERS, ANSWER_LINKS = 1024, 64  # the same
+MAX_HEADERS, MAX_TOLD_MILESTONES = 1024, 16  # the same
 
 
 class Letter(Record, frozen=True, kw_only=True, tag="Letter"):
@@ -52,6 +52,7 @@ class RunBegin(Record, frozen=True, kw_only=True, tag="RunBegin"):
     """A note of the run's maker: everybody expected is here."""
 
     opening: Manifest
+    signed: Signed | UnsetType = UNSET  # the same under its maker's key, where the run's rounds are recorded
 
 
 class Joining(Record, frozen=True, kw_only=True, tag="Joining"):
@@ -90,16 +91,17 @@ class StateOffer(Record, frozen=True, kw_only=True, tag="StateOffer"):
     charter: Charter | None  # what holds after `head`, which names its digest; None: not pinned
 
 
-class HistoryRequest(Record, frozen=True, kw_only=True, tag="HistoryRequest"):
+class RoundsRequest(Record, frozen=True, kw_only=True, tag="RoundsRequest"):
     """Tell me of the rounds before mine, in a run that records them."""
 
     start: Annotated[int, Meta(ge=0, le=MAX_COUNT)]  # the first round whose header is asked for
-    after: Annotated[int, Meta(ge=-1, le=MAX_COUNT)]  # the round after which links are
+    after: Annotated[int, Meta(ge=0, le=MAX_COUNT)]  # the round after which milestones are
 
 
-class HistoryAnswer(Record, frozen=True, kw_only=True, tag="HistoryAnswer"):
+class RoundsAnswer(Record, frozen=True, kw_only=True, tag="RoundsAnswer"):
+    opening: Signed | None  # the run's first manifest, by who began it; None: it is not known here
     headers: Annotated[bytes, Meta(max_length=MAX_HEADERS * HEADER_NBYTES)]
-    links: Annotated[tuple[Link, ...], Meta(max_length=ANSWER_LINKS)]
+    milestones: Annotated[tuple[Milestone, ...], Meta(max_length=MAX_TOLD_MILESTONES)]
 
 
 class ForkRequest(Record, frozen=True, kw_only=True, tag="ForkRequest"):

@@ -38,7 +38,7 @@ from weft.peer.group.groups import Groups
 from weft.peer.group.records import GroupRecords
 from weft.peer.join.backpressure import Hold
 from weft.peer.join.entrance import Entrance
-from weft.peer.join.history import History
+from weft.peer.join.past import PastRounds
 from weft.peer.join.state_transfer import StateServer
 from weft.peer.loop.answers import WHY_PAUSED, Draws, Helpers
 from weft.peer.loop.contribution import Ahead, LeaseTraining, Offering, leased_instead, until_needed
@@ -48,11 +48,11 @@ from weft.peer.loop.outliers import Sentinel
 from weft.peer.loop.report import Report
 from weft.peer.round.driver import Decided, Participation, RoundDriver
 from weft.peer.state.autosave import Autosave
-from weft.peer.state.carry import FORGOTTEN, MADE_TWICE, OUTDATED, Carry
+from weft.peer.state.carry import FORGOTTEN, FROM_FALSE_STATE, MADE_TWICE, OUTDATED, Carry
 from weft.peer.state.checkpoint import Snapshot
 from weft.peer.state.mixing import Met
+from weft.peer.state.naming import StateNaming
 from weft.peer.state.replica import Replica
-from weft.peer.state.standing import Standing
 from weft.run.config import Genesis, RunConfig
 from weft.store.journal import Votes
 from weft.sync.records.acts import Act, Amend
@@ -107,12 +107,14 @@ class Peer:
         self._membership.on_change(self._on_member)
         self._participation = participation = Participation(context.node)
         self._shutdown = Shutdown(context.node, self._membership, self.replica, participation, context.emit)
-        self._entrance = Entrance(context, self._membership, self.replica, self._carry, self._records, participation)
+        self._naming = StateNaming(context, self.replica)
+        self._entrance = Entrance(
+            context, self._membership, self.replica, self._carry, self._records, participation, self._naming
+        )
         self._hold = Hold(context, participation)
         self.pin = StateServer(context, self.replica, self._entrance.legacies, participation).pin
         self._evaluator = make_evaluator(context, self._trainer, self.replica, self._should_break_off)
-        self._standing = Standing(context, self.replica)
-        self._history = History(context, self.replica, self._records)
+        self._past = PastRounds(context, self.replica, self._records)
         self._autosave = Autosave(context, self.replica, self._carry, self._trainer)
         self._in_rounds: InRounds | None = None
         self._has_saved = False  # its last checkpoint
@@ -261,8 +263,8 @@ class Peer:
         for peer in self._entrance.askers():
             rounds.notice(peer, "joining")
         rounds.begin()
-        await self._stand(rounds)
-        await self._record(head, chain)
+        await self._past.begin(self._entrance.signed_opening)
+        self._tasks.spawn(self._past.watch())
         # Of gossip nobody knows here which round's mean it is.
         if not head.is_gossip and (head.committed_tokens or not head.round):
             await self._shutdown.unless_asked(self._show(head))
@@ -273,6 +275,7 @@ class Peer:
         self._tasks.spawn(self._watch_lag(mine))
         self._participation.read_early(rounds)
         while not self.is_finishing:
+            await self._go_on(rounds)
             self._membership.pin(groups.pins())
             rounds.quorum.link_all(groups.links_electorate)
             if groups.is_outside:
@@ -368,11 +371,8 @@ class Peer:
         is_counted = own is not None
         if claims_in(manifest):
             is_counted = await self._shutdown.unless_asked(self._records.counts(manifest))
-        if self._standing.is_contradicted(manifest, self._entrance.donors):
-            self._entrance.distrust(self._entrance.donors)
-            self._standing.forget()
-            self._report.tell_dropped(tokens, OUTDATED)  # it was trained from there
-            await self._enter_anew(rounds, None, is_counted=True)
+        if (donors := self._naming.contradiction(manifest)) is not None:
+            await self._start_over(rounds, donors)
             return
         try:
             results = (
@@ -399,8 +399,8 @@ class Peer:
         await self.context.compute.serve(
             lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met)
         )
-        await self._stand(rounds)
-        await self._history.keep(manifest, rounds.chain, before)
+        await self._past.keep(manifest, rounds.chain, before)
+        await self._go_on(rounds)
         if self.context.companion is not None and await self.context.companion.settled(manifest, electorate):
             self._carry.give_up()
         mine.groups.leaf.settle(manifest, is_counted)
@@ -424,15 +424,12 @@ class Peer:
         if manifest.has_result:
             await self._shutdown.unless_asked(self._show(manifest))
 
-    async def _stand(self, rounds: RoundDriver) -> None:
-        """Name the state that this peer has now, where rounds name theirs."""
-        if (found := await self._standing.find()) is not None:
-            rounds.stand(*found)
-
-    async def _record(self, head: Manifest, chain: Chain) -> None:
-        """Go on keeping rounds after one that this peer was not there for, and ask for those before it."""
-        await self._history.keep(head, chain, None)
-        self._tasks.spawn(self._history.fill())
+    async def _go_on(self, rounds: RoundDriver) -> None:
+        """Name the state that this peer has now, and keep its round, where the run records its own."""
+        if (found := await self._naming.find()) is not None:
+            rounds.name_state(*found)
+            assert self.replica.head is not None
+            await self._past.keep(self.replica.head, rounds.chain, None)
 
     async def _show(self, manifest: Manifest) -> None:
         """Let texts be drawn with the outer parameters, which a round has made."""
@@ -443,20 +440,32 @@ class Peer:
         self._shown = manifest.branch
         await self.context.texts.settled(0, int(manifest.round), self.replica.outer)
 
-    async def _enter_anew(self, rounds: RoundDriver, lost: Manifest | None, *, is_counted: bool) -> None:
+    async def _enter_anew(self, rounds: RoundDriver, lost: Manifest, *, is_counted: bool) -> None:
         """Fetch the state of another member.
 
         Args:
-            lost: a decision whose results can no longer be had; None: this peer's own state is false.
+            lost: a decision whose results can no longer be had.
         """
         if is_counted:
             settle = lambda: self._carry.settle(lambda: None, is_counted=True)  # noqa: E731  # it is in there
             await self.context.compute.serve(settle)
         self._carry.take_back()
-        head = await self._shutdown.unless_asked(self._entrance.enter(has_own=lost is not None))
+        head = await self._shutdown.unless_asked(self._entrance.enter())
         rounds.restart(head, self.replica.charter, without=lost)
-        await self._stand(rounds)
-        await self._record(head, rounds.chain)
+
+    async def _start_over(self, rounds: RoundDriver, donors: tuple[PeerId, ...]) -> None:
+        """Fetch the state anew, because this peer's own is not the run's, and drop what was trained from there.
+
+        Args:
+            donors: who gave it.
+        """
+        self._entrance.distrust(donors)
+        num_carried = self._carry.tokens
+        head = await self._shutdown.unless_asked(self._entrance.enter(has_own=False))
+        await self.context.compute.serve(self._carry.start_over)
+        if num_carried:
+            self.context.emit(WorkDropped(tokens=num_carried, reason=FROM_FALSE_STATE))
+        rounds.restart(head, self.replica.charter)
 
     async def _watch_lag(self, mine: InRounds) -> None:
         """A member that missed a decision finds it in another's chain, or else gives its round up."""

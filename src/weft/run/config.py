@@ -270,6 +270,11 @@ def check_recorded(method: choices.Choices) -> None:
             "trust: members that exchange with neighbours have a state each, and a round can name one. Choose another "
             'method, or type = "members".'
         )
+    if method.wait == "ready":
+        raise ConfigError(
+            "trust: where rounds wait for nobody, members vote before they have made the outer step, and cannot say "
+            'what the state is. Set wait = "all", or type = "members".'
+        )
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ from weft.wire import Record, decode, encode
 
 CHECKPOINT_FILE = "checkpoint.json"  # in a checkpoint's folder, once it is whole
 
+ROUNDS = "rounds.db"  # in a peer's folder, and in those of its stages
+
 _STAGE = "stage-"
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -182,7 +184,7 @@ class PeerFolder:
     answer = _Inside("answer")
     arriving = _Inside("arriving")
     forks = _Inside("forks")
-    rounds = _Inside("rounds.db")
+    rounds = _Inside(ROUNDS)
     scratch = _Inside("scratch")  # files that have no name, and end with the process
 
     @property

@@ -4,17 +4,19 @@ from dataclasses import dataclass
 
 from weft.errors import DataError
 from weft.ids import PeerId, Round, RunId, short
-from weft.ledger.header import HEADER_NBYTES
 from weft.ledger.tree import Tree
-from weft.store.rounds import RoundsFile, is_history
+from weft.store.rounds import RoundsFile, is_past
+from weft.sync.proof import tokens_in
 from weft.sync.records.messages import Counted, GroupRecord, Manifest
-from weft.sync.records.proof import Link, WorkProof, is_opening
+from weft.sync.records.proof import WorkProof, is_opening
 from weft.wire import digest_of, encode
+
+WAIT = "Let its peer run on: it asks others."
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a peer's work is counted: its own, or through the peer that brings its group's mean."""
+    """Where a round counts a peer's work: its own, or through the aggregator of its group."""
 
     counted: Counted
     index: int
@@ -23,11 +25,12 @@ class Place:
 
 def counted_in(manifest: Manifest, groups: tuple[GroupRecord, ...], peer: PeerId) -> Place | None:
     """Return where a round counts a peer's work; None: it does not, or nobody here knows the list of its group."""
+    lists = {digest_of(each): each for each in groups}
     for index, counted in enumerate(manifest.contributions):
-        claim = counted.group
-        group = None if claim is None else next((each for each in groups if digest_of(each) == claim.record), None)
-        stakes = () if group is None else group.stakes
-        if any(stake.peer == peer and stake.tokens for stake in stakes) or (counted.peer == peer and claim is None):
+        if counted.group is None and counted.peer == peer:
+            return Place(counted, index, None)
+        group = None if counted.group is None else lists.get(counted.group.record)
+        if group is not None and peer in tokens_in(group):
             return Place(counted, index, group)
     return None
 
@@ -38,38 +41,30 @@ def prove(file: RoundsFile, run: RunId, round: Round, peer: PeerId) -> WorkProof
     Raises:
         DataError: says what is not here.
     """
-    newest_round = file.newest()
-    manifest, links = file.manifest(round), file.links()
-    if newest_round is None or round > newest_round:
-        raise DataError(f"round {round} is not here: the newest is {newest_round}.")
+    manifest, newest = file.manifest(round), file.newest()
+    if newest is None or round > newest:
+        raise DataError(f"round {round} is not here: the newest is {newest}.")
     if manifest is None:
         raise DataError(f"this machine was not there in round {round}. Ask for the proof on one that was.")
     place = counted_in(manifest, file.groups(round), peer)
     if place is None:
-        raise DataError(f"round {round} counts nothing of {short(peer)}.")
-    opening = links[0].certificate.manifest if links else None
-    if opening is None or not is_opening(opening) or opening.round:
-        raise DataError("this machine does not know yet how the run began. Let its peer run on: it asks others.")
-    newest = _newest(links[1:], round)
-    tree = file.tree()
-    if not is_history(newest, tree):
-        raise DataError("this machine does not know all rounds before yet. Let its peer run on: it asks others.")
-    is_newest = newest.round == round
+        raise DataError(f"round {round} counts nothing of {short(peer)}, as far as this machine knows.")
+    if (opening := file.opening()) is None:
+        raise DataError(f"this machine does not know yet how the run began. {WAIT}")
+    milestones = file.milestones()
+    signed = [each for each in milestones if not is_opening(each.certificate.manifest)]
+    last = next((each.certificate.manifest for each in signed if each.certificate.manifest.round >= round), None)
+    if last is None:
+        raise DataError(f"no votes for round {round} or a later one are here. {WAIT}")
+    if not is_past(last, tree := file.tree()):
+        raise DataError(f"this machine does not know all rounds before yet. {WAIT}")
     return WorkProof(
         run=run,
         opening=opening,
-        links=tuple(each for each in links[1:] if each.certificate.manifest.round <= newest.round),
-        header=file.headers(round, 1)[:HEADER_NBYTES],
-        place=None if is_newest else tree.path(round, newest.round),
+        milestones=tuple(each for each in milestones if 0 < each.certificate.manifest.round <= last.round),
+        header=file.headers(round, 1),
+        place=None if last.round == round else tree.path(round, last.round),
         counted=place.counted,
         work=Tree(map(encode, manifest.contributions)).path(place.index),
         group=place.group,
     )
-
-
-def _newest(links: list[Link], round: Round) -> Manifest:
-    """Return the first manifest of links that has the round in its history, or is it."""
-    for link in links:
-        if link.certificate.manifest.round >= round:
-            return link.certificate.manifest
-    raise DataError(f"no votes for round {round} or a later one are here. Let its peer run on, and try again.")

@@ -1,8 +1,9 @@
 """The decided rounds of one run on this machine, by number: what `weft ledger` looks up. One SQLite file.
 
-    header      of every round, 168 bytes: of those before this peer came, from others
-    manifest    of every round that this peer was there for
-    link        certificates of rounds that changed who is a member, and of the newest
+    opening      the run's first manifest, signed by who began it
+    header       of every round, 168 bytes: of those before this peer came, from others
+    manifest     of rounds that this peer was there for, the newest of them
+    milestone    certificates of rounds that changed who is a member, and of the newest
 
 A round of another branch takes the place of the one that stood there, and all after it go.
 
@@ -11,26 +12,28 @@ Failure:
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import UNSET
 
-from weft.errors import DataError
+from weft.errors import DataError, WireError
+from weft.ids import RunId
 from weft.ledger.header import HEADER_NBYTES, unpack
 from weft.ledger.tree import Tree, root_of_tops
+from weft.sync.proof import electorate_of, followed, opened
 from weft.sync.records.messages import GroupRecord, Manifest, header_of
-from weft.sync.records.proof import MAX_PROOF_NBYTES, Link, is_link_needed
-from weft.wire import Record, decode, encode
+from weft.sync.records.proof import MAX_PROOF_NBYTES, Milestone, changes_members, is_opening
+from weft.wire import Record, Signed, decode, digest_of, encode
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS rounds (
-    round INTEGER PRIMARY KEY, header BLOB NOT NULL, manifest BLOB, link BLOB, groups BLOB,
-    is_kept INTEGER NOT NULL DEFAULT 0
+MAX_MANIFESTS = 10_000  # the newest: of up to 20 kB each
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS opening (only INTEGER PRIMARY KEY CHECK (only = 0), signed BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, header BLOB NOT NULL, manifest BLOB, "
+    "milestone BLOB, groups BLOB, is_kept INTEGER NOT NULL DEFAULT 0)",
 )
-"""
 _BUSY_S = 10.0
 
 T = TypeVar("T")
@@ -38,13 +41,6 @@ T = TypeVar("T")
 
 class _Groups(Record, frozen=True, kw_only=True):
     records: tuple[GroupRecord, ...]
-
-
-def is_history(head: Manifest, tree: Tree) -> bool:
-    """Return whether a tree begins with the headers of all rounds before `head`."""
-    if head.entry is UNSET or len(tree) < head.round:
-        return False
-    return tree.root(head.round) == root_of_tops(head.round, head.entry.history)
 
 
 class RoundsFile:
@@ -60,11 +56,22 @@ class RoundsFile:
     def is_there(self) -> bool:
         return self._path.exists()
 
-    def put(self, manifest: Manifest, link: Link | None, groups: Iterable[GroupRecord] = ()) -> None:
+    # --- what this peer was there for ---
+
+    def begin(self, opening: Signed) -> None:
+        """Keep how the run began.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        with self._open(can_make=True) as file:
+            file.execute("INSERT INTO opening VALUES (0, ?) ON CONFLICT DO NOTHING", (encode(opening),))
+
+    def put(self, manifest: Manifest, milestone: Milestone | None, groups: Iterable[GroupRecord] = ()) -> None:
         """Keep a decided round, the newest.
 
         Args:
-            link: what shows that its members decided it; None: it is not known here.
+            milestone: what shows that its members decided it; None: it is not known here.
             groups: the lists of those groups that it counts, as far as they are known.
 
         Raises:
@@ -72,58 +79,88 @@ class RoundsFile:
         """
         if manifest.entry is UNSET:
             return
-        header = header_of(manifest, manifest.entry).pack()
-        is_kept = is_link_needed(manifest)
+        number, header = manifest.round, header_of(manifest, manifest.entry).pack()
+        shown = None if milestone is None else encode(milestone)
         with self._open(can_make=True) as file:
-            found = file.execute("SELECT header FROM rounds WHERE round = ?", (manifest.round,)).fetchone()
-            if found == (header,) and link is None:
-                return  # as an earlier process knew it
-            file.execute("DELETE FROM rounds WHERE round >= ?", (manifest.round,))
-            file.execute("UPDATE rounds SET link = NULL WHERE NOT is_kept AND link IS NOT NULL")
-            file.execute(
-                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    manifest.round,
-                    header,
-                    encode(manifest),
-                    None if link is None else encode(link),
-                    encode(_Groups(records=tuple(groups))),
-                    is_kept,
-                ),
-            )
+            if _header_of(file, number) == header:  # as an earlier process knew it
+                file.execute("UPDATE rounds SET milestone = ifnull(milestone, ?) WHERE round = ?", (shown, number))
+                return
+            if is_opening(manifest):  # of what was decided before it, the last shows the most
+                file.execute("UPDATE rounds SET is_kept = 1 WHERE round < ? AND milestone IS NOT NULL", (number,))
+            file.execute("DELETE FROM rounds WHERE round >= ?", (number,))
+            file.execute("UPDATE rounds SET milestone = NULL WHERE NOT is_kept AND milestone IS NOT NULL")
+            file.execute("UPDATE rounds SET manifest = NULL, groups = NULL WHERE round = ?", (number - MAX_MANIFESTS,))
+            listed = encode(_Groups(records=tuple(groups)))
+            row = (number, header, encode(manifest), shown, listed, changes_members(manifest))
+            file.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?)", row)
 
-    def fill(self, headers: bytes, links: tuple[Link, ...], head: Manifest) -> bool:
-        """Keep what others told of rounds before `head`, if these are the headers that its history holds.
+    # --- what others tell of the rounds before ---
+
+    def fill(
+        self, run: RunId, opening: Signed, headers: bytes, milestones: Sequence[Milestone], head: Manifest
+    ) -> bool:
+        """Keep what others told of rounds before `head`, which is here; False: it is not what led to `head`.
 
         Args:
             headers: of all rounds before `head`, from the run's first.
+            milestones: of rounds up to `head`.
+
+        Raises:
+            DataError: it cannot be written.
         """
-        tree = Tree(headers[at : at + HEADER_NBYTES] for at in range(0, len(headers), HEADER_NBYTES))
-        if not is_history(head, tree):
+        told = [headers[at : at + HEADER_NBYTES] for at in range(0, len(headers), HEADER_NBYTES)]
+        if head.entry is UNSET or len(told) != head.round or not is_past(head, Tree(told)):
+            return False
+        told.append(header_of(head, head.entry).pack())
+        if not _lead_to(head, run, opening, milestones, told):
             return False
         with self._open(can_make=True) as file:
-            for at in range(0, len(headers), HEADER_NBYTES):
-                header = headers[at : at + HEADER_NBYTES]
-                file.execute(
-                    "INSERT INTO rounds (round, header) VALUES (?, ?) ON CONFLICT (round) DO UPDATE SET "
-                    "header = excluded.header, manifest = NULL, link = NULL WHERE header != excluded.header",
-                    (unpack(header).round, header),
-                )
-            for link in links:
-                manifest = link.certificate.manifest
-                file.execute(
-                    "UPDATE rounds SET link = ?, manifest = ?, is_kept = 1 WHERE round = ? AND link IS NULL",
-                    (encode(link), encode(manifest), manifest.round),
-                )
+            if _header_of(file, head.round) != told[-1]:
+                return False  # it was left for another branch meanwhile
+            file.executemany(
+                "INSERT INTO rounds (round, header) VALUES (?, ?) ON CONFLICT (round) DO UPDATE SET header = "
+                "excluded.header, manifest = NULL, groups = NULL, milestone = NULL WHERE header != excluded.header",
+                enumerate(told[:-1]),
+            )
+            file.executemany(
+                "UPDATE rounds SET milestone = ifnull(milestone, ?), is_kept = 1 WHERE round = ?",
+                ((encode(each), each.certificate.manifest.round) for each in milestones),
+            )
+            file.execute("INSERT INTO opening VALUES (0, ?) ON CONFLICT DO NOTHING", (encode(opening),))
         return True
+
+    def is_whole(self, run: RunId, head: Manifest) -> bool:
+        """Return whether all is here that leads to `head`."""
+        if not self.is_there or (opening := self.opening()) is None or not is_past(head, self.tree()):
+            return False
+        members = set(opened(run, opening).members)
+        for each in self.milestones():
+            manifest = each.certificate.manifest
+            if manifest.round < head.round and changes_members(manifest):
+                if electorate_of(manifest) != members:
+                    return False
+                members = set(manifest.members)
+        return not head.round or members == electorate_of(head)
+
+    # --- what is looked up ---
+
+    def opening(self) -> Signed | None:
+        """Return the run's first manifest, signed; None: it is not known yet."""
+        rows = self._all("SELECT signed FROM opening")
+        return decode(rows[0][0], Signed) if rows else None
 
     def headers(self, start: int, most: int) -> bytes:
         """Return the headers of rounds from `start` on, as far as none is missing."""
         rows = self._all("SELECT round, header FROM rounds WHERE round >= ? ORDER BY round LIMIT ?", start, most)
         return b"".join(header for number, (round, header) in enumerate(rows, start) if number == round)
 
+    def tree(self) -> Tree:
+        """Return the tree over the headers from the run's first round on, as far as none is missing."""
+        rows = self._all("SELECT round, header FROM rounds ORDER BY round")
+        return Tree(header for number, (round, header) in enumerate(rows) if number == round)
+
     def manifest(self, round: int) -> Manifest | None:
-        """Return a round's manifest; None: this peer was not there."""
+        """Return a round's manifest; None: this peer was not there, or that is long ago."""
         return self._one(Manifest, "SELECT manifest FROM rounds WHERE round = ?", round)
 
     def manifests(self) -> Iterator[Manifest]:
@@ -136,26 +173,26 @@ class RoundsFile:
         found = self._one(_Groups, "SELECT groups FROM rounds WHERE round = ?", round)
         return () if found is None else found.records
 
-    def links(self, after: int = -1, most: int = -1) -> list[Link]:
-        """Return the links that are here of rounds after one, ascending.
+    def milestones(self, after: int = -1, most: int = -1) -> list[Milestone]:
+        """Return those of rounds after one, ascending.
 
         Args:
             most: of them; -1: all.
         """
         rows = self._all(
-            "SELECT link FROM rounds WHERE round > ? AND link IS NOT NULL ORDER BY round LIMIT ?", after, most
+            "SELECT milestone FROM rounds WHERE round > ? AND milestone IS NOT NULL ORDER BY round LIMIT ?", after, most
         )
-        return [decode(data, Link, max_nbytes=MAX_PROOF_NBYTES) for (data,) in rows]
+        return [decode(data, Milestone, max_nbytes=MAX_PROOF_NBYTES) for (data,) in rows]
 
     def newest(self) -> int | None:
         """Return the number of the last round; None: there is none."""
         ((found,),) = self._all("SELECT max(round) FROM rounds")
         return None if found is None else int(found)
 
-    def tree(self) -> Tree:
-        """Return the tree over the headers from the run's first round on, as far as none is missing."""
-        rows = self._all("SELECT round, header FROM rounds ORDER BY round")
-        return Tree(header for number, (round, header) in enumerate(rows) if number == round)
+    def num(self) -> int:
+        """Return how many rounds are known, some by their headers alone."""
+        ((found,),) = self._all("SELECT count(*) FROM rounds")
+        return int(found)
 
     # --- the file ---
 
@@ -169,20 +206,45 @@ class RoundsFile:
 
     @contextmanager
     def _open(self, *, can_make: bool) -> Iterator[sqlite3.Connection]:
-        def said(error: Exception) -> DataError:
-            return DataError(f"the rounds that this run records, {self._path}: {error}")
-
         try:
             if can_make:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                target = self._path.as_uri()
-            else:
-                target = f"{self._path.as_uri()}?mode=ro"
-            with closing(sqlite3.connect(target, uri=True, timeout=_BUSY_S)) as file, file:
+            target = f"{self._path.absolute().as_uri()}{'' if can_make else '?mode=ro'}"
+            with closing(sqlite3.connect(target, uri=True, timeout=_BUSY_S)) as file:
                 if can_make:
                     file.execute("PRAGMA journal_mode = WAL")
                     file.execute("PRAGMA synchronous = NORMAL")  # what a power cut takes, others tell again
-                    file.execute(_TABLES)
-                yield file
+                    for table in _TABLES:
+                        file.execute(table)
+                with file:
+                    yield file
         except (sqlite3.Error, OSError) as error:
-            raise said(error) from error
+            raise DataError(f"the rounds that this run records, {self._path}: {error}.") from error
+
+
+def is_past(head: Manifest, tree: Tree) -> bool:
+    """Return whether a tree begins with the headers of all rounds before `head`."""
+    if head.entry is UNSET or len(tree) < head.round:
+        return False
+    return tree.root(head.round) == root_of_tops(head.round, head.entry.past)
+
+
+def _lead_to(
+    head: Manifest, run: RunId, opening: Signed, milestones: Sequence[Milestone], headers: Sequence[bytes]
+) -> bool:
+    """Return whether milestones are of the rounds that headers are of, and the members after them vote for `head`."""
+    manifests = [each.certificate.manifest for each in milestones]
+    if any(each.round > head.round or not changes_members(each) for each in manifests):
+        return False
+    if any(unpack(headers[each.round]).manifest != digest_of(each) for each in manifests):
+        return False
+    try:
+        found = followed(run, opening, milestones).last
+    except WireError:
+        return False
+    return found == head or set(found.members) == electorate_of(head)
+
+
+def _header_of(file: sqlite3.Connection, round: int) -> bytes | None:
+    found = file.execute("SELECT header FROM rounds WHERE round = ?", (round,)).fetchone()
+    return None if found is None else bytes(found[0])

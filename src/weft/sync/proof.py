@@ -2,22 +2,44 @@
 
     prover  ──WorkProof, a file──►  anybody:  shown(proof)  ──►  who, round, tokens, payload
 
-It tells what majorities of members have signed, from the first members on; who those were is for its reader to know.
+It follows the members: who began the run has signed whom it began with, and each milestone is signed by a majority of
+the members before it. Which key began the run is for its reader to know. A majority of former members can sign another
+history from where they were members on, as in any such chain.
+
+Where a run has split, a branch goes on by the word of the members that it names, and by nobody else's: of all that its
+rounds name, earlier rounds included, nothing else is shown.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
 
 from weft.errors import WireError
-from weft.ids import Digest, PeerId, Round, RunId, Tokens, short
+from weft.ids import BranchId, Digest, PeerId, Round, RunId, Tokens, short
+from weft.keys import verify
 from weft.ledger.header import Header, unpack
-from weft.ledger.tree import Path, is_leaf, root_of_tops
+from weft.ledger.tree import Path, is_leaf, is_tops, root_of_tops
 from weft.sync.governance import said, signers
-from weft.sync.records.messages import Goodbye, Manifest, header_of
-from weft.sync.records.proof import Link, WorkProof, is_opening
+from weft.sync.records.messages import Goodbye, GroupRecord, Manifest, header_of
+from weft.sync.records.proof import Milestone, WorkProof, is_opening
 from weft.sync.round.rules import is_majority
-from weft.wire import Verify, digest_of, encode
+from weft.wire import Signed, Verify, digest_of, encode, unseal
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Where a row of milestones leads.
+
+    Args:
+        founder: who began the run.
+        last: the manifest of the last milestone.
+        branches: the members of each branch on the way, by the round in which it began.
+    """
+
+    founder: PeerId
+    last: Manifest
+    branches: dict[Round, tuple[PeerId, ...]]
 
 
 @dataclass(frozen=True)
@@ -25,21 +47,24 @@ class Shown:
     """What a proof shows.
 
     Args:
-        tokens: of each peer that was counted: one, or a group.
-        founder: who led the run's first manifest.
-        members: who had a vote after the newest round of the proof.
-        split_at: where the run had split, rounds in which one part went on by its own word.
+        brought_by: whose contribution it was: the peer's own, or of an aggregator.
+        tokens: of each peer that was counted: of one, or of a group.
+        is_legacy: it is what another branch had counted, and no work of who brought it.
+        last: the round of the last milestone.
+        members: who had a vote after it.
+        branches: as of `Followed`.
     """
 
     run: RunId
     round: Round
-    newest: Round
-    peer: PeerId
+    brought_by: PeerId
     tokens: dict[PeerId, Tokens]
     payload: Digest
+    is_legacy: bool
     founder: PeerId
+    last: Round
     members: tuple[PeerId, ...]
-    split_at: tuple[Round, ...]
+    branches: dict[Round, tuple[PeerId, ...]]
 
 
 def shown(proof: WorkProof) -> Shown:
@@ -48,78 +73,97 @@ def shown(proof: WorkProof) -> Shown:
     Raises:
         WireError: says what does not hold.
     """
-    newest, split_at = followed(proof.run, proof.opening, proof.links)
-    header, at = unpack(proof.header), proof.work
-    if not _is_in_history(newest, header, proof.place):
-        raise WireError(f"round {header.round} is not in the history that round {newest.round} names")
-    if not is_leaf(header.work, encode(proof.counted), at):
-        raise WireError(f"round {header.round} does not count this work of {short(PeerId(proof.counted.peer))}")
+    found = followed(RunId(proof.run), proof.opening, proof.milestones)
+    header, counted = unpack(proof.header), proof.counted
+    if is_opening(found.last) or not _is_among_past(found.last, header, proof.place):
+        raise WireError(f"round {header.round} is not among the rounds that round {found.last.round} names")
+    if not is_leaf(header.work, encode(counted), proof.work):
+        raise WireError(f"round {header.round} does not count this work of {short(PeerId(counted.peer))}")
     return Shown(
         run=RunId(proof.run),
         round=header.round,
-        newest=newest.round,
-        peer=PeerId(proof.counted.peer),
+        brought_by=PeerId(counted.peer),
         tokens=_tokens(proof),
-        payload=Digest(proof.counted.payload),
-        founder=PeerId(proof.opening.leader),
-        members=newest.members,
-        split_at=split_at,
+        payload=Digest(counted.payload),
+        is_legacy=counted.legacy is not None,
+        founder=found.founder,
+        last=found.last.round,
+        members=found.last.members,
+        branches=found.branches,
     )
 
 
-def followed(
-    run: str, opening: Manifest, links: tuple[Link, ...], verify: Verify | None = None
-) -> tuple[Manifest, tuple[Round, ...]]:
-    """Return the last manifest of a row of links, and where branches began, once each is signed by the members before.
+def opened(run: RunId, opening: Signed, verify: Verify = verify) -> Manifest:
+    """Return a run's first manifest, once who began the run has signed it.
+
+    Raises:
+        WireError: it is no such manifest, or signed by somebody else.
+    """
+    manifest = unseal(opening, Manifest, verify)
+    is_first = manifest.run == run and manifest.branch == BranchId(run) and not manifest.round and is_opening(manifest)
+    if not is_first or manifest.leader != opening.signer or opening.signer not in manifest.members:
+        raise WireError("it does not begin with the run's first round, signed by who began it")
+    return manifest
+
+
+def followed(run: RunId, opening: Signed, milestones: Sequence[Milestone], verify: Verify = verify) -> Followed:
+    """Return where milestones lead, once each is signed by the members before it.
 
     Raises:
         WireError: says which is not.
     """
-    if opening.run != run or opening.round or not is_opening(opening):
-        raise WireError("it does not begin with the run's first round")
-    last, split_at = opening, list[Round]()
-    for link in links:
-        manifest = link.certificate.manifest
+    last = opened(run, opening, verify)
+    branches = dict[Round, tuple[PeerId, ...]]()
+    for milestone in milestones:
+        manifest = milestone.certificate.manifest
         if manifest.run != run or manifest.round <= last.round:
             raise WireError(f"round {manifest.round} does not follow round {last.round} of the run")
-        if set(manifest.members) - set(manifest.joined) | set(manifest.left) != set(last.members):
-            raise WireError(
-                f"between rounds {last.round} and {manifest.round} others became members: a link is left out"
-            )
+        if electorate_of(manifest) != set(last.members):
+            raise WireError(f"between rounds {last.round} and {manifest.round} others became members")
         if is_opening(manifest):
-            if not set(manifest.members) <= set(last.members):
-                raise WireError(f"the branch that begins in round {manifest.round} has other members than were there")
-            split_at.append(manifest.round)
-        elif manifest.branch != last.branch or not _is_signed(link, last.members, verify):
+            if manifest.joined or not manifest.members:
+                raise WireError(f"the branch that begins in round {manifest.round} has members that were none before")
+            branches[manifest.round] = manifest.members
+        elif manifest.branch != last.branch or not is_signed(milestone, last.members, verify):
             raise WireError(f"round {manifest.round} is not signed by a majority of the members before it")
         last = manifest
-    return last, tuple(split_at)
+    return Followed(PeerId(opening.signer), last, branches)
 
 
-def _is_signed(link: Link, members: tuple[PeerId, ...], verify: Verify | None) -> bool:
-    certificate, manifest, before = link.certificate, link.certificate.manifest, link.before
+def electorate_of(manifest: Manifest) -> set[PeerId]:
+    """Return who voted for a manifest, or could."""
+    return set(manifest.members) - set(manifest.joined) | set(manifest.left)
+
+
+def is_signed(milestone: Milestone, members: Sequence[PeerId], verify: Verify = verify) -> bool:
+    """Return whether a majority of these members has decided a round."""
+    certificate, before = milestone.certificate, milestone.before
+    manifest = certificate.manifest
     keeper = before.leader if before is not None and digest_of(before) == manifest.previous else None
-    given = {} if verify is None else {"verify": verify}
-    goodbyes = said(manifest, members, certificate.farewells, Goodbye, **given)
+    goodbyes = said(manifest, members, certificate.farewells, Goodbye, verify)
     left = {peer for peer, goodbye in goodbyes if goodbye.promised <= certificate.attempt}
-    return is_majority(members, keeper, signers(certificate, members, **given), left)
+    return is_majority(members, keeper, signers(certificate, members, verify), left)
 
 
-def _is_in_history(newest: Manifest, header: Header, place: Path | None) -> bool:
-    if newest.entry is UNSET:
+def _is_among_past(last: Manifest, header: Header, place: Path | None) -> bool:
+    entry = last.entry
+    if entry is UNSET or not is_tops(last.round, entry.past):
         return False
     if place is None:
-        return header == header_of(newest, newest.entry)
-    history = root_of_tops(newest.round, newest.entry.history)
-    return place.index == header.round and place.count == newest.round and is_leaf(history, header.pack(), place)
+        return header == header_of(last, entry)
+    is_there = place.index == header.round and place.count == last.round
+    return is_there and is_leaf(root_of_tops(last.round, entry.past), header.pack(), place)
 
 
 def _tokens(proof: WorkProof) -> dict[PeerId, Tokens]:
     counted, claim, group = proof.counted, proof.counted.group, proof.group
     if claim is None:
         return {PeerId(counted.peer): counted.tokens}
-    if group is None:
-        return {PeerId(counted.peer): counted.tokens}
-    if digest_of(group) != claim.record:
-        raise WireError("the list of a group's peers is not the one that was counted")
+    if group is None or digest_of(group) != claim.record:
+        raise WireError("it is the work of a group, and the list of its peers is not the one that was counted")
+    return tokens_in(group)
+
+
+def tokens_in(group: GroupRecord) -> dict[PeerId, Tokens]:
+    """Return with how many tokens each peer of a group is counted."""
     return {stake.peer: stake.tokens for stake in group.stakes if stake.tokens}

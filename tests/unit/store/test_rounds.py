@@ -1,5 +1,6 @@
 """Rounds by number on disk, what others tell of those before, and proofs of a long run."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -7,14 +8,15 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from unit.peer.snapshots import manifest
-from weft.errors import DataError
+from weft.errors import DataError, WireError
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.keys import Identity
 from weft.ledger.header import HEADER_NBYTES
 from weft.ledger.tree import Tree
+from weft.peer.join.past import milestone_of as milestone_by_peer
 from weft.store.proving import prove
-from weft.store.rounds import RoundsFile, is_history
-from weft.sync.proof import shown
+from weft.store.rounds import RoundsFile
+from weft.sync.proof import followed, shown
 from weft.sync.records.messages import (
     Accept,
     Certificate,
@@ -24,22 +26,22 @@ from weft.sync.records.messages import (
     PartResult,
     RoundNote,
     header_of,
-    history_after,
+    past_after,
     work_of,
 )
-from weft.sync.records.proof import Link
-from weft.wire import digest, digest_of, encode, seal
+from weft.sync.records.proof import Milestone
+from weft.wire import Signed, digest, digest_of, encode, seal
 
 RUN = RunId("cd" * 32)
 KEYS = {each.peer: each for each in (Identity.from_seed(bytes([number]) * 32) for number in range(40))}
 
 
-def link_of(manifest: Manifest, voters: tuple[PeerId, ...] = ()) -> Link:
-    """Return a link that these have signed."""
+def milestone_of(manifest: Manifest, voters: tuple[PeerId, ...] = ()) -> Milestone:
+    """Return a milestone that these have signed."""
     accept = Accept(attempt=manifest.attempt, manifest=digest_of(manifest))
     note = RoundNote(branch=manifest.branch, round=manifest.round, message=accept)
     votes = tuple(seal(KEYS[peer], note) for peer in sorted(voters))
-    return Link(certificate=Certificate(attempt=manifest.attempt, manifest=manifest, votes=votes, farewells=()))
+    return Milestone(certificate=Certificate(attempt=manifest.attempt, manifest=manifest, votes=votes, farewells=()))
 
 
 def opened(members: tuple[PeerId, ...]) -> Manifest:
@@ -54,8 +56,9 @@ def opened(members: tuple[PeerId, ...]) -> Manifest:
         uplinks=(16,) * len(members),
         joined=(),
         left=(),
+        leader=members[0],
     )
-    return replace(plain, entry=Entry(work=work_of(()), state=None, history=b""))
+    return replace(plain, entry=Entry(work=work_of(()), state=None, past=b""))
 
 
 def following(
@@ -79,7 +82,7 @@ def following(
         uplinks=(16,) * len(members),
         joined=joined,
         left=left,
-        entry=Entry(work=work_of(counted), state=digest(b"state"), history=history_after(before, before.entry)),
+        entry=Entry(work=work_of(counted), state=digest(b"state"), past=past_after(before, before.entry)),
     )
 
 
@@ -95,58 +98,116 @@ def header(manifest: Manifest) -> bytes:
     return header_of(manifest, manifest.entry).pack()
 
 
+def entry(manifest: Manifest) -> Entry:
+    assert manifest.entry is not UNSET
+    return manifest.entry
+
+
+def signed(opening: Manifest) -> Signed:
+    return seal(KEYS[opening.leader], opening)
+
+
 MEMBERS = tuple(sorted(KEYS))[:3]
+OPENING = signed(opened(MEMBERS))
 
 
 def kept(path: Path, manifests: list[Manifest]) -> RoundsFile:
     file = RoundsFile(path)
-    for each in manifests:
-        file.put(each, link_of(each, each.members if each.round else ()))
+    file.begin(signed(manifests[0]))
+    file.put(manifests[0], None)
+    for before, each in pairwise(manifests):
+        file.put(each, milestone_of(each, before.members))
     return file
 
 
-def test_a_round_is_found_by_its_number_and_only_links_that_are_needed_stay(tmp_path: Path) -> None:
+def kept_rounds(file: RoundsFile) -> list[int]:
+    return [each.certificate.manifest.round for each in file.milestones()]
+
+
+def test_a_round_is_found_by_its_number_and_only_milestones_stay(tmp_path: Path) -> None:
     rounds = chain(6, MEMBERS)
     rounds.append(following(rounds[-1], left=MEMBERS[2:]))
     rounds.append(following(rounds[-1]))
     rounds.append(following(rounds[-1]))
     file = kept(tmp_path / "rounds.db", rounds)
     assert file.newest() == 8
+    assert file.num() == 9
     assert [file.manifest(number) for number in range(9)] == rounds
     assert list(file.manifests()) == rounds
-    assert [each.certificate.manifest.round for each in file.links()] == [0, 6, 8]
-    assert [each.certificate.manifest.round for each in file.links(after=0, most=1)] == [6]
+    assert kept_rounds(file) == [6, 8]
+    assert [each.certificate.manifest.round for each in file.milestones(after=0, most=1)] == [6]
     assert file.headers(2, 3) == b"".join(map(header, rounds[2:5]))
     assert file.manifest(9) is None
-    assert is_history(rounds[-1], file.tree())
+    assert file.is_whole(RUN, rounds[-1])
 
 
 def test_another_branch_takes_the_place_of_what_stood_there(tmp_path: Path) -> None:
     rounds = chain(6, MEMBERS)
     file = kept(tmp_path / "rounds.db", rounds)
     other = following(rounds[2], num_counted=1)
-    file.put(other, link_of(other, MEMBERS))
+    file.put(other, milestone_of(other, MEMBERS))
     assert file.newest() == 3
     assert file.manifest(3) == other
-    assert is_history(other, file.tree())
-    file.put(other, None)  # again, by a process that does not know its votes
-    assert file.links()[-1].certificate.manifest == other
+    assert file.is_whole(RUN, other)
 
 
-def test_what_others_tell_of_earlier_rounds_has_to_be_what_the_head_names(tmp_path: Path) -> None:
-    rounds = chain(8, MEMBERS)
-    told = b"".join(map(header, rounds[:6]))
+def test_a_process_that_knows_less_takes_nothing_away(tmp_path: Path) -> None:
+    rounds = chain(4, MEMBERS)
+    file = kept(tmp_path / "rounds.db", rounds)
+    file.put(rounds[3], None)
+    assert kept_rounds(file) == [3]
+    file.put(rounds[1], None)  # of an older checkpoint
+    assert file.newest() == 3
+
+
+def test_what_was_decided_before_a_branch_can_be_proved_still(tmp_path: Path) -> None:
+    rounds = chain(4, MEMBERS)
+    file = kept(tmp_path / "rounds.db", rounds)
+    alone = replace(
+        following(rounds[-1], left=MEMBERS[1:]), branch=BranchId("ef" * 32), contributions=(), parts=(), uplinks=(16,)
+    )
+    branch = replace(alone, entry=replace(entry(alone), work=work_of(())))
+    file.put(branch, Milestone(certificate=milestone_of(branch).certificate))
+    after = following(branch)
+    file.put(after, milestone_of(after, branch.members))
+    assert kept_rounds(file) == [3, 4, 5]
+    assert shown(prove(file, RUN, Round(2), MEMBERS[1])).branches == {}
+    assert shown(prove(file, RUN, Round(5), MEMBERS[0])).branches == {Round(4): MEMBERS[:1]}
+
+
+def test_what_others_tell_has_to_be_what_the_head_names(tmp_path: Path) -> None:
+    rounds = chain(3, MEMBERS)
+    rounds.append(following(rounds[-1], left=MEMBERS[2:]))
+    while len(rounds) < 8:
+        rounds.append(following(rounds[-1]))
+    told, true = b"".join(map(header, rounds[:6])), [milestone_of(rounds[3], MEMBERS)]
     file = RoundsFile(tmp_path / "rounds.db")
     file.put(rounds[6], None)
     wrong = told[:HEADER_NBYTES] + header(following(rounds[0], num_counted=1)) + told[2 * HEADER_NBYTES :]
-    for each in (wrong, told[:-HEADER_NBYTES], told[HEADER_NBYTES:], b""):
-        assert not file.fill(each, (), rounds[6])
-    assert len(file.tree()) == 0
-    assert file.fill(told, (link_of(rounds[0]),), rounds[6])
-    file.put(rounds[7], link_of(rounds[7], MEMBERS))
+    for headers in (wrong, told[:-HEADER_NBYTES], told[HEADER_NBYTES:], b""):
+        assert not file.fill(RUN, OPENING, headers, true, rounds[6])
+    lie = replace(rounds[3], committed_tokens=Tokens(999))
+    for milestones in (
+        [],  # others vote for the head than began
+        [milestone_of(rounds[3], MEMBERS[:1])],  # too few votes
+        [milestone_of(lie, MEMBERS)],  # not the round that the header is of
+        [milestone_of(rounds[2], MEMBERS), *true],  # nobody needs it
+        [*true, *true],
+        [milestone_of(rounds[7], MEMBERS[:2])],  # after the head
+    ):
+        assert not file.fill(RUN, OPENING, told, milestones, rounds[6])
+    assert not file.fill(RUN, seal(KEYS[MEMBERS[1]], rounds[0]), told, true, rounds[6])
+    assert not file.fill(RUN, signed(opened(MEMBERS[:2])), told, true, rounds[6])
+    assert file.num() == 1
+    assert not file.is_whole(RUN, rounds[6])
+
+    assert file.fill(RUN, OPENING, told, true, rounds[6])
+    assert file.is_whole(RUN, rounds[6])
+    file.put(rounds[7], milestone_of(rounds[7], MEMBERS[:2]))
     assert file.tree().root() == Tree(map(header, rounds)).root()
-    assert [each.certificate.manifest.round for each in file.links()] == [0, 7]
+    assert kept_rounds(file) == [3, 7]
     assert file.manifest(3) is None
+    assert shown(prove(file, RUN, Round(7), MEMBERS[0])).founder == MEMBERS[0]
 
 
 def test_headers_of_a_branch_that_was_left_are_replaced(tmp_path: Path) -> None:
@@ -154,11 +215,19 @@ def test_headers_of_a_branch_that_was_left_are_replaced(tmp_path: Path) -> None:
     own = [*rounds[:3], following(rounds[2], num_counted=1)]
     file = kept(tmp_path / "rounds.db", own)
     file.put(rounds[6], None)
-    assert not is_history(rounds[6], file.tree())
-    assert file.fill(b"".join(map(header, rounds[:6])), (), rounds[6])
-    assert is_history(rounds[6], file.tree())
+    assert not file.is_whole(RUN, rounds[6])
+    assert file.fill(RUN, OPENING, b"".join(map(header, rounds[:6])), [], rounds[6])
+    assert file.is_whole(RUN, rounds[6])
     assert file.manifest(2) == rounds[2]
     assert file.manifest(3) is None
+
+
+def test_nothing_is_filled_in_for_a_head_that_was_left_meanwhile(tmp_path: Path) -> None:
+    rounds = chain(5, MEMBERS)
+    file = RoundsFile(tmp_path / "rounds.db")
+    file.put(following(rounds[3], num_counted=1), None)
+    assert not file.fill(RUN, OPENING, b"".join(map(header, rounds[:4])), [], rounds[4])
+    assert file.num() == 1
 
 
 def test_a_damaged_file_says_so(tmp_path: Path) -> None:
@@ -181,41 +250,60 @@ def test_what_cannot_be_proved_is_said(tmp_path: Path, round: int, peer: set[Pee
         prove(file, RUN, Round(round), min(peer))
 
 
+def test_half_of_the_votes_needs_who_led_the_round_before(tmp_path: Path) -> None:
+    two = MEMBERS[:2]
+    first = opened(two)
+    second = replace(following(first), leader=two[1])
+    third = following(second)
+    assert milestone(third, second, two[1:]).before is not None
+    assert milestone(third, second, two).before is None
+    assert followed(RUN, signed(first), [milestone(third, second, two[1:])]).last == third
+    for false in (
+        Milestone(certificate=milestone_of(third, two[1:]).certificate),
+        milestone(third, second, two[:1]),  # the other half
+        replace(milestone(third, second, two[:1]), before=replace(second, leader=two[0])),
+    ):
+        with pytest.raises(WireError, match="majority"):
+            followed(RUN, signed(first), [false])
+
+
+def milestone(manifest: Manifest, before: Manifest, voters: tuple[PeerId, ...]) -> Milestone:
+    """Return the milestone that a peer makes of a round that these have accepted."""
+    found = milestone_by_peer(manifest, milestone_of(manifest, voters).certificate, before)
+    assert found is not None
+    return found
+
+
 @pytest.mark.full
 def test_a_round_of_long_ago_is_proved_in_few_bytes(tmp_path: Path) -> None:
     """10,000 rounds of 32 members, of whom one goes and another comes each hundred rounds."""
     peers = tuple(sorted(KEYS))
     members, waiting = peers[:32], list(peers[32:])
-    last = opened(members)
+    last = first = opened(members)
     file = RoundsFile(tmp_path / "rounds.db")
-    file.put(last, link_of(last))
-    headers, links, links_nbytes = [header(last)], [link_of(last)], 0
-    early = None
+    file.begin(signed(first))
+    headers, milestones = [header(last)], list[Milestone]()
+    early = last
     for number in range(1, 10_001):
         change = number % 100 == 0
         goes, comes = (last.members[number // 100 % 32], waiting.pop(0)) if change else (None, None)
-        before = last
-        last = following(
-            last, (comes,) if comes else (), (goes,) if goes else (), num_counted=32 if number == 17 else 1
-        )
+        before, num_counted = last, 32 if number == 17 else 1
+        last = following(last, (comes,) if comes else (), (goes,) if goes else (), num_counted=num_counted)
         waiting += [goes] if goes else []
         headers.append(header(last))
-        if number == 17:
-            early = last
+        early = last if number == 17 else early
         if change:
-            links.append(link_of(last, before.members))
-            links_nbytes += len(encode(links[-1]))
-    assert early is not None
+            milestones.append(milestone_of(last, before.members))
     file.put(early, None)
-    file.put(last, link_of(last, last.members))
-    assert file.fill(b"".join(headers[:-1]), tuple(links[:-1]), last)
+    file.put(last, milestones[-1])
+    assert file.fill(RUN, signed(first), b"".join(headers[:-1]), milestones, last)
     assert len(b"".join(headers)) <= 2.1e6
     proof = prove(file, RUN, Round(17), early.contributions[5].peer)
     found = shown(proof)
-    assert (found.round, found.peer) == (17, early.contributions[5].peer)
+    assert (found.round, found.brought_by) == (17, early.contributions[5].peer)
     assert len(encode(proof)) <= 3e6
-    assert len(proof.links) == 1  # the first in whose history it is
+    assert len(proof.milestones) == 1  # the first before which it is
     newest = prove(file, RUN, Round(10_000), last.contributions[0].peer)
-    assert len(newest.links) == 100
+    assert len(newest.milestones) == 100
     assert len(encode(newest)) <= 3e6
     assert shown(newest).members == last.members

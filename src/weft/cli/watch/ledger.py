@@ -9,6 +9,7 @@ What it reads is on this machine's disk, also while its peer trains.
 """
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,15 +18,13 @@ import typer
 
 from weft.cli.home import called, find_run, home_of, no_such_run, say_no_home
 from weft.errors import ConfigError, DataError, WireError
-from weft.ids import PeerId, Round, RunId, several, short
+from weft.ids import Digest, PeerId, Round, RunId, Tokens, several, short
 
 if TYPE_CHECKING:
     from weft.store.rounds import RoundsFile
     from weft.sync.proof import Shown
     from weft.sync.records.messages import Manifest
 
-FILE = "rounds.db"
-_ALL = Path(f"*/{FILE}")
 _TURN_ON = 'A run records its rounds where its file says so: [trust] type = "recorded".'
 
 RunName = Annotated[str, typer.Argument(help='Name of the run, its first digits, or "last".', show_default=False)]
@@ -57,10 +56,7 @@ def show(
     """Show the newest rounds, or all of one."""
     file, *_ = _recorded(context, run, stage)
     if round is not None:
-        manifest = file.manifest(round)
-        if manifest is None:
-            raise DataError(f"round {round} is not here, but for its header: this machine was not there.")
-        found = [manifest]
+        found = [_manifest(file, round)]
     else:
         newest = file.newest() or 0
         numbers = range(max(newest - last + 1, 0), newest + 1)
@@ -73,29 +69,40 @@ def show(
         if round is not None:
             for line in _details(each):
                 typer.echo(line)
-    typer.echo(f"{len(found)} of {several(len(file.tree()), 'round')} that are known", err=True)
+    typer.echo(f"{len(found)} of {several(file.num(), 'round')} that are known", err=True)
 
 
 def stats(context: typer.Context, run: RunName, stage: StageNumber = None, as_json: AsJson = False) -> None:
     """Add up what was counted of each peer, in the rounds that this machine was there for."""
+    from weft.sync.proof import tokens_in
+    from weft.wire import digest_of
+
     file, *_ = _recorded(context, run, stage)
     tokens, rounds, seen = Counter[PeerId](), Counter[PeerId](), 0
+    of_others = {"legacies": 0, "unknown": 0}
     for manifest in file.manifests():
-        seen += 1
-        groups = {stakes.sponsor: stakes for stakes in file.groups(manifest.round)}
+        seen += bool(manifest.parts)
+        lists = {digest_of(each): tokens_in(each) for each in file.groups(manifest.round)}
         for counted in manifest.contributions:
-            group = groups.get(counted.peer)
-            shares = {counted.peer: counted.tokens}
-            if group is not None and counted.group is not None:
-                shares = {stake.peer: stake.tokens for stake in group.stakes if stake.tokens}
+            if counted.legacy is not None:
+                of_others["legacies"] += counted.tokens
+                continue
+            shares: dict[PeerId, Tokens] = {PeerId(counted.peer): counted.tokens}
+            if counted.group is not None:
+                shares = lists.get(Digest(counted.group.record), {})
+                of_others["unknown"] += 0 if shares else counted.tokens
             tokens.update(shares)
             rounds.update(shares.keys())
     if as_json:
         peers = {peer: {"tokens": num, "rounds": rounds[peer]} for peer, num in tokens.most_common()}
-        typer.echo(json.dumps({"rounds": seen, "peers": peers}))
+        typer.echo(json.dumps({"rounds": seen, "peers": peers, **of_others}))
         return
     for peer, num in tokens.most_common():
         typer.echo(f"{peer}  {num:>16,} tokens  {rounds[peer]:>8,} rounds")
+    if of_others["legacies"]:
+        typer.echo(f"{of_others['legacies']:,} tokens more were counted by branches that came back")
+    if of_others["unknown"]:
+        typer.echo(f"{of_others['unknown']:,} tokens more are of groups whose lists of peers are not here")
     typer.echo(f"of {several(seen, 'round')} that this machine was there for", err=True)
 
 
@@ -117,7 +124,7 @@ def prove(
     if out.exists():
         raise ConfigError(f"{out} is there already. Name another file, or remove it.")
     file, of, own = _recorded(context, run, stage)
-    whose = own if peer is None else _peer_in(file.manifest(round), file, peer)
+    whose = own if peer is None else _peer_in(_manifest(file, round), file, peer)
     proof = proving.prove(file, of, Round(round), whose)
     data = encode(proof)
     write_atomically(out.absolute(), [data])
@@ -128,8 +135,11 @@ def check(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="What `weft ledger prove` has written.", show_default=False)],
     founder: Annotated[
-        str | None, typer.Option(help="The key of who made the run, or its first digits: refuse any other.")
+        str | None, typer.Option(help="The key of who began the run, or its first 16 digits or more: refuse any other.")
     ] = None,
+    accept_branches: Annotated[
+        bool, typer.Option(help="Where the run has split, believe the members of the branch, with no majority.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check such a file, with no network: what it shows, and by whose word."""
@@ -138,6 +148,8 @@ def check(
     from weft.wire import decode
 
     say_no_home(context, "a proof is checked by what is in it")
+    if founder is not None and not re.fullmatch(r"[0-9a-fA-F]{16,64}", founder):
+        raise ConfigError(f"--founder {founder[:80]}: that is no key. Give its 64 hex digits, or the first 16 or more.")
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -152,6 +164,13 @@ def check(
         raise DataError(f"{file} shows nothing: {error}.") from None
     if founder is not None and not found.founder.startswith(founder.lower()):
         raise DataError(f"{file} is of a run that {found.founder} began, and not {founder}.")
+    if found.branches and not accept_branches:
+        members = sorted({peer for each in found.branches.values() for peer in each})
+        raise DataError(
+            f"{file} rests on members that went on by their own word when the run had split, with no majority, in "
+            f"round {', '.join(map(str, found.branches))}: {', '.join(members)}. If you know these keys and believe "
+            "them, add --accept-branches."
+        )
     if as_json:
         typer.echo(json.dumps(_tree_of(found)))
         return
@@ -164,35 +183,42 @@ def check(
 
 def _recorded(context: typer.Context, given: str, stage: int | None) -> "tuple[RoundsFile, RunId, PeerId]":
     """Return what is recorded here of a run, the run (of the stage), and whose machine this is in it."""
+    from weft.store.home import ROUNDS
     from weft.store.rounds import RoundsFile
 
     home = home_of(context)
-    run = find_run(given, home, having=(str(_ALL), f"*/stage-*/{FILE}"))
+    run = find_run(given, home, having=(f"*/{ROUNDS}", f"*/stage-*/{ROUNDS}"))
     if run is None:
         raise no_such_run(given, home)
-    pattern = str(_ALL) if stage is None else f"*/stage-{stage - 1}/{FILE}"
-    found = sorted(run.glob(pattern), key=lambda path: path.stat().st_mtime)
+    found = sorted(run.glob(f"*/{ROUNDS}" if stage is None else f"*/stage-{stage - 1}/{ROUNDS}"))
     if not found:
-        is_staged = stage is None and any(True for _ in run.glob(f"*/stage-*/{FILE}"))
+        is_staged = stage is None and any(True for _ in run.glob(f"*/stage-*/{ROUNDS}"))
         more = "Each stage records its own: name one with --stage." if is_staged else _TURN_ON
         raise DataError(f"nothing is recorded here of run {called(run)}. {more}")
-    path = found[-1]
-    file = RoundsFile(path)
-    newest = file.newest()
-    manifest = None if newest is None else file.manifest(newest)
+    files = {path: RoundsFile(path) for path in found}
+    path = max(files, key=lambda each: files[each].newest() or 0)  # of several peers of this home the furthest
+    newest = files[path].newest()
+    manifest = None if newest is None else files[path].manifest(newest)
     if manifest is None:
         raise DataError(f"{path} holds no round yet.")
-    return file, RunId(manifest.run), PeerId(path.relative_to(run).parts[0])
+    return files[path], RunId(manifest.run), PeerId(path.relative_to(run).parts[0])
 
 
-def _peer_in(manifest: "Manifest | None", file: "RoundsFile", given: str) -> PeerId:
-    if manifest is None:
-        raise DataError("this machine was not there in that round. Ask for the proof on one that was.")
+def _manifest(file: "RoundsFile", round: int) -> "Manifest":
+    newest = file.newest() or 0
+    if round > newest:
+        raise DataError(f"round {round} is not here: the newest is {newest}.")
+    if (manifest := file.manifest(round)) is None:
+        raise DataError(f"of round {round} the header alone is here: this machine was not there, or that is long ago.")
+    return manifest
+
+
+def _peer_in(manifest: "Manifest", file: "RoundsFile", given: str) -> PeerId:
     stakes = (stake.peer for group in file.groups(manifest.round) for stake in group.stakes)
     there = {*(each.peer for each in manifest.contributions), *stakes}
     found = [peer for peer in there if peer.startswith(given.lower())]
     if len(found) != 1:
-        known = ", ".join(short(peer) for peer in sorted(there))
+        known = ", ".join(short(peer) for peer in sorted(there)) or "nobody"
         raise ConfigError(f"--peer {given[:64]}: round {manifest.round} counts {known}. Give more digits of one.")
     return PeerId(found[0])
 
@@ -246,26 +272,22 @@ def _tree_of(found: "Shown") -> dict[str, Any]:
         "run": found.run,
         "round": found.round,
         "tokens": dict(found.tokens),
-        "peer": found.peer,
+        "brought_by": found.brought_by,
+        "is_legacy": found.is_legacy,
         "payload": found.payload,
         "founder": found.founder,
+        "last": found.last,
         "members": list(found.members),
-        "newest": found.newest,
-        "split_at": list(found.split_at),
+        "branches": {str(round): list(members) for round, members in found.branches.items()},
     }
 
 
 def _said(found: "Shown") -> list[str]:
     lines = [f"round {found.round} of run {found.run}"]
+    if found.is_legacy:
+        lines.append("  counted what another branch had counted, and no work of who brought it:")
     lines += [f"  counted {peer}: {num:,} tokens" for peer, num in sorted(found.tokens.items())]
-    lines.append(f"  payload {found.payload}, brought by {found.peer}")
-    lines.append(f"This holds if the run is the one that {found.founder} began (--founder KEY refuses any other),")
-    lines.append(f"and if most members were honest, from then to round {found.newest}; those after it:")
-    lines += [f"  {peer}" for peer in found.members]
-    if found.split_at:
-        rounds = ", ".join(map(str, found.split_at))
-        lines.append(
-            f"In round {rounds} a part of the members went on by its own word, with no majority: believe what came "
-            "after only if you know these keys."
-        )
-    return lines
+    lines.append(f"  payload {found.payload}, brought by {found.brought_by}")
+    lines.append(f"The run was begun by {found.founder}: compare this key with one that you have from elsewhere.")
+    lines.append(f"It holds if most members were honest in each round from then to round {found.last}; after that one:")
+    return lines + [f"  {peer}" for peer in found.members]

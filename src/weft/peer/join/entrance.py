@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Literal
 
+from msgspec import UNSET
+
 from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.events import Notice, WorkDropped
 from weft.ids import BranchId, Digest, PeerId, Tokens
@@ -31,12 +33,14 @@ from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunB
 from weft.peer.round.driver import Participation, RoundDriver
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry
 from weft.peer.state.legacies import Legacies
+from weft.peer.state.naming import StateNaming
 from weft.peer.state.replica import Replica
 from weft.peer.state.state_client import Ranking, StateClient
 from weft.run.amend import first_charter
+from weft.sync.proof import opened
 from weft.sync.records.messages import Manifest, next_base
 from weft.sync.round.rules import Durable
-from weft.wire import digest_of
+from weft.wire import Signed, digest_of, seal
 
 MEET_S, NUM_LOOKS = 1.0, 10
 JOINING_S = 1.0  # between two requests to be counted in
@@ -57,7 +61,9 @@ class Entrance:
         carry: Carry,
         records: GroupRecords,
         participation: Participation,
+        naming: StateNaming,
     ) -> None:
+        self._naming = naming
         self._context = context
         self._node = context.node
         self._membership = membership
@@ -74,6 +80,7 @@ class Entrance:
         self.backpressure = Backpressure(context, replica, self._state_fetch, self.fork_watch.beats, participation)
         self.legacies = Legacies(context, replica)
         self._last_failure = ""  # why a state has not come
+        self.signed_opening: Signed | None = None  # how the run began, where this process was there
         self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
         self._node.on_note(Joining, self._on_joining)
         self._node.on_note(RunBegin, self._on_opening)
@@ -107,8 +114,9 @@ class Entrance:
 
     def begin(self, opening: Manifest) -> None:
         """Tell everybody named that the run has begun."""
+        self.signed_opening = None if opening.entry is UNSET else seal(self._context.identity, opening)
         for member in opening.members:
-            self._node.post(member, RunBegin(opening=opening))
+            self._node.post(member, RunBegin(opening=opening, signed=self.signed_opening or UNSET))
 
     async def resume(self, head: Manifest, promised: Durable | None) -> Manifest:
         """Return where to go on from, back from a checkpoint: what others have reached, or `head`.
@@ -252,11 +260,6 @@ class Entrance:
             self._last_failure = f": {error}"
             return "failed"
 
-    @property
-    def donors(self) -> tuple[PeerId, ...]:
-        """Return who gave the state that this process began with."""
-        return self._state_fetch.donors
-
     def distrust(self, donors: Iterable[PeerId]) -> None:
         """Ask these for a state after all others: what they gave is not the run's."""
         self._order.note_failure(*donors)
@@ -312,6 +315,7 @@ class Entrance:
         await self.legacies.depart(head, charter, proof)
         load = lambda: self._replica.load(head, charter, vectors)  # noqa: E731
         await self._settle(load, is_counted=is_lost, why=FORGOTTEN if is_lost else OUTDATED)
+        self._naming.came_from(self._state_fetch.donors)
         return head
 
     async def _may_be_counted(self, until: Manifest) -> bool:
@@ -378,8 +382,13 @@ class Entrance:
 
     async def _on_opening(self, peer: PeerId, begin: RunBegin) -> None:
         is_wanted = self._replica.head is None and self._node.peer in begin.opening.members and self._opening.empty()
-        if is_wanted and begin.opening == self._first(list(begin.opening.members), peer):
-            self._opening.put_nowait(begin.opening)
+        if not is_wanted or begin.opening != self._first(list(begin.opening.members), peer):
+            return
+        if begin.opening.entry is not UNSET:
+            if begin.signed is UNSET or opened(self._replica.run.run, begin.signed) != begin.opening:
+                return  # what this peer could never show to others
+            self.signed_opening = begin.signed
+        self._opening.put_nowait(begin.opening)
 
     # --- small things ---
 

@@ -44,6 +44,7 @@ from weft.peer.chain import NEAR, Heads, as_many_as_fit
 from weft.peer.context import Context
 from weft.peer.round.driver import Participation
 from weft.peer.state.legacies import FORK, Legacies
+from weft.peer.state.naming import hashed_in_turns
 from weft.peer.state.replica import Replica
 from weft.peer.state.state_client import MAX_DONORS, Offered, StateClient, joined, most_offered
 from weft.progress import Meter
@@ -58,7 +59,6 @@ DROP_AGAIN_S = 1.0  # at least between two looks for pins that are due
 FRESH_S = 30.0  # askers within this share a pin
 MAX_PINS = 2  # of states, and as many of forks: so many are kept on disk
 RESTING_S = 15.0  # a pin of which nothing was asked for so long may give way to another
-HASHED_AT_ONCE = 16  # chunks: some ten milliseconds, after which what a round wants merged has its turn
 
 P = TypeVar("P")
 
@@ -184,14 +184,11 @@ class StateServer:
         """Copy the state where outer steps are made, so never in the middle of one, and name its chunks afterwards."""
         head, charter, vectors = await self._compute.serve(self._copy)
         blobs: dict[Digest, Buffer] = {}
-        digests: dict[str, list[Digest]] = {name: [] for name in vectors}
+        digests = dict[str, list[Digest]]()
         for name, vector in sorted(vectors.items()):
             pieces = chunks(vector)
-            for start in range(0, len(pieces), HASHED_AT_ONCE):
-                some = pieces[start : start + HASHED_AT_ONCE]
-                found = await self._compute.serve(lambda some=some: [digest(piece) for piece in some])  # type: ignore[misc]
-                digests[name] += found
-                blobs.update(zip(found, some, strict=True))
+            digests[name] = await hashed_in_turns(self._compute, pieces)
+            blobs.update(zip(digests[name], pieces, strict=True))
         listing = encode(index_of(vectors, digests))
         blobs[digest(listing)] = listing
         now = self._clock.now()
@@ -260,7 +257,7 @@ class StateFetch:
         self._votes: Counter[tuple[Digest, Digest]] = Counter()  # what those asked offer: head and index
         self._last = 0  # the furthest round that is believed in
         self.failed: set[PeerId] = set()  # who delivered nothing when `fetch` last failed
-        self.donors: tuple[PeerId, ...] = ()  # who gave the state that this process began with
+        self.donors: tuple[PeerId, ...] = ()  # who gave the last one
         self.under_way: Partial | None = None  # what is coming just now
 
     async def fetch(self, heads: Heads) -> tuple[Manifest, Charter, dict[str, Tensor]]:
@@ -399,7 +396,7 @@ class StateFetch:
 
     def _tell(self, partial: Partial, delivered: dict[PeerId, int]) -> None:
         assert self._began_at is not None
-        self.donors = tuple(sorted(delivered)) or self.donors
+        self.donors = tuple(sorted(delivered))
         took_s = self._context.clock.now() - self._began_at
         self._context.emit(joined(partial.head, partial.index, delivered, took_s))
         self._began_at = None

@@ -144,7 +144,7 @@ class RoundDriver:
         self.merger = RoundMerger(context, chain, self.parts, self._gather, scope)
         self._validity = Validity(self._member, self.merger, self.quorum, context.emit)
         self.inbox = Inbox(context, self._member, self._validity, self._gather, self.timers, self.acts.accuse)
-        self._stood: machine.Stood | None = None
+        self._state_named: machine.StateNamed | None = None
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
     def on_decided(self, callback: Callable[[messages.Certificate], None]) -> None:
@@ -191,8 +191,8 @@ class RoundDriver:
             self._member.begin()
         self._move()
         self.measure(self.speeds)
-        if self._stood is not None:
-            self._member.feed(self._stood)
+        if self._state_named is not None:
+            self._member.feed(self._state_named)
         self._carry_out(outputs)
         # What it led is forgotten, and nobody else leads it.
         if self._state is not None and outputs and self._member.leads and len(base.electorate) > 1:
@@ -249,10 +249,12 @@ class RoundDriver:
         self.speeds = speeds
         self._member.feed(machine.Measured(speeds=speeds, uplinks=self.parts.rates.known(), seen=self.timers.seen))
 
-    def stand(self, previous: Digest, standing: Digest) -> None:
+    def name_state(self, previous: Digest, name: Digest) -> None:
         """Take up what the replicated vectors are called that this peer has after a manifest."""
-        self._stood = machine.Stood(previous=previous, standing=standing)
-        self._member.feed(self._stood)
+        found = machine.StateNamed(previous=previous, name=name)
+        if found != self._state_named:
+            self._state_named = found
+            self._member.feed(found)
 
     @property
     def is_hurried(self) -> bool:

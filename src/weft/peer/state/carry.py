@@ -44,6 +44,7 @@ FORGOTTEN = (
     "usual after a restart, or after a time apart from the others"
 )
 MADE_TWICE = "a round has counted what this peer offered on the same samples before it was started again"
+FROM_FALSE_STATE = "they were trained from another state than the run's"
 OUTDATED = "a gradient that two rounds did not count is too old"
 MAX_TRAVELLING = 64  # rounds for which the same payload is offered: then its holder trains on
 
@@ -353,6 +354,15 @@ class Carry:
         """Forget what is carried: others have counted some of it."""
         self._drop()
         self._trainer.set_local(self._replica.outer)
+
+    def start_over(self) -> None:
+        """Forget all that was trained, also what was made ahead: it began from another state than the run's."""
+        self.ahead, self._mark, self._error, self._sent = Tokens(0), None, None, None
+        self.offered = self.offered_to = None
+        self.num_done = 0
+        self._drop()
+        self._trainer.set_local(self._replica.outer)
+        self._trainer.set_center(self._replica.outer)
 
     def _drop(self) -> None:
         """Forget what is due, because it is counted or can no longer be."""

@@ -27,7 +27,7 @@ from weft.net.node import Node
 from weft.peer.messages import StateOffer, StateRequest
 from weft.store.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import Manifest
+from weft.sync.records.messages import Manifest, has_right_entry
 from weft.tasks import Compute
 from weft.wire import Buffer, decode, digest_of
 
@@ -53,7 +53,7 @@ def opened(peer: PeerId, offer: StateOffer, run: RunId) -> Offered | str:
     """Return what a peer's answer offers, or what is wrong with it."""
     if offer.head is None or offer.index is None or offer.charter is None or offer.head.run != run:
         return f"{short(peer)} offers no state of this run"
-    if digest_of(offer.charter) != offer.head.charter:
+    if digest_of(offer.charter) != offer.head.charter or not has_right_entry(offer.head, offer.charter):
         return f"{short(peer)} offers a state with another charter than its manifest names"
     return Offered(head=offer.head, charter=offer.charter, index=Digest(offer.index), donors=(peer,))
 

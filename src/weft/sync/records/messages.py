@@ -27,7 +27,7 @@ from msgspec import UNSET, Meta, UnsetType
 from weft.data.assign import Lease
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.ledger.header import Header
-from weft.ledger.tree import HASH_NBYTES, MAX_DEPTH, Tree, root_of_tops, with_leaf
+from weft.ledger.tree import HASH_NBYTES, MAX_DEPTH, Tree, is_tops, root_of_tops, with_leaf
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
 from weft.sync.records.acts import MAX_ACTS, Warrant
@@ -114,7 +114,7 @@ class Brought(Record, frozen=True, kw_only=True):
 
     @property
     def num_peers(self) -> int:
-        """Return whose work it is the mean of: of a group its aggregator's too, which may be none."""
+        """Return how many peers' work it is, that of a group's aggregator included, which may be none."""
         return 1 if self.group is None else 1 + self.group.num_counted
 
 
@@ -141,7 +141,7 @@ class Entry(Record, frozen=True, kw_only=True):
 
     work: HexDigest  # the root over what it counts, each in its canonical bytes
     state: HexDigest | None  # of the index of the replicated vectors before it; None: its leader had none yet
-    history: Annotated[bytes, Meta(max_length=MAX_DEPTH * HASH_NBYTES)]  # tops over the headers of all rounds before
+    past: Annotated[bytes, Meta(max_length=MAX_DEPTH * HASH_NBYTES)]  # tops over the headers of all rounds before
 
 
 class Manifest(Record, frozen=True, kw_only=True):
@@ -196,9 +196,7 @@ class Base(Record, frozen=True, kw_only=True):
     uncounted: tuple[Lease, ...] = ()  # leases of this round and before, of members that no manifest has counted since
     leased_again: Tokens = Tokens(0)
     has_new_members: bool = False  # others than the round before
-    history: bytes | UnsetType = (
-        UNSET  # tops over the headers of all rounds before; unset: none, or nothing is recorded
-    )
+    past: bytes | UnsetType = UNSET  # as in the next entry; unset: none, or nothing is recorded
 
     @property
     def body(self) -> Body:
@@ -412,8 +410,16 @@ def next_base(manifest: Manifest, charter: Charter) -> Base:
         uncounted=(*manifest.uncounted, *(lease for lease in manifest.leases if lease.peer not in groups)),
         leased_again=manifest.leased_again,
         has_new_members=bool(manifest.joined or manifest.left),
-        history=UNSET if manifest.entry is UNSET else history_after(manifest, manifest.entry),
+        past=UNSET if manifest.entry is UNSET else past_after(manifest, manifest.entry),
     )
+
+
+def has_right_entry(manifest: Manifest, charter: Charter) -> bool:
+    """Return whether a manifest, of whoever gave it, has an entry where the run's rounds have one, on which a next can
+    follow."""
+    if manifest.entry is UNSET or not charter.is_recorded:
+        return manifest.entry is UNSET and not charter.is_recorded
+    return is_tops(manifest.round, manifest.entry.past)
 
 
 def work_of(contributions: Iterable[Counted]) -> Digest:
@@ -421,15 +427,15 @@ def work_of(contributions: Iterable[Counted]) -> Digest:
     return Tree(map(encode, contributions)).root()
 
 
-def entry_of(base: Base, contributions: Sequence[Counted], standing: Digest | None = None) -> Entry | UnsetType:
+def entry_of(base: Base, contributions: Sequence[Counted], own_state: Digest | None = None) -> Entry | UnsetType:
     """Return what the manifest of a round names where the run's rounds are recorded.
 
     Args:
-        standing: of the replicated vectors before it, where they are known.
+        own_state: what the replicated vectors before it are called, where that is known.
     """
     if not base.charter.is_recorded:
         return UNSET
-    return Entry(work=work_of(contributions), state=standing, history=base.history or b"")
+    return Entry(work=work_of(contributions), state=own_state, past=base.past or b"")
 
 
 def header_of(manifest: Manifest, entry: Entry) -> Header:
@@ -439,13 +445,13 @@ def header_of(manifest: Manifest, entry: Entry) -> Header:
         previous=Digest(manifest.previous),
         work=Digest(entry.work),
         state=None if entry.state is None else Digest(entry.state),
-        history=root_of_tops(manifest.round, entry.history),
+        past=root_of_tops(manifest.round, entry.past),
     )
 
 
-def history_after(manifest: Manifest, entry: Entry) -> bytes:
+def past_after(manifest: Manifest, entry: Entry) -> bytes:
     """Return the tops over the headers of all rounds up to this one; there is one of each, from the run's first."""
-    return with_leaf(entry.history, manifest.round, header_of(manifest, entry).pack())
+    return with_leaf(entry.past, manifest.round, header_of(manifest, entry).pack())
 
 
 def counted_of(manifest: Manifest, peer: PeerId) -> Counted | None:

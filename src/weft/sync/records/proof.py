@@ -1,10 +1,10 @@
 """What shows that a run has counted somebody's work, to who has never been in it; `weft.sync.proof` checks it.
 
-opening     the run's first manifest: it names the first members
-links       certificates of rounds that changed who is a member, and of the newest: each is signed by a majority of
-            those that the one before names
-header      of the round in question, which the newest manifest's history holds
-counted     what that round counts of the peer, which the header's work holds
+opening       the run's first manifest, signed by who began the run: it names the first members
+milestones    certificates of rounds that changed who is a member, and of the newest: each is signed by a majority of
+              those that the one before names
+header        of the round in question, which is among the past rounds that the last milestone names
+counted       what that round counts of the peer, which the header's work holds
 """
 
 from typing import Annotated
@@ -15,35 +15,35 @@ from weft.ledger.header import HEADER_NBYTES
 from weft.ledger.tree import Path
 from weft.net.messages import HexRun
 from weft.sync.records.messages import Certificate, Counted, GroupRecord, Manifest
-from weft.wire import Record
+from weft.wire import Record, Signed
 
-MAX_LINKS = 1 << 16
-MAX_PROOF_NBYTES = 1 << 30
+MAX_MILESTONES = 1 << 16
+MAX_PROOF_NBYTES = 1 << 28
 
 
-class Link(Record, frozen=True, kw_only=True):
-    """A round whose members are shown to have decided it, or with no votes the first of a branch."""
+class Milestone(Record, frozen=True, kw_only=True):
+    """A round whose members are shown to have decided it; or, with no votes, the first of a branch."""
 
     certificate: Certificate
-    before: Manifest | None = None  # the round before, where exactly half has voted, with who led that
+    before: Manifest | None = None  # the round before, where half has voted, with who led that
 
 
 class WorkProof(Record, frozen=True, kw_only=True):
     run: HexRun
-    opening: Manifest
-    links: Annotated[tuple[Link, ...], Meta(min_length=1, max_length=MAX_LINKS)]  # ascending; the newest last
+    opening: Signed
+    milestones: Annotated[tuple[Milestone, ...], Meta(min_length=1, max_length=MAX_MILESTONES)]  # ascending
     header: Annotated[bytes, Meta(min_length=HEADER_NBYTES, max_length=HEADER_NBYTES)]
-    place: Path | None  # of the header among all before the newest; None: it is the newest's
+    place: Path | None  # of the header among all before the last milestone; None: it is that one's
     counted: Counted
     work: Path
-    group: GroupRecord | None = None  # through which a peer without a vote was counted
-
-
-def is_link_needed(manifest: Manifest) -> bool:
-    """Return whether who follows a run's members needs this round: it changed them, or began a branch."""
-    return bool(manifest.joined or manifest.left or is_opening(manifest))
+    group: GroupRecord | None = None  # of the peers whose mean it is, where it is a group's
 
 
 def is_opening(manifest: Manifest) -> bool:
     """Return whether it begins a run or a branch: nobody votes for that."""
     return not manifest.parts
+
+
+def changes_members(manifest: Manifest) -> bool:
+    """Return whether who follows a run's members needs this round."""
+    return bool(manifest.joined or manifest.left) or is_opening(manifest)

@@ -70,7 +70,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     speeds: dict[PeerId, float] = {}  # of inner steps, of whom it is known
     uplinks: dict[PeerId, float] = {}  # bytes per second, of whom it was measured
     seen: Seen | None = None  # what rounds take
-    standing: Digest | None = None  # of the replicated vectors, once the outer step before is made
+    own_state: Digest | None = None  # what the replicated vectors are called, once the outer step before is made
+    held_back: messages.Propose | None = None  # of the leader, which names a state before this member has its own
     committed: messages.Vote | None = None
     is_back: bool = False  # from its disk, in the middle of the round
 
@@ -147,11 +148,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seen: Seen | None = None  # what rounds take; None: too few were measured
 
 
-class Stood(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class StateNamed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The outer step before the round is made: what the replicated vectors are called."""
 
     previous: Digest  # the manifest that it was made by
-    standing: Digest
+    name: Digest
 
 
 class TimedOut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -175,7 +176,7 @@ Input = (
     | Moved
     | Rerouted
     | Measured
-    | Stood
+    | StateNamed
     | TimedOut
     | Leave
 )
@@ -244,7 +245,7 @@ def at_attempt(state: State, attempt: Attempt) -> State:
         silent = (owner for part, owner in enumerate(plan.owners) if part not in state.results)
         state = replace(state, silent=state.silent.union(silent) - {state.me})
     state = replace(without_plan(state), attempt=attempt, revision=0, promises={}, refusals={})
-    return replace(state, proposal=None, votes=frozenset(), unusable=frozenset(), lacking={})
+    return replace(state, proposal=None, votes=frozenset(), unusable=frozenset(), lacking={}, held_back=None)
 
 
 def without_plan(state: State) -> State:

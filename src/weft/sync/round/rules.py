@@ -138,13 +138,18 @@ def _has_right_entry(base: Base, manifest: Manifest) -> bool:
     entry = manifest.entry
     if not base.charter.is_recorded or entry is UNSET:
         return not base.charter.is_recorded and entry is UNSET
-    return entry.history == (base.history or b"") and entry.work == work_of(manifest.contributions)
+    return entry.past == (base.past or b"") and entry.work == work_of(manifest.contributions)
 
 
-def contradicts(standing: Digest | None, manifest: Manifest) -> bool:
-    """Return whether a manifest names another state before it than this one, where both are known."""
-    named = None if manifest.entry is UNSET else manifest.entry.state
-    return standing is not None and named is not None and named != standing
+def state_before(manifest: Manifest) -> Digest | None:
+    """Return what a manifest names the state before it; None: it names none."""
+    return None if manifest.entry is UNSET or manifest.entry.state is None else Digest(manifest.entry.state)
+
+
+def contradicts(own_state: Digest | None, manifest: Manifest) -> bool:
+    """Return whether a manifest names another state before it than a member's own, where both are known."""
+    named = state_before(manifest)
+    return own_state is not None and named is not None and named != own_state
 
 
 def _is_sound_gossip(base: Base, manifest: Manifest) -> bool:

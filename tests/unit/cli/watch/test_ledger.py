@@ -57,18 +57,19 @@ def test_a_proof_is_written_and_checked_elsewhere(weft: Weft, home: Path, tmp_pa
     assert made.code == 0, made.err
     found = json.loads(weft("--home", tmp_path / "no", "ledger", "check", proof, "--json").out)
     assert (found["run"], found["round"], found["tokens"]) == (RUN, 2, {ME: 2})
-    said = weft("ledger", "check", proof, "--founder", found["founder"][:12])
+    said = weft("ledger", "check", proof, "--founder", found["founder"][:16])
     assert said.code == 0
     assert f"counted {ME}: 2 tokens" in said.out
     assert found["founder"] in said.out
-    refused(weft, 11, "began", "ledger", "check", proof, "--founder", "00" * 6)
+    refused(weft, 11, "began", "ledger", "check", proof, "--founder", "00" * 8)
+    refused(weft, 2, "no key", "ledger", "check", proof, "--founder", "0")
     refused(weft, 2, "there already", "--home", home, "ledger", "prove", RUN[:8], "--round", 2, "-o", proof)
 
 
 def test_a_proof_may_be_of_another(weft: Weft, home: Path, tmp_path: Path) -> None:
     proof = tmp_path / "other.proof"
     weft("--home", home, "ledger", "prove", RUN[:8], "--round", 2, "--peer", MEMBERS[2][:10], "-o", proof)
-    assert json.loads(weft("ledger", "check", proof, "--json").out)["peer"] == MEMBERS[2]
+    assert json.loads(weft("ledger", "check", proof, "--json").out)["brought_by"] == MEMBERS[2]
     stranger = min(KEYS.keys() - set(MEMBERS))
     words = ("--home", home, "ledger", "prove", RUN[:8], "--round", 2, "-o", tmp_path / "no.proof")
     assert short(MEMBERS[0]) in refused(weft, 2, "counts", *words, "--peer", stranger)
