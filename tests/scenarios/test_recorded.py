@@ -278,8 +278,11 @@ def test_no_proof_shows_what_was_not_counted(make_swarm: MakeSwarm) -> None:
     assert len(proof.milestones) > 1
     claims = replace(entry(certificate.manifest), past=b"\0" * len(entry(certificate.manifest).past))
     lie = replace(certificate.manifest, entry=claims)
+    made_up = replace(counted, tokens=999, group=None)
+    made_past = b"\0" * 32 * (newest + 1).bit_count()
+    made_entry = replace(entry(certificate.manifest), work=work_of((made_up,)), past=made_past)
     branch = replace(
-        certificate.manifest, round=Round(newest + 1), parts=(), contributions=(), joined=(), left=(), entry=claims
+        certificate.manifest, round=Round(newest + 1), parts=(), contributions=(), joined=(), left=(), entry=made_entry
     )
 
     def with_last(manifest: Manifest, votes: tuple[Signed, ...]) -> WorkProof:
@@ -301,7 +304,10 @@ def test_no_proof_shows_what_was_not_counted(make_swarm: MakeSwarm) -> None:
         "a branch that nobody signs": replace(
             proof,
             milestones=(*proof.milestones, Milestone(certificate=replace(certificate, manifest=branch, votes=()))),
+            header=header_of(branch, made_entry).pack(),
             place=None,
+            counted=made_up,
+            work=Tree([encode(made_up)]).path(0),
         ),
         "another round": replace(proof, place=replace(place, index=place.index + 1)),
         "the last round": replace(proof, place=None),

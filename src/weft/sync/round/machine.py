@@ -245,7 +245,7 @@ def at_attempt(state: State, attempt: Attempt) -> State:
         silent = (owner for part, owner in enumerate(plan.owners) if part not in state.results)
         state = replace(state, silent=state.silent.union(silent) - {state.me})
     state = replace(without_plan(state), attempt=attempt, revision=0, promises={}, refusals={})
-    return replace(state, proposal=None, votes=frozenset(), unusable=frozenset(), lacking={}, held_back=None)
+    return replace(state, proposal=None, votes=frozenset(), unusable=frozenset(), lacking={})
 
 
 def without_plan(state: State) -> State:
