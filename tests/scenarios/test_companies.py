@@ -21,14 +21,20 @@ from weft.pipeline.config import PipelineConfig
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import Sealed, seal
 from weft.run.staged import StagedConfig
+from weft.run.trust import MembersTrust, RecordedTrust, TrustConfig
 from weft.stages.placement import ALONE, ALONE_S
 from weft.store.home import Home
+from weft.store.proving import prove
+from weft.store.rounds import RoundsFile
 from weft.sync.method.presets import DdpConfig, DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
 from weft.sync.method.schedule import ConstantConfig
+from weft.sync.proof import shown
+from weft.sync.round.rules import state_before
 
 SEQ_LEN, BATCH = 16, 4
 LONG_S = 400.0
 DDP = DdpConfig(codec=Fp32Config())
+MEMBERS = MembersTrust()
 
 
 def sealed(
@@ -41,6 +47,7 @@ def sealed(
     clip: float = 1.0,
     lr: float = 1e-2,
     text: Path | None = None,
+    trust: TrustConfig = MEMBERS,
     **pipeline: Any,
 ) -> Sealed:
     run_file = RunFile(
@@ -60,6 +67,7 @@ def sealed(
             evaluate_windows=8,
         ),
         method=method,
+        trust=trust,
     )
     return seal(run_file, root, Home(root / "home"), lambda _event: None)
 
@@ -143,6 +151,25 @@ def test_any_method_that_all_take_part_in_goes_with_stages(tmp_path: Path, metho
     assert [outcome.reason for each in told for outcome in each.values()] == ["complete"] * 6
     replicas = {stage: {each[stage].replica for each in told if stage in each} for stage in range(3)}
     assert {stage: len(found) for stage, found in replicas.items()} == {0: 1, 1: 1, 2: 1}, "members of a stage agree"
+
+
+@pytest.mark.full
+def test_each_stage_records_its_own_rounds(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        await done(crew(house, 6))
+
+    house = play(sealed(tmp_path, DDP, trust=RecordedTrust()), tmp_path, work, every_s=5.0)
+    for machine in house.machines:
+        for member in machine.held.values():
+            peer = member.peer
+            file, head = RoundsFile(peer.context.folder.rounds), peer.head
+            assert head is not None
+            assert file.is_whole(peer.run.run, head)
+            counted = [each for each in file.manifests() if machine.id in {one.peer for one in each.contributions}]
+            assert len({each.entry for each in counted}) == len(counted) > 1
+            assert all(state_before(each) is not None for each in counted[1:])
+            proof = prove(file, peer.run.run, counted[0].round, machine.id)
+            assert shown(proof).tokens.keys() == {machine.id}
 
 
 @pytest.mark.slow

@@ -4,13 +4,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from charters import charter
 from weft.clock import VirtualClock
-from weft.ids import BranchId, Digest, PeerId, RunId
+from weft.ids import BranchId, Digest, PeerId, Round, RunId
 from weft.peer.chain import genesis, open_branch
 from weft.peer.messages import StateOffer
 from weft.peer.state.state_client import FAILED_S, Offered, Ranking, most_offered, opened
+from weft.sync.records.messages import Entry
 from weft.sync.round.machine import replace
 
 RUN = RunId("cc" * 32)
@@ -58,3 +60,23 @@ def test_an_offer_is_of_this_run_and_whole(what: str) -> None:
         assert said[what] in str(found)
     else:
         assert found == Offered(head=HEAD, charter=charter(), index=X, donors=(A,))
+
+
+RECORDED = replace(charter(), is_recorded=True)
+
+
+@pytest.mark.parametrize("what", ["no entry", "too few tops", "an entry where none is due", ""])
+def test_an_offer_is_one_that_a_next_round_can_follow_on(what: str) -> None:
+    head = open_branch(genesis(RUN, A, RECORDED), [A, B], A, BranchId(RUN))
+    assert isinstance(head.entry, Entry)
+    entry = replace(head.entry, past=b"\1" * 64)  # of round 3 or 5
+    head = replace(head, round=Round(5), entry=entry)
+    if what == "no entry":
+        head = replace(head, entry=UNSET)
+    if what == "too few tops":
+        head = replace(head, entry=replace(entry, past=b"\1" * 32))
+    if what == "an entry where none is due":
+        head = replace(HEAD, entry=entry)
+    held = charter() if head.charter == HEAD.charter else RECORDED
+    found = opened(A, StateOffer(head=head, index=X, charter=held), RUN)
+    assert isinstance(found, str if what else Offered)
