@@ -567,8 +567,15 @@ class StateJoined(Event, frozen=True, kw_only=True):
 class StateContradicted(Event, frozen=True, kw_only=True):
     """What a peer has is not the state that the members of the run have signed; it fetches it anew."""
 
-    round: Round  # whose manifest names another state before it
+    round: Round  # before which most members had another
     donors: tuple[PeerId, ...]  # who gave it; none: it is what this process has computed since
+
+
+class StatesDiffer(Event, frozen=True, kw_only=True):
+    """Members name other states than a peer has, and no majority says which is right."""
+
+    round: Round  # before which they have them
+    members: tuple[PeerId, ...]
 
 
 class JoinTooSlow(Event, frozen=True, kw_only=True):

@@ -402,7 +402,7 @@ def entry() -> Vector:
     start = genesis(RUN, A.peer, recorded)
     first = open_branch(start, [A.peer, B.peer], A.peer, start.branch)
     base, plain = next_base(first, recorded), second_manifest()
-    held = entry_of(base, plain.contributions, wire.digest(b"state"))
+    held = entry_of(base, plain.contributions)
     assert held is not msgspec.UNSET
     manifest = msgspec.structs.replace(
         plain, previous=base.previous, charter=wire.digest_of(recorded), uncounted=base.uncounted, entry=held

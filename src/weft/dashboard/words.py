@@ -512,7 +512,7 @@ _ROWS: dict[type[Event], _Row] = {
     events.StateContradicted: _Row(
         WARNING,
         lambda e, _: (
-            "the state that {me:peer} has is not the one that the run's members signed in round {round}: "
+            "the state that {me:peer} has is not the one that most members signed in round {round}: "
             + ("it came from {donors:peers}" if e.donors else "this machine has computed it")
             + ". It fetches the state anew"
         ),
@@ -522,6 +522,16 @@ _ROWS: dict[type[Event], _Row] = {
             "It was given a false one, and has fetched another. Ask the members who gave it."
             if e.donors
             else "Its machine may compute wrongly: test its memory, and leave overclocking out.",
+        ),
+    ),
+    events.StatesDiffer: _Row(
+        WARNING,
+        "{members:peers} and {me:peer} had different states before round {round}, and no majority says which is right",
+        advice=lambda _e: (
+            "me",
+            "Members of this run have different states.",
+            "The memory of a machine may fail, or one of them lies. Compare digests (weft status), and let who differs "
+            "join anew from an empty home.",
         ),
     ),
     events.JoinTooSlow: _Row(

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from msgspec import UNSET
+
 from weft import __version__
 from weft.errors import ActVoid, PeerError, Removed
 from weft.events import Emit, Event, Notice, PeerStarted, PeerStopped, WorkDropped
@@ -55,6 +57,7 @@ from weft.peer.state.naming import StateNaming
 from weft.peer.state.replica import Replica
 from weft.run.config import Genesis, RunConfig
 from weft.store.journal import Votes
+from weft.sync.governance import votes_of
 from weft.sync.records.acts import Act, Amend
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in, own_work
 from weft.tasks import Tasks
@@ -371,7 +374,7 @@ class Peer:
         is_counted = own is not None
         if claims_in(manifest):
             is_counted = await self._shutdown.unless_asked(self._records.counts(manifest))
-        if (donors := self._naming.contradiction(manifest)) is not None:
+        if (donors := self._contradiction(rounds, manifest)) is not None:
             await self._start_over(rounds, donors)
             return
         try:
@@ -393,13 +396,11 @@ class Peer:
         met = None
         if manifest.is_gossip:
             met = Met(decided.taken, decided.weights, is_known=self._carry.is_as_offered(own))
-        before = self.replica.head
-        electorate = () if before is None else before.members
+        electorate = () if self.replica.head is None else self.replica.head.members
         was_offered = self._carry.offered_to is not None
         await self.context.compute.serve(
             lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met)
         )
-        await self._past.keep(manifest, rounds.chain, before)
         await self._go_on(rounds)
         if self.context.companion is not None and await self.context.companion.settled(manifest, electorate):
             self._carry.give_up()
@@ -426,10 +427,20 @@ class Peer:
 
     async def _go_on(self, rounds: RoundDriver) -> None:
         """Name the state that this peer has now, and keep its round, where the run records its own."""
-        if (found := await self._naming.find()) is not None:
+        if (found := await self._naming.find()) is None:
+            return
+        if self._naming.is_sure:
             rounds.name_state(*found)
-            assert self.replica.head is not None
-            await self._past.keep(self.replica.head, rounds.chain, None)
+        assert self.replica.head is not None
+        await self._past.keep(self.replica.head, rounds.chain)
+
+    def _contradiction(self, rounds: RoundDriver, manifest: Manifest) -> tuple[PeerId, ...] | None:
+        """Return who gave this peer its state, if most members had another before `manifest`; None: they had not."""
+        certificate, head = rounds.chain.certificate(manifest), self.replica.head
+        if manifest.entry is UNSET or certificate is None or head is None:
+            return None
+        votes = votes_of(certificate, head.members, rounds.inbox.signatures.verify)
+        return self._naming.contradiction(manifest, votes)
 
     async def _show(self, manifest: Manifest) -> None:
         """Let texts be drawn with the outer parameters, which a round has made."""
@@ -460,11 +471,10 @@ class Peer:
             donors: who gave it.
         """
         self._entrance.distrust(donors)
-        num_carried = self._carry.tokens
-        head = await self._shutdown.unless_asked(self._entrance.enter(has_own=False))
-        await self.context.compute.serve(self._carry.start_over)
-        if num_carried:
+        if num_carried := self._carry.tokens:
             self.context.emit(WorkDropped(tokens=num_carried, reason=FROM_FALSE_STATE))
+        await self.context.compute.serve(self._carry.start_over)
+        head = await self._shutdown.unless_asked(self._entrance.enter(has_own=False))
         rounds.restart(head, self.replica.charter)
 
     async def _watch_lag(self, mine: InRounds) -> None:

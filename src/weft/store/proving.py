@@ -6,7 +6,7 @@ from weft.errors import DataError
 from weft.ids import PeerId, Round, RunId, short
 from weft.ledger.tree import Tree
 from weft.store.rounds import RoundsFile, is_past
-from weft.sync.proof import tokens_in
+from weft.sync.proof import is_signed, tokens_in
 from weft.sync.records.messages import Counted, GroupRecord, Manifest
 from weft.sync.records.proof import WorkProof, is_opening
 from weft.wire import digest_of, encode
@@ -52,10 +52,11 @@ def prove(file: RoundsFile, run: RunId, round: Round, peer: PeerId) -> WorkProof
     if (opening := file.opening()) is None:
         raise DataError(f"this machine does not know yet how the run began. {WAIT}")
     milestones = file.milestones()
-    signed = [each for each in milestones if not is_opening(each.certificate.manifest)]
-    last = next((each.certificate.manifest for each in signed if each.certificate.manifest.round >= round), None)
-    if last is None:
+    later = [each for each in milestones if each.certificate.manifest.round >= round]
+    decided = [each for each in later if not is_opening(each.certificate.manifest)]
+    if not decided:
         raise DataError(f"no votes for round {round} or a later one are here. {WAIT}")
+    last = next(filter(is_signed, decided), decided[0]).certificate.manifest
     if not is_past(last, tree := file.tree()):
         raise DataError(f"this machine does not know all rounds before yet. {WAIT}")
     return WorkProof(

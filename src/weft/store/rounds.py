@@ -11,11 +11,10 @@ Failure:
 - the disk is full or the file is damaged: `DataError`. Nothing depends on it but what is looked up here.
 """
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import UNSET
 
@@ -23,10 +22,13 @@ from weft.errors import DataError, WireError
 from weft.ids import RunId
 from weft.ledger.header import HEADER_NBYTES, unpack
 from weft.ledger.tree import Tree, root_of_tops
-from weft.sync.proof import electorate_of, followed, opened
+from weft.sync.proof import electorate_of, followed, is_signed, opened
 from weft.sync.records.messages import GroupRecord, Manifest, header_of
 from weft.sync.records.proof import MAX_PROOF_NBYTES, Milestone, changes_members, is_opening
-from weft.wire import Record, Signed, decode, digest_of, encode
+from weft.wire import Record, Signed, decode, digest, digest_of, encode
+
+if TYPE_CHECKING:
+    import sqlite3
 
 MAX_MANIFESTS = 10_000  # the newest: of up to 20 kB each
 _TABLES = (
@@ -88,7 +90,8 @@ class RoundsFile:
             if is_opening(manifest):  # of what was decided before it, the last shows the most
                 file.execute("UPDATE rounds SET is_kept = 1 WHERE round < ? AND milestone IS NOT NULL", (number,))
             file.execute("DELETE FROM rounds WHERE round >= ?", (number,))
-            file.execute("UPDATE rounds SET milestone = NULL WHERE NOT is_kept AND milestone IS NOT NULL")
+            if milestone is not None and not is_opening(manifest) and is_signed(milestone):  # else it shows less
+                file.execute("UPDATE rounds SET milestone = NULL WHERE NOT is_kept AND milestone IS NOT NULL")
             file.execute("UPDATE rounds SET manifest = NULL, groups = NULL WHERE round = ?", (number - MAX_MANIFESTS,))
             listed = encode(_Groups(records=tuple(groups)))
             row = (number, header, encode(manifest), shown, listed, changes_members(manifest))
@@ -112,7 +115,7 @@ class RoundsFile:
         if head.entry is UNSET or len(told) != head.round or not is_past(head, Tree(told)):
             return False
         told.append(header_of(head, head.entry).pack())
-        if not _lead_to(head, run, opening, milestones, told):
+        if unpack(told[0]).manifest != digest(opening.body) or not _lead_to(head, run, opening, milestones, told):
             return False
         with self._open(can_make=True) as file:
             if _header_of(file, head.round) != told[-1]:
@@ -126,20 +129,25 @@ class RoundsFile:
                 "UPDATE rounds SET milestone = ifnull(milestone, ?), is_kept = 1 WHERE round = ?",
                 ((encode(each), each.certificate.manifest.round) for each in milestones),
             )
-            file.execute("INSERT INTO opening VALUES (0, ?) ON CONFLICT DO NOTHING", (encode(opening),))
+            file.execute("INSERT OR REPLACE INTO opening VALUES (0, ?)", (encode(opening),))
         return True
 
     def is_whole(self, run: RunId, head: Manifest) -> bool:
         """Return whether all is here that leads to `head`."""
         if not self.is_there or (opening := self.opening()) is None or not is_past(head, self.tree()):
             return False
-        members = set(opened(run, opening).members)
+        first, last = opened(run, opening), header_of(head, head.entry).pack() if head.entry is not UNSET else b""
+        if unpack(self.headers(0, 1) or last).manifest != digest_of(first):
+            return False
+        members, manifest = set(first.members), first
         for each in self.milestones():
-            manifest = each.certificate.manifest
-            if manifest.round < head.round and changes_members(manifest):
+            if each.certificate.manifest.round <= head.round and changes_members(each.certificate.manifest):
+                manifest = each.certificate.manifest
                 if electorate_of(manifest) != members:
                     return False
                 members = set(manifest.members)
+        if head.round and changes_members(head):
+            return manifest == head
         return not head.round or members == electorate_of(head)
 
     # --- what is looked up ---
@@ -205,7 +213,9 @@ class RoundsFile:
             return file.execute(query, values).fetchall()
 
     @contextmanager
-    def _open(self, *, can_make: bool) -> Iterator[sqlite3.Connection]:
+    def _open(self, *, can_make: bool) -> "Iterator[sqlite3.Connection]":
+        import sqlite3  # here: a peer of another run needs none
+
         try:
             if can_make:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -245,6 +255,6 @@ def _lead_to(
     return found == head or set(found.members) == electorate_of(head)
 
 
-def _header_of(file: sqlite3.Connection, round: int) -> bytes | None:
+def _header_of(file: "sqlite3.Connection", round: int) -> bytes | None:
     found = file.execute("SELECT header FROM rounds WHERE round = ?", (round,)).fetchone()
     return None if found is None else bytes(found[0])

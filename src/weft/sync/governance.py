@@ -508,10 +508,17 @@ def legacy_tokens(base: messages.Base, ready: messages.Ready) -> Tokens:
 
 def signers(certificate: messages.Certificate, known: Iterable[PeerId], verify: Verify = verify) -> set[PeerId]:
     """Return who of `known` has accepted the certificate's manifest."""
+    return set(votes_of(certificate, known, verify))
+
+
+def votes_of(
+    certificate: messages.Certificate, known: Iterable[PeerId], verify: Verify = verify
+) -> dict[PeerId, messages.Accept]:
+    """Return the votes of `known` for the certificate's manifest."""
     manifest = certificate.manifest
     name = digest_of(manifest)
     return {
-        peer
+        peer: accept
         for peer, accept in said(manifest, known, certificate.votes, messages.Accept, verify)
         if accept.attempt == certificate.attempt and accept.manifest == name
     }

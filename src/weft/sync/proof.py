@@ -6,8 +6,9 @@ It follows the members: who began the run has signed whom it began with, and eac
 the members before it. Which key began the run is for its reader to know. A majority of former members can sign another
 history from where they were members on, as in any such chain.
 
-Where a run has split, a branch goes on by the word of the members that it names, and by nobody else's: of all that its
-rounds name, earlier rounds included, nothing else is shown.
+A round that half of its members decided, which is enough with the one that breaks ties, and a branch, which goes on by
+the word of the members that it names, are by the word of few: of all that is named from there on, earlier rounds
+included, nothing else is shown. Who stays where others have said goodbye is all members.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,6 @@ from weft.ledger.tree import Path, is_leaf, is_tops, root_of_tops
 from weft.sync.governance import said, signers
 from weft.sync.records.messages import Goodbye, GroupRecord, Manifest, header_of
 from weft.sync.records.proof import Milestone, WorkProof, is_opening
-from weft.sync.round.rules import is_majority
 from weft.wire import Signed, Verify, digest_of, encode, unseal
 
 
@@ -34,12 +34,12 @@ class Followed:
     Args:
         founder: who began the run.
         last: the manifest of the last milestone.
-        branches: the members of each branch on the way, by the round in which it began.
+        by_few: of rounds on the way that no majority has signed, by whose word they are.
     """
 
     founder: PeerId
     last: Manifest
-    branches: dict[Round, tuple[PeerId, ...]]
+    by_few: dict[Round, tuple[PeerId, ...]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Shown:
         is_legacy: it is what another branch had counted, and no work of who brought it.
         last: the round of the last milestone.
         members: who had a vote after it.
-        branches: as of `Followed`.
+        by_few: as of `Followed`.
     """
 
     run: RunId
@@ -64,7 +64,7 @@ class Shown:
     founder: PeerId
     last: Round
     members: tuple[PeerId, ...]
-    branches: dict[Round, tuple[PeerId, ...]]
+    by_few: dict[Round, tuple[PeerId, ...]]
 
 
 def shown(proof: WorkProof) -> Shown:
@@ -89,7 +89,7 @@ def shown(proof: WorkProof) -> Shown:
         founder=found.founder,
         last=found.last.round,
         members=found.last.members,
-        branches=found.branches,
+        by_few=found.by_few,
     )
 
 
@@ -113,7 +113,7 @@ def followed(run: RunId, opening: Signed, milestones: Sequence[Milestone], verif
         WireError: says which is not.
     """
     last = opened(run, opening, verify)
-    branches = dict[Round, tuple[PeerId, ...]]()
+    by_few = dict[Round, tuple[PeerId, ...]]()
     for milestone in milestones:
         manifest = milestone.certificate.manifest
         if manifest.run != run or manifest.round <= last.round:
@@ -123,11 +123,13 @@ def followed(run: RunId, opening: Signed, milestones: Sequence[Milestone], verif
         if is_opening(manifest):
             if manifest.joined or not manifest.members:
                 raise WireError(f"the branch that begins in round {manifest.round} has members that were none before")
-            branches[manifest.round] = manifest.members
-        elif manifest.branch != last.branch or not is_signed(milestone, last.members, verify):
+            by_few[manifest.round] = manifest.members
+        elif manifest.branch != last.branch or (votes := _votes(milestone, verify)).num_missing:
             raise WireError(f"round {manifest.round} is not signed by a majority of the members before it")
+        elif not votes.is_majority:
+            by_few[manifest.round] = tuple(sorted(votes.signers))
         last = manifest
-    return Followed(PeerId(opening.signer), last, branches)
+    return Followed(PeerId(opening.signer), last, by_few)
 
 
 def electorate_of(manifest: Manifest) -> set[PeerId]:
@@ -135,14 +137,32 @@ def electorate_of(manifest: Manifest) -> set[PeerId]:
     return set(manifest.members) - set(manifest.joined) | set(manifest.left)
 
 
-def is_signed(milestone: Milestone, members: Sequence[PeerId], verify: Verify = verify) -> bool:
-    """Return whether a majority of these members has decided a round."""
-    certificate, before = milestone.certificate, milestone.before
-    manifest = certificate.manifest
-    keeper = before.leader if before is not None and digest_of(before) == manifest.previous else None
+@dataclass(frozen=True)
+class _Votes:
+    signers: set[PeerId]
+    num: int  # of the electorate, less who has said goodbye
+
+    @property
+    def is_majority(self) -> bool:
+        return 2 * len(self.signers) > self.num
+
+    @property
+    def num_missing(self) -> int:
+        """Return how many more would be half."""
+        return max(0, -(-self.num // 2) - len(self.signers))
+
+
+def _votes(milestone: Milestone, verify: Verify) -> _Votes:
+    certificate = milestone.certificate
+    manifest, members = certificate.manifest, electorate_of(certificate.manifest)
     goodbyes = said(manifest, members, certificate.farewells, Goodbye, verify)
-    left = {peer for peer, goodbye in goodbyes if goodbye.promised <= certificate.attempt}
-    return is_majority(members, keeper, signers(certificate, members, verify), left)
+    staying = members - {peer for peer, goodbye in goodbyes if goodbye.promised <= certificate.attempt}
+    return _Votes(signers(certificate, staying, verify), len(staying))
+
+
+def is_signed(milestone: Milestone, verify: Verify = verify) -> bool:
+    """Return whether a majority of its members has decided a round."""
+    return _votes(milestone, verify).is_majority
 
 
 def _is_among_past(last: Manifest, header: Header, place: Path | None) -> bool:

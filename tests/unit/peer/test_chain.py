@@ -12,7 +12,7 @@ from weft.keys import Identity, verify
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.round.inbox import Proofs, accept_of
+from weft.peer.round.inbox import Proofs
 from weft.sync.records.messages import Accept, Certificate, Committed, Counted, Goodbye, Manifest, PartResult, RoundNote
 from weft.sync.round import round
 from weft.sync.round.machine import replace
@@ -124,7 +124,12 @@ def test_a_certificate_names_only_the_farewells_that_it_needs(known: Chain) -> N
         note = RoundNote(branch=known.base.branch, round=known.base.round, message=goodbye)
         proofs.keep(state, third.peer, seal(third, note), goodbye)
         for voter in voters:
-            proofs.keep(state, voter.peer, vote(known, voter, manifest), accept_of(Attempt(0), manifest))
+            proofs.keep(
+                state,
+                voter.peer,
+                vote(known, voter, manifest),
+                Accept(attempt=Attempt(0), manifest=digest_of(manifest)),
+            )
         return proofs.certify(replace(state, farewells={third.peer: goodbye}), committed)
 
     assert proof((other,)).farewells == ()

@@ -13,7 +13,6 @@ from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.keys import Identity
 from weft.ledger.header import HEADER_NBYTES
 from weft.ledger.tree import Tree
-from weft.peer.join.past import milestone_of as milestone_by_peer
 from weft.store.proving import prove
 from weft.store.rounds import RoundsFile
 from weft.sync.proof import followed, shown
@@ -58,7 +57,7 @@ def opened(members: tuple[PeerId, ...]) -> Manifest:
         left=(),
         leader=members[0],
     )
-    return replace(plain, entry=Entry(work=work_of(()), state=None, past=b""))
+    return replace(plain, entry=Entry(work=work_of(()), past=b""))
 
 
 def following(
@@ -82,7 +81,7 @@ def following(
         uplinks=(16,) * len(members),
         joined=joined,
         left=left,
-        entry=Entry(work=work_of(counted), state=digest(b"state"), past=past_after(before, before.entry)),
+        entry=Entry(work=work_of(counted), past=past_after(before, before.entry)),
     )
 
 
@@ -171,8 +170,8 @@ def test_what_was_decided_before_a_branch_can_be_proved_still(tmp_path: Path) ->
     after = following(branch)
     file.put(after, milestone_of(after, branch.members))
     assert kept_rounds(file) == [3, 4, 5]
-    assert shown(prove(file, RUN, Round(2), MEMBERS[1])).branches == {}
-    assert shown(prove(file, RUN, Round(5), MEMBERS[0])).branches == {Round(4): MEMBERS[:1]}
+    assert shown(prove(file, RUN, Round(2), MEMBERS[1])).by_few == {}
+    assert shown(prove(file, RUN, Round(5), MEMBERS[0])).by_few == {Round(4): MEMBERS[:1]}
 
 
 def test_what_others_tell_has_to_be_what_the_head_names(tmp_path: Path) -> None:
@@ -250,28 +249,26 @@ def test_what_cannot_be_proved_is_said(tmp_path: Path, round: int, peer: set[Pee
         prove(file, RUN, Round(round), min(peer))
 
 
-def test_half_of_the_votes_needs_who_led_the_round_before(tmp_path: Path) -> None:
+def test_what_half_of_the_members_decided_is_by_few(tmp_path: Path) -> None:
     two = MEMBERS[:2]
-    first = opened(two)
-    second = replace(following(first), leader=two[1])
-    third = following(second)
-    assert milestone(third, second, two[1:]).before is not None
-    assert milestone(third, second, two).before is None
-    assert followed(RUN, signed(first), [milestone(third, second, two[1:])]).last == third
-    for false in (
-        Milestone(certificate=milestone_of(third, two[1:]).certificate),
-        milestone(third, second, two[:1]),  # the other half
-        replace(milestone(third, second, two[:1]), before=replace(second, leader=two[0])),
-    ):
-        with pytest.raises(WireError, match="majority"):
-            followed(RUN, signed(first), [false])
-
-
-def milestone(manifest: Manifest, before: Manifest, voters: tuple[PeerId, ...]) -> Milestone:
-    """Return the milestone that a peer makes of a round that these have accepted."""
-    found = milestone_by_peer(manifest, milestone_of(manifest, voters).certificate, before)
-    assert found is not None
-    return found
+    rounds = chain(5, two)
+    by_one = milestone_of(rounds[2], two[:1])
+    assert followed(RUN, signed(rounds[0]), [by_one]).by_few == {Round(2): two[:1]}
+    assert followed(RUN, signed(rounds[0]), [milestone_of(rounds[2], two)]).by_few == {}
+    file = RoundsFile(tmp_path / "rounds.db")
+    file.begin(signed(rounds[0]))
+    file.put(rounds[0], None)
+    file.put(rounds[1], milestone_of(rounds[1], two[:1]))
+    file.put(rounds[2], milestone_of(rounds[2], two))
+    file.put(rounds[3], milestone_of(rounds[3], two[1:]))
+    assert kept_rounds(file) == [2, 3]  # the last that a majority signed stays
+    assert shown(prove(file, RUN, Round(1), two[0])).by_few == {}
+    assert shown(prove(file, RUN, Round(3), two[0])).by_few == {Round(3): two[1:]}
+    file.put(rounds[4], milestone_of(rounds[4], two))
+    assert kept_rounds(file) == [4]
+    by_third = milestone_of(chain(2, MEMBERS)[1], two[:1])
+    with pytest.raises(WireError, match="majority"):
+        followed(RUN, signed(opened(MEMBERS)), [by_third])
 
 
 @pytest.mark.full

@@ -119,6 +119,7 @@ def prove(
     """Write a file that shows what a round has counted of a peer."""
     from weft.data.store import write_atomically
     from weft.store import proving
+    from weft.sync.proof import shown
     from weft.wire import encode
 
     if out.exists():
@@ -126,6 +127,7 @@ def prove(
     file, of, own = _recorded(context, run, stage)
     whose = own if peer is None else _peer_in(_manifest(file, round), file, peer)
     proof = proving.prove(file, of, Round(round), whose)
+    shown(proof)  # a round may have been decided while it was made
     data = encode(proof)
     write_atomically(out.absolute(), [data])
     typer.echo(f"{out}: {len(data):,} bytes. Anybody can check it: weft ledger check {out}")
@@ -137,8 +139,8 @@ def check(
     founder: Annotated[
         str | None, typer.Option(help="The key of who began the run, or its first 16 digits or more: refuse any other.")
     ] = None,
-    accept_branches: Annotated[
-        bool, typer.Option(help="Where the run has split, believe the members of the branch, with no majority.")
+    accept_few: Annotated[
+        bool, typer.Option(help="Where half of the members, or a branch, went on with no majority, believe those.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -164,12 +166,11 @@ def check(
         raise DataError(f"{file} shows nothing: {error}.") from None
     if founder is not None and not found.founder.startswith(founder.lower()):
         raise DataError(f"{file} is of a run that {found.founder} began, and not {founder}.")
-    if found.branches and not accept_branches:
-        members = sorted({peer for each in found.branches.values() for peer in each})
+    if found.by_few and not accept_few:
+        peers = sorted({peer for each in found.by_few.values() for peer in each})
         raise DataError(
-            f"{file} rests on members that went on by their own word when the run had split, with no majority, in "
-            f"round {', '.join(map(str, found.branches))}: {', '.join(members)}. If you know these keys and believe "
-            "them, add --accept-branches."
+            f"{file} rests on few: no majority signed round {', '.join(map(str, found.by_few))} on the way, but "
+            f"{', '.join(peers)} alone. If you know these keys and believe them, add --accept-few."
         )
     if as_json:
         typer.echo(json.dumps(_tree_of(found)))
@@ -247,7 +248,7 @@ def _details(manifest: "Manifest") -> list[str]:
     entry = manifest.entry
     lines = [f"  manifest  {digest_of(manifest)}", f"  leader    {manifest.leader}"]
     if entry is not UNSET:
-        lines += [f"  state     {entry.state or '(not told)'}", f"  work      {entry.work}"]
+        lines.append(f"  work      {entry.work}")
     for each in manifest.contributions:
         through = "" if each.group is None else f"  with a group of {each.group.num_counted + 1}"
         lines.append(f"  counted   {each.peer}  {each.tokens:,} tokens  payload {short(each.payload)}{through}")
@@ -262,9 +263,8 @@ def _as_tree(manifest: "Manifest") -> dict[str, Any]:
     fields = ("round", "branch", "leader", "previous", "members", "joined", "left", "committed_tokens")
     counted = [{"peer": each.peer, "tokens": each.tokens, "payload": each.payload} for each in manifest.contributions]
     tree = to_builtins(manifest)
-    entry = tree.get("entry", {})
-    named = {name: entry.get(name) for name in ("state", "work")}
-    return {"manifest": digest_of(manifest), **{name: tree[name] for name in fields}, **named, "counted": counted}
+    named = {name: tree[name] for name in fields}
+    return {"manifest": digest_of(manifest), **named, "work": tree.get("entry", {}).get("work"), "counted": counted}
 
 
 def _tree_of(found: "Shown") -> dict[str, Any]:
@@ -278,7 +278,7 @@ def _tree_of(found: "Shown") -> dict[str, Any]:
         "founder": found.founder,
         "last": found.last,
         "members": list(found.members),
-        "branches": {str(round): list(members) for round, members in found.branches.items()},
+        "by_few": {str(round): list(peers) for round, peers in found.by_few.items()},
     }
 
 
@@ -288,6 +288,8 @@ def _said(found: "Shown") -> list[str]:
         lines.append("  counted what another branch had counted, and no work of who brought it:")
     lines += [f"  counted {peer}: {num:,} tokens" for peer, num in sorted(found.tokens.items())]
     lines.append(f"  payload {found.payload}, brought by {found.brought_by}")
+    if len(found.tokens) > 1 or found.brought_by not in found.tokens:
+        lines.append("  how much of it is whose, who brought it has said; members have counted the sum")
     lines.append(f"The run was begun by {found.founder}: compare this key with one that you have from elsewhere.")
     lines.append(f"It holds if most members were honest in each round from then to round {found.last}; after that one:")
     return lines + [f"  {peer}" for peer in found.members]

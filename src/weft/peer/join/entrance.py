@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from weft.errors import NetError, PeerError, Refused, WeftError
+from weft.errors import NetError, PeerError, Refused, WeftError, WireError
 from weft.events import Notice, WorkDropped
 from weft.ids import BranchId, Digest, PeerId, Tokens
 from weft.net.membership.membership import Membership
@@ -81,7 +81,8 @@ class Entrance:
         self.legacies = Legacies(context, replica)
         self._last_failure = ""  # why a state has not come
         self.signed_opening: Signed | None = None  # how the run began, where this process was there
-        self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
+        self._opening: asyncio.Queue[tuple[Manifest, Signed | UnsetType]] = asyncio.Queue(1)
+        self._distrusted: set[PeerId] = set()  # who gave a false state
         self._node.on_note(Joining, self._on_joining)
         self._node.on_note(RunBegin, self._on_opening)
 
@@ -114,6 +115,8 @@ class Entrance:
 
     def begin(self, opening: Manifest) -> None:
         """Tell everybody named that the run has begun."""
+        if opening.round or opening.leader != self._node.peer:
+            return  # a run that others keep
         self.signed_opening = None if opening.entry is UNSET else seal(self._context.identity, opening)
         for member in opening.members:
             self._node.post(member, RunBegin(opening=opening, signed=self.signed_opening or UNSET))
@@ -211,14 +214,14 @@ class Entrance:
         later one or nobody delivers it.
 
         Args:
-            has_own: this peer may go on from what it has.
+            has_own: this peer may go on from what it has; otherwise only where nobody else has anything for long.
         """
         began = self._context.clock.now()
         is_told = False
         while True:
             found = await self._from_others()
             waited_s = self._context.clock.now() - began
-            own = self._replica.head if has_own else None
+            own = self._replica.head if has_own or self._is_deserted(found, waited_s) else None
             if isinstance(found, Manifest):
                 return found
             if own is not None and waited_s >= OWN_AFTER_S[found]:
@@ -232,11 +235,18 @@ class Entrance:
                 self._ask(BranchId(self._replica.run.run), GENESIS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(JOINING_S):
-                    opening = await self._opening.get()
+                    opening, signed = await self._opening.get()
                     if self._replica.head is None and self._node.peer in opening.members:
                         self._replica.begin(opening)
+                        self.signed_opening = signed or None
                         await self._state_fetch.forget()
                         return opening
+
+    def _is_deserted(self, found: Manifest | Found, waited_s: float) -> bool:
+        """Return whether nobody is left who has a state, so that this peer's, which others called false, is the only
+        one."""
+        head = self._replica.head
+        return head is not None and found == "nobody" and waited_s >= max(self._patience_s(head), PATIENCE_S)
 
     async def _meet(self) -> None:
         """Wait a moment for links: those to all others come up right after the first."""
@@ -255,14 +265,14 @@ class Entrance:
         if not later:
             return "reached" if heads else "nobody"
         try:
-            return await self._take_over(later)
+            return await self._take_over([each for each in later if each[0] not in self._distrusted] or later)
         except (PeerError, NetError, Refused) as error:
             self._last_failure = f": {error}"
             return "failed"
 
     def distrust(self, donors: Iterable[PeerId]) -> None:
-        """Ask these for a state after all others: what they gave is not the run's."""
-        self._order.note_failure(*donors)
+        """Ask these for a state only where nobody else has one: what they gave is not the run's."""
+        self._distrusted |= set(donors)
 
     async def be_counted_in(self, rounds: RoundDriver) -> None:
         """Ask every member to count this peer in, and follow the chain meanwhile: one turn of it.
@@ -384,11 +394,14 @@ class Entrance:
         is_wanted = self._replica.head is None and self._node.peer in begin.opening.members and self._opening.empty()
         if not is_wanted or begin.opening != self._first(list(begin.opening.members), peer):
             return
-        if begin.opening.entry is not UNSET:
-            if begin.signed is UNSET or opened(self._replica.run.run, begin.signed) != begin.opening:
-                return  # what this peer could never show to others
-            self.signed_opening = begin.signed
-        self._opening.put_nowait(begin.opening)
+        if begin.opening.entry is UNSET or self._is_signed(begin):
+            self._opening.put_nowait((begin.opening, begin.signed))
+
+    def _is_signed(self, begin: RunBegin) -> bool:
+        """Return whether its sender has signed it, so that this peer can show others how the run began."""
+        with suppress(WireError):
+            return begin.signed is not UNSET and opened(self._replica.run.run, begin.signed) == begin.opening
+        return False
 
     # --- small things ---
 

@@ -26,13 +26,12 @@ from weft.peer.group.records import GroupRecords
 from weft.peer.messages import MAX_HEADERS, MAX_TOLD_MILESTONES, RoundsAnswer, RoundsRequest
 from weft.peer.state.replica import Replica
 from weft.store.rounds import RoundsFile
-from weft.sync.proof import is_signed
 from weft.sync.records.messages import Certificate, Manifest, claims_in
-from weft.sync.records.proof import Milestone, is_opening
+from weft.sync.records.proof import Milestone, changes_members, is_opening
 from weft.wire import Signed, digest_of, encode
 
 AGAIN_S = 30.0  # between two times that all are asked
-CALL_S = 20.0
+CALL_S, ALL_S = 20.0, 120.0  # one answer, and all of one peer
 ANSWER_NBYTES = 600_000  # of milestones in an answer: with the headers below what a call's body may have
 MAX_NBYTES = 256 << 20  # of milestones that are read of one peer
 
@@ -57,16 +56,11 @@ class PastRounds:
         if self._is_on and opening is not None:
             await self._guarded(lambda: self._file.begin(opening))
 
-    async def keep(self, manifest: Manifest, chain: Chain, before: Manifest | None) -> None:
-        """Keep a round whose outer step is made, or whose state was fetched.
-
-        Args:
-            before: the manifest before, where this peer had it.
-        """
-        name = digest_of(manifest)
-        if not self._is_on or self._last == name:
+    async def keep(self, manifest: Manifest, chain: Chain) -> None:
+        """Keep a round whose outer step is made, or whose state was fetched."""
+        if not self._is_on or self._last == (name := digest_of(manifest)):
             return
-        milestone = milestone_of(manifest, chain.certificate(manifest), before)
+        milestone = milestone_of(manifest, chain.certificate(manifest))
         known = [self._records.known(Digest(claim.record)) for claim in claims_in(manifest).values()]
         groups = [each for each in known if each is not None]
         await self._guarded(lambda: self._file.put(manifest, milestone, groups))
@@ -103,8 +97,9 @@ class PastRounds:
             return True
         for peer in sorted(self._node.peers):
             try:
-                opening, headers, milestones = await self._told(peer, head)
-            except (PeerError, NetError, Refused, WireError):
+                async with asyncio.timeout(ALL_S):
+                    opening, headers, milestones = await self._told(peer, head)
+            except (PeerError, NetError, Refused, WireError, TimeoutError):
                 continue
             fill = lambda: self._file.fill(run, opening, headers, milestones, head)  # noqa: B023, E731  # at once
             if await self._compute.serve(fill):
@@ -120,20 +115,23 @@ class PastRounds:
         """
         opening: Signed | None = None
         headers, milestones, nbytes, wanted = bytearray(), list[Milestone](), 0, HEADER_NBYTES * head.round
+        after = 0
         while True:
-            after = milestones[-1].certificate.manifest.round if milestones else 0
             request = RoundsRequest(start=len(headers) // HEADER_NBYTES, after=after)
             answer = await self._node.call(peer, request, RoundsAnswer, deadline_s=CALL_S)
             opening = answer.opening or opening
             headers += answer.headers[: wanted - len(headers)]
             for each in answer.milestones:
-                if each.certificate.manifest.round <= after:
+                manifest = each.certificate.manifest
+                if manifest.round <= after:
                     raise WireError("milestones are told in order")
-                after = each.certificate.manifest.round
+                after = manifest.round
                 nbytes += len(encode(each))
-                if after <= head.round:
+                if after <= head.round and changes_members(manifest):
                     milestones.append(each)
             is_more = len(answer.milestones) > 0 and after <= head.round
+            if len(answer.headers) % HEADER_NBYTES:
+                raise WireError("headers are told whole")
             if nbytes > MAX_NBYTES or not (is_more or (answer.headers and len(headers) < wanted)):
                 break
         if opening is None:
@@ -160,14 +158,9 @@ class PastRounds:
         return RoundsAnswer(opening=self._file.opening(), headers=headers, milestones=tuple(found))
 
 
-def milestone_of(manifest: Manifest, certificate: Certificate | None, before: Manifest | None) -> Milestone | None:
+def milestone_of(manifest: Manifest, certificate: Certificate | None) -> Milestone | None:
     """Return what shows that a round was decided, or that it began a branch; None: that is not known here."""
     if is_opening(manifest):
         nothing = Certificate(attempt=manifest.attempt, manifest=manifest, votes=(), farewells=())
         return Milestone(certificate=nothing) if manifest.round else None
-    if certificate is None:
-        return None
-    found = Milestone(certificate=certificate)
-    if before is None or is_signed(found, before.members):
-        return found
-    return Milestone(certificate=certificate, before=before)
+    return None if certificate is None else Milestone(certificate=certificate)

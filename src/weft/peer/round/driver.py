@@ -331,6 +331,7 @@ class RoundDriver:
         self.begin()
 
     def _restart(self, head: messages.Manifest, charter: Charter) -> None:
+        self._state_named = None
         self.quorum.go_to(head.branch)
         self.chain.restart(head, charter)
         self.inbox.claims.restart(head, charter)

@@ -92,6 +92,7 @@ from weft.sync.records.acts import Warrant
 from weft.sync.records.charter import Charter
 from weft.sync.round.groups import is_true
 from weft.sync.round.machine import Noticed, Received, State
+from weft.sync.round.round import accept_of
 from weft.sync.round.rules import is_quorum, is_successor, spent_farewells
 from weft.wire import Signed, claimed, digest, digest_of, require_signature, seal
 
@@ -334,7 +335,9 @@ class Proofs:
     def keep(self, state: State, sender: PeerId, signed: Signed, message: messages.AnyRoundMessage) -> None:
         """Keep a letter if the machine, in this state, may count it."""
         if isinstance(message, messages.Accept):
-            is_wanted = state.proposal is not None and accept_of(state.attempt, state.proposal) == message
+            is_wanted = state.proposal is not None and (
+                (message.attempt, message.manifest) == (state.attempt, digest_of(state.proposal))
+            )
             if is_wanted:
                 self._votes[sender] = signed
         elif isinstance(message, messages.Goodbye) and sender not in state.farewells:
@@ -342,7 +345,7 @@ class Proofs:
 
     def certify(self, state: State, committed: messages.Committed) -> messages.Certificate:
         """Return the proof of what this peer's machine decided in `state`, its own vote included."""
-        base, accept = self._chain.base, accept_of(committed.attempt, committed.manifest)
+        base, accept = self._chain.base, accept_of(state, committed.attempt, committed.manifest)
         mine = seal(self._identity, messages.RoundNote(branch=base.branch, round=base.round, message=accept))
         votes = {peer: self._votes[peer] for peer in state.votes & self._votes.keys()} | {self._identity.peer: mine}
         farewells: list[PeerId] = []  # as few as prove it: each may hold a manifest
@@ -356,10 +359,6 @@ class Proofs:
             votes=tuple(votes[peer] for peer in sorted(votes)),
             farewells=tuple(self._farewells[peer] for peer in farewells),
         )
-
-
-def accept_of(attempt: Attempt, manifest: messages.Manifest) -> messages.Accept:
-    return messages.Accept(attempt=attempt, manifest=digest_of(manifest))
 
 
 @dataclass(frozen=True)

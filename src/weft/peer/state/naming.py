@@ -1,31 +1,36 @@
 """What this peer's replicated vectors are called, where the run's rounds are recorded, and whether others say the same.
 
-After an outer step the vectors are named: their chunks are hashed, and the list of the hashes is. Whoever leads the
-next round writes that name into its manifest, and nobody votes for another than its own. So a manifest says what the
-state before it was, by the word of a majority, and not only by that of who gives it to a newcomer.
+After an outer step the vectors are named: their chunks are hashed, and the list of the hashes is. A member writes that
+name into its vote for the next round. So a round's certificate says what the state before it was, by the word of those
+who voted, and not only by that of who gives it to a newcomer.
 
-    manifest 7 ──outer step──► vectors ──hashes──► name ──► manifest 8: "the state before this was that"
+    manifest 7 ──outer step──► vectors ──hashes──► name ──► vote for manifest 8: "the state before it was that"
 
-Failure:
-- what this peer has is called otherwise: it was given another state than the run's, or its machine computes wrongly.
-  An event says so, and it fetches the state anew.
+Nothing is decided by names: votes count as in any run. Who was given its state names none until others have named the
+same, for it knows no better.
+
+    most of the electorate name another     this peer's state is false: it fetches the state anew
+    some do, and no majority either way     an event names them; the round goes on
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
-from weft.events import StateContradicted
-from weft.ids import Digest, PeerId
+from msgspec import UNSET
+
+from weft.events import StateContradicted, StatesDiffer
+from weft.ids import Digest, PeerId, Round
 from weft.peer.context import Context
 from weft.peer.state.replica import Replica
 from weft.store.chunks import chunk_digests, chunks, index_of
 from weft.sync.merge.sharded import SpreadVector
-from weft.sync.records.messages import Manifest
-from weft.sync.round.rules import contradicts, state_before
+from weft.sync.records.messages import Accept, Manifest
 from weft.tasks import Compute
 from weft.wire import Buffer, digest, digest_of
 
 HASHED_AT_ONCE = 16  # chunks: some ten milliseconds, after which what a round wants merged has its turn
+ENOUGH = 3  # rounds in which all who name a state name the one that this peer was given
 
 
 class StateNaming:
@@ -34,11 +39,18 @@ class StateNaming:
         self._replica = replica
         self._of: Digest | None = None  # the manifest of the outer step
         self._name: Digest | None = None
-        self._donors: tuple[PeerId, ...] = ()  # who gave the state, until a manifest has confirmed it
+        self._donors: tuple[PeerId, ...] = ()  # who gave the state, until others have named the same
+        self._num_agreed = 0  # rounds in which others did
+        self._told: frozenset[PeerId] = frozenset()  # who differs
 
     def came_from(self, donors: tuple[PeerId, ...]) -> None:
-        """Note that the vectors were given, or loaded (no donors): what others were called says nothing of them."""
-        self._of, self._name, self._donors = None, None, donors
+        """Note that the vectors were given: what others were called says nothing of them."""
+        self._of, self._name, self._donors, self._num_agreed = None, None, donors, 0
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether this peer knows its state by more than the word of who gave it."""
+        return not self._donors
 
     async def find(self) -> tuple[Digest, Digest] | None:
         """Return the manifest that the present vectors were made by, and what they are called; None: nobody asks."""
@@ -53,17 +65,33 @@ class StateNaming:
         assert self._name is not None
         return of, self._name
 
-    def contradiction(self, manifest: Manifest) -> tuple[PeerId, ...] | None:
-        """Return who gave this peer its state, if a decided manifest names another before it, and say so; None: none
-        does."""
-        if self._of != manifest.previous:
+    def contradiction(self, manifest: Manifest, votes: Mapping[PeerId, Accept]) -> tuple[PeerId, ...] | None:
+        """Return who gave this peer its state, if most say that it is false; None: they do not.
+
+        Args:
+            manifest: that was decided; this peer's vectors are those before it.
+            votes: for it.
+        """
+        if self._of != manifest.previous or self._replica.head is None:
             return None
-        if not contradicts(self._name, manifest):
-            if state_before(manifest) is not None:
-                self._donors = ()  # from here on it is this machine's own
-            return None
-        self._context.emit(StateContradicted(round=manifest.round, donors=self._donors))
-        return self._donors
+        me, num = self._context.node.peer, len(self._replica.head.members)
+        names = {peer: Digest(vote.state) for peer, vote in votes.items() if vote.state is not UNSET}
+        most = next((name for name, count in Counter(names.values()).items() if 2 * count > num), None)
+        others = frozenset(peer for peer, name in names.items() if peer != me and name != self._name)
+        if most is not None and most != self._name:
+            self._context.emit(StateContradicted(round=manifest.round, donors=self._donors))
+            return self._donors
+        self._num_agreed = 0 if others else self._num_agreed + bool(names.keys() - {me})
+        if most is not None or self._num_agreed >= ENOUGH:
+            self._donors = ()
+        if others != self._told and self.is_sure:
+            self._tell(manifest.round, others)
+        return None
+
+    def _tell(self, round: Round, others: frozenset[PeerId]) -> None:
+        self._told = others
+        if others:
+            self._context.emit(StatesDiffer(round=round, members=tuple(sorted(others))))
 
 
 async def named(compute: Compute, replica: Replica) -> Digest:

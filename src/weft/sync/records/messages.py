@@ -140,7 +140,6 @@ class Entry(Record, frozen=True, kw_only=True):
     """What a manifest names where the run's rounds are recorded."""
 
     work: HexDigest  # the root over what it counts, each in its canonical bytes
-    state: HexDigest | None  # of the index of the replicated vectors before it; None: its leader had none yet
     past: Annotated[bytes, Meta(max_length=MAX_DEPTH * HASH_NBYTES)]  # tops over the headers of all rounds before
 
 
@@ -303,6 +302,7 @@ class Propose(RoundMessage, frozen=True, kw_only=True):
 class Accept(RoundMessage, frozen=True, kw_only=True):
     attempt: _Attempt
     manifest: HexDigest
+    state: HexDigest | UnsetType = UNSET  # the name of what its sender has before the round, where rounds are recorded
 
 
 class Refuse(RoundMessage, frozen=True, kw_only=True):
@@ -427,15 +427,9 @@ def work_of(contributions: Iterable[Counted]) -> Digest:
     return Tree(map(encode, contributions)).root()
 
 
-def entry_of(base: Base, contributions: Sequence[Counted], own_state: Digest | None = None) -> Entry | UnsetType:
-    """Return what the manifest of a round names where the run's rounds are recorded.
-
-    Args:
-        own_state: what the replicated vectors before it are called, where that is known.
-    """
-    if not base.charter.is_recorded:
-        return UNSET
-    return Entry(work=work_of(contributions), state=own_state, past=base.past or b"")
+def entry_of(base: Base, contributions: Sequence[Counted]) -> Entry | UnsetType:
+    """Return what the manifest of a round names where the run's rounds are recorded."""
+    return Entry(work=work_of(contributions), past=base.past or b"") if base.charter.is_recorded else UNSET
 
 
 def header_of(manifest: Manifest, entry: Entry) -> Header:
@@ -444,7 +438,6 @@ def header_of(manifest: Manifest, entry: Entry) -> Header:
         manifest=digest_of(manifest),
         previous=Digest(manifest.previous),
         work=Digest(entry.work),
-        state=None if entry.state is None else Digest(entry.state),
         past=root_of_tops(manifest.round, entry.past),
     )
 

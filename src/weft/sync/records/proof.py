@@ -22,10 +22,9 @@ MAX_PROOF_NBYTES = 1 << 28
 
 
 class Milestone(Record, frozen=True, kw_only=True):
-    """A round whose members are shown to have decided it; or, with no votes, the first of a branch."""
+    """A round with the votes for it; or, with none, the first of a branch."""
 
     certificate: Certificate
-    before: Manifest | None = None  # the round before, where half has voted, with who led that
 
 
 class WorkProof(Record, frozen=True, kw_only=True):

@@ -70,8 +70,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     speeds: dict[PeerId, float] = {}  # of inner steps, of whom it is known
     uplinks: dict[PeerId, float] = {}  # bytes per second, of whom it was measured
     seen: Seen | None = None  # what rounds take
-    own_state: Digest | None = None  # what the replicated vectors are called, once the outer step before is made
-    held_back: messages.Propose | None = None  # of the leader, which names a state before this member has its own
+    own_state: Digest | None = None  # what this member's vectors are called, once the outer step before is made
     committed: messages.Vote | None = None
     is_back: bool = False  # from its disk, in the middle of the round
 

@@ -25,6 +25,7 @@ from collections.abc import Set
 from typing import assert_never
 
 import msgspec
+from msgspec import UNSET
 
 from weft.ids import Attempt, PeerId, Tokens
 from weft.sync.governance import accused, countable, enacted, in_effect
@@ -108,7 +109,8 @@ def _react(state: machine.State, event: machine.Input) -> machine.Result:
         case machine.Measured():
             return machine.replace(state, speeds=event.speeds, uplinks=event.uplinks, seen=event.seen), ()
         case machine.StateNamed():
-            return _know_state(state, event)
+            is_present = event.previous == state.base.previous
+            return (machine.replace(state, own_state=event.name) if is_present else state), ()
         case machine.Rerouted():
             return machine.replace(state, relayed=event.relayed), ()
         case machine.Noticed():
@@ -222,32 +224,9 @@ def _lead_if_promised(state: machine.State) -> machine.Result:
     """Leader of a later attempt: with a majority's promises, re-propose what may have been chosen, or plan anew."""
     if state.proposal is not None or not machine.is_leading(state):
         return state, ()
-    left = rules.spent_farewells(state.farewells, state.attempt)
-    believed = {peer for peer, vote in state.promises.items() if not _is_false(state, vote)}
-    if not rules.is_quorum(state.base, believed, left):
-        return state, ()  # without what liars say that they accepted, which no honest member can have
-    votes = [*(state.promises[peer] for peer in believed), *(state.farewells[peer].accepted for peer in left)]
-    chosen = rules.newest(vote for vote in votes if not _is_false(state, vote))
+    farewells = [f.accepted for f in state.farewells.values() if f.promised <= state.attempt]
+    chosen = rules.newest([*state.promises.values(), *farewells])
     return propose(state, chosen) if chosen is not None else make_plan(state)
-
-
-def _is_false(state: machine.State, vote: messages.Vote | None) -> bool:
-    return vote is not None and rules.contradicts(state.own_state, vote.manifest)
-
-
-def _may_judge(state: machine.State, manifest: messages.Manifest) -> bool:
-    """Return whether this member may vote, as far as the state goes that a manifest names: it is its own."""
-    return rules.state_before(manifest) in (None, state.own_state)
-
-
-def _know_state(state: machine.State, event: machine.StateNamed) -> machine.Result:
-    if event.previous != state.base.previous:
-        return state, ()
-    early = state.held_back
-    result: machine.Result = (machine.replace(state, own_state=event.name, held_back=None), ())
-    if early is not None:
-        result = machine.then(result, lambda now: accept(now, rules.leader(now.base, early.attempt), early))
-    return machine.then(result, _lead_if_promised) if state.attempt else result
 
 
 def _step_back(state: machine.State, sender: PeerId, refuse: messages.Refuse) -> machine.Result:
@@ -604,18 +583,13 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
         charter=digest_of(after.charter),
         tuned=tuned,
         is_gossip=base.is_gossip,
-        entry=messages.entry_of(base, contributions, state.own_state),
+        entry=messages.entry_of(base, contributions),
     )
 
 
 def propose(state: machine.State, manifest: messages.Manifest) -> machine.Result:
-    """Leader: accept, on disk, then ask the others: after a restart this attempt has the same manifest or none.
-
-    It does not lead to what contradicts its own state, whoever has accepted it.
-    """
+    """Leader: accept, on disk, then ask the others: after a restart this attempt has the same manifest or none."""
     if not rules.may_accept(state.durable, state.attempt, manifest) or not rules.is_successor(state.base, manifest):
-        return state, ()
-    if not _may_judge(state, manifest):
         return state, ()
     vote = messages.Vote(attempt=state.attempt, manifest=manifest)
     durable = msgspec.structs.replace(state.durable, promised=state.attempt, accepted=vote)
@@ -629,17 +603,20 @@ def propose(state: machine.State, manifest: messages.Manifest) -> machine.Result
 def accept(state: machine.State, sender: PeerId, propose: messages.Propose) -> machine.Result:
     if sender != rules.leader(state.base, propose.attempt) or not rules.is_successor(state.base, propose.manifest):
         return state, ()
-    if not _may_judge(state, propose.manifest):
-        is_early = state.own_state is None and propose.attempt >= state.attempt
-        return (machine.replace(state, held_back=propose) if is_early else state), ()
     if not rules.may_accept(state.durable, propose.attempt, propose.manifest):
         return state, refuse(state, sender, propose.attempt) if propose.attempt < state.durable.promised else ()
     vote = messages.Vote(attempt=propose.attempt, manifest=propose.manifest)
     durable = msgspec.structs.replace(state.durable, promised=propose.attempt, accepted=vote)
     outputs: tuple[machine.Output, ...] = () if durable == state.durable else (machine.Persist(durable=durable),)
     state = machine.replace(machine.at_attempt(state, propose.attempt), durable=durable)
-    accept = messages.Accept(attempt=propose.attempt, manifest=digest_of(propose.manifest))
+    accept = accept_of(state, propose.attempt, propose.manifest)
     return state, (*outputs, machine.Send(to=sender, message=accept))
+
+
+def accept_of(state: machine.State, attempt: Attempt, manifest: messages.Manifest) -> messages.Accept:
+    """Return a member's vote, which says what state it has where that is recorded."""
+    named = UNSET if state.own_state is None or not state.base.charter.is_recorded else state.own_state
+    return messages.Accept(attempt=attempt, manifest=digest_of(manifest), state=named)
 
 
 def count_vote(state: machine.State, sender: PeerId, accept: messages.Accept) -> machine.Result:

@@ -53,18 +53,11 @@ def is_quorum(base: Base, voters: Iterable[PeerId], left: Iterable[PeerId] = ())
 
     Two quorums of one electorate share a member: exactly half counts only with the tie-breaker.
     """
-    return is_majority(base.electorate, base.keeper, voters, left)
-
-
-def is_majority(
-    electorate: Iterable[PeerId], keeper: PeerId | None, voters: Iterable[PeerId], left: Iterable[PeerId] = ()
-) -> bool:
-    """Return the same of an electorate and its tie-breaker."""
-    staying, voted = set(electorate) - set(left), set(voters)
-    num_votes = len(staying & voted)
-    if 2 * num_votes == len(staying):
-        return keeper in staying and keeper in voted
-    return 2 * num_votes > len(staying)
+    electorate = set(base.electorate) - set(left)
+    num_votes = len(electorate & set(voters))
+    if 2 * num_votes == len(electorate):
+        return base.keeper in electorate and base.keeper in voters
+    return 2 * num_votes > len(electorate)
 
 
 def is_under_way(base: Base, heard: Iterable[PeerId], left: Iterable[PeerId] = ()) -> bool:
@@ -139,17 +132,6 @@ def _has_right_entry(base: Base, manifest: Manifest) -> bool:
     if not base.charter.is_recorded or entry is UNSET:
         return not base.charter.is_recorded and entry is UNSET
     return entry.past == (base.past or b"") and entry.work == work_of(manifest.contributions)
-
-
-def state_before(manifest: Manifest) -> Digest | None:
-    """Return what a manifest names the state before it; None: it names none."""
-    return None if manifest.entry is UNSET or manifest.entry.state is None else Digest(manifest.entry.state)
-
-
-def contradicts(own_state: Digest | None, manifest: Manifest) -> bool:
-    """Return whether a manifest names another state before it than a member's own, where both are known."""
-    named = state_before(manifest)
-    return own_state is not None and named is not None and named != own_state
 
 
 def _is_sound_gossip(base: Base, manifest: Manifest) -> bool:
