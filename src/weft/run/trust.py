@@ -10,8 +10,8 @@ class MembersTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="mem
 
 
 class RecordedTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="recorded"):
-    """Each round names the state that it began with, and all rounds before: newcomers check the state that they are
-    given, and anybody can be shown who was counted, and for what (`weft ledger`)."""
+    """Each round names all rounds before, and each vote the state: newcomers check the state that they are given, and
+    anybody can be shown who was counted, and for what (`weft ledger`)."""
 
 
 TrustConfig = MembersTrust | RecordedTrust
