@@ -1,7 +1,7 @@
 """The decided rounds of one run on this machine, by number: what `weft ledger` looks up. One SQLite file.
 
     opening      the run's first manifest, signed by who began it
-    header       of every round, 168 bytes: of those before this peer came, from others
+    header       of every round, 136 bytes: of those before this peer came, from others
     manifest     of rounds that this peer was there for, the newest of them
     milestone    certificates of rounds that changed who is a member, and of the newest
 
