@@ -129,24 +129,6 @@ def test_two_of_four_that_lie_about_their_state_replace_nobodys(make_swarm: Make
     swarm.check()
 
 
-def test_who_came_by_a_liar_names_no_state_that_others_do_not(make_swarm: MakeSwarm) -> None:
-    """Two honest members and a liar: newcomers that it feeds must not become its majority."""
-    swarm = make_swarm(trust=RECORDED, num_rounds=60)
-
-    async def scenario() -> None:
-        members = await swarm.start("abc")
-        await swarm.round(members[0], 2)
-        liar = members[2]
-        lies_about_its_state(liar)
-        late = [swarm.member(name) for name in "de"]
-        for member in late:
-            swarm.launch(member)
-        one_replica(await swarm.done(*members[:2]))
-        assert not any(list(member.life.seen(StateContradicted)) for member in members[:2])
-
-    swarm.run(scenario)
-
-
 def lies_about_its_state(member: Member) -> None:
     """Let what the member gives to newcomers be wrong in one bit, and named accordingly."""
     pin = member.peer.pin.__self__  # type: ignore[attr-defined]
@@ -164,6 +146,48 @@ def tells_the_truth(member: Member) -> None:
     server = member.peer.pin.__self__  # type: ignore[attr-defined]
     del server._copy
     server._pins.clear()
+
+
+def test_more_newcomers_than_members_that_are_given_a_false_state_replace_nobodys(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(trust=RECORDED, num_rounds=80)
+
+    async def scenario() -> None:
+        members = await swarm.start("abc")
+        await swarm.round(members[0], 2)
+        for member in members:
+            lies_about_its_state(member)
+        late = [swarm.member(name) for name in "defg"]
+        for member in late:
+            swarm.launch(member)
+        for member in late:
+            await swarm.when(member, StateContradicted)
+        for member in members:
+            tells_the_truth(member)
+        one_replica(await swarm.done(*members, *late))
+        assert not any(list(member.life.seen(StateContradicted)) for member in members)
+
+    swarm.run(scenario)
+
+
+def test_who_gave_a_false_state_is_asked_no_more_where_another_has_one(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(trust=RECORDED, num_rounds=60)
+
+    async def scenario() -> None:
+        members = await swarm.start("abc")
+        await swarm.round(members[0], 2)
+        for liar in members[1:]:  # two of three donors, so that theirs is what most offer
+            lies_about_its_state(liar)
+        late = swarm.member("d")
+        swarm.launch(late)
+        told = await swarm.when(late, StateContradicted)
+        assert set(told.donors) == {member.id for member in members[1:]}
+        one_replica(await swarm.done(*members, late))
+        *_, last = late.life.seen(StateJoined)
+        assert last.donors == (members[0].id,)
+        assert len(list(late.life.seen(StateContradicted))) == 1
+
+    swarm.run(scenario)
+    swarm.check()
 
 
 def test_a_newcomer_finds_that_all_have_given_it_a_false_state(make_swarm: MakeSwarm) -> None:

@@ -257,7 +257,7 @@ class StateFetch:
         self._votes: Counter[tuple[Digest, Digest]] = Counter()  # what those asked offer: head and index
         self._last = 0  # the furthest round that is believed in
         self.failed: set[PeerId] = set()  # who delivered nothing when `fetch` last failed
-        self.donors: tuple[PeerId, ...] = ()  # who gave the last one
+        self.donors: tuple[PeerId, ...] = ()  # who offered the last one, or gave some of it
         self.under_way: Partial | None = None  # what is coming just now
 
     async def fetch(self, heads: Heads) -> tuple[Manifest, Charter, dict[str, Tensor]]:
@@ -287,6 +287,7 @@ class StateFetch:
         await self._context.compute.serve(partial.drop)
         self._partial = None
         self._tell(partial, delivered)
+        self.donors = tuple(sorted({*offered.donors, *delivered}))
         return partial.head, partial.charter, partial.vectors
 
     async def forget(self) -> None:
@@ -396,7 +397,6 @@ class StateFetch:
 
     def _tell(self, partial: Partial, delivered: dict[PeerId, int]) -> None:
         assert self._began_at is not None
-        self.donors = tuple(sorted(delivered))
         took_s = self._context.clock.now() - self._began_at
         self._context.emit(joined(partial.head, partial.index, delivered, took_s))
         self._began_at = None

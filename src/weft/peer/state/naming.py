@@ -9,7 +9,8 @@ who voted, and not only by that of who gives it to a newcomer.
 Nothing is decided by names: votes count as in any run. Who was given its state names none until others have named the
 same, for it knows no better.
 
-    most of the electorate name another     this peer's state is false: it fetches the state anew
+    most of the electorate name another     this peer's state is false: it fetches the state anew. Of who was given its
+                                            state, most of those who name one
     some do, and no majority either way     an event names them; the round goes on
 """
 
@@ -74,17 +75,19 @@ class StateNaming:
         """
         if self._of != manifest.previous or self._replica.head is None:
             return None
-        me, num = self._context.node.peer, len(self._replica.head.members)
+        me = self._context.node.peer
         names = {peer: Digest(vote.state) for peer, vote in votes.items() if vote.state is not UNSET}
+        num = len(self._replica.head.members) if self.is_sure else len(names)  # where most are new, few name any
         most = next((name for name, count in Counter(names.values()).items() if 2 * count > num), None)
         others = frozenset(peer for peer, name in names.items() if peer != me and name != self._name)
         if most is not None and most != self._name:
             self._context.emit(StateContradicted(round=manifest.round, donors=self._donors))
             return self._donors
         self._num_agreed = 0 if others else self._num_agreed + bool(names.keys() - {me})
-        if most is not None or self._num_agreed >= ENOUGH:
+        num_alike = sum(name == self._name for name in names.values())
+        if 2 * num_alike > len(self._replica.head.members) or self._num_agreed >= ENOUGH:
             self._donors = ()
-        if others != self._told and self.is_sure:
+        if others != self._told:
             self._tell(manifest.round, others)
         return None
 
