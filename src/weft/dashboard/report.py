@@ -66,6 +66,8 @@ FAULTS = {
             events.StageEmpty: "times nobody held a stage",
             events.HeldDropped: "results without room",
             events.JoinTooSlow: "lines slower than the run",
+            events.StateContradicted: "states that were not the run's",
+            events.StatesDiffer: "times members had different states",
             events.CheckpointFailed: "checkpoints not saved",
             events.ReceiptsDiffer: "times two members signed different things of an answer",
         }.items()

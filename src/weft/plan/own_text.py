@@ -30,6 +30,7 @@ from weft.ids import Digest, several
 from weft.model.config import ModelConfig, Size, num_base_parameters, num_parameters
 from weft.run.config import RunConfig, RunFile
 from weft.run.genesis import resolve
+from weft.run.trust import of_run as trust_of_run
 from weft.sync.method.presets import spell_out
 
 HELDOUT = 0.1  # of the text: of less than a megabyte, a twentieth says little
@@ -333,6 +334,7 @@ def unsealed(run_file: RunFile, base: Path) -> RunConfig:
         "is_seeded": True,
         "data": index,
         "reward": run_file.reward or UNSET,
+        "trust": trust_of_run(run_file.trust),
         "method": spell_out(run_file.method, run_file.peers),
         "stewards": (),
     }

@@ -379,6 +379,13 @@ TABLE: dict[str, Rows] = {
     },
     "tokenizer train": dict.fromkeys(("--vocab-size", "--data"), ALWAYS),
     "tokenizer show": {},
+    "ledger show": {
+        "--last": (Shown("cli/watch/test_ledger.py", "test_one_round_is_shown_with_all_that_it_counts"),),
+        **dict.fromkeys(("--round", "--stage", "--json"), ALWAYS),
+    },
+    "ledger stats": dict.fromkeys(("--stage", "--json"), ALWAYS),
+    "ledger prove": dict.fromkeys(("--round", "--out", "--peer", "--stage"), ALWAYS),
+    "ledger check": dict.fromkeys(("--founder", "--accept-few", "--json"), ALWAYS),
     "patch make": {},
     "patch apply": {},
 }

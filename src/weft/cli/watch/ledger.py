@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from weft.sync.proof import Shown
     from weft.sync.records.messages import Manifest
 
+LAST = 10  # rounds that are shown
 _TURN_ON = 'A run records its rounds where its file says so: [trust] type = "recorded".'
 
 RunName = Annotated[str, typer.Argument(help='Name of the run, its first digits, or "last".', show_default=False)]
@@ -48,18 +49,20 @@ def make_app() -> typer.Typer:
 def show(
     context: typer.Context,
     run: RunName,
-    last: Annotated[int, typer.Option(min=1, help="So many of the newest rounds.")] = 10,
+    last: Annotated[int | None, typer.Option(min=1, help="So many of the newest rounds. Default: 10.")] = None,
     round: Annotated[int | None, typer.Option(min=0, help="One round, with all that it counts.")] = None,
     stage: StageNumber = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the newest rounds, or all of one."""
+    if round is not None and last is not None:
+        raise ConfigError("--last: no effect with --round, which names one. Give one of them.")
     file, *_ = _recorded(context, run, stage)
     if round is not None:
         found = [_manifest(file, round)]
     else:
         newest = file.newest() or 0
-        numbers = range(max(newest - last + 1, 0), newest + 1)
+        numbers = range(max(newest - (last or LAST) + 1, 0), newest + 1)
         found = [manifest for number in numbers if (manifest := file.manifest(number)) is not None]
     if as_json:
         typer.echo(json.dumps({"rounds": [_as_tree(each) for each in found]}))

@@ -15,8 +15,7 @@ same, for it knows no better.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -108,10 +107,10 @@ async def named(compute: Compute, replica: Replica) -> Digest:
     return digest_of(index_of(vectors, digests))
 
 
-async def hashed_in_turns(compute: Compute, pieces: Iterable[Buffer]) -> list[Digest]:
+async def hashed_in_turns(compute: Compute, pieces: Sequence[Buffer]) -> list[Digest]:
     """Return the digests of pieces, some at a time: rounds have their turns in between."""
-    waiting: Iterator[Buffer] = iter(pieces)
     found = list[Digest]()
-    while more := await compute.serve(lambda: [digest(piece) for piece in islice(waiting, HASHED_AT_ONCE)]):
-        found += more
+    for start in range(0, len(pieces), HASHED_AT_ONCE):
+        some = pieces[start : start + HASHED_AT_ONCE]
+        found += await compute.serve(lambda some=some: [digest(piece) for piece in some])  # type: ignore[misc]
     return found

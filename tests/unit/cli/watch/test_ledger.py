@@ -42,6 +42,7 @@ def test_one_round_is_shown_with_all_that_it_counts(weft: Weft, home: Path) -> N
     assert [each["tokens"] for each in found[0]["counted"]] == [3, 3, 3]
     assert len(found[0]["work"]) == 64
     refused(weft, 11, "not here", "--home", home, "ledger", "show", RUN[:8], "--round", 99)
+    refused(weft, 2, "no effect", "--home", home, "ledger", "show", RUN[:8], "--round", 3, "--last", 2)
 
 
 def test_what_was_counted_of_each_is_added_up(weft: Weft, home: Path) -> None:
