@@ -5,9 +5,11 @@
 
 Conversations are tasks whose answers can be checked (`rig.tasks`). The model as it came, the one of one process and the
 one of four are each exported, served by `weft serve`, and asked questions that were not trained on, by OpenAI's client
-at temperature 0. One process makes plain steps of AdamW (`fedavg` of one). Bytes are what the maker of the run sent and
-received, against a ring of the whole model's gradients in bf16 at each of its steps; all have the model's folder
-before. All machines share the cores of this one.
+at temperature 0. One process makes plain steps of AdamW (`fedavg` of one). Four make fewer steps one after the other
+with the same tokens, so each takes half as many samples a step, at twice the rate (docs/log.md has what else was
+tried). Bytes are what the maker of the run sent and received, against a ring of the whole model's gradients in bf16 at
+each step of as many samples as the one process takes; all have the model's folder before. All machines share the cores
+of this one.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,16 +35,29 @@ from benchmarks.rig.namespaces import Lines
 from benchmarks.rig.served import NAME, Served
 from benchmarks.rig.tasks import Task, conversation, drawn
 from weft.cost.training import ring_ddp_traffic
-from weft.events import RoundCommitted, StepDone
+from weft.events import RoundCommitted
 from weft.model.config import num_parameters
 from weft.model.weights import read_config
 
 MBIT, NUM_PEERS, AT_ONCE, MAX_TOKENS = 100.0, 4, 8, 48
-SEQ_LEN, BATCH_SIZE, EVERY = 256, 2, 5
+SEQ_LEN = 256
 MOST_BEHIND, LEAST_FEWER = 0.01, 200  # the aims: accuracy of four below that of one; bytes of full training over theirs
 END_S = 3 * 3600.0
-METHOD = f'{{type = "diloco", every = {EVERY}, lr = 0.7, momentum = 0.3}}'  # as `weft train` has it for so few rounds
-ALONE = f'{{type = "fedavg", every = {EVERY}}}'
+
+
+@dataclass(frozen=True)
+class Training:
+    batch_size: int
+    every: int
+    lr: float
+    method: str
+
+    def num_rounds(self, tokens: int, num: int) -> int:
+        return tokens // (SEQ_LEN * self.batch_size * self.every * num)
+
+
+ALONE = Training(2, 5, 1e-3, '{type = "fedavg", every = 5}')
+TOGETHER = Training(1, 10, 2e-3, '{type = "diloco", every = 10, lr = 0.7, momentum = 0.5}')
 RUN = """
 name = "tuning"
 peers = {peers}
@@ -56,7 +72,7 @@ batch_size = {batch_size}
 tokens = {tokens}
 evaluate_every = 0
 evaluate_windows = 8
-schedule = {{type = "cosine", lr = 1e-3, warmup_tokens = {warmup}, total_tokens = {tokens}}}
+schedule = {{type = "cosine", lr = {lr}, warmup_tokens = {warmup}, total_tokens = {tokens}}}
 """
 
 
@@ -78,7 +94,8 @@ def main(words: Sequence[str]) -> None:
             here.mkdir()
             (here / "chats.jsonl").write_text("\n".join(lines))
             tokens = round(asked.passes * _num_tokens(here, model))
-            made, nbytes, num_steps, cpu_s = _trained(here, model, num, tokens)
+            made, nbytes, cpu_s = _trained(here, model, num, tokens)
+            num_steps = tokens // (SEQ_LEN * ALONE.batch_size * num)
             full = ring_ddp_traffic(num_parameters(read_config(model)), num, num_steps)
             times = (full.sent_nbytes + full.received_nbytes) / nbytes if num > 1 else None
             rows.append((what, *_asked(here, made, questions), nbytes if num > 1 else None, times, cpu_s))
@@ -125,18 +142,19 @@ def _num_tokens(folder: Path, model: Path) -> int:
     return index.num_tokens("train")
 
 
-def _trained(folder: Path, model: Path, num: int, tokens: int) -> tuple[Path, int, int, float]:
-    """Return the merged model, bytes that the maker moved, its steps, and the CPU-seconds of all machines."""
+def _trained(folder: Path, model: Path, num: int, tokens: int) -> tuple[Path, int, float]:
+    """Return the merged model, bytes that the maker moved, and the CPU-seconds of all machines."""
+    training = TOGETHER if num > 1 else ALONE
     text = RUN.format(
-        peers=num, method=METHOD if num > 1 else ALONE, model=json.dumps(str(model)), seq_len=SEQ_LEN,
-        batch_size=BATCH_SIZE, tokens=tokens, warmup=tokens // 20,
+        peers=num, method=training.method, model=json.dumps(str(model)), seq_len=SEQ_LEN,
+        batch_size=training.batch_size, tokens=tokens, lr=training.lr, warmup=tokens // 20,
     )  # fmt: skip
     began, spent = time.monotonic(), dict[int, float]()
     with Lines("weft-tuning", num + 1, mbit=MBIT) as lines, Company(lines, folder, text) as company:
         has_it = ("--model", str(model))  # as in life: whoever tunes a model has it
         company.found(num, *has_it)
         maker = company.machines[0]
-        rounds = tokens // (SEQ_LEN * BATCH_SIZE * EVERY * num)
+        rounds = training.num_rounds(tokens, num)
         if num > 1 and rounds < 4:
             raise SystemExit(f"{rounds} rounds are too few to lose a machine and to get another: give more --passes.")
         if num > 1:
@@ -156,7 +174,6 @@ def _trained(folder: Path, model: Path, num: int, tokens: int) -> tuple[Path, in
             raise RuntimeError(maker.home.with_suffix(".err").read_text()[-2000:])
         commits = [entry.event for entry in maker.said(RoundCommitted)]
         nbytes = sum(each.sent_nbytes + each.received_nbytes for each in commits if isinstance(each, RoundCommitted))
-        num_steps = len(maker.said(StepDone))
         env = os.environ | {"PYTHONPATH": str(SOURCE)}
         command = [
             sys.executable,
@@ -170,7 +187,7 @@ def _trained(folder: Path, model: Path, num: int, tokens: int) -> tuple[Path, in
             str(folder / "merged"),
         ]
         subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
-    return folder / "merged", nbytes, num_steps, sum(spent.values())
+    return folder / "merged", nbytes, sum(spent.values())
 
 
 def _until_round(company: Company, number: int) -> None:
