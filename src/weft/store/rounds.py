@@ -136,10 +136,10 @@ class RoundsFile:
         """Return whether all is here that leads to `head`."""
         if not self.is_there or (opening := self.opening()) is None or not is_past(head, self.tree()):
             return False
-        first, last = opened(run, opening), header_of(head, head.entry).pack() if head.entry is not UNSET else b""
-        if unpack(self.headers(0, 1) or last).manifest != digest_of(first):
+        manifest, begun = opened(run, opening), self.headers(0, 1)
+        if not begun or unpack(begun).manifest != digest_of(manifest):
             return False
-        members, manifest = set(first.members), first
+        members = set(manifest.members)
         for each in self.milestones():
             if each.certificate.manifest.round <= head.round and changes_members(each.certificate.manifest):
                 manifest = each.certificate.manifest

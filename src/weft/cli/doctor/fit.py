@@ -246,7 +246,7 @@ def of_ticket(look: Look, home: Path, settings: PeerConfig, flops_per_s: float) 
         train=run.train,
         stages=run.stages if isinstance(run, StagedConfig) else 1,
         pipeline=run.pipeline if isinstance(run, StagedConfig) else PipelineConfig(),
-        has_reward=run.reward is not None,
+        has_reward=run.reward is not msgspec.UNSET,
     )
     found = _timed(trained, settings, flops_per_s)
     if isinstance(found, Finding):

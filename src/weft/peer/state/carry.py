@@ -360,8 +360,7 @@ class Carry:
         self.ahead, self._mark, self._error, self._sent = Tokens(0), None, None, None
         self.offered = self.offered_to = None
         self.num_done = 0
-        self._drop()
-        self._trainer.set_local(self._replica.outer)
+        self.give_up()
         self._trainer.set_center(self._replica.outer)
 
     def _drop(self) -> None:
