@@ -8,7 +8,7 @@ No event carries a key, a ticket or its secret: no field here could hold one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 
@@ -576,6 +576,18 @@ class StatesDiffer(Event, frozen=True, kw_only=True):
 
     round: Round  # before which they have them
     members: tuple[PeerId, ...]
+
+
+class WorkAudited(Event, frozen=True, kw_only=True):
+    """This peer has done some of a member's training steps again."""
+
+    round: Round  # that counts them
+    member: PeerId
+    work: Digest
+    num_steps: int
+    outcome: Literal["equal", "differs", "unanswered"]
+    why: str
+    distance: float  # between what both came to, relative to what the steps changed
 
 
 class JoinTooSlow(Event, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from msgspec import UNSET, Meta, UnsetType
 from weft.events import Preferred
 from weft.ids import Attempt, BranchId, Digest, Round, RunId
 from weft.ledger.header import HEADER_NBYTES
+from weft.ledger.tree import Path
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
 from weft.sync.records.acts import Reason
@@ -170,6 +171,48 @@ class Handed(Record, frozen=True, kw_only=True, tag="Handed"):
     """A note: bytes that its receiver is about to want, a part of a payload or a result (peer/round/payloads.py)."""
 
     data: Annotated[bytes, Meta(max_length=HANDED_NBYTES)]
+
+
+# --- audits ---
+
+
+class NamedState(Record, frozen=True, kw_only=True):
+    """A state of a work's training steps: its digest is that of its index, a blob."""
+
+    state: HexDigest
+    path: Path  # in the work's trace
+
+
+class AuditRequest(Record, frozen=True, kw_only=True, tag="AuditRequest"):
+    """A call of who was drawn to audit a work: show me what it takes to do some of its training steps again."""
+
+    work: HexDigest
+    ticket: Signed  # a Draw: it says which steps
+
+
+class AuditAnswer(Record, frozen=True, kw_only=True, tag="AuditAnswer"):
+    """Chunks of what is named here can be fetched for a while, of the last state and of `previous` the parameters'
+    alone, and those of what codecs had left."""
+
+    is_ready: bool  # else ask again
+    reason: Reason = ""  # why not
+    before: NamedState | None = None  # the state that the steps begin with
+    last: NamedState | None = None  # the state that the payload was made of
+    previous: NamedState | None = None  # that the segment before ends with, where the steps are the first of another
+    followed: NamedState | None = None  # that the work before ends with, where the steps are the first of all
+    error: HexDigest | None = None  # the index of what codecs had left before the payload
+
+
+class AuditSealed(Record, frozen=True, kw_only=True, tag="AuditSealed"):
+    """A call: its sender has done the steps. What it came to is fixed by the seal, before it is shown the worker's."""
+
+    work: HexDigest
+    ticket: Signed
+    seal: HexDigest
+
+
+class AuditOpened(Record, frozen=True, kw_only=True, tag="AuditOpened"):
+    after: NamedState | None = None  # what the worker came to; None: ask again
 
 
 MAX_PLACES = 64  # of tasks whose answers are asked for at a time

@@ -33,6 +33,7 @@ from weft.events import Emit, Event, Notice, PeerStarted, PeerStopped, WorkDropp
 from weft.ids import BranchId, Digest, PeerId, Tokens
 from weft.net.membership.full_mesh import Gone, Left, New, Recovered, Suspected
 from weft.net.membership.membership import Membership
+from weft.peer.audit.audits import Audits
 from weft.peer.chain import Chain
 from weft.peer.context import Context, Outcome
 from weft.peer.fork import Split
@@ -63,6 +64,7 @@ from weft.sync.records.messages import GroupRecord, Manifest, claims_in, own_wor
 from weft.tasks import Tasks
 from weft.training.device import best
 from weft.training.rewarded import RewardedTrainer
+from weft.training.trainer import Trainer
 from weft.wire import seal
 
 __all__ = ["Context", "Outcome", "Peer"]
@@ -103,7 +105,14 @@ class Peer:
                 self.pausing.want(WHY_PAUSED)
             else:
                 helpers = Helpers(context, self._trainer, self.replica, self._tasks, self._should_break_off)
-        self._training = LeaseTraining(context, self._trainer, self._carry, self._should_break_off, helpers)
+        self._audits: Audits | None = None
+        if self.replica.charter.audits is not UNSET and isinstance(self._trainer, Trainer):
+            emit = _emit_from_thread(context.emit)
+            self._audits = Audits(context, self._trainer, self.replica, self._carry, emit, self._tasks)
+        self._trace = None if self._audits is None else self._audits.trace
+        self._training = LeaseTraining(
+            context, self._trainer, self._carry, self._should_break_off, helpers, self._trace
+        )
         self._helpers = helpers
         self._report = Report(context, self.replica, self._carry, self._training)
         self._membership = Membership(context.node, context.clock, context.emit, self._report.heartbeat, context.reader)
@@ -256,12 +265,15 @@ class Peer:
         if self._amends is not None:
             self._hand_in(rounds, self._amends)
         groups = Groups(self.context, rounds, self._records, self._evaluator, speed, self._tasks)
-        offering = Offering(self.context, self.replica, self._carry, self._entrance.legacies, groups)
+        offering = Offering(self.context, self.replica, self._carry, self._entrance.legacies, groups, self._trace)
         split = Split(self.run, self.context, rounds)
         is_staged = self.context.companion is not None  # where inner steps are made by all stages together
-        is_over = lambda: self._shutdown.is_asked or self.pausing.is_away or is_staged  # noqa: E731
+        is_bound = is_staged or self._trace is not None  # what was made ahead could not be told which lease it is of
+        is_over = lambda: self._shutdown.is_asked or self.pausing.is_away or is_bound  # noqa: E731
         ahead = Ahead(self.context, self._training, self._carry, split.lost, is_over)
         self._in_rounds = mine = InRounds(rounds, groups, offering, ahead, sentinel)
+        if self._audits is not None:
+            self._audits.begin(rounds)
         self._participation.enter(rounds)
         for peer in self._entrance.askers():
             rounds.notice(peer, "joining")
@@ -313,10 +325,10 @@ class Peer:
             self._trainer.apply_settings(self.replica.config)
             head = self.replica.head
             assert head is not None
-            leased = mine.groups.leased(head)
+            leased, holder = mine.groups.leased(head), None
             if not len(leased):
-                leased = leased_instead(rounds, self.peer, head)
-            await self._training.make(head, leased, self.replica.config, lambda: turn.is_hurried)
+                holder, leased = leased_instead(rounds, self.peer, head)
+            await self._training.make(head, leased, self.replica.config, lambda: turn.is_hurried, holder)
             if self._helpers is not None:
                 self._helpers.end()
             if self._training.work is not None:
@@ -401,7 +413,11 @@ class Peer:
         await self.context.compute.serve(
             lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met)
         )
+        if self._trace is not None:
+            self._trace.settle(manifest, own)
         await self._go_on(rounds)
+        if self._audits is not None:
+            self._audits.follow(manifest)
         if self.context.companion is not None and await self.context.companion.settled(manifest, electorate):
             self._carry.give_up()
         mine.groups.leaf.settle(manifest, is_counted)
@@ -432,6 +448,8 @@ class Peer:
         if self._naming.is_sure:
             rounds.name_state(*found)
         assert self.replica.head is not None
+        if self._audits is not None and self._naming.index is not None:
+            self._audits.heads.note(self.replica.head, self.replica.charter, self._naming.index)
         await self._past.keep(self.replica.head, rounds.chain)
 
     def _contradiction(self, rounds: RoundDriver, manifest: Manifest) -> tuple[PeerId, ...] | None:

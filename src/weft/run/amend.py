@@ -30,12 +30,12 @@ from weft.run.config import FolderAdapter, FolderModel, Genesis, NewAdapter, Run
 from weft.run.genesis import drawn_adapter, kind_of, of_shape
 from weft.run.idle import without_effect
 from weft.run.staged import StagedConfig
-from weft.run.trust import MembersTrust
+from weft.run.trust import AuditedTrust, MembersTrust
 from weft.sync.method.choices import ApplyConfig, Choices, InnerConfig
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import ScheduleConfig
 from weft.sync.records.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
-from weft.sync.records.charter import Charter, Settings
+from weft.sync.records.charter import AuditTerms, Charter, Settings
 from weft.sync.records.messages import MAX_GROUP
 
 
@@ -51,7 +51,15 @@ def first_charter(run: Genesis) -> Charter:
         is_routed=isinstance(run, StagedConfig),
         electors=run.electors,
         is_recorded=msgspec.UNSET if run.trust is msgspec.UNSET else True,
+        audits=_audits(run),
     )
+
+
+def _audits(run: Genesis) -> AuditTerms | msgspec.UnsetType:
+    trust = run.trust
+    if not isinstance(trust, AuditedTrust):
+        return msgspec.UNSET
+    return AuditTerms(rate=trust.audit_rate, trace_every=trust.trace_every)
 
 
 @lru_cache(maxsize=64)

@@ -31,10 +31,11 @@ from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.pipeline.codec.activations import SubspaceConfig
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
+from weft.run import trust as trusts
 from weft.run.outline import AdmissionConfig, TicketAdmission
 from weft.run.reward import RewardConfig
 from weft.run.reward import check as check_reward
-from weft.run.trust import MembersTrust, RecordedTrust, TrustConfig
+from weft.run.trust import MembersTrust, TrustConfig
 from weft.sync.method import choices
 from weft.sync.method.presets import DiLoCoConfig, MethodConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig, ScheduleConfig
@@ -182,8 +183,14 @@ class RunFile(Config, frozen=True, kw_only=True):
         method = spell_out(self.method, self.peers)
         method.check_peers(self.peers)
         choices.check(method, self.train.optimizer)
-        if isinstance(self.trust, RecordedTrust):
-            check_recorded(method)
+        trusts.check(self.trust, method)
+        trusts.check_of_model(
+            self.trust,
+            is_private=self.is_private,
+            has_reward=self.reward is not None,
+            num_stages=self.stages,
+            is_crowded=self.peers > self.electors,
+        )
         if method.graph is not None:
             choices.check_graph(method.graph, self.peers, self.electors)
         if self.adapter is not None and not isinstance(self.model, FolderModel):
@@ -260,23 +267,6 @@ def check_adapter_in_stages(pipeline: PipelineConfig, *, has_dropout: bool) -> N
         )
 
 
-def check_recorded(method: choices.Choices) -> None:
-    """
-    Raises:
-        ConfigError: there is no one state of a run that trains so.
-    """
-    if method.graph is not None:
-        raise ConfigError(
-            "trust: members that exchange with neighbours have a state each, and a round can name one. Choose another "
-            'method, or type = "members".'
-        )
-    if method.wait == "ready":
-        raise ConfigError(
-            "trust: where rounds wait for nobody, members vote before they have made the outer step, and cannot say "
-            'what the state is. Set wait = "all", or type = "members".'
-        )
-
-
 @dataclass(frozen=True)
 class VectorShape:
     """What the flat vector of a run's parameters holds."""
@@ -301,7 +291,7 @@ class _Shared(Config, frozen=True, kw_only=True):
     electors: Electors = MAX_MEMBERS
     stewards: _Stewards = ()
     predecessor: HexRun | None = None
-    trust: RecordedTrust | msgspec.UnsetType = msgspec.UNSET  # unset: members believe each other
+    trust: trusts.Recorded | msgspec.UnsetType = msgspec.UNSET  # unset: members believe each other
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -311,8 +301,7 @@ class _Shared(Config, frozen=True, kw_only=True):
             )
         if self.stewards != tuple(sorted(set(self.stewards))):
             raise ConfigError("stewards: each key is named once, in ascending order.")
-        if self.trust is not msgspec.UNSET:
-            check_recorded(self.method)
+        trusts.check(self.trust, self.method)
 
     @property
     def run(self) -> RunId:
@@ -345,6 +334,13 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
             raise ConfigError("train.loss: a run has one where its data are pairs of answers, and only there.")
         if self.data.has_tasks != (self.reward is not msgspec.UNSET):
             raise ConfigError("reward: a run has one where its data are tasks, and only there.")
+        trusts.check_of_model(
+            self.trust,
+            is_private=self.is_private,
+            has_reward=self.reward is not msgspec.UNSET,
+            num_stages=1,
+            is_crowded=False,
+        )
         if self.data.vocab_size > self.model.vocab_size:
             raise ConfigError(
                 f"the tokenizer has {self.data.vocab_size} tokens, the model {self.model.vocab_size}. "
@@ -474,8 +470,8 @@ class SyncConfig(Config, frozen=True, kw_only=True):
         method = spell_out(self.method, self.peers)
         method.check_peers(self.peers)
         check_loop(method)
-        if isinstance(self.trust, RecordedTrust):
-            check_recorded(method)
+        trusts.check(self.trust, method)
+        trusts.check_loop(self.trust)
 
 
 class LoopConfig(_Shared, frozen=True, kw_only=True, tag_field="type", tag="loop"):
@@ -492,6 +488,7 @@ class LoopConfig(_Shared, frozen=True, kw_only=True, tag_field="type", tag="loop
         if len(set(names)) != len(names):
             raise ConfigError("tensors: each name is used once.")
         check_loop(self.method)
+        trusts.check_loop(self.trust)
 
     @property
     def is_seeded(self) -> bool:

@@ -1,8 +1,12 @@
-"""The table `[trust]`: how much of a run can be looked up and checked by who was not there."""
+"""The table `[trust]`: how much of a run can be looked up and checked by others than those who did it."""
 
-from msgspec import UNSET, UnsetType
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
 
 from weft.config import Config
+from weft.errors import ConfigError
+from weft.sync.method.choices import Choices
 
 
 class MembersTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="members"):
@@ -14,9 +18,94 @@ class RecordedTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="re
     anybody can be shown who was counted, and for what (`weft ledger`)."""
 
 
-TrustConfig = MembersTrust | RecordedTrust
+class AuditedTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="audited"):
+    """As `recorded`, and members do some of each other's training steps again, drawn so that nobody can foresee which.
+    A majority that comes to something else strikes out who claimed it."""
+
+    numerics: Literal["fp32", "bf16"] = "fp32"
+    """Of matrix products in training steps, on all members alike: their last bits differ from machine to machine, and
+    those of another precision far more."""
+    micro_batch: Annotated[int, Meta(ge=0, description="samples at a time, on all members; 0: a whole batch")] = 0
+    audit_rate: Annotated[float, Meta(gt=0, le=1, description="chance that a contribution is audited")] = 0.1
+    trace_every: Annotated[
+        int, Meta(ge=1, le=100_000, description="training steps from one state that is named to the next")
+    ] = 1
 
 
-def of_run(trust: TrustConfig) -> RecordedTrust | UnsetType:
+TrustConfig = MembersTrust | RecordedTrust | AuditedTrust
+Recorded = RecordedTrust | AuditedTrust
+
+
+def of_run(trust: TrustConfig) -> Recorded | UnsetType:
     """Return what a run's config has of it: one that says nothing is as they were before."""
     return UNSET if isinstance(trust, MembersTrust) else trust
+
+
+def check(trust: TrustConfig | UnsetType, method: Choices) -> None:
+    """
+    Raises:
+        ConfigError: a run that trains so cannot be recorded or audited.
+    """
+    if isinstance(trust, Recorded):
+        _check_recorded(method)
+    if isinstance(trust, AuditedTrust):
+        _check_audited(method)
+
+
+def _check_recorded(method: Choices) -> None:
+    if method.graph is not None:
+        raise ConfigError(
+            "trust: members that exchange with neighbours have a state each, and a round can name one. Choose another "
+            'method, or type = "members".'
+        )
+    if method.wait == "ready":
+        raise ConfigError(
+            "trust: where rounds wait for nobody, members vote before they have made the outer step, and cannot say "
+            'what the state is. Set wait = "all", or type = "members".'
+        )
+
+
+def _check_audited(method: Choices) -> None:
+    if method.sends_gradient:
+        why = "what is audited is training steps between two rounds, and this method sends gradients"
+    elif method.is_streaming:
+        why = "training steps go on while a round is decided, and a state would belong to no one round"
+    elif method.reply_feedback is not None:
+        why = "owners of parts keep errors to themselves (reply_feedback), so nobody else can merge again"
+    else:
+        return
+    raise ConfigError(f'trust: {why}. Choose a method such as diloco, fedavg or pulse, or type = "recorded".')
+
+
+def check_loop(trust: TrustConfig | UnsetType) -> None:
+    """
+    Raises:
+        ConfigError: who trains in a loop of their own cannot be audited.
+    """
+    if isinstance(trust, AuditedTrust):
+        raise ConfigError(
+            'trust: what your own loop does is known to nobody else, so nobody can do it again. Set type = "recorded".'
+        )
+
+
+def check_of_model(
+    trust: TrustConfig | UnsetType, *, is_private: bool, has_reward: bool, num_stages: int, is_crowded: bool
+) -> None:
+    """
+    Args:
+        is_crowded: more peers are expected than have a vote.
+
+    Raises:
+        ConfigError: what its peers train on, or who does, cannot be audited.
+    """
+    if not isinstance(trust, AuditedTrust):
+        return
+    found = {
+        "is_private: nobody can do a training step again on text that stays where it is": is_private,
+        "reward: answers are drawn beside training, and nobody names those": has_reward,
+        "model.stages: no peer has the whole state of a training step": num_stages > 1,
+        "peers: those without a vote bring their work through others, who are counted for it": is_crowded,
+    }
+    for why, is_so in found.items():
+        if is_so:
+            raise ConfigError(f'{why}, so this run cannot be audited. Change that, or set trust.type = "recorded".')

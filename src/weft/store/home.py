@@ -185,6 +185,7 @@ class PeerFolder:
     arriving = _Inside("arriving")
     forks = _Inside("forks")
     rounds = _Inside(ROUNDS)
+    traces = _Inside("traces")
     scratch = _Inside("scratch")  # files that have no name, and end with the process
 
     @property

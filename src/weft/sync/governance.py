@@ -34,6 +34,7 @@ what it was given. Signatures are checked elsewhere.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar, assert_never
@@ -47,7 +48,18 @@ from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
 from weft.keys import verify
 from weft.sync.records import acts, messages
 from weft.sync.records.ancestry import Fork, History, Stretch, fork_point, with_fork, with_taken
-from weft.sync.records.charter import MAX_BANNED, MAX_TOKENS_PER_STEP, Body, Charter, Expelled, Settings, Struck
+from weft.sync.records.charter import (
+    MAX_BANNED,
+    MAX_TOKENS_PER_STEP,
+    MAX_UNANSWERED,
+    UNANSWERED_FOR,
+    Body,
+    Charter,
+    Expelled,
+    Settings,
+    Struck,
+    Unanswered,
+)
 from weft.sync.records.tuning import Tuned, is_allowed, tuned_charter
 from weft.wire import Signed, Verify, decode, digest_of, unseal
 
@@ -171,6 +183,8 @@ def objection(charter: Charter, body: Body, warrants: tuple[acts.Warrant, ...]) 
 def _follow(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
     if warrant.letters[0].kind == acts.Ballot.__name__:
         return _expel(before, body, warrant.letters)
+    if warrant.letters[0].kind == acts.Verdict.__name__:
+        return _judge(before, body, warrant.letters)
     if accused(warrant) is not None:
         return _strike_out(before, body, warrant)
     if len(warrant.letters) != 1:
@@ -208,7 +222,20 @@ def is_alone(charter: Charter, body: Body, peer: PeerId) -> bool:
 def accused(warrant: acts.Warrant) -> PeerId | None:
     """Return whose lie a warrant says it proves; None: it is of another kind."""
     first = warrant.letters[0]
+    if (verdict := verdict_in(warrant)) is not None:
+        return PeerId(verdict.peer) if verdict.outcome == "differs" else None
     return first.signer if first.kind == messages.RoundNote.__name__ else None
+
+
+def verdict_in(warrant: acts.Warrant) -> acts.Verdict | None:
+    """Return the first of a warrant's verdicts, as it reads; None: it is of another kind."""
+    first = warrant.letters[0]
+    if first.kind != acts.Verdict.__name__:
+        return None
+    with suppress(WireError):
+        verdict: acts.Verdict = decode(first.body, acts.Verdict)
+        return verdict
+    return None
 
 
 def note_in(warrant: acts.Warrant) -> messages.RoundNote | None:
@@ -258,6 +285,16 @@ def read_ballot(signed: Signed) -> acts.Ballot:
     """
     ballot: acts.Ballot = _read(signed, acts.Ballot)
     return ballot
+
+
+def read_verdict(signed: Signed) -> acts.Verdict:
+    """Return what is signed, once the signature holds.
+
+    Raises:
+        Void: it does not, or is no verdict.
+    """
+    verdict: acts.Verdict = _read(signed, acts.Verdict)
+    return verdict
 
 
 def _read(signed: Signed, kind: type[Any]) -> Any:
@@ -324,18 +361,57 @@ def _expel(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
     return _without(replaced(before, charter=replace(charter, expelled=tuple(expelled))), body, first.peer)
 
 
+def _judge(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
+    verdicts, voters = [read_verdict(signed) for signed in letters], [each.signer for each in letters]
+    first, charter = verdicts[0], before.charter
+    if charter.audits is UNSET:
+        raise Void("nobody's work is audited in this run")
+    if voters != sorted(set(voters)) or not set(voters) <= set(body.electorate) - {first.peer}:
+        raise Void("only other members judge a member's work, and each once")
+    named = {(each.run, each.peer, each.round, each.work, each.outcome) for each in verdicts}
+    if named != {(body.run, first.peer, first.round, first.work, first.outcome)} or first.outcome == "equal":
+        raise Void("the verdicts are not on one work in this run, or find no fault with it")
+    if 2 * len(voters) <= len(body.electorate):
+        raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
+    if first.outcome == "differs":
+        return _banned_as_liar(before, body, PeerId(first.peer), first.round)
+    return _unanswered(before, body, PeerId(first.peer), first.round)
+
+
+def _unanswered(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enacted:
+    """Count that a member left auditors without an answer; of too many rounds, and it is removed."""
+    charter, known = before.charter, before.charter.unanswered or ()
+    mine = next((each.rounds for each in known if each.peer == peer), ())
+    recent = tuple(each for each in mine if each + UNANSWERED_FOR >= round)
+    if any(round <= each for each in mine) or round + UNANSWERED_FOR < body.round:
+        raise Void(f"that {short(peer)} did not answer of round {round} was counted already, or is long ago")
+    others = [each for each in known if each.peer != peer]
+    if len(recent) < MAX_UNANSWERED:
+        if len(others) == MAX_BANNED:
+            raise Void(f"{MAX_BANNED} keys have not answered, which is the most")
+        others = sorted([*others, Unanswered(peer=peer, rounds=(*recent, round))], key=lambda each: each.peer)
+        return replaced(before, charter=replace(charter, unanswered=tuple(others)))
+    left = replace(charter, unanswered=tuple(others))
+    return _without(replaced(before, charter=left), body, peer)
+
+
 def _strike_out(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
     note, _what = read_contradiction(warrant)
-    peer, charter = warrant.letters[0].signer, before.charter
+    return _banned_as_liar(before, body, warrant.letters[0].signer, note.round)
+
+
+def _banned_as_liar(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enacted:
+    """Ban a key whose lie in a round is proven."""
+    charter = before.charter
     if before.struck is not None:
         raise Void("one round bans one key that lied")  # what proves a lie may be large
-    if charter.is_dealt_with(peer, note.round):
-        raise Void(f"{short(peer)} was banned already for these notes")
+    if charter.is_dealt_with(peer, round):
+        raise Void(f"{short(peer)} was banned already for that")
     enacted = replaced(_without(before, body, peer), struck=peer)
     if peer in charter.banned or max(len(charter.banned), len(charter.struck)) == MAX_BANNED:
         return enacted  # there is no room to ban more keys: it is removed only
     others = [each for each in charter.struck if each.peer != peer]
-    struck = sorted([*others, Struck(peer=peer, round=max(note.round, body.round))], key=lambda each: each.peer)
+    struck = sorted([*others, Struck(peer=peer, round=max(round, body.round))], key=lambda each: each.peer)
     banned = tuple(sorted((*charter.banned, peer)))
     return replaced(enacted, charter=replace(charter, banned=banned, struck=tuple(struck)))
 

@@ -70,6 +70,7 @@ class Backward:
         micro_batch: samples at a time, at first.
         is_compiled: let torch compile the loss; where it cannot, an event says so and the loss is computed as it is.
         objective: the loss; None: cross entropy.
+        is_fixed: the micro-batch is not halved: what others compute alike would be otherwise here.
 
     A model that leaves out some of what it reads (`adapter.Noise`) is not compiled: what it draws is another thing in
     each step.
@@ -84,8 +85,10 @@ class Backward:
         is_compiled: bool,
         emit: Emit,
         objective: Objective | None = None,
+        is_fixed: bool = False,
     ) -> None:
         self.micro_batch = micro_batch
+        self._is_fixed = is_fixed
         self.scale = LossScale(device.precision == "fp16")
         self._model = model
         self._device = device
@@ -195,7 +198,7 @@ class Backward:
 
     def _halving(self, work: Callable[[], T]) -> T:
         """Do `work`, again with half the micro-batch as often as memory runs out."""
-        while self.micro_batch > 1:
+        while self.micro_batch > 1 and not self._is_fixed:
             try:
                 return work()
             except (MemoryError, RuntimeError) as error:
@@ -206,7 +209,8 @@ class Backward:
             self._device.release_cache()
             before, self.micro_batch = self.micro_batch, self.micro_batch // 2
             self._emit(MicroBatchChanged(before=before, after=self.micro_batch, reason=reason))
-        with allocating(f"one sample beside {self._model.layout.num_parameters:,} parameters", self._device):
+        several = "one sample" if self.micro_batch == 1 else f"{self.micro_batch} samples at a time, as the run says,"
+        with allocating(f"{several} beside {self._model.layout.num_parameters:,} parameters", self._device):
             return work()
 
     def _compiled(self, plain: _Loss) -> _Loss:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import torch
 from msgspec import UNSET
 from torch import Tensor, dtype
@@ -31,6 +32,7 @@ from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig
 from weft.run.config import DpoConfig, LoopConfig, RunConfig
 from weft.run.host import gigabytes, host_free_nbytes, process_nbytes
 from weft.run.machine import CapsConfig, PeerConfig
+from weft.run.trust import AuditedTrust
 from weft.sync.costs import peer_memory
 from weft.texts.section import codec_of, kind_with
 from weft.training.text_memory import TextMemory, answer_memory, text_memory
@@ -139,18 +141,45 @@ class Share:
 ALL = Share()
 
 
+def as_audited(run: RunConfig, peer: PeerConfig) -> PeerConfig:
+    """Return the machine's settings with those that the run has for all, where its members audit each other.
+
+    Raises:
+        ConfigError: the machine's own contradict them.
+    """
+    trust = run.trust
+    if not isinstance(trust, AuditedTrust):
+        return peer
+    micro_batch = min(trust.micro_batch or run.train.batch_size, run.train.batch_size)
+    told = (
+        ("precision", peer.precision not in ("auto", trust.numerics), f'"{trust.numerics}" (--precision)'),
+        ("micro_batch", peer.micro_batch not in (0, micro_batch), f"{micro_batch} (--micro-batch)"),
+        ("base_numbers", peer.base_numbers not in ("auto", "fp32", "bf16"), '"auto"'),
+        ("is_compiled", peer.is_compiled, "false"),
+    )
+    for name, is_other, right in told:
+        if is_other:
+            raise ConfigError(
+                f"{name}: members of this run do each other's training steps again, and have to compute alike. Set "
+                f"{name} to {right}, or leave it out."
+            )
+    return msgspec.structs.replace(peer, precision=trust.numerics, micro_batch=micro_batch)
+
+
 def check_fits(run: RunConfig, peer: PeerConfig, device: Device, share: Share = ALL) -> int:
     """Return how many samples at a time should fit: on a CPU by the closed forms, on a GPU all of a batch.
 
     Raises:
         TooLarge: not even one sample at a time fits beside the model, on the device or on the host; says the figures.
+        ConfigError: as `as_audited`.
     """
+    peer, is_fixed = as_audited(run, peer), isinstance(run.trust, AuditedTrust)
     micro_batch = min(peer.micro_batch or run.train.batch_size, run.train.batch_size)
     free = free_nbytes(peer.caps, device)
-    if device.is_cpu:
+    if device.is_cpu and not is_fixed:
         while micro_batch > 1 and not fits(_shared(needed_nbytes(run, peer, device, micro_batch), share), free):
             micro_batch //= 2
-    needed = _shared(needed_nbytes(run, peer, device, 1), share)
+    needed = _shared(needed_nbytes(run, peer, device, micro_batch if is_fixed else 1), share)
     if not fits(needed, free):
         raise TooLarge(_too_large(run, needed, free, peer))
     return micro_batch

@@ -71,6 +71,7 @@ class Stepper(ABC):
         self._emit = emit
         self._clock = clock
         self._num_steps = 0
+        self.on_step: Callable[[int], None] = lambda _num: None  # told after each how many are made of the lease
 
     # --- of whatever keeps the vector ---
 
@@ -135,6 +136,7 @@ class Stepper(ABC):
             mean = self._step(self._fill(positions[start : start + size]), rate)
             losses.append(mean.loss)
             self._done(mean, rate, began_step)
+            self.on_step(num_done + len(losses))
         return self._work(losses, len(losses) * size, began)
 
     def _step(self, mean: Mean, rate: float) -> Mean:

@@ -38,9 +38,10 @@ from weft.run.config import RunConfig
 from weft.run.frozen import Frozen, LoadFrozen
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
+from weft.run.trust import AuditedTrust
 from weft.training import optimizer as inner
 from weft.training.backward import Backward, LossScale, Objective
-from weft.training.device import Device, allocating, base_numbers, check_fits, choose, limit_memory, to_host
+from weft.training.device import Device, allocating, as_audited, base_numbers, check_fits, choose, limit_memory, to_host
 from weft.training.optimizer import InnerOptimizer, State
 from weft.training.preference import Preference
 from weft.training.steps import Mean, Shown, Stepper
@@ -99,7 +100,7 @@ class Trainer(Stepper):
         super().__init__(run, batches, emit, clock)
         self._load_frozen = frozen
         self._base_here: Base | None = None  # on the device
-        self._peer = peer
+        self._peer = as_audited(run, peer)
         self._sends_gradient = run.method.sends_gradient
         self._warm_shape: tuple[int, int] | None = None  # of a batch that was tried
         self._center: Float32[Tensor, " num"] | None = None  # the outer parameters, which inner steps are pulled to
@@ -152,7 +153,13 @@ class Trainer(Stepper):
         self._optimizer: InnerOptimizer | None = optimizer
         self._warm_shape = None
         self._backward = Backward(
-            self._model, self.device, micro_batch, is_compiled=peer.is_compiled, emit=self._emit, objective=objective
+            self._model,
+            self.device,
+            micro_batch,
+            is_compiled=peer.is_compiled,
+            emit=self._emit,
+            objective=objective,
+            is_fixed=isinstance(run.trust, AuditedTrust),
         )
 
     def _objective(self, reference: Tensor | None, base: Base | None) -> Objective | None:
@@ -239,6 +246,11 @@ class Trainer(Stepper):
     def micro_batch(self) -> int:
         return self._backward.micro_batch
 
+    @property
+    def num_steps(self) -> int:
+        """Inner steps that its optimizer has made."""
+        return self._num_steps
+
     # --- the vector ---
 
     def local(self) -> Float32[Tensor, " num"]:
@@ -289,6 +301,27 @@ class Trainer(Stepper):
             self._optimizer.load(state, counters["num_steps"])
         self._num_steps = counters["num_steps"]
         self._backward.scale.load(counters)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let what is set and trained meanwhile be another's: afterwards all is as it was, and nothing was told.
+
+        Raises:
+            OutOfMemory: there is no room on the host for what is this peer's own meanwhile.
+        """
+        with allocating("another's training steps beside this peer's own", self.device):
+            local, state = self.local().clone(), {name: value.clone() for name, value in self.private_state().items()}
+            held = self._center  # on a CPU the outer parameters themselves, which are written to later
+            center = held if held is None or self.device.is_cpu else held.clone()
+        run, batches, emit, on_step = self._run, self._batches, self._emit, self.on_step
+        self._emit, self.on_step = (lambda _event: None), (lambda _num: None)
+        try:
+            yield
+        finally:
+            self._run, self._batches, self._emit, self.on_step = run, batches, emit, on_step
+            self.set_local(local)
+            self.load_private_state(state)
+            self._center = center
 
     # --- steps ---
 

@@ -40,6 +40,7 @@ from contextlib import suppress
 from statistics import median
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Refused, WireError
@@ -287,6 +288,9 @@ class Aggregator:
             return messages.SponsorAnswer(is_taken=False, reason="it has no vote in this branch")
         if self._rounds.chain.charter.settings.method.graph is not None:
             return messages.SponsorAnswer(is_taken=False, reason="members exchange with neighbours, and have no groups")
+        if base.charter.audits is not UNSET:
+            reason = "members audit each other, and work that comes through another cannot be audited"
+            return messages.SponsorAnswer(is_taken=False, reason=reason)
         if not self._take(peer):
             return messages.SponsorAnswer(is_taken=False, reason="there is no room")
         self._look()

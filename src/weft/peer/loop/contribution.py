@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 from weft.data.assign import beyond
 from weft.events import PayloadOffered, TrainsOn
 from weft.ids import PeerId, Round
+from weft.peer.audit.trace import Trace
 from weft.peer.context import Context
 from weft.peer.group.groups import Groups, Turn
 from weft.peer.group.leaf import Leaf
@@ -64,6 +65,7 @@ class LeaseTraining:
     Args:
         is_over: returns whether this peer was told to stop, or to pause.
         helpers: who draws answers for it; None: none are needed.
+        trace: told of what is trained, where that is audited.
     """
 
     def __init__(
@@ -73,9 +75,11 @@ class LeaseTraining:
         carry: Carry,
         is_over: Callable[[], bool],
         helpers: Helpers | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self._context = context
         self._helpers = helpers
+        self._trace = trace
         self._trainer = trainer
         self._carry = carry
         self._is_over = is_over
@@ -94,7 +98,12 @@ class LeaseTraining:
         self.work = None
 
     async def make(
-        self, head: Manifest, leased: NDArray[np.int64], config: Genesis, is_hurried: Callable[[], bool] = lambda: False
+        self,
+        head: Manifest,
+        leased: NDArray[np.int64],
+        config: Genesis,
+        is_hurried: Callable[[], bool] = lambda: False,
+        holder: PeerId | None = None,
     ) -> None:
         """Make the inner steps that are left of what is leased after `head`, as far as there is time.
 
@@ -102,6 +111,7 @@ class LeaseTraining:
             leased: the positions that this peer trains on, in order.
             config: as amended until `head`.
             is_hurried: asked between calls; True: what is done is enough.
+            holder: whose lease it is; None: this peer's.
         """
         settings = config.settings
         size = settings.batch_size
@@ -113,6 +123,9 @@ class LeaseTraining:
         if not self._carry.num_done:
             self.work, self.took_s = None, 0.0
         self._carry.cover(len(leased) // size - self._carry.num_done, settings.tokens_per_step)
+        if self._trace is not None:
+            trace, whose = self._trace, holder or self._context.node.peer
+            await self._context.compute.train(lambda: trace.begin(head, whose))
         if self._helpers is not None:
             self._helpers.begin(head, leased[self._carry.num_done * size :], size)
         while len(left := leased[self._carry.num_done * size :]) and not self._is_over():
@@ -186,11 +199,11 @@ def in_place_of(base: Base, me: PeerId, present: Collection[PeerId]) -> PeerId |
     return dict(zip(here, to_train, strict=False)).get(me)
 
 
-def leased_instead(rounds: RoundDriver, me: PeerId, head: Manifest) -> NDArray[np.int64]:
-    """Return the positions of whoever is away that this peer is to train on: mostly none."""
+def leased_instead(rounds: RoundDriver, me: PeerId, head: Manifest) -> tuple[PeerId | None, NDArray[np.int64]]:
+    """Return who is away and in whose place this peer is to train, and on which positions: mostly on none."""
     base = rounds.chain.base
     other = in_place_of(base, me, rounds.quorum.present()) if rounds.chain.head == head else None
-    return lease_of(head.leases if other else (), other)
+    return other, lease_of(head.leases if other else (), other)
 
 
 async def until_needed(rounds: RoundDriver, me: PeerId) -> None:
@@ -276,7 +289,21 @@ class Ahead:
 
 
 class Offering:
-    def __init__(self, context: Context, replica: Replica, carry: Carry, legacies: Legacies, groups: Groups) -> None:
+    """
+    Args:
+        trace: says how this peer came to what it brings, where that is audited.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        replica: Replica,
+        carry: Carry,
+        legacies: Legacies,
+        groups: Groups,
+        trace: Trace | None = None,
+    ) -> None:
+        self._trace = trace
         self._compute = context.compute
         self._emit = context.emit
         self._replica = replica
@@ -309,7 +336,14 @@ class Offering:
             await self._companion.announcing(payload_of(part.digest for part in payload))
         if rounds.chain.head != head or head != self._replica.head:
             return
-        if brought is None and turn is self._groups.turn:
+        if brought is None and self._trace is not None:
+            trace, name = self._trace, payload_of(part.digest for part in payload)
+            work = await self._compute.train(lambda: trace.work(head, name))
+            if work is None:
+                self.pass_on(turn)
+            elif rounds.chain.head == head and rounds.is_member:
+                self._carry.offer(rounds.announce(self._carry.due, payload, work=work))
+        elif brought is None and turn is self._groups.turn:
             through = turn.aggregator if isinstance(turn, Leaf) else None
             self._carry.offer(self._groups.through(turn).announce(self._carry.due, payload), through)
         elif brought is not None and rounds.is_member:

@@ -17,51 +17,37 @@ What is read is taken up as if somebody had just handed it in or told it, so not
 one costs what it held, and what others keep comes back from them. Of lies no more is kept than fits the record; the
 first that were proven go first into it.
 
-`EvidenceKeeper` keeps what members sign, and notices equivocation: two notes of one member that contradict each other.
-
-    letters, certificates, notes shown ──► kept for two rounds ──► two that contradict ──► an act strikes the key out
-
-A lie is seldom told to one face: one half of the members hears one proposal, the other half another. So who promises an
-attempt to its leader shows it the proposal it had, and the votes it had been given; and what proves a decision is read
-as well. An honest run that never changes a leader sends nothing more.
-
 Failure:
 - an act that has no effect, or not any more: it is dropped, and an event says why.
 - a leader that keeps an act back: the next one has it, too.
 - somebody proves lies of keys that are no member's: nothing is kept or passed on of them, and what is known of who is a
   member no more is dropped. So at most one lie of each member waits, until a manifest strikes it out.
 - a disk that is full: the act or proof waits in memory, and an event says that it would not outlive this process.
-- a note that somebody forged, in its own name or another's: it is not kept, and pushes out none that is.
-- a member that signs many notes: each has a place by its kind and attempt, those of one place that say less give way,
-  and of more than fit it loses those of the latest attempts. So what it signs of attempts that nobody has come to, or
-  of other kinds, pushes out nothing that it may contradict.
-- the only one that heard one side of a lie is gone: the lie is not proven.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from weft.errors import DataError, DiskFull, WireError
 from weft.events import ActEnacted, ActRefused, ActWaits, Emit, LieProven, Notice
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, several, short
-from weft.keys import verify
+from weft.ids import Digest, PeerId, Round, several, short
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import MAX_REASON_CHARS
 from weft.net.node import Node
 from weft.peer.chain import Chain
-from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer, Shown
+from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer
 from weft.store.home import RecordFile
 from weft.sync import governance
-from weft.sync.governance import Void, binds, equivocation
-from weft.sync.records import acts, messages
+from weft.sync.governance import Void
+from weft.sync.records import acts
+from weft.sync.records.charter import UNANSWERED_FOR
 from weft.sync.records.messages import Manifest
-from weft.sync.round.rules import leader
-from weft.wire import Record, Signed, Verify, claimed, decode, digest_of, printable, unseal
+from weft.wire import Record, Signed, decode, digest_of, printable
 
 MAX_LIES = MAX_MEMBERS  # one of each of an electorate
 MAX_NBYTES = 4 << 20  # ten of the largest; most have some hundred bytes
@@ -104,9 +90,22 @@ TELL_AGAIN_S = 5.0
 TELL_NBYTES = 1 << 20  # of what proves lies, to one peer in that time: a part of what may wait on its link
 
 
+MAX_VERDICTS = 16  # of one member that may wait
+
+
+class Judged(NamedTuple):
+    """What verdicts that count together say."""
+
+    peer: PeerId
+    round: Round
+    work: Digest
+    outcome: str
+
+
 # What takes a key's place among the members: told to a peer, it ends it.
-STRIKE_OUT = "strike out"
-REMOVALS = ("remove", "ban", "vote out", STRIKE_OUT)
+STRIKE_OUT, UNANSWERED = "strike out", "no answer"
+REMOVALS = ("remove", "ban", "vote out", STRIKE_OUT, UNANSWERED)
+DIFFERS, NO_ANSWER = "its training steps are not what it says", "it did not show auditors what it said it had done"
 
 
 class PendingActs:
@@ -135,6 +134,8 @@ class PendingActs:
         self._on_change = on_change
         self._waiting: dict[tuple[PeerId, int], Signed] = {}  # by steward and serial
         self._ballots: dict[tuple[PeerId, PeerId], Signed] = {}  # by the key to be removed, and the voter
+        self._verdicts: dict[Judged, dict[PeerId, Signed]] = {}  # by what they say, and by who
+        self._on_verdict: list[Callable[[Signed, acts.Verdict], None]] = []
         self._lies: dict[PeerId, acts.Warrant] = {}  # by who told them, of present members, oldest first
         self._aware: dict[PeerId, set[PeerId]] = {}  # of each of these, who of those linked has heard
         self._told_nbytes: dict[PeerId, int] = {}  # of them, to each since they were last told again
@@ -160,7 +161,7 @@ class PendingActs:
         base = self._chain.base
         handed_in = [acts.Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
         votes = [warrant for peer in base.electorate if (warrant := self._majority(peer)) is not None]
-        waiting = [*self._lies.values(), *handed_in, *votes]
+        waiting = [*self._lies.values(), *handed_in, *votes, *self._judged()]
         return governance.in_effect(base.charter, base.body, waiting, acts.MAX_ACTS) if waiting else ()
 
     @property
@@ -181,6 +182,7 @@ class PendingActs:
         self._save_lies()
         if self._waiting or self._ballots:
             self._drop_void()
+        self._verdicts = {judged: cast for judged, cast in self._verdicts.items() if self._may_judge(judged)}
 
     def _bar(self) -> None:
         banned = self._chain.charter.banned
@@ -189,9 +191,10 @@ class PendingActs:
 
     def tell_again(self, now: float) -> None:
         """Tell all that are linked what waits, if it is time."""
-        if (self._waiting or self._ballots or self._lies) and now - self._told_at >= TELL_AGAIN_S:
+        if (self._waiting or self._ballots or self._lies or self._verdicts) and now - self._told_at >= TELL_AGAIN_S:
             self._told_at = now
-            for letter in (*self._waiting.values(), *self._ballots.values()):
+            verdicts = (letter for cast in self._verdicts.values() for letter in cast.values())
+            for letter in (*self._waiting.values(), *self._ballots.values(), *verdicts):
                 self._tell(ActNote(letter=letter), but=None)
             self._told_nbytes = {}
             for liar in self._lies:
@@ -203,7 +206,10 @@ class PendingActs:
             is_news = self._add(letter)
         except Void as void:
             return str(void)
-        if is_news:
+        if is_news and letter.kind == acts.Verdict.__name__:
+            self._tell(ActNote(letter=letter), but=sender)
+            self._on_change()
+        elif is_news:
             self._save()
             self._emit(ActWaits(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter)))
             self._tell(ActNote(letter=letter), but=sender)
@@ -254,6 +260,8 @@ class PendingActs:
         Raises:
             Void: it has no effect.
         """
+        if letter.kind == acts.Verdict.__name__:
+            return self._keep_verdict(letter)
         return self._keep_ballot(letter) if letter.kind == acts.Ballot.__name__ else self._keep_act(letter)
 
     def _save(self) -> None:
@@ -299,6 +307,46 @@ class PendingActs:
             raise Void(f"{MAX_BALLOTS} ballots of {short(voter)} wait already")
         self._ballots[ballot.peer, voter] = letter
         return True
+
+    def on_verdict(self, callback: Callable[[Signed, acts.Verdict], None]) -> None:
+        """Call `callback(letter, verdict)` for each that a member tells, and that finds a fault."""
+        self._on_verdict.append(callback)
+
+    def _keep_verdict(self, letter: Signed) -> bool:
+        verdict, base, voter = governance.read_verdict(letter), self._chain.base, letter.signer
+        judged = Judged(PeerId(verdict.peer), verdict.round, Digest(verdict.work), verdict.outcome)
+        if voter in self._verdicts.get(judged, {}):
+            return False
+        if verdict.run != base.run or voter not in base.electorate or voter == verdict.peer:
+            raise Void("only other members of this run judge a member's work")
+        if not self._may_judge(judged):
+            raise Void("it finds no fault, or the fault is dealt with")
+        if sum(voter in cast for cast in self._verdicts.values()) >= MAX_VERDICTS:
+            raise Void(f"{MAX_VERDICTS} verdicts of {short(voter)} wait already")
+        self._verdicts.setdefault(judged, {})[voter] = letter
+        for callback in self._on_verdict:
+            callback(letter, verdict)
+        return True
+
+    def _may_judge(self, judged: "Judged") -> bool:
+        """Return whether a verdict can still come to something."""
+        base = self._chain.base
+        if judged.peer not in base.electorate or judged.outcome == "equal" or not base.charter.audits:
+            return False
+        if judged.outcome == "differs":
+            return not base.charter.is_dealt_with(judged.peer, judged.round)
+        known = next((each.rounds for each in base.charter.unanswered or () if each.peer == judged.peer), ())
+        is_recent = judged.round + UNANSWERED_FOR >= base.round
+        return is_recent and all(round < judged.round for round in known)
+
+    def _judged(self) -> list[acts.Warrant]:
+        """Return what more than half of the electorate has found."""
+        base, found = self._chain.base, list[acts.Warrant]()
+        for judged in sorted(self._verdicts):
+            cast = {voter: letter for voter, letter in self._verdicts[judged].items() if voter in base.electorate}
+            if 2 * len(cast) > len(base.electorate):
+                found.append(acts.Warrant(letters=tuple(cast[voter] for voter in sorted(cast))))
+        return found
 
     def _majority(self, peer: PeerId) -> acts.Warrant | None:
         base = self._chain.base
@@ -366,6 +414,18 @@ def told(manifest: Manifest) -> Iterator[ActEnacted]:
     """Yield an event for each act that a committed manifest holds."""
     for warrant in manifest.acts:
         first = warrant.letters[0]
+        if (verdict := governance.verdict_in(warrant)) is not None:
+            is_lie = verdict.outcome == "differs"
+            yield ActEnacted(
+                branch=manifest.branch,
+                round=manifest.round,
+                by=tuple(letter.signer for letter in warrant.letters),
+                kind=STRIKE_OUT if is_lie else UNANSWERED,
+                subject=verdict.peer,
+                reason=printable(verdict.why) or DIFFERS if is_lie else NO_ANSWER,
+                changes={},
+            )
+            continue
         if (liar := governance.accused(warrant)) is not None:
             yield ActEnacted(
                 branch=manifest.branch,
@@ -390,6 +450,17 @@ def told(manifest: Manifest) -> Iterator[ActEnacted]:
 
 def why_removed(event: ActEnacted) -> str:
     """Return what a removed peer is told."""
+    if event.kind == STRIKE_OUT and event.by:
+        return (
+            f"most members banned this key after round {event.round}: {event.reason}. They have done some of its "
+            "training steps again and came to something else. A machine whose memory or processor is broken does "
+            "that, and so does a changed program. The key may not come back; have the machine checked."
+        )
+    if event.kind == UNANSWERED:
+        return (
+            f"most members removed this peer after round {event.round}: {event.reason}, of three rounds. Its line or "
+            "its machine may be too slow for a run that audits. It may join again: weft join."
+        )
     if event.kind == STRIKE_OUT:
         return (
             f"the members banned this key after round {event.round}: {event.reason}. A peer whose disk is intact never "
@@ -442,143 +513,3 @@ def _deed(letter: Signed) -> acts.Remove | acts.Ban | acts.Pardon | acts.Amend |
         return act.deed
     except WireError:
         return None
-
-
-MAX_KEPT = 64  # notes of one kind, member and round: one that comes to more attempts has stood still for hours
-MAX_KEPT_NBYTES = acts.MAX_CONTRADICTION_NBYTES // 2  # of one kind, member and round: two of the largest proposals
-MAX_SHOWN = 16  # votes of one member, to one leader
-
-Kept = tuple[Signed, messages.RoundNote]
-Slot = tuple[str, int, int]  # of a note among those of its signer: kind, attempt, revision
-
-
-class EvidenceKeeper:
-    """Of the chain's present round, the one before it and the one after.
-
-    Args:
-        accuse: given what proves a lie.
-        verify: `keys.verify`, or what remembers its answers.
-    """
-
-    def __init__(
-        self, node: Node, chain: Chain, accuse: Callable[[acts.Warrant], None], verify: Verify = verify
-    ) -> None:
-        self._node = node
-        self._chain = chain
-        self._accuse = accuse
-        self._verify = verify
-        self._kept: dict[tuple[BranchId, Round], dict[PeerId, dict[Slot, Kept]]] = {}
-        node.on_note(Shown, self._on_shown)
-
-    def begin(self) -> None:
-        """A round begins."""
-        for place in [place for place in self._kept if not self._is_near(*place)]:
-            del self._kept[place]
-        base = self._chain.base
-        for signer, kept in self._kept.get((base.branch, base.round), {}).items():
-            for slot in [slot for slot, (_, note) in kept.items() if not _may_say(base, signer, note.message)]:
-                del kept[slot]  # said before it was known who leads
-
-    def wants(self, signed: Signed, note: messages.RoundNote) -> bool:
-        """Return whether a note would bind its signer and is not known, should its signature hold."""
-        place = note.branch, note.round
-        is_of_member = signed.signer in self._chain.base.electorate
-        return is_of_member and binds(note.message) and self._is_near(*place) and not self._is_known(signed, place)
-
-    def hear(self, signed: Signed, note: messages.RoundNote) -> None:
-        """Keep a note whose signature holds, if it binds its signer, and look whether it contradicts another."""
-        if not self.wants(signed, note):
-            return
-        kept = self._kept.setdefault((note.branch, note.round), {}).setdefault(signed.signer, {})
-        for known, other in kept.values():
-            if equivocation(other, note) is not None:
-                self._accuse(acts.Warrant(letters=(known, signed)))
-                return
-        base = self._chain.base
-        if (note.branch, note.round) == (base.branch, base.round) and not _may_say(base, signed.signer, note.message):
-            return
-        slot = _slot(note.message)
-        if slot not in kept or _promised(kept[slot][1].message) < _promised(note.message):
-            kept[slot] = signed, note
-            _cut(kept, slot[0])
-
-    def read(self, certificate: messages.Certificate) -> None:
-        """Hear what is said to prove a decision; whether it does need not have been checked."""
-        place = certificate.manifest.branch, certificate.manifest.round
-        if not self._is_near(*place):
-            return
-        for letter in (*certificate.votes, *certificate.farewells):
-            if letter.signer not in self._chain.base.electorate or self._is_known(letter, place):
-                continue
-            try:
-                note = unseal(letter, messages.RoundNote, self._verify)
-            except WireError:
-                continue
-            if (note.branch, note.round) == place:
-                self.hear(letter, note)
-
-    def show(self, peer: PeerId, attempt: Attempt) -> None:
-        """Show the leader of `attempt` what others said in the attempts before: it may know the other side."""
-        for letter in self._to_show(peer, attempt):
-            self._node.post(peer, Shown(signed=letter))
-
-    def _to_show(self, to: PeerId, attempt: Attempt) -> Iterable[Signed]:
-        base = self._chain.base
-        proposals: list[tuple[int, Signed]] = []
-        for signer, kept in sorted(self._kept.get((base.branch, base.round), {}).items()):
-            votes: list[tuple[int, Signed]] = []
-            for letter, note in kept.values() if signer != to else ():
-                match note.message:
-                    case messages.Propose(attempt=made) if made < attempt:
-                        proposals.append((made, letter))
-                    case messages.Accept(attempt=made) if made < attempt:
-                        votes.append((made, letter))
-                    case messages.Goodbye():
-                        yield letter
-            yield from (letter for _, letter in sorted(votes, key=lambda each: each[0])[-MAX_SHOWN:])
-        if proposals:  # one, for it may be large: the newest, which this peer has accepted if any
-            yield max(proposals, key=lambda each: each[0])[1]
-
-    def _is_known(self, signed: Signed, place: tuple[BranchId, Round]) -> bool:
-        return any(known.body == signed.body for known, _ in self._kept.get(place, {}).get(signed.signer, {}).values())
-
-    def _is_near(self, branch: BranchId, round: Round) -> bool:
-        base = self._chain.base
-        return branch == base.branch and abs(round - base.round) <= 1
-
-    async def _on_shown(self, _peer: PeerId, shown: Shown) -> None:
-        if not self.wants(shown.signed, claimed(shown.signed, messages.RoundNote)):
-            return
-        note = unseal(shown.signed, messages.RoundNote, self._verify)
-        self.hear(shown.signed, note)
-
-
-def _slot(message: messages.AnyRoundMessage) -> Slot:
-    """Return where a note that binds has its place: two in one place contradict each other, or one says all."""
-    match message:
-        case messages.Accept(attempt=attempt) | messages.Propose(attempt=attempt):
-            return type(message).__name__, attempt, 0
-        case messages.Collect(attempt=attempt, revision=revision):
-            return "Collect", attempt, revision
-        case messages.Promise(accepted=vote) if vote is not None:
-            return "Promise", vote.attempt, 0
-        case _:  # Prepare, Goodbye, and a Promise of who has accepted nothing
-            return f"bare {type(message).__name__}", 0, 0
-
-
-def _promised(message: messages.AnyRoundMessage) -> int:
-    """Return by which of two notes in one place more is said: the later promise denies all that the other does."""
-    return message.attempt if isinstance(message, messages.Prepare | messages.Promise) else 0
-
-
-def _may_say(base: messages.Base, signer: PeerId, message: messages.AnyRoundMessage) -> bool:
-    """Return whether anybody follows it: plans and proposals are the leader's."""
-    return not isinstance(message, messages.Collect | messages.Propose) or leader(base, message.attempt) == signer
-
-
-def _cut(kept: dict[Slot, Kept], kind: str) -> None:
-    """Forget notes of one kind until the rest fits, those of the latest attempts first; one may be of any size."""
-    slots = sorted(slot for slot in kept if slot[0] == kind)
-    nbytes = sum(len(kept[slot][0].body) for slot in slots)
-    while len(slots) > MAX_KEPT or (nbytes > MAX_KEPT_NBYTES and len(slots) > 1):
-        nbytes -= len(kept.pop(slots.pop())[0].body)

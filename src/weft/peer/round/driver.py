@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from weft.errors import DataError, DiskFull, PeerError
@@ -38,6 +39,7 @@ from weft.peer.round.members import Member, Quorum
 from weft.peer.round.merge import RoundMerger
 from weft.peer.round.payloads import Payloads, Wanted
 from weft.peer.round.timers import RoundTimes, Timers
+from weft.peer.round.works import Works
 from weft.peer.state.legacies import KeptLegacy
 from weft.store.journal import Votes
 from weft.sync.governance import accused, charter_after, legacy_tokens
@@ -50,7 +52,7 @@ from weft.sync.round.machine import Fate, State, Status
 from weft.sync.round.neighbours import takes_from
 from weft.sync.round.rules import Durable
 from weft.tasks import Tasks
-from weft.wire import Buffer
+from weft.wire import Buffer, Signed
 
 MAX_EARLY = 256  # letters kept while this peer still fetches the state
 MAX_GIVEN_UP = 16  # attempts at once: who was alone for a day is caught up with in a minute
@@ -59,7 +61,7 @@ MAX_GIVEN_UP = 16  # attempts at once: who was alone for a day is caught up with
 PAUSED = "it is paused"
 RESTING = "it was not drawn for this round"
 AT_WORK = "it was still at its training steps"
-LIED = "it signed two notes that contradict each other"
+LIED = "it was found to lie"
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,11 @@ class RoundDriver:
         self.acts = PendingActs(context.node, chain, context.emit, letters, lies, self._move)
         self._gather = Gather(context, self._member, self.parts, self.timers)
         self.merger = RoundMerger(context, chain, self.parts, self._gather, scope)
-        self._validity = Validity(self._member, self.merger, self.quorum, context.emit)
-        self.inbox = Inbox(context, self._member, self._validity, self._gather, self.timers, self.acts.accuse)
+        self.works = Works(context.node)
+        self._validity = Validity(self._member, self.merger, self.works, self.quorum, context.emit)
+        self.inbox = Inbox(
+            context, self._member, self._validity, self.works, self._gather, self.timers, self.acts.accuse
+        )
         self._state_named: machine.StateNamed | None = None
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
@@ -207,18 +212,24 @@ class RoundDriver:
         parts: Sequence[EncodedPart],
         kept: KeptLegacy | None = None,
         group: messages.GroupRecord | None = None,
+        work: Signed | None = None,
     ) -> tuple[Digest, ...]:
         """Offer a payload to the present round; return its parts' digests.
 
         Args:
             kept: the legacy that it is, where it is not this peer's own work.
             group: whose mean it is, where it is not this peer's alone.
+            work: how this peer came to it, where that is audited.
         """
+        if work is not None:
+            self.works.keep(work)
         digests = self.parts.offer(parts)
         self.parts.hand_out()
         self.timers.note_announced()
         legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
-        ready = messages.Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
+        ready = messages.Ready(
+            tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof, work=UNSET if work is None else work
+        )
         believed = ready
         if legacy is not None:  # where this peer leads, it takes itself at its word no more than others do
             tokens = legacy_tokens(self.chain.base, ready)

@@ -81,11 +81,12 @@ from weft.keys import Identity
 from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.messages import GENESIS, Decision, Letter
-from weft.peer.round.acts import EvidenceKeeper
+from weft.peer.round.evidence import EvidenceKeeper
 from weft.peer.round.gather import Gather
 from weft.peer.round.members import Member, Quorum
 from weft.peer.round.merge import RoundMerger
 from weft.peer.round.timers import Timers
+from weft.peer.round.works import Works
 from weft.sync.governance import binds, legacy_tokens
 from weft.sync.records import messages
 from weft.sync.records.acts import Warrant
@@ -102,16 +103,17 @@ RECOVER_S = 5.0  # between two looks for results that nobody had
 
 
 class Validity:
-    def __init__(self, member: Member, merger: RoundMerger, quorum: Quorum, emit: Emit) -> None:
+    def __init__(self, member: Member, merger: RoundMerger, works: Works, quorum: Quorum, emit: Emit) -> None:
         self._member = member
         self._merger = merger
+        self._works = works
         self._parts = merger.parts
         self._quorum = quorum
         self._emit = emit
 
     def must_weigh(self, base: messages.Base, named: messages.Manifest) -> bool:
-        """Return whether the machine might vote for `named`, and its results are not here."""
-        return is_successor(base, named) and not self._parts.has_results(named)
+        """Return whether the machine might vote for `named`, and its results, or works that it counts, are not here."""
+        return is_successor(base, named) and not (self._parts.has_results(named) and self._works.has(named))
 
     async def weigh(self, sender: PeerId, message: messages.AnyRoundMessage, named: messages.Manifest) -> bool:
         """Return, once that is known, whether what `message` names can be applied here.
@@ -121,6 +123,7 @@ class Validity:
         try:
             await self._merger.check(named)
             await self._parts.results(named)
+            await self._works.find(named, sender)
         except PeerError as error:
             reason = f"it names results that cannot be applied: {error}"
             self._emit(PayloadRejected(round=named.round, member=sender, reason=reason))
@@ -386,6 +389,7 @@ class Inbox:
         context: Context,
         member: Member,
         validity: Validity,
+        works: Works,
         gather: Gather,
         timers: Timers,
         accuse: Callable[[Warrant], None],
@@ -396,6 +400,7 @@ class Inbox:
         self._member = member
         self._chain = chain
         self._validity = validity
+        self._works = works
         self._gather = gather
         self._on_record: list[Callable[[messages.GroupRecord], object]] = []
         self.claims = Claims(chain.head, chain.charter, context.emit)
@@ -516,6 +521,8 @@ class Inbox:
         message, sender = heard.message, heard.sender
         if not isinstance(message, messages.Ready):
             return True
+        if not self._works.hear(heard.base, sender, message):
+            return False
         if message.group is not None and is_true(heard.base, sender, message.group):
             for callback in self._on_record:
                 callback(message.group)

@@ -181,6 +181,19 @@ class Carry:
             self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)
         return self._encoded.payload
 
+    @property
+    def error(self) -> Float32[Tensor, " num"] | None:
+        """What codecs left of all that was counted."""
+        return self._error
+
+    @property
+    def left(self) -> Float32[Tensor, " num"] | None:
+        """What `error` is once the payload that was encoded last is counted."""
+        return None if self._encoded is None else self._encoded.left
+
+    def forget_error(self) -> None:
+        self._error = None
+
     def offer(self, parts: tuple[Digest, ...] | None, through: PeerId | None = None) -> None:
         """Note what is announced in the present round, and through whom; None: nothing."""
         self.offered, self.offered_to = parts, through

@@ -24,6 +24,7 @@ from weft.ids import Digest, PeerId, Round
 from weft.peer.context import Context
 from weft.peer.state.replica import Replica
 from weft.store.chunks import chunk_digests, chunks, index_of
+from weft.store.index import StateIndex
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Accept, Manifest
 from weft.tasks import Compute
@@ -39,6 +40,7 @@ class StateNaming:
         self._replica = replica
         self._of: Digest | None = None  # the manifest of the outer step
         self._name: Digest | None = None
+        self.index: StateIndex | None = None  # of the vectors that are named
         self._donors: tuple[PeerId, ...] = ()  # who gave the state, until others have named the same
         self._num_agreed = 0  # rounds in which others did
         self._told: frozenset[PeerId] = frozenset()  # who differs
@@ -60,7 +62,9 @@ class StateNaming:
         of = digest_of(head)
         if self._of != of or self._name is None:
             is_same = self._name is not None and head.previous == self._of and not head.has_result
-            self._name = self._name if is_same else await named(self._context.compute, self._replica)
+            if not is_same:
+                self.index = await listed(self._context.compute, self._replica)
+                self._name = digest_of(self.index)
             self._of = of
         assert self._name is not None
         return of, self._name
@@ -96,15 +100,15 @@ class StateNaming:
             self._context.emit(StatesDiffer(round=round, members=tuple(sorted(others))))
 
 
-async def named(compute: Compute, replica: Replica) -> Digest:
-    """Return the digest of the index of a replica's vectors, which nobody changes meanwhile."""
+async def listed(compute: Compute, replica: Replica) -> StateIndex:
+    """Return the index of a replica's vectors, which nobody changes meanwhile."""
     vectors, digests = replica.vectors(), dict[str, tuple[Digest, ...]]()
     for name, vector in sorted(vectors.items()):
         if isinstance(vector, SpreadVector):  # each rank hashes its own
             digests[name] = await compute.serve(lambda vector=vector: chunk_digests(vector))  # type: ignore[misc]
         else:
             digests[name] = tuple(await hashed_in_turns(compute, chunks(vector)))
-    return digest_of(index_of(vectors, digests))
+    return index_of(vectors, digests)
 
 
 async def hashed_in_turns(compute: Compute, pieces: Sequence[Buffer]) -> list[Digest]:

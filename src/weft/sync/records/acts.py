@@ -2,6 +2,7 @@
 
     a steward   Act       Remove, Ban, Pardon, Amend, Succeed
     members     Ballot    for the removal of one key: of more than half of the electorate
+    auditors    Verdict   on one work, alike: of more than half of the electorate
     evidence    two notes of a round that contradict each other: whoever has both strikes their signer's key out
 
 A manifest carries them as warrants, in the order in which they take effect: for the round after it, on all members
@@ -11,13 +12,14 @@ An act cannot be replayed: it names its run and counts the acts of its steward. 
 removed by members before. Neither names a branch: where a run has split, it holds for both sides.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from weft.codec.config import CodecConfig
+from weft.ids import Round
 from weft.net.membership.full_mesh import MAX_MEMBERS
-from weft.net.messages import MAX_REASON_CHARS, HexPeer, HexRun
+from weft.net.messages import MAX_REASON_CHARS, HexDigest, HexPeer, HexRun
 from weft.sync.method.choices import NesterovConfig, SgdConfig
 from weft.sync.method.schedule import ScheduleConfig
 from weft.wire import Record, Signed
@@ -35,6 +37,7 @@ SeqLen = Annotated[int, Meta(ge=1, le=1 << 20)]
 BatchSize = Annotated[int, Meta(ge=1, le=1 << 16)]
 Every = Annotated[int, Meta(ge=1, le=100_000)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
+Outcome = Literal["equal", "differs", "unanswered"]
 Serial = Annotated[int, Meta(ge=1, le=MAX_SERIAL)]
 
 
@@ -106,9 +109,21 @@ class Ballot(Record, frozen=True, kw_only=True):
     reason: Reason
 
 
+class Verdict(Record, frozen=True, kw_only=True):
+    """What a member signs that has done some of another's training steps again, or has asked for them in vain."""
+
+    run: HexRun
+    peer: HexPeer  # who says that it has made them
+    round: Annotated[Round, Meta(ge=0, le=1 << 53)]  # that counts them
+    work: HexDigest  # its signed `Work`
+    before: Annotated[int, Meta(ge=0, le=1 << 53)]  # the number of the state that they begin with
+    outcome: Outcome
+    why: Reason = ""
+
+
 class Warrant(Record, frozen=True, kw_only=True):
-    """What makes a decision hold: a steward's signed act; signed ballots, ascending by signer; or two notes of a round
-    that one member signed and that contradict each other."""
+    """What makes a decision hold: a steward's signed act; signed ballots or verdicts, ascending by signer; or two notes
+    of a round that one member signed and that contradict each other."""
 
     letters: Annotated[tuple[Signed, ...], Meta(min_length=1, max_length=MAX_MEMBERS)]
 

@@ -21,6 +21,8 @@ from weft.wire import Record
 
 MIN_ELECTORS = 3  # of two, no majority outlives one
 MAX_STEWARDS = 16  # people, not machines
+MAX_UNANSWERED = 2  # rounds of which a member may leave audits unanswered: with the third it is removed
+UNANSWERED_FOR = 40  # rounds, after which one is forgotten
 MAX_BANNED = 256  # keys; a run that has to ban more should admit by key
 # Of one peer: their ids fill 128 MiB, and no single machine steps on so many at once.
 MAX_TOKENS_PER_STEP = 1 << 24
@@ -73,6 +75,22 @@ class Struck(Record, frozen=True, kw_only=True):
     round: Annotated[Round, Meta(ge=0, le=1 << 53)]
 
 
+class Unanswered(Record, frozen=True, kw_only=True):
+    """A key that has not answered auditors, and of which rounds, those long ago apart: ascending."""
+
+    peer: HexPeer
+    rounds: Annotated[
+        tuple[Annotated[Round, Meta(ge=0, le=1 << 53)], ...], Meta(min_length=1, max_length=MAX_UNANSWERED)
+    ]
+
+
+class AuditTerms(Record, frozen=True, kw_only=True):
+    """How members audit each other's work."""
+
+    rate: Annotated[float, Meta(gt=0, le=1)]  # the chance that a contribution is audited by somebody
+    trace_every: Annotated[int, Meta(ge=1, le=100_000)]  # inner steps from one state that is named to the next
+
+
 class Charter(Record, frozen=True, kw_only=True):
     stewards: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_STEWARDS)]  # as the genesis names them
     serials: Annotated[tuple[_Count, ...], Meta(max_length=MAX_STEWARDS)]  # how many acts of each have taken effect
@@ -92,6 +110,8 @@ class Charter(Record, frozen=True, kw_only=True):
     taken_in: Annotated[tuple[Taken, ...], Meta(max_length=MAX_TAKEN)] = ()  # of other branches, oldest first
     is_recorded: bool | UnsetType = UNSET  # manifests name what was before them; unset: they do not
     min_seq_len: Annotated[int, Meta(ge=1)] | UnsetType = UNSET  # shorter ones do not fit the data; unset: all do
+    audits: AuditTerms | UnsetType = UNSET  # unset: nobody's work is audited
+    unanswered: Annotated[tuple[Unanswered, ...], Meta(max_length=MAX_BANNED)] | UnsetType = UNSET  # ascending
 
     def leased_tokens(self, cursor: int) -> int:
         """Return the tokens of all leases before `cursor`."""

@@ -111,6 +111,7 @@ class Brought(Record, frozen=True, kw_only=True):
     tokens: _Tokens  # trained since it was last counted: its weight in the mean
     group: GroupClaim | None = None  # for which it brings the mean
     legacy: Legacy | None = None  # what is brought is not the peer's own, but what a branch had counted
+    work: HexDigest | UnsetType = UNSET  # of the signed `Work` that says how it came about, where others may audit that
 
     @property
     def num_peers(self) -> int:
@@ -244,6 +245,7 @@ class Ready(RoundMessage, frozen=True, kw_only=True):
     group: GroupRecord | None = None  # whole, so that all who count the aggregator know whom they count
     legacy: Legacy | None = None  # what the payload holds, where it is not what the sender has trained
     proof: LegacyProof | None = None
+    work: Signed | UnsetType = UNSET  # whole, so that all who count its sender can audit it
 
 
 class Pass(RoundMessage, frozen=True, kw_only=True):
@@ -372,6 +374,7 @@ def counted(contribution: Contribution) -> Counted:
         payload=payload_of(contribution.parts),
         group=contribution.group,
         legacy=contribution.legacy,
+        work=contribution.work,
     )
 
 

@@ -139,6 +139,8 @@ def _receive(state: machine.State, sender: PeerId, message: messages.AnyRoundMes
             brought = contribution(state.base.charter, sender, message)
             if state.base.is_gossip and not is_own(brought):
                 return state, ()
+            if not rules.says_right_work(state.base, brought):
+                return state, ()
             if message.group is not None and (message.legacy or not is_true(state.base, sender, message.group)):
                 return state, ()
             return make_plan(machine.replace(state, ready={**state.ready, sender: brought}))

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId
 from weft.rng import order_key
 from weft.sync.governance import Enacted, Void, countable, enacted
-from weft.sync.records.messages import Base, Collect, Goodbye, Manifest, Vote, work_of
+from weft.sync.records.messages import Base, Brought, Collect, Goodbye, Manifest, Vote, work_of
 from weft.sync.round.neighbours import is_sound_gossip, is_well_dealt, no_results
 from weft.sync.round.shares import are_fair
 from weft.wire import Record, digest_of
@@ -124,6 +124,7 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and are_fair(base, after.charter, manifest)
         and manifest.committed_tokens == base.committed_tokens + sum(each.tokens for each in manifest.contributions)
         and _has_right_entry(base, manifest)
+        and _have_right_works(base, manifest.contributions)
     )
 
 
@@ -132,6 +133,16 @@ def _has_right_entry(base: Base, manifest: Manifest) -> bool:
     if not base.charter.is_recorded or entry is UNSET:
         return not base.charter.is_recorded and entry is UNSET
     return entry.past == (base.past or b"") and entry.work == work_of(manifest.contributions)
+
+
+def _have_right_works(base: Base, contributions: Iterable[Brought]) -> bool:
+    return all(says_right_work(base, each) for each in contributions)
+
+
+def says_right_work(base: Base, brought: Brought) -> bool:
+    """Return whether what a member brings says how it came about, where that is audited: all but legacies, which a
+    branch has counted, and audited."""
+    return (brought.work is not UNSET) == (base.charter.audits is not UNSET and brought.legacy is None)
 
 
 def _is_sound_gossip(base: Base, manifest: Manifest) -> bool:
@@ -165,6 +176,7 @@ def is_sound(base: Base, plan: Collect) -> bool:
         and are_well_cut
         and countable(base, plan.contributions) == plan.contributions
         and _may_await(base, plan.awaited, peers)
+        and _have_right_works(base, plan.contributions)
         and is_known
         and len(plan.owners) == base.num_parts
         and (not base.is_gossip or is_sound_gossip(base, plan.owners, plan.contributions))

@@ -52,6 +52,8 @@ from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
 
+from msgspec import UNSET
+
 from weft.data.assign import Lease, leases, release
 from weft.ids import PeerId, Tokens
 from weft.rng import order_key
@@ -73,7 +75,14 @@ def weight(charter: Charter, tokens: int) -> int:
 def contribution(charter: Charter, peer: PeerId, ready: messages.Ready) -> messages.Contribution:
     """Return what `peer` announces as a manifest holds it."""
     group = None if ready.group is None else claim_of(ready.group, charter)
-    return messages.Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group, legacy=ready.legacy)
+    return messages.Contribution(
+        peer=peer,
+        tokens=ready.tokens,
+        parts=ready.parts,
+        group=group,
+        legacy=ready.legacy,
+        work=UNSET if ready.work is UNSET else digest_of(ready.work),
+    )
 
 
 def claim_of(record: messages.GroupRecord, charter: Charter) -> messages.GroupClaim:

@@ -1,0 +1,99 @@
+"""Both ends of audits in one peer, and what comes of them.
+
+equal                     an event
+differs, unanswered       a verdict for all members, each of whom looks for itself:
+                              more than half come to the same      a manifest strikes out, or counts that it did not
+                                                                   answer (`weft.sync.governance`)
+                              this peer finds nothing              the accuser is believed less, and then no more
+"""
+
+from collections import Counter
+
+from weft.events import Emit, WorkAudited
+from weft.ids import PeerId
+from weft.net.messages import MAX_REASON_CHARS
+from weft.peer.audit.auditor import Audit, Auditor, Found
+from weft.peer.audit.heads import Heads
+from weft.peer.audit.trace import Trace
+from weft.peer.audit.worker import Worker
+from weft.peer.context import Context
+from weft.peer.round.driver import RoundDriver
+from weft.peer.state.carry import Carry
+from weft.peer.state.replica import Replica
+from weft.sync.records.acts import Verdict
+from weft.sync.records.messages import Manifest
+from weft.tasks import Tasks
+from weft.training.trainer import Trainer
+from weft.wire import Signed, seal
+
+MOST_FALSE = 3  # accusations of one member that this peer could not find true: it looks into no more
+
+
+class Audits:
+    """
+    Args:
+        emit: may be called from any thread.
+    """
+
+    def __init__(
+        self, context: Context, trainer: Trainer, replica: Replica, carry: Carry, emit: Emit, tasks: Tasks
+    ) -> None:
+        self._context = context
+        self._trainer = trainer
+        self._replica = replica
+        self._tasks = tasks
+        self.heads = Heads()
+        self.trace = Trace(context, trainer, replica, carry, emit)
+        self._worker = Worker(context, trainer, replica, self.trace, self.heads, tasks)
+        self._auditor: Auditor | None = None
+        self._rounds: RoundDriver | None = None
+        self._num_false = Counter[PeerId]()
+
+    def begin(self, rounds: RoundDriver) -> None:
+        """Take part in these rounds' audits."""
+        self._rounds = rounds
+        self._auditor = Auditor(
+            self._context, self._trainer, self._replica, rounds, self.heads, self._tasks, self._found
+        )
+        rounds.acts.on_verdict(self._heard)
+
+    def follow(self, manifest: Manifest) -> None:
+        """Draw what this peer audits of a round whose outer step is made."""
+        assert self._auditor is not None, "it has come to its rounds"
+        self._auditor.follow(manifest)
+
+    def _heard(self, letter: Signed, verdict: Verdict) -> None:
+        by, me = letter.signer, self._context.node.peer
+        if self._auditor is not None and me not in (by, verdict.peer) and self._num_false[by] < MOST_FALSE:
+            self._auditor.look_again(letter, verdict)
+
+    def _found(self, audit: Audit, found: Found) -> None:
+        member = PeerId(audit.work.peer)
+        self._context.emit(
+            WorkAudited(
+                round=audit.round,
+                member=member,
+                work=audit.name,
+                num_steps=audit.link.num_steps,
+                outcome=found.outcome,
+                why=found.why,
+                distance=found.distance,
+            )
+        )
+        if found.outcome != "equal":
+            self._accuse(audit, found)
+        elif audit.ticket.kind == Verdict.__name__:
+            self._num_false[audit.ticket.signer] += 1
+
+    def _accuse(self, audit: Audit, found: Found) -> None:
+        verdict = Verdict(
+            run=self._replica.run.run,
+            peer=audit.work.peer,
+            round=audit.round,
+            work=audit.name,
+            before=audit.link.before,
+            outcome=found.outcome,
+            why=found.why[:MAX_REASON_CHARS],
+        )
+        assert self._rounds is not None
+        self._rounds.acts.take(seal(self._context.identity, verdict))

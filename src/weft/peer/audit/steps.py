@@ -1,0 +1,74 @@
+"""Training steps that somebody has made, made again on this machine: by who made them, and by who audits them."""
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.errors import DataError
+from weft.ids import PeerId
+from weft.peer.audit.heads import Head
+from weft.peer.group.records import lease_of
+from weft.run.amend import amended
+from weft.run.config import Genesis
+from weft.sync.records.work import Segment
+from weft.training.trainer import Trainer
+
+LOCAL, ERROR = "local", "error"
+
+
+def repeat(
+    trainer: Trainer,
+    run: Genesis,
+    head: Head,
+    segment: Segment,
+    state: Mapping[str, Tensor],
+    outer: Float32[Tensor, " num"] | None,
+    num_before: int,
+    first: int,
+    num_steps: int,
+    on_step: Callable[[int], None] = lambda _num: None,
+) -> dict[str, Tensor]:
+    """Return the state after `num_steps` training steps of a segment. The trainer is as before.
+
+    Args:
+        head: that the segment begins at.
+        state: before the steps: the parameters, and the optimizer's vectors.
+        outer: parameters that steps are pulled to; None: they are not.
+        num_before: steps that the optimizer has made before the segment.
+        first: steps of the segment that are made already.
+        on_step: told after each how many of the segment are made, while the trainer is there.
+
+    Raises:
+        DataError: the segment has no such steps.
+        NotFinite, OutOfMemory: as `Trainer.train`.
+    """
+    leased = lease_of(head.manifest.leases, PeerId(segment.holder))
+    config = amended(run, head.charter)
+    size = config.settings.batch_size
+    positions = leased[first * size : (first + num_steps) * size]
+    if len(positions) != num_steps * size:
+        raise DataError(f"a lease of {len(leased)} samples has no {first + num_steps} training steps of {size}")
+    pace = Fraction(sum(lease.num_windows for lease in head.manifest.leases), len(leased))
+    counter = torch.tensor([num_before + first], dtype=torch.int64)
+    with trainer.lent():
+        trainer.apply_settings(config)
+        trainer.load_private_state({**state, "num_steps": counter})
+        trainer.set_local(state[LOCAL])
+        if outer is not None:
+            trainer.set_center(outer)
+        trainer.on_step = on_step
+        trainer.train(positions, head.manifest.committed_tokens, pace, num_done=first)
+        return {name: vector.clone() for name, vector in state_of(trainer).items()}
+
+
+def state_of(trainer: Trainer) -> dict[str, Tensor]:
+    """Return what a work names of a moment: the parameters, and the optimizer's vectors. Views, until the next step."""
+    return {LOCAL: trainer.local(), **memory_of(trainer)}
+
+
+def memory_of(trainer: Trainer) -> dict[str, Tensor]:
+    """Return the optimizer's vectors."""
+    return {name: value for name, value in trainer.private_state().items() if value.is_floating_point()}

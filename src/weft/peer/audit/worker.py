@@ -1,0 +1,225 @@
+"""What a worker shows of its training steps to those who were drawn to audit them.
+
+    AuditRequest ──►  the ticket says which steps     made again from where the segment began: on the way, the state
+      ◄── AuditAnswer                                 before them is kept, and the one after
+    AuditSealed ──►   the auditor has done them
+      ◄── AuditOpened                                 what this peer came to
+
+Failure:
+- this machine does not come to its own states again, as a device that adds up in another order each time: an event says
+  so. What it shows then is not what it named, and it counts as unanswered.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from weft.errors import CheckpointError, WeftError, WireError
+from weft.events import Notice
+from weft.ids import Digest, PeerId
+from weft.keys import verify
+from weft.peer.audit.heads import Heads
+from weft.peer.audit.steps import ERROR, LOCAL, repeat, state_of
+from weft.peer.audit.trace import Told, Trace
+from weft.peer.context import Context
+from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
+from weft.peer.state.replica import Replica
+from weft.store.chunks import chunks, state_index
+from weft.store.index import StateIndex
+from weft.sync.merge.method import OUTER
+from weft.sync.records.acts import Verdict
+from weft.sync.records.work import Link, links, state_before
+from weft.tasks import Tasks
+from weft.training.trainer import Trainer
+from weft.verify.draw import Draw, drawn
+from weft.wire import Buffer, Signed, digest_of, encode, unseal
+
+MAX_SHOWN = 4  # audits at a time: each holds a few vectors
+
+
+class Blobs:
+    """What can be fetched, by digest."""
+
+    def __init__(self) -> None:
+        self.held = dict[Digest, Buffer]()
+
+    def show(self, vectors: Mapping[str, Tensor]) -> Digest:
+        """Let vectors be fetched, and the list of their chunks; return its digest."""
+        index = state_index(vectors)
+        for each in index.vectors:
+            self.held.update(zip(map(Digest, each.chunks), chunks(vectors[each.name]), strict=True))
+        return self.list(index)
+
+    def list(self, index: StateIndex) -> Digest:
+        name = digest_of(index)
+        self.held[name] = encode(index)
+        return name
+
+
+@dataclass
+class _Shown:
+    """What one audit may fetch."""
+
+    answer: AuditAnswer
+    after: NamedState
+    blobs: dict[Digest, Buffer] = field(repr=False)
+
+
+class Worker:
+    """Of one peer."""
+
+    def __init__(self, context: Context, trainer: Trainer, replica: Replica, trace: Trace, heads: Heads, tasks: Tasks):
+        self._context = context
+        self._trainer = trainer
+        self._replica = replica
+        self._trace = trace
+        self._heads = heads
+        self._tasks = tasks
+        self._shown: dict[tuple[Digest, int], _Shown] = {}  # by the work's name and the link, oldest first
+        self._making: dict[tuple[Digest, int], asyncio.Task[None]] = {}
+        self._repeating = asyncio.Lock()
+        context.node.serve_blobs(self._lookup, is_patient=True)
+        context.node.serve(AuditRequest, self._on_request)
+        context.node.serve(AuditSealed, self._on_sealed)
+
+    async def _on_request(self, peer: PeerId, request: AuditRequest) -> AuditAnswer:
+        due = self._due(peer, request.work, request.ticket)
+        if isinstance(due, str):
+            return AuditAnswer(is_ready=False, reason=due)
+        told, link = due
+        key = told.name, link.before
+        if (shown := self._shown.get(key)) is not None:
+            return shown.answer
+        if key not in self._making:
+            self._making[key] = self._tasks.spawn(self._make(told, link))
+        return AuditAnswer(is_ready=False, reason="it is at these training steps")
+
+    async def _on_sealed(self, peer: PeerId, request: AuditSealed) -> AuditOpened:
+        due = self._due(peer, request.work, request.ticket)
+        shown = None if isinstance(due, str) else self._shown.get((due[0].name, due[1].before))
+        return AuditOpened(after=None if shown is None else shown.after)
+
+    def _due(self, peer: PeerId, work: Digest, ticket: Signed) -> tuple[Told, Link] | str:
+        """Return what an auditor was drawn to see, or why it is shown nothing."""
+        told = self._trace.known(work)
+        if told is None:
+            return "it knows no such work, or not any more, or does not know yet that a round has counted it"
+        if ticket.kind == Verdict.__name__:
+            return self._doubted(peer, told, ticket)
+        try:
+            draw = unseal(ticket, Draw, verify)
+        except WireError as error:
+            return f"the ticket is none: {error}"
+        found = self._heads.known(draw.manifest)
+        audits = self._replica.charter.audits
+        if ticket.signer != peer or found is None or not audits:
+            return "the ticket is of another, or of a round that it does not know"
+        names = [each.work for each in found.manifest.contributions]
+        electorate = self._heads.electorate(draw.manifest)
+        every = audits.trace_every
+        all_links = links(told.work.segments, every)
+        number = drawn(ticket.signature, work, audits.rate, len(electorate), len(all_links))
+        if work not in names or peer not in electorate or number is None:
+            return "the ticket draws nobody for this work"
+        return told, all_links[number]
+
+    def _doubted(self, peer: PeerId, told: Told, ticket: Signed) -> tuple[Told, Link] | str:
+        """Return what another member has found a fault with: then all may look."""
+        try:
+            verdict = unseal(ticket, Verdict, verify)
+        except WireError as error:
+            return f"the ticket is no verdict: {error}"
+        head, audits = self._replica.head, self._replica.charter.audits
+        members = () if head is None else head.members
+        if not audits or peer not in members or ticket.signer not in members or verdict.work != told.name:
+            return "the verdict is of nobody who votes, or on another work"
+        all_links = links(told.work.segments, audits.trace_every)
+        link = next((each for each in all_links if each.before == verdict.before), None)
+        return (told, link) if link is not None and verdict.outcome != "equal" else "the verdict is on no steps of it"
+
+    # --- the steps ---
+
+    async def _make(self, told: Told, link: Link) -> None:
+        key = told.name, link.before
+        try:
+            async with self._repeating:
+                shown = await self._context.compute.train(lambda: self._found(told, link))
+        except WeftError as error:
+            self._context.emit(Notice(text=f"this peer cannot show an auditor what it did: {error}"))
+            return
+        finally:
+            del self._making[key]
+        if shown.answer.before is not None and not self._is_mine(told, shown):
+            text = "this machine does not come to its own training steps again: what it shows to auditors is of no use"
+            self._context.emit(Notice(text=f"{text}. Set device = cpu, or leave runs that audit"))
+            return
+        while len(self._shown) >= MAX_SHOWN:
+            del self._shown[next(iter(self._shown))]
+        self._shown[key] = shown
+
+    def _is_mine(self, told: Told, shown: _Shown) -> bool:
+        named = (shown.answer.before, shown.after)
+        return all(each is not None and told.names[each.path.index] == each.state for each in named)
+
+    def _found(self, told: Told, link: Link) -> _Shown:
+        blobs, end, last = Blobs(), told.end.read(), len(told.names) - 1
+        before, after = self._passed(told, link.segment, link.first, link.first + link.num_steps)
+        error = end.pop(ERROR, None)
+        blobs.show(end)
+        for number in {link.segment, len(told.pieces) - 1}:
+            blobs.show(self._outer(told, number))
+        previous = followed = None
+        if link.first == 0 and link.segment:
+            previous = self._previous(told, link.segment, blobs)
+        elif link.first == 0 and (before_it := self._trace.known(Digest(told.work.follows or ""))) is not None:
+            path = before_it.tree.path(len(before_it.names) - 1)
+            followed = NamedState(state=blobs.list(before_it.last), path=path)
+        answer = AuditAnswer(
+            is_ready=True,
+            before=told.named(blobs.show(before), link.before),
+            last=told.named(blobs.list(told.last), last),
+            previous=previous,
+            followed=followed,
+            error=None if error is None else blobs.show({ERROR: error}),
+        )
+        return _Shown(answer, told.named(blobs.show(after), link.before + 1), blobs.held)
+
+    def _previous(self, told: Told, number: int, blobs: "Blobs") -> NamedState:
+        """Show what a segment was moved from: what the one before ended with, and the outer parameters of both."""
+        steps = told.pieces[number - 1].segment.num_steps
+        _, ended = self._passed(told, number - 1, steps, steps)
+        for each in (number - 1, number):
+            blobs.show(self._outer(told, each))
+        blobs.show({LOCAL: ended[LOCAL]})
+        state = blobs.list(state_index(ended))
+        return told.named(state, state_before(told.work.segments, self._trace.trace_every, number) - 1)
+
+    def _outer(self, told: Told, number: int) -> dict[str, Tensor]:
+        """Return the outer parameters that a segment began at: of the first they are its own."""
+        kept = told.pieces[number].start.read()
+        return {OUTER: kept[OUTER] if number else kept[LOCAL]}
+
+    def _passed(self, told: Told, number: int, first: int, stop: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the states after `first` and after `stop` steps of a segment."""
+        piece = told.pieces[number]
+        head = self._heads.known(Digest(piece.segment.head))
+        if head is None:
+            raise CheckpointError("the round that its segment began at is no longer known here.")
+        kept = piece.start.read()
+        outer = kept.pop(OUTER, kept[LOCAL]) if self._replica.config.method.proximal else None
+        kept.pop(OUTER, None)
+        states = {0: kept}
+
+        def note(num_steps: int) -> None:
+            if num_steps in (first, stop):
+                states[num_steps] = {name: vector.clone() for name, vector in state_of(self._trainer).items()}
+
+        run, before = self._replica.run, told.num_before[number]
+        if stop:
+            repeat(self._trainer, run, head, piece.segment, kept, outer, before, 0, stop, on_step=note)
+        return states[first], states[stop]
+
+    def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
+        return next((shown.blobs[wanted] for shown in self._shown.values() if wanted in shown.blobs), None)

@@ -1,0 +1,5 @@
+"""Who audits whose work, and what comes of it: pure, without torch.
+
+draw      who is to do which training steps of a contribution again
+judge     how far two states may lie apart that honest machines come to
+"""
