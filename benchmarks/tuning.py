@@ -6,8 +6,8 @@
 Conversations are tasks whose answers can be checked (`rig.tasks`). The model as it came, the one of one process and the
 one of four are each exported, served by `weft serve`, and asked questions that were not trained on, by OpenAI's client
 at temperature 0. One process makes plain steps of AdamW (`fedavg` of one). Four make fewer steps one after the other
-with the same tokens, so each takes half as many samples a step, at twice the rate (docs/log.md has what else was
-tried). Bytes are what the maker of the run sent and received, against a ring of the whole model's gradients in bf16 at
+with the same tokens, so each takes half as many samples a step, at twice the rate, and they synchronise twice as often
+in half the bits (docs/log.md has what else was tried). Bytes are what the maker of the run sent and received, against a ring of the whole model's gradients in bf16 at
 each step of as many samples as the one process takes; all have the model's folder before. All machines share the cores
 of this one.
 """
@@ -57,7 +57,7 @@ class Training:
 
 
 ALONE = Training(2, 5, 1e-3, '{type = "fedavg", every = 5}')
-TOGETHER = Training(1, 10, 2e-3, '{type = "diloco", every = 10, lr = 0.7, momentum = 0.5}')
+TOGETHER = Training(1, 5, 2e-3, '{type = "diloco", every = 5, lr = 0.7, momentum = 0.5, codec = {type = "e3m0"}}')
 RUN = """
 name = "tuning"
 peers = {peers}
