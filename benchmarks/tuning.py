@@ -7,9 +7,9 @@ Conversations are tasks whose answers can be checked (`rig.tasks`). The model as
 one of four are each exported, served by `weft serve`, and asked questions that were not trained on, by OpenAI's client
 at temperature 0. One process makes plain steps of AdamW (`fedavg` of one). Four make fewer steps one after the other
 with the same tokens, so each takes half as many samples a step, at twice the rate, and they synchronise twice as often
-in half the bits (docs/log.md has what else was tried). Bytes are what the maker of the run sent and received, against a ring of the whole model's gradients in bf16 at
-each step of as many samples as the one process takes; all have the model's folder before. All machines share the cores
-of this one.
+in half the bits (docs/log.md has what else was tried). Bytes are what the maker of the run sent and received, against a
+ring of the whole model's gradients in bf16 at each step of as many samples as the one process takes; all have the
+model's folder before. All machines share the cores of this one.
 """
 
 import argparse

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from weft import rng
 from weft.errors import DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused, WireError
-from weft.ids import Digest, PeerId, Round, short
+from weft.ids import Digest, PeerId, Round
 from weft.ledger.tree import is_leaf
 from weft.peer.audit.heads import Head, Heads
 from weft.peer.audit.steps import ERROR, LOCAL, repeat
@@ -52,6 +52,7 @@ from weft.verify.judge import threshold
 from weft.wire import Buffer, Record, Signed, decode, digest, digest_of, seal
 
 ANSWER_ROUNDS = 4
+MAX_BEGUN = 1024  # audits that are remembered
 ASK_AGAIN_S = 1.0
 CALL_S = 20.0
 SALT_NBYTES = 32
@@ -81,8 +82,8 @@ class Audit:
     until: Round  # then it is not answered
 
 
-class Unanswered(Exception):
-    """The worker has not shown what it named."""
+class NotShown(Exception):
+    """The worker does not show what it named, or not yet."""
 
 
 class Unknown(Exception):
@@ -118,6 +119,7 @@ class Auditor:
         self._tasks = tasks
         self._on_found = on_found
         self._client = StateClient(context.node, context.compute, context.clock)
+        self._begun: dict[tuple[Digest, int], None] = {}  # works and states before steps: each is looked at once
         self._one = asyncio.Lock()  # one after the other: each takes a state's memory
 
     def follow(self, manifest: Manifest) -> None:
@@ -151,20 +153,28 @@ class Auditor:
         return True
 
     def _begin(self, round: Round, name: Digest, work: Work, link: Link, ticket: Signed) -> None:
+        if (name, link.before) in self._begun:
+            return
+        self._begun[name, link.before] = None
+        for forgotten in list(self._begun)[:-MAX_BEGUN]:
+            del self._begun[forgotten]
         until = Round(self._rounds.chain.head.round + ANSWER_ROUNDS)
         self._tasks.spawn(self._run(Audit(round, name, work, link, ticket, until)))
 
     async def look(self, audit: Audit) -> Found | None:
         """Do an audit; None: it cannot be done here."""
-        try:
-            async with self._one:
+        peer, reason = PeerId(audit.work.peer), ""
+        while self._rounds.chain.head.round < audit.until and peer in self._rounds.chain.base.electorate:
+            try:
                 return await self._look(audit)
-        except Unanswered as error:
-            return Found("unanswered", str(error))
-        except Differs as error:
-            return Found("differs", str(error))
-        except (Unknown, OutOfMemory):
-            return None
+            except Differs as error:
+                return Found("differs", str(error))
+            except (Unknown, OutOfMemory):
+                return None
+            except (NotShown, PeerError, NetError, Refused) as error:
+                reason = str(error)
+            await asyncio.sleep(ASK_AGAIN_S)
+        return Found("unanswered", reason) if peer in self._rounds.chain.base.electorate else None
 
     async def _run(self, audit: Audit) -> None:
         if not self._trainer.is_parked and (found := await self.look(audit)) is not None:
@@ -186,11 +196,19 @@ class Auditor:
         holder = PeerId(work.segments[link.segment].holder)
         if holder != work.peer and len(lease_of(head.manifest.leases, PeerId(work.peer))):
             raise Differs("it trained on what was leased to another")
-        if link.first == 0:
-            await self._check_begin(audit, answer, before, head)
-        await self._check_payload(audit, last)
-        state = await self._pulled(audit, before)
-        outer = None
+        async with self._one:
+            if link.first == 0:
+                await self._check_begin(audit, answer, before, head)
+            await self._check_payload(audit, last)
+            state, mine = await self._repeated(audit, before, head)
+        return await self._compared(audit, state, mine, count)
+
+    async def _repeated(
+        self, audit: Audit, before: StateIndex, head: Head
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the state before the steps, and the one that this machine comes to."""
+        work, link = audit.work, audit.link
+        state, outer = await self._pulled(audit, before), None
         if self._replica.config.method.proximal:
             outer = (await self._pulled(audit, _alone(head.outer)))[OUTER]
         num_before = work.num_before + sum(segment.num_steps for segment in work.segments[: link.segment])
@@ -203,7 +221,7 @@ class Auditor:
             raise Differs(str(error)) from None
         except NotFinite as error:
             raise Differs(f"its state is none to go on from: {error}") from None
-        return await self._compared(audit, state, mine, count)
+        return state, mine
 
     async def _compared(self, audit: Audit, before: dict[str, Tensor], mine: dict[str, Tensor], count: int) -> Found:
         name, salt = digest_of(state_index(mine)), rng.fresh_secret(SALT_NBYTES)
@@ -243,7 +261,7 @@ class Auditor:
             await self._check_followed(audit, answer, memory)
             return
         if answer.previous is None:
-            raise Unanswered("it does not show what it had before it was moved to other parameters")
+            raise NotShown("it does not show what it had before it was moved to other parameters")
         at = state_before(work.segments, self._trace_every, number) - 1
         count = num_states(work.segments, self._trace_every)
         previous = await self._index(audit, answer.previous, at, count, work)
@@ -263,7 +281,7 @@ class Auditor:
         work, follows = audit.work, Digest(audit.work.follows or "")
         before_it = self._rounds.works.known(follows) or await self._rounds.works.fetch(follows, [PeerId(work.peer)])
         if before_it is None or answer.followed is None:
-            raise Unanswered("it does not show the work that its optimizer goes on from")
+            raise NotShown("it does not show the work that its optimizer goes on from")
         counted_in, oldest = self._heads.counted_in(follows), self._heads.oldest
         if before_it.peer != work.peer or before_it.run != work.run:
             raise Differs("its optimizer goes on from work that was not its own")
@@ -323,17 +341,17 @@ class Auditor:
 
         answer = await self._until(audit, request, AuditAnswer, ready)
         if answer.before is None or answer.last is None:
-            raise Unanswered("it shows no state")
+            raise NotShown("it shows no state")
         return answer
 
     async def _until(self, audit: Audit, request: Record, kind: type[A], read: Callable[[A], T | str]) -> T:
         """Return what the worker answers, asked again until it does or its rounds are over.
 
         Raises:
-            Unanswered: it does not.
+            NotShown: it does not.
         """
         peer, reason = PeerId(audit.work.peer), "it does not answer"
-        while self._rounds.chain.head.round < audit.until:
+        while self._rounds.chain.head.round < audit.until and peer in self._rounds.chain.base.electorate:
             try:
                 found = read(await self._context.node.call(peer, request, kind, deadline_s=CALL_S))
             except (PeerError, NetError, Refused) as error:
@@ -342,21 +360,21 @@ class Auditor:
                 return found
             reason = found
             await asyncio.sleep(ASK_AGAIN_S)
-        raise Unanswered(f"{short(peer)}: {reason}")
+        raise NotShown(reason)
 
     async def _index(self, audit: Audit, named: NamedState, number: int, count: int, work: Work) -> StateIndex:
         path = named.path
         is_it = (path.index, path.count) == (number, count)
         if not is_it or not is_leaf(Digest(work.trace), bytes.fromhex(named.state), path):
-            raise Unanswered("it shows a state that it has not named")
+            raise NotShown("it shows a state that it has not named")
         return await self._listed(audit, Digest(named.state))
 
     async def _listed(self, audit: Audit, name: Digest) -> StateIndex:
+        data = await self._context.node.fetch_small(PeerId(audit.work.peer), name, MAX_INDEX_NBYTES)
         try:
-            data = await self._context.node.fetch_small(PeerId(audit.work.peer), name, MAX_INDEX_NBYTES)
             return decode(data, StateIndex, max_nbytes=MAX_INDEX_NBYTES)  # type: ignore[no-any-return]
-        except (PeerError, NetError, Refused, WireError) as error:
-            raise Unanswered(f"it does not list a state that it has named: {error}") from None
+        except WireError as error:
+            raise Differs(f"what it has named is no state: {error}") from None
 
     async def _pulled(self, audit: Audit, index: StateIndex, names: set[str] | None = None) -> dict[str, Tensor]:
         """Return vectors of an index, all fetched of the worker."""
@@ -370,10 +388,7 @@ class Auditor:
             piece = torch.frombuffer(bytearray(data), dtype=torch.float32)
             vectors[name][start : start + len(piece)] = piece
 
-        try:
-            await self._client.pull(index, [PeerId(audit.work.peer)], put, names)
-        except (PeerError, NetError, Refused) as error:
-            raise Unanswered(f"it does not show a state that it has named: {error}") from None
+        await self._client.pull(index, [PeerId(audit.work.peer)], put, names)
         return vectors
 
 

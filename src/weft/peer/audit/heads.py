@@ -54,6 +54,10 @@ class Heads:
         """Return the first round that is known here; None: none is."""
         return next((head.manifest.round for head in self._kept.values()), None)
 
+    def has_voted(self, peer: PeerId) -> bool:
+        """Return whether a peer was a member after one of the rounds that are known here."""
+        return any(peer in head.manifest.members for head in self._kept.values())
+
     def electorate(self, manifest: Digest) -> tuple[PeerId, ...]:
         """Return who decided a manifest; nobody: that is not known here."""
         found = self._kept.get(manifest)

@@ -133,7 +133,8 @@ class Worker:
             return f"the ticket is no verdict: {error}"
         head, audits = self._replica.head, self._replica.charter.audits
         members = () if head is None else head.members
-        if not audits or peer not in members or ticket.signer not in members or verdict.work != told.name:
+        has_voted = self._heads.has_voted(ticket.signer)  # it may be struck out by now, and others still look
+        if not audits or peer not in members or not has_voted or verdict.work != told.name:
             return "the verdict is of nobody who votes, or on another work"
         all_links = links(told.work.segments, audits.trace_every)
         link = next((each for each in all_links if each.before == verdict.before), None)
