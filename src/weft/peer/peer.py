@@ -127,7 +127,8 @@ class Peer:
         self.pin = StateServer(context, self.replica, self._entrance.legacies, participation).pin
         self._evaluator = make_evaluator(context, self._trainer, self.replica, self._should_break_off)
         self._past = PastRounds(context, self.replica, self._records)
-        self._autosave = Autosave(context, self.replica, self._carry, self._trainer)
+        beside = (lambda: None) if self._trace is None else self._trace.save
+        self._autosave = Autosave(context, self.replica, self._carry, self._trainer, beside)
         self._in_rounds: InRounds | None = None
         self._has_saved = False  # its last checkpoint
         self._shown: BranchId | None = None  # whose parameters texts are drawn with

@@ -8,24 +8,31 @@ to them again.
 
     traces/     segment-7.safetensors    parameters and optimizer, as a segment began; later ones: outer parameters, too
                 end-8.safetensors        parameters as a payload was made of them; what codecs had left before
+                told-8.bin               the work that goes with it
+                open.bin                 how far the next work was, as a checkpoint was written
 
 An optimizer goes on from work to work, so a work names the one before. Where this peer cannot show how its optimizer
-came about (it was started again, or gave up what it carried), it begins with a new one, which anybody can check.
+came about (it was killed in the middle of a lease, or gave up what it carried), it begins with a new one, which anybody
+can check.
 
 Failure:
 - the disk does not take a file: this peer cannot answer audits. `DataError` or `DiskFull` ends it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import count
+from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
+from msgspec import Meta
+from msgspec.structs import replace
 from torch import Tensor, zeros_like
 
+from weft.data.store import write_atomically
+from weft.errors import WireError
 from weft.events import Emit, Notice, WorkDropped
 from weft.ids import Digest, PeerId, Round, Tokens
-from weft.ledger.tree import Tree
+from weft.ledger.tree import HASH_NBYTES, Tree
+from weft.net.messages import HexDigest
 from weft.peer.audit.steps import ERROR, LOCAL, memory_of, state_of
 from weft.peer.context import Context
 from weft.peer.messages import NamedState
@@ -33,65 +40,92 @@ from weft.peer.state.carry import Carry
 from weft.peer.state.checkpoint import read_vectors, write_vectors
 from weft.peer.state.replica import Replica
 from weft.store.chunks import state_index
+from weft.store.home import RecordFile
 from weft.store.index import StateIndex
 from weft.sync.merge.method import OUTER
 from weft.sync.records.messages import Counted, Manifest
 from weft.sync.records.work import MAX_SEGMENTS, Segment, Work
 from weft.training.trainer import Trainer
-from weft.wire import Signed, digest_of, seal
+from weft.wire import Record, Signed, claimed, decode, digest_of, encode, seal
 
+MAX_NBYTES = 64 << 20  # of a list of states: 32 bytes each, and what names the chunks of a few
 KEPT_ROUNDS = 8  # for which what audits may ask is kept
 UNTOLD = "this peer cannot show how they came about: it was started again, or began at another state"
 TOO_LONG = f"they were in none of {MAX_SEGMENTS} rounds, and how they came about grows too long to be told"
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Vectors on disk."""
+class Kept(Record, frozen=True, kw_only=True):
+    """Vectors in a file of the folder."""
 
-    path: Path
+    file: Annotated[str, Meta(pattern=r"^[a-z]+-[0-9]+[.]safetensors\Z")]
     index: StateIndex
 
-    def read(self) -> dict[str, Tensor]:
+    def read(self, folder: Path) -> dict[str, Tensor]:
         """
         Raises:
             CheckpointError: they are not there any more, or others are.
         """
-        return dict(read_vectors(self.path, self.index))
+        return dict(read_vectors(folder / self.file, self.index))
 
 
-@dataclass
-class Piece:
+class Piece(Record, frozen=True, kw_only=True):
     """A segment, and the state that it begins with."""
 
     segment: Segment
     start: Kept
     tokens_per_step: int
+    num_before: int  # steps that the optimizer has made before it
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(Record, frozen=True, kw_only=True):
     """A work that was announced, and all that audits of it may ask for."""
 
-    work: Work
     signed: Signed
     pieces: tuple[Piece, ...]
-    names: tuple[Digest, ...]  # of all states, in order
-    end: Kept
+    names: bytes  # of all states, in order
+    end: Kept  # what the payload was made of
     last: StateIndex  # of the last state
-    num_before: tuple[int, ...]  # steps that the optimizer has made before each segment
-    files: tuple[Path, ...] = field(repr=False)
+    counted: Round | None = None  # in which round; None: in none that is known here
 
     @property
     def name(self) -> Digest:
         return digest_of(self.signed)
 
     @property
+    def work(self) -> Work:
+        return claimed(self.signed, Work)
+
+    @property
     def tree(self) -> Tree:
-        return Tree(bytes.fromhex(name) for name in self.names)
+        return tree_of(self.names)
+
+    @property
+    def num_states(self) -> int:
+        return len(self.names) // HASH_NBYTES
+
+    def state(self, number: int) -> Digest:
+        return Digest(self.names[HASH_NBYTES * number : HASH_NBYTES * (number + 1)].hex())
 
     def named(self, state: Digest, number: int) -> NamedState:
         return NamedState(state=state, path=self.tree.path(number))
+
+    @property
+    def files(self) -> set[str]:
+        return {self.end.file, *(piece.start.file for piece in self.pieces)}
+
+
+class Open(Record, frozen=True, kw_only=True):
+    """What is told of the work that goes on, and what it goes on from."""
+
+    pieces: tuple[Piece, ...] = ()
+    names: bytes = b""
+    has_end: bool = True  # the last state is named
+    follows: HexDigest | None = None  # the work that was counted last, if its optimizer goes on
+    memory: HexDigest | None = None  # the optimizer, when this was saved
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(piece.segment.num_steps * piece.tokens_per_step for piece in self.pieces)
 
 
 class Trace:
@@ -107,16 +141,18 @@ class Trace:
         self._trainer = trainer
         self._replica = replica
         self._carry = carry
-        self._folder = context.folder.traces
-        self._serials = count()
-        self._pieces: list[Piece] = []
-        self._names: list[Digest] = []
-        self._has_end = True  # the last state is named
-        self._told: Told | None = None  # what was announced last
-        self._counted: Told | None = None
-        self._kept: dict[Digest, tuple[Round, Told]] = {}  # by its name: works, and when they were counted
-        for path in sorted(self._folder.glob("*.safetensors")):
-            path.unlink(missing_ok=True)  # of a process before this one
+        self.folder = context.folder.traces
+        self._open_file: RecordFile[Open] = RecordFile(self.folder / "open.bin", Open, MAX_NBYTES, Open())
+        self._serial = 0
+        self._open: Open | None = None  # None: not looked yet what an earlier process left
+        self._told: Told | None = None  # what was announced last, and no round has counted
+        self._kept: dict[Digest, Told] = {}  # by its name
+        for path in self.folder.glob("*-*.*"):
+            self._serial = max(self._serial, int(path.stem.rpartition("-")[2]) + 1)
+        for path in sorted(self.folder.glob("told-*.bin")):
+            with suppress(OSError, WireError):
+                told = decode(path.read_bytes(), Told, max_nbytes=MAX_NBYTES)
+                self._kept[told.name] = told
         trainer.on_step = self._stepped
 
     @property
@@ -124,57 +160,81 @@ class Trace:
         audits = self._replica.charter.audits
         return audits.trace_every if audits else 1
 
-    @property
-    def _tokens(self) -> int:
-        return sum(piece.segment.num_steps * piece.tokens_per_step for piece in self._pieces)
-
     # --- training ---
 
     def begin(self, head: Manifest, holder: PeerId) -> None:
         """Take up a lease that was given after `head`, this peer's state; the steps that follow are on it."""
-        name = digest_of(head)
-        if self._pieces and self._pieces[-1].segment.head == name:
+        self._recall()
+        assert self._open is not None
+        if self._open.pieces and self._open.pieces[-1].segment.head == digest_of(head):
             return
-        if self._carry.tokens != self._tokens:
+        if self._carry.tokens != self._open.num_tokens:
             self._drop(UNTOLD)
-        elif len(self._pieces) >= MAX_SEGMENTS:
+        elif len(self._open.pieces) >= MAX_SEGMENTS:
             self._drop(TOO_LONG)
-        if not self._pieces:
+        if not self._open.pieces:
             self._follow()
         self._close()
         state = state_of(self._trainer)
-        index = state_index(state)
-        if self._pieces:
-            state[OUTER] = self._replica.outer
-        start = self._keep("segment", state)
-        segment = Segment(head=name, round=head.round, holder=holder, num_steps=0)
-        self._pieces.append(Piece(segment, start, self._replica.config.settings.tokens_per_step))
-        self._names.append(digest_of(index))
-        self._has_end = True
+        name = digest_of(state_index(state))
+        kept = {**state, OUTER: self._replica.outer} if self._open.pieces else state
+        piece = Piece(
+            segment=Segment(head=digest_of(head), round=head.round, holder=holder, num_steps=0),
+            start=self._keep("segment", kept),
+            tokens_per_step=self._replica.config.settings.tokens_per_step,
+            num_before=self._trainer.num_steps,
+        )
+        self._name(name)
+        self._open = replace(self._open, pieces=(*self._open.pieces, piece))
 
     def _stepped(self, num_steps: int) -> None:
-        if not self._pieces:
+        if self._open is None or not self._open.pieces:
             return
-        piece = self._pieces[-1]
-        piece.segment = _with_steps(piece.segment, num_steps)
-        self._has_end = num_steps % self.trace_every == 0
-        if self._has_end:
-            self._names.append(digest_of(state_index(state_of(self._trainer))))
+        *before, last = self._open.pieces
+        piece = replace(last, segment=replace(last.segment, num_steps=num_steps))
+        self._open = replace(self._open, pieces=(*before, piece), has_end=False)
+        if num_steps % self.trace_every == 0:
+            self._close()
 
     def _close(self) -> None:
-        """Name the state that the last segment ends with."""
-        if not self._has_end:
-            self._names.append(digest_of(state_index(state_of(self._trainer))))
-            self._has_end = True
+        """Name the state that there is, if it has no name yet."""
+        if self._open is not None and not self._open.has_end:
+            self._name(digest_of(state_index(state_of(self._trainer))))
+
+    def _name(self, state: Digest) -> None:
+        assert self._open is not None
+        self._open = replace(self._open, names=self._open.names + bytes.fromhex(state), has_end=True)
+
+    def _recall(self) -> None:
+        """Take up what an earlier process left, if this one has restored what belongs to it."""
+        if self._open is not None:
+            return
+        found, self._open = self._open_file.read(), Open()
+        is_same = found.memory is not None and found.memory == self._memory_name()
+        if is_same and found.num_tokens == self._carry.tokens:
+            self._open = found
+
+    def save(self) -> None:
+        """Let a process after this one go on, where a checkpoint has just been written.
+
+        Raises:
+            DiskFull, DataError: it cannot be written.
+        """
+        if self._open is not None:
+            self._open_file.keep(replace(self._open, memory=self._memory_name()))
+
+    def _memory_name(self) -> Digest:
+        return digest_of(state_index(memory_of(self._trainer)))
 
     def _follow(self) -> None:
         """Go on with the optimizer of the work that was counted last, or with a new one."""
-        memory = memory_of(self._trainer)
-        if self._counted is not None and state_index(memory) == _without(self._counted.last, LOCAL):
+        assert self._open is not None
+        counted = self._kept.get(Digest(self._open.follows or ""))
+        if counted is not None and state_index(memory_of(self._trainer)) == without(counted.last, LOCAL):
             return
-        self._counted = None
+        self._open = Open()
         self._carry.forget_error()
-        if int(self._trainer.private_state()["num_steps"]):
+        if self._trainer.num_steps:
             self._emit(Notice(text="its optimizer begins anew, so that others can do its training steps again"))
         fresh = {name: zeros_like(value) for name, value in self._trainer.private_state().items()}
         self._trainer.load_private_state(fresh)
@@ -183,111 +243,112 @@ class Trace:
         if self._carry.tokens:
             self._emit(WorkDropped(tokens=Tokens(self._carry.tokens), reason=reason))
         self._carry.start_over()
-        self._pieces, self._names, self._has_end, self._counted = [], [], True, None
+        self._open = Open()
 
     # --- rounds ---
 
     def work(self, head: Manifest, payload: Digest) -> Signed | None:
         """Return how this peer came to what it carries, of which it has made `payload` for the round after `head`;
-        None: it brings nothing, for it has just dropped what it carried."""
+        None: it brings nothing, for it has just dropped what it carried.
+
+        Raises:
+            DiskFull, DataError: what audits may ask for cannot be written.
+        """
         told = None if self._told is None else self._told.work
         if self._told is not None and told is not None and (told.branch, told.payload) == (head.branch, payload):
             return self._told.signed
-        if not self._pieces or self._carry.tokens != self._tokens:
+        self._recall()
+        assert self._open is not None
+        if not self._open.pieces or self._carry.tokens != self._open.num_tokens:
             self._drop(UNTOLD)
             return None
-        if self._pieces[-1].segment.head != digest_of(head):
+        if self._open.pieces[-1].segment.head != digest_of(head):
             self.begin(head, self._context.node.peer)
-            if not self._pieces[0].segment.num_steps:
+            if not self._open.num_tokens:
                 return None
         self._close()
-        self._told = self._tell(head, payload)
+        self._told = self._tell(self._open, head, payload)
         return self._told.signed
 
-    def _tell(self, head: Manifest, payload: Digest) -> Told:
-        counted, before = self._counted, self._num_before()
-        local, error = self._trainer.local(), self._carry.error
-        end = self._keep("end", {LOCAL: local} if error is None else {LOCAL: local, ERROR: error})
-        tree = Tree(bytes.fromhex(name) for name in self._names)
-        left = self._carry.left
+    def _tell(self, now: Open, head: Manifest, payload: Digest) -> Told:
+        error, left = self._carry.error, self._carry.left
+        local = {LOCAL: self._trainer.local()}
         work = Work(
             run=self._replica.run.run,
             branch=head.branch,
             round=Round(head.round + 1),
             peer=self._context.node.peer,
-            segments=tuple(piece.segment for piece in self._pieces),
-            follows=None if counted is None else counted.name,
-            num_before=before[0],
-            trace=tree.root(),
+            segments=tuple(piece.segment for piece in now.pieces),
+            follows=now.follows,
+            num_before=now.pieces[0].num_before,
+            trace=tree_of(now.names).root(),
             payload=payload,
             tokens=self._carry.tokens,
             error=None if error is None else digest_of(state_index({ERROR: error})),
             left=None if left is None else digest_of(state_index({ERROR: left})),
         )
-        pieces = tuple(replace(piece) for piece in self._pieces)
-        return Told(
-            work=work,
+        told = Told(
             signed=seal(self._context.identity, work),
-            pieces=pieces,
-            names=tuple(self._names),
-            end=end,
+            pieces=now.pieces,
+            names=now.names,
+            end=self._keep("end", local if error is None else {**local, ERROR: error}),
             last=state_index(state_of(self._trainer)),
-            num_before=before,
-            files=(end.path, *(piece.start.path for piece in pieces)),
         )
-
-    def _num_before(self) -> tuple[int, ...]:
-        found, num = list[int](), self._trainer.num_steps
-        for piece in reversed(self._pieces):
-            num -= piece.segment.num_steps
-            found.append(num)
-        return tuple(reversed(found))
+        self._write(told)
+        return told
 
     def settle(self, manifest: Manifest, counted: Counted | None) -> None:
-        """Take up what a round has counted of this peer; None: nothing."""
-        told = self._told
+        """Take up what a round has counted of this peer; None: nothing.
+
+        Raises:
+            DiskFull, DataError: it cannot be written.
+        """
         if counted is not None:
-            if told is not None and counted.work == told.name:
-                self._counted = told
-                self._kept[told.name] = manifest.round, told
-            else:
-                self._counted = None
-            self._told, self._pieces, self._names, self._has_end = None, [], [], True
-        for name, (round, _told) in list(self._kept.items()):
-            if round + KEPT_ROUNDS < manifest.round:
+            told, self._told = self._told, None
+            is_mine = told is not None and counted.work == told.name
+            self._open = Open(follows=told.name if told is not None and is_mine else None)
+            if told is not None and is_mine:
+                self._write(replace(told, counted=manifest.round))
+        for name, each in list(self._kept.items()):
+            if (each.counted or each.work.round) + KEPT_ROUNDS < manifest.round:
                 del self._kept[name]
         self._sweep()
 
     def known(self, work: Digest) -> Told | None:
         """Return what was announced under this name, as far as audits may ask for it."""
-        found = self._kept.get(work)
-        return None if found is None else found[1]
+        return self._kept.get(work)
 
-    # --- small things ---
+    # --- the folder ---
 
     def _keep(self, kind: str, vectors: dict[str, Tensor]) -> Kept:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{kind}-{next(self._serials)}.safetensors"
-        return Kept(path, write_vectors(path, vectors))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = f"{kind}-{self._serial}.safetensors"
+        self._serial += 1
+        return Kept(file=file, index=write_vectors(self.folder / file, vectors))
+
+    def _write(self, told: Told) -> None:
+        write_atomically(self.folder / _file_of(told), [encode(told)])
+        self._kept[told.name] = told
 
     def _sweep(self) -> None:
         """Remove the files that nothing needs any more."""
-        needed = set(self._needed())
-        for path in self._folder.glob("*.safetensors"):
-            if path not in needed:
+        pieces = () if self._open is None else self._open.pieces
+        needed = {piece.start.file for piece in pieces}.union(*(told.files for told in self._kept.values()))
+        needed |= {_file_of(told) for told in self._kept.values()}
+        for path in self.folder.glob("*-*.*"):
+            if path.name not in needed:
                 path.unlink(missing_ok=True)
 
-    def _needed(self) -> Iterator[Path]:
-        yield from (piece.start.path for piece in self._pieces)
-        told = [each for _, each in self._kept.values()]
-        for each in (*told, self._told, self._counted):
-            if each is not None:
-                yield from each.files
+
+def tree_of(names: bytes) -> Tree:
+    """Return the tree over the digests of states."""
+    return Tree(names[start : start + HASH_NBYTES] for start in range(0, len(names), HASH_NBYTES))
 
 
-def _without(index: StateIndex, name: str) -> StateIndex:
+def _file_of(told: Told) -> str:
+    """Return the name of the file of what was told: of its payload's."""
+    return f"told-{told.end.file.partition('-')[2].partition('.')[0]}.bin"
+
+
+def without(index: StateIndex, name: str) -> StateIndex:
     return StateIndex(vectors=tuple(vector for vector in index.vectors if vector.name != name))
-
-
-def _with_steps(segment: Segment, num_steps: int) -> Segment:
-    return Segment(head=segment.head, round=segment.round, holder=segment.holder, num_steps=num_steps)

@@ -162,10 +162,10 @@ class Worker:
 
     def _is_mine(self, told: Told, shown: _Shown) -> bool:
         named = (shown.answer.before, shown.after)
-        return all(each is not None and told.names[each.path.index] == each.state for each in named)
+        return all(each is not None and told.state(each.path.index) == each.state for each in named)
 
     def _found(self, told: Told, link: Link) -> _Shown:
-        blobs, end, last = Blobs(), told.end.read(), len(told.names) - 1
+        blobs, end, last = Blobs(), told.end.read(self._trace.folder), told.num_states - 1
         before, after = self._passed(told, link.segment, link.first, link.first + link.num_steps)
         error = end.pop(ERROR, None)
         blobs.show(end)
@@ -175,7 +175,7 @@ class Worker:
         if link.first == 0 and link.segment:
             previous = self._previous(told, link.segment, blobs)
         elif link.first == 0 and (before_it := self._trace.known(Digest(told.work.follows or ""))) is not None:
-            path = before_it.tree.path(len(before_it.names) - 1)
+            path = before_it.tree.path(before_it.num_states - 1)
             followed = NamedState(state=blobs.list(before_it.last), path=path)
         answer = AuditAnswer(
             is_ready=True,
@@ -199,7 +199,7 @@ class Worker:
 
     def _outer(self, told: Told, number: int) -> dict[str, Tensor]:
         """Return the outer parameters that a segment began at: of the first they are its own."""
-        kept = told.pieces[number].start.read()
+        kept = told.pieces[number].start.read(self._trace.folder)
         return {OUTER: kept[OUTER] if number else kept[LOCAL]}
 
     def _passed(self, told: Told, number: int, first: int, stop: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -208,7 +208,7 @@ class Worker:
         head = self._heads.known(Digest(piece.segment.head))
         if head is None:
             raise CheckpointError("the round that its segment began at is no longer known here.")
-        kept = piece.start.read()
+        kept = piece.start.read(self._trace.folder)
         outer = kept.pop(OUTER, kept[LOCAL]) if self._replica.config.method.proximal else None
         kept.pop(OUTER, None)
         states = {0: kept}
@@ -217,7 +217,7 @@ class Worker:
             if num_steps in (first, stop):
                 states[num_steps] = {name: vector.clone() for name, vector in state_of(self._trainer).items()}
 
-        run, before = self._replica.run, told.num_before[number]
+        run, before = self._replica.run, piece.num_before
         if stop:
             repeat(self._trainer, run, head, piece.segment, kept, outer, before, 0, stop, on_step=note)
         return states[first], states[stop]

@@ -1,5 +1,6 @@
 """A peer's checkpoint: what goes into it, when, and how a peer goes on from one and from the journal after it."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -25,7 +26,20 @@ NUM_KEPT = 2  # rounds up to a checkpoint that stay in the journal, for others
 
 
 class Autosave:
-    def __init__(self, context: Context, replica: Replica, carry: Carry, trainer: Learner) -> None:
+    """
+    Args:
+        save_beside: saves what belongs to the checkpoint that has just been written.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        replica: Replica,
+        carry: Carry,
+        trainer: Learner,
+        save_beside: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._save_beside = save_beside
         self._run = replica.run
         self._context = context
         self._replica = replica
@@ -195,4 +209,6 @@ class Autosave:
             private={**vectors, **self._carry.vectors()},
             counters={**counters, **self._carry.counters()},
         )
-        return save(self._context.folder.checkpoint, snapshot)
+        saved = save(self._context.folder.checkpoint, snapshot)
+        self._save_beside()
+        return saved
