@@ -493,6 +493,8 @@ class Peer:
         if num_carried := self._carry.tokens:
             self.context.emit(WorkDropped(tokens=num_carried, reason=FROM_FALSE_STATE))
         await self.context.compute.serve(self._carry.start_over)
+        if self._audits is not None:
+            self._audits.heads.forget()
         head = await self._shutdown.unless_asked(self._entrance.enter(has_own=False))
         rounds.restart(head, self.replica.charter)
 

@@ -42,7 +42,7 @@ class Audits:
         self._trainer = trainer
         self._replica = replica
         self._tasks = tasks
-        self.heads = Heads()
+        self.heads = Heads(context.folder.traces / "heads.bin", context.emit)
         self.trace = Trace(context, trainer, replica, carry, emit)
         self._worker = Worker(context, trainer, replica, self.trace, self.heads, tasks)
         self._auditor: Auditor | None = None

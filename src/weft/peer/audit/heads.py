@@ -1,41 +1,64 @@
 """What a peer knows of the states that training steps begin at: the newest manifests, what held after each, and the
-digests of the outer parameters then."""
+digests of the outer parameters then. The last of them are on disk: who is started again can still show what it did."""
 
-from dataclasses import dataclass
+from pathlib import Path
 
+from weft.errors import DataError, DiskFull
+from weft.events import Emit, Notice
 from weft.ids import Digest, PeerId, Round
-from weft.store.index import StateIndex, VectorIndex
+from weft.store.home import RecordFile
+from weft.store.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
-from weft.wire import digest_of
+from weft.wire import Record, digest_of
 
 MAX_KEPT = 64  # rounds: more than a work may span
+MAX_ON_DISK = 12
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(Record, frozen=True, kw_only=True):
     manifest: Manifest
     charter: Charter
     outer: VectorIndex
 
 
+class _Newest(Record, frozen=True, kw_only=True):
+    heads: tuple[Head, ...] = ()
+
+
 class Heads:
-    def __init__(self) -> None:
-        self._kept: dict[Digest, Head] = {}  # oldest first
-        self._counted: dict[Digest, Round] = {}  # works, and in which of these rounds
+    """
+    Args:
+        path: of the file of the newest.
+    """
+
+    def __init__(self, path: Path, emit: Emit) -> None:
+        self._emit = emit
+        self._file = RecordFile[_Newest](path, _Newest, MAX_INDEX_NBYTES, _Newest(), is_synced=False)
+        self._kept = dict[Digest, Head]()  # oldest first
+        self._counted = dict[Digest, Round]()  # works, and in which of these rounds
+        for head in self._file.read().heads:
+            self._keep(head)
 
     def note(self, manifest: Manifest, charter: Charter, state: StateIndex) -> None:
         """Note that the replicated vectors after a manifest are those of an index."""
-        outer = next(vector for vector in state.vectors if vector.name == OUTER)
-        if (name := digest_of(manifest)) in self._kept:
+        if digest_of(manifest) in self._kept:
             return
-        self._kept[name] = Head(manifest, charter, outer)
-        self._counted |= {Digest(each.work): manifest.round for each in manifest.contributions if each.work}
+        outer = next(vector for vector in state.vectors if vector.name == OUTER)
+        self._keep(Head(manifest=manifest, charter=charter, outer=outer))
         for forgotten in list(self._kept)[:-MAX_KEPT]:
-            left = self._kept.pop(forgotten).manifest
-            for each in left.contributions:
+            for each in self._kept.pop(forgotten).manifest.contributions:
                 self._counted.pop(Digest(each.work or ""), None)
+        try:
+            self._file.keep(_Newest(heads=tuple(self._kept.values())[-MAX_ON_DISK:]))
+        except (DiskFull, DataError) as error:
+            self._emit(Notice(text=f"started again, this peer could not show auditors what it did: {error}"))
+
+    def _keep(self, head: Head) -> None:
+        self._kept[digest_of(head.manifest)] = head
+        counted = (each.work for each in head.manifest.contributions)
+        self._counted |= {Digest(work): head.manifest.round for work in counted if work}
 
     def forget(self) -> None:
         """Forget all: they were those of a state that was false."""

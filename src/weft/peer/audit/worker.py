@@ -20,6 +20,7 @@ from weft.errors import CheckpointError, WeftError, WireError
 from weft.events import Notice
 from weft.ids import Digest, PeerId
 from weft.keys import verify
+from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.heads import Heads
 from weft.peer.audit.steps import ERROR, LOCAL, repeat, state_of
 from weft.peer.audit.trace import Told, Trace
@@ -36,6 +37,7 @@ from weft.training.trainer import Trainer
 from weft.verify.draw import Draw, drawn
 from weft.wire import Buffer, Signed, digest_of, encode, unseal
 
+MAX_FAILED = 64
 MAX_SHOWN = 4  # audits at a time: each holds a few vectors
 
 
@@ -79,27 +81,36 @@ class Worker:
         self._tasks = tasks
         self._shown: dict[tuple[Digest, int], _Shown] = {}  # by the work's name and the link, oldest first
         self._making: dict[tuple[Digest, int], asyncio.Task[None]] = {}
+        self._failed: dict[tuple[Digest, int], str] = {}  # what cannot be shown, and why
         self._repeating = asyncio.Lock()
         context.node.serve_blobs(self._lookup, is_patient=True)
         context.node.serve(AuditRequest, self._on_request)
         context.node.serve(AuditSealed, self._on_sealed)
 
     async def _on_request(self, peer: PeerId, request: AuditRequest) -> AuditAnswer:
-        due = self._due(peer, request.work, request.ticket)
+        found = self._shown_to(peer, request.work, request.ticket)
+        return AuditAnswer(is_ready=False, reason=found) if isinstance(found, str) else found.answer
+
+    async def _on_sealed(self, peer: PeerId, request: AuditSealed) -> AuditOpened:
+        found = self._shown_to(peer, request.work, request.ticket)
+        return AuditOpened(after=None if isinstance(found, str) else found.after)
+
+    def _shown_to(self, peer: PeerId, work: Digest, ticket: Signed) -> _Shown | str:
+        """Return what an auditor may see, or why it does not yet, or does not at all."""
+        due = self._due(peer, work, ticket)
         if isinstance(due, str):
-            return AuditAnswer(is_ready=False, reason=due)
+            return due
         told, link = due
         key = told.name, link.before
         if (shown := self._shown.get(key)) is not None:
-            return shown.answer
+            return shown
+        if key in self._failed:
+            return self._failed[key][:MAX_REASON_CHARS]
+        if self._trainer.is_parked:
+            return "it is paused"
         if key not in self._making:
             self._making[key] = self._tasks.spawn(self._make(told, link))
-        return AuditAnswer(is_ready=False, reason="it is at these training steps")
-
-    async def _on_sealed(self, peer: PeerId, request: AuditSealed) -> AuditOpened:
-        due = self._due(peer, request.work, request.ticket)
-        shown = None if isinstance(due, str) else self._shown.get((due[0].name, due[1].before))
-        return AuditOpened(after=None if shown is None else shown.after)
+        return "it is at these training steps"
 
     def _due(self, peer: PeerId, work: Digest, ticket: Signed) -> tuple[Told, Link] | str:
         """Return what an auditor was drawn to see, or why it is shown nothing."""
@@ -148,17 +159,23 @@ class Worker:
             async with self._repeating:
                 shown = await self._context.compute.train(lambda: self._found(told, link))
         except WeftError as error:
-            self._context.emit(Notice(text=f"this peer cannot show an auditor what it did: {error}"))
+            self._fail(key, f"this peer cannot show an auditor what it did: {error}")
             return
         finally:
             del self._making[key]
         if shown.answer.before is not None and not self._is_mine(told, shown):
             text = "this machine does not come to its own training steps again: what it shows to auditors is of no use"
-            self._context.emit(Notice(text=f"{text}. Set device = cpu, or leave runs that audit"))
+            self._fail(key, f"{text}. Set device = cpu, or leave runs that audit")
             return
         while len(self._shown) >= MAX_SHOWN:
             del self._shown[next(iter(self._shown))]
         self._shown[key] = shown
+
+    def _fail(self, key: tuple[Digest, int], text: str) -> None:
+        self._failed[key] = text
+        for forgotten in list(self._failed)[:-MAX_FAILED]:
+            del self._failed[forgotten]
+        self._context.emit(Notice(text=text))
 
     def _is_mine(self, told: Told, shown: _Shown) -> bool:
         named = (shown.answer.before, shown.after)
