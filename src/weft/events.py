@@ -8,7 +8,7 @@ No event carries a key, a ticket or its secret: no field here could hold one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -579,15 +579,25 @@ class StatesDiffer(Event, frozen=True, kw_only=True):
 
 
 class WorkAudited(Event, frozen=True, kw_only=True):
-    """This peer has done some of a member's training steps again."""
+    """This peer has done some of a member's training steps again, and found that they are what it says."""
 
     round: Round  # that counts them
     member: PeerId
     work: Digest
     num_steps: int
-    outcome: Literal["equal", "differs", "unanswered"]
-    why: str
     distance: float  # between what both came to, relative to what the steps changed
+
+
+class WorkDoubted(Event, frozen=True, kw_only=True):
+    """This peer has found that a member's training steps are not what it says, or got no answer."""
+
+    round: Round
+    member: PeerId
+    work: Digest
+    num_steps: int
+    outcome: str  # differs or unanswered
+    why: str
+    distance: float
 
 
 class JoinTooSlow(Event, frozen=True, kw_only=True):

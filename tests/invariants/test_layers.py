@@ -25,7 +25,7 @@ GROUND = (
 FLOORS = (
     # leaves
     ("cost", "data", "ledger", "model", "net.messages", "web"),
-    ("chat", "codec", "engine", "inference", "net.admission", "net.transport"),
+    ("chat", "codec", "engine", "inference", "net.admission", "net.transport", "verify"),
     # wires
     ("net.link", "net.ticket"),
     ("net.blobs", "net.probe"),
@@ -47,6 +47,7 @@ FLOORS = (
     ("peer.state",),
     ("peer.round",),
     ("peer.fork", "peer.group"),
+    ("peer.audit",),
     ("peer.join", "peer.loop"),
     ("peer",),
     # around a peer

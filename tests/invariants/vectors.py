@@ -38,9 +38,9 @@ from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.data.tokenizer import ByteTokenizer, CharTokenizer
 from weft.engine.draw import Drawing, bits_of, draw, gumbel
 from weft.engine.fingerprint import fingerprint
-from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
+from weft.ids import Attempt, BranchId, Digest, Round, RunId, Tokens
 from weft.keys import Identity
-from weft.ledger.tree import root_of_tops
+from weft.ledger.tree import Tree, root_of_tops
 from weft.net.admission import ByTicket
 from weft.net.lan import beacon_key, seal_beacon
 from weft.net.link.handshake import prove
@@ -73,12 +73,14 @@ from weft.sync.records.messages import (
     next_base,
     past_after,
 )
+from weft.sync.records.work import Segment, Work
 from weft.sync.round.groups import Offer, record_of
 from weft.sync.round.rules import Durable, leader
 from weft.sync.round.shares import claim_of
 from weft.texts.chain import chain_of, joined, key_of
 from weft.texts.messages import OpenSequence, RowsOfText, TextRows, TokenDrawn, drawn_how, id_of
 from weft.texts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
+from weft.verify.draw import Draw, drawn
 
 Vector = dict[str, str]
 
@@ -417,6 +419,36 @@ def entry() -> Vector:
     }
 
 
+def work() -> Vector:
+    head, after = opening_manifest(), second_manifest()
+    states = [wire.digest(b"state %d" % number) for number in range(4)]
+    done = Work(
+        run=RUN,
+        branch=head.branch,
+        round=Round(1),
+        peer=A.peer,
+        segments=(Segment(head=wire.digest_of(head), round=Round(0), holder=A.peer, num_steps=3),),
+        follows=None,
+        num_before=0,
+        trace=Tree(bytes.fromhex(state) for state in states).root(),
+        payload=wire.digest(b"payload"),
+        tokens=Tokens(24),
+        error=None,
+        left=None,
+    )
+    signed = wire.seal(A, done)
+    draw = Draw(run=RUN, branch=after.branch, round=after.round, manifest=wire.digest_of(after))
+    ticket = wire.seal(B, draw)
+    number = drawn(ticket.signature, wire.digest_of(signed), 1.0, 2, 3)
+    return {
+        "body": signed.body.hex(),
+        "signature of A": signed.signature.hex(),
+        "signature of B's draw": ticket.signature.hex(),
+        "steps": "none" if number is None else str(number),
+        "digest of the signed work": wire.digest_of(signed),
+    }
+
+
 def steward_act() -> wire.Signed:
     return wire.seal(B, Act(run=RUN, serial=1, deed=Amend(reason="it diverges", every=4)))
 
@@ -590,6 +622,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "opening": opening,
     "manifest": manifest,
     "entry": entry,
+    "work": work,
     "group": group,
     "charter": charter,
     "act": act,

@@ -60,6 +60,7 @@ FAULTS = {
             events.WorkDropped: "times work did not count",
             events.LegacyDropped: "times work of some by themselves did not count",
             events.LieProven: "lies",
+            events.WorkDoubted: "training steps that others could not do again",
             events.ActRefused: "acts without effect",
             events.PayloadRejected: "updates refused",
             events.AnswersForged: "answers that were not drawn",

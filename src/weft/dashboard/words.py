@@ -245,6 +245,12 @@ def _act_waits(e: events.ActWaits, _own: PeerId) -> str:
     return f"{{by:peer}} asks to {_about(what, e.kind)}: that waits for a round"
 
 
+def _work_doubted(e: events.WorkDoubted, _own: PeerId) -> str:
+    if e.outcome == "unanswered":
+        return "{me:peer} was not shown training steps of {member:peer} in round {round}: {why}"
+    return "training steps of {member:peer} in round {round} are not what it says: {why}"
+
+
 def _act_refused(e: events.ActRefused, _own: PeerId) -> str:
     what = deeds.wanted(e.kind, _SUBJECT if e.subject else "")
     return f"{{by:peer}} asks to {_about(what, e.kind)}, which has no effect: {{reason}}"
@@ -464,6 +470,19 @@ _ROWS: dict[type[Event], _Row] = {
             "member",
             "{member:peer} signed two messages that contradict each other.",
             "Members ban its key by themselves. If it is yours, two peers run with it, or it was stolen.",
+        ),
+    ),
+    events.WorkAudited: _Row(
+        ROUTINE, plain="{me:peer} did {num_steps:training steps} of {member:peer} again: they are what it says"
+    ),
+    events.WorkDoubted: _Row(
+        WARNING,
+        _work_doubted,
+        advice=(
+            "member",
+            "Training steps of {member:peer} could not be done again.",
+            "If most members find the same, they strike it out, or remove it with the third round. If it is yours: a "
+            "slow line or a machine that was asleep gives no answer; a broken memory or processor gives other numbers.",
         ),
     ),
     events.ActRefused: _Row(WARNING, _act_refused),

@@ -183,7 +183,7 @@ def objection(charter: Charter, body: Body, warrants: tuple[acts.Warrant, ...]) 
 def _follow(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
     if warrant.letters[0].kind == acts.Ballot.__name__:
         return _expel(before, body, warrant.letters)
-    if warrant.letters[0].kind == acts.Verdict.__name__:
+    if warrant.letters[0].kind == acts.Finding.__name__:
         return _judge(before, body, warrant.letters)
     if accused(warrant) is not None:
         return _strike_out(before, body, warrant)
@@ -222,18 +222,18 @@ def is_alone(charter: Charter, body: Body, peer: PeerId) -> bool:
 def accused(warrant: acts.Warrant) -> PeerId | None:
     """Return whose lie a warrant says it proves; None: it is of another kind."""
     first = warrant.letters[0]
-    if (verdict := verdict_in(warrant)) is not None:
+    if (verdict := finding_in(warrant)) is not None:
         return PeerId(verdict.peer) if verdict.outcome == "differs" else None
     return first.signer if first.kind == messages.RoundNote.__name__ else None
 
 
-def verdict_in(warrant: acts.Warrant) -> acts.Verdict | None:
+def finding_in(warrant: acts.Warrant) -> acts.Finding | None:
     """Return the first of a warrant's verdicts, as it reads; None: it is of another kind."""
     first = warrant.letters[0]
-    if first.kind != acts.Verdict.__name__:
+    if first.kind != acts.Finding.__name__:
         return None
     with suppress(WireError):
-        verdict: acts.Verdict = decode(first.body, acts.Verdict)
+        verdict: acts.Finding = decode(first.body, acts.Finding)
         return verdict
     return None
 
@@ -287,13 +287,13 @@ def read_ballot(signed: Signed) -> acts.Ballot:
     return ballot
 
 
-def read_verdict(signed: Signed) -> acts.Verdict:
+def read_finding(signed: Signed) -> acts.Finding:
     """Return what is signed, once the signature holds.
 
     Raises:
         Void: it does not, or is no verdict.
     """
-    verdict: acts.Verdict = _read(signed, acts.Verdict)
+    verdict: acts.Finding = _read(signed, acts.Finding)
     return verdict
 
 
@@ -362,7 +362,7 @@ def _expel(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
 
 
 def _judge(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
-    verdicts, voters = [read_verdict(signed) for signed in letters], [each.signer for each in letters]
+    verdicts, voters = [read_finding(signed) for signed in letters], [each.signer for each in letters]
     first, charter = verdicts[0], before.charter
     if charter.audits is UNSET:
         raise Void("nobody's work is audited in this run")

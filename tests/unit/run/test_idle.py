@@ -238,6 +238,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     ),
     "MembersTrust": ("", {}),
     "RecordedTrust": ("", {}),
+    "AuditedTrust": ("numerics micro_batch audit_rate trace_every", {}),
 }
 
 

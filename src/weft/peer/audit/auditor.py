@@ -42,7 +42,7 @@ from weft.store.chunks import state_index
 from weft.store.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER, Method
 from weft.sync.merge.reduce import cut, encode_payload
-from weft.sync.records.acts import Outcome, Verdict
+from weft.sync.records.acts import Finding, Outcome
 from weft.sync.records.messages import Manifest, payload_of
 from weft.sync.records.work import Link, Work, links, num_states, state_before
 from weft.tasks import Tasks
@@ -141,7 +141,7 @@ class Auditor:
             if number is not None:
                 self._begin(manifest.round, Digest(each.work), work, all_links[number], ticket)
 
-    def look_again(self, letter: Signed, verdict: Verdict) -> bool:
+    def look_again(self, letter: Signed, verdict: Finding) -> bool:
         """Audit what another has found a fault with; return whether it can be done here."""
         audits, work = self._replica.charter.audits, self._rounds.works.known(Digest(verdict.work))
         if not audits or work is None or work.peer != verdict.peer:

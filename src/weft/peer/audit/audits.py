@@ -9,7 +9,8 @@ differs, unanswered       a verdict for all members, each of whom looks for itse
 
 from collections import Counter
 
-from weft.events import Emit, WorkAudited
+from weft.config import alike
+from weft.events import Emit, WorkAudited, WorkDoubted
 from weft.ids import PeerId
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.auditor import Audit, Auditor, Found
@@ -20,7 +21,7 @@ from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
-from weft.sync.records.acts import Verdict
+from weft.sync.records.acts import Finding
 from weft.sync.records.messages import Manifest
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
@@ -62,31 +63,29 @@ class Audits:
         assert self._auditor is not None, "it has come to its rounds"
         self._auditor.follow(manifest)
 
-    def _heard(self, letter: Signed, verdict: Verdict) -> None:
+    def _heard(self, letter: Signed, verdict: Finding) -> None:
         by, me = letter.signer, self._context.node.peer
         if self._auditor is not None and me not in (by, verdict.peer) and self._num_false[by] < MOST_FALSE:
             self._auditor.look_again(letter, verdict)
 
     def _found(self, audit: Audit, found: Found) -> None:
-        member = PeerId(audit.work.peer)
-        self._context.emit(
-            WorkAudited(
-                round=audit.round,
-                member=member,
-                work=audit.name,
-                num_steps=audit.link.num_steps,
-                outcome=found.outcome,
-                why=found.why,
-                distance=found.distance,
-            )
+        told = WorkAudited(
+            round=audit.round,
+            member=PeerId(audit.work.peer),
+            work=audit.name,
+            num_steps=audit.link.num_steps,
+            distance=found.distance,
         )
         if found.outcome != "equal":
+            self._context.emit(WorkDoubted(**alike(WorkDoubted, told), outcome=found.outcome, why=found.why))
             self._accuse(audit, found)
-        elif audit.ticket.kind == Verdict.__name__:
+            return
+        self._context.emit(told)
+        if audit.ticket.kind == Finding.__name__:
             self._num_false[audit.ticket.signer] += 1
 
     def _accuse(self, audit: Audit, found: Found) -> None:
-        verdict = Verdict(
+        verdict = Finding(
             run=self._replica.run.run,
             peer=audit.work.peer,
             round=audit.round,

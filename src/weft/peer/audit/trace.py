@@ -54,7 +54,7 @@ UNTOLD = "this peer cannot show how they came about: it was started again, or be
 TOO_LONG = f"they were in none of {MAX_SEGMENTS} rounds, and how they came about grows too long to be told"
 
 
-class Kept(Record, frozen=True, kw_only=True):
+class KeptVectors(Record, frozen=True, kw_only=True):
     """Vectors in a file of the folder."""
 
     file: Annotated[str, Meta(pattern=r"^[a-z]+-[0-9]+[.]safetensors\Z")]
@@ -72,7 +72,7 @@ class Piece(Record, frozen=True, kw_only=True):
     """A segment, and the state that it begins with."""
 
     segment: Segment
-    start: Kept
+    start: KeptVectors
     tokens_per_step: int
     num_before: int  # steps that the optimizer has made before it
 
@@ -83,7 +83,7 @@ class Told(Record, frozen=True, kw_only=True):
     signed: Signed
     pieces: tuple[Piece, ...]
     names: bytes  # of all states, in order
-    end: Kept  # what the payload was made of
+    end: KeptVectors  # what the payload was made of
     last: StateIndex  # of the last state
     counted: Round | None = None  # in which round; None: in none that is known here
 
@@ -320,11 +320,11 @@ class Trace:
 
     # --- the folder ---
 
-    def _keep(self, kind: str, vectors: dict[str, Tensor]) -> Kept:
+    def _keep(self, kind: str, vectors: dict[str, Tensor]) -> KeptVectors:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = f"{kind}-{self._serial}.safetensors"
         self._serial += 1
-        return Kept(file=file, index=write_vectors(self.folder / file, vectors))
+        return KeptVectors(file=file, index=write_vectors(self.folder / file, vectors))
 
     def _write(self, told: Told) -> None:
         write_atomically(self.folder / _file_of(told), [encode(told)])

@@ -30,7 +30,7 @@ from weft.peer.state.replica import Replica
 from weft.store.chunks import chunks, state_index
 from weft.store.index import StateIndex
 from weft.sync.merge.method import OUTER
-from weft.sync.records.acts import Verdict
+from weft.sync.records.acts import Finding
 from weft.sync.records.work import Link, links, state_before
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
@@ -117,7 +117,7 @@ class Worker:
         told = self._trace.known(work)
         if told is None:
             return "it knows no such work, or not any more, or does not know yet that a round has counted it"
-        if ticket.kind == Verdict.__name__:
+        if ticket.kind == Finding.__name__:
             return self._doubted(peer, told, ticket)
         try:
             draw = unseal(ticket, Draw, verify)
@@ -139,7 +139,7 @@ class Worker:
     def _doubted(self, peer: PeerId, told: Told, ticket: Signed) -> tuple[Told, Link] | str:
         """Return what another member has found a fault with: then all may look."""
         try:
-            verdict = unseal(ticket, Verdict, verify)
+            verdict = unseal(ticket, Finding, verify)
         except WireError as error:
             return f"the ticket is no verdict: {error}"
         head, audits = self._replica.head, self._replica.charter.audits

@@ -135,7 +135,7 @@ class PendingActs:
         self._waiting: dict[tuple[PeerId, int], Signed] = {}  # by steward and serial
         self._ballots: dict[tuple[PeerId, PeerId], Signed] = {}  # by the key to be removed, and the voter
         self._verdicts: dict[Judged, dict[PeerId, Signed]] = {}  # by what they say, and by who
-        self._on_verdict: list[Callable[[Signed, acts.Verdict], None]] = []
+        self._on_verdict: list[Callable[[Signed, acts.Finding], None]] = []
         self._lies: dict[PeerId, acts.Warrant] = {}  # by who told them, of present members, oldest first
         self._aware: dict[PeerId, set[PeerId]] = {}  # of each of these, who of those linked has heard
         self._told_nbytes: dict[PeerId, int] = {}  # of them, to each since they were last told again
@@ -206,7 +206,7 @@ class PendingActs:
             is_news = self._add(letter)
         except Void as void:
             return str(void)
-        if is_news and letter.kind == acts.Verdict.__name__:
+        if is_news and letter.kind == acts.Finding.__name__:
             self._tell(ActNote(letter=letter), but=sender)
             self._on_change()
         elif is_news:
@@ -260,7 +260,7 @@ class PendingActs:
         Raises:
             Void: it has no effect.
         """
-        if letter.kind == acts.Verdict.__name__:
+        if letter.kind == acts.Finding.__name__:
             return self._keep_verdict(letter)
         return self._keep_ballot(letter) if letter.kind == acts.Ballot.__name__ else self._keep_act(letter)
 
@@ -308,12 +308,12 @@ class PendingActs:
         self._ballots[ballot.peer, voter] = letter
         return True
 
-    def on_verdict(self, callback: Callable[[Signed, acts.Verdict], None]) -> None:
+    def on_verdict(self, callback: Callable[[Signed, acts.Finding], None]) -> None:
         """Call `callback(letter, verdict)` for each that a member tells, and that finds a fault."""
         self._on_verdict.append(callback)
 
     def _keep_verdict(self, letter: Signed) -> bool:
-        verdict, base, voter = governance.read_verdict(letter), self._chain.base, letter.signer
+        verdict, base, voter = governance.read_finding(letter), self._chain.base, letter.signer
         judged = Judged(PeerId(verdict.peer), verdict.round, Digest(verdict.work), verdict.outcome)
         if voter in self._verdicts.get(judged, {}):
             return False
@@ -414,7 +414,7 @@ def told(manifest: Manifest) -> Iterator[ActEnacted]:
     """Yield an event for each act that a committed manifest holds."""
     for warrant in manifest.acts:
         first = warrant.letters[0]
-        if (verdict := governance.verdict_in(warrant)) is not None:
+        if (verdict := governance.finding_in(warrant)) is not None:
             is_lie = verdict.outcome == "differs"
             yield ActEnacted(
                 branch=manifest.branch,

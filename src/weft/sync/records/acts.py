@@ -2,7 +2,7 @@
 
     a steward   Act       Remove, Ban, Pardon, Amend, Succeed
     members     Ballot    for the removal of one key: of more than half of the electorate
-    auditors    Verdict   on one work, alike: of more than half of the electorate
+    auditors    Finding   on one work, alike: of more than half of the electorate
     evidence    two notes of a round that contradict each other: whoever has both strikes their signer's key out
 
 A manifest carries them as warrants, in the order in which they take effect: for the round after it, on all members
@@ -109,7 +109,7 @@ class Ballot(Record, frozen=True, kw_only=True):
     reason: Reason
 
 
-class Verdict(Record, frozen=True, kw_only=True):
+class Finding(Record, frozen=True, kw_only=True):
     """What a member signs that has done some of another's training steps again, or has asked for them in vain."""
 
     run: HexRun
