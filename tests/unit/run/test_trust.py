@@ -1,0 +1,112 @@
+"""Which runs can be audited, and what that makes of a machine's settings."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from unit.peer.tiny import run_config
+from weft.config import from_tree
+from weft.errors import ConfigError
+from weft.run.amend import first_charter
+from weft.run.config import RunFile, SyncConfig
+from weft.run.machine import PeerConfig
+from weft.run.trust import AuditedTrust, RecordedTrust
+from weft.sync.records.charter import AuditTerms
+from weft.training.device import as_audited, check_fits, choose
+
+AUDITED = {"trust": {"type": "audited"}}
+
+
+def run_file(**fields: Any) -> RunFile:
+    train = {"tokens": 10_000, "schedule": {"type": "constant"}}
+    return from_tree({"name": "a", "train": train, "peers": 3, **AUDITED, **fields}, RunFile, where="run.toml")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"type": "fedavg"},
+        {"type": "fedavg", "proximal": 0.1},
+        {"type": "diloco", "codec": {"type": "e3m0"}},
+        {"type": "pulse"},
+    ],
+    ids=str,
+)
+def test_methods_of_steps_between_rounds_can_be_audited(method: Mapping[str, Any]) -> None:
+    assert run_file(method=method).trust == AuditedTrust()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"method": {"type": "ddp"}}, "sends gradients"),
+        ({"method": {"type": "streaming"}}, "go on while a round is decided"),
+        ({"method": {"type": "sparseloco"}}, "reply_feedback"),
+        ({"method": {"type": "noloco"}}, "exchange with neighbours"),
+        ({"method": {"type": "async-diloco"}}, "wait for nobody"),
+        ({"is_private": True}, "is_private"),
+        ({"stages": 2}, "stages"),
+        ({"peers": 40}, "peers"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_audited_is_refused_with_what_to_change(fields: Mapping[str, Any], why: str) -> None:
+    usual = {"method": {"type": "diloco"}}
+    with pytest.raises(ConfigError, match=re.escape(why)) as error:
+        run_file(**(usual | dict(fields)))
+    assert "recorded" in str(error.value) or "members" in str(error.value)
+
+
+def test_loops_of_ones_own_cannot_be_audited() -> None:
+    with pytest.raises(ConfigError, match="your own loop"):
+        SyncConfig(samples=100, trust=AuditedTrust())
+    assert SyncConfig(samples=100, trust=RecordedTrust()).trust == RecordedTrust()
+
+
+def test_a_charter_says_how_often_and_what_is_audited() -> None:
+    run = run_config()
+    assert first_charter(run).audits is msgspec.UNSET
+    audited = msgspec.structs.replace(run, trust=AuditedTrust(audit_rate=0.25, trace_every=4))
+    assert first_charter(audited).audits == AuditTerms(rate=0.25, trace_every=4)
+    assert first_charter(audited).is_recorded is True
+
+
+# --- a machine's settings ---
+
+
+def test_numerics_and_micro_batch_are_the_runs() -> None:
+    run = msgspec.structs.replace(run_config(), trust=AuditedTrust(numerics="bf16", micro_batch=1))
+    bound = as_audited(run, PeerConfig(device="cpu"))
+    assert (bound.precision, bound.micro_batch) == ("bf16", 1)
+    whole = msgspec.structs.replace(run, trust=AuditedTrust())
+    assert as_audited(whole, PeerConfig()).micro_batch == run.train.batch_size
+    assert as_audited(run_config(), PeerConfig(precision="fp16")).precision == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"precision": "bf16"}, "precision"),
+        ({"micro_batch": 1}, "micro_batch"),
+        ({"base_numbers": "int8"}, "base_numbers"),
+        ({"is_compiled": True}, "is_compiled"),
+    ],
+)
+def test_a_machine_that_would_compute_otherwise_is_refused(settings: dict[str, Any], name: str) -> None:
+    run = msgspec.structs.replace(run_config(batch_size=2), trust=AuditedTrust())
+    peer = PeerConfig(device="cpu", **settings)
+    with pytest.raises(ConfigError, match=f"^{name}: .* Set {name} to"):
+        as_audited(run, peer)
+    with pytest.raises(ConfigError, match=f"^{name}: "):
+        check_fits(run, peer, choose(PeerConfig(device="cpu")))
+
+
+def test_a_trainer_of_such_a_run_takes_all_samples_at_a_time() -> None:
+    run = msgspec.structs.replace(run_config(batch_size=2), trust=AuditedTrust())
+    device = choose(PeerConfig(device="cpu"))
+    assert device.torch == torch.device("cpu")
+    assert check_fits(run, PeerConfig(device="cpu"), device) == 2

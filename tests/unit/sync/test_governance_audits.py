@@ -1,0 +1,103 @@
+"""What members' findings on each other's work come to."""
+
+import dataclasses
+
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from charters import charter
+from unit.sync.test_governance import BODY, MEMBERS, NAMES, RUN
+from weft.ids import PeerId, Round
+from weft.keys import Identity
+from weft.sync.governance import enact, objection
+from weft.sync.records.acts import Finding, Outcome, Warrant
+from weft.sync.records.charter import UNANSWERED_FOR, AuditTerms, Body, Charter, Unanswered
+from weft.wire import digest, seal
+
+AUDITED = replace(charter(4), audits=AuditTerms(rate=0.1, trace_every=1))
+WORK = digest(b"work")
+ACCUSED = NAMES[0]
+OTHERS = MEMBERS[1:]
+
+
+def finding(who: Identity, outcome: Outcome = "differs", round: int = 6, before: int = 0, work: str = WORK) -> Finding:
+    return Finding(
+        run=RUN, peer=ACCUSED, round=Round(round), work=work, before=before, outcome=outcome, why=who.peer[:8]
+    )
+
+
+def found(voters: list[Identity], outcome: Outcome = "differs", round: int = 6) -> Warrant:
+    cast = [seal(each, finding(each, outcome, round, before=number)) for number, each in enumerate(voters)]
+    return Warrant(letters=tuple(sorted(cast, key=lambda letter: letter.signer)))
+
+
+def why_not(made: Warrant, before: Charter = AUDITED, at: int = 7) -> str:
+    return objection(before, at_round(at), (made,)) or ""
+
+
+def at_round(number: int) -> Body:
+    return dataclasses.replace(BODY, round=Round(number))
+
+
+def test_more_than_half_of_the_members_strike_a_key_out_whichever_steps_they_have_done() -> None:
+    done = enact(AUDITED, BODY, (found(OTHERS[:3]),))
+    assert (done.struck, done.removed, done.charter.banned) == (ACCUSED, (ACCUSED,), (ACCUSED,))
+    assert done.charter.is_dealt_with(ACCUSED, Round(6))
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (found(OTHERS[:2]), "2 of 5 members are not a majority"),
+        (found([*OTHERS[:2], MEMBERS[0]]), "only other members judge"),
+        (found([*OTHERS[:2], Identity.from_seed(bytes(32))]), "only other members judge"),
+        (found(OTHERS[:3], "equal"), "find no fault"),
+        (Warrant(letters=tuple(reversed(found(OTHERS[:3]).letters))), "each once"),
+        (
+            Warrant(letters=(*found(OTHERS[:2]).letters, seal(OTHERS[3], finding(OTHERS[3], work=digest(b"other"))))),
+            "not on one work",
+        ),
+        (
+            Warrant(letters=(*found(OTHERS[:2]).letters, seal(OTHERS[3], finding(OTHERS[3], "unanswered")))),
+            "not on one work",
+        ),
+    ],
+)
+def test_fewer_or_others_or_on_something_else_come_to_nothing(made: Warrant, reason: str) -> None:
+    assert reason in why_not(made)
+
+
+def test_where_nobody_is_audited_nobody_is_judged() -> None:
+    assert "nobody's work is audited" in why_not(found(OTHERS), before=replace(AUDITED, audits=UNSET))
+
+
+def test_one_lie_is_dealt_with_once() -> None:
+    after = enact(AUDITED, BODY, (found(OTHERS),)).charter
+    pardoned = replace(after, banned=())
+    assert "banned already" in why_not(found(OTHERS), before=pardoned)
+    assert enact(pardoned, at_round(9), (found(OTHERS, round=8),)).struck == ACCUSED
+
+
+def unanswered(before: Charter, round: int) -> tuple[Charter, tuple[PeerId, ...]]:
+    done = enact(before, at_round(round + 1), (found(OTHERS, "unanswered", round),))
+    return done.charter, done.removed
+
+
+def test_who_leaves_auditors_without_an_answer_in_three_rounds_of_forty_is_removed() -> None:
+    first, removed = unanswered(AUDITED, 6)
+    assert (first.unanswered, removed) == ((Unanswered(peer=ACCUSED, rounds=(Round(6),)),), ())
+    second, removed = unanswered(first, 8)
+    assert removed == ()
+    third, removed = unanswered(second, 6 + UNANSWERED_FOR)
+    assert (third.unanswered, removed, third.banned) == ((), (ACCUSED,), ())
+    # A round later the first of them is forgotten.
+    later, removed = unanswered(second, 7 + UNANSWERED_FOR)
+    assert removed == ()
+    assert later.unanswered == (Unanswered(peer=ACCUSED, rounds=(Round(8), Round(7 + UNANSWERED_FOR))),)
+
+
+def test_one_round_without_an_answer_counts_once_and_not_for_ever() -> None:
+    first, _ = unanswered(AUDITED, 6)
+    assert "counted already" in why_not(found(OTHERS, "unanswered", 6), before=first)
+    assert "long ago" in why_not(found(OTHERS, "unanswered", 6), at=7 + UNANSWERED_FOR)
