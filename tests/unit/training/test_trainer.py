@@ -30,7 +30,7 @@ from weft.run.machine import PeerConfig
 from weft.sync.merge.method import Method
 from weft.sync.merge.outer import StepContext
 from weft.sync.method.choices import AdamWConfig
-from weft.sync.method.presets import DdpConfig, MethodConfig
+from weft.sync.method.presets import DdpConfig, FedAvgConfig, MethodConfig
 from weft.sync.method.schedule import ConstantConfig, CosineConfig, WsdConfig
 from weft.training import device as device_module
 from weft.training import trainer as trainer_module
@@ -728,3 +728,47 @@ def test_samples_depend_on_parameters_prompt_and_seed_only(stage: Stage) -> None
     letters = sum(character in "abcdefghijklmnopqrstuvwxyz" for character in text)
     assert letters > 0.9 * len(text)  # it learnt which bytes occur at all
     assert isinstance(trainer.sample(trained, tokenizer, "", 5, seed=1), str)
+
+
+# --- lent ---
+
+
+@pytest.mark.parametrize("method", [FEDAVG, FedAvgConfig(every=4, proximal=0.1)], ids=["plain", "pulled"])
+def test_what_is_trained_while_it_is_lent_leaves_no_trace(stage: Stage, method: MethodConfig) -> None:
+    trainer, emitted = stage(run_config(method))
+    other, _ = stage(run_config(method))
+    outer = trainer.local().clone()
+    told: list[int] = []
+    for each in (trainer, other):
+        each.set_center(outer)
+        each.train(positions(8), 0, 1)
+    trainer.on_step = told.append
+    num_told = len(emitted)
+    with trainer.lent():
+        trainer.set_local(torch.zeros_like(outer))
+        trainer.set_center(torch.ones_like(outer))
+        trainer.load_private_state({name: torch.zeros_like(value) for name, value in trainer.private_state().items()})
+        trainer.train(positions(12, 40), 0, 1)
+        assert trainer.num_steps == 3
+    assert (len(emitted), told) == (num_told, [])
+    for each in (trainer, other):
+        each.train(positions(8, 8), 0, 1, num_done=2)
+    assert told == [3, 4]
+    assert torch.equal(trainer.local(), other.local())
+    for name, value in other.private_state().items():
+        assert torch.equal(trainer.private_state()[name], value), name
+
+
+def test_what_fails_while_it_is_lent_leaves_no_trace(stage: Stage) -> None:
+    trainer, _ = stage()
+    before = trainer.local().clone()
+
+    def train_on_nothing() -> None:
+        with trainer.lent():
+            trainer.set_local(torch.full_like(before, math.nan))
+            trainer.train(positions(4), 0, 1)
+
+    with pytest.raises(NotFinite):
+        train_on_nothing()
+    assert torch.equal(trainer.local(), before)
+    assert trainer.num_steps == 0
