@@ -310,7 +310,7 @@ def test_two_notes_that_contradict_each_other_strike_a_key_out_without_anybodys_
     assert (enacted.removed, enacted.struck) == ((LIAR.peer,), LIAR.peer)
     assert enacted.charter.banned == (LIAR.peer,)
     assert enacted.charter.struck == (Struck(peer=LIAR.peer, round=Round(7)),)
-    assert why_not(lie(), before=enacted.charter) == f"{LIAR.peer[:8]} was banned already for these notes"
+    assert why_not(lie(), before=enacted.charter) == f"{LIAR.peer[:8]} was banned already for that"
 
 
 def test_who_is_pardoned_is_struck_out_only_for_another_lie() -> None:

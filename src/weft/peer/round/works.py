@@ -55,6 +55,8 @@ class Works:
         if len(signed.body) > MAX_NBYTES:
             raise WireError("a work is longer than any")
         work = unseal(signed, Work, self._verify)
+        if work.peer != signed.signer:
+            raise WireError(f"{short(signed.signer)} has signed a work of {short(work.peer)}")
         if not self._kept:
             self._node.serve_blobs(self._lookup)
         self._kept[name] = signed, work

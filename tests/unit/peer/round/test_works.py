@@ -1,0 +1,142 @@
+"""What members say of how they came to what they bring: heard, checked against what they announce, asked for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from charters import charter
+from unit.sync.test_governance import MEMBERS, NAMES, RUN
+from weft.errors import DeadlineExceeded, PayloadError
+from weft.ids import BranchId, Digest, PeerId, Round, Tokens
+from weft.keys import Identity
+from weft.peer.chain import genesis, open_branch
+from weft.peer.round.works import Works
+from weft.sync.records.charter import AuditTerms
+from weft.sync.records.messages import Base, Counted, Manifest, Ready, next_base, payload_of
+from weft.sync.records.work import Segment, Work
+from weft.wire import Signed, digest, digest_of, encode, seal
+
+AUDITED = replace(charter(4), audits=AuditTerms(rate=0.1, trace_every=1))
+START = genesis(RUN, NAMES[0], AUDITED)
+OPENING = open_branch(START, list(NAMES), NAMES[0], START.branch)
+BASE: Base = next_base(OPENING, AUDITED)
+PARTS = (digest(b"one"), digest(b"two"))
+WHO = MEMBERS[1]
+
+
+class Others:
+    """A node whose peers have some blobs."""
+
+    def __init__(self, **blobs: bytes) -> None:
+        self.peer = NAMES[0]
+        self.peers = NAMES[1:]
+        self.blobs = blobs
+        self.lookup: Callable[[PeerId, Digest], bytes | None] = lambda _peer, _wanted: None
+        self.asked: list[PeerId] = []
+
+    def serve_blobs(self, lookup: Any) -> None:
+        self.lookup = lookup
+
+    async def fetch_small(self, peer: PeerId, wanted: Digest, _most: int) -> bytes:
+        self.asked.append(peer)
+        if wanted not in self.blobs or peer != NAMES[2]:
+            raise DeadlineExceeded("nothing")
+        return self.blobs[wanted]
+
+
+def work(**other: Any) -> Work:
+    head = digest_of(OPENING)
+    fields: dict[str, Any] = {
+        "run": RUN,
+        "branch": BASE.branch,
+        "round": BASE.round,
+        "peer": WHO.peer,
+        "segments": (Segment(head=head, round=Round(0), holder=WHO.peer, num_steps=4),),
+        "follows": None,
+        "num_before": 0,
+        "trace": digest(b"trace"),
+        "payload": payload_of(PARTS),
+        "tokens": Tokens(32),
+        "error": None,
+        "left": None,
+    }
+    return Work(**(fields | other))
+
+
+def ready(signed: Signed | None, tokens: int = 32) -> Ready:
+    return Ready(tokens=Tokens(tokens), parts=PARTS, work=UNSET if signed is None else signed)
+
+
+def hears(said: Ready, base: Base = BASE) -> bool:
+    works: Any = Works(Others())  # type: ignore[arg-type]
+    return bool(works.hear(base, WHO.peer, said))
+
+
+def segment(round: int, num: int = 4) -> Segment:
+    return Segment(head=digest(b"%d" % round), round=Round(round), holder=WHO.peer, num_steps=num)
+
+
+def test_an_announcement_says_how_it_came_about_where_that_is_audited() -> None:
+    assert hears(ready(seal(WHO, work())))
+    assert not hears(ready(None))
+    assert hears(ready(None), replace(BASE, charter=charter(4)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"run": "ab" * 32},
+        {"branch": BranchId("ab" * 32)},
+        {"peer": NAMES[2]},
+        {"payload": payload_of(PARTS[:1])},
+        {"tokens": Tokens(33)},
+        {"round": Round(2)},
+        {"segments": (segment(0), segment(0))},
+        {"segments": (segment(1), segment(0))},
+        {"segments": (segment(0, num=0),)},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_one_that_says_something_else_is_not_counted(other: dict[str, Any]) -> None:
+    assert not hears(ready(seal(WHO, work(**other))))
+
+
+def test_one_that_another_signed_is_not_counted() -> None:
+    signed = seal(WHO, work())
+    forged = replace(signed, signature=bytes(64))
+    assert not hears(ready(forged))
+    assert not hears(ready(seal(Identity.from_seed(bytes(32)), work())))
+
+
+def counting(name: Digest, tokens: int = 32, payload: Digest | None = None) -> Manifest:
+    each = Counted(peer=WHO.peer, tokens=Tokens(tokens), payload=payload or payload_of(PARTS), work=name)
+    return replace(OPENING, contributions=(each,))
+
+
+async def test_a_work_that_is_missing_is_asked_for_and_handed_on() -> None:
+    signed = seal(WHO, work())
+    name = digest_of(signed)
+    node = Others(**{name: encode(signed)})
+    works = Works(node)  # type: ignore[arg-type]
+    assert not works.has(counting(name))
+    await works.find(counting(name), NAMES[3])
+    assert works.has(counting(name))
+    assert works.known(name) == work()
+    assert node.asked[:2] == [NAMES[3], WHO.peer]  # who proposed it, then who made it
+    assert node.lookup(NAMES[4], name) == encode(signed)
+
+
+@pytest.mark.parametrize("kind", ["nobody has it", "it is of another payload", "it is of fewer tokens", "of another"])
+async def test_what_a_manifest_counts_without_showing_it_is_not_voted_for(kind: str) -> None:
+    signed = seal(WHO, work())
+    if kind == "of another":
+        signed = seal(MEMBERS[2], work(peer=NAMES[2]))
+    name = digest_of(signed)
+    works = Works(Others(**({} if kind == "nobody has it" else {name: encode(signed)})))  # type: ignore[arg-type]
+    tokens = 33 if "tokens" in kind else 32
+    payload = digest(b"other") if "payload" in kind else None
+    with pytest.raises(PayloadError, match="nobody shows how"):
+        await works.find(counting(name, tokens, payload), NAMES[3])
