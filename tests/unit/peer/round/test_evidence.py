@@ -10,7 +10,6 @@ from weft.ids import Attempt, Digest, Round, Tokens
 from weft.keys import Identity
 from weft.peer.chain import open_branch
 from weft.peer.messages import Shown
-from weft.peer.round import evidence
 from weft.peer.round.evidence import MAX_KEPT, MAX_SHOWN, EvidenceKeeper
 from weft.sync.governance import equivocation
 from weft.sync.records.acts import Warrant
@@ -160,7 +159,7 @@ def test_harmless_notes_push_out_none_that_a_later_one_contradicts(
     lie: tuple[AnyRoundMessage, AnyRoundMessage],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(evidence, "MAX_KEPT_NBYTES", 8_000)  # a few of those that are not small
+    monkeypatch.setattr("weft.peer.round.evidence.MAX_KEPT_NBYTES", 8_000)  # a few of those that are not small
     one, other = (noted(each) for each in lie)
     many = [
         noted(each)
