@@ -19,7 +19,7 @@ class NoWork(Trainer):
     def _fill(self, positions: NDArray[np.int64]) -> Mean:
         return Mean(loss=1.0, norm=1.0, num_samples=len(positions))
 
-    def _descend(self, norm: float, rate: float) -> float:  # noqa: ARG002  # as fast as may be
+    def _descend(self, norm: float, rate: float) -> float:  # as fast as may be
         return norm
 
 

@@ -1,15 +1,18 @@
 """Runs whose members do some of each other's training steps again."""
 
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from scenarios.cheats import CHEATS
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
+from scenarios.theatre import make_run_file
 from weft.codec.config import Int8Config
-from weft.errors import Removed
+from weft.errors import ConfigError, Removed
 from weft.events import ActEnacted, WorkAudited, WorkDoubted
 from weft.ids import PeerId, Round
 from weft.peer.audit.auditor import Audit, Found
@@ -18,10 +21,12 @@ from weft.peer.audit.worker import Worker
 from weft.peer.messages import AuditAnswer, AuditRequest, Gathered
 from weft.peer.state.carry import Carry
 from weft.run.trust import AuditedTrust
+from weft.sim.play import play as simulated
+from weft.sim.scenario import Kind, Scenario
 from weft.sim.world import Life
 from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, PulseConfig
 from weft.sync.records.messages import Manifest, Ready
-from weft.sync.records.work import links
+from weft.sync.records.work import link
 from weft.training.trainer import Trainer
 
 ALWAYS = AuditedTrust(audit_rate=1.0)
@@ -151,7 +156,7 @@ def test_one_that_accuses_all_is_believed_by_nobody(make_swarm: MakeSwarm) -> No
             audited = d.life.peer._audits
             for each in d.life.peer.head.contributions:
                 if each.peer != d.id and (work := d.life.peer.rounds.works.known(each.work)) is not None:
-                    audit = Audit(Round(round), each.work, work, links(work.segments, 1)[0], None, Round(0))
+                    audit = Audit(Round(round), each.work, work, link(work.segments, 1, 0), None, Round(0))
                     audited._accuse(audit, Found("differs", "a lie"))
         one_replica(await swarm.done(*members))
         assert a.life.peer.replica.charter.banned == ()
@@ -194,3 +199,11 @@ def test_who_is_late_or_killed_or_stops_is_found_honest(make_swarm: MakeSwarm, m
     assert max(len(work.segments) for work in works if work is not None) >= 2
     assert doubts(swarm) == []
     assert [event for life in swarm.lives for event in life.seen(ActEnacted)] == []
+
+
+def test_machines_that_only_take_the_time_of_training_are_not_audited(tmp_path: Path) -> None:
+    run_file = replace(make_run_file(tmp_path), trust=ALWAYS)
+    with pytest.raises(ConfigError, match="none that could be done again"):
+        simulated(
+            Scenario(run="run.toml", kind=(Kind(name="lab"),), compute="cost"), run_file, tmp_path, tmp_path, list
+        )

@@ -29,6 +29,7 @@ from weft.ranks.site import Site
 from weft.ranks.vector import Moment, SiteVector, spread
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
+from weft.run.trust import AuditedTrust
 from weft.sync.method.choices import AdamWConfig, ExtensionOuterConfig, InnerSgdConfig, SignSgdConfig
 from weft.training.optimizer import State
 from weft.training.preference import Sums
@@ -233,6 +234,7 @@ def check(run: RunConfig, settings: PeerConfig) -> None:
         "adapter": run.model.adapter is not UNSET,
         "reward": run.reward is not UNSET,
         "peer.is_drawing_only": settings.is_drawing_only,
+        'trust.type = "audited": no process has the whole state of a step': isinstance(run.trust, AuditedTrust),
     }
     for what, is_so in reasons.items():
         if is_so:

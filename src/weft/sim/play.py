@@ -28,6 +28,7 @@ from weft.net.transport.memory import MemoryNetwork
 from weft.peer.context import MakeTrainer
 from weft.run.config import RunFile
 from weft.run.genesis import seal
+from weft.run.trust import AuditedTrust
 from weft.sim.cost import CostTrainer
 from weft.sim.memo import shared
 from weft.sim.scenario import Fault, Freeze, Kill, Kind, Partition, Scenario, Stop, at_present, parted
@@ -114,6 +115,11 @@ def play(
     """
     if run_file.pipeline.split is not None:
         raise ConfigError("pipeline.split: members that compute together are not simulated. Leave it out.")
+    if isinstance(run_file.trust, AuditedTrust) and scenario.compute == "cost":
+        raise ConfigError(
+            'trust: machines that only take the time of training steps make none that could be done again. Set compute '
+            'to "real" in the scenario, or trust.type to "recorded".'
+        )
     torch.set_num_threads(1)  # sums in another order are other bits
     home = Home(folder)
     sealed = seal(run_file, base, home, lambda _event: None)

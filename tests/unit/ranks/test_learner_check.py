@@ -9,6 +9,7 @@ from weft.ranks.launch import Rank, own_device
 from weft.ranks.learner import check
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
+from weft.run.trust import AuditedTrust
 from weft.sync.method.choices import Choices, MuonConfig, SgdConfig
 from weft.sync.method.presets import (
     AsyncDiLoCoConfig,
@@ -59,6 +60,7 @@ def test_others_are_refused(method: MethodConfig, what: str) -> None:
         (run_config(DiLoCoConfig(), optimizer=MuonConfig()), CPU, "muon"),
         (run_config(), structs.replace(CPU, precision="fp16"), "fp16"),
         (run_config(), structs.replace(CPU, is_compiled=True), "is_compiled"),
+        (structs.replace(run_config(), trust=AuditedTrust()), CPU, "audited"),
     ],
 )
 def test_what_ranks_cannot_compute_is_refused(run: RunConfig, settings: PeerConfig, what: str) -> None:

@@ -44,7 +44,7 @@ from weft.sync.merge.method import OUTER, Method
 from weft.sync.merge.reduce import cut, encode_payload
 from weft.sync.records.acts import Finding, Outcome
 from weft.sync.records.messages import Manifest, payload_of
-from weft.sync.records.work import Link, Work, links, num_states, state_before
+from weft.sync.records.work import Link, Work, link, link_from, num_links, num_states, state_before
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw, drawn
@@ -136,20 +136,21 @@ class Auditor:
             work = self._rounds.works.known(Digest(each.work))
             if work is None:
                 continue
-            all_links = links(work.segments, audits.trace_every)
-            number = drawn(ticket.signature, Digest(each.work), audits.rate, len(electorate), len(all_links))
+            num = num_links(work.segments, audits.trace_every)
+            number = drawn(ticket.signature, Digest(each.work), audits.rate, len(electorate), num)
             if number is not None:
-                self._begin(manifest.round, Digest(each.work), work, all_links[number], ticket)
+                drawn_link = link(work.segments, audits.trace_every, number)
+                self._begin(manifest.round, Digest(each.work), work, drawn_link, ticket)
 
     def look_again(self, letter: Signed, verdict: Finding) -> bool:
         """Audit what another has found a fault with; return whether it can be done here."""
         audits, work = self._replica.charter.audits, self._rounds.works.known(Digest(verdict.work))
         if not audits or work is None or work.peer != verdict.peer:
             return False
-        link = next((each for each in links(work.segments, audits.trace_every) if each.before == verdict.before), None)
-        if link is None or self._heads.counted_in(Digest(verdict.work)) != verdict.round:
+        doubted = link_from(work.segments, audits.trace_every, verdict.before)
+        if doubted is None or self._heads.counted_in(Digest(verdict.work)) != verdict.round:
             return False
-        self._begin(verdict.round, Digest(verdict.work), work, link, letter)
+        self._begin(verdict.round, Digest(verdict.work), work, doubted, letter)
         return True
 
     def _begin(self, round: Round, name: Digest, work: Work, link: Link, ticket: Signed) -> None:
@@ -183,6 +184,7 @@ class Auditor:
     # --- step by step ---
 
     async def _look(self, audit: Audit) -> Found:
+        self._check_claim(audit.work)
         answer = await self._asked(audit)
         assert answer.before is not None
         assert answer.last is not None
@@ -244,6 +246,15 @@ class Auditor:
         if distance <= threshold(trust.numerics, audit.link.num_steps):
             return Found("equal", distance=distance)
         return Found("differs", "it came to another state by these training steps", distance)
+
+    def _check_claim(self, work: Work) -> None:
+        """Check that so many steps are as many tokens as are claimed."""
+        heads = [self._heads.known(Digest(segment.head)) for segment in work.segments]
+        known = [head.charter.settings.tokens_per_step for head in heads if head is not None]
+        if len(known) == len(work.segments):
+            steps = [segment.num_steps for segment in work.segments]
+            if sum(num * each for num, each in zip(steps, known, strict=True)) != work.tokens:
+                raise Differs("it claims other tokens than its training steps take")
 
     async def _check_begin(self, audit: Audit, answer: AuditAnswer, before: StateIndex, head: Head) -> None:
         """Check what the first state of a segment follows from."""

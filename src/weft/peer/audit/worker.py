@@ -31,7 +31,7 @@ from weft.store.chunks import chunks, state_index
 from weft.store.index import StateIndex
 from weft.sync.merge.method import OUTER
 from weft.sync.records.acts import Finding
-from weft.sync.records.work import Link, links, state_before
+from weft.sync.records.work import Link, link, link_from, num_links, state_before
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw, drawn
@@ -129,12 +129,11 @@ class Worker:
             return "the ticket is of another, or of a round that it does not know"
         names = [each.work for each in found.manifest.contributions]
         electorate = self._heads.electorate(draw.manifest)
-        every = audits.trace_every
-        all_links = links(told.work.segments, every)
-        number = drawn(ticket.signature, work, audits.rate, len(electorate), len(all_links))
+        segments, every = told.work.segments, audits.trace_every
+        number = drawn(ticket.signature, work, audits.rate, len(electorate), num_links(segments, every))
         if work not in names or peer not in electorate or number is None:
             return "the ticket draws nobody for this work"
-        return told, all_links[number]
+        return told, link(segments, every, number)
 
     def _doubted(self, peer: PeerId, told: Told, ticket: Signed) -> tuple[Told, Link] | str:
         """Return what another member has found a fault with: then all may look."""
@@ -147,9 +146,10 @@ class Worker:
         has_voted = self._heads.has_voted(ticket.signer)  # it may be struck out by now, and others still look
         if not audits or peer not in members or not has_voted or verdict.work != told.name:
             return "the verdict is of nobody who votes, or on another work"
-        all_links = links(told.work.segments, audits.trace_every)
-        link = next((each for each in all_links if each.before == verdict.before), None)
-        return (told, link) if link is not None and verdict.outcome != "equal" else "the verdict is on no steps of it"
+        doubted = link_from(told.work.segments, audits.trace_every, verdict.before)
+        if doubted is None or verdict.outcome == "equal":
+            return "the verdict is on no steps of it"
+        return told, doubted
 
     # --- the steps ---
 

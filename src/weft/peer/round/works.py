@@ -110,4 +110,4 @@ def _is_of(manifest: Manifest, counted: Counted, work: Work) -> bool:
 def is_in_order(work: Work) -> bool:
     """Return whether a work's segments follow each other, each after another round, and all before its own."""
     rounds = [segment.round for segment in work.segments]
-    return rounds == sorted(set(rounds)) and rounds[-1] + 1 == work.round and work.num_steps > 0
+    return rounds == sorted(set(rounds)) and rounds[-1] + 1 == work.round and 0 < work.num_steps <= work.tokens

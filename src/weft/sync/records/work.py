@@ -75,20 +75,41 @@ class Link:
     before: int
 
 
-def links(segments: Sequence[Segment], trace_every: int) -> list[Link]:
-    """Return what leads from state to state, in order.
+def num_links(segments: Sequence[Segment], trace_every: int) -> int:
+    """Return how often a state leads to the next.
 
     Args:
         trace_every: inner steps from one state that is named to the next.
     """
-    found, before = list[Link](), 0
-    for number, segment in enumerate(segments):
-        for first in range(0, segment.num_steps, trace_every):
-            num_steps = min(trace_every, segment.num_steps - first)
-            found.append(Link(number, first, num_steps, before))
-            before += 1
-        before += 1  # the segment's last state
-    return found
+    return sum(-(-segment.num_steps // trace_every) for segment in segments)
+
+
+def link(segments: Sequence[Segment], trace_every: int, number: int) -> Link:
+    """Return what leads from a state to the next: the one of this number, in order.
+
+    Raises:
+        IndexError: there are not so many.
+    """
+    before = 0
+    for index, segment in enumerate(segments):
+        num = -(-segment.num_steps // trace_every)
+        if 0 <= number < num:
+            first = number * trace_every
+            return Link(index, first, min(trace_every, segment.num_steps - first), before + number)
+        number -= num
+        before += num + 1  # a segment's last state leads nowhere
+    raise IndexError("a work has not so many links")
+
+
+def link_from(segments: Sequence[Segment], trace_every: int, before: int) -> Link | None:
+    """Return what leads on from the state of this number; None: nothing does."""
+    passed = 0
+    for index, segment in enumerate(segments):
+        num = -(-segment.num_steps // trace_every)
+        if passed <= before < passed + num:
+            return link(segments, trace_every, before - index)
+        passed += num + 1
+    return None
 
 
 def num_states(segments: Sequence[Segment], trace_every: int) -> int:
