@@ -117,7 +117,7 @@ def play(
         raise ConfigError("pipeline.split: members that compute together are not simulated. Leave it out.")
     if isinstance(run_file.trust, AuditedTrust) and scenario.compute == "cost":
         raise ConfigError(
-            'trust: machines that only take the time of training steps make none that could be done again. Set compute '
+            "trust: machines that only take the time of training steps make none that could be done again. Set compute "
             'to "real" in the scenario, or trust.type to "recorded".'
         )
     torch.set_num_threads(1)  # sums in another order are other bits

@@ -21,12 +21,14 @@ from weft.errors import ConfigError, DataError, WireError
 from weft.ids import Digest, PeerId, Round, RunId, Tokens, several, short
 
 if TYPE_CHECKING:
+    from weft.events import ActEnacted
     from weft.store.rounds import RoundsFile
     from weft.sync.proof import Shown
     from weft.sync.records.messages import Manifest
 
 LAST = 10  # rounds that are shown
-_TURN_ON = 'A run records its rounds where its file says so: [trust] type = "recorded".'
+_COUNTED, _DECIDED = ("peer", "tokens", "payload", "work"), ("kind", "subject", "by", "reason")
+_TURN_ON = 'A run records its rounds where its file says so: [trust] type = "recorded", or "audited".'
 
 RunName = Annotated[str, typer.Argument(help='Name of the run, its first digits, or "last".', show_default=False)]
 StageNumber = Annotated[int | None, typer.Option(min=1, help="Of which stage, where the model is cut into stages.")]
@@ -246,6 +248,7 @@ def _changes(manifest: "Manifest") -> tuple[tuple[tuple[PeerId, ...], str], ...]
 def _details(manifest: "Manifest") -> list[str]:
     from msgspec import UNSET
 
+    from weft.peer.round.acts import told
     from weft.wire import digest_of
 
     entry = manifest.entry
@@ -254,20 +257,30 @@ def _details(manifest: "Manifest") -> list[str]:
         lines.append(f"  work      {entry.work}")
     for each in manifest.contributions:
         through = "" if each.group is None else f"  with a group of {each.group.num_counted + 1}"
-        lines.append(f"  counted   {each.peer}  {each.tokens:,} tokens  payload {short(each.payload)}{through}")
-    return lines
+        traced = "" if each.work is UNSET else f"  work {short(Digest(each.work))}"
+        lines.append(f"  counted   {each.peer}  {each.tokens:,} tokens  payload {short(each.payload)}{traced}{through}")
+    return lines + [_decided(each) for each in told(manifest)]
+
+
+def _decided(act: "ActEnacted") -> str:
+    by = f", by {', '.join(map(short, act.by))}" if act.by else ""
+    reason = f": {act.reason}" if act.reason else ""
+    return f"  decided   {act.kind} {act.subject}".rstrip() + by + reason
 
 
 def _as_tree(manifest: "Manifest") -> dict[str, Any]:
     from msgspec import to_builtins
 
+    from weft.peer.round.acts import told
     from weft.wire import digest_of
 
     fields = ("round", "branch", "leader", "previous", "members", "joined", "left", "committed_tokens")
-    counted = [{"peer": each.peer, "tokens": each.tokens, "payload": each.payload} for each in manifest.contributions]
     tree = to_builtins(manifest)
+    counted = [{name: each.get(name) for name in _COUNTED} for each in tree["contributions"]]
     named = {name: tree[name] for name in fields}
-    return {"manifest": digest_of(manifest), **named, "work": tree.get("entry", {}).get("work"), "counted": counted}
+    acts = [{name: to_builtins(getattr(each, name)) for name in _DECIDED} for each in told(manifest)]
+    work = tree.get("entry", {}).get("work")
+    return {"manifest": digest_of(manifest), **named, "work": work, "counted": counted, "decided": acts}
 
 
 def _tree_of(found: "Shown") -> dict[str, Any]:

@@ -9,9 +9,11 @@ from msgspec.structs import replace
 from unit.cli.small import Weft
 from unit.cli.test_bad_input import refused
 from unit.store.test_rounds import KEYS, MEMBERS, RUN, chain, kept
-from weft.ids import short
+from weft.ids import Round, short
+from weft.store.rounds import RoundsFile
+from weft.sync.records.acts import Finding, Warrant
 from weft.sync.records.proof import WorkProof
-from weft.wire import decode, encode
+from weft.wire import decode, encode, seal
 
 ME = MEMBERS[1]
 
@@ -43,6 +45,24 @@ def test_one_round_is_shown_with_all_that_it_counts(weft: Weft, home: Path) -> N
     assert len(found[0]["work"]) == 64
     refused(weft, 11, "not here", "--home", home, "ledger", "show", RUN[:8], "--round", 99)
     refused(weft, 2, "no effect", "--home", home, "ledger", "show", RUN[:8], "--round", 3, "--last", 2)
+
+
+def test_what_a_round_decided_is_shown(weft: Weft, home: Path) -> None:
+    path = home / "runs" / RUN / ME / "rounds.db"
+    manifest = RoundsFile(path).manifest(6)
+    assert manifest is not None
+    liar, *others = MEMBERS
+    found = Finding(run=RUN, peer=liar, round=Round(5), work="ab" * 32, before=0, outcome="differs", why="no such step")
+    warrant = Warrant(letters=tuple(seal(KEYS[peer], found) for peer in others))
+    counted = tuple(replace(each, work="cd" * 32) for each in manifest.contributions)
+    RoundsFile(path).put(replace(manifest, acts=(warrant,), contributions=counted), None)
+    lines = weft("--home", home, "ledger", "show", RUN[:8], "--round", 6).out.splitlines()
+    assert [line.split()[-2:] for line in lines if line.startswith("  counted")] == 3 * [["work", "cdcdcdcd"]]
+    by = ", ".join(map(short, others))
+    assert lines[-1] == f"  decided   strike out {liar}, by {by}: no such step"
+    (shown,) = json.loads(weft("--home", home, "ledger", "show", RUN[:8], "--round", 6, "--json").out)["rounds"]
+    assert shown["decided"] == [{"kind": "strike out", "subject": liar, "by": others, "reason": "no such step"}]
+    assert {each["work"] for each in shown["counted"]} == {"cd" * 32}
 
 
 def test_what_was_counted_of_each_is_added_up(weft: Weft, home: Path) -> None:
