@@ -86,6 +86,17 @@ class NewOptimizer(Trainer):
         return super()._descend(norm, rate)
 
 
+class FalseMoments(Trainer):
+    """Makes the step, and leaves an optimizer behind that will go where it likes."""
+
+    def _descend(self, norm: float, rate: float) -> float:
+        norm = super()._descend(norm, rate)
+        if self._optimizer is not None:
+            moments = self._optimizer.state()
+            self._optimizer.load(moments | {"moment1": 1.5 * moments["moment1"]}, self._num_steps + 1)
+        return norm
+
+
 CHEATS: tuple[type[Trainer], ...] = (
-    *(NoWork, Noise, Flip, HalfTheSteps, HalfABatch, OneOther, OtherText, Slower, NewOptimizer),
+    *(NoWork, Noise, Flip, HalfTheSteps, HalfABatch, OneOther, OtherText, Slower, NewOptimizer, FalseMoments),
 )

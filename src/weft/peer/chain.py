@@ -141,6 +141,13 @@ class Chain:
         found = [known.get(manifest.round) for known in (self._certificates, self._former[1] if self._former else {})]
         return next((each for each in found if each is not None and each.manifest == manifest), None)
 
+    def may_be(self, round: Round, manifest: Digest) -> bool:
+        """Return whether a round of this branch may have been decided by the manifest of this digest: it was, or which
+        one it was is no longer known here."""
+        after = self._certificates.get(Round(round + 1))
+        known = self.base.previous if round == self.head.round else None if after is None else after.manifest.previous
+        return known in (None, manifest)
+
     def keep(self, round: Round, result: Digest, data: Buffer) -> None:
         """Keep the bytes of a round's result for others; whole rounds give way, the first kept first, never two."""
         if result in self._results:

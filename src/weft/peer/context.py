@@ -1,5 +1,6 @@
 """What a peer stands on, and what it leaves: the records at its two ends."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,6 +97,7 @@ class Context:
     reader: ClaimReader | None = None  # of claims of membership, where several peers of one process share it
     companion: Companion | None = None  # None: this peer trains a whole model
     texts: Serving | None = None  # draws texts of the whole model; None: this peer draws none, or only of stages
+    learner_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # while it is another's, or is read and moved
     journal: Journal = field(init=False)  # one: what a checkpoint frees, who merges fills again
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ from weft.sync.records.acts import Reason
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import MAX_COUNT, Certificate, Manifest
 from weft.sync.records.proof import Milestone
+from weft.sync.records.work import MAX_SEGMENTS
 from weft.wire import Record, Signed
 
 GENESIS = Digest("0" * 64)  # what the first manifest of a run names as the one before it
@@ -184,23 +185,24 @@ class NamedState(Record, frozen=True, kw_only=True):
 
 
 class AuditRequest(Record, frozen=True, kw_only=True, tag="AuditRequest"):
-    """A call of who was drawn to audit a work: show me what it takes to do some of its training steps again."""
+    """A call of who audits a work: show me what it takes to do some of its training steps again."""
 
     work: HexDigest
-    ticket: Signed  # a Draw: it says which steps
+    ticket: Signed  # a Draw, or another's Finding: it says which steps
 
 
 class AuditAnswer(Record, frozen=True, kw_only=True, tag="AuditAnswer"):
-    """Chunks of what is named here can be fetched for a while, of the last state and of `previous` the parameters'
-    alone, and those of what codecs had left."""
+    """The lists of all states that are named here can be fetched for a while, and these chunks: of `before` all, of
+    `last` and `ends` those of the parameters, those of the outer parameters that segments began at, and those of what
+    codecs had left before."""
 
     is_ready: bool  # else ask again
     reason: Reason = ""  # why not
     before: NamedState | None = None  # the state that the steps begin with
     last: NamedState | None = None  # the state that the payload was made of
-    previous: NamedState | None = None  # that the segment before ends with, where the steps are the first of another
-    followed: NamedState | None = None  # that the work before ends with, where the steps are the first of all
-    error: HexDigest | None = None  # the index of what codecs had left before the payload
+    begins: Annotated[tuple[NamedState, ...], Meta(max_length=MAX_SEGMENTS)] = ()  # the first of each segment
+    ends: Annotated[tuple[NamedState, ...], Meta(max_length=MAX_SEGMENTS)] = ()  # the last of each, but of the last one
+    followed: NamedState | None = None  # the last of the work that it goes on from
 
 
 class AuditSealed(Record, frozen=True, kw_only=True, tag="AuditSealed"):

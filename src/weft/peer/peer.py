@@ -266,7 +266,7 @@ class Peer:
         if self._amends is not None:
             self._hand_in(rounds, self._amends)
         groups = Groups(self.context, rounds, self._records, self._evaluator, speed, self._tasks)
-        offering = Offering(self.context, self.replica, self._carry, self._entrance.legacies, groups, self._trace)
+        offering = Offering(self.context, self.replica, self._carry, self._entrance.legacies, groups, self._audits)
         split = Split(self.run, self.context, rounds)
         is_staged = self.context.companion is not None  # where inner steps are made by all stages together
         is_bound = is_staged or self._trace is not None  # what was made ahead could not be told which lease it is of
@@ -323,7 +323,8 @@ class Peer:
         is_overdue = self._carry.is_overdue and self.context.companion is None
         if self._carry.offered is None and not self.pausing.is_away and not is_overdue:
             self._report.enter("training")
-            self._trainer.apply_settings(self.replica.config)
+            async with self.context.learner_lock:
+                self._trainer.apply_settings(self.replica.config)
             head = self.replica.head
             assert head is not None
             leased, holder = mine.groups.leased(head), None
@@ -411,11 +412,11 @@ class Peer:
             met = Met(decided.taken, decided.weights, is_known=self._carry.is_as_offered(own))
         electorate = () if self.replica.head is None else self.replica.head.members
         was_offered = self._carry.offered_to is not None
-        await self.context.compute.serve(
-            lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met)
-        )
-        if self._trace is not None:
-            self._trace.settle(manifest, own)
+        settle = lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met)  # noqa: E731
+        if self._audits is None:
+            await self.context.compute.serve(settle)
+        else:
+            await self._audits.settle(manifest, own, settle)
         await self._go_on(rounds)
         if self._audits is not None:
             self._audits.follow(manifest)
@@ -478,7 +479,8 @@ class Peer:
         """
         if is_counted:
             settle = lambda: self._carry.settle(lambda: None, is_counted=True)  # noqa: E731  # it is in there
-            await self.context.compute.serve(settle)
+            async with self.context.learner_lock:
+                await self.context.compute.serve(settle)
         self._carry.take_back()
         head = await self._shutdown.unless_asked(self._entrance.enter())
         rounds.restart(head, self.replica.charter, without=lost)
@@ -492,7 +494,8 @@ class Peer:
         self._entrance.distrust(donors)
         if num_carried := self._carry.tokens:
             self.context.emit(WorkDropped(tokens=num_carried, reason=FROM_FALSE_STATE))
-        await self.context.compute.serve(self._carry.start_over)
+        async with self.context.learner_lock:
+            await self.context.compute.serve(self._carry.start_over)
         if self._audits is not None:
             self._audits.heads.forget()
         head = await self._shutdown.unless_asked(self._entrance.enter(has_own=False))

@@ -6,7 +6,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from weft.config import Config
 from weft.errors import ConfigError
-from weft.sync.method.choices import Choices
+from weft.sync.method.choices import Choices, LowRankConfig
 
 
 class MembersTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="members"):
@@ -70,6 +70,8 @@ def _check_audited(method: Choices) -> None:
         why = "what is audited is training steps between two rounds, and this method sends gradients"
     elif method.is_streaming:
         why = "training steps go on while a round is decided, and a state would belong to no one round"
+    elif isinstance(method.basis, LowRankConfig):
+        why = "a payload of low rank is made of more than the parameters that training steps come to"
     elif method.reply_feedback is not None:
         why = "owners of parts keep errors to themselves (reply_feedback), so nobody else can merge again"
     else:

@@ -34,7 +34,6 @@ what it was given. Signatures are checked elsewhere.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar, assert_never
@@ -222,20 +221,20 @@ def is_alone(charter: Charter, body: Body, peer: PeerId) -> bool:
 def accused(warrant: acts.Warrant) -> PeerId | None:
     """Return whose lie a warrant says it proves; None: it is of another kind."""
     first = warrant.letters[0]
-    if (verdict := finding_in(warrant)) is not None:
-        return PeerId(verdict.peer) if verdict.outcome == "differs" else None
+    if first.kind == acts.Finding.__name__:
+        verdicts = findings_in(warrant)
+        return PeerId(verdicts[0].peer) if verdicts and {each.outcome for each in verdicts} == {"differs"} else None
     return first.signer if first.kind == messages.RoundNote.__name__ else None
 
 
-def finding_in(warrant: acts.Warrant) -> acts.Finding | None:
-    """Return the first of a warrant's verdicts, as it reads; None: it is of another kind."""
-    first = warrant.letters[0]
-    if first.kind != acts.Finding.__name__:
-        return None
-    with suppress(WireError):
-        verdict: acts.Finding = decode(first.body, acts.Finding)
-        return verdict
-    return None
+def findings_in(warrant: acts.Warrant) -> tuple[acts.Finding, ...]:
+    """Return a warrant's findings, as they read; none: it is of another kind."""
+    if warrant.letters[0].kind != acts.Finding.__name__:
+        return ()
+    try:
+        return tuple(decode(letter.body, acts.Finding) for letter in warrant.letters)
+    except WireError:
+        return ()
 
 
 def note_in(warrant: acts.Warrant) -> messages.RoundNote | None:
@@ -368,12 +367,13 @@ def _judge(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
         raise Void("nobody's work is audited in this run")
     if voters != sorted(set(voters)) or not set(voters) <= set(body.electorate) - {first.peer}:
         raise Void("only other members judge a member's work, and each once")
-    named = {(each.run, each.peer, each.round, each.work, each.outcome) for each in verdicts}
-    if named != {(body.run, first.peer, first.round, first.work, first.outcome)} or first.outcome == "equal":
+    named = {(each.run, each.peer, each.round, each.work) for each in verdicts}
+    outcomes = {each.outcome for each in verdicts}
+    if named != {(body.run, first.peer, first.round, first.work)} or "equal" in outcomes:
         raise Void("the verdicts are not on one work in this run, or find no fault with it")
     if 2 * len(voters) <= len(body.electorate):
         raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
-    if first.outcome == "differs":
+    if outcomes == {"differs"}:
         return _banned_as_liar(before, body, PeerId(first.peer), first.round)
     return _unanswered(before, body, PeerId(first.peer), first.round)
 
@@ -381,6 +381,8 @@ def _judge(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
 def _unanswered(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enacted:
     """Count that a member left auditors without an answer; of too many rounds, and it is removed."""
     charter, known = before.charter, before.charter.unanswered or ()
+    if peer not in body.electorate or peer in before.removed:
+        raise Void(f"{short(peer)} is not a member")
     mine = next((each.rounds for each in known if each.peer == peer), ())
     recent = tuple(each for each in mine if each + UNANSWERED_FOR >= round)
     if any(round <= each for each in mine) or round + UNANSWERED_FOR < body.round:

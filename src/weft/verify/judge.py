@@ -1,7 +1,7 @@
 """How far the states may lie apart that two honest machines come to from the same one, by the same steps.
 
     distance    |a - b| / |a - before|         of the parameters: relative to what the auditor's own steps changed
-    threshold   of fp32 1.5e-4, of bf16 3e-3
+    threshold   of fp32 1.5e-4, of bf16 3e-3; of the optimizer's numbers in bf16 3e-2
 
 Machines of other instruction sets, threads or makers round otherwise. One step in fp32 ended at most 2.1e-6 apart, in
 bf16 1.0e-3; the least that any cheat made of it was 1.0e-2 (a learning rate one hundredth lower). Distances grow with
@@ -13,8 +13,14 @@ from typing import Literal
 
 Numerics = Literal["fp32", "bf16"]
 ONE_STEP: dict[Numerics, float] = {"fp32": 1.5e-4, "bf16": 3e-3}
+MOMENTS: dict[Numerics, float] = {"fp32": 1.5e-4, "bf16": 3e-2}
 
 
 def threshold(numerics: Numerics, num_steps: int) -> float:
     """Return the largest distance after so many steps that is held for honest."""
     return ONE_STEP[numerics] * sqrt(num_steps)
+
+
+def threshold_of_moments(numerics: Numerics, num_steps: int) -> float:
+    """Return the same of the optimizer's numbers, which a gradient's rounding reaches undamped."""
+    return MOMENTS[numerics] * sqrt(num_steps)

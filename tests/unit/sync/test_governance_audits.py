@@ -10,7 +10,7 @@ from charters import charter
 from unit.sync.test_governance import BODY, MEMBERS, NAMES, RUN
 from weft.ids import PeerId, Round
 from weft.keys import Identity
-from weft.sync.governance import enact, objection
+from weft.sync.governance import accused, enact, objection
 from weft.sync.records.acts import Finding, Outcome, Warrant
 from weft.sync.records.charter import UNANSWERED_FOR, AuditTerms, Body, Charter, Unanswered
 from weft.wire import digest, seal
@@ -58,10 +58,6 @@ def test_more_than_half_of_the_members_strike_a_key_out_whichever_steps_they_hav
             Warrant(letters=(*found(OTHERS[:2]).letters, seal(OTHERS[3], finding(OTHERS[3], work=digest(b"other"))))),
             "not on one work",
         ),
-        (
-            Warrant(letters=(*found(OTHERS[:2]).letters, seal(OTHERS[3], finding(OTHERS[3], "unanswered")))),
-            "not on one work",
-        ),
     ],
 )
 def test_fewer_or_others_or_on_something_else_come_to_nothing(made: Warrant, reason: str) -> None:
@@ -101,3 +97,14 @@ def test_one_round_without_an_answer_counts_once_and_not_for_ever() -> None:
     first, _ = unanswered(AUDITED, 6)
     assert "counted already" in why_not(found(OTHERS, "unanswered", 6), before=first)
     assert "long ago" in why_not(found(OTHERS, "unanswered", 6), at=7 + UNANSWERED_FOR)
+
+
+def test_who_was_shown_other_steps_adds_to_those_that_were_shown_nothing() -> None:
+    """Who answers some and is silent to others is not struck out, and does not go free."""
+    cast = [seal(each, finding(each, "differs" if number else "unanswered")) for number, each in enumerate(OTHERS[:3])]
+    mixed = Warrant(letters=tuple(sorted(cast, key=lambda letter: letter.signer)))
+    done = enact(AUDITED, BODY, (mixed,))
+    assert (done.struck, done.removed) == (None, ())
+    assert done.charter.unanswered == (Unanswered(peer=ACCUSED, rounds=(Round(6),)),)
+    assert accused(mixed) is None
+    assert accused(found(OTHERS[:3])) == ACCUSED

@@ -18,18 +18,18 @@ Failure:
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from math import inf, isfinite
 
 import torch
 from msgspec import UNSET
 from torch import Tensor
 
 from weft import rng
-from weft.errors import DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused, WireError
+from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId, Round
 from weft.ledger.tree import is_leaf
 from weft.peer.audit.heads import Head, Heads
-from weft.peer.audit.steps import ERROR, LOCAL, repeat
+from weft.peer.audit.steps import ERROR, LOCAL, Away, repeat, shape_of
 from weft.peer.context import Context
 from weft.peer.group.records import lease_of
 from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
@@ -46,19 +46,18 @@ from weft.sync.records.acts import Finding, Outcome
 from weft.sync.records.messages import Manifest, payload_of
 from weft.sync.records.work import Link, Work, link, link_from, num_links, num_states, state_before
 from weft.tasks import Tasks
+from weft.training.device import first_line
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw, drawn
-from weft.verify.judge import threshold
-from weft.wire import Buffer, Record, Signed, decode, digest, digest_of, seal
+from weft.verify.judge import threshold, threshold_of_moments
+from weft.wire import Buffer, Signed, claimed, decode, digest, digest_of, seal
 
 ANSWER_ROUNDS = 4
+FETCH_ROUNDS = 4  # more, once it has answered
 MAX_BEGUN = 1024  # audits that are remembered
 ASK_AGAIN_S = 1.0
 CALL_S = 20.0
 SALT_NBYTES = 32
-
-A = TypeVar("A", bound=Record)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,7 @@ class Audit:
     link: Link
     ticket: Signed  # its own draw, or another's verdict
     until: Round  # then it is not answered
+    accuser: PeerId | None = None  # who says that the steps differ
 
 
 class NotShown(Exception):
@@ -120,13 +120,14 @@ class Auditor:
         self._on_found = on_found
         self._client = StateClient(context.node, context.compute, context.clock)
         self._begun: dict[tuple[Digest, int], None] = {}  # works and states before steps: each is looked at once
-        self._one = asyncio.Lock()  # one after the other: each takes a state's memory
+        self._shape = shape_of(trainer)  # of each state
 
     def follow(self, manifest: Manifest) -> None:
         """Draw what this peer audits of a round that is decided, and whose outer step is made."""
         me, name, audits = self._context.node.peer, digest_of(manifest), self._replica.charter.audits
         electorate = self._heads.electorate(name)
-        if not audits or me not in electorate:
+        is_old = manifest.round + ANSWER_ROUNDS < self._rounds.chain.head.round  # as of who catches up
+        if not audits or me not in electorate or is_old:
             return
         draw = Draw(run=manifest.run, branch=manifest.branch, round=manifest.round, manifest=name)
         ticket = seal(self._context.identity, draw)
@@ -145,6 +146,8 @@ class Auditor:
     def look_again(self, letter: Signed, verdict: Finding) -> bool:
         """Audit what another has found a fault with; return whether it can be done here."""
         audits, work = self._replica.charter.audits, self._rounds.works.known(Digest(verdict.work))
+        if verdict.round + ANSWER_ROUNDS + 1 < self._rounds.chain.head.round:
+            return False  # long ago: nobody need be able to show it any more
         if not audits or work is None or work.peer != verdict.peer:
             return False
         doubted = link_from(work.segments, audits.trace_every, verdict.before)
@@ -160,22 +163,33 @@ class Auditor:
         for forgotten in list(self._begun)[:-MAX_BEGUN]:
             del self._begun[forgotten]
         until = Round(self._rounds.chain.head.round + ANSWER_ROUNDS)
-        self._tasks.spawn(self._run(Audit(round, name, work, link, ticket, until)))
+        accuser = None
+        if ticket.kind == Finding.__name__ and claimed(ticket, Finding).outcome == "differs":
+            accuser = ticket.signer
+        self._tasks.spawn(self._run(Audit(round, name, work, link, ticket, until, accuser)))
 
     async def look(self, audit: Audit) -> Found | None:
         """Do an audit; None: it cannot be done here."""
-        peer, reason = PeerId(audit.work.peer), ""
-        while self._rounds.chain.head.round < audit.until and peer in self._rounds.chain.base.electorate:
+        peer, reason, until, answer = PeerId(audit.work.peer), "", audit.until, None
+        while self._is_on(peer, until):
             try:
-                return await self._look(audit)
+                if answer is None:
+                    self._check_claim(audit.work)
+                    answer = await self._asked(audit)
+                    until = Round(until + FETCH_ROUNDS)  # what follows may be as slow as this machine's own line
+                return await self._look(audit, answer)
             except Differs as error:
                 return Found("differs", str(error))
-            except (Unknown, OutOfMemory):
+            except (Unknown, Away, OutOfMemory):
                 return None
             except (NotShown, PeerError, NetError, Refused) as error:
                 reason = str(error)
             await asyncio.sleep(ASK_AGAIN_S)
+            answer = answer if self._rounds.chain.head.round < audit.until else None
         return Found("unanswered", reason) if peer in self._rounds.chain.base.electorate else None
+
+    def _is_on(self, peer: PeerId, until: Round) -> bool:
+        return self._rounds.chain.head.round < until and peer in self._rounds.chain.base.electorate
 
     async def _run(self, audit: Audit) -> None:
         if not self._trainer.is_parked and (found := await self.look(audit)) is not None:
@@ -183,113 +197,123 @@ class Auditor:
 
     # --- step by step ---
 
-    async def _look(self, audit: Audit) -> Found:
-        self._check_claim(audit.work)
-        answer = await self._asked(audit)
-        assert answer.before is not None
-        assert answer.last is not None
+    async def _look(self, audit: Audit, answer: AuditAnswer) -> Found:
         work, link = audit.work, audit.link
-        count = num_states(work.segments, self._trace_every)
-        before = await self._index(audit, answer.before, link.before, count, work)
-        last = await self._index(audit, answer.last, count - 1, count, work)
-        head = self._heads.known(Digest(work.segments[link.segment].head))
-        if head is None:
+        heads = [self._heads.known(Digest(segment.head)) for segment in work.segments]
+        if any(head is None for head in heads):
             raise Unknown
-        holder = PeerId(work.segments[link.segment].holder)
-        if holder != work.peer and len(lease_of(head.manifest.leases, PeerId(work.peer))):
-            raise Differs("it trained on what was leased to another")
-        async with self._one:
-            if link.first == 0:
-                await self._check_begin(audit, answer, before, head)
-            await self._check_payload(audit, last)
-            state, mine = await self._repeated(audit, before, head)
-        return await self._compared(audit, state, mine, count)
+        known = [head for head in heads if head is not None]
+        await self._check_begins(audit, answer, known)
+        last = await self._index(audit, answer.last, num_states(work.segments, self._trace_every) - 1, work)
+        await self._check_payload(audit, last, known[-1])
+        before = await self._index(audit, answer.before, link.before, work)
+        state, outer = await self._pulled(audit, before), await self._pulled(audit, _alone(known[link.segment].outer))
+        mine = await self._repeated(audit, state, outer[OUTER], known[link.segment])
+        return await self._compared(audit, state, mine)
 
-    async def _repeated(
-        self, audit: Audit, before: StateIndex, head: Head
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the state before the steps, and the one that this machine comes to."""
-        work, link = audit.work, audit.link
-        state, outer = await self._pulled(audit, before), None
-        if self._replica.config.method.proximal:
-            outer = (await self._pulled(audit, _alone(head.outer)))[OUTER]
+    async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:
+        """Return the state that this machine comes to by the steps."""
+        work, link, run = audit.work, audit.link, self._replica.run
         num_before = work.num_before + sum(segment.num_steps for segment in work.segments[: link.segment])
-        segment, run = work.segments[link.segment], self._replica.run
+        segment = work.segments[link.segment]
         try:
-            mine = await self._context.compute.train(
-                lambda: repeat(self._trainer, run, head, segment, state, outer, num_before, link.first, link.num_steps)
-            )
-        except DataError as error:
+            async with self._context.learner_lock:
+                return await self._context.compute.train(
+                    lambda: repeat(
+                        self._trainer, run, head, segment, state, outer, num_before, link.first, link.num_steps
+                    )
+                )
+        except (DataError, CheckpointError) as error:
             raise Differs(str(error)) from None
         except NotFinite as error:
             raise Differs(f"its state is none to go on from: {error}") from None
-        return state, mine
 
-    async def _compared(self, audit: Audit, before: dict[str, Tensor], mine: dict[str, Tensor], count: int) -> Found:
-        name, salt = digest_of(state_index(mine)), rng.fresh_secret(SALT_NBYTES)
+    async def _compared(self, audit: Audit, before: dict[str, Tensor], mine: dict[str, Tensor]) -> Found:
+        serve, trust = self._context.compute.serve, self._replica.run.trust
+        assert isinstance(trust, AuditedTrust)
+        name, salt = await serve(lambda: digest_of(state_index(mine))), rng.fresh_secret(SALT_NBYTES)
         sealed = digest(salt + bytes.fromhex(name) + bytes.fromhex(self._context.node.peer))
         request = AuditSealed(work=audit.name, ticket=audit.ticket, seal=sealed)
-
-        def opened(answer: AuditOpened) -> NamedState | str:
-            return answer.after or "it does not show what it came to"
-
-        after = await self._until(audit, request, AuditOpened, opened)
-        index = await self._index(audit, after, audit.link.before + 1, count, audit.work)
-        if after.state == name:
+        opened = await self._context.node.call(PeerId(audit.work.peer), request, AuditOpened, deadline_s=CALL_S)
+        index = await self._index(audit, opened.after, audit.link.before + 1, audit.work)
+        if digest_of(index) == name:
             return Found("equal")
-        theirs = (await self._pulled(audit, index, {LOCAL}))[LOCAL]
-        moved = float((mine[LOCAL] - before[LOCAL]).double().norm())
-        apart = float((theirs - mine[LOCAL]).double().norm())
-        distance = apart / moved if moved else float("inf") if apart else 0.0
-        trust = self._replica.run.trust
-        assert isinstance(trust, AuditedTrust)
-        if distance <= threshold(trust.numerics, audit.link.num_steps):
-            return Found("equal", distance=distance)
-        return Found("differs", "it came to another state by these training steps", distance)
+        theirs = await self._pulled(audit, index)
+        apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in mine})
+        most = {LOCAL: threshold(trust.numerics, audit.link.num_steps)}
+        others = threshold_of_moments(trust.numerics, audit.link.num_steps)
+        wrong = [each for each, far in apart.items() if not far <= most.get(each, others)]
+        if wrong:
+            what = "parameters" if wrong == [LOCAL] else f"numbers ({', '.join(wrong)})"
+            return Found("differs", f"it came to other {what} by these training steps", max(apart.values()))
+        return Found("equal", distance=apart[LOCAL])
 
     def _check_claim(self, work: Work) -> None:
-        """Check that so many steps are as many tokens as are claimed."""
-        heads = [self._heads.known(Digest(segment.head)) for segment in work.segments]
-        known = [head.charter.settings.tokens_per_step for head in heads if head is not None]
-        if len(known) == len(work.segments):
-            steps = [segment.num_steps for segment in work.segments]
-            if sum(num * each for num, each in zip(steps, known, strict=True)) != work.tokens:
-                raise Differs("it claims other tokens than its training steps take")
+        """Check that what is claimed is as much as so many steps of these leases take."""
+        tokens, before = 0, None
+        for number, segment in enumerate(work.segments):
+            head = self._heads.known(Digest(segment.head))
+            if head is None:
+                oldest = self._heads.oldest
+                if oldest is not None and oldest <= segment.round:
+                    raise Differs("it names a round that there has not been")
+                raise Unknown
+            if head.manifest.round != segment.round or (number and head.manifest.previous != before):
+                raise Differs("its segments do not follow each other from round to round")
+            mine = len(lease_of(head.manifest.leases, PeerId(work.peer)))
+            if segment.num_steps and segment.holder != work.peer and mine:
+                raise Differs("it trained on what was leased to another")
+            tokens += segment.num_steps * head.charter.settings.tokens_per_step
+            before = digest_of(head.manifest)
+        if tokens != work.tokens:
+            raise Differs("it claims other tokens than its training steps take")
+        counted = self._heads.last_counted(PeerId(work.peer), Round(work.round))
+        if counted is not None and work.segments[0].round < counted:
+            raise Differs("it trained on samples that a round had counted already")
 
-    async def _check_begin(self, audit: Audit, answer: AuditAnswer, before: StateIndex, head: Head) -> None:
-        """Check what the first state of a segment follows from."""
-        work, number = audit.work, audit.link.segment
-        local = _vector(before, LOCAL)
-        memory = [vector for vector in before.vectors if vector.name != LOCAL]
-        if number == 0:
-            if local.chunks != head.outer.chunks:
-                raise Differs("it did not begin at the run's parameters")
-            if work.follows is None:
-                fresh = state_index({each.name: torch.zeros(each.num) for each in memory})
-                if list(fresh.vectors) != memory or work.num_before or work.error is not None:
-                    raise Differs("it says that its optimizer is new, and it is not")
-                return
-            await self._check_followed(audit, answer, memory)
-            return
-        if answer.previous is None:
-            raise NotShown("it does not show what it had before it was moved to other parameters")
-        at = state_before(work.segments, self._trace_every, number) - 1
-        count = num_states(work.segments, self._trace_every)
-        previous = await self._index(audit, answer.previous, at, count, work)
-        if [vector for vector in previous.vectors if vector.name != LOCAL] != memory:
-            raise Differs("its optimizer is another after a round")
-        came_from = self._heads.known(Digest(work.segments[number - 1].head))
-        if came_from is None:
-            return
-        ended = (await self._pulled(audit, previous, {LOCAL}))[LOCAL]
-        outer = (await self._pulled(audit, _alone(came_from.outer)))[OUTER]
-        moved = (await self._pulled(audit, _alone(head.outer)))[OUTER]
-        moved.sub_(self._replica.method.delta(outer, ended))
-        if _vector(state_index({LOCAL: moved}), LOCAL).chunks != local.chunks:
-            raise Differs("it did not keep what it had when it was moved to other parameters")
+    async def _check_begins(self, audit: Audit, answer: AuditAnswer, heads: Sequence[Head]) -> None:
+        """Check what the first state of each segment follows from."""
+        work, every = audit.work, self._trace_every
+        if len(answer.begins) != len(heads) or len(answer.ends) != len(heads) - 1:
+            raise NotShown("it does not show how its segments begin and end")
+        for number, (head, named) in enumerate(zip(heads, answer.begins, strict=True)):
+            at = state_before(work.segments, every, number)
+            begin = await self._index(audit, named, at, work)
+            if number == 0:
+                if _vector(begin, LOCAL).chunks != head.outer.chunks:
+                    raise Differs("it did not begin at the run's parameters")
+                await self._check_optimizer(audit, answer, _others(begin))
+                continue
+            ended = await self._index(audit, answer.ends[number - 1], at - 1, work)
+            if _others(ended) != _others(begin):
+                raise Differs("its optimizer is another after a round")
+            moved = await self._moved(audit, ended, heads[number - 1], head)
+            if moved != _vector(begin, LOCAL).chunks:
+                raise Differs("it did not keep what it had when it was moved to other parameters")
 
-    async def _check_followed(self, audit: Audit, answer: AuditAnswer, memory: Sequence[VectorIndex]) -> None:
-        work, follows = audit.work, Digest(audit.work.follows or "")
+    async def _moved(self, audit: Audit, ended: StateIndex, head: Head, after: Head) -> tuple[str, ...]:
+        """Return the digests of what a segment's last parameters are after the next round: as far from the outer ones
+        as before."""
+        local = (await self._pulled(audit, ended, {LOCAL}))[LOCAL]
+        outer = (await self._pulled(audit, _alone(head.outer)))[OUTER]
+        moved = (await self._pulled(audit, _alone(after.outer)))[OUTER]
+        delta = self._method(head).delta
+
+        def chunks() -> tuple[str, ...]:
+            return _vector(state_index({LOCAL: moved.sub_(delta(outer, local))}), LOCAL).chunks
+
+        return await self._context.compute.serve(chunks)
+
+    async def _check_optimizer(self, audit: Audit, answer: AuditAnswer, memory: tuple[VectorIndex, ...]) -> None:
+        """Check that the first optimizer is that of the work before, or a new one."""
+        work = audit.work
+        if work.follows is None:
+            zeros = {each.name: torch.zeros(each.num) for each in memory}
+            fresh = await self._context.compute.serve(lambda: state_index(zeros))
+            if fresh.vectors != memory or work.num_before or work.error is not None:
+                raise Differs("it says that its optimizer is new, and it is not")
+            return
+        follows = Digest(work.follows)
         before_it = self._rounds.works.known(follows) or await self._rounds.works.fetch(follows, [PeerId(work.peer)])
         if before_it is None or answer.followed is None:
             raise NotShown("it does not show the work that its optimizer goes on from")
@@ -298,38 +322,41 @@ class Auditor:
             raise Differs("its optimizer goes on from work that was not its own")
         if counted_in is None and oldest is not None and before_it.round > oldest:
             raise Differs("its optimizer goes on from work that no round has counted")
-        if counted_in is not None and work.segments[0].round < counted_in:
-            raise Differs("it trained on samples that a round had counted already")
-        count = num_states(before_it.segments, self._trace_every)
-        ended = await self._index(audit, answer.followed, count - 1, count, before_it)
-        if [vector for vector in ended.vectors if vector.name != LOCAL] != list(memory):
+        at = num_states(before_it.segments, self._trace_every) - 1
+        if _others(await self._index(audit, answer.followed, at, before_it)) != memory:
             raise Differs("its optimizer does not go on from the work that it names")
         if work.num_before != before_it.num_before + before_it.num_steps or work.error != before_it.left:
             raise Differs("it does not go on from the work that it names")
 
-    async def _check_payload(self, audit: Audit, last: StateIndex) -> None:
+    async def _check_payload(self, audit: Audit, last: StateIndex, head: Head) -> None:
         """Check that the payload was made of the last state."""
-        work = audit.work
-        head = self._heads.known(Digest(work.segments[-1].head))
-        if head is None:
-            return
+        work, error = audit.work, None
         local = (await self._pulled(audit, last, {LOCAL}))[LOCAL]
         outer = (await self._pulled(audit, _alone(head.outer)))[OUTER]
-        error = None
         if work.error is not None:
             index = await self._listed(audit, Digest(work.error))
+            if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * outer.numel():
+                raise Differs("what its codec had left before is no such thing")
             error = (await self._pulled(audit, index))[ERROR]
-        payload, left = await self._context.compute.serve(lambda: self._encoded(work, head, outer, local, error))
+        try:
+            payload, left = await self._context.compute.serve(lambda: self._encoded(work, head, outer, local, error))
+        except (NotFinite, RuntimeError, ValueError) as failure:  # of its numbers, or of how many there are
+            raise Differs(f"no payload can be made of its last state: {first_line(failure)}") from None
         if payload != work.payload:
             raise Differs("its payload is not what its training steps came to")
         if left != work.left:
             raise Differs("what its codec left is not what it says")
 
+    def _method(self, head: Head) -> Method:
+        """Return the method by which the round after a head is computed."""
+        run = self._replica.run
+        config = amended(run, head.charter)
+        return Method(config.method, config.optimizer, run.vector.tensors)
+
     def _encoded(
         self, work: Work, head: Head, outer: Tensor, local: Tensor, error: Tensor | None
     ) -> tuple[Digest, Digest | None]:
-        config, scope, run = amended(self._replica.run, head.charter), self._replica.scope, self._replica.run
-        method = Method(config.method, config.optimizer, run.vector.tensors)
+        method, scope = self._method(head), self._replica.scope
         ranges = cut(scope.num_sent(Round(work.round)), head.manifest.uplinks)
         delta = method.delta(outer, local)
         encoded, left = encode_payload(method, scope, {OUTER: outer}, delta, error, ranges, work.round)
@@ -346,39 +373,23 @@ class Auditor:
 
     async def _asked(self, audit: Audit) -> AuditAnswer:
         request = AuditRequest(work=audit.name, ticket=audit.ticket)
-
-        def ready(answer: AuditAnswer) -> AuditAnswer | str:
-            return answer if answer.is_ready else answer.reason
-
-        answer = await self._until(audit, request, AuditAnswer, ready)
-        if answer.before is None or answer.last is None:
-            raise NotShown("it shows no state")
+        answer = await self._context.node.call(PeerId(audit.work.peer), request, AuditAnswer, deadline_s=CALL_S)
+        if not answer.is_ready:
+            raise NotShown(answer.reason)
         return answer
 
-    async def _until(self, audit: Audit, request: Record, kind: type[A], read: Callable[[A], T | str]) -> T:
-        """Return what the worker answers, asked again until it does or its rounds are over.
-
-        Raises:
-            NotShown: it does not.
-        """
-        peer, reason = PeerId(audit.work.peer), "it does not answer"
-        while self._rounds.chain.head.round < audit.until and peer in self._rounds.chain.base.electorate:
-            try:
-                found = read(await self._context.node.call(peer, request, kind, deadline_s=CALL_S))
-            except (PeerError, NetError, Refused) as error:
-                found = str(error)
-            if not isinstance(found, str):
-                return found
-            reason = found
-            await asyncio.sleep(ASK_AGAIN_S)
-        raise NotShown(reason)
-
-    async def _index(self, audit: Audit, named: NamedState, number: int, count: int, work: Work) -> StateIndex:
-        path = named.path
-        is_it = (path.index, path.count) == (number, count)
-        if not is_it or not is_leaf(Digest(work.trace), bytes.fromhex(named.state), path):
+    async def _index(self, audit: Audit, named: NamedState | None, number: int, work: Work) -> StateIndex:
+        """Return the list of a state that the worker shows, which is the one of this number that the work has named."""
+        if named is None:
+            raise NotShown("it does not show a state that it has named")
+        place = named.path.index, named.path.count
+        is_it = place == (number, num_states(work.segments, self._trace_every))
+        if not is_it or not is_leaf(Digest(work.trace), bytes.fromhex(named.state), named.path):
             raise NotShown("it shows a state that it has not named")
-        return await self._listed(audit, Digest(named.state))
+        index = await self._listed(audit, Digest(named.state))
+        if index.shape != self._shape:
+            raise Differs("what it has named is no state of this model")
+        return index
 
     async def _listed(self, audit: Audit, name: Digest) -> StateIndex:
         data = await self._context.node.fetch_small(PeerId(audit.work.peer), name, MAX_INDEX_NBYTES)
@@ -389,10 +400,7 @@ class Auditor:
 
     async def _pulled(self, audit: Audit, index: StateIndex, names: set[str] | None = None) -> dict[str, Tensor]:
         """Return vectors of an index, all fetched of the worker."""
-        num = self._replica.outer.numel()
         wanted = [each for each in index.vectors if names is None or each.name in names]
-        if any(each.num > 2 * num for each in wanted):
-            raise Differs("a state of it is larger than any of this model")
         vectors = {each.name: torch.empty(each.num) for each in wanted}
 
         def put(name: str, start: int, data: Buffer) -> None:
@@ -403,11 +411,21 @@ class Auditor:
         return vectors
 
 
+def distance(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
+    """Return how far two states lie apart, relative to what the steps changed: infinite where one is no number."""
+    moved, apart = float((mine - before).double().norm()), float((theirs - mine).double().norm())
+    if not isfinite(apart):
+        return inf
+    return apart / moved if moved else inf if apart else 0.0
+
+
 def _vector(index: StateIndex, name: str) -> VectorIndex:
-    found = next((vector for vector in index.vectors if vector.name == name), None)
-    if found is None:
-        raise Differs(f"a state of it has no {name} parameters")
-    return found
+    return next(vector for vector in index.vectors if vector.name == name)
+
+
+def _others(index: StateIndex) -> tuple[VectorIndex, ...]:
+    """Return the optimizer's vectors."""
+    return tuple(vector for vector in index.vectors if vector.name != LOCAL)
 
 
 def _alone(vector: VectorIndex) -> StateIndex:

@@ -8,6 +8,7 @@ differs, unanswered       a verdict for all members, each of whom looks for itse
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 from weft.config import alike
 from weft.events import Emit, WorkAudited, WorkDoubted
@@ -21,8 +22,9 @@ from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
+from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records.acts import Finding
-from weft.sync.records.messages import Manifest
+from weft.sync.records.messages import Counted, Manifest, payload_of
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
 from weft.wire import Signed, seal
@@ -42,6 +44,7 @@ class Audits:
         self._context = context
         self._trainer = trainer
         self._replica = replica
+        self._carry = carry
         self._tasks = tasks
         self.heads = Heads(context.folder.traces / "heads.bin", context.emit)
         self.trace = Trace(context, trainer, replica, carry, emit)
@@ -58,10 +61,33 @@ class Audits:
         )
         rounds.acts.on_verdict(self._heard)
 
+    async def made(
+        self, head: Manifest, encode: Callable[[], tuple[EncodedPart, ...]]
+    ) -> tuple[tuple[EncodedPart, ...], Signed | None]:
+        """Return the payload for the round after `head`, and how this peer came to it; None: it brings nothing, for it
+        cannot say."""
+        compute = self._context.compute
+        async with self._context.learner_lock:
+            payload = await compute.serve(encode)
+            name = payload_of(part.digest for part in payload)
+            return payload, await compute.train(lambda: self.trace.work(head, name))
+
+    async def settle(self, manifest: Manifest, counted: Counted | None, settle: Callable[[], None]) -> None:
+        """Make the outer step of a round, and take up what it counts of this peer."""
+        compute, is_offered = self._context.compute, self._carry.offered is not None
+        async with self._context.learner_lock:
+            await compute.train(self.trace.close)
+            await compute.serve(settle)
+            await compute.train(lambda: self.trace.settle(manifest, counted, is_offered))
+
     def follow(self, manifest: Manifest) -> None:
         """Draw what this peer audits of a round whose outer step is made."""
         assert self._auditor is not None, "it has come to its rounds"
+        self._worker.sweep()
         self._auditor.follow(manifest)
+        assert self._rounds is not None
+        for letter, finding in self._rounds.acts.findings():  # this peer may not have known the work, or the round
+            self._heard(letter, finding)
 
     def _heard(self, letter: Signed, verdict: Finding) -> None:
         by, me = letter.signer, self._context.node.peer
@@ -81,8 +107,8 @@ class Audits:
             self._accuse(audit, found)
             return
         self._context.emit(told)
-        if audit.ticket.kind == Finding.__name__:
-            self._num_false[audit.ticket.signer] += 1
+        if audit.accuser is not None:
+            self._num_false[audit.accuser] += 1
 
     def _accuse(self, audit: Audit, found: Found) -> None:
         verdict = Finding(

@@ -10,11 +10,11 @@ from weft.store.home import RecordFile
 from weft.store.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import Manifest
+from weft.sync.records.messages import Manifest, own_work
 from weft.wire import Record, digest_of
 
 MAX_KEPT = 64  # rounds: more than a work may span
-MAX_ON_DISK = 12
+MAX_ON_DISK = 32
 
 
 class Head(Record, frozen=True, kw_only=True):
@@ -57,8 +57,9 @@ class Heads:
 
     def _keep(self, head: Head) -> None:
         self._kept[digest_of(head.manifest)] = head
-        counted = (each.work for each in head.manifest.contributions)
-        self._counted |= {Digest(work): head.manifest.round for work in counted if work}
+        for each in head.manifest.contributions:
+            if each.work:
+                self._counted.setdefault(Digest(each.work), head.manifest.round)
 
     def forget(self) -> None:
         """Forget all: they were those of a state that was false."""
@@ -72,10 +73,18 @@ class Heads:
         """Return in which round a work was counted; None: in none that is known here."""
         return self._counted.get(work)
 
+    def last_counted(self, peer: PeerId, before: Round) -> Round | None:
+        """Return the last round before this one that has counted a peer's own work, as far as is known here."""
+        rounds = (head.manifest for head in reversed(self._kept.values()) if head.manifest.round < before)
+        return next((each.round for each in rounds if own_work(each, peer) is not None), None)
+
     @property
     def oldest(self) -> Round | None:
-        """Return the first round that is known here; None: none is."""
-        return next((head.manifest.round for head in self._kept.values()), None)
+        """Return the first round from which on all are known here up to the newest; None: none is."""
+        found = next(reversed(self._kept.values()), None)
+        while found is not None and (before := self._kept.get(Digest(found.manifest.previous))) is not None:
+            found = before
+        return None if found is None else found.manifest.round
 
     def has_voted(self, peer: PeerId) -> bool:
         """Return whether a peer was a member after one of the rounds that are known here."""

@@ -19,13 +19,17 @@ from weft.training.trainer import Trainer
 LOCAL, ERROR = "local", "error"
 
 
+class Away(Exception):
+    """The trainer is paused."""
+
+
 def repeat(
     trainer: Trainer,
     run: Genesis,
     head: Head,
     segment: Segment,
     state: Mapping[str, Tensor],
-    outer: Float32[Tensor, " num"] | None,
+    outer: Float32[Tensor, " num"],
     num_before: int,
     first: int,
     num_steps: int,
@@ -36,7 +40,7 @@ def repeat(
     Args:
         head: that the segment begins at.
         state: before the steps: the parameters, and the optimizer's vectors.
-        outer: parameters that steps are pulled to; None: they are not.
+        outer: parameters that the segment began at, which steps may be pulled to.
         num_before: steps that the optimizer has made before the segment.
         first: steps of the segment that are made already.
         on_step: told after each how many of the segment are made, while the trainer is there.
@@ -44,7 +48,10 @@ def repeat(
     Raises:
         DataError: the segment has no such steps.
         NotFinite, OutOfMemory: as `Trainer.train`.
+        Away: the trainer has left its device, for a pause.
     """
+    if trainer.is_parked:
+        raise Away
     leased = lease_of(head.manifest.leases, PeerId(segment.holder))
     config = amended(run, head.charter)
     size = config.settings.batch_size
@@ -57,8 +64,7 @@ def repeat(
         trainer.apply_settings(config)
         trainer.load_private_state({**state, "num_steps": counter})
         trainer.set_local(state[LOCAL])
-        if outer is not None:
-            trainer.set_center(outer)
+        trainer.set_center(outer)
         trainer.on_step = on_step
         trainer.train(positions, head.manifest.committed_tokens, pace, num_done=first)
         return {name: vector.clone() for name, vector in state_of(trainer).items()}
@@ -67,6 +73,11 @@ def repeat(
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
     """Return what a work names of a moment: the parameters, and the optimizer's vectors. Views, until the next step."""
     return {LOCAL: trainer.local(), **memory_of(trainer)}
+
+
+def shape_of(trainer: Trainer) -> dict[str, int]:
+    """Return how many numbers each vector of a state has."""
+    return {name: vector.numel() for name, vector in state_of(trainer).items()}
 
 
 def memory_of(trainer: Trainer) -> dict[str, Tensor]:

@@ -28,9 +28,9 @@ from msgspec.structs import replace
 from torch import Tensor, zeros_like
 
 from weft.data.store import write_atomically
-from weft.errors import WireError
+from weft.errors import CheckpointError, DataError, DiskFull, WireError
 from weft.events import Emit, Notice, WorkDropped
-from weft.ids import Digest, PeerId, Round, Tokens
+from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.ledger.tree import HASH_NBYTES, Tree
 from weft.net.messages import HexDigest
 from weft.peer.audit.steps import ERROR, LOCAL, memory_of, state_of
@@ -46,11 +46,12 @@ from weft.sync.merge.method import OUTER
 from weft.sync.records.messages import Counted, Manifest
 from weft.sync.records.work import MAX_SEGMENTS, Segment, Work
 from weft.training.trainer import Trainer
-from weft.wire import Record, Signed, claimed, decode, digest_of, encode, seal
+from weft.wire import Record, Signed, claimed, decode, digest, digest_of, encode, seal
 
 MAX_NBYTES = 64 << 20  # of a list of states: 32 bytes each, and what names the chunks of a few
-KEPT_ROUNDS = 8  # for which what audits may ask is kept
+KEPT_ROUNDS = 20  # for which what audits may ask is kept: an audit, and then everybody's
 UNTOLD = "this peer cannot show how they came about: it was started again, or began at another state"
+ELSEWHERE = "the run has split, and the others do not know what they followed on"
 TOO_LONG = f"they were in none of {MAX_SEGMENTS} rounds, and how they came about grows too long to be told"
 
 
@@ -121,6 +122,8 @@ class Open(Record, frozen=True, kw_only=True):
     names: bytes = b""
     has_end: bool = True  # the last state is named
     follows: HexDigest | None = None  # the work that was counted last, if its optimizer goes on
+    branch: BranchId | None = None  # of the last segment, or of what it follows
+    is_cut: bool = False  # it has gone on for more rounds than can be told
     memory: HexDigest | None = None  # the optimizer, when this was saved
 
     @property
@@ -148,7 +151,8 @@ class Trace:
         self._told: Told | None = None  # what was announced last, and no round has counted
         self._kept: dict[Digest, Told] = {}  # by its name
         for path in self.folder.glob("*-*.*"):
-            self._serial = max(self._serial, int(path.stem.rpartition("-")[2]) + 1)
+            if (number := path.stem.rpartition("-")[2]).isdecimal():
+                self._serial = max(self._serial, int(number) + 1)
         for path in sorted(self.folder.glob("told-*.bin")):
             with suppress(OSError, WireError):
                 told = decode(path.read_bytes(), Told, max_nbytes=MAX_NBYTES)
@@ -164,28 +168,30 @@ class Trace:
 
     def begin(self, head: Manifest, holder: PeerId) -> None:
         """Take up a lease that was given after `head`, this peer's state; the steps that follow are on it."""
-        self._recall()
-        assert self._open is not None
-        if self._open.pieces and self._open.pieces[-1].segment.head == digest_of(head):
-            return
-        if self._carry.tokens != self._open.num_tokens:
-            self._drop(UNTOLD)
-        elif len(self._open.pieces) >= MAX_SEGMENTS:
-            self._drop(TOO_LONG)
-        if not self._open.pieces:
-            self._follow()
-        self._close()
-        state = state_of(self._trainer)
-        name = digest_of(state_index(state))
-        kept = {**state, OUTER: self._replica.outer} if self._open.pieces else state
+        now = self._now()
+        if now.pieces and not (now.is_cut or self._carry.tokens != now.num_tokens):
+            last = now.pieces[-1].segment
+            if last.head == digest_of(head):
+                if not last.num_steps:  # what is carried was moved here when the round was decided
+                    self._open = replace(now, pieces=(*now.pieces[:-1], _held_by(now.pieces[-1], holder)))
+                return
+        if now.pieces or self._carry.tokens:
+            self._drop(TOO_LONG if now.is_cut else UNTOLD)
+        self._follow()
+        self._append(head, holder)
+
+    def _append(self, head: Manifest, holder: PeerId) -> None:
+        """Begin another segment, with the state that there is."""
+        now, state = self._now(), state_of(self._trainer)
+        index = state_index(state)
         piece = Piece(
             segment=Segment(head=digest_of(head), round=head.round, holder=holder, num_steps=0),
-            start=self._keep("segment", kept),
+            start=self._keep("segment", {**state, OUTER: self._replica.outer} if now.pieces else state),
             tokens_per_step=self._replica.config.settings.tokens_per_step,
             num_before=self._trainer.num_steps,
         )
-        self._name(name)
-        self._open = replace(self._open, pieces=(*self._open.pieces, piece))
+        self._open = replace(now, pieces=(*now.pieces, piece), branch=head.branch)
+        self._name(digest_of(index))
 
     def _stepped(self, num_steps: int) -> None:
         if self._open is None or not self._open.pieces:
@@ -194,42 +200,49 @@ class Trace:
         piece = replace(last, segment=replace(last.segment, num_steps=num_steps))
         self._open = replace(self._open, pieces=(*before, piece), has_end=False)
         if num_steps % self.trace_every == 0:
-            self._close()
+            self.close()
 
-    def _close(self) -> None:
-        """Name the state that there is, if it has no name yet."""
+    def close(self) -> None:
+        """Name the state that there is, if it has no name yet: the last of a segment, before it is moved."""
         if self._open is not None and not self._open.has_end:
             self._name(digest_of(state_index(state_of(self._trainer))))
 
     def _name(self, state: Digest) -> None:
-        assert self._open is not None
-        self._open = replace(self._open, names=self._open.names + bytes.fromhex(state), has_end=True)
+        now = self._now()
+        self._open = replace(now, names=now.names + bytes.fromhex(state), has_end=True)
 
-    def _recall(self) -> None:
-        """Take up what an earlier process left, if this one has restored what belongs to it."""
-        if self._open is not None:
-            return
-        found, self._open = self._open_file.read(), Open()
-        is_same = found.memory is not None and found.memory == self._memory_name()
-        if is_same and found.num_tokens == self._carry.tokens:
-            self._open = found
+    def _now(self) -> Open:
+        """Return what goes on: at first what an earlier process left, if this one has restored what belongs to it."""
+        if self._open is None:
+            found, self._open = self._open_file.read(), Open()
+            is_same = found.memory is not None and found.memory == self._memory_name()
+            if is_same and found.num_tokens == self._carry.tokens:
+                self._open = found
+        return self._open
 
     def save(self) -> None:
         """Let a process after this one go on, where a checkpoint has just been written.
 
         Raises:
-            DiskFull, DataError: it cannot be written.
+            DiskFull, CheckpointError: it cannot be written.
         """
-        if self._open is not None:
+        if self._open is None:
+            return
+        try:
             self._open_file.keep(replace(self._open, memory=self._memory_name()))
+        except DiskFull:
+            raise
+        except DataError as error:
+            raise CheckpointError(str(error)) from error
 
     def _memory_name(self) -> Digest:
-        return digest_of(state_index(memory_of(self._trainer)))
+        """Return what tells an optimizer in the middle of a work from others."""
+        count = self._trainer.num_steps
+        return digest(f"{count} {digest_of(state_index(memory_of(self._trainer)))}".encode())
 
     def _follow(self) -> None:
         """Go on with the optimizer of the work that was counted last, or with a new one."""
-        assert self._open is not None
-        counted = self._kept.get(Digest(self._open.follows or ""))
+        counted = self._kept.get(Digest(self._now().follows or ""))
         if counted is not None and state_index(memory_of(self._trainer)) == without(counted.last, LOCAL):
             return
         self._open = Open()
@@ -254,20 +267,17 @@ class Trace:
         Raises:
             DiskFull, DataError: what audits may ask for cannot be written.
         """
-        told = None if self._told is None else self._told.work
-        if self._told is not None and told is not None and (told.branch, told.payload) == (head.branch, payload):
-            return self._told.signed
-        self._recall()
-        assert self._open is not None
-        if not self._open.pieces or self._carry.tokens != self._open.num_tokens:
-            self._drop(UNTOLD)
+        if self._told is not None:
+            told = self._told.work
+            if (told.branch, told.payload, told.tokens) == (head.branch, payload, self._carry.tokens):
+                return self._told.signed
+        now = self._now()
+        is_here = bool(now.pieces) and now.pieces[-1].segment.head == digest_of(head)
+        if not is_here or now.is_cut or self._carry.tokens != now.num_tokens:
+            self._drop(TOO_LONG if now.is_cut else UNTOLD)
             return None
-        if self._open.pieces[-1].segment.head != digest_of(head):
-            self.begin(head, self._context.node.peer)
-            if not self._open.num_tokens:
-                return None
-        self._close()
-        self._told = self._tell(self._open, head, payload)
+        self.close()
+        self._told = self._tell(self._now(), head, payload)
         return self._told.signed
 
     def _tell(self, now: Open, head: Manifest, payload: Digest) -> Told:
@@ -297,18 +307,33 @@ class Trace:
         self._write(told)
         return told
 
-    def settle(self, manifest: Manifest, counted: Counted | None) -> None:
-        """Take up what a round has counted of this peer; None: nothing.
+    def settle(self, manifest: Manifest, counted: Counted | None, is_offered: bool) -> None:
+        """Take up what a round, whose outer step is made, has counted of this peer; None: nothing.
+
+        Args:
+            is_offered: this process had offered something to it.
 
         Raises:
             DiskFull, DataError: it cannot be written.
         """
+        now = self._now()
         if counted is not None:
             told, self._told = self._told, None
-            is_mine = told is not None and counted.work == told.name
-            self._open = Open(follows=told.name if told is not None and is_mine else None)
+            is_mine = told is not None and counted.work == told.name and is_offered
+            self._open = Open(follows=told.name if told is not None and is_mine else None, branch=manifest.branch)
             if told is not None and is_mine:
                 self._write(replace(told, counted=manifest.round))
+        elif now.branch not in (None, manifest.branch):
+            self._drop(ELSEWHERE)  # who is on the other branch knows nothing of what it followed on
+        elif now.pieces and not now.num_tokens:
+            self._open = Open(follows=now.follows, branch=now.branch)
+        elif now.pieces:
+            if self._told is None:
+                self._carry.forget_encoded()
+            if len(now.pieces) < MAX_SEGMENTS:
+                self._append(manifest, self._context.node.peer)
+            else:
+                self._open = replace(now, is_cut=True)
         for name, each in list(self._kept.items()):
             if (each.counted or each.work.round) + KEPT_ROUNDS < manifest.round:
                 del self._kept[name]
@@ -338,6 +363,10 @@ class Trace:
         for path in self.folder.glob("*-*.*"):
             if path.name not in needed:
                 path.unlink(missing_ok=True)
+
+
+def _held_by(piece: Piece, holder: PeerId) -> Piece:
+    return replace(piece, segment=replace(piece.segment, holder=holder))
 
 
 def tree_of(names: bytes) -> Tree:

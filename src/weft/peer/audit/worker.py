@@ -22,7 +22,7 @@ from weft.ids import Digest, PeerId
 from weft.keys import verify
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.heads import Heads
-from weft.peer.audit.steps import ERROR, LOCAL, repeat, state_of
+from weft.peer.audit.steps import LOCAL, Away, repeat, state_of
 from weft.peer.audit.trace import Told, Trace
 from weft.peer.context import Context
 from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
@@ -38,6 +38,8 @@ from weft.verify.draw import Draw, drawn
 from weft.wire import Buffer, Signed, digest_of, encode, unseal
 
 MAX_FAILED = 64
+MAX_WAITING = 8  # audits that wait for this machine to make the steps again
+MAX_ASKED = 2  # places in one work that one auditor may ask for: its draw, and what another doubts
 MAX_SHOWN = 4  # audits at a time: each holds a few vectors
 
 
@@ -81,6 +83,7 @@ class Worker:
         self._tasks = tasks
         self._shown: dict[tuple[Digest, int], _Shown] = {}  # by the work's name and the link, oldest first
         self._making: dict[tuple[Digest, int], asyncio.Task[None]] = {}
+        self._asked: dict[tuple[PeerId, Digest], set[int]] = {}  # states that each auditor has asked for
         self._failed: dict[tuple[Digest, int], str] = {}  # what cannot be shown, and why
         self._repeating = asyncio.Lock()
         context.node.serve_blobs(self._lookup, is_patient=True)
@@ -101,6 +104,10 @@ class Worker:
         if isinstance(due, str):
             return due
         told, link = due
+        asked = self._asked.setdefault((peer, told.name), set())
+        if link.before not in asked and len(asked) >= MAX_ASKED:
+            return "it has shown this auditor enough of that work"
+        asked.add(link.before)
         key = told.name, link.before
         if (shown := self._shown.get(key)) is not None:
             return shown
@@ -108,6 +115,8 @@ class Worker:
             return self._failed[key][:MAX_REASON_CHARS]
         if self._trainer.is_parked:
             return "it is paused"
+        if key not in self._making and len(self._making) >= MAX_WAITING:
+            return "it shows others what it did"
         if key not in self._making:
             self._making[key] = self._tasks.spawn(self._make(told, link))
         return "it is at these training steps"
@@ -127,6 +136,9 @@ class Worker:
         audits = self._replica.charter.audits
         if ticket.signer != peer or found is None or not audits:
             return "the ticket is of another, or of a round that it does not know"
+        manifest = found.manifest
+        if (draw.run, draw.branch, draw.round) != (manifest.run, manifest.branch, manifest.round):
+            return "the ticket says two things"
         names = [each.work for each in found.manifest.contributions]
         electorate = self._heads.electorate(draw.manifest)
         segments, every = told.work.segments, audits.trace_every
@@ -156,14 +168,16 @@ class Worker:
     async def _make(self, told: Told, link: Link) -> None:
         key = told.name, link.before
         try:
-            async with self._repeating:
+            async with self._repeating, self._context.learner_lock:
                 shown = await self._context.compute.train(lambda: self._found(told, link))
+        except Away:
+            return
         except WeftError as error:
             self._fail(key, f"this peer cannot show an auditor what it did: {error}")
             return
         finally:
             del self._making[key]
-        if shown.answer.before is not None and not self._is_mine(told, shown):
+        if not self._is_mine(told, shown):
             text = "this machine does not come to its own training steps again: what it shows to auditors is of no use"
             self._fail(key, f"{text}. Set device = cpu, or leave runs that audit")
             return
@@ -178,46 +192,38 @@ class Worker:
         self._context.emit(Notice(text=text))
 
     def _is_mine(self, told: Told, shown: _Shown) -> bool:
-        named = (shown.answer.before, shown.after)
+        answer = shown.answer
+        named = (answer.before, answer.last, shown.after, *answer.begins, *answer.ends)
         return all(each is not None and told.state(each.path.index) == each.state for each in named)
 
     def _found(self, told: Told, link: Link) -> _Shown:
-        blobs, end, last = Blobs(), told.end.read(self._trace.folder), told.num_states - 1
+        blobs, segments, every = Blobs(), told.work.segments, self._trace.trace_every
         before, after = self._passed(told, link.segment, link.first, link.first + link.num_steps)
-        error = end.pop(ERROR, None)
-        blobs.show(end)
-        for number in {link.segment, len(told.pieces) - 1}:
-            blobs.show(self._outer(told, number))
-        previous = followed = None
-        if link.first == 0 and link.segment:
-            previous = self._previous(told, link.segment, blobs)
-        elif link.first == 0 and (before_it := self._trace.known(Digest(told.work.follows or ""))) is not None:
-            path = before_it.tree.path(before_it.num_states - 1)
-            followed = NamedState(state=blobs.list(before_it.last), path=path)
+        begins, ends = list[NamedState](), list[NamedState]()
+        for number, piece in enumerate(told.pieces):
+            kept = piece.start.read(self._trace.folder)
+            blobs.show({OUTER: kept.pop(OUTER, kept[LOCAL])})
+            begins.append(told.named(blobs.list(state_index(kept)), state_before(segments, every, number)))
+            if number + 1 < len(told.pieces):
+                steps = piece.segment.num_steps
+                _, ended = self._passed(told, number, steps, steps) if steps else (kept, kept)
+                blobs.show({LOCAL: ended[LOCAL]})
+                at = state_before(segments, every, number + 1) - 1
+                ends.append(told.named(blobs.list(state_index(ended)), at))
+        end, followed = told.end.read(self._trace.folder), None
+        for name in end:
+            blobs.show({name: end[name]})
+        if (before_it := self._trace.known(Digest(told.work.follows or ""))) is not None:
+            followed = before_it.named(blobs.list(before_it.last), before_it.num_states - 1)
         answer = AuditAnswer(
             is_ready=True,
             before=told.named(blobs.show(before), link.before),
-            last=told.named(blobs.list(told.last), last),
-            previous=previous,
+            last=told.named(blobs.list(told.last), told.num_states - 1),
+            begins=tuple(begins),
+            ends=tuple(ends),
             followed=followed,
-            error=None if error is None else blobs.show({ERROR: error}),
         )
         return _Shown(answer, told.named(blobs.show(after), link.before + 1), blobs.held)
-
-    def _previous(self, told: Told, number: int, blobs: "Blobs") -> NamedState:
-        """Show what a segment was moved from: what the one before ended with, and the outer parameters of both."""
-        steps = told.pieces[number - 1].segment.num_steps
-        _, ended = self._passed(told, number - 1, steps, steps)
-        for each in (number - 1, number):
-            blobs.show(self._outer(told, each))
-        blobs.show({LOCAL: ended[LOCAL]})
-        state = blobs.list(state_index(ended))
-        return told.named(state, state_before(told.work.segments, self._trace.trace_every, number) - 1)
-
-    def _outer(self, told: Told, number: int) -> dict[str, Tensor]:
-        """Return the outer parameters that a segment began at: of the first they are its own."""
-        kept = told.pieces[number].start.read(self._trace.folder)
-        return {OUTER: kept[OUTER] if number else kept[LOCAL]}
 
     def _passed(self, told: Told, number: int, first: int, stop: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the states after `first` and after `stop` steps of a segment."""
@@ -226,8 +232,7 @@ class Worker:
         if head is None:
             raise CheckpointError("the round that its segment began at is no longer known here.")
         kept = piece.start.read(self._trace.folder)
-        outer = kept.pop(OUTER, kept[LOCAL]) if self._replica.config.method.proximal else None
-        kept.pop(OUTER, None)
+        outer = kept.pop(OUTER, kept[LOCAL])
         states = {0: kept}
 
         def note(num_steps: int) -> None:
@@ -238,6 +243,13 @@ class Worker:
         if stop:
             repeat(self._trainer, run, head, piece.segment, kept, outer, before, 0, stop, on_step=note)
         return states[first], states[stop]
+
+    def sweep(self) -> None:
+        """Let go of what nobody can ask for any more."""
+        for key in [key for key in self._shown if self._trace.known(key[0]) is None]:
+            del self._shown[key]
+        for asker in [asker for asker in self._asked if self._trace.known(asker[1]) is None]:
+            del self._asked[asker]
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         return next((shown.blobs[wanted] for shown in self._shown.values() if wanted in shown.blobs), None)

@@ -194,7 +194,8 @@ class Entrance:
     async def _settle(self, apply: Callable[[], None], *, is_counted: bool, why: str) -> None:
         """Go on from other parameters with what is carried, and tell what of it is dropped."""
         num_carried = self._carry.tokens
-        await self._context.compute.serve(lambda: self._carry.settle(apply, is_counted))
+        async with self._context.learner_lock:
+            await self._context.compute.serve(lambda: self._carry.settle(apply, is_counted))
         if num_dropped := num_carried - self._carry.tokens:
             self._context.emit(WorkDropped(tokens=Tokens(num_dropped), reason=why))
 

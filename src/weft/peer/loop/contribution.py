@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 from weft.data.assign import beyond
 from weft.events import PayloadOffered, TrainsOn
 from weft.ids import PeerId, Round
+from weft.peer.audit.audits import Audits
 from weft.peer.audit.trace import Trace
 from weft.peer.context import Context
 from weft.peer.group.groups import Groups, Turn
@@ -291,7 +292,7 @@ class Ahead:
 class Offering:
     """
     Args:
-        trace: says how this peer came to what it brings, where that is audited.
+        audits: says how this peer came to what it brings, where that is audited.
     """
 
     def __init__(
@@ -301,9 +302,9 @@ class Offering:
         carry: Carry,
         legacies: Legacies,
         groups: Groups,
-        trace: Trace | None = None,
+        audits: Audits | None = None,
     ) -> None:
-        self._trace = trace
+        self._audits = audits
         self._compute = context.compute
         self._emit = context.emit
         self._replica = replica
@@ -331,17 +332,22 @@ class Offering:
             self.pass_on(turn)
             return
         encode = lambda: self._carry.encode(ranges, head.round + 1, is_gossip=is_for_neighbours)  # noqa: E731
-        payload = brought.payload if brought else await self._compute.serve(encode)
+        work = None
+        if brought is not None:
+            payload = brought.payload
+        elif self._audits is not None:
+            payload, work = await self._audits.made(head, encode)
+            if work is None:
+                self.pass_on(turn)
+                return
+        else:
+            payload = await self._compute.serve(encode)
         if brought is None and self._companion is not None:
             await self._companion.announcing(payload_of(part.digest for part in payload))
         if rounds.chain.head != head or head != self._replica.head:
             return
-        if brought is None and self._trace is not None:
-            trace, name = self._trace, payload_of(part.digest for part in payload)
-            work = await self._compute.train(lambda: trace.work(head, name))
-            if work is None:
-                self.pass_on(turn)
-            elif rounds.chain.head == head and rounds.is_member:
+        if work is not None:
+            if rounds.is_member:
                 self._carry.offer(rounds.announce(self._carry.due, payload, work=work))
         elif brought is None and turn is self._groups.turn:
             through = turn.aggregator if isinstance(turn, Leaf) else None

@@ -45,9 +45,8 @@ from weft.store.home import RecordFile
 from weft.sync import governance
 from weft.sync.governance import Void
 from weft.sync.records import acts
-from weft.sync.records.charter import UNANSWERED_FOR
 from weft.sync.records.messages import Manifest
-from weft.wire import Record, Signed, decode, digest_of, printable
+from weft.wire import Record, Signed, claimed, decode, digest_of, printable
 
 MAX_LIES = MAX_MEMBERS  # one of each of an electorate
 MAX_NBYTES = 4 << 20  # ten of the largest; most have some hundred bytes
@@ -91,6 +90,7 @@ TELL_NBYTES = 1 << 20  # of what proves lies, to one peer in that time: a part o
 
 
 MAX_VERDICTS = 16  # of one member that may wait
+JUDGED_FOR = 20  # rounds after the one that counts it, in which a work can be judged
 
 
 class Judged(NamedTuple):
@@ -312,6 +312,11 @@ class PendingActs:
         """Call `callback(letter, verdict)` for each that a member tells, and that finds a fault."""
         self._on_verdict.append(callback)
 
+    def findings(self) -> list[tuple[Signed, acts.Finding]]:
+        """Return what members have found, and no manifest has dealt with yet."""
+        letters = [letter for cast in self._verdicts.values() for letter in cast.values()]
+        return [(letter, claimed(letter, acts.Finding)) for letter in letters]
+
     def _keep_verdict(self, letter: Signed) -> bool:
         verdict, base, voter = governance.read_finding(letter), self._chain.base, letter.signer
         judged = Judged(PeerId(verdict.peer), verdict.round, Digest(verdict.work), verdict.outcome)
@@ -333,19 +338,24 @@ class PendingActs:
         base = self._chain.base
         if judged.peer not in base.electorate or judged.outcome == "equal" or not base.charter.audits:
             return False
+        if not base.round - JUDGED_FOR <= judged.round < base.round:
+            return False
         if judged.outcome == "differs":
             return not base.charter.is_dealt_with(judged.peer, judged.round)
         known = next((each.rounds for each in base.charter.unanswered or () if each.peer == judged.peer), ())
-        is_recent = judged.round + UNANSWERED_FOR >= base.round
-        return is_recent and all(round < judged.round for round in known)
+        return all(round < judged.round for round in known)
 
     def _judged(self) -> list[acts.Warrant]:
-        """Return what more than half of the electorate has found."""
+        """Return what more than half of the electorate has found: who finds that steps differ was shown them, and who
+        was not adds to those that got no answer."""
         base, found = self._chain.base, list[acts.Warrant]()
         for judged in sorted(self._verdicts):
-            cast = {voter: letter for voter, letter in self._verdicts[judged].items() if voter in base.electorate}
-            if 2 * len(cast) > len(base.electorate):
-                found.append(acts.Warrant(letters=tuple(cast[voter] for voter in sorted(cast))))
+            cast = dict(self._verdicts[judged])
+            if judged.outcome == "unanswered":
+                cast = self._verdicts.get(judged._replace(outcome="differs"), {}) | cast
+            voters = sorted(voter for voter in cast if voter in base.electorate)
+            if 2 * len(voters) > len(base.electorate):
+                found.append(acts.Warrant(letters=tuple(cast[voter] for voter in voters)))
         return found
 
     def _majority(self, peer: PeerId) -> acts.Warrant | None:
@@ -414,8 +424,8 @@ def told(manifest: Manifest) -> Iterator[ActEnacted]:
     """Yield an event for each act that a committed manifest holds."""
     for warrant in manifest.acts:
         first = warrant.letters[0]
-        if (verdict := governance.finding_in(warrant)) is not None:
-            is_lie = verdict.outcome == "differs"
+        if verdicts := governance.findings_in(warrant):
+            verdict, is_lie = verdicts[0], governance.accused(warrant) is not None
             yield ActEnacted(
                 branch=manifest.branch,
                 round=manifest.round,

@@ -144,7 +144,7 @@ class RoundDriver:
         self.acts = PendingActs(context.node, chain, context.emit, letters, lies, self._move)
         self._gather = Gather(context, self._member, self.parts, self.timers)
         self.merger = RoundMerger(context, chain, self.parts, self._gather, scope)
-        self.works = Works(context.node)
+        self.works = Works(context.node, chain)
         self._validity = Validity(self._member, self.merger, self.works, self.quorum, context.emit)
         self.inbox = Inbox(
             context, self._member, self._validity, self.works, self._gather, self.timers, self.acts.accuse
@@ -456,6 +456,7 @@ class RoundDriver:
         self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)
         self.inbox.claims.follow(manifest, self.chain.charter)
+        self.works.follow(manifest)
         self.acts.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
             self.quorum.statuses.pop(peer, None)

@@ -10,41 +10,75 @@ from contextlib import suppress
 from msgspec import UNSET
 
 from weft.errors import NetError, PayloadError, PeerError, Refused, WireError
-from weft.ids import Digest, PeerId, short
+from weft.ids import Digest, PeerId, Round, short
 from weft.keys import verify
 from weft.net.node import Node
+from weft.peer.chain import Chain
 from weft.sync.records.messages import Base, Counted, Manifest, Ready, payload_of
 from weft.sync.records.work import Work
 from weft.wire import Buffer, Signed, Verify, decode, digest_of, encode, unseal
 
 MAX_NBYTES = 16 << 10  # of a signed work: eight segments take 2 kB
-MAX_KEPT = 4096
+MAX_KEPT = 64  # of one peer: a round counts one
+MAX_COUNTED = 4096
+MAX_TRAVELLING = 64  # rounds for which a payload may be on its way
 
 
 class Works:
-    """Of one peer."""
+    """Of one peer, on one chain."""
 
-    def __init__(self, node: Node, check: Verify = verify) -> None:
+    def __init__(self, node: Node, chain: Chain, check: Verify = verify) -> None:
         self._node = node
+        self._chain = chain
         self._verify = check
         self._kept: dict[Digest, tuple[Signed, Work]] = {}  # oldest first
+        self._counted: dict[Digest, None] = {}  # that rounds have counted, oldest first
+        self._is_serving = False
+
+    def follow(self, manifest: Manifest) -> None:
+        """Take up what a round has counted: it counts no work again."""
+        self._counted |= {Digest(each.work): None for each in manifest.contributions if each.work}
+        for forgotten in list(self._counted)[:-MAX_COUNTED]:
+            del self._counted[forgotten]
 
     def hear(self, base: Base, peer: PeerId, ready: Ready) -> bool:
         """Keep what is announced; return whether it is what such an announcement has to say."""
-        if ready.work is UNSET or ready.legacy is not None:
-            return base.charter.audits is UNSET or ready.legacy is not None
+        if base.charter.audits is UNSET or ready.legacy is not None:
+            return ready.work is UNSET
+        if ready.work is UNSET:
+            return False
         try:
-            work = self.keep(ready.work)
+            work = self._opened(ready.work)
         except WireError:
             return False
-        is_its_own = (work.run, work.branch, work.peer) == (base.run, base.branch, peer)
-        is_of_this = (
-            work.payload == payload_of(ready.parts) and work.tokens == ready.tokens and work.round <= base.round
-        )
-        return is_its_own and is_of_this and is_in_order(work)
+        is_of_this = (work.peer, work.payload, work.tokens) == (peer, payload_of(ready.parts), ready.tokens)
+        is_right = is_of_this and self._may_count(base, digest_of(ready.work), work)
+        if is_right:
+            self.keep(ready.work)
+        return is_right
+
+    def _may_count(self, base: Base, name: Digest, work: Work) -> bool:
+        """Return whether a round may count a work, as far as that follows from what all know."""
+        if (work.run, work.branch) != (base.run, base.branch) or name in self._counted:
+            return False
+        if not is_in_order(work) or not 0 <= base.round - work.round <= MAX_TRAVELLING:
+            return False
+        return all(self._chain.may_be(Round(each.round), Digest(each.head)) for each in work.segments)
+
+    def _opened(self, signed: Signed) -> Work:
+        """
+        Raises:
+            WireError: it is no work, or another's.
+        """
+        if len(signed.body) > MAX_NBYTES:
+            raise WireError("a work is longer than any")
+        work = unseal(signed, Work, self._verify)
+        if work.peer != signed.signer:
+            raise WireError(f"{short(signed.signer)} has signed a work of {short(work.peer)}")
+        return work
 
     def keep(self, signed: Signed) -> Work:
-        """Keep a signed work.
+        """Keep a signed work, as one of its signer's newest.
 
         Raises:
             WireError: it is none.
@@ -52,25 +86,19 @@ class Works:
         name = digest_of(signed)
         if name in self._kept:
             return self._kept[name][1]
-        if len(signed.body) > MAX_NBYTES:
-            raise WireError("a work is longer than any")
-        work = unseal(signed, Work, self._verify)
-        if work.peer != signed.signer:
-            raise WireError(f"{short(signed.signer)} has signed a work of {short(work.peer)}")
-        if not self._kept:
+        work = self._opened(signed)
+        if not self._is_serving:
+            self._is_serving = True
             self._node.serve_blobs(self._lookup)
         self._kept[name] = signed, work
-        while len(self._kept) > MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
+        mine = [each for each, (letter, _) in self._kept.items() if letter.signer == signed.signer]
+        for forgotten in mine[:-MAX_KEPT]:
+            del self._kept[forgotten]
         return work
 
     def known(self, name: Digest) -> Work | None:
         found = self._kept.get(name)
         return None if found is None else found[1]
-
-    def signed(self, name: Digest) -> Signed | None:
-        found = self._kept.get(name)
-        return None if found is None else found[0]
 
     def has(self, manifest: Manifest) -> bool:
         return all(Digest(each.work) in self._kept for each in manifest.contributions if each.work is not UNSET)
@@ -85,7 +113,7 @@ class Works:
             if each.work is UNSET:
                 continue
             work = self.known(Digest(each.work)) or await self.fetch(Digest(each.work), (sender, each.peer))
-            if work is None or not _is_of(manifest, each, work):
+            if work is None or not self._is_of(each, work):
                 raise PayloadError(f"nobody shows how {short(each.peer)} came to what it brings")
 
     async def fetch(self, name: Digest, holders: Iterable[PeerId]) -> Work | None:
@@ -97,17 +125,18 @@ class Works:
                     return self.keep(decode(data, Signed))
         return None
 
+    def _is_of(self, counted: Counted, work: Work) -> bool:
+        is_its_own = (work.peer, work.payload) == (counted.peer, counted.payload) and work.tokens >= counted.tokens
+        return is_its_own and self._may_count(self._chain.base, Digest(counted.work or ""), work)
+
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         found = self._kept.get(wanted)
         return None if found is None else encode(found[0])
 
 
-def _is_of(manifest: Manifest, counted: Counted, work: Work) -> bool:
-    is_its_own = (work.run, work.branch, work.peer) == (manifest.run, manifest.branch, counted.peer)
-    return is_its_own and work.payload == counted.payload and work.tokens >= counted.tokens and is_in_order(work)
-
-
 def is_in_order(work: Work) -> bool:
-    """Return whether a work's segments follow each other, each after another round, and all before its own."""
+    """Return whether a work's segments follow each other from round to round, to the one before its own."""
+    first = work.segments[0].round
     rounds = [segment.round for segment in work.segments]
-    return rounds == sorted(set(rounds)) and rounds[-1] + 1 == work.round and 0 < work.num_steps <= work.tokens
+    is_row = rounds == list(range(first, first + len(rounds))) and rounds[-1] + 1 == work.round
+    return is_row and 0 < work.num_steps <= work.tokens

@@ -81,7 +81,8 @@ class Autosave:
         """
         path = self._context.folder.checkpoint
         try:
-            saved = await self._context.compute.serve(self._save)
+            async with self._context.learner_lock:
+                saved = await self._context.compute.serve(self._save)
         except (DiskFull, CheckpointError) as error:
             self._context.emit(CheckpointFailed(path=str(path), reason=str(error)))
             raise

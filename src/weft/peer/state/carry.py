@@ -194,6 +194,10 @@ class Carry:
     def forget_error(self) -> None:
         self._error = None
 
+    def forget_encoded(self) -> None:
+        """Encode what is carried anew for the next round, though it has not changed."""
+        self._encoded = None
+
     def offer(self, parts: tuple[Digest, ...] | None, through: PeerId | None = None) -> None:
         """Note what is announced in the present round, and through whom; None: nothing."""
         self.offered, self.offered_to = parts, through

@@ -12,8 +12,8 @@ from unit.sync.test_governance import MEMBERS, NAMES, RUN
 from weft.errors import DeadlineExceeded, PayloadError
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.keys import Identity
-from weft.peer.chain import genesis, open_branch
-from weft.peer.round.works import Works
+from weft.peer.chain import Chain, genesis, open_branch
+from weft.peer.round.works import MAX_KEPT, Works
 from weft.sync.records.charter import AuditTerms
 from weft.sync.records.messages import Base, Counted, Manifest, Ready, next_base, payload_of
 from weft.sync.records.work import Segment, Work
@@ -71,7 +71,7 @@ def ready(signed: Signed | None, tokens: int = 32) -> Ready:
 
 
 def hears(said: Ready, base: Base = BASE) -> bool:
-    works: Any = Works(Others())  # type: ignore[arg-type]
+    works: Any = Works(Others(), Chain(OPENING, AUDITED))  # type: ignore[arg-type]
     return bool(works.hear(base, WHO.peer, said))
 
 
@@ -97,11 +97,32 @@ def test_an_announcement_says_how_it_came_about_where_that_is_audited() -> None:
         {"segments": (segment(0), segment(0))},
         {"segments": (segment(1), segment(0))},
         {"segments": (segment(0, num=0),)},
+        {"segments": (segment(0),)},  # no such round
+        {"segments": (segment(0),), "round": Round(3)},
     ],
     ids=lambda other: next(iter(other)),
 )
 def test_one_that_says_something_else_is_not_counted(other: dict[str, Any]) -> None:
     assert not hears(ready(seal(WHO, work(**other))))
+
+
+def test_one_that_a_round_has_counted_is_not_counted_again() -> None:
+    works: Any = Works(Others(), Chain(OPENING, AUDITED))  # type: ignore[arg-type]
+    signed = seal(WHO, work())
+    assert works.hear(BASE, WHO.peer, ready(signed))
+    works.follow(counting(digest_of(signed)))
+    assert not works.hear(BASE, WHO.peer, ready(signed))
+
+
+def test_many_works_of_one_peer_push_out_none_of_others() -> None:
+    works: Any = Works(Others(), Chain(OPENING, AUDITED))  # type: ignore[arg-type]
+    mine = seal(MEMBERS[2], work(peer=NAMES[2]))
+    works.keep(mine)
+    for number in range(3 * MAX_KEPT):
+        works.keep(seal(WHO, work(num_before=number)))
+    assert works.known(digest_of(mine)) is not None
+    assert works.known(digest_of(seal(WHO, work(num_before=0)))) is None
+    assert works.known(digest_of(seal(WHO, work(num_before=3 * MAX_KEPT - 1)))) is not None
 
 
 def test_one_that_another_signed_is_not_counted() -> None:
@@ -120,7 +141,7 @@ async def test_a_work_that_is_missing_is_asked_for_and_handed_on() -> None:
     signed = seal(WHO, work())
     name = digest_of(signed)
     node = Others(**{name: encode(signed)})
-    works = Works(node)  # type: ignore[arg-type]
+    works = Works(node, Chain(OPENING, AUDITED))  # type: ignore[arg-type]
     assert not works.has(counting(name))
     await works.find(counting(name), NAMES[3])
     assert works.has(counting(name))
@@ -135,7 +156,7 @@ async def test_what_a_manifest_counts_without_showing_it_is_not_voted_for(kind: 
     if kind == "of another":
         signed = seal(MEMBERS[2], work(peer=NAMES[2]))
     name = digest_of(signed)
-    works = Works(Others(**({} if kind == "nobody has it" else {name: encode(signed)})))  # type: ignore[arg-type]
+    works = Works(Others(**({} if kind == "nobody has it" else {name: encode(signed)})), Chain(OPENING, AUDITED))  # type: ignore[arg-type]
     tokens = 33 if "tokens" in kind else 32
     payload = digest(b"other") if "payload" in kind else None
     with pytest.raises(PayloadError, match="nobody shows how"):
