@@ -156,7 +156,7 @@ def test_one_that_accuses_all_is_believed_by_nobody(make_swarm: MakeSwarm) -> No
             audited = d.life.peer._audits
             for each in d.life.peer.head.contributions:
                 if each.peer != d.id and (work := d.life.peer.rounds.works.known(each.work)) is not None:
-                    audit = Audit(Round(round), each.work, work, link(work.segments, 1, 0), None, Round(0))
+                    audit = Audit(Round(round), each.work, work, link(work.segments, 1, 0), None)
                     audited._accuse(audit, Found("differs", "a lie"))
         one_replica(await swarm.done(*members))
         assert a.life.peer.replica.charter.banned == ()

@@ -451,7 +451,8 @@ class Peer:
             rounds.name_state(*found)
         assert self.replica.head is not None
         if self._audits is not None and self._naming.index is not None:
-            self._audits.heads.note(self.replica.head, self.replica.charter, self._naming.index)
+            now = self.context.clock.now()
+            self._audits.heads.note(self.replica.head, self.replica.charter, self._naming.index, now)
         await self._past.keep(self.replica.head, rounds.chain)
 
     def _contradiction(self, rounds: RoundDriver, manifest: Manifest) -> tuple[PeerId, ...] | None:

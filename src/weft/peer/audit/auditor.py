@@ -52,8 +52,7 @@ from weft.verify.draw import Draw, drawn
 from weft.verify.judge import threshold, threshold_of_moments
 from weft.wire import Buffer, Signed, claimed, decode, digest, digest_of, seal
 
-ANSWER_ROUNDS = 4
-FETCH_ROUNDS = 4  # more, once it has answered
+ANSWER_ROUNDS, ANSWER_S = 4, 30.0  # both have to be over: rounds may be short, and a peer that was killed comes back
 MAX_BEGUN = 1024  # audits that are remembered
 ASK_AGAIN_S = 1.0
 CALL_S = 20.0
@@ -78,7 +77,6 @@ class Audit:
     work: Work
     link: Link
     ticket: Signed  # its own draw, or another's verdict
-    until: Round  # then it is not answered
     accuser: PeerId | None = None  # who says that the steps differ
 
 
@@ -146,7 +144,7 @@ class Auditor:
     def look_again(self, letter: Signed, verdict: Finding) -> bool:
         """Audit what another has found a fault with; return whether it can be done here."""
         audits, work = self._replica.charter.audits, self._rounds.works.known(Digest(verdict.work))
-        if verdict.round + ANSWER_ROUNDS + 1 < self._rounds.chain.head.round:
+        if not self._heads.is_recent(verdict.round, 2 * ANSWER_ROUNDS, 2 * ANSWER_S, self._context.clock.now()):
             return False  # long ago: nobody need be able to show it any more
         if not audits or work is None or work.peer != verdict.peer:
             return False
@@ -162,21 +160,21 @@ class Auditor:
         self._begun[name, link.before] = None
         for forgotten in list(self._begun)[:-MAX_BEGUN]:
             del self._begun[forgotten]
-        until = Round(self._rounds.chain.head.round + ANSWER_ROUNDS)
         accuser = None
         if ticket.kind == Finding.__name__ and claimed(ticket, Finding).outcome == "differs":
             accuser = ticket.signer
-        self._tasks.spawn(self._run(Audit(round, name, work, link, ticket, until, accuser)))
+        self._tasks.spawn(self._run(Audit(round, name, work, link, ticket, accuser)))
 
     async def look(self, audit: Audit) -> Found | None:
         """Do an audit; None: it cannot be done here."""
-        peer, reason, until, answer = PeerId(audit.work.peer), "", audit.until, None
-        while self._is_on(peer, until):
+        peer, reason, answer = PeerId(audit.work.peer), "", None
+        limit = first = self._limit()
+        while self._is_on(peer, limit):
             try:
                 if answer is None:
                     self._check_claim(audit.work)
                     answer = await self._asked(audit)
-                    until = Round(until + FETCH_ROUNDS)  # what follows may be as slow as this machine's own line
+                    limit = self._limit()  # what follows may be as slow as this machine's own line
                 return await self._look(audit, answer)
             except Differs as error:
                 return Found("differs", str(error))
@@ -185,11 +183,17 @@ class Auditor:
             except (NotShown, PeerError, NetError, Refused) as error:
                 reason = str(error)
             await asyncio.sleep(ASK_AGAIN_S)
-            answer = answer if self._rounds.chain.head.round < audit.until else None
+            answer = answer if self._is_on(peer, first) else None
         return Found("unanswered", reason) if peer in self._rounds.chain.base.electorate else None
 
-    def _is_on(self, peer: PeerId, until: Round) -> bool:
-        return self._rounds.chain.head.round < until and peer in self._rounds.chain.base.electorate
+    def _limit(self) -> tuple[int, float]:
+        """Return the round and the time that both have to come before an answer that is asked for now is late."""
+        return self._rounds.chain.head.round + ANSWER_ROUNDS, self._context.clock.now() + ANSWER_S
+
+    def _is_on(self, peer: PeerId, limit: tuple[int, float]) -> bool:
+        """Return whether a peer is a member, and not late."""
+        is_late = self._rounds.chain.head.round >= limit[0] and self._context.clock.now() >= limit[1]
+        return not is_late and peer in self._rounds.chain.base.electorate
 
     async def _run(self, audit: Audit) -> None:
         if not self._trainer.is_parked and (found := await self.look(audit)) is not None:

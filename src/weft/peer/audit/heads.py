@@ -13,7 +13,7 @@ from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest, own_work
 from weft.wire import Record, digest_of
 
-MAX_KEPT = 64  # rounds: more than a work may span
+MAX_KEPT = 256  # rounds: far more than a work may span
 MAX_ON_DISK = 32
 
 
@@ -38,15 +38,19 @@ class Heads:
         self._file = RecordFile[_Newest](path, _Newest, MAX_INDEX_NBYTES, _Newest(), is_synced=False)
         self._kept = dict[Digest, Head]()  # oldest first
         self._counted = dict[Digest, Round]()  # works, and in which of these rounds
+        self._noted_at = dict[int, float]()
         for head in self._file.read().heads:
             self._keep(head)
 
-    def note(self, manifest: Manifest, charter: Charter, state: StateIndex) -> None:
+    def note(self, manifest: Manifest, charter: Charter, state: StateIndex, now: float) -> None:
         """Note that the replicated vectors after a manifest are those of an index."""
+        self._noted_at.setdefault(manifest.round, now)
         if digest_of(manifest) in self._kept:
             return
         outer = next(vector for vector in state.vectors if vector.name == OUTER)
         self._keep(Head(manifest=manifest, charter=charter, outer=outer))
+        for forgotten_round in list(self._noted_at)[:-MAX_KEPT]:
+            del self._noted_at[forgotten_round]
         for forgotten in list(self._kept)[:-MAX_KEPT]:
             for each in self._kept.pop(forgotten).manifest.contributions:
                 self._counted.pop(Digest(each.work or ""), None)
@@ -72,6 +76,13 @@ class Heads:
     def counted_in(self, work: Digest) -> Round | None:
         """Return in which round a work was counted; None: in none that is known here."""
         return self._counted.get(work)
+
+    def is_recent(self, round: int, num_rounds: int, num_s: float, now: float) -> bool:
+        """Return whether fewer rounds have passed since, or less time: how long ago a round was that this process has
+        not seen is not known."""
+        newest = max(self._noted_at, default=0)
+        noted_at = self._noted_at.get(round)
+        return newest - round <= num_rounds or (noted_at is not None and now - noted_at <= num_s)
 
     def last_counted(self, peer: PeerId, before: Round) -> Round | None:
         """Return the last round before this one that has counted a peer's own work, as far as is known here."""

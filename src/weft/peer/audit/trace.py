@@ -49,7 +49,7 @@ from weft.training.trainer import Trainer
 from weft.wire import Record, Signed, claimed, decode, digest, digest_of, encode, seal
 
 MAX_NBYTES = 64 << 20  # of a list of states: 32 bytes each, and what names the chunks of a few
-KEPT_ROUNDS = 20  # for which what audits may ask is kept: an audit, and then everybody's
+KEPT_ROUNDS, KEPT_S = 20, 150.0  # both over: for which what audits may ask is kept, one and then everybody's
 UNTOLD = "this peer cannot show how they came about: it was started again, or began at another state"
 ELSEWHERE = "the run has split, and the others do not know what they followed on"
 TOO_LONG = f"they were in none of {MAX_SEGMENTS} rounds, and how they came about grows too long to be told"
@@ -150,6 +150,7 @@ class Trace:
         self._open: Open | None = None  # None: not looked yet what an earlier process left
         self._told: Told | None = None  # what was announced last, and no round has counted
         self._kept: dict[Digest, Told] = {}  # by its name
+        self._kept_at: dict[Digest, float] = {}  # since when
         for path in self.folder.glob("*-*.*"):
             if (number := path.stem.rpartition("-")[2]).isdecimal():
                 self._serial = max(self._serial, int(number) + 1)
@@ -334,9 +335,11 @@ class Trace:
                 self._append(manifest, self._context.node.peer)
             else:
                 self._open = replace(now, is_cut=True)
+        now_s = self._context.clock.now()
         for name, each in list(self._kept.items()):
-            if (each.counted or each.work.round) + KEPT_ROUNDS < manifest.round:
-                del self._kept[name]
+            is_old = (each.counted or each.work.round) + KEPT_ROUNDS < manifest.round
+            if is_old and now_s - self._kept_at.setdefault(name, now_s) > KEPT_S:
+                del self._kept[name], self._kept_at[name]
         self._sweep()
 
     def known(self, work: Digest) -> Told | None:
@@ -354,6 +357,7 @@ class Trace:
     def _write(self, told: Told) -> None:
         write_atomically(self.folder / _file_of(told), [encode(told)])
         self._kept[told.name] = told
+        self._kept_at.setdefault(told.name, self._context.clock.now())
 
     def _sweep(self) -> None:
         """Remove the files that nothing needs any more."""

@@ -40,7 +40,8 @@ from weft.wire import Buffer, Signed, digest_of, encode, unseal
 MAX_FAILED = 64
 MAX_WAITING = 8  # audits that wait for this machine to make the steps again
 MAX_ASKED = 2  # places in one work that one auditor may ask for: its draw, and what another doubts
-MAX_SHOWN = 4  # audits at a time: each holds a few vectors
+MAX_SHOWN, MAX_SHOWN_NBYTES = 2, 512 << 20  # audits at a time, or more where all of them take no more than that
+SHOWN_S = 20.0  # what nobody has asked for so long may make room
 
 
 class Blobs:
@@ -69,6 +70,12 @@ class _Shown:
     answer: AuditAnswer
     after: NamedState
     blobs: dict[Digest, Buffer] = field(repr=False)
+    used_at: float = 0.0
+    is_opened: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(memoryview(blob).nbytes for blob in self.blobs.values())
 
 
 class Worker:
@@ -96,7 +103,10 @@ class Worker:
 
     async def _on_sealed(self, peer: PeerId, request: AuditSealed) -> AuditOpened:
         found = self._shown_to(peer, request.work, request.ticket)
-        return AuditOpened(after=None if isinstance(found, str) else found.after)
+        if isinstance(found, str):
+            return AuditOpened(after=None)
+        found.is_opened = True
+        return AuditOpened(after=found.after)
 
     def _shown_to(self, peer: PeerId, work: Digest, ticket: Signed) -> _Shown | str:
         """Return what an auditor may see, or why it does not yet, or does not at all."""
@@ -110,12 +120,13 @@ class Worker:
         asked.add(link.before)
         key = told.name, link.before
         if (shown := self._shown.get(key)) is not None:
+            shown.used_at = self._context.clock.now()
             return shown
         if key in self._failed:
             return self._failed[key][:MAX_REASON_CHARS]
         if self._trainer.is_parked:
             return "it is paused"
-        if key not in self._making and len(self._making) >= MAX_WAITING:
+        if key not in self._making and (len(self._making) >= MAX_WAITING or not self._has_room()):
             return "it shows others what it did"
         if key not in self._making:
             self._making[key] = self._tasks.spawn(self._make(told, link))
@@ -181,9 +192,23 @@ class Worker:
             text = "this machine does not come to its own training steps again: what it shows to auditors is of no use"
             self._fail(key, f"{text}. Set device = cpu, or leave runs that audit")
             return
-        while len(self._shown) >= MAX_SHOWN:
-            del self._shown[next(iter(self._shown))]
+        shown.used_at = self._context.clock.now()
         self._shown[key] = shown
+
+    def _has_room(self) -> bool:
+        """Return whether one more audit may be shown what it asks for, once those are over that nobody reads."""
+        now = self._context.clock.now()
+        for key, shown in list(self._shown.items()):
+            if self._is_full() and (shown.is_opened or now - shown.used_at > SHOWN_S):
+                del self._shown[key]
+        return not self._is_full()
+
+    def _is_full(self) -> bool:
+        num, largest = (
+            len(self._shown) + len(self._making),
+            max((each.nbytes for each in self._shown.values()), default=0),
+        )
+        return num >= MAX_SHOWN and num * largest >= MAX_SHOWN_NBYTES
 
     def _fail(self, key: tuple[Digest, int], text: str) -> None:
         self._failed[key] = text
@@ -252,4 +277,8 @@ class Worker:
             del self._asked[asker]
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
-        return next((shown.blobs[wanted] for shown in self._shown.values() if wanted in shown.blobs), None)
+        for shown in self._shown.values():
+            if wanted in shown.blobs:
+                shown.used_at = self._context.clock.now()
+                return shown.blobs[wanted]
+        return None

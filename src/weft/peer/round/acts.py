@@ -45,6 +45,7 @@ from weft.store.home import RecordFile
 from weft.sync import governance
 from weft.sync.governance import Void
 from weft.sync.records import acts
+from weft.sync.records.charter import UNANSWERED_FOR
 from weft.sync.records.messages import Manifest
 from weft.wire import Record, Signed, claimed, decode, digest_of, printable
 
@@ -90,7 +91,7 @@ TELL_NBYTES = 1 << 20  # of what proves lies, to one peer in that time: a part o
 
 
 MAX_VERDICTS = 16  # of one member that may wait
-JUDGED_FOR = 20  # rounds after the one that counts it, in which a work can be judged
+JUDGED_FOR = 256  # rounds after the one that counts it, in which a work can be found false
 
 
 class Judged(NamedTuple):
@@ -338,7 +339,8 @@ class PendingActs:
         base = self._chain.base
         if judged.peer not in base.electorate or judged.outcome == "equal" or not base.charter.audits:
             return False
-        if not base.round - JUDGED_FOR <= judged.round < base.round:
+        judged_for = JUDGED_FOR if judged.outcome == "differs" else UNANSWERED_FOR
+        if not base.round - judged_for <= judged.round < base.round:
             return False
         if judged.outcome == "differs":
             return not base.charter.is_dealt_with(judged.peer, judged.round)
