@@ -12,6 +12,7 @@ _DEEDS = {
     "remove": ("removes {subject}", "remove {subject}"),
     "ban": ("bans {subject}", "ban {subject}"),
     "pardon": ("lets {subject} in again", "let {subject} in again"),
+    "no answer": ("gets no answer from {subject}", "note that {subject} gave no answer"),
     "vote out": ("votes {subject} out", "vote {subject} out"),
     "amend": ("changes the run's settings", "change the run's settings"),
     "succeed": ("says that run {subject} goes on in place of this one", "let run {subject} go on in place of this one"),

@@ -106,7 +106,8 @@ class Judged(NamedTuple):
 # What takes a key's place among the members: told to a peer, it ends it.
 STRIKE_OUT, UNANSWERED = "strike out", "no answer"
 REMOVALS = ("remove", "ban", "vote out", STRIKE_OUT, UNANSWERED)
-DIFFERS, NO_ANSWER = "its training steps are not what it says", "it did not show auditors what it said it had done"
+DIFFERS = "its training steps are not what it says"
+NO_ANSWER = "it did not show auditors what it said it had done; the third round removes it"
 
 
 class PendingActs:
@@ -470,8 +471,9 @@ def why_removed(event: ActEnacted) -> str:
         )
     if event.kind == UNANSWERED:
         return (
-            f"most members removed this peer after round {event.round}: {event.reason}, of three rounds. Its line or "
-            "its machine may be too slow for a run that audits. It may join again: weft join."
+            f"most members removed this peer after round {event.round}: of three rounds it did not show auditors what "
+            "it said it had done. Its line or its machine may be too slow for a run that audits. It may join again: "
+            "weft join."
         )
     if event.kind == STRIKE_OUT:
         return (
