@@ -1,8 +1,11 @@
 """An auditor's part: it draws, asks, does the steps again, and says what came of it.
 
     decided    a ticket of its own signature draws what it audits (`weft.verify.draw`)
-    asked      the state before the steps, checked against the work's trace; where they are the first of a segment,
-               what that began with; and always the state that the payload was made of
+    claimed    so many steps of these leases are so many tokens, and no round has counted the leases before
+    asked      lists of states, each checked against the work's trace: what each segment began and ended with, what the
+               payload was made of, and what the steps begin with
+    followed   the first state is the run's, with the optimizer of the work before; each segment begins where the one
+               before has ended, moved along with the outer parameters; the payload is made of the last state
     done       the same steps on this machine
     sealed     the digest of what it came to, and of a number that it keeps: before it is shown the worker's
     opened     what the worker came to: equal, or as near as two honest machines are, or not
@@ -10,9 +13,9 @@
     found      equal | differs | unanswered
 
 Failure:
-- the worker does not answer within `ANSWER_ROUNDS` rounds, or shows what it has not named: unanswered.
-- this machine cannot do the steps (no memory, paused): it says nothing.
-- what a segment began at is not known here, as of rounds before this peer came: that part is believed.
+- the worker does not answer for `ANSWER_ROUNDS` rounds and `ANSWER_S`, or shows what it has not named: unanswered.
+- this machine cannot do the steps (no memory, paused), or does not know what a segment began at: it says nothing.
+- the worker has left: likewise.
 """
 
 import asyncio
