@@ -57,6 +57,7 @@ from weft.wire import Buffer, Signed, claimed, decode, digest, digest_of, seal
 
 ANSWER_ROUNDS, ANSWER_S = 4, 30.0  # both have to be over: rounds may be short, and a peer that was killed comes back
 MAX_BEGUN = 1024  # audits that are remembered
+DOUBTED = -1  # in place of a state's number: a fault was found with the work
 ASK_AGAIN_S = 1.0
 CALL_S = 20.0
 SALT_NBYTES = 32
@@ -154,6 +155,9 @@ class Auditor:
         doubted = link_from(work.segments, audits.trace_every, verdict.before)
         if doubted is None or self._heads.counted_in(Digest(verdict.work)) != verdict.round:
             return False
+        if (Digest(verdict.work), DOUBTED) in self._begun:
+            return True  # of one work the steps that are doubted first: a worker need not show more
+        self._begun[Digest(verdict.work), DOUBTED] = None
         self._begin(verdict.round, Digest(verdict.work), work, doubted, letter)
         return True
 
