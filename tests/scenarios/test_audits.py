@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from scenarios.cheats import CHEATS
+from scenarios.cheats import CHEATS, FalseMoments, NoWork
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from scenarios.theatre import make_run_file
@@ -37,6 +37,10 @@ METHODS: tuple[MethodConfig, ...] = (
 )
 
 
+SOME = [METHODS[0], *(pytest.param(each, marks=pytest.mark.full) for each in METHODS[1:])]
+QUICK = (NoWork, FalseMoments)
+
+
 def audits(swarm: Swarm) -> list[WorkAudited]:
     """Return what members have done again and found as they were told."""
     return [event for life in swarm.lives for event in life.seen(WorkAudited)]
@@ -47,7 +51,7 @@ def doubts(swarm: Swarm, but: str = "") -> list[WorkDoubted]:
     return [event for life in swarm.lives if life.member.name != but for event in life.seen(WorkDoubted)]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("method", SOME, ids=lambda each: type(each).__name__)
 def test_honest_work_is_audited_and_found_equal(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=6, num_peers=3, learns=True)
 
@@ -82,7 +86,11 @@ def play(swarm: Swarm, why: str) -> None:
     swarm.run(scenario)
 
 
-@pytest.mark.parametrize("cheat", CHEATS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "cheat",
+    [each if each in QUICK else pytest.param(each, marks=pytest.mark.full) for each in CHEATS],
+    ids=lambda each: each.__name__,
+)
 def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, cheat: type[Trainer]) -> None:
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
     made = count()
@@ -112,6 +120,7 @@ def test_who_brings_more_than_its_steps_came_to_is_struck_out(
     assert struck_out(swarm) == "its payload is not what its training steps came to"
 
 
+@pytest.mark.full
 def test_who_goes_on_from_parameters_of_its_own_is_struck_out(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +137,7 @@ def test_who_goes_on_from_parameters_of_its_own_is_struck_out(
     assert struck_out(swarm) == "it did not begin at the run's parameters"
 
 
+@pytest.mark.full
 def test_who_gives_auditors_no_answer_is_removed_with_the_third_round(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +156,7 @@ def test_who_gives_auditors_no_answer_is_removed_with_the_third_round(
     assert {(doubt.member, doubt.outcome) for doubt in doubts(swarm)} == {(swarm.member("d").id, "unanswered")}
 
 
+@pytest.mark.full
 def test_one_that_accuses_all_is_believed_by_nobody(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
 
@@ -166,7 +177,7 @@ def test_one_that_accuses_all_is_believed_by_nobody(make_swarm: MakeSwarm) -> No
     assert doubts(swarm) == []
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("method", SOME, ids=lambda each: type(each).__name__)
 def test_who_is_late_or_killed_or_stops_is_found_honest(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     """What one round did not count goes on in the next lease, from the same distance to other parameters."""
     swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=14, num_peers=4, learns=True)
