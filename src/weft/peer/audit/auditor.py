@@ -32,7 +32,7 @@ from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMe
 from weft.ids import Digest, PeerId, Round
 from weft.ledger.tree import is_leaf
 from weft.peer.audit.heads import Head, Heads
-from weft.peer.audit.steps import ERROR, LOCAL, Away, repeat, shape_of
+from weft.peer.audit.steps import ERROR, LOCAL, Away, named_error, repeat, shape_of
 from weft.peer.context import Context
 from weft.peer.group.records import lease_of
 from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
@@ -216,10 +216,12 @@ class Auditor:
         known = [head for head in heads if head is not None]
         await self._check_begins(audit, answer, known)
         last = await self._index(audit, answer.last, num_states(work.segments, self._trace_every) - 1, work)
-        await self._check_payload(audit, last, known[-1])
-        before = await self._index(audit, answer.before, link.before, work)
-        state, outer = await self._pulled(audit, before), await self._pulled(audit, _alone(known[link.segment].outer))
-        mine = await self._repeated(audit, state, outer[OUTER], known[link.segment])
+        outer, head = (await self._pulled(audit, _alone(known[-1].outer)))[OUTER], known[link.segment]
+        await self._check_payload(audit, last, known[-1], outer)
+        if head is not known[-1]:
+            outer = (await self._pulled(audit, _alone(head.outer)))[OUTER]
+        state = await self._pulled(audit, await self._index(audit, answer.before, link.before, work))
+        mine = await self._repeated(audit, state, outer, head)
         return await self._compared(audit, state, mine)
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:
@@ -339,11 +341,10 @@ class Auditor:
         if work.num_before != before_it.num_before + before_it.num_steps or work.error != before_it.left:
             raise Differs("it does not go on from the work that it names")
 
-    async def _check_payload(self, audit: Audit, last: StateIndex, head: Head) -> None:
+    async def _check_payload(self, audit: Audit, last: StateIndex, head: Head, outer: Tensor) -> None:
         """Check that the payload was made of the last state."""
         work, error = audit.work, None
         local = (await self._pulled(audit, last, {LOCAL}))[LOCAL]
-        outer = (await self._pulled(audit, _alone(head.outer)))[OUTER]
         if work.error is not None:
             index = await self._listed(audit, Digest(work.error))
             if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * outer.numel():
@@ -372,7 +373,7 @@ class Auditor:
         delta = method.delta(outer, local)
         encoded, left = encode_payload(method, scope, {OUTER: outer}, delta, error, ranges, work.round)
         name = payload_of(digest(part) for part in encoded)
-        return name, None if left is None else digest_of(state_index({ERROR: left}))
+        return name, named_error(left)
 
     # --- what the worker shows ---
 

@@ -8,13 +8,15 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.errors import DataError
-from weft.ids import PeerId
+from weft.ids import Digest, PeerId
 from weft.peer.audit.heads import Head
 from weft.peer.group.records import lease_of
 from weft.run.amend import amended
 from weft.run.config import Genesis
+from weft.store.chunks import state_index
 from weft.sync.records.work import Segment
 from weft.training.trainer import Trainer
+from weft.wire import digest_of
 
 LOCAL, ERROR = "local", "error"
 
@@ -73,6 +75,11 @@ def repeat(
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
     """Return what a work names of a moment: the parameters, and the optimizer's vectors. Views, until the next step."""
     return {LOCAL: trainer.local(), **memory_of(trainer)}
+
+
+def named_error(error: Float32[Tensor, " num_kept"] | None) -> Digest | None:
+    """Return what a work calls what codecs have left; None: nothing."""
+    return None if error is None else digest_of(state_index({ERROR: error}))
 
 
 def shape_of(trainer: Trainer) -> dict[str, int]:

@@ -33,7 +33,7 @@ from weft.events import Emit, Notice, WorkDropped
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.ledger.tree import HASH_NBYTES, Tree
 from weft.net.messages import HexDigest
-from weft.peer.audit.steps import ERROR, LOCAL, memory_of, state_of
+from weft.peer.audit.steps import ERROR, LOCAL, memory_of, named_error, state_of
 from weft.peer.context import Context
 from weft.peer.messages import NamedState
 from weft.peer.state.carry import Carry
@@ -282,7 +282,7 @@ class Trace:
         return self._told.signed
 
     def _tell(self, now: Open, head: Manifest, payload: Digest) -> Told:
-        error, left = self._carry.error, self._carry.left
+        error = self._carry.error
         local = {LOCAL: self._trainer.local()}
         work = Work(
             run=self._replica.run.run,
@@ -295,8 +295,8 @@ class Trace:
             trace=tree_of(now.names).root(),
             payload=payload,
             tokens=self._carry.tokens,
-            error=None if error is None else digest_of(state_index({ERROR: error})),
-            left=None if left is None else digest_of(state_index({ERROR: left})),
+            error=named_error(error),
+            left=named_error(self._carry.left),
         )
         told = Told(
             signed=seal(self._context.identity, work),

@@ -92,7 +92,6 @@ class Worker:
         self._making: dict[tuple[Digest, int], asyncio.Task[None]] = {}
         self._asked: dict[tuple[PeerId, Digest], set[int]] = {}  # states that each auditor has asked for
         self._failed: dict[tuple[Digest, int], str] = {}  # what cannot be shown, and why
-        self._repeating = asyncio.Lock()
         context.node.serve_blobs(self._lookup, is_patient=True)
         context.node.serve(AuditRequest, self._on_request)
         context.node.serve(AuditSealed, self._on_sealed)
@@ -179,7 +178,7 @@ class Worker:
     async def _make(self, told: Told, link: Link) -> None:
         key = told.name, link.before
         try:
-            async with self._repeating, self._context.learner_lock:
+            async with self._context.learner_lock:
                 shown = await self._context.compute.train(lambda: self._found(told, link))
         except Away:
             return

@@ -335,7 +335,7 @@ class PendingActs:
             callback(letter, verdict)
         return True
 
-    def _may_judge(self, judged: "Judged") -> bool:
+    def _may_judge(self, judged: Judged) -> bool:
         """Return whether a verdict can still come to something."""
         base = self._chain.base
         if judged.peer not in base.electorate or judged.outcome == "equal" or not base.charter.audits:
