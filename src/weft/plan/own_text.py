@@ -37,6 +37,7 @@ HELDOUT = 0.1  # of the text: of less than a megabyte, a twentieth says little
 PASSES, PER_PARAMETER = 16, 20  # at most, unless more is asked for
 LEAST_SEQ_LEN = 32
 BATCH_SIZE = 8
+WHOLE = 0.1  # of a run, that its last round may add to it
 MANY_ROUNDS = 400  # so many let the outer momentum of long runs settle
 
 # Peak learning rate and context. Larger models want less of the one (6e-4 at 125M parameters: arXiv:2005.14165, table
@@ -226,8 +227,25 @@ def rounded_up(tokens: int) -> int:
 def least_tokens(run_file: RunFile) -> int:
     """Return how many tokens a run must have to learn: a round of them, and more than a step, at whose end a rate that
     falls to 0 is there."""
-    per_step = run_file.train.batch_size * run_file.train.seq_len * run_file.peers
-    return max(spell_out(run_file.method, run_file.peers).every * per_step, per_step + 1)
+    return max(round_tokens(run_file), step_tokens(run_file) + 1)
+
+
+def step_tokens(run_file: RunFile) -> int:
+    """Return the tokens of a step of all peers."""
+    return run_file.train.batch_size * run_file.train.seq_len * run_file.peers
+
+
+def round_tokens(run_file: RunFile) -> int:
+    """Return the tokens of a round of all peers."""
+    return spell_out(run_file.method, run_file.peers).every * step_tokens(run_file)
+
+
+def whole_rounds(tokens: int, run_file: RunFile) -> int:
+    """Return as many tokens, or those of the nearest whole number of rounds where a last round for the rest of them
+    would add more than a tenth: for however few tokens it begins, a round is trained to its end."""
+    each = round_tokens(run_file)
+    added, whole = -tokens % each, round(tokens / each) * each
+    return whole if added > WHOLE * tokens and whole >= least_tokens(run_file) else tokens
 
 
 # --- the run file ---

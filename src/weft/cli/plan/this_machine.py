@@ -1,6 +1,7 @@
 """What fits this machine of somebody's own text or conversations, how fast it trains, and what that takes of it."""
 
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 
 from weft.cli.plan import speed_here
@@ -13,7 +14,7 @@ from weft.ids import several
 from weft.launch.terms import CHECKPOINT_VECTORS
 from weft.model.config import ModelConfig, Size, num_base_parameters, num_parameters
 from weft.plan.own_chats import Chats
-from weft.plan.own_text import Answers, Text, model_of, run_tree, sizes_for, unsealed
+from weft.plan.own_text import Answers, Text, model_of, round_tokens, run_tree, sizes_for, unsealed
 from weft.run.config import RunFile
 from weft.run.machine import PeerConfig
 from weft.sync.costs import round_traffic
@@ -62,7 +63,11 @@ class ThisMachine:
         most, kind = learns_from.most_passes, learns_from.kind
         yield f"model     {model}, context {train.seq_len} tokens"
         little = f"; more than {most} teach little" if passes > 1.05 * most else ""
-        yield f"length    {figures.amount(train.tokens)} tokens, about {several(often, 'pass')} over the {kind}{little}"
+        rounds = several(ceil(train.tokens / round_tokens(described)), "round")
+        yield (
+            f"length    {figures.amount(train.tokens)} tokens in {rounds}, about {several(often, 'pass')} over the "
+            f"{kind}{little}"
+        )
         yield (
             f"time      {about(seconds)} of training steps{alike}, at {here.tokens_per_s:,.0f} tokens/s "
             f"measured on {here.name}; evaluation and exchange take more"
