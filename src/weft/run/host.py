@@ -1,6 +1,8 @@
 """What a process takes of its machine and may still take: memory, CPUs. `weft doctor` asks before torch is loaded."""
 
+import ctypes
 import os
+import platform
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +42,12 @@ def process_nbytes() -> int:
         import resource  # not on Windows, which has no /proc to lack
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # at most, so far
+
+
+def release_heap() -> None:
+    """Give back to the system what glibc keeps of freed blocks: of steps that a thread made, no other can use them."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def max_files() -> int | None:

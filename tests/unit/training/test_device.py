@@ -117,8 +117,9 @@ def test_what_a_cpu_needs_is_what_the_closed_form_says(monkeypatch: pytest.Monke
         num_rounds=-(-run.train.tokens // (run.quota * run.train.seq_len)),
     )
     assert memory.kept < cost.KEPT_NBYTES, "a run of few rounds keeps few results"
-    assert needed_nbytes(run, PeerConfig(), CPU, 8) == {"cpu": memory.peak_nbytes}
-    room = memory.peak_nbytes + activations * 2 // 8  # for ten
+    assert needed_nbytes(run, PeerConfig(), CPU, 8) == {"cpu": memory.on_cpu}
+    assert memory.on_cpu == memory.peak_nbytes + int(cost.HEAP * activations)
+    room = memory.on_cpu + int((1 + cost.HEAP) * activations) * 2 // 8  # for ten
     monkeypatch.setattr(module, "host_free_nbytes", lambda: int(room / 0.9) + 1)
     assert check_fits(run, PeerConfig(), CPU) == 8
     assert check_fits(run, PeerConfig(micro_batch=3), CPU) == 3

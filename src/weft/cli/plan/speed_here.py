@@ -34,7 +34,7 @@ from weft.model.initial import initial_vector
 from weft.model.transformer import Transformer
 from weft.progress import Meter
 from weft.run.config import DpoConfig, RunFile, TrainConfig
-from weft.run.host import host_free_nbytes, num_cores
+from weft.run.host import host_free_nbytes, num_cores, release_heap
 from weft.run.machine import PeerConfig
 from weft.training import optimizer as inner
 from weft.training.backward import Backward
@@ -161,20 +161,16 @@ def measure(
         )
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    step = _step(model, train, device, micro_batch, has_rows=has_rows)
-    watched, is_disturbed = Watched(step), False
+    at_once = max(1.0, cores / threads) if device.is_cpu else 1.0
     try:
-        at_once = max(1.0, cores / threads) if device.is_cpu else 1.0
-        with (
-            Meter("timing this machine", "steps", WorkLine(), SystemClock()) as meter,
-            _others(min(num_sharing, int(at_once)) - 1, model, train, threads),
-        ):
-            step_s = (timed or usual_s)(_counted(watched, meter))
-        is_disturbed = device.is_cpu and num_sharing == 1 and watched.is_disturbed
-        if is_disturbed:
-            step_s = min(step_s, watched.fastest_s, core_s(step, cpu_s, watched.least_computed_s))
+        with _others(min(num_sharing, int(at_once)) - 1, model, train, threads):
+            step = _step(model, train, device, micro_batch, has_rows=has_rows)
+            step_s, is_disturbed = _pace(step, timed, is_alone=device.is_cpu and num_sharing == 1)
     finally:
         torch.set_num_threads(before)
+    del step
+    device.release_cache()
+    release_heap()  # the thread that trains next would take as much beside it
     alone = train.batch_size * train.seq_len / step_s
     name = f"cpu, threads: {threads}" if device.is_cpu else device.name
     return Here(
@@ -185,6 +181,21 @@ def measure(
         is_half=device.precision != "fp32",
         memory_nbytes=free / num_sharing,
     )
+
+
+def _pace(step: Callable[[], None], timed: Timed | None, *, is_alone: bool) -> tuple[float, bool]:
+    """Return the seconds of a step, and whether other programs disturbed it.
+
+    Args:
+        timed: as of `measure`.
+        is_alone: nobody but other programs can have disturbed it.
+    """
+    watched = Watched(step)
+    with Meter("timing this machine", "steps", WorkLine(), SystemClock()) as meter:
+        step_s = (timed or usual_s)(_counted(watched, meter))
+    if not (is_alone and watched.is_disturbed):
+        return step_s, False
+    return min(step_s, watched.fastest_s, core_s(step, cpu_s, watched.least_computed_s)), True
 
 
 def measure_cut(

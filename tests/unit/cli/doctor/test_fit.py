@@ -67,7 +67,7 @@ def free(monkeypatch: pytest.MonkeyPatch, nbytes: float) -> None:
 
 
 def test_the_largest_model_is_told_whole_and_as_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room, whole, largest_cut, num_stages in ((6e9, "35m", "400m", 8), (2e10, "400m", "7b", 32)):
+    for room, whole, largest_cut, num_stages in ((6e9, "35m", "400m", 8), (2.2e10, "400m", "7b", 32)):
         free(monkeypatch, room)
         facts = fit.largest(HERE).facts
         assert (facts["largest"], facts["largest_cut"], facts["num_stages"]) == (whole, largest_cut, num_stages), room
