@@ -600,6 +600,26 @@ class WorkDoubted(Event, frozen=True, kw_only=True):
     distance: float
 
 
+class MergeAudited(Event, frozen=True, kw_only=True):
+    """This peer has merged a part of a round again, and found what its owner has."""
+
+    round: Round
+    member: PeerId  # the owner
+    part: int
+    result: Digest
+
+
+class MergeDoubted(Event, frozen=True, kw_only=True):
+    """This peer has found that a part of a round is not what was brought to it, or could not fetch that."""
+
+    round: Round
+    member: PeerId  # the owner
+    part: int
+    result: Digest
+    outcome: str  # differs or unanswered
+    why: str
+
+
 class JoinTooSlow(Event, frozen=True, kw_only=True):
     """A newcomer's line is no faster than the run: at this pace it never catches up. Told again once it was in."""
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from scenarios.cheats import CHEATS, FalseMoments, NoWork
@@ -13,12 +14,14 @@ from scenarios.test_faults import MakeSwarm, one_replica
 from scenarios.theatre import make_run_file
 from weft.codec.config import Int8Config
 from weft.errors import ConfigError, Removed
-from weft.events import ActEnacted, WorkAudited, WorkDoubted
-from weft.ids import PeerId, Round
-from weft.peer.audit.auditor import Audit, Found
+from weft.events import ActEnacted, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
+from weft.ids import Digest, PeerId, Round
+from weft.peer.audit.found import Found
+from weft.peer.audit.merges import Merges
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
 from weft.peer.messages import AuditAnswer, AuditRequest, Gathered
+from weft.peer.round.merge import RoundMerger
 from weft.peer.state.carry import Carry
 from weft.run.trust import AuditedTrust
 from weft.sim.play import play as simulated
@@ -28,6 +31,7 @@ from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, P
 from weft.sync.records.messages import Manifest, Ready
 from weft.sync.records.work import link
 from weft.training.trainer import Trainer
+from weft.wire import Buffer
 
 ALWAYS = AuditedTrust(audit_rate=1.0)
 METHODS: tuple[MethodConfig, ...] = (
@@ -95,7 +99,7 @@ def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, cheat:
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
     made = count()
     swarm.make_trainer = lambda *given: (cheat if next(made) == 3 else Trainer)(*given)
-    play(swarm, "They have done some of its training steps again")
+    play(swarm, r"done again what it says it has done|refuse this key")
     assert struck_out(swarm).startswith("it came to other")
     assert {(doubt.member, doubt.outcome) for doubt in doubts(swarm, but="d")} == {(swarm.member("d").id, "differs")}
 
@@ -116,7 +120,7 @@ def test_who_brings_more_than_its_steps_came_to_is_struck_out(
         return payload
 
     monkeypatch.setattr(Carry, "encode", longer)
-    play(swarm, "done some of its training steps again|refuse this key")
+    play(swarm, r"done again what it says it has done|refuse this key")
     assert struck_out(swarm) == "its payload is not what its training steps came to"
 
 
@@ -133,7 +137,7 @@ def test_who_goes_on_from_parameters_of_its_own_is_struck_out(
         begin(trace, head, holder)
 
     monkeypatch.setattr(Trace, "begin", stale)
-    play(swarm, "done some of its training steps again|refuse this key")
+    play(swarm, r"done again what it says it has done|refuse this key")
     assert struck_out(swarm) == "it did not begin at the run's parameters"
 
 
@@ -167,14 +171,79 @@ def test_one_that_accuses_all_is_believed_by_nobody(make_swarm: MakeSwarm) -> No
             audited = d.life.peer._audits
             for each in d.life.peer.head.contributions:
                 if each.peer != d.id and (work := d.life.peer.rounds.works.known(each.work)) is not None:
-                    audit = Audit(Round(round), each.work, work, link(work.segments, 1, 0), None)
-                    audited._accuse(audit, Found("differs", "a lie"))
+                    before = link(work.segments, 1, 0).before
+                    audited._conclude(each.peer, Round(round), each.work, before, Found("differs", "a lie"), None)
+            for part, each in enumerate(d.life.peer.head.parts):
+                audited._conclude(each.owner, Round(round), each.result, part, Found("differs", "a lie"), None)
         one_replica(await swarm.done(*members))
         assert a.life.peer.replica.charter.banned == ()
 
     swarm.run(scenario)
     assert [event for life in swarm.lives for event in life.seen(ActEnacted)] == []
     assert doubts(swarm) == []
+
+
+def of_merging(swarm: Swarm, but: str = "") -> list[MergeDoubted]:
+    """Return what members have found wrong with parts, one of them left out."""
+    return [event for life in swarm.lives if life.member.name != but for event in life.seen(MergeDoubted)]
+
+
+def test_parts_are_merged_again_by_others_and_found_equal(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=6, num_peers=3, learns=True)
+
+    async def scenario() -> None:
+        one_replica(await swarm.done(*await swarm.start("abc")))
+
+    swarm.run(scenario)
+    merged = [event for life in swarm.lives for event in life.seen(MergeAudited)]
+    assert {event.member for event in merged} == {swarm.member(name).id for name in "abc"}
+    assert of_merging(swarm) == []
+
+
+def test_an_owner_that_merges_something_else_is_struck_out(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
+    reply = RoundMerger._reply
+
+    def lie(merger: RoundMerger, work: Any, mean: torch.Tensor) -> Any:
+        is_own = merger is swarm.member("d").life.peer.rounds.merger and work.is_mine
+        return reply(merger, work, mean.mul(-1) if is_own else mean)
+
+    monkeypatch.setattr(RoundMerger, "_reply", lie)
+    play(swarm, r"done again what it says it has done|refuse this key")
+    assert "is not the mean of what was brought" in struck_out(swarm)
+    assert {(doubt.member, doubt.outcome) for doubt in of_merging(swarm, "d")} == {(swarm.member("d").id, "differs")}
+    assert doubts(swarm, but="d") == []
+
+
+@pytest.mark.full
+def test_an_owner_is_struck_out_though_who_brought_something_shows_it_to_nobody_else(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of five: one merges something else, and the other lets only that one have what it brought."""
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=30, num_peers=5, learns=True)
+    reply, lookup = RoundMerger._reply, Merges._lookup
+
+    def lie(merger: RoundMerger, work: Any, mean: torch.Tensor) -> Any:
+        is_own = merger is swarm.member("d").life.peer.rounds.merger and work.is_mine
+        return reply(merger, work, mean.mul(-1) if is_own else mean)
+
+    def hide(merges: Merges, peer: PeerId, wanted: Digest) -> Buffer | None:
+        is_of_two = merges._context.node.peer in {swarm.member(name).id for name in "de"}
+        return None if is_of_two and peer != merges._context.node.peer else lookup(merges, peer, wanted)
+
+    monkeypatch.setattr(RoundMerger, "_reply", lie)
+    monkeypatch.setattr(Merges, "_lookup", hide)
+
+    async def scenario() -> None:
+        *others, d, _ = await swarm.start("abcde")
+        one_replica(await swarm.done(*others))
+        with pytest.raises(Removed, match=r"it did not show auditors|done again what it says|refuse this key"):
+            await d.lives[-1].task
+
+    swarm.run(scenario)
+    assert {doubt.member for doubt in of_merging(swarm)} == {swarm.member("d").id}
 
 
 @pytest.mark.parametrize("method", SOME, ids=lambda each: type(each).__name__)
@@ -209,6 +278,7 @@ def test_who_is_late_or_killed_or_stops_is_found_honest(make_swarm: MakeSwarm, m
     ]
     assert max(len(work.segments) for work in works if work is not None) >= 2
     assert doubts(swarm) == []
+    assert of_merging(swarm) == []
     assert [event for life in swarm.lives for event in life.seen(ActEnacted)] == []
 
 

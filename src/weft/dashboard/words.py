@@ -251,6 +251,12 @@ def _work_doubted(e: events.WorkDoubted, _own: PeerId) -> str:
     return "training steps of {member:peer} in round {round} are not what it says: {why}"
 
 
+def _merge_doubted(e: events.MergeDoubted, _own: PeerId) -> str:
+    if e.outcome == "unanswered":
+        return "{me:peer} could not fetch what {member:peer} has merged of round {round}: {why}"
+    return "{member:peer} has merged something else of round {round}: {why}"
+
+
 def _act_refused(e: events.ActRefused, _own: PeerId) -> str:
     what = deeds.wanted(e.kind, _SUBJECT if e.subject else "")
     return f"{{by:peer}} asks to {_about(what, e.kind)}, which has no effect: {{reason}}"
@@ -474,6 +480,19 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.WorkAudited: _Row(
         ROUTINE, plain="{me:peer} did {num_steps:training steps} of {member:peer} again: they are what it says"
+    ),
+    events.MergeAudited: _Row(
+        ROUTINE, plain="{me:peer} merged part {part} of round {round} again: it is what {member:peer} has found"
+    ),
+    events.MergeDoubted: _Row(
+        WARNING,
+        _merge_doubted,
+        advice=(
+            "member",
+            "What {member:peer} has merged could not be merged again.",
+            "If most members find the same, they strike it out, or remove it with the third round. If it is yours: a "
+            "broken memory or processor gives other numbers, a slow line or a machine that was asleep no answer.",
+        ),
     ),
     events.WorkDoubted: _Row(
         WARNING,

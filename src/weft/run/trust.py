@@ -19,14 +19,16 @@ class RecordedTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="re
 
 
 class AuditedTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="audited"):
-    """As `recorded`, and members do some of each other's training steps again, drawn so that nobody can foresee which.
-    A majority that comes to something else strikes out who claimed it."""
+    """As `recorded`, and members do some of each other's training steps again, and merge some parts again, drawn so
+    that nobody can foresee which. A majority that comes to something else strikes out who claimed it."""
 
     numerics: Literal["fp32", "bf16"] = "fp32"
     """Of matrix products in training steps, on all members alike: their last bits differ from machine to machine, and
     those of another precision far more."""
     micro_batch: Annotated[int, Meta(ge=0, description="samples at a time, on all members; 0: a whole batch")] = 0
-    audit_rate: Annotated[float, Meta(gt=0, le=1, description="chance that a contribution is audited")] = 0.1
+    audit_rate: Annotated[
+        float, Meta(gt=0, le=1, description="chance that a contribution is audited, and each part of a result")
+    ] = 0.1
     trace_every: Annotated[
         int, Meta(ge=1, le=100_000, description="training steps from one state that is named to the next")
     ] = 1

@@ -1,7 +1,10 @@
-"""Audits, at both ends: what a worker names and keeps of its training steps, and what an auditor asks of it.
+"""Audits, at both ends: what a peer names and keeps of what it does, and what an auditor asks of it.
 
 heads      what this peer knows of the states that segments begin at
+steps      training steps, made again
 trace      a worker's states, named one after the other, and what is needed to come to them again
 worker     shows states to whoever was drawn
-auditor    draws, asks, does the steps again, and says what came of it
+auditor    asks, does the steps again, and says what came of it
+merges     parts that owners have merged: what they were made of, and the same again
+audits     draws, and what follows from what was found
 """

@@ -13,7 +13,7 @@
     found      equal | differs | unanswered
 
 Failure:
-- the worker does not answer for `ANSWER_ROUNDS` rounds and `ANSWER_S`, or shows what it has not named: unanswered.
+- the worker does not answer within `Patience`, or shows what it has not named: unanswered.
 - this machine cannot do the steps (no memory, paused), or does not know what a segment began at: it says nothing.
 - the worker has left: likewise.
 """
@@ -31,7 +31,9 @@ from weft import rng
 from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId, Round
 from weft.ledger.tree import is_leaf
+from weft.peer.audit.found import Found
 from weft.peer.audit.heads import Head, Heads
+from weft.peer.audit.patience import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Patience
 from weft.peer.audit.steps import ERROR, LOCAL, Away, named_error, repeat, shape_of
 from weft.peer.context import Context
 from weft.peer.group.records import lease_of
@@ -45,31 +47,20 @@ from weft.store.chunks import state_index
 from weft.store.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER, Method
 from weft.sync.merge.reduce import cut, encode_payload
-from weft.sync.records.acts import Finding, Outcome
+from weft.sync.records.acts import Finding
 from weft.sync.records.messages import Manifest, payload_of
 from weft.sync.records.work import Link, Work, link, link_from, num_links, num_states, state_before
 from weft.tasks import Tasks
 from weft.training.device import first_line
 from weft.training.trainer import Trainer
-from weft.verify.draw import Draw, drawn
+from weft.verify.draw import drawn
 from weft.verify.judge import threshold, threshold_of_moments
-from weft.wire import Buffer, Signed, claimed, decode, digest, digest_of, seal
+from weft.wire import Buffer, Signed, claimed, decode, digest, digest_of
 
-ANSWER_ROUNDS, ANSWER_S = 4, 30.0  # both have to be over: rounds may be short, and a peer that was killed comes back
 MAX_BEGUN = 1024  # audits that are remembered
 DOUBTED = -1  # in place of a state's number: a fault was found with the work
-ASK_AGAIN_S = 1.0
 CALL_S = 20.0
 SALT_NBYTES = 32
-
-
-@dataclass(frozen=True)
-class Found:
-    """What an audit has found."""
-
-    outcome: Outcome
-    why: str = ""
-    distance: float = 0.0  # between both states, where steps were done again: relative to what they changed
 
 
 @dataclass(frozen=True)
@@ -124,15 +115,10 @@ class Auditor:
         self._begun: dict[tuple[Digest, int], None] = {}  # works and states before steps: each is looked at once
         self._shape = shape_of(trainer)  # of each state
 
-    def follow(self, manifest: Manifest) -> None:
-        """Draw what this peer audits of a round that is decided, and whose outer step is made."""
-        me, name, audits = self._context.node.peer, digest_of(manifest), self._replica.charter.audits
-        electorate = self._heads.electorate(name)
-        is_old = manifest.round + ANSWER_ROUNDS < self._rounds.chain.head.round  # as of who catches up
-        if not audits or me not in electorate or is_old:
-            return
-        draw = Draw(run=manifest.run, branch=manifest.branch, round=manifest.round, manifest=name)
-        ticket = seal(self._context.identity, draw)
+    def follow(self, manifest: Manifest, ticket: Signed, electorate: Sequence[PeerId]) -> None:
+        """Draw which works this peer audits of a round that is decided, and whose outer step is made."""
+        me, audits = self._context.node.peer, self._replica.charter.audits
+        assert audits
         for each in manifest.contributions:
             if each.work is UNSET or each.peer == me:
                 continue
@@ -175,13 +161,13 @@ class Auditor:
     async def look(self, audit: Audit) -> Found | None:
         """Do an audit; None: it cannot be done here."""
         peer, reason, answer = PeerId(audit.work.peer), "", None
-        limit = first = self._limit()
-        while self._is_on(peer, limit):
+        patience = first = self._patience()
+        while not patience.is_over and self._has_vote(peer):
             try:
                 if answer is None:
                     self._check_claim(audit.work)
                     answer = await self._asked(audit)
-                    limit = self._limit()  # what follows may be as slow as this machine's own line
+                    patience = self._patience()  # what follows may be as slow as this machine's own line
                 return await self._look(audit, answer)
             except Differs as error:
                 return Found("differs", str(error))
@@ -190,17 +176,14 @@ class Auditor:
             except (NotShown, PeerError, NetError, Refused) as error:
                 reason = str(error)
             await asyncio.sleep(ASK_AGAIN_S)
-            answer = answer if self._is_on(peer, first) else None
-        return Found("unanswered", reason) if peer in self._rounds.chain.base.electorate else None
+            answer = None if first.is_over else answer
+        return Found("unanswered", reason) if self._has_vote(peer) else None
 
-    def _limit(self) -> tuple[int, float]:
-        """Return the round and the time that both have to come before an answer that is asked for now is late."""
-        return self._rounds.chain.head.round + ANSWER_ROUNDS, self._context.clock.now() + ANSWER_S
+    def _patience(self) -> Patience:
+        return Patience(self._rounds, self._context.clock)
 
-    def _is_on(self, peer: PeerId, limit: tuple[int, float]) -> bool:
-        """Return whether a peer is a member, and not late."""
-        is_late = self._rounds.chain.head.round >= limit[0] and self._context.clock.now() >= limit[1]
-        return not is_late and peer in self._rounds.chain.base.electorate
+    def _has_vote(self, peer: PeerId) -> bool:
+        return peer in self._rounds.chain.base.electorate
 
     async def _run(self, audit: Audit) -> None:
         if not self._trainer.is_parked and (found := await self.look(audit)) is not None:

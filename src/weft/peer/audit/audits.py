@@ -9,13 +9,17 @@ differs, unanswered       a verdict for all members, each of whom looks for itse
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from weft.config import alike
-from weft.events import Emit, WorkAudited, WorkDoubted
-from weft.ids import PeerId
+from weft.events import Emit, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
+from weft.ids import Digest, PeerId, Round
 from weft.net.messages import MAX_REASON_CHARS
-from weft.peer.audit.auditor import Audit, Auditor, Found
+from weft.peer.audit.auditor import Audit, Auditor
+from weft.peer.audit.found import Found
 from weft.peer.audit.heads import Heads
+from weft.peer.audit.merges import Merge, Merges
+from weft.peer.audit.patience import ANSWER_ROUNDS
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
 from weft.peer.context import Context
@@ -27,9 +31,19 @@ from weft.sync.records.acts import Finding
 from weft.sync.records.messages import Counted, Manifest, payload_of
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
-from weft.wire import Signed, seal
+from weft.verify.draw import Draw
+from weft.wire import Signed, digest_of, seal
 
 MOST_FALSE = 3  # accusations of one member that this peer could not find true: it looks into no more
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What this peer audits with, once it takes part in rounds."""
+
+    rounds: RoundDriver
+    auditor: Auditor
+    merges: Merges
 
 
 class Audits:
@@ -49,15 +63,16 @@ class Audits:
         self.heads = Heads(context.folder.traces / "heads.bin", context.emit)
         self.trace = Trace(context, trainer, replica, carry, emit)
         self._worker = Worker(context, trainer, replica, self.trace, self.heads, tasks)
-        self._auditor: Auditor | None = None
-        self._rounds: RoundDriver | None = None
+        self._taken: _Taken | None = None
         self._num_false = Counter[PeerId]()
 
     def begin(self, rounds: RoundDriver) -> None:
         """Take part in these rounds' audits."""
-        self._rounds = rounds
-        self._auditor = Auditor(
-            self._context, self._trainer, self._replica, rounds, self.heads, self._tasks, self._found
+        context, replica, heads, tasks = self._context, self._replica, self.heads, self._tasks
+        self._taken = _Taken(
+            rounds,
+            Auditor(context, self._trainer, replica, rounds, heads, tasks, self._work_found),
+            Merges(context, replica, rounds, heads, tasks, self._merge_found),
         )
         rounds.acts.on_verdict(self._heard)
 
@@ -79,22 +94,41 @@ class Audits:
             await compute.train(self.trace.close)
             await compute.serve(settle)
             await compute.train(lambda: self.trace.settle(manifest, counted, is_offered))
+        if self._taken is not None:
+            await self._taken.merges.keep(manifest)
 
     def follow(self, manifest: Manifest) -> None:
         """Draw what this peer audits of a round whose outer step is made."""
-        assert self._auditor is not None, "it has come to its rounds"
+        assert self._taken is not None, "it has come to its rounds"
+        rounds = self._taken.rounds
         self._worker.sweep()
-        self._auditor.follow(manifest)
-        assert self._rounds is not None
-        for letter, finding in self._rounds.acts.findings():  # this peer may not have known the work, or the round
+        name, me = digest_of(manifest), self._context.node.peer
+        electorate = self.heads.electorate(name)
+        is_old = manifest.round + ANSWER_ROUNDS < rounds.chain.head.round  # as of who catches up
+        if self._replica.charter.audits and me in electorate and not is_old:
+            draw = Draw(run=manifest.run, branch=manifest.branch, round=manifest.round, manifest=name)
+            ticket = seal(self._context.identity, draw)
+            self._taken.auditor.follow(manifest, ticket, electorate)
+            self._taken.merges.follow(manifest, ticket, electorate)
+        for letter, finding in rounds.acts.findings():  # this peer may not have known the work, or the round
             self._heard(letter, finding)
 
     def _heard(self, letter: Signed, verdict: Finding) -> None:
         by, me = letter.signer, self._context.node.peer
-        if self._auditor is not None and me not in (by, verdict.peer) and self._num_false[by] < MOST_FALSE:
-            self._auditor.look_again(letter, verdict)
+        if self._taken is None or me in (by, verdict.peer) or self._num_false[by] >= MOST_FALSE:
+            return
+        if not self._taken.auditor.look_again(letter, verdict):
+            self._taken.merges.look_again(letter, verdict)
 
-    def _found(self, audit: Audit, found: Found) -> None:
+    def _merge_found(self, merge: Merge, found: Found) -> None:
+        told = MergeAudited(round=merge.round, member=merge.owner, part=merge.part, result=merge.result)
+        if found.outcome != "equal":
+            self._context.emit(MergeDoubted(**alike(MergeDoubted, told), outcome=found.outcome, why=found.why))
+        else:
+            self._context.emit(told)
+        self._conclude(merge.owner, merge.round, merge.result, merge.part, found, merge.accuser)
+
+    def _work_found(self, audit: Audit, found: Found) -> None:
         told = WorkAudited(
             round=audit.round,
             member=PeerId(audit.work.peer),
@@ -104,21 +138,30 @@ class Audits:
         )
         if found.outcome != "equal":
             self._context.emit(WorkDoubted(**alike(WorkDoubted, told), outcome=found.outcome, why=found.why))
-            self._accuse(audit, found)
-            return
-        self._context.emit(told)
-        if audit.accuser is not None:
-            self._num_false[audit.accuser] += 1
+        else:
+            self._context.emit(told)
+        self._conclude(PeerId(audit.work.peer), audit.round, audit.name, audit.link.before, found, audit.accuser)
 
-    def _accuse(self, audit: Audit, found: Found) -> None:
+    def _conclude(
+        self, peer: PeerId, round: Round, work: Digest, before: int, found: Found, accuser: PeerId | None
+    ) -> None:
+        """Tell all members of a fault, or believe who told of one less.
+
+        Args:
+            work, before: as in `Finding`.
+        """
+        if found.outcome == "equal":
+            if accuser is not None:
+                self._num_false[accuser] += 1
+            return
         verdict = Finding(
             run=self._replica.run.run,
-            peer=audit.work.peer,
-            round=audit.round,
-            work=audit.name,
-            before=audit.link.before,
+            peer=peer,
+            round=round,
+            work=work,
+            before=before,
             outcome=found.outcome,
             why=found.why[:MAX_REASON_CHARS],
         )
-        assert self._rounds is not None
-        self._rounds.acts.take(seal(self._context.identity, verdict))
+        assert self._taken is not None
+        self._taken.rounds.acts.take(seal(self._context.identity, verdict))

@@ -106,7 +106,7 @@ class Judged(NamedTuple):
 # What takes a key's place among the members: told to a peer, it ends it.
 STRIKE_OUT, UNANSWERED = "strike out", "no answer"
 REMOVALS = ("remove", "ban", "vote out", STRIKE_OUT, UNANSWERED)
-DIFFERS = "its training steps are not what it says"
+DIFFERS = "what it has done is not what it says"
 NO_ANSWER = "it did not show auditors what it said it had done; the third round removes it"
 
 
@@ -465,8 +465,8 @@ def why_removed(event: ActEnacted) -> str:
     """Return what a removed peer is told."""
     if event.kind == STRIKE_OUT and event.by:
         return (
-            f"most members banned this key after round {event.round}: {event.reason}. They have done some of its "
-            "training steps again and came to something else. A machine whose memory or processor is broken does "
+            f"most members banned this key after round {event.round}: {event.reason}. They have done again "
+            "what it says it has done, and came to something else. A machine whose memory or processor is broken does "
             "that, and so does a changed program. The key may not come back; have the machine checked."
         )
     if event.kind == UNANSWERED:

@@ -20,12 +20,13 @@ Failure:
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from weft.codec.codec import Codec
+from weft.data.assign import Lease
 from weft.errors import PayloadError
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Round
@@ -71,6 +72,7 @@ class _Work:
 
 
 OnAdded = Callable[[Round, Contribution, float, bool], None]  # the round, what, how long, is it a whole payload
+OnBrought = Callable[[Mapping[Digest, Buffer]], None]
 
 
 class RoundMerger:
@@ -90,10 +92,15 @@ class RoundMerger:
         self._replies = reduce.Replies(scope)
         self._taken: dict[tuple[Round, Digest], Buffer] = {}  # by the digest of all its parts
         self._on_added: list[OnAdded] = []
+        self._on_brought: list[OnBrought] = []
 
     def on_added(self, callback: OnAdded) -> None:
         """Call `callback(round, contribution, length, is_whole)` for what is merged here, or taken from a neighbour."""
         self._on_added.append(callback)
+
+    def on_brought(self, callback: OnBrought) -> None:
+        """Call `callback(bytes by digest)` with what this peer has merged its part of."""
+        self._on_brought.append(callback)
 
     async def merge(self, plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
         """Merge this peer's part of a plan, and serve the result.
@@ -110,6 +117,9 @@ class RoundMerger:
             work, fetch = self._work(plan, here, round, is_mine=True), self.parts.contribution
             brought = await asyncio.gather(*(fetch(each, part, len(here), round) for each in plan.contributions))
             found = await self._merged(work, brought)
+            here_now = {each.parts[part]: data for each, data in zip(plan.contributions, brought, strict=True) if data}
+            for callback in self._on_brought:
+                callback(here_now)
         if isinstance(found, _Failed):
             return MergeFailed(plan=plan, part=part, missing=found.missing)
         await self.parts.keep(round, found.digest, found.encoded)
@@ -146,10 +156,35 @@ class RoundMerger:
             base.round
         ).is_merged_by_all:
             return
-        if (plan := plan_behind(manifest, self._gather.announced)) is None:
+        if (plan := self.plan_behind(manifest)) is None:
             return
         for part, (named, here) in enumerate(zip(manifest.parts, self.parts.cut(base), strict=True)):
             await self._is_found(base, plan, Wanted(part, named.result, len(here), base.round), here)
+
+    async def again(
+        self,
+        base: Base,
+        leases: Iterable[Lease],
+        plan: Collect,
+        here: range,
+        brought: Mapping[Digest, Buffer],
+        part: int,
+    ) -> Digest | None:
+        """Return what a part of any round comes to; None: something that was brought is no payload.
+
+        Args:
+            base: of the round; leases: of it.
+            brought: what each contribution has of the part.
+        """
+        choices, charter = base.charter.settings.method.of_mean(), base.charter
+        awaited = awaited_weight(charter, plan.awaited, leases, base.uncounted)
+        work = _Work(plan, here, base.round, charter, choices, awaited, is_mine=False)
+        found = await self._merged(work, [brought[each.parts[part]] for each in plan.contributions])
+        return None if isinstance(found, _Failed) else found.digest
+
+    def plan_behind(self, manifest: Manifest) -> Collect | None:
+        """As `plan_behind`, of what was announced for the present round."""
+        return plan_behind(manifest, self._gather.announced)
 
     def settle(self, manifest: Manifest) -> None:
         """Keep what was left of the results that a round has counted."""

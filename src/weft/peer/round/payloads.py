@@ -27,7 +27,7 @@ each.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from statistics import median
@@ -192,6 +192,11 @@ class Payloads:
         if base.is_gossip and me in base.electorate:
             return dealt(base, me, parts[0].digest)
         return tuple(part.digest for part in parts)
+
+    @property
+    def offered(self) -> Mapping[Digest, Buffer]:
+        """The parts of the payload that is offered, until another is."""
+        return self._payload
 
     def hand_out(self) -> None:
         """Give each owner the part of the offered payload that it merges, where that is small."""

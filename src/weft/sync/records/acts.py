@@ -110,13 +110,14 @@ class Ballot(Record, frozen=True, kw_only=True):
 
 
 class Finding(Record, frozen=True, kw_only=True):
-    """What a member signs that has done some of another's training steps again, or has asked for them in vain."""
+    """What a member signs that has done again what another says it has done, or has asked for it in vain: some of its
+    training steps, or the part of a round that it has merged."""
 
     run: HexRun
-    peer: HexPeer  # who says that it has made them
-    round: Annotated[Round, Meta(ge=0, le=1 << 53)]  # that counts them
-    work: HexDigest  # its signed `Work`
-    before: Annotated[int, Meta(ge=0, le=1 << 53)]  # the number of the state that they begin with
+    peer: HexPeer  # who says that it has done it
+    round: Annotated[Round, Meta(ge=0, le=1 << 53)]  # that counts it
+    work: HexDigest  # its signed `Work`; the part's result
+    before: Annotated[int, Meta(ge=0, le=1 << 53)]  # number of the state that the steps begin with; of the part
     outcome: Outcome
     why: Reason = ""
 

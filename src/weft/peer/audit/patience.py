@@ -1,0 +1,21 @@
+"""How long an answer that an auditor asks for may take: some rounds and some seconds, both. Rounds may be short, and a
+peer that was killed comes back."""
+
+from weft.clock import Clock
+from weft.peer.round.driver import RoundDriver
+
+ANSWER_ROUNDS, ANSWER_S = 4, 30.0
+ASK_AGAIN_S = 1.0
+
+
+class Patience:
+    """From now on."""
+
+    def __init__(self, rounds: RoundDriver, clock: Clock) -> None:
+        self._rounds = rounds
+        self._clock = clock
+        self._last_round, self._last_s = rounds.chain.head.round + ANSWER_ROUNDS, clock.now() + ANSWER_S
+
+    @property
+    def is_over(self) -> bool:
+        return self._rounds.chain.head.round >= self._last_round and self._clock.now() >= self._last_s
