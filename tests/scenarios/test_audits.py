@@ -1,5 +1,6 @@
 """Runs whose members do some of each other's training steps again."""
 
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,21 @@ from weft.codec.config import Int8Config
 from weft.errors import ConfigError, Removed
 from weft.events import ActEnacted, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
-from weft.peer.audit.found import Found
-from weft.peer.audit.merges import Merges
+from weft.peer.audit.merges import Merge, Merges
+from weft.peer.audit.outcome import Found
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
 from weft.peer.messages import AuditAnswer, AuditRequest, Gathered
+from weft.peer.round.driver import RoundDriver
 from weft.peer.round.merge import RoundMerger
+from weft.peer.round.payloads import Payloads
 from weft.peer.state.carry import Carry
 from weft.run.trust import AuditedTrust
 from weft.sim.play import play as simulated
 from weft.sim.scenario import Kind, Scenario
 from weft.sim.world import Life
 from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, PulseConfig
-from weft.sync.records.messages import Manifest, Ready
+from weft.sync.records.messages import Certificate, Manifest, Ready
 from weft.sync.records.work import link
 from weft.training.trainer import Trainer
 from weft.wire import Buffer
@@ -180,7 +183,7 @@ def test_one_that_accuses_all_is_believed_by_nobody(make_swarm: MakeSwarm) -> No
 
     swarm.run(scenario)
     assert [event for life in swarm.lives for event in life.seen(ActEnacted)] == []
-    assert doubts(swarm) == []
+    assert doubts(swarm) == of_merging(swarm) == []
 
 
 def of_merging(swarm: Swarm, but: str = "") -> list[MergeDoubted]:
@@ -212,38 +215,126 @@ def test_an_owner_that_merges_something_else_is_struck_out(
 
     monkeypatch.setattr(RoundMerger, "_reply", lie)
     play(swarm, r"done again what it says it has done|refuse this key")
-    assert "is not the mean of what was brought" in struck_out(swarm)
+    assert "it has merged something else" in struck_out(swarm)
     assert {(doubt.member, doubt.outcome) for doubt in of_merging(swarm, "d")} == {(swarm.member("d").id, "differs")}
     assert doubts(swarm, but="d") == []
 
 
-@pytest.mark.full
-def test_an_owner_is_struck_out_though_who_brought_something_shows_it_to_nobody_else(
+Shows = Callable[[Merges, PeerId, Digest], bool]
+
+
+def only_shown(monkeypatch: pytest.MonkeyPatch, shows: Shows) -> None:
+    """Once a round is decided, let only those show what was brought to it of whom `shows` says so."""
+    decided, lookup, brought, over = Merges._decided, Merges._lookup, Payloads._lookup, set[Digest]()
+
+    def note(merges: Merges, certificate: Certificate) -> None:
+        decided(merges, certificate)
+        for known in merges._known.values():
+            over.update(part for each in known.plan.contributions for part in each.parts)
+
+    def shown(merges: Merges, peer: PeerId, wanted: Digest) -> Buffer | None:
+        return lookup(merges, peer, wanted) if shows(merges, peer, wanted) else None
+
+    def of_the_round(payloads: Payloads, peer: PeerId, wanted: Digest) -> Buffer | None:
+        return None if wanted in over else brought(payloads, peer, wanted)
+
+    monkeypatch.setattr(Merges, "_decided", note)
+    monkeypatch.setattr(Merges, "_lookup", shown)
+    monkeypatch.setattr(Payloads, "_lookup", of_the_round)
+
+
+def is_of(merges: Merges, swarm: Swarm, name: str) -> bool:
+    return merges._context.node.peer == swarm.member(name).id
+
+
+def test_an_owner_that_shows_nobody_what_it_has_merged_is_removed_with_the_third_round(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of five: one merges something else, and the other lets only that one have what it brought."""
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=30, num_peers=5, learns=True)
-    reply, lookup = RoundMerger._reply, Merges._lookup
+    """What it brings to its own part nobody else has."""
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
+    only_shown(monkeypatch, lambda merges, _peer, _wanted: not is_of(merges, swarm, "d"))
+    play(swarm, "it did not show auditors")
+    enacted = swarm.member("a").life.seen(ActEnacted)
+    assert [(event.kind, event.subject) for event in enacted] == 3 * [("no answer", swarm.member("d").id)]
+    assert {(doubt.member, doubt.outcome) for doubt in of_merging(swarm, "d")} == {(swarm.member("d").id, "unanswered")}
 
-    def lie(merger: RoundMerger, work: Any, mean: torch.Tensor) -> Any:
-        is_own = merger is swarm.member("d").life.peer.rounds.merger and work.is_mine
-        return reply(merger, work, mean.mul(-1) if is_own else mean)
 
-    def hide(merges: Merges, peer: PeerId, wanted: Digest) -> Buffer | None:
-        is_of_two = merges._context.node.peer in {swarm.member(name).id for name in "de"}
-        return None if is_of_two and peer != merges._context.node.peer else lookup(merges, peer, wanted)
-
-    monkeypatch.setattr(RoundMerger, "_reply", lie)
-    monkeypatch.setattr(Merges, "_lookup", hide)
+@pytest.mark.full
+def test_an_owner_that_was_killed_shows_what_it_had_merged(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=14, num_peers=3, learns=True)
+    alone = [False]
+    only_shown(monkeypatch, lambda merges, _peer, _wanted: not alone[0] or is_of(merges, swarm, "c"))
 
     async def scenario() -> None:
-        *others, d, _ = await swarm.start("abcde")
-        one_replica(await swarm.done(*others))
-        with pytest.raises(Removed, match=r"it did not show auditors|done again what it says|refuse this key"):
-            await d.lives[-1].task
+        a, _, c = members = await swarm.start("abc")
+        await swarm.round(a, 4)
+        swarm.kill(c)
+        swarm.launch(c)
+        merges = a.life.peer._audits._taken.merges
+        name, known = list(merges._known.items())[-1]
+        part = next(number for number, each in enumerate(known.manifest.parts) if each.owner == c.id)
+        alone[0] = True
+        merge = Merge(name, known.manifest.round, part, c.id, known.manifest.parts[part].result)
+        found = await merges.look(merge)
+        alone[0] = False
+        assert found == Found("equal")
+        one_replica(await swarm.done(*members))
 
     swarm.run(scenario)
-    assert {doubt.member for doubt in of_merging(swarm)} == {swarm.member("d").id}
+
+
+@pytest.mark.full
+def test_who_has_found_a_fault_shows_the_others_what_it_fetched(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that merges wrongly accuses an owner: the others fetch of it alone, and find the owner right."""
+    swarm = make_swarm(method=METHODS[0], trust=AuditedTrust(audit_rate=0.5), num_rounds=14, num_peers=4, learns=True)
+    again = RoundMerger.again
+
+    async def wrong(merger: RoundMerger, *given: Any) -> Digest | None:
+        return None if merger is swarm.member("b").life.peer.rounds.merger else await again(merger, *given)
+
+    def shows(merges: Merges, peer: PeerId, wanted: Digest) -> bool:
+        accused = {
+            part for _, shown in swarm.member("b").life.peer._audits._taken.merges._shown.values() for part in shown
+        }
+        return wanted not in accused or is_of(merges, swarm, "b")
+
+    only_shown(monkeypatch, shows)
+    monkeypatch.setattr(RoundMerger, "again", wrong)
+
+    async def scenario() -> None:
+        one_replica(await swarm.done(*await swarm.start("abcd")))
+
+    swarm.run(scenario)
+    false = {(doubt.round, doubt.part) for doubt in of_merging(swarm)}
+    right = [event for life in swarm.lives for event in life.seen(MergeAudited) if (event.round, event.part) in false]
+    assert {life.member.name for life in swarm.lives if life.seen(MergeDoubted)} == {"b"}
+    assert len(right) >= 3
+    assert [event for life in swarm.lives for event in life.seen(ActEnacted)] == []
+
+
+def test_a_leader_can_lay_no_result_at_another_ones_door(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an owner is not heard to say itself is nothing that it is judged by."""
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
+    told = RoundDriver.told.fget
+
+    def other(driver: RoundDriver) -> Any:
+        plan, results = told(driver)
+        return plan, {part: result[::-1] for part, result in results.items()}
+
+    monkeypatch.setattr(RoundDriver, "told", property(other))
+
+    async def scenario() -> None:
+        one_replica(await swarm.done(*await swarm.start("abcd")))
+
+    swarm.run(scenario)
+    assert [event for life in swarm.lives for event in life.seen(MergeAudited)] == []
+    assert of_merging(swarm) == []
 
 
 @pytest.mark.parametrize("method", SOME, ids=lambda each: type(each).__name__)

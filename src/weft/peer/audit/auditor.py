@@ -31,9 +31,8 @@ from weft import rng
 from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId, Round
 from weft.ledger.tree import is_leaf
-from weft.peer.audit.found import Found
 from weft.peer.audit.heads import Head, Heads
-from weft.peer.audit.patience import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Patience
+from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
 from weft.peer.audit.steps import ERROR, LOCAL, Away, named_error, repeat, shape_of
 from weft.peer.context import Context
 from weft.peer.group.records import lease_of

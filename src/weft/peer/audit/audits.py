@@ -16,10 +16,9 @@ from weft.events import Emit, MergeAudited, MergeDoubted, WorkAudited, WorkDoubt
 from weft.ids import Digest, PeerId, Round
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.auditor import Audit, Auditor
-from weft.peer.audit.found import Found
 from weft.peer.audit.heads import Heads
 from weft.peer.audit.merges import Merge, Merges
-from weft.peer.audit.patience import ANSWER_ROUNDS
+from weft.peer.audit.outcome import ANSWER_ROUNDS, Found
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
 from weft.peer.context import Context
@@ -85,7 +84,10 @@ class Audits:
         async with self._context.learner_lock:
             payload = await compute.serve(encode)
             name = payload_of(part.digest for part in payload)
-            return payload, await compute.train(lambda: self.trace.work(head, name))
+            work = await compute.train(lambda: self.trace.work(head, name))
+        if self._taken is not None and work is not None:
+            await self._taken.merges.keep({part.digest: part.encoded for part in payload})
+        return payload, work
 
     async def settle(self, manifest: Manifest, counted: Counted | None, settle: Callable[[], None]) -> None:
         """Make the outer step of a round, and take up what it counts of this peer."""
@@ -94,14 +96,13 @@ class Audits:
             await compute.train(self.trace.close)
             await compute.serve(settle)
             await compute.train(lambda: self.trace.settle(manifest, counted, is_offered))
-        if self._taken is not None:
-            await self._taken.merges.keep(manifest)
 
     def follow(self, manifest: Manifest) -> None:
         """Draw what this peer audits of a round whose outer step is made."""
         assert self._taken is not None, "it has come to its rounds"
         rounds = self._taken.rounds
         self._worker.sweep()
+        self._taken.merges.sweep(manifest)
         name, me = digest_of(manifest), self._context.node.peer
         electorate = self.heads.electorate(name)
         is_old = manifest.round + ANSWER_ROUNDS < rounds.chain.head.round  # as of who catches up

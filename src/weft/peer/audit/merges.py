@@ -1,81 +1,79 @@
 """Parts that owners have merged, merged again by who was drawn: to the same bytes, or not.
 
-    decided    each peer notes what the round was merged of, and writes down what others may need for it: its own
-               payload, and what it has merged its part of
+    kept       each peer writes down its payload before it announces it, and what was brought to its part before it says
+               what that came to: others may need either
+    decided    each peer notes the parts whose owners it has heard to say the very result that the manifest names, of
+               the very plan: a leader can put any result beside anybody's name
     drawn      by the ticket's signature, and the result's digest
     fetched    what each contribution has of the part, from who brought it, the owner, or who has found a fault
     found      equal | differs | unanswered
 
-    traces/parts/7    of round 7, for as long as auditors may ask
+    traces/parts/    files by their digests, for as long as auditors may ask
 
 Failure:
 - a contribution can be had from nobody: the owner, who says that it has merged it, has not answered.
-- this peer does not know what the round was merged of (it has heard of another payload, or was not there): it says
-  nothing.
-- it is started again: what it had written is gone. Who brought a payload has it, and its owner.
+- this peer has not heard the owner or the plan: it says nothing.
+- the disk does not take a file: this peer could not answer. `DataError` or `DiskFull` ends it.
+- a file is gone, or damaged: it is not shown.
 """
 
 import asyncio
-import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from weft.codec.codec import size_of
 from weft.data.store import write_atomically
 from weft.errors import NetError, PeerError, Refused
 from weft.ids import Digest, PeerId, Round, short
-from weft.peer.audit.found import Found
-from weft.peer.audit.heads import Heads
-from weft.peer.audit.patience import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Patience
+from weft.peer.audit.heads import Head, Heads
+from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
 from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.replica import Replica
 from weft.sync.merge import reduce
 from weft.sync.records.acts import Finding
-from weft.sync.records.messages import Base, Certificate, Collect, Contribution, Manifest, next_base
+from weft.sync.records.messages import Base, Certificate, Collect, Contribution, Manifest, counted, next_base
 from weft.tasks import Tasks
 from weft.verify.draw import drawn
-from weft.wire import Buffer, Signed
+from weft.wire import Buffer, Signed, digest, digest_of
 
-KEPT_ROUNDS, KEPT_S = 3 * ANSWER_ROUNDS, 3 * ANSWER_S  # both over: others look again once one has asked in vain
-MAX_DUE = 2  # rounds that are decided, and not yet written down: who catches up makes the steps of many
-MAX_SHOWN = 4  # parts with a fault, of which this peer lets others have what it has fetched
+# Both over: others ask again once one has asked in vain, and until `2 * ANSWER_ROUNDS` after the round.
+KEPT_ROUNDS, KEPT_S = 4 * ANSWER_ROUNDS, 4 * ANSWER_S
 
 
 @dataclass(frozen=True)
 class Merge:
     """A part that a round has merged."""
 
+    manifest: Digest
     round: Round
     part: int
     owner: PeerId
     result: Digest
-    told_by: PeerId | None = None  # who has found a fault with it
-    accuser: PeerId | None = None  # the same, if it says that it is another
+    accuser: PeerId | None = None  # who says that it is another
 
 
-@dataclass
-class _Round:
-    """What a round was merged of.
+@dataclass(frozen=True)
+class _Decided:
+    """A round, as this peer has followed it.
 
     Args:
-        plan: with the digests of all parts; None: not all of them were announced here.
-        places: of what this peer has written of it, in its file.
+        plan: with the digests of all parts.
+        heard: parts whose owners have said of this plan what the manifest names.
     """
 
     manifest: Manifest
-    plan: Collect | None
-    path: Path
-    at: float
-    places: dict[Digest, range]
+    plan: Collect
+    heard: frozenset[int]
 
-    def read(self, wanted: Digest) -> bytes | None:
-        if (place := self.places.get(wanted)) is None:
-            return None
-        with self.path.open("rb") as file:
-            file.seek(place.start)
-            return file.read(len(place))
+
+@dataclass
+class _Kept:
+    """Since when a file is of use."""
+
+    round: Round
+    at: float
 
 
 class Merges:
@@ -101,91 +99,114 @@ class Merges:
         self._tasks = tasks
         self._on_found = on_found
         self._folder = context.folder.traces / "parts"
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._known = dict[Round, _Round]()
-        self._due = dict[Round, dict[Digest, Buffer]]()  # decided, and not yet written down
-        self._brought = dict[Digest, Buffer]()  # what this peer has merged of the round that is under way
-        self._shown = dict[Digest, Mapping[Digest, Buffer]]()  # by the result that has a fault
-        self._begun = dict[tuple[Round, int], None]()
+        now, round = context.clock.now(), rounds.chain.head.round
+        self._kept = {Digest(path.name): _Kept(round, now) for path in self._folder.glob("*")}
+        self._known = dict[Digest, _Decided]()  # by manifest, oldest first
+        self._shown = dict[Digest, tuple[Round, Mapping[Digest, Buffer]]]()  # by the result that has a fault
+        self._begun = dict[tuple[Digest, int], Round]()
+        self._one_at_a_time = asyncio.Lock()  # each holds as much as a payload
         rounds.on_decided(self._decided)
-        rounds.merger.on_brought(self._brought.update)
+        rounds.merger.on_brought(self.keep)
         context.node.serve_blobs(self._lookup, is_patient=True)
 
     # --- what others may need ---
 
-    def _decided(self, certificate: Certificate) -> None:
-        manifest, brought = certificate.manifest, dict(self._brought)
-        self._brought.clear()
-        is_checked = self._rounds.chain.choices_in(manifest.round).is_merged_by_all  # before anybody votes
-        if not self._replica.charter.audits or not manifest.has_result or is_checked:
-            return
-        merger = self._rounds.merger
-        self._due[manifest.round] = {**merger.parts.offered, **brought}
-        for forgotten in list(self._due)[:-MAX_DUE]:
-            del self._due[forgotten]
-        path, now = self._folder / str(manifest.round), self._context.clock.now()
-        self._known[manifest.round] = _Round(manifest, merger.plan_behind(manifest), path, now, {})
-
-    async def keep(self, manifest: Manifest) -> None:
-        """Write down what a round was merged of, as far as it is here, before its memory is used for another.
+    async def keep(self, parts: Mapping[Digest, Buffer]) -> None:
+        """Write down parts of payloads.
 
         Raises:
-            DiskFull, DataError: it cannot be written.
+            DiskFull, DataError: they cannot be written.
         """
-        due, known = self._due.pop(manifest.round, {}), self._known.get(manifest.round)
-        if known is not None and due:
-            await self._context.compute.serve(lambda: self._write(known, due))
-        now = self._context.clock.now()
-        for round, each in list(self._known.items()):
-            if round + KEPT_ROUNDS < manifest.round and now - each.at > KEPT_S:
-                each.path.unlink(missing_ok=True)
-                del self._known[round]
+        if not self._is_audited:
+            return
+        new = {name: data for name, data in parts.items() if name not in self._kept}
+        await self._context.compute.serve(lambda: self._write(new))
+        kept = _Kept(Round(self._rounds.chain.head.round + 1), self._context.clock.now())
+        self._kept.update(dict.fromkeys(parts, kept))
 
-    def _write(self, known: _Round, due: Mapping[Digest, Buffer]) -> None:
+    @property
+    def _is_audited(self) -> bool:
+        """Whether somebody may merge the present round again; where all do, they do so before they vote."""
+        charter = self._rounds.chain.charter
+        return bool(charter.audits) and not charter.settings.method.is_merged_by_all
+
+    def _write(self, parts: Mapping[Digest, Buffer]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(known.path, due.values(), is_synced=False)
-        at = 0
-        for wanted, data in due.items():
-            nbytes = memoryview(data).nbytes
-            known.places[wanted] = range(at, at + nbytes)
-            at += nbytes
+        for name, data in parts.items():
+            write_atomically(self._folder / name, [data], is_synced=False)
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
-        for shown in self._shown.values():
+        for _, shown in self._shown.values():
             if wanted in shown:
                 return shown[wanted]
-        return next((data for each in self._known.values() if (data := each.read(wanted)) is not None), None)
+        if wanted in self._kept:
+            with suppress(OSError):
+                data = (self._folder / wanted).read_bytes()
+                return data if digest(data) == wanted else None
+        return None
+
+    def sweep(self, manifest: Manifest) -> None:
+        """Let go of what nobody can ask for any more, after a round."""
+        now, oldest = self._context.clock.now(), manifest.round - KEPT_ROUNDS
+        for name, kept in list(self._kept.items()):
+            if kept.round < oldest and now - kept.at > KEPT_S:
+                with suppress(OSError):
+                    (self._folder / name).unlink(missing_ok=True)
+                del self._kept[name]
+        self._known = {name: each for name, each in self._known.items() if each.manifest.round >= oldest}
+        self._begun = {key: round for key, round in self._begun.items() if round >= oldest}
+        self._shown = {name: shown for name, shown in self._shown.items() if shown[0] >= oldest}
 
     # --- audits ---
 
+    def _decided(self, certificate: Certificate) -> None:
+        manifest, (plan, results) = certificate.manifest, self._rounds.told
+        if plan is None or tuple(map(counted, plan.contributions)) != manifest.contributions:
+            return
+        if plan.awaited != manifest.awaited or any(each.legacy is not None for each in plan.contributions):
+            return
+        heard = frozenset(
+            number
+            for number, part in enumerate(manifest.parts)
+            if (part.owner, part.result) == (plan.owners[number], results.get(number))
+        )
+        self._known[digest_of(manifest)] = _Decided(manifest, plan, heard)
+
     def follow(self, manifest: Manifest, ticket: Signed, electorate: Sequence[PeerId]) -> None:
         """Draw what this peer merges again of a round whose outer step is made."""
-        audits, num = self._replica.charter.audits, len(electorate)
+        audits = self._replica.charter.audits
         assert audits
         for part, each in enumerate(manifest.parts):
-            is_drawn = drawn(ticket.signature, Digest(each.result), audits.rate, num, 1) is not None
+            is_drawn = drawn(ticket.signature, Digest(each.result), audits.rate, len(electorate), 1) is not None
             if is_drawn and each.owner != self._context.node.peer:
-                self._begin(Merge(manifest.round, part, PeerId(each.owner), Digest(each.result)))
+                self._begin(Merge(digest_of(manifest), manifest.round, part, PeerId(each.owner), Digest(each.result)))
 
     def look_again(self, letter: Signed, verdict: Finding) -> bool:
-        """Merge again what another has found a fault with; return whether it can be done here."""
-        known = self._known.get(Round(verdict.round))
-        parts = () if known is None else known.manifest.parts
-        if not verdict.before < len(parts):
+        """Merge again what another has found a fault with; return whether it can be done here, or was."""
+        if not self._heads.is_recent(verdict.round, 2 * ANSWER_ROUNDS, 2 * ANSWER_S, self._context.clock.now()):
+            return False  # long ago: nobody need be able to show it any more
+        for name, known in self._known.items():
+            parts = known.manifest.parts if known.manifest.round == verdict.round else ()
+            if verdict.before < len(parts) and parts[verdict.before].result == verdict.work:
+                owner, accuser = parts[verdict.before].owner, letter.signer if verdict.outcome == "differs" else None
+                again = Merge(name, verdict.round, verdict.before, owner, Digest(verdict.work), accuser)
+                return owner == verdict.peer and self._begin(again)
+        return False
+
+    def _begin(self, merge: Merge) -> bool:
+        """Return whether it is or was looked at here."""
+        if self._before(merge) is None:
             return False
-        part = parts[verdict.before]
-        if (part.owner, part.result) != (verdict.peer, verdict.work):
-            return False
-        by, accuser = letter.signer, letter.signer if verdict.outcome == "differs" else None
-        self._begin(Merge(verdict.round, verdict.before, PeerId(part.owner), Digest(part.result), by, accuser))
+        if (merge.manifest, merge.part) not in self._begun:
+            self._begun[merge.manifest, merge.part] = merge.round
+            self._tasks.spawn(self._run(merge))
         return True
 
-    def _begin(self, merge: Merge) -> None:
-        if (merge.round, merge.part) not in self._begun:
-            self._begun[merge.round, merge.part] = None
-            for forgotten in [each for each in self._begun if each[0] + 2 * KEPT_ROUNDS < merge.round]:
-                del self._begun[forgotten]
-            self._tasks.spawn(self._run(merge))
+    def _before(self, merge: Merge) -> Head | None:
+        """Return what the round began at; None: of this part or of that nothing is known here."""
+        known = self._known.get(merge.manifest)
+        is_heard = known is not None and merge.part in known.heard
+        return self._heads.known(Digest(known.manifest.previous)) if known is not None and is_heard else None
 
     async def _run(self, merge: Merge) -> None:
         if (found := await self.look(merge)) is not None:
@@ -193,30 +214,30 @@ class Merges:
 
     async def look(self, merge: Merge) -> Found | None:
         """Merge a part again; None: it cannot be done here."""
-        known = self._known.get(merge.round)
-        before = None if known is None else self._heads.known(Digest(known.manifest.previous))
-        if known is None or known.plan is None or before is None:
+        known, before = self._known.get(merge.manifest), self._before(merge)
+        if known is None or before is None:
             return None
         base = next_base(before.manifest, before.charter)
         here = reduce.cut(self._replica.scope.num_sent(base.round), base.uplinks)[merge.part]
-        brought, why = await self._fetched(merge, known.plan, base, len(here))
-        if why is not None:
-            return Found("unanswered", why) if merge.owner in self._rounds.chain.base.electorate else None
-        again = await self._rounds.merger.again(base, before.manifest.leases, known.plan, here, brought, merge.part)
+        patience = Patience(self._rounds, self._context.clock)
+        async with self._one_at_a_time:
+            brought, why = await self._fetched(merge, known.plan, base, len(here), patience)
+            if why is not None:
+                return Found("unanswered", why) if self._has_vote(merge.owner) else None
+            leases = before.manifest.leases
+            again = await self._rounds.merger.again(base, leases, known.plan, here, brought, merge.part)
         if again == merge.result:
             return Found("equal")
-        self._shown[merge.result] = brought
-        for forgotten in list(self._shown)[:-MAX_SHOWN]:
-            del self._shown[forgotten]
-        why = "merged something that is no payload" if again is None else "is not the mean of what was brought"
-        return Found("differs", f"part {merge.part} of the round {why}")
+        self._shown[merge.result] = merge.round, brought
+        what = "something that is no payload" if again is None else "something else than what was brought"
+        return Found("differs", f"of part {merge.part} of the round it has merged {what}")
 
     async def _fetched(
-        self, merge: Merge, plan: Collect, base: Base, num: int
+        self, merge: Merge, plan: Collect, base: Base, num: int, patience: Patience
     ) -> tuple[dict[Digest, Buffer], str | None]:
-        """Return what each contribution has of a part, and why it is not all."""
-        patience, brought, why = Patience(self._rounds, self._context.clock), dict[Digest, Buffer](), "it has left"
-        while not patience.is_over and merge.owner in self._rounds.chain.base.electorate:
+        """Return what each contribution has of a part, and why it is not all; None: it is."""
+        brought, why = dict[Digest, Buffer](), "it has left"
+        while self._has_vote(merge.owner):
             try:
                 for each in plan.contributions:
                     wanted = each.parts[merge.part]
@@ -225,6 +246,8 @@ class Merges:
                 return brought, None
             except PeerError as error:
                 why = str(error)
+            if patience.is_over:
+                break
             await asyncio.sleep(ASK_AGAIN_S)
         return brought, why
 
@@ -233,16 +256,22 @@ class Merges:
         Raises:
             PeerError: nobody has it.
         """
-        node = self._context.node
+        node, told = self._context.node, self._rounds.acts.findings()
         if (mine := self._lookup(node.peer, wanted)) is not None or not num:
             return mine or b""
         codec = reduce.payload_codec_in(base.charter.settings.method.of_mean(), base.round, each)
-        most, holders = size_of(codec, num).most, (each.peer, merge.owner, merge.told_by)
-        for holder in dict.fromkeys(holder for holder in holders if holder not in (None, node.peer)):
-            assert holder is not None
-            if node.is_linked(holder):
-                try:
-                    return await node.fetch_within(holder, wanted, most, lambda size: memoryview(bytearray(size)))
-                except (PeerError, NetError, Refused):
-                    continue
-        raise PeerError(f"nobody has what {short(each.peer)} brought to it")
+        most, limit_s = size_of(codec, num).most, self._rounds.parts.limit_s(codec)
+        tellers = (letter.signer for letter, finding in told if finding.work == merge.result)
+        for holder in dict.fromkeys((each.peer, merge.owner, *tellers)):
+            if holder != node.peer and node.is_linked(holder):
+                with suppress(PeerError, NetError, Refused, TimeoutError):
+                    async with asyncio.timeout(limit_s):
+                        return await node.fetch_within(holder, wanted, most, _room)
+        raise PeerError(f"nobody shows what {short(each.peer)} brought to it")
+
+    def _has_vote(self, peer: PeerId) -> bool:
+        return peer in self._rounds.chain.base.electorate
+
+
+def _room(nbytes: int) -> memoryview:
+    return memoryview(bytearray(nbytes))

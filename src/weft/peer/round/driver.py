@@ -383,6 +383,11 @@ class RoundDriver:
     def _state(self) -> State | None:
         return self._member.state
 
+    @property
+    def told(self) -> tuple[messages.Collect | None, Mapping[int, Digest]]:
+        """Return the plan of the present round that this peer follows, and what each owner has said of its part."""
+        return (None, {}) if self._state is None else (self._state.plan, self._state.results)
+
     def _stepped(self, before: State, outputs: Iterable[machine.Output]) -> None:
         plan = self._member.plan
         self._carry_out(outputs)

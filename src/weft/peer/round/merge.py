@@ -20,7 +20,7 @@ Failure:
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +72,7 @@ class _Work:
 
 
 OnAdded = Callable[[Round, Contribution, float, bool], None]  # the round, what, how long, is it a whole payload
-OnBrought = Callable[[Mapping[Digest, Buffer]], None]
+OnBrought = Callable[[Mapping[Digest, Buffer]], Awaitable[None]]
 
 
 class RoundMerger:
@@ -99,7 +99,7 @@ class RoundMerger:
         self._on_added.append(callback)
 
     def on_brought(self, callback: OnBrought) -> None:
-        """Call `callback(bytes by digest)` with what this peer has merged its part of."""
+        """Call `callback(bytes by digest)` with what this peer has merged its part of, before it says so."""
         self._on_brought.append(callback)
 
     async def merge(self, plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
@@ -119,7 +119,7 @@ class RoundMerger:
             found = await self._merged(work, brought)
             here_now = {each.parts[part]: data for each, data in zip(plan.contributions, brought, strict=True) if data}
             for callback in self._on_brought:
-                callback(here_now)
+                await callback(here_now)
         if isinstance(found, _Failed):
             return MergeFailed(plan=plan, part=part, missing=found.missing)
         await self.parts.keep(round, found.digest, found.encoded)
@@ -156,7 +156,7 @@ class RoundMerger:
             base.round
         ).is_merged_by_all:
             return
-        if (plan := self.plan_behind(manifest)) is None:
+        if (plan := plan_behind(manifest, self._gather.announced)) is None:
             return
         for part, (named, here) in enumerate(zip(manifest.parts, self.parts.cut(base), strict=True)):
             await self._is_found(base, plan, Wanted(part, named.result, len(here), base.round), here)
@@ -181,10 +181,6 @@ class RoundMerger:
         work = _Work(plan, here, base.round, charter, choices, awaited, is_mine=False)
         found = await self._merged(work, [brought[each.parts[part]] for each in plan.contributions])
         return None if isinstance(found, _Failed) else found.digest
-
-    def plan_behind(self, manifest: Manifest) -> Collect | None:
-        """As `plan_behind`, of what was announced for the present round."""
-        return plan_behind(manifest, self._gather.announced)
 
     def settle(self, manifest: Manifest) -> None:
         """Keep what was left of the results that a round has counted."""

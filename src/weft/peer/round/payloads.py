@@ -27,7 +27,7 @@ each.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from statistics import median
@@ -193,11 +193,6 @@ class Payloads:
             return dealt(base, me, parts[0].digest)
         return tuple(part.digest for part in parts)
 
-    @property
-    def offered(self) -> Mapping[Digest, Buffer]:
-        """The parts of the payload that is offered, until another is."""
-        return self._payload
-
     def hand_out(self) -> None:
         """Give each owner the part of the offered payload that it merges, where that is small."""
         base, me = self._chain.base, self._node.peer
@@ -271,7 +266,7 @@ class Payloads:
         """
         base = self._chain.base
         codec = self._codec_of(brought, base.round)
-        size, limit_s = size_of(codec, num), PATIENCE * self._limit_s(codec)
+        size, limit_s = size_of(codec, num), PATIENCE * self.limit_s(codec)
         has_come = self._coming[wanted] = asyncio.Event()
         try:
             try:
@@ -291,7 +286,7 @@ class Payloads:
         """Return a part of a payload that is here, or that `gather` is fetching just now; None: it has not come."""
         if (has_come := self._coming.get(wanted)) is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(has_come.wait(), self._limit_s(self._codec(self._chain.base.round)))
+                await asyncio.wait_for(has_come.wait(), self.limit_s(self._codec(self._chain.base.round)))
         return self._payload.get(wanted, self._gathered.get(wanted))
 
     async def whole(self, peer: PeerId, wanted: Digest) -> tuple[Buffer, ...]:
@@ -303,7 +298,7 @@ class Payloads:
         """
         base = self._chain.base
         codec, parts = self._codec(base.round), self.cut(base)
-        data = await self._fetch(peer, wanted, reduce.payload_size(codec, parts), self._limit_s(codec))
+        data = await self._fetch(peer, wanted, reduce.payload_size(codec, parts), self.limit_s(codec))
         return reduce.split(codec, data, parts)
 
     def group_mean(self, base: Base) -> reduce.GroupMean:
@@ -333,7 +328,7 @@ class Payloads:
         waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())
         try:
             codec = self._codec_of(brought, round)
-            data = await self._fetch(peer, wanted, size_of(codec, num), self._limit_s(codec) - waited_s)
+            data = await self._fetch(peer, wanted, size_of(codec, num), self.limit_s(codec) - waited_s)
         except DeadlineExceeded as error:
             self._emit(PayloadRejected(round=round, member=peer, reason=str(error)))
             return None
@@ -347,7 +342,7 @@ class Payloads:
         codec = self._codec_of(brought, base.round)
         with suppress(PeerError):
             others = self._others(base, brought.peer)
-            return await self._from_any(others, wanted, size_of(codec, num), self._limit_s(codec))
+            return await self._from_any(others, wanted, size_of(codec, num), self.limit_s(codec))
         return None
 
     def _others(self, base: Base, bringer: PeerId) -> list[PeerId]:
@@ -454,7 +449,7 @@ class Payloads:
             first = () if self._parent is None else (self._parent,)
             others = [peer for peer in dict.fromkeys((*first, *holders)) if self._node.is_linked(peer)]
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
-                limit_s = self._limit_s(codec)
+                limit_s = self.limit_s(codec)
                 data = await self._from_any(others, wanted, size, limit_s)
                 await serve(self._compute, num, lambda: dense.check_encoded(codec, data, num, self.pool.empty))
                 await self.keep(round, wanted, data)
@@ -525,7 +520,8 @@ class Payloads:
             return None
         return into
 
-    def _limit_s(self, codec: Codec) -> float:
+    def limit_s(self, codec: Codec) -> float:
+        """Return how long a blob of a payload may take."""
         most = max(self._scope.most_sent, self._chain.charter.settings.method.num_gossiped(self._scope.num))
         return FETCH_FLOOR_S + 8 * codec.nbytes(most) / MIN_UPLINK_BPS
 

@@ -272,6 +272,7 @@ class Merged(RoundMessage, frozen=True, kw_only=True):
     revision: _Revision
     part: _Part
     result: HexDigest
+    plan: HexDigest | UnsetType = UNSET  # that it was merged by; unset: nobody's work is audited
 
 
 class Holding(RoundMessage, frozen=True, kw_only=True):

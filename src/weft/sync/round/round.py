@@ -25,9 +25,9 @@ from collections.abc import Set
 from typing import assert_never
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from weft.ids import Attempt, PeerId, Tokens
+from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.sync.governance import accused, countable, enacted, in_effect
 from weft.sync.records import messages
 from weft.sync.records.acts import MAX_ACTS, Warrant
@@ -479,9 +479,16 @@ def publish(state: machine.State, done: machine.MergeDone) -> machine.Result:
     plan = done.plan
     if plan != state.plan:
         return state, ()
-    merged = messages.Merged(attempt=plan.attempt, revision=plan.revision, part=done.part, result=done.result)
+    merged = messages.Merged(
+        attempt=plan.attempt, revision=plan.revision, part=done.part, result=done.result, plan=_named(state.base, plan)
+    )
     state = machine.replace(state, results={**state.results, done.part: done.result})
     return machine.then((state, (machine.Broadcast(message=merged),)), lambda state: hold(state, plan, done.part))
+
+
+def _named(base: messages.Base, plan: messages.Collect) -> Digest | UnsetType:
+    """Return what an owner says that it has merged by; unset: nobody will merge it again."""
+    return UNSET if base.charter.audits is UNSET else digest_of(plan)
 
 
 def report_stuck(state: machine.State, failed: machine.MergeFailed) -> machine.Result:
@@ -497,6 +504,8 @@ def learn_result(state: machine.State, sender: PeerId, merged: messages.Merged) 
     if merged.part in state.results or not 0 <= merged.part < len(plan.owners) or plan.owners[merged.part] != sender:
         return state, ()
     if state.base.is_gossip and merged.result != NOTHING:
+        return state, ()
+    if merged.plan != _named(state.base, plan):  # its leader has sent others another
         return state, ()
     state = machine.replace(state, results={**state.results, merged.part: merged.result})
     return state, (machine.Fetch(plan=plan, part=merged.part, result=merged.result),)

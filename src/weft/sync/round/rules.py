@@ -115,6 +115,7 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and set(peers) <= set(base.electorate) - {after.struck}
         and _may_await(base, manifest.awaited, peers)
         and tuple(part.uplink for part in manifest.parts) == base.uplinks
+        and {part.owner for part in manifest.parts} <= set(base.electorate)
         and manifest.is_gossip == base.is_gossip
         and (not manifest.is_gossip or _is_sound_gossip(base, manifest))
         and len(manifest.uplinks) == len(manifest.members)

@@ -1,11 +1,29 @@
-"""How long an answer that an auditor asks for may take: some rounds and some seconds, both. Rounds may be short, and a
-peer that was killed comes back."""
+"""What an audit comes to, and how long one waits for it.
+
+An answer may take some rounds and some seconds, both: rounds may be short, and a peer that was killed comes back.
+"""
+
+from dataclasses import dataclass
 
 from weft.clock import Clock
 from weft.peer.round.driver import RoundDriver
+from weft.sync.records.acts import Outcome
 
 ANSWER_ROUNDS, ANSWER_S = 4, 30.0
 ASK_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an audit has found.
+
+    Args:
+        distance: between both states, where steps were done again: relative to what they changed.
+    """
+
+    outcome: Outcome
+    why: str = ""
+    distance: float = 0.0
 
 
 class Patience:
