@@ -61,7 +61,7 @@ FAULTS = {
             events.LegacyDropped: "times work of some by themselves did not count",
             events.LieProven: "lies",
             events.WorkDoubted: "training steps that others could not do again",
-            events.MergeDoubted: "parts of rounds that others could not merge again",
+            events.MergeDoubted: "parts of rounds that others did not find the same",
             events.ActRefused: "acts without effect",
             events.PayloadRejected: "updates refused",
             events.AnswersForged: "answers that were not drawn",

@@ -253,7 +253,7 @@ def _work_doubted(e: events.WorkDoubted, _own: PeerId) -> str:
 
 def _merge_doubted(e: events.MergeDoubted, _own: PeerId) -> str:
     if e.outcome == "unanswered":
-        return "{me:peer} could not fetch what {member:peer} has merged of round {round}: {why}"
+        return "{me:peer} was not shown what was brought to {member:peer} in round {round}: {why}"
     return "{member:peer} has merged something else of round {round}: {why}"
 
 
@@ -489,7 +489,7 @@ _ROWS: dict[type[Event], _Row] = {
         _merge_doubted,
         advice=(
             "member",
-            "What {member:peer} has merged could not be merged again.",
+            "What {member:peer} has merged comes to something else, or nobody shows what was brought to it.",
             "If most members find the same, they strike it out, or remove it with the third round. If it is yours: a "
             "broken memory or processor gives other numbers, a slow line or a machine that was asleep no answer.",
         ),
