@@ -1,5 +1,6 @@
 """`make gpu` without a card is a test of itself; a part that fails or takes too long costs the report no other."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,4 +81,4 @@ def test_the_report_on_a_cpu_has_every_part(tmp_path: Path) -> None:
     for name in quick:
         assert f"## {gpu.PARTS[name].title}\n" in text
     assert "failed" not in text
-    assert "| cpu | 40 |" in text, "the digests are those of every machine"
+    assert re.search(r"\| cpu \| \d+ \|  \| agree \|", text), "the digests are those of every machine"
