@@ -37,6 +37,7 @@ HELDOUT = 0.1  # of the text: of less than a megabyte, a twentieth says little
 PASSES, PER_PARAMETER = 16, 20  # at most, unless more is asked for
 LEAST_SEQ_LEN = 32
 BATCH_SIZE = 8
+WHOLE = 0.1  # of a run, that its last round may add to it
 MANY_ROUNDS = 400  # so many let the outer momentum of long runs settle
 
 # Peak learning rate and context. Larger models want less of the one (6e-4 at 125M parameters: arXiv:2005.14165, table
@@ -237,6 +238,14 @@ def step_tokens(run_file: RunFile) -> int:
 def round_tokens(run_file: RunFile) -> int:
     """Return the tokens of a round of all peers."""
     return spell_out(run_file.method, run_file.peers).every * step_tokens(run_file)
+
+
+def whole_rounds(tokens: int, run_file: RunFile) -> int:
+    """Return as many tokens, or those of the nearest whole number of rounds where a last round for the rest of them
+    would add more than a tenth: for however few tokens it begins, a round is trained to its end."""
+    each = round_tokens(run_file)
+    added, whole = -tokens % each, round(tokens / each) * each
+    return whole if added > WHOLE * tokens and whole >= least_tokens(run_file) else tokens
 
 
 # --- the run file ---

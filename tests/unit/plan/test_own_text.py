@@ -64,6 +64,28 @@ def test_any_length_has_a_schedule(tokens: int) -> None:
     assert run_file.train.tokens == tokens
 
 
+@pytest.mark.parametrize(
+    ("tokens", "planned"),
+    [
+        (31_000, 30_720),  # a second round for 280 tokens would train as many again
+        (40_000, 30_720),
+        (50_000, 61_440),
+        (61_440, 61_440),
+        (9_000_000, 9_000_000),  # of 293 rounds the last adds nothing to speak of
+        (30_000, 30_000),  # less than a round is refused elsewhere
+    ],
+)
+def test_a_run_of_few_rounds_has_whole_ones(tokens: int, planned: int) -> None:
+    run_file: RunFile = from_tree(run_tree(a_text(10**6), answers(tokens, peers=3)), RunFile, where="")
+    assert own_text.round_tokens(run_file) == 30_720
+    assert own_text.whole_rounds(tokens, run_file) == planned
+
+
+def test_a_run_of_single_steps_has_more_than_one() -> None:
+    tree = run_tree(a_text(10**6), answers(1_400)) | {"method": {"type": "diloco", "every": 1}}
+    assert own_text.whole_rounds(1_400, from_tree(tree, RunFile, where="")) == 1_400
+
+
 def test_a_run_that_begins_with_a_model_has_a_third_of_the_rate() -> None:
     new, further = (run_tree(a_text(10**6), replace(answers(), context=context))["train"] for context in (None, 128))
     assert (new["schedule"]["lr"], further["schedule"]["lr"]) == (3e-3, 1e-3)

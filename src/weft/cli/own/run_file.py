@@ -477,7 +477,8 @@ def _answered(
             raise ConfigError(
                 f"--length {given[:40]}: these are {tokens:,} tokens, and a run has at most {MAX_TOKENS:,}."
             )
-        if tokens < (least := own_text.least_tokens(described_by(tokens, peers)[-1])):
+        described = described_by(tokens, peers)[-1]
+        if tokens < (least := own_text.least_tokens(described)):
             enough = own_text.rounded_up(least)
             takes = f", which take {about(enough / (peers * tokens_per_s))}" if tokens_per_s else ""
             raise ConfigError(
@@ -485,7 +486,7 @@ def _answered(
                 f"round, the learning rate is back at 0 before much is learnt. Give at least {figures.amount(enough)}"
                 f"tokens{takes}."
             )
-        return tokens
+        return own_text.whole_rounds(tokens, described)
 
     is_told = rows is not None and (wishes.yes or wishes.peers is not None)
     if wishes.length is not None and is_told and length("--length", wishes.length).seconds is None:

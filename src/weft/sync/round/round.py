@@ -36,7 +36,7 @@ from weft.sync.records.tuning import chosen
 from weft.sync.round import machine, rules
 from weft.sync.round.groups import is_true
 from weft.sync.round.neighbours import NOTHING, is_own
-from weft.sync.round.shares import contribution, lease, shares, to_the_end, uplinks, without_lease
+from weft.sync.round.shares import contribution, lease, shares, uplinks, without_lease
 from weft.wire import digest_of
 
 # Who was cut off alone has gone on by itself, and the others must be able to follow it: by one attempt in two minutes
@@ -565,8 +565,7 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
     joined = tuple(sorted(newcomers)[: max(room, 0)])
     members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
     trained = without_lease(base, after.charter, members, plan.contributions)
-    committed = Tokens(base.committed_tokens + sum(each.tokens for each in plan.contributions))
-    wanted = to_the_end(after.charter, shares(after.charter, trained, state.speeds, claims_in(plan)), committed)
+    wanted = shares(after.charter, trained, state.speeds, claims_in(plan))
     leased = lease(base, after.charter, plan.contributions, {**dict.fromkeys(members, 0), **wanted})
     contributions = tuple(map(counted, plan.contributions))
     return messages.Manifest(
@@ -590,7 +589,7 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
         cursor=leased.cursor,
         uncounted=leased.uncounted,
         leased_again=leased.leased_again,
-        committed_tokens=committed,
+        committed_tokens=Tokens(base.committed_tokens + sum(c.tokens for c in plan.contributions)),
         acts=acts,
         charter=digest_of(after.charter),
         tuned=tuned,

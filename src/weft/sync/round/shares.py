@@ -28,8 +28,6 @@ Members measure and tell their own speed. Who claims too little is leased little
 as any stranger is. What one claims sets the pace of others only up to `MAX_LEAD` times the median, so nobody can starve
 the others of data.
 
-In the last round of a run each is leased its share of what is left: no whole quota for the sake of a few samples.
-
 What was leased to somebody who is no member any more, and whom no manifest has counted since, is leased first, to
 whoever is next; new samples follow. A member keeps what it was leased: it brings that as carry. Who left and comes back
 is a member again, and keeps what is left of its own. Where members are drawn for a round, the others are leased nothing
@@ -189,19 +187,6 @@ def shares(
         peer: _group_share(charter, groups[peer]) if peer in groups else _share(charter, speeds.get(peer, pace) / pace)
         for peer in members
     }
-
-
-def to_the_end(charter: Charter, wanted: Mapping[PeerId, int], committed: int) -> Mapping[PeerId, int]:
-    """Return `wanted` samples, or as many each as are left of the run where that is less, in whole units.
-
-    Args:
-        committed: tokens, this round's included.
-    """
-    settings = charter.settings
-    left, unit, num = settings.tokens - committed, settings.unit, sum(wanted.values()) * settings.seq_len
-    if charter.has_even_leases or charter.is_routed or not 0 < left < num:
-        return wanted
-    return {peer: unit * max(1, math.ceil(share * left / (num * unit))) for peer, share in wanted.items()}
 
 
 def _group_share(charter: Charter, claim: messages.GroupClaim) -> int:

@@ -167,7 +167,7 @@ def test_the_usual_length_is_a_round_at_least_however_slow_the_machine_is(
     assert weft("train", notes, "--yes").code == 0
     described = begun[0][0].described
     assert described is not None
-    assert described[0].train.tokens == 11_000
+    assert described[0].train.tokens == 10_240
 
 
 def test_a_field_that_is_not_there_is_refused_before_anything_is_timed(
@@ -555,7 +555,7 @@ def test_own_text_is_trained_and_gone_on_with(weft: Weft, notes: Path, home: Pat
     assert "complete after" in again.out
     assert f"going on with run {run[:8]} (notes)" in log.read_text()
     assert find_checkpoint("notes", home).parents[1].name == run
-    assert load_checkpoint(find_checkpoint("last", home)).config.train.tokens == 27_000
+    assert load_checkpoint(find_checkpoint("last", home)).config.train.tokens == 30_720  # whole rounds
     notes.write_text(TEXT + "And then it was not.\n")
     changed = words(weft(*train))
     assert " B of text -> " in changed

@@ -1,6 +1,5 @@
 """How much of the data each member is leased, and what a leader may not propose."""
 
-from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
@@ -18,7 +17,7 @@ from weft.sync.method.choices import SampleConfig
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import MAX_UNCOUNTED, Base, Contribution, Manifest
 from weft.sync.round.rules import is_quorum, is_under_way
-from weft.sync.round.shares import EVEN, MAX_LEAD, are_fair, drawn, lease, shares, to_the_end
+from weft.sync.round.shares import EVEN, MAX_LEAD, are_fair, drawn, lease, shares
 
 EVENLY = msgspec.structs.replace(charter(10, batch_size=4), has_even_leases=True)
 CHARTER = charter(10, batch_size=4)
@@ -65,30 +64,6 @@ def test_who_is_no_member_any_more_sets_no_pace() -> None:
 
 def test_a_run_with_even_leases_leases_all_the_same() -> None:
     assert set(shares(EVENLY, MEMBERS, {A: 100.0, B: 1.0}).values()) == {40}
-
-
-def ends(left: int, wanted: dict[PeerId, int], before: Charter = CHARTER) -> Mapping[PeerId, int]:
-    """Return what is leased of `wanted` with so many samples left of the run."""
-    settings = before.settings
-    return to_the_end(before, wanted, settings.tokens - left * settings.seq_len)
-
-
-def test_of_the_last_round_each_is_leased_its_share_of_what_is_left() -> None:
-    alike, unlike = dict.fromkeys(MEMBERS, 40), {A: 40, B: 20, C: 4, D: 4}
-    assert ends(160, alike) == alike
-    assert ends(100, alike) == dict.fromkeys(MEMBERS, 28)  # in whole units, and no less than is left
-    assert ends(34, unlike) == {A: 20, B: 12, C: 4, D: 4}
-    assert ends(1, alike) == dict.fromkeys(MEMBERS, 4)  # nobody is leased nothing
-    assert ends(0, alike) == alike  # it is over: if it is made longer, it goes on as before
-    assert ends(100, alike, EVENLY) == alike
-
-
-@given(st.integers(1, 200), st.lists(st.integers(1, 10), min_size=4, max_size=4))
-def test_whatever_is_left_the_shares_are_fair(left: int, units: list[int]) -> None:
-    wanted = {peer: 4 * num for peer, num in zip(MEMBERS, units, strict=True)}
-    leased = dict(ends(left, wanted))
-    assert given_by(CHARTER, leased)
-    assert sum(leased.values()) >= min(left, sum(wanted.values()))
 
 
 @given(st.lists(st.floats(min_value=1e-6, max_value=1e9), min_size=4, max_size=4))
