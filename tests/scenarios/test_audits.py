@@ -30,6 +30,7 @@ from weft.run.trust import AuditedTrust
 from weft.sim.play import play as simulated
 from weft.sim.scenario import Kind, Scenario
 from weft.sim.world import Life
+from weft.sync.method.choices import Choices, NesterovConfig
 from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, PulseConfig
 from weft.sync.records.messages import Certificate, Manifest, Ready
 from weft.sync.records.work import link
@@ -201,6 +202,19 @@ def test_parts_are_merged_again_by_others_and_found_equal(make_swarm: MakeSwarm)
     merged = [event for life in swarm.lives for event in life.seen(MergeAudited)]
     assert {event.member for event in merged} == {swarm.member(name).id for name in "abc"}
     assert of_merging(swarm) == []
+
+
+def test_where_all_merge_for_themselves_no_owner_is_audited(make_swarm: MakeSwarm) -> None:
+    """Nobody writes down what was brought, so nobody could show it."""
+    method = Choices(every=2, send="delta", apply=NesterovConfig(), codec=Int8Config(), merged_by="all")
+    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=8, num_peers=3, learns=True)
+
+    async def scenario() -> None:
+        one_replica(await swarm.done(*await swarm.start("abc")))
+
+    swarm.run(scenario)
+    assert [event for life in swarm.lives for event in life.seen(MergeAudited)] == of_merging(swarm) == []
+    assert len(audits(swarm)) >= 6
 
 
 def test_an_owner_that_merges_something_else_is_struck_out(

@@ -117,17 +117,16 @@ class Merges:
         Raises:
             DiskFull, DataError: they cannot be written.
         """
-        if not self._is_audited:
+        round = Round(self._rounds.chain.head.round + 1)
+        if not self._is_audited(round):
             return
         new = {name: data for name, data in parts.items() if name not in self._kept}
         await self._context.compute.serve(lambda: self._write(new))
-        kept = _Kept(Round(self._rounds.chain.head.round + 1), self._context.clock.now())
-        self._kept.update(dict.fromkeys(parts, kept))
+        self._kept.update(dict.fromkeys(parts, _Kept(round, self._context.clock.now())))
 
-    @property
-    def _is_audited(self) -> bool:
-        """Whether somebody may merge the present round again; where all do, they do so before they vote."""
-        charter = self._rounds.chain.charter
+    def _is_audited(self, round: Round) -> bool:
+        """Return whether somebody may merge a round again; where all do, they do so before they vote."""
+        charter = self._rounds.chain.charter_in(round)
         return bool(charter.audits) and not charter.settings.method.is_merged_by_all
 
     def _write(self, parts: Mapping[Digest, Buffer]) -> None:
@@ -161,6 +160,8 @@ class Merges:
 
     def _decided(self, certificate: Certificate) -> None:
         manifest, (plan, results) = certificate.manifest, self._rounds.told
+        if not self._is_audited(manifest.round):
+            return
         if plan is None or tuple(map(counted, plan.contributions)) != manifest.contributions:
             return
         if plan.awaited != manifest.awaited or any(each.legacy is not None for each in plan.contributions):
