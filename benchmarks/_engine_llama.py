@@ -4,6 +4,7 @@ It runs in an environment of its own, which has llama-cpp-python, and knows noth
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ CONTEXT = 2048
 
 def main() -> None:
     folder, kind, threads = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    told = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library writes there, too
     side: Side | None = None
     for line in sys.stdin:
         what, num, given = json.loads(line)
@@ -24,13 +27,13 @@ def main() -> None:
             make(folder / f"{kind}.gguf", folder / "f32.gguf")
             side = Side(folder / f"{kind}.gguf", num, threads)
             side.read(given)
-            print(0.0, flush=True)
+            print(0.0, file=told, flush=True)
         else:
             assert side is not None
             began = time.process_time()
             for _ in range(num):
                 side.step()
-            print(time.process_time() - began, flush=True)
+            print(time.process_time() - began, file=told, flush=True)
 
 
 def make(path: Path, of: Path) -> None:
