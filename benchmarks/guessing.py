@@ -1,10 +1,11 @@
 """Several tokens a step where they can be guessed: tokens a second of weft's engine with guesses and without.
 
     python -m benchmarks.guessing FOLDER        # of a model that has learnt something, with its tokenizer.json
+    python -m benchmarks.guessing FOLDER --kind fp32 --draft FOLDER       # and a draft model, in this machine's numbers
 
 `code` reads functions of Python's library and writes them again, as a person's editor asks; `prose` tells a story at
-temperature 0.8, where hardly anything can be guessed. Engines with guesses and without take turns on the same requests;
-both must write the same texts where the likeliest token is taken in fp32.
+temperature 0.8, where hardly anything can be looked up. Engines with guesses and without take turns on the same
+requests; all must write the same texts where the likeliest token is taken in fp32.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import inspect
 import statistics
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -24,8 +25,9 @@ from tokenizers import Tokenizer
 from benchmarks import report
 from weft.engine.draw import Drawing
 from weft.engine.engine import Engine, Wanted
-from weft.engine.load import engine_of, kind_alone, plan
+from weft.engine.load import DraftModel, engine_of, kind_alone, plan
 from weft.engine.numbers import Kind
+from weft.model.config import num_parameters
 from weft.model.weights import read_folder
 
 CPU = torch.device("cpu")
@@ -33,6 +35,7 @@ CONTEXT, NUM_TOKENS = 2048, 160
 FUNCTIONS = (textwrap.wrap, textwrap.dedent, textwrap.indent, inspect.cleandoc, statistics.mean, inspect.getmodulename)
 STORIES = ("Once upon a time", "The train was late, and", "In the garden of my aunt", "Nobody had seen the sea")
 WORKS = ("code", "prose")
+NONE = "nobody"
 
 
 @dataclass(frozen=True)
@@ -72,29 +75,35 @@ def turn(engine: Engine, wanted: Sequence[Wanted]) -> Turn:
     return Turn(sum(map(len, texts)) / took_s, NUM_TOKENS / (engine.totals.num_steps - before), texts)
 
 
-def compare(engines: dict[bool, Engine], work: str, num: int, tokenizer: Tokenizer, turns: int) -> list[object]:
-    found: dict[bool, list[Turn]] = {True: [], False: []}
+def compare(
+    engines: dict[str, Engine], work: str, num: int, tokenizer: Tokenizer, turns: int
+) -> Iterator[list[object]]:
+    """Yield a row of each way to guess."""
+    found: dict[str, list[Turn]] = {name: [] for name in engines}
     for number in range(turns + 1):  # the first warms up
-        for has_guesses in (True, False) if number % 2 else (False, True):
-            asked = requests(work, num, tokenizer, number)
-            found[has_guesses].append(turn(engines[has_guesses], asked))
-    with_them, without = found[True][1:], found[False][1:]
-    ratio = statistics.median(a.tokens_per_s / b.tokens_per_s for a, b in zip(with_them, without, strict=True))
-    alike = sum(a == b for x, y in zip(with_them, without, strict=True) for a, b in zip(x.texts, y.texts, strict=True))
-    return [
-        f"{work}, {num} text{'s' if num > 1 else ''}",
-        statistics.median(each.tokens_per_s for each in without),
-        statistics.median(each.tokens_per_s for each in with_them),
-        ratio,
-        statistics.median(each.tokens_per_step for each in with_them),
-        f"{alike} of {num * turns}",
-    ]
+        for name in engines if number % 2 else reversed(engines):
+            found[name].append(turn(engines[name], requests(work, num, tokenizer, number)))
+    without = found[NONE][1:]
+    for name in engines.keys() - {NONE}:
+        with_them = found[name][1:]
+        pairs = list(zip(with_them, without, strict=True))
+        alike = sum(a == b for x, y in pairs for a, b in zip(x.texts, y.texts, strict=True))
+        yield [
+            f"{work}, {num} text{'s' if num > 1 else ''}",
+            name,
+            statistics.median(each.tokens_per_s for each in without),
+            statistics.median(each.tokens_per_s for each in with_them),
+            statistics.median(a.tokens_per_s / b.tokens_per_s for a, b in pairs),
+            statistics.median(each.tokens_per_step for each in with_them),
+            f"{alike} of {num * turns}",
+        ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kind", choices=get_args(Kind), help="left out: as `weft serve` chooses")
+    parser.add_argument("--draft", type=Path, help="folder of a draft model")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--batches", default="1,8")
     options, before = parser.parse_args(), report.load()
@@ -103,22 +112,41 @@ def main() -> None:
     config, vector = read_folder(options.folder)
     tokenizer = Tokenizer.from_file(str(options.folder / "tokenizer.json"))
     held = plan(config, CPU, kind, CONTEXT, None, 1 << 33)
-    engines = {each: engine_of(config, vector, CPU, held, CONTEXT, has_guesses=each) for each in (True, False)}
+    engines = {
+        NONE: engine_of(config, vector, CPU, held, CONTEXT, has_guesses=False),
+        "look-up": engine_of(config, vector, CPU, held, CONTEXT),
+    }
+    title, sizes = "guessing", ""
+    if options.draft is not None:
+        draft = DraftModel(*read_folder(options.draft), kind_alone(CPU))
+        engines["look-up and a draft model"] = engine_of(config, vector, CPU, held, CONTEXT, draft=draft)
+        title = "guessing_draft"
+        sizes = f", the draft model {num_parameters(draft.config):,} in {draft.kind}"
     try:
         rows = [
-            compare(engines, work, num, tokenizer, options.turns)
+            row
             for work in WORKS
             for num in map(int, options.batches.split(","))
+            for row in compare(engines, work, num, tokenizer, options.turns)
         ]
     finally:
         for engine in engines.values():
             engine.close()
-    header = ["", "tokens/s without", "with guesses", "times as fast", "tokens a step of a text", "texts alike"]
+    header = [
+        "",
+        "guessed by",
+        "tokens/s without",
+        "with guesses",
+        "times as fast",
+        "tokens a step of a text",
+        "texts alike",
+    ]
     sections = [
-        f"{options.folder.name}, {kind}, one thread; {NUM_TOKENS} tokens a text. {report.load_line(before)}",
+        f"{options.folder.name}, {num_parameters(config):,} parameters in {kind}{sizes}; one thread, {NUM_TOKENS} "
+        f"tokens a text. {report.load_line(before)}",
         report.table(header, rows),
     ]
-    report.write("guessing", "Several tokens a step", "python -m benchmarks.guessing FOLDER", sections, [])
+    report.write(title, "Several tokens a step", "python -m benchmarks.guessing FOLDER", sections, [])
 
 
 if __name__ == "__main__":

@@ -347,6 +347,12 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
         )
 
 
+def has_same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+    """Return whether a token means the same to both. They may cut text in other places."""
+    first, second = (_parse(each.to_json()).get_vocab(with_added_tokens=True) for each in (one, other))
+    return first == second
+
+
 def _byte_pieces() -> list[str]:
     """Return the printable character that stands for each byte in byte-level tokenizers (GPT-2, bytes_to_unicode)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

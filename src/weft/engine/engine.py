@@ -16,7 +16,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal, Protocol
 
@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from weft.clock import Clock, SystemClock
 from weft.engine.batch import Piece
+from weft.engine.draft import Asked, Draft
 from weft.engine.draw import Counts, Drawing, Drawn, draw
-from weft.engine.guess import Guesses
+from weft.engine.guess import Guesses, Worth
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool
 from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
@@ -240,6 +241,7 @@ class Engine:
     Args:
         max_rows, max_running, max_slowdown: see `Scheduler`.
         has_guesses: whether several tokens of a text are computed in one step where they can be guessed.
+        draft: a model that guesses what look-up does not know; it is this engine's alone from now on.
         on_step: told how many tokens were drawn, how many were read, and how long it took, on the engine's thread.
     """
 
@@ -254,6 +256,7 @@ class Engine:
         max_running: int = 256,
         max_slowdown: float = MAX_SLOWDOWN,
         has_guesses: bool = True,
+        draft: Draft | None = None,
         clock: Clock | None = None,
         on_step: Callable[[int, int, float], None] = lambda _drawn, _read, _s: None,
     ) -> None:
@@ -262,8 +265,14 @@ class Engine:
         self.context = min(context, num_pages * PAGE)
         self._pool = PagePool(num_pages)
         self._pace = Pace()
+        self._draft = draft
         self._schedule = Scheduler(
-            self._pool, self._pace, max_rows=max_rows, max_running=max_running, max_slowdown=max_slowdown
+            self._pool,
+            self._pace,
+            max_rows=max_rows,
+            max_running=max_running,
+            max_slowdown=max_slowdown,
+            draft_s=lambda num: 0.0 if draft is None else draft.step_s(num),
         )
         self._clock = clock or SystemClock()
         self._on_step = on_step
@@ -358,7 +367,8 @@ class Engine:
             self._end(self._jobs[self._schedule.youngest_waiting(other)], Full(self._retry_s()))
         most = min(self.context, len(wanted.prompt) + wanted.max_new_tokens)
         guesses = Guesses() if self._has_guesses and not wanted.is_mean else None
-        sequence = Sequence(wanted.key, list(wanted.prompt), most, wanted.salt, guesses, wanted.room)
+        drafts = None if self._draft is None else Worth()
+        sequence = Sequence(wanted.key, list(wanted.prompt), most, wanted.salt, guesses, drafts, room=wanted.room)
         drawing = wanted.drawing
         counts = Counts(np.array(wanted.prompt), self.vocab_size) if drawing.has_penalties else None
         job = self._jobs[sequence] = self._by_text[text] = _Job(text, sequence, counts)
@@ -420,18 +430,19 @@ class Engine:
         rows = [row for row in rows if self._reads_on(row)]
         if not rows:
             return
-        began, num_graphs = self._clock.now(), self._stepper.num_graphs
-        pieces = [
-            Piece(
-                row.tokens,
-                row.start,
-                row.sequence.pages,
-                num_draws=row.num_draws,
-                sums=self._jobs[row.sequence].text.wanted.is_mean,
-            )
-            for row in rows
-        ]
         try:
+            rows = self._with_drafts(rows)
+            began, num_graphs = self._clock.now(), self._stepper.num_graphs
+            pieces = [
+                Piece(
+                    row.tokens,
+                    row.start,
+                    row.sequence.pages,
+                    num_draws=row.num_draws,
+                    sums=self._jobs[row.sequence].text.wanted.is_mean,
+                )
+                for row in rows
+            ]
             logits = on_host(self._stepper.step(pieces))
             self._add_sums(rows)
         except Exception as error:  # out of memory, a broken device: whoever waits hears of it
@@ -460,6 +471,43 @@ class Engine:
         self.totals.num_read += num_read
         self.totals.num_drawn += num_drawn
         self._on_step(num_drawn, num_read, took_s)
+        self._let_draft_read()
+
+    def _with_drafts(self, rows: list[Row]) -> list[Row]:
+        """Return rows with what the draft model guesses behind them."""
+        if self._draft is None or not any(row.num_drafts for row in rows):
+            return rows
+        asked = {
+            row: Asked(
+                sequence.tokens,
+                sequence.num_drafted,
+                sequence.pages,
+                row.num_drafts,
+                self._jobs[sequence].text.wanted.drawing,
+                self._jobs[sequence].counts,
+            )
+            for row in rows
+            if row.num_drafts
+            for sequence in (row.sequence,)
+        }
+        self._draft.guess(list(asked.values()))
+        return [replace(row, guessed=tuple(asked[row].guessed)) if row in asked else row for row in rows]
+
+    def _let_draft_read(self) -> None:
+        """Let the draft model read pages that the model has read, before others take them up."""
+        if self._draft is None or not (sequences := self._schedule.to_draft()):
+            return
+        try:
+            self._draft.read(
+                Piece(each.tokens[each.num_drafted : each.num_read], each.num_drafted, each.pages, num_draws=0)
+                for each in sequences
+            )
+        except Exception as error:  # as of a step
+            for each in sequences:
+                self._end(self._jobs[each], error)
+            return
+        for each in sequences:
+            self._schedule.drafted(each, each.num_read)
 
     def _draw_all(self, row: Row, logits: NDArray[np.float32]) -> int:
         """Draw after a row's last token, and after each guess behind it that is what was drawn; return how many."""

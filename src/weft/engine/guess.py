@@ -1,6 +1,6 @@
 """Tokens that may follow, guessed without a model: those that followed the same few tokens before (prompt look-up).
 
-    guess     what came after the last place where the text's last `GRAM` tokens stood
+    guess     what came after the last place where the text's last `GRAM` tokens stood; a model can guess, too (`draft`)
     step      computes the text's last token and the guesses in one go: their rows read the weights once
     verified  a token is drawn at each of these places, as ever; guesses are kept as long as they are what is drawn
 
@@ -21,12 +21,10 @@ MEMORY = 0.9  # of what was right, from one step with guesses to the next
 TRY_EVERY = 64  # steps in which a guess would not pay, until one token is guessed all the same
 
 
-class Guesses:
-    """Of one text, whose tokens only grow."""
+class Worth:
+    """How many tokens of a text to guess, by how many were guessed right of late."""
 
     def __init__(self) -> None:
-        self._after: dict[tuple[int, ...], int] = {}  # where what followed these tokens begins, the last time
-        self._num_seen = 0
         self._num_right = PRIOR * PRIOR_WEIGHT
         self._num_tried = PRIOR_WEIGHT
         self._num_not_tried = 0
@@ -36,6 +34,38 @@ class Guesses:
         """Return which share of tokens is guessed right where those before them were."""
         return self._num_right / self._num_tried
 
+    def num(self, most: int, share: float) -> int:
+        """Return how many to guess, at most so many; 0 where that does not pay, but for a trial from time to time.
+
+        Args:
+            share: see `num_worth`.
+        """
+        if most <= 0:
+            return 0
+        num = num_worth(self.rate, share)
+        if num == 0:
+            self._num_not_tried += 1
+            if self._num_not_tried < TRY_EVERY:
+                return 0
+            num = 1
+        self._num_not_tried = 0
+        return min(num, most)
+
+    def note(self, num_guessed: int, num_right: int) -> None:
+        """Of the guesses of a step the first so many were right."""
+        if num_guessed:
+            self._num_right = MEMORY * self._num_right + num_right
+            self._num_tried = MEMORY * self._num_tried + num_right + (num_right < num_guessed)
+
+
+class Guesses(Worth):
+    """By look-up, of one text, whose tokens only grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._after: dict[tuple[int, ...], int] = {}  # where what followed these tokens begins, the last time
+        self._num_seen = 0
+
     def guess(self, tokens: Sequence[int], most: int, row_share: float) -> list[int]:
         """Return at most so many tokens that may follow; none where that does not pay, or none is known.
 
@@ -43,25 +73,12 @@ class Guesses:
             row_share: see `num_worth`.
         """
         start = self._last(tokens)
-        if start is None or most <= 0:
+        if start is None:
             return []
-        num = num_worth(self.rate, row_share)
-        if num == 0:
-            self._num_not_tried += 1
-            if self._num_not_tried < TRY_EVERY:
-                return []
-            num = 1
-        self._num_not_tried = 0
         found: list[int] = []
-        for at in range(start, start + min(num, most)):  # beyond the end the guess repeats itself
+        for at in range(start, start + self.num(most, row_share)):  # beyond the end the guess repeats itself
             found.append(tokens[at] if at < len(tokens) else found[at - len(tokens)])
         return found
-
-    def note(self, num_guessed: int, num_right: int) -> None:
-        """Of the guesses of a step the first so many were right."""
-        if num_guessed:
-            self._num_right = MEMORY * self._num_right + num_right
-            self._num_tried = MEMORY * self._num_tried + num_right + (num_right < num_guessed)
 
     def _last(self, tokens: Sequence[int]) -> int | None:
         """Take up which tokens have come, and return where those begin that followed the last ones before."""
@@ -73,18 +90,19 @@ class Guesses:
         return self._after.get(tuple(tokens[-GRAM:]))
 
 
-def num_worth(rate: float, row_share: float) -> int:
+def num_worth(rate: float, share: float) -> int:
     """Return how many guesses make most tokens a second, at most `MAX_GUESSED`.
 
-    k of them give (1 + rate + .. + rate^k) tokens in (1 + k row_share) of the time (2211.17192, theorem 3.8).
+    k of them give (1 + rate + .. + rate^k) tokens in (1 + k share) of the time (2211.17192, theorem 3.8).
 
     Args:
-        rate: see `Guesses.rate`.
-        row_share: the seconds of one more row, by the seconds that a token takes without guesses (`Pace.row_share`).
+        rate: see `Worth.rate`.
+        share: the seconds of one more row (`Pace.row_share`), and where it costs something those of its guess, by the
+            seconds that a token takes without guesses.
     """
     best, most, tokens = 0, 1.0, 1.0
     for num in range(1, MAX_GUESSED + 1):
         tokens += rate**num
-        if (speed := tokens / (1 + num * row_share)) > most:
+        if (speed := tokens / (1 + num * share)) > most:
             best, most = num, speed
     return best

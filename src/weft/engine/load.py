@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.engine.draft import Draft
 from weft.engine.engine import Engine
 from weft.engine.numbers import Kind, can_multiply, probe, product_s
 from weft.engine.pages import PAGE, num_pages
@@ -82,10 +83,38 @@ def required(kind: Kind, device: torch.device) -> Kind:
     raise ConfigError(f"{device} does not multiply eight-bit integers rightly, which {kind} needs. Choose bf16.")
 
 
+@dataclass(frozen=True)
+class DraftModel:
+    """A smaller model whose guesses a model verifies.
+
+    Args:
+        vector: flat, fp32; read, and kept as `Weights` does.
+        kind: of its own numbers; they need not be the model's.
+    """
+
+    config: ModelConfig
+    vector: Float[Tensor, " num"]
+    kind: Kind
+
+    @property
+    def page_nbytes(self) -> int:
+        return page_nbytes(self.config, self.kind)
+
+    @property
+    def weights_nbytes(self) -> int:
+        return weights_nbytes(self.config, self.kind)
+
+
 def plan(
-    config: ModelConfig, device: torch.device, kind: Kind, context: int, kv_nbytes: int | None, free_nbytes: int
+    config: ModelConfig,
+    device: torch.device,
+    kind: Kind,
+    context: int,
+    kv_nbytes: int | None,
+    free_nbytes: int,
+    draft: DraftModel | None = None,
 ) -> Plan:
-    """Return what is held for a model, and for how many tokens there is room.
+    """Return what is held for a model, and a draft model beside it, and for how many tokens there is room.
 
     Args:
         context: tokens of the longest text.
@@ -96,13 +125,14 @@ def plan(
         TooLarge: there is no room for the model, or beside it for one text.
         ConfigError: `kv_nbytes` does not hold one text.
     """
-    weights = weights_nbytes(config, kind)
-    page = page_nbytes(config, kind)
+    weights = weights_nbytes(config, kind) + (draft.weights_nbytes if draft else 0)
+    page = page_nbytes(config, kind) + (draft.page_nbytes if draft else 0)
     least = num_pages(context)
     left = free_nbytes - weights
     if left < least * page:
+        held = "the model and its draft model take" if draft else "the model takes"
         raise TooLarge(
-            f"the model takes {_gb(weights)} as {kind}, and a text of {context:,} tokens {_gb(least * page)} more; of "
+            f"{held} {_gb(weights)} as {kind}, and a text of {context:,} tokens {_gb(least * page)} more; of "
             f"{device} {_gb(free_nbytes)} are free. Close other programs, or choose a smaller context."
         )
     if kv_nbytes is None:
@@ -145,6 +175,7 @@ def engine_of(
     on_step: Callable[[int, int, float], None] = lambda _drawn, _read, _s: None,
     *,
     has_guesses: bool = True,
+    draft: DraftModel | None = None,
 ) -> Engine:
     """Return an engine; `vector` is read, and kept as `Weights` does."""
     weights = Weights(config, vector.to(device), planned.kind)
@@ -155,8 +186,14 @@ def engine_of(
         context=context,
         num_pages=planned.num_pages,
         has_guesses=has_guesses,
+        draft=None if draft is None else _draft(draft, device, planned.num_pages, config.vocab_size),
         on_step=on_step,
     )
+
+
+def _draft(draft: DraftModel, device: torch.device, num_pages: int, vocab_size: int) -> Draft:
+    weights = Weights(draft.config, draft.vector.to(device), draft.kind)
+    return Draft(Stepper(weights, KeysAndValues(draft.config, num_pages, device, draft.kind)), vocab_size)
 
 
 def _gb(nbytes: int) -> str:

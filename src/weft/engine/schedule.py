@@ -17,12 +17,12 @@ One whose reader is behind leaves, too, until it is called for again: its pages 
 """
 
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from math import ceil
 from operator import attrgetter
 
-from weft.engine.guess import Guesses
+from weft.engine.guess import Guesses, Worth
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, Name, PagePool, names_of, num_pages
 from weft.engine.shares import longest_ago, most_held, pages_held, youngest
@@ -45,6 +45,8 @@ class Sequence:
         max_tokens: of both together.
         salt: who may share its pages.
         guesses: of what follows; None: it is drawn token by token.
+        drafts: of guesses that a draft model makes; None: there is none.
+        num_drafted: tokens that the draft model has read.
         room: the priority of its key, as the share of a queue that may be full before it is refused.
         drew_at: which turn to draw was its last, counted over all.
     """
@@ -54,6 +56,8 @@ class Sequence:
     max_tokens: int
     salt: bytes = b""
     guesses: Guesses | None = None
+    drafts: Worth | None = None
+    num_drafted: int = 0
     room: float = 1.0
     drew_at: int = 0
     num_read: int = 0
@@ -70,7 +74,8 @@ class Sequence:
 class Row:
     """Tokens `start ..< stop` of a sequence, to be read in one step; `draws`: the last gives the next token.
 
-    `guessed` are read behind them, and each of them gives one, too.
+    `guessed` are read behind them, and each of them gives one, too. `num_drafts`: so many a draft model has to guess
+    before, for which there are pages.
     """
 
     sequence: Sequence
@@ -78,6 +83,7 @@ class Row:
     stop: int
     draws: bool
     guessed: tuple[int, ...] = ()
+    num_drafts: int = 0
 
     @property
     def tokens(self) -> list[int]:
@@ -86,7 +92,7 @@ class Row:
     @property
     def num_draws(self) -> int:
         """Return after how many of its tokens one is drawn."""
-        return 1 + len(self.guessed) if self.draws else 0
+        return 1 + max(len(self.guessed), self.num_drafts) if self.draws else 0
 
 
 class Scheduler:
@@ -96,14 +102,23 @@ class Scheduler:
         max_rows: rows that are drawn after in one step, guesses among them.
         max_running: sequences that have pages.
         max_slowdown: how many times as long a step may last as without the prompts that it reads.
+        draft_s: how long a draft model takes for a token of each of so many texts; asked for texts with `drafts` alone.
     """
 
     def __init__(
-        self, pool: PagePool, pace: Pace, *, max_rows: int, max_running: int, max_slowdown: float = MAX_SLOWDOWN
+        self,
+        pool: PagePool,
+        pace: Pace,
+        *,
+        max_rows: int,
+        max_running: int,
+        max_slowdown: float = MAX_SLOWDOWN,
+        draft_s: Callable[[int], float] = lambda _num: 0.0,
     ) -> None:
         self.pool = pool
         self._pace = pace
         self._max_rows, self._max_running, self._max_slowdown = max_rows, max_running, max_slowdown
+        self._draft_s = draft_s
         self._running: list[Sequence] = []  # oldest first
         self._waiting: dict[str, deque[Sequence]] = {}
         self._turns: deque[str] = deque()  # keys with something to read, whose turn it is first
@@ -167,15 +182,38 @@ class Scheduler:
 
     def guessed_right(self, row: Row, num: int) -> None:
         """The first `num` of what was guessed was drawn, and is appended: its keys and values are those of the step."""
-        if row.sequence.guesses is not None:
-            row.sequence.guesses.note(len(row.guessed), num)
-        if row.sequence in self._running:
-            self._read(row.sequence, row.stop + num)
+        sequence = row.sequence
+        worth = sequence.drafts if row.num_drafts else sequence.guesses
+        if worth is not None:
+            worth.note(len(row.guessed), num)
+        if sequence in self._running:
+            if row.num_drafts:  # the last guess was not read to guess more
+                sequence.num_drafted = row.stop + min(num, len(row.guessed) - 1)
+            self._read(sequence, row.stop + num)
+
+    def to_draft(self) -> list[Sequence]:
+        """Return of which texts the draft model has a page to read, that they have read and others may take up."""
+        return [
+            each
+            for each in self._running
+            if each.drafts is not None and each.num_drafted // PAGE < each.num_read // PAGE
+        ]
+
+    def drafted(self, sequence: Sequence, stop: int) -> None:
+        """The draft model has read a text up to there."""
+        sequence.num_drafted = stop
+        self._name(sequence)
 
     def _read(self, sequence: Sequence, stop: int) -> None:
-        before, sequence.num_read = sequence.num_read, stop
+        sequence.num_read = stop
+        self._name(sequence)
+
+    def _name(self, sequence: Sequence) -> None:
+        """Let others take up the pages that are read; by the draft model, too."""
+        stop = sequence.num_read if sequence.drafts is None else min(sequence.num_read, sequence.num_drafted)
+        before = len(sequence.names)
         sequence.names = names_of(sequence.tokens[:stop], sequence.salt, sequence.names)
-        for page in range(before // PAGE, stop // PAGE):
+        for page in range(before, len(sequence.names)):
             self.pool.call(sequence.pages[page], sequence.names[page])
 
     # --- those that draw ---
@@ -197,14 +235,28 @@ class Scheduler:
                 continue
             most = min(left, sequence.max_tokens - len(sequence.tokens) - 1)
             guessed = sequence.guesses.guess(sequence.tokens, most, share)
-            while len(sequence.pages) < num_pages(len(sequence.tokens) + len(guessed)):
-                page = self.pool.grow() if self.pool.num_room > self._num_spare else None
-                if page is None:  # others need it more
-                    del guessed[len(sequence.pages) * PAGE - len(sequence.tokens) :]
-                    break
-                sequence.pages.append(page)
-            left -= len(guessed)
-            yield replace(row, guessed=tuple(guessed))
+            if guessed or sequence.drafts is None:
+                guessed = guessed[: self._num_held(sequence, len(guessed))]
+                left -= len(guessed)
+                yield replace(row, guessed=tuple(guessed))
+            else:
+                num = self._num_held(sequence, sequence.drafts.num(most, share + self._draft_share(len(rows))))
+                left -= num
+                yield replace(row, num_drafts=num)
+
+    def _draft_share(self, num: int) -> float:
+        """Return how long a draft model's token takes by how long one of the model itself does, of so many texts."""
+        whole_s = self._pace.step_s(num, 0)
+        return self._draft_s(num) / whole_s if whole_s > 0 else 0.0
+
+    def _num_held(self, sequence: Sequence, num: int) -> int:
+        """Take pages for as many as `num` more tokens of a sequence; return for how many there are some."""
+        while len(sequence.pages) < num_pages(len(sequence.tokens) + num):
+            page = self.pool.grow() if self.pool.num_room > self._num_spare else None
+            if page is None:  # others need it more
+                return len(sequence.pages) * PAGE - len(sequence.tokens)
+            sequence.pages.append(page)
+        return num
 
     @property
     def _num_spare(self) -> int:
@@ -232,7 +284,7 @@ class Scheduler:
 
     def _let_go(self, sequence: Sequence) -> None:
         self.pool.release(sequence.pages)
-        sequence.pages, sequence.names, sequence.num_read = [], [], 0
+        sequence.pages, sequence.names, sequence.num_read, sequence.num_drafted = [], [], 0, 0
 
     # --- pieces of prompts ---
 
@@ -294,7 +346,8 @@ class Scheduler:
         pages = self.pool.take(names, num_more)
         if pages is None:
             return False
-        sequence.pages, sequence.names, sequence.num_read = pages, names, len(names) * PAGE
+        sequence.pages, sequence.names = pages, names
+        sequence.num_read = sequence.num_drafted = len(names) * PAGE
         sequence.num_shared = sequence.num_shared or sequence.num_read
         return True
 

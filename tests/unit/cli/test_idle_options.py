@@ -206,7 +206,7 @@ TABLE: dict[str, Rows] = {
                 Refused(f"serve {{ticket}} {option} {value}", "the run's members compute"),
             )
             for option, value in {
-                **{"--device": "cpu", "--threads": "1", "--numbers": "fp32", "--cache": "1GB"}
+                **{"--device": "cpu", "--threads": "1", "--numbers": "fp32", "--cache": "1GB", "--draft": "last"}
             }.items()
         },
         "--max-context": (Refused("serve --backend vllm --max-context 9", "the server of --backend computes"),),

@@ -5,18 +5,21 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
 from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
+from weft.engine.draft import Draft
 from weft.engine.draw import Drawing, Drawn
 from weft.engine.engine import MAX_UNREAD, MAX_WAITING, Engine, Full, Text, Unread, Wanted
 from weft.engine.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.errors import ConfigError, NotFinite
 from weft.inference.sample import Sampling, generate
+from weft.model.config import ModelConfig
 from weft.model.flat import assemble
 from weft.rng import stream
 
@@ -26,6 +29,7 @@ def made(
     max_running: int = 16,
     *,
     has_guesses: bool = True,
+    draft: Draft | None = None,
     on_step: Callable[[int, int, float], None] = lambda *_: None,
 ) -> Engine:
     weights = Weights(CONFIG, vector_of(CONFIG), "fp32")
@@ -37,8 +41,18 @@ def made(
         num_pages=num_pages,
         max_running=max_running,
         has_guesses=has_guesses,
+        draft=draft,
         on_step=on_step,
     )
+
+
+DRAFT = msgspec.structs.replace(CONFIG, vocab_size=100, num_layers=1)
+
+
+def draft_of(config: ModelConfig = CONFIG, num_pages: int = 48, factor: float = 1.0) -> Draft:
+    """Return a draft model: the model itself, or one that is nothing like it."""
+    kept = KeysAndValues(config, num_pages, CPU, "fp32")
+    return Draft(Stepper(Weights(config, vector_of(config) * factor, "fp32"), kept), CONFIG.vocab_size)
 
 
 @pytest.fixture
@@ -135,6 +149,77 @@ async def test_texts_are_the_same_with_guesses_and_without(
     assert totals[True].num_guessed >= totals[True].num_right > 20
     assert totals[True].num_steps < totals[False].num_steps or num_pages < 48
     assert totals[True].num_drawn == totals[False].num_drawn
+
+
+@pytest.mark.parametrize("config", [CONFIG, DRAFT], ids=["itself", "another"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("num_pages", [48, 9])
+async def test_texts_are_the_same_with_a_draft_model_and_without(
+    config: ModelConfig, temperature: float, num_pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.engine.pace.Pace.row_share", lambda _pace, _num: 0.05)
+    monkeypatch.setattr(Draft, "step_s", lambda _draft, _num: 0.0)
+    drawn, totals = {}, {}
+    for draft in (draft_of(config, num_pages), None):
+        engine = made(num_pages, draft=draft)
+        try:
+            asked = [asked_with(each, seed, temperature) for seed, each in enumerate(PROMPTS[:7])]
+            texts = [engine.begin(each) for each in asked]
+            found = await asyncio.gather(*(told(text) for text in texts))
+            drawn[draft is None] = [[each.token for each in some] for some in found]
+            await whole(engine.begin(wanted([1], num=1)))
+            totals[draft is None] = engine.totals
+            assert engine.totals.num_held == 0
+        finally:
+            engine.close()
+    assert drawn[False] == drawn[True]
+    assert totals[False].num_drawn == totals[True].num_drawn
+    if num_pages == 48:
+        assert totals[False].num_guessed > totals[True].num_guessed, "the draft model guessed"
+    if config is CONFIG and num_pages == 48:
+        assert totals[False].num_right > 0.8 * totals[False].num_guessed > 100
+        assert totals[False].num_steps < 0.6 * totals[True].num_steps
+
+
+async def test_a_draft_model_has_read_what_others_take_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It guesses as well for who shares pages as for who filled them, whether guesses paid then or not."""
+    monkeypatch.setattr(Draft, "step_s", lambda _draft, _num: 0.0)
+    shares = iter([1.0] * 60)  # at first no guess pays
+    monkeypatch.setattr("weft.engine.pace.Pace.row_share", lambda _pace, _num: next(shares, 0.0))
+    engine, prompt = made(draft=draft_of()), text_of(PAGE + 9, 1)
+    try:
+        answer = await whole(engine.begin(wanted(prompt, num=60, salt=b"one")))
+        before = engine.totals.num_guessed
+        text = engine.begin(wanted(prompt + answer + [5], num=30, salt=b"one"))
+        await whole(text)
+        assert text.num_shared == 2 * PAGE
+        assert before <= 1
+        assert engine.totals.num_right - before == engine.totals.num_guessed - before > 20
+    finally:
+        engine.close()
+
+
+async def test_a_draft_model_that_is_broken_ends_a_text_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Draft, "step_s", lambda _draft, _num: 0.0)
+    engine = made(draft=draft_of(DRAFT, factor=float("nan")))
+    try:
+        with pytest.raises(NotFinite, match="draft model"):
+            await whole(engine.begin(wanted(text_of(30, 1), num=30)))
+        assert engine.totals.num_held == 0
+    finally:
+        engine.close()
+
+
+async def test_beside_a_draft_model_means_are_made_and_share_their_pages() -> None:
+    engine, prompt = made(draft=draft_of()), text_of(PAGE + 9, 1)
+    try:
+        mean = engine.begin(wanted(prompt, num=1, salt=b"one", is_mean=True))
+        assert await whole(mean) == []
+        torch.testing.assert_close(torch.from_numpy(mean.mean), mean_of(prompt), rtol=1e-4, atol=1e-4)
+        text = engine.begin(wanted(prompt, num=4, salt=b"one"))
+        assert (len(await whole(text)), text.num_shared) == (4, PAGE)
+    finally:
+        engine.close()
 
 
 async def told(text: Text) -> list[Drawn]:

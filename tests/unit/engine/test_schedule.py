@@ -1,10 +1,12 @@
 """Whatever comes and goes, pages add up, everybody is served, and nobody waits for ever."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.engine.guess import Guesses
+from weft.engine.guess import Guesses, Worth
 from weft.engine.pace import Pace
 from weft.engine.pages import PAGE, PagePool, names_of
 from weft.engine.schedule import FIRST_PIECE, QUANTUM, Row, Scheduler, Sequence
@@ -19,8 +21,10 @@ def text(num: int, key: str = "a", seed: int = 0, max_tokens: int = 10_000) -> S
 
 
 def played(schedule: Scheduler) -> list[Row]:
-    """Make one step, and draw."""
-    rows = schedule.plan()
+    """Make one step, and draw. A draft model guesses rightly, but for the last token."""
+    rows = [
+        replace(row, guessed=(*[7] * (row.num_drafts - 1), 8)) if row.num_drafts else row for row in schedule.plan()
+    ]
     schedule.done(rows)
     for row in rows:
         if row.draws:
@@ -28,6 +32,12 @@ def played(schedule: Scheduler) -> list[Row]:
             row.sequence.tokens += [7] * (num + 1)
             schedule.guessed_right(row, num)
             assert len(row.sequence.tokens) - row.sequence.num_read == 1
+    for sequence in schedule.to_draft():
+        schedule.drafted(sequence, sequence.num_read)
+    for sequence in {row.sequence for row in rows}:
+        if sequence.drafts is not None and sequence.pages:
+            assert len(sequence.names) * PAGE <= sequence.num_drafted <= sequence.num_read
+            assert len(sequence.names) == sequence.num_read // PAGE
     schedule.pool.check()
     return rows
 
@@ -165,7 +175,7 @@ def test_what_a_step_reads_beside_others_is_bounded_by_their_slow_down() -> None
 names = st.sampled_from("ab")
 acts = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), names, st.integers(1, 4 * PAGE), st.integers(0, 1), st.booleans()),
+        st.tuples(st.just("add"), names, st.integers(1, 4 * PAGE), st.integers(0, 1), st.booleans(), st.booleans()),
         st.tuples(st.just("step")),
         st.tuples(st.just("end"), st.integers(0, 5)),
     ),
@@ -180,9 +190,10 @@ def test_whatever_comes_pages_add_up_and_all_are_served_in_the_end(acts: list[tu
     live: list[Sequence] = []
     for act in acts:
         match act:
-            case ("add", str(key), int(num), int(seed), bool(has_guesses)):
+            case ("add", str(key), int(num), int(seed), bool(has_guesses), bool(has_drafts)):
                 live.append(text(num, key, seed, max_tokens=num + 40))
                 live[-1].guesses = Guesses() if has_guesses else None
+                live[-1].drafts = Worth() if has_drafts else None
                 schedule.add(live[-1])
             case ("end", int(number)) if number < len(live):
                 schedule.remove(live.pop(number))

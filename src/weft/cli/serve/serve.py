@@ -92,6 +92,15 @@ class How:
     cache: Annotated[
         str | None, typer.Option(help="Memory for keys and values: 2GB. Default: a quarter of what is free.")
     ] = None
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Smaller model with the same tokenizer, a folder or a run: it guesses what comes next, several tokens "
+            "at a time. The text is the same.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -190,11 +199,13 @@ def serve_here(model: str, name: str, where: Where, how: How, home: Path, keys: 
     try:
         trained = open_trained(str(folder), home)
         say_which(trained, model)
-        loaded = load(trained, name or trained.called, how, cache_nbytes)
+        draft = None if how.draft is None else open_trained(how.draft, home)
+        loaded = load(trained, name or trained.called, how, cache_nbytes, draft)
         try:
             planned = loaded.planned
             held = f"room for {planned.num_tokens:,} tokens of all conversations together"
             weights = f"{planned.kind} weights, {figures.nbytes(planned.weights_nbytes)}"
+            weights += f" with those of {draft.called}, which guesses" if draft else ""
             _tell(loaded.model, f"{weights}; {held}, {figures.nbytes(planned.kv_nbytes)}")
             tell_address(address(listener), where.host, keys)
             run_until_told(loaded.app(keys), listener, loaded.model.engine.close)
@@ -377,17 +388,18 @@ class Loaded:
         return app(self.models, keys, metrics=self.metrics, page=page_routes("serve"))
 
 
-def load(trained: "Trained", name: str, how: How, cache_nbytes: int | None) -> Loaded:
-    """Put a model on this machine.
+def load(trained: "Trained", name: str, how: How, cache_nbytes: int | None, draft: "Trained | None" = None) -> Loaded:
+    """Put a model on this machine, and a draft model beside it.
 
     Raises:
-        ConfigError: no such device, or more context than the model reads.
+        ConfigError: no such device, more context than the model reads, or a draft model of another tokenizer.
         TooLarge: no room.
     """
     import torch
 
     from weft.cli.model.trained import place
-    from weft.engine.load import engine_of, free_nbytes, plan
+    from weft.data.tokenizer import has_same_tokens
+    from weft.engine.load import DraftModel, engine_of, free_nbytes, kind_alone, plan
     from weft.serve.generation import model_of
     from weft.serve.metrics import Metrics
 
@@ -399,10 +411,18 @@ def load(trained: "Trained", name: str, how: How, cache_nbytes: int | None) -> L
     if how.max_context > most:
         raise ConfigError(f"--max-context {how.max_context}: the model reads {most} tokens at most.")
     context = how.max_context or most
-    planned = plan(trained.config, here, kind, context, cache_nbytes, free_nbytes(here))
+    guessing: DraftModel | None = None
+    if draft is not None:
+        if not has_same_tokens(trained.tokenizer, draft.tokenizer):
+            raise ConfigError(
+                f"--draft {how.draft}: its tokens are not those of {name}, so its guesses would mean something else. "
+                "Give a smaller model of the same family, or leave it out."
+            )
+        guessing = DraftModel(draft.config, draft.vector, kind_alone(here))
+    planned = plan(trained.config, here, kind, context, cache_nbytes, free_nbytes(here), guessing)
     models: dict[str, Model] = {}
     metrics = Metrics(models)
-    engine = engine_of(trained.config, trained.vector, here, planned, context, metrics.step(name))
+    engine = engine_of(trained.config, trained.vector, here, planned, context, metrics.step(name), draft=guessing)
     try:
         models[name] = model_of(
             name, int(trained.made_at), engine, trained.tokenizer, trained.came_with, trained.fingerprint(kind)

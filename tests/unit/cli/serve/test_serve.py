@@ -25,6 +25,7 @@ from unit.cli.test_bad_input import refused
 from weft.cli.model.trained import Trained, open_trained
 from weft.cli.options import Numbers
 from weft.cli.serve.serve import How, Where, answering, keys_of, load
+from weft.data.tokenizer import CharTokenizer
 from weft.errors import ConfigError
 from weft.serve.keys import new_key, save_keys
 
@@ -289,6 +290,17 @@ def shown(trained: Trained, how: How, name: str = "small", cache_nbytes: int | N
         "max_context": loaded.model.context,
         "cache": planned.num_tokens,
     }
+
+
+def test_a_draft_model_takes_room_and_has_to_have_the_same_tokens(trained: Trained) -> None:
+    how = How(threads=1, device="cpu", numbers=Numbers.fp32, draft="small")
+    alone, both = load(trained, "a", how, None), load(trained, "a", how, None, trained)
+    alone.model.engine.close()
+    both.model.engine.close()
+    assert 1.2 < both.planned.weights_nbytes / alone.planned.weights_nbytes < 2.1
+    assert alone.model.fingerprint == both.model.fingerprint, "the text is the same"
+    with pytest.raises(ConfigError, match=r"--draft small: its tokens are not those of a"):
+        load(trained, "a", how, None, replace(trained, tokenizer=CharTokenizer("abc")))
 
 
 def test_each_option_changes_what_is_served_and_nothing_else(trained: Trained) -> None:
