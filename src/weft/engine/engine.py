@@ -445,6 +445,8 @@ class Engine:
             ]
             logits = on_host(self._stepper.step(pieces))
             self._add_sums(rows)
+            self._schedule.done(rows)
+            self._let_draft_read()
         except Exception as error:  # out of memory, a broken device: whoever waits hears of it
             for row in rows:
                 self._end(self._jobs[row.sequence], error)
@@ -456,7 +458,6 @@ class Engine:
                 text.num_shared = row.sequence.num_shared
                 self.totals.num_asked += len(text.wanted.prompt)
                 self.totals.num_shared += row.sequence.num_shared
-        self._schedule.done(rows)
         drawing = [row for row in rows if row.draws]
         starts = np.cumsum([0, *(row.num_draws for row in drawing)])
         num_drawn = sum(
@@ -471,7 +472,6 @@ class Engine:
         self.totals.num_read += num_read
         self.totals.num_drawn += num_drawn
         self._on_step(num_drawn, num_read, took_s)
-        self._let_draft_read()
 
     def _with_drafts(self, rows: list[Row]) -> list[Row]:
         """Return rows with what the draft model guesses behind them."""
@@ -497,15 +497,10 @@ class Engine:
         """Let the draft model read pages that the model has read, before others take them up."""
         if self._draft is None or not (sequences := self._schedule.to_draft()):
             return
-        try:
-            self._draft.read(
-                Piece(each.tokens[each.num_drafted : each.num_read], each.num_drafted, each.pages, num_draws=0)
-                for each in sequences
-            )
-        except Exception as error:  # as of a step
-            for each in sequences:
-                self._end(self._jobs[each], error)
-            return
+        self._draft.read(
+            Piece(each.tokens[each.num_drafted : each.num_read], each.num_drafted, each.pages, num_draws=0)
+            for each in sequences
+        )
         for each in sequences:
             self._schedule.drafted(each, each.num_read)
 
