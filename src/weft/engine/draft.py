@@ -15,10 +15,10 @@ only once the draft model has read it, too (`Sequence.num_drafted`).
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from time import perf_counter
 
 import numpy as np
 
+from weft.clock import Clock, SystemClock
 from weft.engine.batch import Piece
 from weft.engine.draw import Counts, Drawing, draw
 from weft.engine.pace import Pace
@@ -56,10 +56,11 @@ class Draft:
         vocab_size: of the model; where the draft model has more tokens, those are never guessed.
     """
 
-    def __init__(self, stepper: Stepper, vocab_size: int) -> None:
+    def __init__(self, stepper: Stepper, vocab_size: int, clock: Clock | None = None) -> None:
         self._stepper = stepper
         self._vocab_size = vocab_size
         self._pace = Pace()
+        self._clock = clock or SystemClock()
 
     def step_s(self, num_texts: int) -> float:
         """Return how long it takes to guess one token of each of so many texts; 0 before anything is known."""
@@ -75,7 +76,7 @@ class Draft:
             some = [each for each in asked if each.num > number]
             if not some:
                 return
-            began, num_graphs = perf_counter(), self._stepper.num_graphs
+            began, num_graphs = self._clock.now(), self._stepper.num_graphs
             pieces = [_piece(each) for each in some]
             logits = on_host(self._stepper.step(pieces))[:, : self._vocab_size].astype(np.float64)
             if not np.isfinite(logits).all():
@@ -85,7 +86,7 @@ class Draft:
                 each.guessed.append(draw(scores, each.drawing, place, each.counts).token)
             if self._stepper.num_graphs == num_graphs:
                 num_more = sum(len(piece.tokens) for piece in pieces) - len(pieces)
-                self._pace.note(len(some), num_more, perf_counter() - began)
+                self._pace.note(len(some), num_more, self._clock.now() - began)
 
     def read(self, pieces: Iterable[Piece]) -> None:
         """Read tokens, and guess nothing."""
