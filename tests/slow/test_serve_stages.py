@@ -52,9 +52,10 @@ class Asked(NamedTuple):
 
 CODE = Asked("def answer(number):\n    return number * 6\n" * 3, 120)
 PROSE = Asked("The members of a stage", 120)
-LONG = Asked("def answer(number):\n    return number * 6\n" * 15, 1300)  # it is read in several steps
+READ = Asked("def answer(number):\n    return number * 6\n" * 15, 40)  # it is read in several steps
+LONG = Asked(READ.prompt, 640)
 IN_PREFILL = -1  # once its path is known, and before a token is
-MOMENTS = {IN_PREFILL: LONG, 0: PROSE, 1: CODE, 5: PROSE, 64: CODE, 512: LONG}  # after the piece of this number
+MOMENTS = {IN_PREFILL: READ, 0: PROSE, 1: CODE, 5: PROSE, 64: CODE, 512: LONG}  # after the token of this number
 DRAWS = "this peer draws text"
 ANSWER_S, BACK_S = 60.0, 90.0
 
@@ -120,12 +121,10 @@ class Told:
     def __init__(self) -> None:
         self.text = ""
         self.likely = list[Any]()
-        self.num_pieces = 0
         self.course: dict[str, Any] = {}
 
     def take(self, choice: dict[str, Any]) -> None:
         self.course = choice.get("weft", self.course)
-        self.num_pieces += bool(choice["text"])
         self.text += choice["text"]
         if (likely := choice["logprobs"]) is not None:
             self.likely += zip(likely["tokens"], likely["token_logprobs"], likely["top_logprobs"], strict=True)
@@ -173,7 +172,7 @@ def test_answers_come_whole_and_the_same_though_a_member_of_their_path_is_killed
             shell.wait(draws, within_s=START_S)
         assert "no effect" not in first.said.read_text()
         served = Answers(tmp_path / "serves", ticket)
-        expected = {asks: Told() for asks in (CODE, PROSE, LONG)}
+        expected = {asks: Told() for asks in MOMENTS.values()}
         for number, (asks, told) in enumerate(expected.items()):
             for choice in served.pieces(asks, -1 - number):
                 told.take(choice)
@@ -186,13 +185,13 @@ def test_answers_come_whole_and_the_same_though_a_member_of_their_path_is_killed
             asks, told, there, killed = MOMENTS[moment], Told(), by_stage(shells), None
             for choice in served.pieces(asks, number):
                 told.take(choice)
-                if killed is None and told.course and told.num_pieces > moment:
-                    assert moment != IN_PREFILL or not told.num_pieces, "its path was told later than its first piece"
+                if killed is None and told.course and len(told.likely) > moment:
+                    assert moment != IN_PREFILL or not told.likely, "its path was told later than its first token"
                     killed = in_path(told.course, there, first, (number + number // len(cases)) % 3)
                     assert killed.process is not None
                     killed.process.send_signal(kill)
             case = number, kill, moment, told.course
-            assert killed is not None, f"nobody was killed: the answer has too few pieces: {case}"
+            assert killed is not None, f"nobody was killed: the answer has too few tokens: {case}"
             assert killed.process is not None
             assert (told.text, told.likely) == (expected[asks].text, expected[asks].likely), case
             gone = peer_of(killed)
