@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.rng import fresh_secret
-from weft.serve.chat import Choice, ToolUse, chat_plan
+from weft.serve.chat import Choice, ToolUse, chat_plan, course_tree
 from weft.serve.failures import Fault, fault_of, wrong
 from weft.serve.generation import Generation, Model, Serving
 from weft.serve.keys import Visit
@@ -182,6 +182,7 @@ class Response:
             }
             if is_over
             else None,
+            **course_tree(self._choice.course if is_over else None),
         }
 
 
