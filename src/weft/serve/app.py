@@ -18,6 +18,7 @@ from pathlib import PurePath
 from traceback import extract_tb
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -228,20 +229,16 @@ class _Server:
     async def _tokenize(self, wire: Wire, asker: Asker, body: bytes) -> None:
         request = read(body, TokenizeRequest)
         model = self._model(asker, request.model)
-        with self._admission.admit(asker):
-            tokens = await asyncio.to_thread(_tokens_of, request, model, self._clock.wall())
-        tree: dict[str, Any] = {"count": len(tokens), "max_model_len": model.context, "tokens": tokens}
-        if request.return_token_strs:
-            tree["token_strs"] = [model.vocabulary.piece(token).decode("utf-8", "replace") for token in tokens]
-        await wire.tell_tree(tree)
+        with self._admission.admit(asker) as visit:
+            wire.headers |= visit.headers
+            await wire.tell(await asyncio.to_thread(_tokenized, request, model, self._clock.wall()))
 
     async def _detokenize(self, wire: Wire, asker: Asker, body: bytes) -> None:
         request = read(body, DetokenizeRequest)
         model = self._model(asker, request.model)
-        if (wrong_one := next((each for each in request.tokens if each >= model.engine.vocab_size), None)) is not None:
-            raise wrong(f"tokens: {wrong_one} is no token of this model.", "tokens")
-        text = b"".join(map(model.vocabulary.piece, request.tokens)).decode("utf-8", "replace")
-        await wire.tell_tree({"prompt": text})
+        with self._admission.admit(asker) as visit:
+            wire.headers |= visit.headers
+            await wire.tell(await asyncio.to_thread(_detokenized, request, model))
 
     # --- about this server ---
 
@@ -329,6 +326,21 @@ async def _draw_one(model: Model) -> str | None:
 def _about(model: Model) -> dict[str, Any]:
     tree = {"id": model.id, "object": "model", "created": model.created, "owned_by": "weft"}
     return tree | {"max_model_len": model.context}
+
+
+def _tokenized(request: TokenizeRequest, model: Model, wall_s: float) -> bytes:
+    tokens = _tokens_of(request, model, wall_s)
+    tree: dict[str, Any] = {"count": len(tokens), "max_model_len": model.context, "tokens": tokens}
+    if request.return_token_strs:
+        tree["token_strs"] = [model.vocabulary.piece(token).decode("utf-8", "replace") for token in tokens]
+    return msgspec.json.encode(tree)
+
+
+def _detokenized(request: DetokenizeRequest, model: Model) -> bytes:
+    if (wrong_one := next((each for each in request.tokens if each >= model.engine.vocab_size), None)) is not None:
+        raise wrong(f"tokens: {wrong_one} is no token of this model.", "tokens")
+    text = b"".join(map(model.vocabulary.piece, request.tokens)).decode("utf-8", "replace")
+    return msgspec.json.encode({"prompt": text})
 
 
 def _tokens_of(request: TokenizeRequest, model: Model, wall_s: float) -> list[int]:

@@ -1,5 +1,6 @@
 """Completions of plain prompts, in the API's older form: text in, text out."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,11 @@ _USUAL_TOKENS = 16  # what the API draws where nothing is said
 
 
 class Completion:
-    """Completions under way: those of each prompt one after the other."""
+    """Completions under way: those of each prompt one after the other.
+
+    Args:
+        prompts: as text, where they are told before their answers.
+    """
 
     def __init__(
         self, request: CompletionRequest, generations: Sequence[Generation], prompts: Sequence[str], created: int
@@ -102,7 +107,8 @@ def _joined(one: Tree | None, other: Tree | None) -> Tree | None:
 
 
 def texts_of(given: str | list[Any], model: Model, most: int, param: str) -> list[list[int]]:
-    """Return texts as tokens: one, as text or tokens, or a list of such.
+    """Return texts as tokens: one, as text or tokens, or a list of such. It may take a while: call it from a thread of
+    its own.
 
     Args:
         most: of them.
@@ -146,17 +152,23 @@ async def begin(request: CompletionRequest, model: Model, visit: Visit, serving:
         raise wrong("echo: the prompt's log-probabilities are not known; leave out echo or logprobs.", "echo")
     use = ToolUse(None, None, is_parallel=None)
     form = await form_of(model, use, request.response_format)
-    prompts = texts_of(request.prompt, model, MAX_TEXTS // (request.n or 1), "prompt")
+    prompts = await asyncio.to_thread(texts_of, request.prompt, model, MAX_TEXTS // (request.n or 1), "prompt")
+    plans = [
+        planned(request, model, prompt, request.max_tokens or _USUAL_TOKENS, visit, "prompt") for prompt in prompts
+    ]
+    echoed = await asyncio.to_thread(_texts, prompts, model) if request.echo else []
     generations: list[Generation] = []
     try:
-        for num_left, prompt in zip(reversed(range(len(prompts))), prompts, strict=True):
-            plan = planned(request, model, prompt, request.max_tokens or _USUAL_TOKENS, visit, "prompt")
+        for num_left, plan in zip(reversed(range(len(plans))), plans, strict=True):
             drawing = replace(plan.drawing, num_likeliest=request.logprobs)
-            plan = replace(plan, form=form, drawing=drawing)
-            generations.append(Generation(model, plan, visit, serving, num_left * plan.n))
+            made = replace(plan, form=form, drawing=drawing)
+            generations.append(Generation(model, made, visit, serving, num_left * plan.n))
     except BaseException:
         for generation in generations:
             generation.cancel()
         raise
-    texts = [model.tokenizer.decode(prompt) for prompt in prompts]
-    return Completion(request, generations, texts, int(serving.clock.wall()))
+    return Completion(request, generations, echoed, int(serving.clock.wall()))
+
+
+def _texts(prompts: Sequence[Sequence[int]], model: Model) -> list[str]:
+    return [model.tokenizer.decode(prompt) for prompt in prompts]

@@ -161,11 +161,11 @@ def planned(
     """
     if not prompt:
         raise wrong(f"{param}: the prompt is empty. Give at least one token.", param)
-    if (token := next((each for each in prompt if each >= model.engine.vocab_size), None)) is not None:
-        raise wrong(f"{param}: token {token} is outside the model's {model.engine.vocab_size}.", param)
-    if len(prompt) >= model.context:
+    if len(prompt) >= model.context:  # before each of its tokens is looked at
         said = f"This model's maximum context length is {model.context} tokens. The prompt has {len(prompt)}."
         raise wrong(said, param, "context_length_exceeded")
+    if (token := next((each for each in prompt if each >= model.engine.vocab_size), None)) is not None:
+        raise wrong(f"{param}: token {token} is outside the model's {model.engine.vocab_size}.", param)
     visit.check(len(prompt))
     left = model.context - len(prompt)
     return Plan(

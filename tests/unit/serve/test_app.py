@@ -5,12 +5,15 @@ import base64
 import json
 import logging
 import struct
+import threading
 from typing import Any
 
 import pytest
 
 from unit.chat.templates import HERMES, LLAMA3, MISTRAL
 from unit.serve.scripted import ScriptedEngine, asking, scripted
+from weft.chat.vocabulary import Vocabulary
+from weft.data.tokenizer import ByteTokenizer, Ids
 from weft.engine.engine import Full
 from weft.errors import NotFinite
 from weft.serve.app import app
@@ -316,6 +319,63 @@ async def test_models_tokens_version() -> None:
         assert counted == len("User: ab\n\nAssistant:")
         assert (await client.post("/detokenize", tokens=[97, 256, 98])).json() == {"prompt": "ab"}
         assert "version" in (await client.http.get("/version")).json()
+
+
+class Watched(ByteTokenizer):
+    """Notes on which threads it works."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+
+    def encode(self, text: str) -> Ids:
+        self.threads.add(threading.get_ident())
+        return super().encode(text)
+
+    def decode(self, ids: Any) -> str:
+        self.threads.add(threading.get_ident())
+        return super().decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/completions", {"prompt": ["a", "b"], "echo": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}),
+    ],
+)
+async def test_nobody_waits_while_somebodys_text_is_made_tokens(path: str, fields: dict[str, Any]) -> None:
+    tokenizer = Watched()
+    model = scripted([97], tokenizer=tokenizer)
+    assert model.vocabulary
+    tokenizer.threads.clear()
+    async with asking(model) as client:
+        assert (await client.post(path, **fields)).status_code == 200
+    assert tokenizer.threads
+    assert threading.get_ident() not in tokenizer.threads
+
+
+async def test_tokens_are_made_text_beside_others_and_within_a_keys_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+    piece = Vocabulary.piece
+
+    def watched(self: Vocabulary, token: int) -> bytes:
+        threads.add(threading.get_ident())
+        return piece(self, token)
+
+    monkeypatch.setattr(Vocabulary, "piece", watched)
+    secret, key = new_key("a", requests_per_minute=1)
+    headers = {"authorization": f"Bearer {secret}"}
+    async with asking(scripted("x"), keys=(key,)) as client:
+        answer = await client.post("/detokenize", headers, tokens=[97, 98])
+        assert (answer.json(), answer.headers["x-ratelimit-limit-requests"]) == ({"prompt": "ab"}, "1")
+        assert (await client.post("/detokenize", headers, tokens=[97])).status_code == 429
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_health_draws_a_token_and_not_at_every_request() -> None:
