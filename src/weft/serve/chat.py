@@ -8,6 +8,7 @@ The first chunk of a text has the role, the last one why it ended; with `include
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -299,13 +300,14 @@ class Chat:
         """Yield the answer in chunks."""
         for choice in self.choices:
             yield self._chunk(choice.index, {"role": "assistant", "content": ""})
-        async for delta in self._generation.deltas():
-            choice = self.choices[delta.index]
-            told = choice.take(delta)
-            for tree in map(_delta_tree, told):
-                yield self._chunk(choice.index, tree, self._unsaid(choice))
-            if choice.reason is not None:
-                yield self._chunk(choice.index, {}, self._unsaid(choice), choice.reason)
+        async with aclosing(self._generation.deltas()) as deltas:
+            async for delta in deltas:
+                choice = self.choices[delta.index]
+                told = choice.take(delta)
+                for tree in map(_delta_tree, told):
+                    yield self._chunk(choice.index, tree, self._unsaid(choice))
+                if choice.reason is not None:
+                    yield self._chunk(choice.index, {}, self._unsaid(choice), choice.reason)
         if self._has_usage:
             usage = usage_tree(self._generation.usage)
             yield self._base | {"object": "chat.completion.chunk", "choices": [], "usage": usage}

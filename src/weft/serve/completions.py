@@ -1,7 +1,8 @@
 """Completions of plain prompts, in the API's older form: text in, text out."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -50,10 +51,11 @@ class Completion:
         options = self._request.stream_options
         has_usage = options is not None and bool(options.include_usage)
         none_yet = {"usage": None} if has_usage else {}
-        async for index, text, likely, reason in self._told():
-            logprobs = self._logprobs(index, text, likely)
-            choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-            yield self._base | {"choices": [choice]} | none_yet
+        async with aclosing(self._told()) as told:
+            async for index, text, likely, reason in told:
+                logprobs = self._logprobs(index, text, likely)
+                choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+                yield self._base | {"choices": [choice]} | none_yet
         if has_usage:
             yield self._base | {"choices": [], "usage": usage_tree(self._usage)}
 
@@ -62,14 +64,15 @@ class Completion:
         for generation in self._generations:
             generation.cancel()
 
-    async def _told(self) -> AsyncIterator[tuple[int, str, Sequence[Likely], str | None]]:
+    async def _told(self) -> AsyncGenerator[tuple[int, str, Sequence[Likely], str | None], None]:
         n = self._request.n or 1
         for number, generation in enumerate(self._generations):
             if self._request.echo:
                 for index in range(n):
                     yield number * n + index, self._prompts[number], (), None
-            async for delta in generation.deltas():
-                yield number * n + delta.index, delta.text, delta.likely, delta.reason
+            async with aclosing(generation.deltas()) as deltas:
+                async for delta in deltas:
+                    yield number * n + delta.index, delta.text, delta.likely, delta.reason
 
     @property
     def _usage(self) -> Usage:

@@ -6,7 +6,7 @@ Whoever stops reading ends the texts: `generate` cancels what is left when it is
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -236,6 +236,7 @@ class _Under:
     num_drawn: int = 0
     first_s: float | None = None
     last_s: float | None = None
+    is_over: bool = False  # and charged
 
 
 class Generation:
@@ -254,11 +255,12 @@ class Generation:
         self._visit, self._clock, self._metrics, self._limits = visit, serving.clock, serving.metrics, serving.limits
         self._asked_s = self._read_s = self._clock.now()
         self._texts: list[_Under] = []
+        self._is_followed = False
         try:
             for index in range(plan.n):
                 self._texts.append(self._begun(index, plan.n - 1 - index + num_more))
         except BaseException:
-            self.cancel()
+            self._cancel_texts()
             raise
         visit.charge(len(plan.prompt))
         self._metrics.asked(model.id, len(plan.prompt), plan.n, plan.max_new_tokens)
@@ -278,17 +280,23 @@ class Generation:
         return _Under(index, self.model.engine.begin(wanted, num_more), Unfolding(plan.stops))
 
     def cancel(self) -> None:
-        """Draw no more; what was drawn already is not told."""
+        """Draw no more; what was drawn already is charged, and not told."""
+        self._cancel_texts()
+        if not self._is_followed:  # else `deltas` does so, once nobody follows any more
+            self._end_rest()
+
+    def _cancel_texts(self) -> None:
         for under in self._texts:
             if under.text.ended is None:
                 under.text.cancel()
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Yield the texts piece by piece, as they come, each until its reason.
 
         Raises:
             Fault: nothing came in time, or not all of it.
         """
+        self._is_followed = True
         self._read_s = self._clock.now()
         told: asyncio.Queue[Delta | Exception] = asyncio.Queue(MAX_TOLD)
         tasks = [asyncio.ensure_future(self._follow(under, told)) for under in self._texts]
@@ -303,10 +311,11 @@ class Generation:
                 num_left -= one.reason is not None
                 yield one
         finally:
-            self.cancel()
+            self._cancel_texts()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._end_rest()
 
     async def _next(self, told: "asyncio.Queue[Delta | Exception]") -> "Delta | Exception":
         limits = self._limits
@@ -366,7 +375,14 @@ class Generation:
             raise unavailable("The model is being unloaded; the answer ends here. Ask again.", "unloaded", 1.0)
         return str(under.text.ended)
 
+    def _end_rest(self) -> None:
+        """End texts that nobody has begun to read."""
+        for under in self._texts:
+            if not under.is_over:
+                self._tell_end(under, "abort")
+
     def _tell_end(self, under: _Under, reason: str) -> None:
+        under.is_over = True
         self.usage.num_shared = max(self.usage.num_shared, under.text.num_shared)
         if reason == "abort":  # nobody reads on, but these were drawn all the same
             self._visit.charge(under.text.num_unread)

@@ -4,6 +4,7 @@ Nothing is stored, so `previous_response_id` is refused: send the turns again.
 """
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -54,10 +55,11 @@ class Response:
         yield self._event("response.created", response=self._tree("in_progress"))
         yield self._event("response.in_progress", response=self._tree("in_progress"))
         try:
-            async for delta in self._generation.deltas():
-                for told in self._choice.take(delta):
-                    for event in self._told(told):
-                        yield event
+            async with aclosing(self._generation.deltas()) as deltas:
+                async for delta in deltas:
+                    for told in self._choice.take(delta):
+                        for event in self._told(told):
+                            yield event
         except Exception as error:
             fault = fault_of(error)
             yield self._event("response.failed", response=self._tree("failed", fault))

@@ -8,6 +8,7 @@ import struct
 import threading
 from typing import Any
 
+import httpx2
 import pytest
 
 from unit.chat.templates import HERMES, LLAMA3, MISTRAL
@@ -551,9 +552,17 @@ async def test_silence_is_filled_and_then_is_an_event() -> None:
         assert "[DONE]" not in answer.text
 
 
-async def ask_and_go(fields: dict[str, Any], engine: ScriptedEngine, served: Any, *, takes: bool) -> None:
+async def ask_and_go(
+    fields: dict[str, Any],
+    engine: ScriptedEngine,
+    served: Any,
+    *,
+    takes: bool,
+    path: str = "/v1/chat/completions",
+    secret: str = "",
+) -> None:
     """Ask, and go away once something is under way; `takes`: whether what is sent is taken."""
-    body = json.dumps({"model": "tiny", "messages": [MESSAGE], **fields}).encode()
+    body = json.dumps({"model": "tiny", **({"messages": [MESSAGE]} if "chat" in path else {}), **fields}).encode()
     messages = [{"type": "http.request", "body": body, "more_body": False}]
     gone = asyncio.Event()
 
@@ -571,8 +580,8 @@ async def ask_and_go(fields: dict[str, Any], engine: ScriptedEngine, served: Any
     scope = {
         "type": "http",
         "method": "POST",
-        "path": "/v1/chat/completions",
-        "headers": [(b"host", b"localhost")],
+        "path": path,
+        "headers": [(b"host", b"localhost"), (b"authorization", f"Bearer {secret}".encode())],
         "query_string": b"",
     }
     doing = asyncio.ensure_future(served(scope | {"client": ("127.0.0.1", 1)}, receive, send))
@@ -598,6 +607,32 @@ async def test_who_takes_nothing_and_goes_ends_the_work_too() -> None:
     await ask_and_go({"stream": True}, engine, app({"tiny": model}), takes=False)
     assert all(each.is_cancelled for each in engine.begun)
     assert engine.totals.num_running == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_goes_away_pays_for_texts_that_were_not_read_yet_and_their_end_is_counted(stream: bool) -> None:
+    secret, key = new_key("a", tokens_per_day=67)
+    model = scripted(["x", 60.0])
+    engine: Any = model.engine
+    begin = engine.begin
+
+    def drawn_ahead(*asked: Any) -> Any:
+        text = begin(*asked)
+        text.num_unread = 64 if len(engine.begun) == 2 else 0
+        return text
+
+    engine.begin = drawn_ahead
+    served = app({"tiny": model}, (key,))
+    asks = {"prompt": ["a", "b"], "stream": stream}
+    await ask_and_go(asks, engine, served, takes=True, path="/v1/completions", secret=secret)
+    transport = httpx2.ASGITransport(served, client=("127.0.0.1", 1))
+    headers = {"authorization": f"Bearer {secret}"}
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as http:
+        metrics = (await http.get("/metrics")).text
+        assert 'finished_reason="abort",model_name="tiny"} 2.0' in metrics
+        answer = await http.post("/v1/completions", json={"model": "tiny", "prompt": "a"})  # 2 read, 1 and 64 drawn
+        assert answer.status_code == 429, answer.text
+        assert "has used 67." in answer.json()["error"]["message"]
 
 
 async def test_neither_question_nor_answer_is_logged_or_measured(
