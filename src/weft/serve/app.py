@@ -351,7 +351,7 @@ def _tokens_of(request: TokenizeRequest, model: Model, wall_s: float) -> list[in
         raise wrong("prompt: a prompt or messages are needed.", "prompt")
     vocabulary = model.vocabulary
     try:
-        if request.add_special_tokens:
+        if request.add_special_tokens is not False:
             return vocabulary.encode_plain(request.prompt)
         return [int(each) for each in model.tokenizer.encode(request.prompt)]
     except DataError as error:

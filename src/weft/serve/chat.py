@@ -94,7 +94,7 @@ def schema_of(format: Format | None) -> tuple[Tree, bool] | None:
     Raises:
         Fault: a schema is announced and not there.
     """
-    if format is None or format.type == "text":
+    if format is None or format.type in (None, "text"):
         return None
     if format.type == "json_object":
         return {"type": "object"}, False
@@ -118,7 +118,8 @@ async def form_of(model: Model, use: ToolUse, format: Format | None) -> Form | N
         return None
     schema, is_strict = wanted
     if use.functions:
-        return await asyncio.to_thread(model.forms.of_calls, use.calls(model), "response_format", schema)
+        calls = use.calls(model)
+        return await asyncio.to_thread(model.forms.of_calls, calls, "response_format", schema, is_strict=is_strict)
     return await asyncio.to_thread(model.forms.of_schema, schema, "response_format", is_strict=is_strict)
 
 
@@ -288,7 +289,7 @@ class Chat:
             {
                 "index": choice.index,
                 "message": choice.message,
-                "logprobs": _logprobs(choice.likely) if self._request.logprobs else None,
+                "logprobs": logprobs_tree(choice.likely) if self._request.logprobs else None,
                 "finish_reason": choice.reason,
             }
             for choice in self.choices
@@ -320,7 +321,7 @@ class Chat:
         """Return log-probabilities that no chunk has told yet."""
         if not self._request.logprobs or not choice.likely:
             return None
-        tree = _logprobs(choice.likely)
+        tree = logprobs_tree(choice.likely)
         choice.likely = []
         return tree
 
@@ -350,7 +351,7 @@ def _delta_tree(told: Told) -> Tree:
             return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
 
 
-def _logprobs(all_likely: Sequence[Likely]) -> Tree:
+def logprobs_tree(all_likely: Sequence[Likely]) -> Tree:
     def tree(piece: bytes, logprob: float) -> Tree:
         return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
 

@@ -184,6 +184,16 @@ async def test_a_schema_may_be_answered_beside_tools() -> None:
     assert other["finish_reason"] == "tool_calls"
 
 
+async def test_a_strict_schema_that_cannot_be_held_to_is_refused_beside_tools_too() -> None:
+    schema = {"type": "object", "not": {"required": ["a"]}}
+    async with asking(scripted("{}")) as client:
+        for is_strict, status in ((True, 400), (False, 200)):
+            format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": is_strict}}
+            for more in ({}, {"tools": TOOLS}):
+                answer = await client.chat(response_format=format, **more)
+                assert answer.status_code == status, answer.text
+
+
 async def test_messages_reach_the_template_with_calls_and_letters_that_look_like_control_tokens() -> None:
     model = scripted("x", template=TURNS)
     engine: Any = model.engine
@@ -239,29 +249,6 @@ async def test_completions_of_text_and_of_tokens() -> None:
         chunks = await client.chunks("/v1/completions", prompt="x", stream_options={"include_usage": True})
         assert "".join(each["choices"][0]["text"] for each in chunks if each["choices"]) == "three"
         assert chunks[-1]["usage"]["prompt_tokens"] == 1
-
-
-async def test_responses_of_text_and_of_calls() -> None:
-    async with asking(scripted("hi", CALL, "hi", CALL)) as client:
-        tools = [{"type": "function", **TOOL}]
-        tree = (await client.post("/v1/responses", input="a", instructions="be")).json()
-        assert tree["output"][0]["content"][0]["text"] == "hi"
-        assert tree["usage"]["input_tokens_details"] == {"cached_tokens": 0}
-        tree = (await client.post("/v1/responses", input="a", tools=tools)).json()
-        assert (tree["output"][0]["type"], tree["output"][0]["arguments"]) == ("function_call", '{"n": 1}')
-        given = [
-            *tree["output"],
-            {"type": "function_call_output", "call_id": tree["output"][0]["call_id"], "output": "9"},
-        ]
-        events = await client.chunks("/v1/responses", input=[{"role": "user", "content": "a"}, *given])
-        kinds = [each["type"] for each in events]
-        assert kinds[0] == "response.created"
-        assert kinds[-1] == "response.completed"
-        assert [each["sequence_number"] for each in events] == list(range(len(events)))
-        assert events[-1]["response"]["output"][0]["content"][0]["text"] == "hi"
-        events = await client.chunks("/v1/responses", input="a", tools=tools)
-        done = next(each for each in events if each["type"] == "response.function_call_arguments.done")
-        assert done["arguments"] == '{"n": 1}'
 
 
 async def test_embeddings_of_texts_and_of_tokens_as_numbers_and_as_base64() -> None:
@@ -455,7 +442,15 @@ async def test_unknown_fields_and_nulls_are_passed_over() -> None:
     nulls = dict.fromkeys(("temperature", "n", "stop", "tools", "tool_choice", "logprobs", "stream", "seed", "user"))
     async with asking(scripted("x")) as client:
         answer = await client.chat(**nulls, store=True, verbosity="low", safety_identifier="a", metadata={"a": "b"})
-    assert answer.status_code == 200
+        assert answer.status_code == 200
+        for path, fields in (
+            ("/v1/embeddings", {"input": "x", "encoding_format": None}),
+            ("/v1/chat/completions", {"messages": [MESSAGE], "response_format": {"type": None}}),
+            ("/v1/responses", {"input": [{"role": None, "type": "reasoning"}, MESSAGE], "text": {"format": None}}),
+            ("/tokenize", {"prompt": "x", "add_special_tokens": None, "return_token_strs": None}),
+        ):
+            answer = await client.post(path, **fields)
+            assert answer.status_code == 200, answer.text
 
 
 async def test_what_is_not_here_is_told_in_the_same_shape() -> None:
