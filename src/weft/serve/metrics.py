@@ -140,15 +140,17 @@ class Metrics:
         self._n.labels(model, _ENGINE).observe(n)
         self._max_tokens.labels(model, _ENGINE).observe(max_tokens)
 
-    def drawn(self, model: str, *, first_s: float | None = None, gap_s: float | None = None) -> None:
-        """A token came.
+    def drawn(
+        self, model: str, *, first_s: float | None = None, gap_s: float | None = None, num_tokens: int = 1
+    ) -> None:
+        """A token came, or several at once.
 
         Args:
             first_s: it is the first, so long after it was asked for.
             gap_s: so long after the one before; None: it came with that one. Of another server's answers it is
                 when they were read, and a slow reader has part in that.
         """
-        self._num_answer.labels(model, _ENGINE).inc()
+        self._num_answer.labels(model, _ENGINE).inc(num_tokens)
         if first_s is not None:
             self._first.labels(model, _ENGINE).observe(first_s)
         if gap_s is not None:
