@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.responses import Response as Plain
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import weft
 from weft.clock import Clock, SystemClock
@@ -54,6 +54,7 @@ from weft.serve.stream import Answer, Gone, Wire
 HEALTHY_S = 10.0  # a token that was drawn so lately need not be drawn again
 DRAWN_S = 10.0  # a model from which none comes for so long is not healthy
 BODY_S = 30.0  # a body that has not come by then is not waited for
+_ID = "weft.request_id"  # in a request's scope
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 R = TypeVar("R", bound=Asked)
@@ -116,15 +117,14 @@ class Front:
             Route("/version", _version, methods=["GET"]),
             *page,
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _not_here})
+        return _Application(routes=routes, exception_handlers={HTTPException: _not_here})
 
     def _endpoint(self, work: Work) -> ASGIApp:
         """Return what reads a request, lets `work` answer it, and tells what fails."""
 
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
             headers = Headers(scope=scope)
-            id = _request_id(headers)
-            wire = Wire(receive, send, self.limits, {"x-request-id": id}, self._note)
+            wire = Wire(receive, send, self.limits, {}, self._note)
             try:
                 asker = self._asker(scope, headers)
                 length = headers.get("content-length", "0")
@@ -134,7 +134,7 @@ class Front:
             except Gone:
                 return
             except Exception as error:
-                _log(id, error)
+                _log(scope[_ID], error)
                 try:
                     await wire.fail(error)
                 except Gone:
@@ -262,6 +262,24 @@ class _Server:
 
 async def _version(_request: Request) -> Plain:
     return JSONResponse({"version": weft.__version__})
+
+
+class _Application(Starlette):
+    """Gives each answer, whoever makes it, the id of its request."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await super().__call__(scope, receive, send)
+        scope[_ID] = id = _request_id(Headers(scope=scope))
+        named = (b"x-request-id", id.encode("ascii"))
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), named]}
+            await send(message)
+
+        await super().__call__(scope, receive, send_named)
+        return None
 
 
 class _Endpoint:

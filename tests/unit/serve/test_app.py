@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.responses import Response as Plain
+from starlette.routing import Route
 
 from unit.chat.templates import HERMES, LLAMA3, MISTRAL
 from unit.serve.scripted import ScriptedEngine, asking, scripted
@@ -477,6 +479,28 @@ async def test_what_is_not_here_is_told_in_the_same_shape() -> None:
     for answer, status in answers:
         assert answer.status_code == status
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_each_answer_has_an_id() -> None:
+    page = [Route("/page", lambda _request: Plain("page")), Route("/broken", lambda _request: 1 / 0)]
+    served = app({"tiny": scripted("x")}, page=page)
+    transport = httpx2.ASGITransport(served, client=("127.0.0.1", 1), raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        for path, status in (
+            ("/health", 200),
+            ("/version", 200),
+            ("/metrics", 200),
+            ("/page", 200),
+            ("/v1/models", 200),
+            ("/nowhere", 404),
+            ("/v1/chat/completions", 405),
+            ("/broken", 500),
+        ):
+            for given in ("", "mine-1", "not one"):
+                answer = await http.get(path, headers={"x-request-id": given} if given else {})
+                assert answer.status_code == status, path
+                [id] = answer.headers.get_list("x-request-id")
+                assert id == given if given == "mine-1" else id.startswith("req_")
 
 
 async def test_keys_and_limits_are_told_by_their_status() -> None:
