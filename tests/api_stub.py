@@ -7,6 +7,7 @@ busy       429, to be tried again in 7 seconds
 count      sixty numbers
 long       some words, cut off at the most tokens; nothing: an answer without a letter
 code       a fenced block; hostile: what a careless page would run
+members    words that members of a run drew, one of which died in the middle
 anything   the question again, and how many messages it was asked with
 """
 
@@ -28,6 +29,14 @@ HOSTILE = "<img src=x onerror=alert(1)> \x1b[2J"
 CODE = "Look:\n```py\nprint(1)\n```\nThat is all."
 SOME = ["Some ", "words."]
 CONTEXT = 4096  # tokens, which a long answer has with its question
+COURSE = {
+    "members": ["anna0000", "ben00000"],
+    "rounds": [{"round": 12, "after_tokens": 0}],
+    "mends": [],
+    "num_mends": 0,
+}
+MEND = {"stage": 2, "before": "ben00000", "member": "carl0000", "after_tokens": 37, "why": "parted", "pause_s": 0.8}
+MENDED = COURSE | {"members": ["anna0000", "carl0000"], "mends": [MEND], "num_mends": 1}
 COUNT = [f"{number} " for number in range(60)]
 
 
@@ -66,7 +75,14 @@ class Stub:
         return StreamingResponse(self._events(question, len(body["messages"])), media_type="text/event-stream")
 
     async def _events(self, question: str, num_messages: int) -> AsyncIterator[str]:
-        words = {"code": [CODE], "hostile": [HOSTILE], "error": SOME, "bare": SOME, "count": COUNT}.get(question)
+        words = {
+            "code": [CODE],
+            "hostile": [HOSTILE],
+            "error": SOME,
+            "bare": SOME,
+            "count": COUNT,
+            "members": COUNT,
+        }.get(question)
         words = {"long": SOME, "nothing": []}.get(question, words)
         if words is None:
             words = [f"word{n} " for n in range(5000)] if question == "slow" else [f"{question}! ", f"({num_messages})"]
@@ -77,6 +93,9 @@ class Stub:
             for word in words:
                 yield piece({"content": word})
                 num += 1
+                if question == "members" and num in (1, 38):
+                    yield piece({}, weft=COURSE if num == 1 else MENDED)
+                    await asyncio.sleep(0.5)  # that it can be seen
                 await asyncio.sleep(0.004)
         except asyncio.CancelledError:
             self.is_left.set()
@@ -98,8 +117,8 @@ def failed(status: int, message: str, code: str, headers: dict[str, str] | None 
     return JSONResponse({"error": error}, status, headers)
 
 
-def piece(delta: dict[str, str], finish: str | None = None) -> str:
-    return event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+def piece(delta: dict[str, str], finish: str | None = None, **more: Any) -> str:
+    return event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish, **more}]})
 
 
 def event(told: dict[str, Any]) -> str:

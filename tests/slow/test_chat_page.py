@@ -62,6 +62,23 @@ def test_an_answer_comes_with_its_figures_and_the_next_question_goes_on(page: An
     assert page.inner_text("#name") == "hello"
 
 
+def test_below_an_answer_of_members_stands_whom_it_came_by_and_who_went_on_in_whose_place(page: Any) -> None:
+    ask(page, "members")
+    waits_for(page, f"{LAST} .course", "stage 1: anna0000 · stage 2: ben00000 · weights of round 12")
+    assert page.locator("#stop").is_visible()  # it is told while the answer is written
+    is_done(page)
+    mended = "ben00000 → carl0000 after 37 tokens, 0.8\u00a0s (its link broke)"
+    told = f"stage 1: anna0000 · stage 2: {mended} · weights of round 12"
+    assert page.inner_text(f"{LAST} .course") == told
+    page.reload()
+    page.wait_for_selector("#model:enabled")
+    assert page.inner_text(f"{LAST} .course") == told  # it is kept with the answer
+    ask(page, "hello")
+    waits_for(page, LAST, "hello!")
+    is_done(page)
+    assert page.locator(f"{LAST} .course").count() == 0  # nobody told of members
+
+
 def test_an_answer_grows_and_stops_and_what_is_there_stays(page: Any, stub: Stub) -> None:
     ask(page, "slow")
     waits_for(page, LAST, "word3")
@@ -215,7 +232,7 @@ def test_it_can_be_read_by_everybody(browser: Any, stub: Stub, width: int, theme
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the extra page is not installed")
     shape = {"viewport": {"width": width, "height": 844}, "color_scheme": theme, "bypass_csp": True}
     with opened(browser, stub.address, "#model:enabled", **shape) as page:
-        for question in ("code", "x" * 300, "error"):
+        for question in ("code", "members", "x" * 300, "error"):
             ask(page, question)
             page.wait_for_selector(".message[data-role=assistant]:last-of-type .note:not(:empty)")
             is_done(page)

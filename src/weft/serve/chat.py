@@ -227,6 +227,7 @@ class Choice:
         self.calls: list[Tree] = []
         self.likely: list[Likely] = []
         self.reason: str | None = None
+        self.course: Tree | None = None
         self._reader = reader
         self._is_named, self._is_parallel = is_named, is_parallel
 
@@ -242,6 +243,7 @@ class Choice:
         for each in told:
             self._note(each)
         self.likely += delta.likely
+        self.course = delta.course or self.course
         if delta.reason is not None:
             is_called = self.calls and not self._is_named and delta.reason == "stop"
             self.reason = "tool_calls" if is_called else delta.reason
@@ -291,6 +293,7 @@ class Chat:
                 "message": choice.message,
                 "logprobs": logprobs_tree(choice.likely) if self._request.logprobs else None,
                 "finish_reason": choice.reason,
+                **course_tree(choice.course),
             }
             for choice in self.choices
         ]
@@ -307,8 +310,8 @@ class Chat:
                 told = choice.take(delta)
                 for tree in map(_delta_tree, told):
                     yield self._chunk(choice.index, tree, self._unsaid(choice))
-                if choice.reason is not None:
-                    yield self._chunk(choice.index, {}, self._unsaid(choice), choice.reason)
+                if choice.reason is not None or delta.course is not None:
+                    yield self._chunk(choice.index, {}, self._unsaid(choice), choice.reason, delta.course)
         if self._has_usage:
             usage = usage_tree(self._generation.usage)
             yield self._base | {"object": "chat.completion.chunk", "choices": [], "usage": usage}
@@ -330,8 +333,15 @@ class Chat:
         options = self._request.stream_options
         return options is not None and bool(options.include_usage)
 
-    def _chunk(self, index: int, delta: Tree, logprobs: Tree | None = None, reason: str | None = None) -> Tree:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    def _chunk(
+        self,
+        index: int,
+        delta: Tree,
+        logprobs: Tree | None = None,
+        reason: str | None = None,
+        course: Tree | None = None,
+    ) -> Tree:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason, **course_tree(course)}
         chunk = self._base | {"object": "chat.completion.chunk", "choices": [choice]}
         options = self._request.stream_options
         if options is not None and options.include_obfuscation:
@@ -360,6 +370,11 @@ def logprobs_tree(all_likely: Sequence[Likely]) -> Tree:
         for each in all_likely
     ]
     return {"content": content, "refusal": None}
+
+
+def course_tree(course: Tree | None) -> Tree:
+    """Return whom a text has come by, as a field that the API does not have: programs pass it over, or show it."""
+    return {} if course is None else {"weft": course}
 
 
 def usage_tree(usage: Usage) -> Tree:

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.errors import DataError
 from weft.rng import fresh_secret
-from weft.serve.chat import ToolUse, form_of, usage_tree
+from weft.serve.chat import ToolUse, course_tree, form_of, usage_tree
 from weft.serve.failures import wrong
 from weft.serve.generation import Generation, Model, Serving, Usage, planned
 from weft.serve.keys import Visit
@@ -38,11 +38,12 @@ class Completion:
     async def whole(self) -> Tree:
         """Return the answer when it is whole."""
         choices: dict[int, Tree] = {}
-        async for index, text, likely, reason in self._told():
+        async for index, text, likely, reason, course in self._told():
             choice = choices.setdefault(index, {"index": index, "text": "", "logprobs": None, "finish_reason": None})
             choice["logprobs"] = _joined(choice["logprobs"], self._logprobs(index, text, likely))
             choice["text"] += text
             choice["finish_reason"] = reason
+            choice |= course_tree(course)
         usage = usage_tree(self._usage)
         return self._base | {"choices": [choices[index] for index in sorted(choices)], "usage": usage}
 
@@ -52,9 +53,10 @@ class Completion:
         has_usage = options is not None and bool(options.include_usage)
         none_yet = {"usage": None} if has_usage else {}
         async with aclosing(self._told()) as told:
-            async for index, text, likely, reason in told:
+            async for index, text, likely, reason, course in told:
                 logprobs = self._logprobs(index, text, likely)
                 choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+                choice |= course_tree(course)
                 yield self._base | {"choices": [choice]} | none_yet
         if has_usage:
             yield self._base | {"choices": [], "usage": usage_tree(self._usage)}
@@ -64,15 +66,15 @@ class Completion:
         for generation in self._generations:
             generation.cancel()
 
-    async def _told(self) -> AsyncGenerator[tuple[int, str, Sequence[Likely], str | None], None]:
+    async def _told(self) -> AsyncGenerator[tuple[int, str, Sequence[Likely], str | None, Tree | None], None]:
         n = self._request.n or 1
         for number, generation in enumerate(self._generations):
             if self._request.echo:
                 for index in range(n):
-                    yield number * n + index, self._prompts[number], (), None
+                    yield number * n + index, self._prompts[number], (), None, None
             async with aclosing(generation.deltas()) as deltas:
                 async for delta in deltas:
-                    yield number * n + delta.index, delta.text, delta.likely, delta.reason
+                    yield number * n + delta.index, delta.text, delta.likely, delta.reason, delta.course
 
     @property
     def _usage(self) -> Usage:

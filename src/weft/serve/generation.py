@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from blake3 import blake3
 
@@ -28,6 +29,7 @@ from weft.serve.metrics import Metrics
 from weft.serve.schemas import TextRequest, stops_of
 from weft.serve.text import Likely, Unfolding, likely
 from weft.serve.tools import Style, style_of
+from weft.texts.entry import TextOfMembers
 
 _SEED = "weft 2026 serve seed v1"
 _SALT = "weft 2026 serve salt v1"
@@ -131,12 +133,14 @@ class Delta:
         index: of the text.
         likely: the tokens whose last characters are in it, where they were asked for.
         reason: why it ended, "stop" or "length", in the last one.
+        course: of what members compute, in the last one and where it has changed: whom the text has come by.
     """
 
     index: int
     text: str
     likely: tuple[Likely, ...] = ()
     reason: str | None = None
+    course: dict[str, Any] | None = None
 
 
 @dataclass
@@ -237,6 +241,17 @@ class _Under:
     first_s: float | None = None
     last_s: float | None = None
     is_over: bool = False  # and charged
+    num_changes: int = 0  # of its course, that were told
+
+    def course(self, *, is_last: bool = False) -> dict[str, Any] | None:
+        """Return whom the text has come by, where members compute it and that is news, or its last word."""
+        if not isinstance(self.text, TextOfMembers):
+            return None
+        course = self.text.course
+        if course.num_changes == self.num_changes and not is_last:
+            return None
+        self.num_changes = course.num_changes
+        return course.tree() if course.peers else None
 
 
 class Generation:
@@ -338,10 +353,17 @@ class Generation:
 
     async def _follow(self, under: _Under, told: "asyncio.Queue[Delta | Exception]") -> None:
         reason = "error"
+
+        def tell_course() -> None:
+            if not told.full():  # else with what comes next
+                told.put_nowait(Delta(under.index, "", course=under.course()))
+
+        if isinstance(under.text, TextOfMembers):
+            under.text.on_moved = tell_course
         try:
             reason = await self._read(under, told)
             text, rest = under.out.finish()
-            await told.put(Delta(under.index, text, tuple(rest), reason))
+            await told.put(Delta(under.index, text, tuple(rest), reason, under.course(is_last=True)))
         except asyncio.CancelledError:
             reason = "abort"
             raise
@@ -367,7 +389,8 @@ class Generation:
             piece = shown.get(drawn.token) or vocabulary.piece(drawn.token)
             text, out = under.out.feed(piece, likely(drawn, vocabulary))
             if text or out:
-                await told.put(Delta(under.index, text, tuple(out)))  # what nobody takes waits in the text
+                delta = Delta(under.index, text, tuple(out), course=under.course())
+                await told.put(delta)  # what nobody takes waits in the text
             if under.out.is_stopped:
                 under.text.cancel()
                 return "stop"

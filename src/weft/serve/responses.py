@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.rng import fresh_secret
-from weft.serve.chat import Choice, ToolUse, chat_plan, logprobs_tree
+from weft.serve.chat import Choice, ToolUse, chat_plan, course_tree, logprobs_tree
 from weft.serve.failures import Fault, fault_of, wrong
 from weft.serve.generation import Generation, Model, Serving
 from weft.serve.keys import Visit
@@ -208,6 +208,7 @@ class Response:
             }
             if is_over
             else None,
+            **course_tree(self._choice.course if is_over else None),
         }
 
 

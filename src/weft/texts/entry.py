@@ -21,6 +21,7 @@ from collections.abc import Callable
 from itertools import product
 from math import ceil
 from statistics import quantiles
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -57,7 +58,7 @@ from weft.texts.messages import (
     drawn_how,
     id_of,
 )
-from weft.texts.path import Paths, Reserved
+from weft.texts.path import Course, Paths, Reserved
 from weft.texts.path import Wanted as Asked
 from weft.texts.section import packed
 from weft.texts.sequence import Held
@@ -87,6 +88,19 @@ class NoPath(WeftError):
     def __init__(self, message: str, retry_s: float = 2.0) -> None:
         super().__init__(message)
         self.retry_s = retry_s
+
+
+class TextOfMembers(Text):
+    """A text that members compute: it says whom it has come by.
+
+    Args:
+        course: so far.
+    """
+
+    def __init__(self, *args: Any, course: Course) -> None:
+        super().__init__(*args)
+        self.course = course
+        self.on_moved: Callable[[], None] | None = None  # called where `course` has other members, or other weights
 
 
 class Entry:
@@ -154,7 +168,7 @@ class Entry:
                 "machine that is asked; this one asks members of the run. Leave the form out, or serve a checkpoint."
             )
         self._have_places(wanted, 1 + num_more)
-        text = Text(wanted, self._cancel, self._go_on, self.clock)
+        text = TextOfMembers(wanted, self._cancel, self._go_on, self.clock, course=Course())
         under = _UnderWay(self, self._new_secret(SECRET_NBYTES), text)
         self._under_way[under.id] = self._by_text[text] = under
         self._count()
@@ -296,7 +310,7 @@ class Entry:
 class _UnderWay:
     """One text, and what is said for it."""
 
-    def __init__(self, entry: Entry, secret: bytes, text: Text) -> None:
+    def __init__(self, entry: Entry, secret: bytes, text: TextOfMembers) -> None:
         self.id, self.text = id_of(entry.link.me, secret), text
         self._secret = secret
         self.has_drawn = False
@@ -361,7 +375,11 @@ class _UnderWay:
     def hear(self, event: machine.Event) -> None:
         if self._state is None or self._state.phase == "ended":
             return
-        self._state, effects = machine.step(self._state, event)
+        before = self._state
+        self._state, effects = machine.step(before, event)
+        is_left = self._state.phase in ("seeking", "resting") or self._state.attempt > before.attempt
+        if is_left and before.phase in ("opening", "running"):
+            self.text.course.stopped(machine.why(event), self._entry.clock.now())
         has_ended = self._state.phase == "ended" and self._state.path  # not in a rest: members have forgotten it
         if isinstance(event, machine.Drew) and has_ended and event.attempt == self._state.attempt:
             num = len(self._state.tokens)
@@ -375,7 +393,7 @@ class _UnderWay:
         if why == "wrong rows" and 0 < stage < len(peers) and peers[stage] == peer:
             peer = peers[stage - 1]
             self._entry.paths.failed(peer, Failure.ERROR, self._entry.clock.now())
-        self.hear(machine.Lost(attempt, peer))
+        self.hear(machine.Lost(attempt, peer, why))
 
     def parted(self, peer: PeerId) -> None:
         if self._state is not None:
@@ -545,6 +563,10 @@ class _UnderWay:
             self._entry.totals.num_shared += self.text.num_shared
             self._entry.totals.num_read += state.num_prompt - self.text.num_shared
         self._stuck_since = None
+        num_drawn = len(state.tokens) - state.num_prompt
+        is_new = self.text.course.runs(state.path, self.round or 0, num_drawn)
+        if is_new and self.text.on_moved is not None:
+            self.text.on_moved()
         self._wait()
 
     def _feed(self, attempt: int, peer: PeerId, start: int) -> None:
@@ -596,6 +618,7 @@ class _UnderWay:
             self._entry.paths.came(now - self._told_at)
         phase = None if self._state is None else self._state.phase
         self._told_at = None if phase == "resting" else now  # a rest is no pause of the members'
+        self.text.course.came(now)
         self.has_drawn = True
         if phase in ("running", "ended") and self._state is not None and self._drawn_in != self._state.attempt:
             self._drawn_in = self._state.attempt

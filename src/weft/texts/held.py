@@ -1,6 +1,7 @@
 """What a member holds of one text: pages, rows that wait, tokens that were drawn, bytes that others may fetch."""
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +33,7 @@ class HeldText:
         guessed: of the first stage.
         signing: None: the attempt has not begun here, or no receipts are given.
         read_at: the number of the step that read a piece of it last.
+        worked_s: when a row of it was computed last.
     """
 
     sequence: Sequence
@@ -49,6 +51,7 @@ class HeldText:
     guessed: Guessed = field(default_factory=Guessed)
     signing: Signing | None = None
     read_at: int = -1
+    worked_s: float = -math.inf
 
     @property
     def id(self) -> bytes:

@@ -66,6 +66,7 @@ NEWS_S = 2.0
 MAX_VERSIONS = 2  # of the weights, that are held at a time
 MAX_ROWS = 64  # that are drawn after in one step, guesses among them
 MAX_HELD = 1024  # texts
+AT_WORK_S = 2.0  # after a row of a text was computed: for so long it has a part of a step's rows
 BUSY_S = 1.0  # after which who finds no page here may ask again
 
 
@@ -320,7 +321,7 @@ class Member:
             return
         if (trip_s := text.guessed.trip_s(now)) is not None:
             self._ring.note(trip_s)
-        most = min(text.opened.most - 1 - num, PAGE - 1 - num % PAGE, MAX_ROWS // len(self._texts) - 1)
+        most = min(text.opened.most - 1 - num, PAGE - 1 - num % PAGE, self._num_rows_for(text, now) - 1)
         rows_s = self._pace.step_s(sum(text.num_left == 1 for text in self._texts.values()), 0)
         guess = text.guessed.next(most, self._ring.row_share(rows_s - self._pace.step_s(0, 0)))
         if guess:
@@ -328,6 +329,11 @@ class Member:
             text.sequence = moved.sequence
             for rows in moved.taken:
                 text.given.add(rows.start, packed(guess))
+
+    def _num_rows_for(self, text: HeldText, now: float) -> int:
+        """Return a text's part of a step's rows, which those that ask share alike, and each one's texts at work."""
+        nums = Counter(each.asker for each in self._texts.values() if each is text or now - each.worked_s < AT_WORK_S)
+        return MAX_ROWS // len(nums) // nums[text.asker]
 
     async def _on_close(self, peer: PeerId, note: CloseSequence) -> None:
         text = self._texts.get(note.sequence)
@@ -338,8 +344,11 @@ class Member:
 
     def _begun(self, peer: PeerId, call: OpenSequence, marks: Marks) -> HeldText | None:
         """Return a new text with pages for it, those among them that are filled; None: there is no room."""
-        if len(self._texts) >= MAX_HELD:
-            return None
+        while len(self._texts) >= MAX_HELD:
+            yields = who_yields(Counter(map(_asker_of, self._texts.values())), peer, 1)
+            if yields is None:
+                return None
+            self._give_up(yields)
         at = dict(zip(marks.places, marks.chain, strict=True))
         num_told = marks.places[-1]
         most = num_told - 1 if self._section.is_last else num_told  # to draw, the last row has to be computed
@@ -523,7 +532,7 @@ class Member:
         num = moved.sequence.num_computed - work.start
         if num <= 0:
             return
-        text.sequence = moved.sequence
+        text.sequence, text.worked_s = moved.sequence, self._clock.now()
         text.given.forget(work.start + num)
         for page in range(work.start // PAGE, (work.start + num) // PAGE):
             name = text.sequence.chain[(page + 1) * PAGE]

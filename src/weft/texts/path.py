@@ -27,15 +27,15 @@ meanwhile. A peer that holds the whole model is a path of one stage.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
 
 from weft.engine.schedule import MAX_SLOWDOWN
-from weft.ids import PeerId
+from weft.ids import PeerId, short
 from weft.pipeline.routing import Failure
 from weft.rng import order_key
 from weft.texts.messages import MAX_LINKS, SectionServed
@@ -47,6 +47,7 @@ NUM_GAPS = 64  # the time of a trip is a mean over about so many
 MOST_GAP = 4.0  # times that mean: what is longer was a break
 FIRST_STEP_S = 0.05  # of who has not computed yet
 FIRST_RTT_S, FIRST_BPS = 0.05, 50e6  # between two that nobody has measured
+MAX_MENDS = 64  # of one text that are told, the last ones; and changes of its weights
 
 
 class Wanted(NamedTuple):
@@ -215,7 +216,7 @@ class Paths:
 
     num_stages: int
     _served: dict[tuple[int, PeerId], tuple[SectionServed, float]] = field(default_factory=dict)
-    _links: dict[tuple[PeerId, PeerId], Link] = field(default_factory=dict)
+    _links: dict[PeerId, dict[int, dict[PeerId, Link]]] = field(default_factory=dict)  # as each last told, by its stage
     _farthest: dict[PeerId, float] = field(
         default_factory=dict
     )  # of whom each tells, where it tells of as many as it can
@@ -228,8 +229,9 @@ class Paths:
         if served.stage >= self.num_stages:
             return
         self._served[served.stage, peer] = served, now
-        for near in served.links:
-            self._links[peer, near.peer] = Link(near.rtt_s, near.bps)
+        self._links.setdefault(peer, {})[served.stage] = {
+            near.peer: Link(near.rtt_s, near.bps) for near in served.links
+        }
         is_full = len(served.links) == MAX_LINKS
         self._farthest[peer] = max(near.rtt_s for near in served.links) if is_full else 0.0
 
@@ -239,8 +241,7 @@ class Paths:
             self._served.pop((stage, peer), None)
         self._bars.pop(peer, None)
         self._farthest.pop(peer, None)
-        for pair in [pair for pair in self._links if pair[0] == peer]:
-            del self._links[pair]
+        self._links.pop(peer, None)
 
     @property
     def empty(self) -> list[int]:
@@ -325,8 +326,11 @@ class Paths:
     def between(self, a: PeerId, b: PeerId) -> Link:
         if a == b:
             return Link(0.0, math.inf)
-        found = self._links.get((a, b)) or self._links.get((b, a))
+        found = self._told(a, b) or self._told(b, a)
         return found or Link(max(FIRST_RTT_S, self._farthest.get(a, 0.0)), FIRST_BPS)  # who is nearer would be told of
+
+    def _told(self, by: PeerId, of: PeerId) -> Link | None:
+        return next((links[of] for links in self._links.get(by, {}).values() if of in links), None)
 
     def gap_s(self, peers: Sequence[PeerId]) -> float:
         """Return how long it should take from a token to the next, by what the members of a path tell."""
@@ -382,3 +386,93 @@ class Paths:
 
     def _barred(self, now: float) -> list[PeerId]:
         return [peer for peer, bar in self._bars.items() if bar.until > now]
+
+
+# --- along which a text has come ---
+
+
+@dataclass(frozen=True)
+class Mend:
+    """Another member of a stage went on with a text.
+
+    Args:
+        num_drawn: tokens that were there by then.
+        why: the one before was left: a word of `messages.Why`, or "parted", "silent", "declined", "unread".
+        pause_s: between the last token before and the first one after; None: none has come yet, or nobody wanted any.
+    """
+
+    stage: int
+    before: PeerId
+    member: PeerId
+    num_drawn: int
+    why: str
+    pause_s: float | None = None
+
+
+class Course:
+    """Whom a text has come by so far, with the weights after which round, and where others took over."""
+
+    def __init__(self) -> None:
+        self.peers: tuple[PeerId, ...] = ()
+        self.rounds: list[tuple[int, int]] = []  # a round, and how many tokens were drawn before with others
+        self.mends: list[Mend] = []
+        self.num_mends = 0
+        self.num_changes = 0
+        self._why: str | None = None
+        self._since_s: float | None = None  # nothing has come
+        self._is_awaited = False  # a token after the last mends
+
+    def stopped(self, why: str, now: float) -> None:
+        """Its members do not go on. What came first is the cause of all that follows until others do."""
+        if self.peers and self._why is None:
+            self._why = why
+            is_unread = why == "unread"  # a rest is no pause of the members'
+            self._since_s = None if is_unread else now if self._since_s is None else self._since_s
+
+    def runs(self, peers: tuple[PeerId, ...], round: int, num_drawn: int) -> bool:
+        """All members of a path have taken it; return whether anything is new of it."""
+        why, self._why = self._why or "parted", None
+        before, self.peers = self.peers or peers, peers
+        changed = [(stage, a, b) for stage, (a, b) in enumerate(zip(before, peers, strict=True)) if a != b]
+        self.mends += [Mend(stage, a, b, num_drawn, why) for stage, a, b in changed]
+        self.num_mends += len(changed)
+        self._is_awaited = self._is_awaited or bool(changed)
+        is_first = not self.rounds
+        is_other = is_first or self.rounds[-1][0] != round
+        if is_other:
+            self.rounds = [each for each in self.rounds if each[1] < num_drawn] + [(round, num_drawn)]
+        del self.mends[:-MAX_MENDS], self.rounds[:-MAX_MENDS]
+        is_new = is_other or bool(changed)
+        self.num_changes += is_new
+        return is_new
+
+    def came(self, now: float) -> None:
+        """A token has come."""
+        if self._is_awaited and self._since_s is not None:
+            pause_s = now - self._since_s
+            self.mends = [
+                replace(each, pause_s=pause_s) if each.pause_s is None and each.why != "unread" else each
+                for each in self.mends
+            ]
+            self.num_changes += 1
+        self._is_awaited, self._since_s = False, now
+
+    def tree(self) -> dict[str, Any]:
+        """Return it as programs are told: stages count from 1, members are named by the first digits of their keys."""
+        mends = [
+            {
+                "stage": each.stage + 1,
+                "before": short(each.before),
+                "member": short(each.member),
+                "after_tokens": each.num_drawn,
+                "why": each.why,
+                "pause_s": None if each.pause_s is None else round(each.pause_s, 3),
+            }
+            for each in self.mends
+        ]
+        return {
+            "members": [short(peer) for peer in self.peers],
+            "rounds": [{"round": each, "after_tokens": num} for each, num in self.rounds],
+            "mends": mends,
+            "num_mends": self.num_mends,
+        }

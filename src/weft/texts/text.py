@@ -96,10 +96,15 @@ class Drew:
 
 @dataclass(frozen=True)
 class Lost:
-    """A member is gone, or cannot go on with this attempt."""
+    """A member is gone, or cannot go on with this attempt.
+
+    Args:
+        why: its own word for it, or "parted".
+    """
 
     attempt: int
     peer: PeerId
+    why: str = "parted"
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,20 @@ class Cancelled:
 
 
 Event = Found | Answered | Drew | Lost | Overdue | Unread | Read | Cancelled
+
+
+def why(event: Event) -> str:
+    """Return in a word what an event that ends an attempt says of it."""
+    match event:
+        case Lost(why=said):
+            return said
+        case Overdue():
+            return "silent"
+        case Unread():
+            return "unread"
+        case _:
+            return "declined"
+
 
 # --- effects ---
 

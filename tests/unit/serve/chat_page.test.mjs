@@ -6,6 +6,7 @@ import { test } from "node:test";
 import { Api } from "./api.js";
 import { BEGUN, Events, fold } from "./events.js";
 import { Fault, ofStatus } from "./faults.js";
+import { course } from "./messages.js";
 import { Run } from "./run.js";
 import { Key, Shelf } from "./shelf.js";
 import * as talking from "./talk.js";
@@ -80,10 +81,36 @@ test("an answer is folded from its events, whatever stands in them", () => {
   const told = [chunk("a"), { choices: [{ delta: { content: null } }] }, {}, { choices: null }, chunk("b"), END, USAGE];
   const answer = told.map((each) => JSON.stringify(each)).concat("[DONE]", "null", "3").reduce(fold, BEGUN);
   assert.deepEqual(answer, {
-    text: "ab", model: "m@3", version: "fp_3", finish: "stop", numTokens: 3, numRead: 5, error: null, isWhole: true,
+    text: "ab", model: "m@3", version: "fp_3", finish: "stop", numTokens: 3, numRead: 5, course: null, error: null, isWhole: true,
   });
   assert.equal(fold(BEGUN, "{").error.message, "The server sent an event that is no JSON.");
   assert.equal(fold(BEGUN, '{"error": "broken"}').error.message, "broken");
+});
+
+test("whom an answer came by is told in words, with what went on in whose place", () => {
+  const members = ["aaaa1111", "bbbb2222", "cccc3333"];
+  const mends = [
+    { stage: 2, before: "anna0000", member: "bbbb2222", after_tokens: 37, why: "parted", pause_s: 0.8 },
+    { stage: 3, before: "carl0000", member: "dora0000", after_tokens: 0, why: "silent", pause_s: null },
+    { stage: 3, before: "dora0000", member: "cccc3333", after_tokens: 1, why: "new word", pause_s: 1.2 },
+  ];
+  const rounds = [{ round: 12, after_tokens: 0 }, { round: 14, after_tokens: 1 }];
+  assert.equal(
+    course({ members, mends, rounds, num_mends: 5 }).replaceAll("\u00a0", " "),
+    "stage 1: aaaa1111 · stage 2: anna0000 → bbbb2222 after 37 tokens, 0.8 s (its link broke) · " +
+      "stage 3: carl0000 → dora0000 before the first token (it fell silent) → cccc3333 after 1 token, 1.2 s (new word) · " +
+      "2 changes before these · weights of round 12, then 14 after 1 token",
+  );
+  assert.equal(course({ members: ["anna0000"], mends: [], rounds: [], num_mends: 0 }), "computed by anna0000");
+  for (const odd of ["x", {}, { members: 3, mends: [null, 3], rounds: [null] }, { members: [null], mends: [{ stage: 1 }] }]) {
+    assert.equal(typeof course(odd), "string");
+  }
+});
+
+test("an answer's course is that of the last event that tells one", () => {
+  const told = (weft) => JSON.stringify({ choices: [{ delta: {}, ...(weft && { weft }) }] });
+  const answer = [told({ members: ["a"] }), told(null), told({ members: ["b"] }), told(null)].reduce(fold, BEGUN);
+  assert.deepEqual(answer.course, { members: ["b"] });
 });
 
 // --- the API ---
@@ -114,8 +141,9 @@ test("a bare end, an event of an error and a broken line are faults, with what t
   await fails([], {}, /ended the answer before it began/);
   await fails([event(chunk("a")), new Error("reset")], {}, /broke off/);
   await fails([event(chunk("a")), event({ error: { message: "stage 2 is gone", code: "500" } })], {}, /middle .* stage 2/);
-  const error = await fails([event({ error: { message: "no peers", code: "no_path" } })], {}, /whole model/);
-  assert.match(error.advice, /peer with the missing part/);
+  const error = await fails([event({ error: { message: "All are busy", code: "no_path" } })], {}, /Members .* busy/);
+  assert.doesNotMatch(error.words, /whole model/);
+  assert.match(error.advice, /missing .* busy/);
 });
 
 test("each status has words of its own", async () => {

@@ -16,12 +16,12 @@ from weft.engine.engine import Full, Text, Unread, Wanted
 from weft.engine.step import KeysAndValues, Weights
 from weft.errors import ConfigError
 from weft.events import TextChanged, TextMoved
-from weft.ids import PeerId
+from weft.ids import PeerId, short
 from weft.model.flat import cut
 from weft.model.sections import sections
 from weft.pipeline.routing import Failure
 from weft.texts import entry, member
-from weft.texts.entry import ANYWAY_S, MOST_S, WAIT_S, NoPath
+from weft.texts.entry import ANYWAY_S, MOST_S, WAIT_S, NoPath, TextOfMembers
 from weft.texts.member import Member
 from weft.texts.section import Section
 
@@ -90,6 +90,40 @@ def test_a_text_goes_on_the_same_after_a_member_of_its_path_has_died(stage: int,
     served.run(play)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_text_says_whom_it_has_come_by_and_who_went_on_in_whose_place(stage: int) -> None:
+    served = Served()
+
+    async def play() -> None:
+        text = served.entry.begin(wanted(PROMPT, 12))
+        assert isinstance(text, TextOfMembers)
+        moved = list[int]()
+        text.on_moved = lambda: moved.append(text.course.num_mends)
+        await until_running(served)
+        before = served.path()
+        while text.course.num_changes < 1 or served.entry.totals.num_drawn < 5:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.001)
+        num_drawn = served.entry.totals.num_drawn
+        began = served.clock.now()
+        served.kill(stage)
+        while text.course.num_mends < 1:  # noqa: ASYNC110  # likewise
+            await asyncio.sleep(0.001)
+        after = served.path()
+        await tokens_of(text)
+        told = text.course.tree()
+        assert told["members"] == list(map(short, after))
+        assert told["rounds"] == [{"round": 0, "after_tokens": 0}]
+        (mend,) = told["mends"]
+        assert 0 < mend.pop("pause_s") < served.clock.now() - began + 1
+        assert mend.pop("after_tokens") in (num_drawn, num_drawn + 1)  # one was under way
+        changed = {"before": short(before[stage]), "member": short(after[stage])}
+        assert mend == {"stage": stage + 1, "why": "parted"} | changed
+        assert before[stage] != after[stage]
+        assert moved == [0, 1]
+
+    served.run(play)
+
+
 def test_a_text_goes_on_the_same_after_one_has_died_of_which_no_more_is_heard() -> None:
     """Its links stay up: nothing comes any more."""
     asked = wanted(PROMPT, 12)
@@ -104,6 +138,9 @@ def test_a_text_goes_on_the_same_after_one_has_died_of_which_no_more_is_heard() 
             began = served.clock.now()
             assert found + await tokens_of(text) == expected
             assert served.clock.now() - began < 3.0
+            assert isinstance(text, TextOfMembers)
+            (mend,) = text.course.mends
+            assert (mend.stage, mend.before, mend.why) == (1, dying, "silent")
 
     served.run(play)
 
@@ -493,6 +530,8 @@ def test_where_nobody_has_a_texts_weights_any_more_it_goes_on_with_others_and_th
         assert len(found + await tokens_of(text)) == 12
         (event,) = [event for event in served.events if isinstance(event, TextChanged)]
         assert (event.before, event.round, event.is_exact) == ((1, 0, True) if lags else (1, 2, True))
+        assert isinstance(text, TextOfMembers)
+        assert [each for each, _ in text.course.rounds] == [event.before, event.round]
         assert (served.clock.now() - began > entry.STAY_S) is lags  # who lags is waited for
 
     served.run(play)

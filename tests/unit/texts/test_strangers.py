@@ -16,7 +16,7 @@ from weft.engine.pages import PAGE
 from weft.errors import WireError
 from weft.pipeline.link import StageLink, parcel
 from weft.texts.chain import chain_of, joined, key_of, places
-from weft.texts.member import Member
+from weft.texts.member import MAX_ROWS, Member
 from weft.texts.messages import (
     MAX_STOP_IDS,
     CloseSequence,
@@ -143,6 +143,49 @@ def test_an_old_text_of_who_holds_most_outlives_a_younger_one() -> None:
         assert [note.sequence for note in lost] == [calls[1].sequence]
         other = opening(second, member, most=200, **named(second, 5))
         assert await word(served, second, member, other) == "busy"  # each has four pages
+
+    served.run(play)
+
+
+def test_who_holds_all_places_gives_some_up_for_somebody_elses_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.texts.member.MAX_HELD", 4)
+    served = Served((1,), num_strangers=2)
+
+    async def play() -> None:
+        (one,), (first, second) = served.members, served.strangers
+        lost = heard(first)
+        calls = [opening(first, one, **named(first, number)) for number in range(5)]
+        assert [await word(served, first, one, call) for call in calls] == [*["held"] * 4, "busy"]
+        others = [opening(second, one, **named(second, number)) for number in range(3)]
+        assert [await word(served, second, one, call) for call in others] == ["held", "held", "busy"]
+        await asyncio.sleep(0.1)
+        assert [(note.sequence, note.why) for note in lost] == [(calls[at].sequence, "no room") for at in (3, 2)]
+        assert one.num_texts == 4
+        one._pool.check()
+
+    served.run(play)
+
+
+def test_texts_that_merely_lie_there_take_no_rows_of_a_step_from_others() -> None:
+    """A stranger opens texts, and keeps them without a row. Somebody else's text is guessed ahead all the same."""
+    served = Served((1, 1), num_pages=90, num_strangers=1)
+    asked = wanted([1, 2, 3, 4, 5] * 8, 60, bias={each: 100.0 - each for each in (1, 2, 3)})
+    (right,) = of_the_whole(asked)
+
+    async def play() -> None:
+        (stranger,), first = served.strangers, served.members[0]
+        calls = [opening(stranger, first, **named(stranger, number)) for number in range(MAX_ROWS // 2 + 1)]
+        assert {await word(served, stranger, first, call) for call in calls} == {"held"}
+        text = served.entry.begin(asked)
+        found = [(await anext(text)).token for _ in range(40)]
+        (under,) = served.entry._under_way.values()
+        ours = first._texts[under.id]
+        assert ours.guessed._guesses._num_tried > 4.0, "none was tried"
+        assert first._num_rows_for(ours, served.clock.now()) == MAX_ROWS
+        for each in first._texts.values():
+            each.worked_s = served.clock.now()
+        assert first._num_rows_for(ours, served.clock.now()) == MAX_ROWS // 2  # who asks has a half, for however many
+        assert found + await tokens_of(text) == right
 
     served.run(play)
 

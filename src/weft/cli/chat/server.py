@@ -226,7 +226,7 @@ class Server:
             case "insufficient_quota":
                 what, do = "what this API key may use is spent", "Wait until it is given more, or use another key."
             case "no_path":
-                what, do = "no peers that are here hold the whole model", f"Try again {again}."
+                what, do = "members of the run cannot compute the answer just now", f"Try again {again}."
             case _:
                 what, do = _of_status(status, again)
         return CallFailed(f"{what}: {self.address}.{says} {do}")

@@ -40,6 +40,7 @@ export const BEGUN = Object.freeze({
   finish: null, // stop, length, ...
   numTokens: null,
   numRead: null, // tokens of the prompt
+  course: null, // of what members of a run compute: whom it came by, as `weft` in a choice has it
   error: null, // {message, type, code}: the server's own word that it failed
   isWhole: false,
 });
@@ -69,6 +70,7 @@ export function fold(answer, data) {
     finish,
     numTokens: told.usage?.completion_tokens ?? answer.numTokens,
     numRead: told.usage?.prompt_tokens ?? answer.numRead,
+    course: choice?.weft ?? answer.course,
     isWhole: answer.isWhole || finish !== null,
   };
 }

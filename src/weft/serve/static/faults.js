@@ -110,8 +110,8 @@ function ofCode(error, again) {
       );
     case "no_path":
       return new Fault(
-        `No peers that are here hold the whole model.${said}`,
-        `Retry ${again}: it goes on once a peer with the missing part is back.`,
+        `Members of the run cannot compute the answer just now.${said}`,
+        `Retry ${again}: members that are missing may be back, and those that are busy may be free.`,
       );
     default:
       return null;

@@ -6,7 +6,7 @@
 
 import { Api } from "./api.js";
 import { find, make, tell } from "./dom.js";
-import { editor, fault, isSending, message, show } from "./messages.js";
+import { course, editor, fault, isSending, message, show } from "./messages.js";
 import { Run } from "./run.js";
 import { Key, Shelf, storageOf } from "./shelf.js";
 import * as talking from "./talk.js";
@@ -254,7 +254,10 @@ class Page {
     const shown = messages.map((each, index) => this.messageOf(each, index));
     if (!messages.length) shown.push(make("p", { class: "welcome" }, "Ask the model something."));
     this.growing = run ? message({ role: "assistant", content: "", note: { model: this.talk.model } }) : null;
-    if (this.growing) shown.push(this.growing);
+    if (this.growing) {
+      this.growing.append(make("p", { class: "note course" }));
+      shown.push(this.growing);
+    }
     box.replaceChildren(...shown);
     if (run) this.drawAnswer();
     this.drawEnd();
@@ -358,6 +361,7 @@ class Page {
     const box = find("messages");
     const follows = isNearEnd(box);
     show(this.growing.querySelector(".text"), run.answer.text);
+    tell(this.growing.querySelector(".course"), run.answer.course ? course(run.answer.course) : "");
     this.say(run.answer.text, false);
     if (follows) box.scrollTop = box.scrollHeight;
   }

@@ -2,7 +2,7 @@
 
 import { make, tell } from "./dom.js";
 import { blocks } from "./text.js";
-import { duration, three, whole } from "./words.js";
+import { bounded, duration, plural, three, whole } from "./words.js";
 
 /** Show a text in an element; what stands there already and has not changed is left alone. */
 export function show(element, text) {
@@ -42,6 +42,7 @@ export function message({ role, content, note }, buttons = []) {
     make("h2", {}, role === "user" ? "You" : note?.model || "Model"),
     text,
     note ? make("p", { class: "note" }, words(note)) : null,
+    note?.course ? make("p", { class: "note course" }, course(note.course)) : null,
     row(buttons),
   );
 }
@@ -101,6 +102,57 @@ export function words(note) {
     .filter((each) => each !== null)
     .join(" · ");
 }
+
+const WHY = {
+  parted: "its link broke",
+  silent: "it fell silent",
+  declined: "it did not take it on",
+  leaving: "it left",
+  unread: "the answer was read slowly, and rested",
+  "no room": "it had no room",
+  "not computed": "it could not compute",
+  "wrong rows": "what it was given was wrong",
+  "old weights": "it let go of the weights",
+};
+const MOST_TOLD = 200; // members, and changes
+const MOST_LETTERS = 40; // of what stands in the place of a word or a name that is known
+
+/** Whom an answer came by, in words: members of a run by stage, where others took over, and whose weights.
+ *
+ * told  {members, rounds: [{round, after_tokens}], mends: [{stage, before, member, after_tokens, why, pause_s}], num_mends}
+ */
+export function course(told) {
+  const members = list(told.members);
+  const mends = list(told.mends);
+  const stages = members.map((member, index) => {
+    const here = mends.filter((each) => each?.stage === index + 1);
+    const first = here.length ? name(here[0].before) : name(member);
+    const words = [first, ...here.map(mended)].join(" → ");
+    return members.length > 1 ? `stage ${index + 1}: ${words}` : `computed by ${words}`;
+  });
+  const left = told.num_mends - mends.length;
+  const rounds = list(told.rounds).map((each, index) => {
+    const after = index ? ` after ${tokens(each?.after_tokens)}` : "";
+    return `${whole(each?.round)}${after}`;
+  });
+  return [
+    ...stages,
+    left > 0 ? `${whole(left)} changes before these` : null,
+    rounds.length ? `weights of round ${rounds.join(", then ")}` : null,
+  ]
+    .filter((each) => each !== null)
+    .join(" · ");
+}
+
+function mended({ member, after_tokens: after, why, pause_s: pause }) {
+  const when = after > 0 ? `after ${tokens(after)}` : "before the first token";
+  const long = Number.isFinite(pause) ? `, ${duration(pause)}` : "";
+  return `${name(member)} ${when}${long} (${WHY[why] ?? bounded(why, MOST_LETTERS)})`;
+}
+
+const list = (told) => (Array.isArray(told) ? told.slice(0, MOST_TOLD) : []);
+const name = (told) => bounded(told, MOST_LETTERS);
+const tokens = (number) => plural(number, "token");
 
 const first = (seconds) => (seconds < 0.9995 ? `${whole(seconds * 1000)}\u00a0ms` : duration(seconds));
 

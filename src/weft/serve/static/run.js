@@ -46,13 +46,14 @@ export class Run {
   }
 
   get note() {
-    const { model, version, finish, numTokens } = this.answer;
+    const { model, version, finish, numTokens, course } = this.answer;
     const span = this.last - this.first;
     return {
       model,
       version,
       finish,
       numTokens,
+      ...(course === null ? {} : { course }),
       first_s: this.first === null ? null : this.first - this.began,
       tokens_per_s: numTokens > 1 && span >= LEAST_S ? (numTokens - 1) / span : null,
       isStopped: this.isStopped && !this.answer.isWhole,

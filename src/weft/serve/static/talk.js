@@ -2,7 +2,7 @@
 //
 //   {id, at, model, settings: {system, temperature, maxTokens}, messages: [{role, content, note?}]}
 //
-// A note says how an answer came: {model, version, numTokens, first_s, tokens_per_s, finish, isStopped, fault}.
+// A note says how an answer came: {model, version, numTokens, first_s, tokens_per_s, finish, isStopped, fault, course}.
 
 import { bounded } from "./words.js";
 
