@@ -17,7 +17,7 @@ from weft.chat.vocabulary import Vocabulary
 from weft.errors import DataError
 from weft.rng import fresh_secret
 from weft.serve.failures import wrong
-from weft.serve.generation import Delta, Generation, Model, Plan, Serving, Usage, planned
+from weft.serve.generation import Delta, Generation, Model, Plan, Serving, Usage, fingerprint_of, planned
 from weft.serve.grammar import Calls, Form
 from weft.serve.keys import Visit
 from weft.serve.schemas import ChatRequest, Format, Function, Message, NamedTool, Tool, text_of
@@ -280,8 +280,11 @@ class Chat:
             )
             for index in range(generation.plan.n)
         ]
-        self._base = {"id": f"chatcmpl-{fresh_secret(12).hex()}", "created": created, "model": model.id}
-        self._base |= {"system_fingerprint": model.fingerprint or None}
+        self._head: Tree = {"id": f"chatcmpl-{fresh_secret(12).hex()}", "created": created, "model": model.id}
+
+    @property
+    def _base(self) -> Tree:
+        return self._head | {"system_fingerprint": fingerprint_of([self._generation])}
 
     async def whole(self) -> Tree:
         """Return the answer when it is whole."""

@@ -10,7 +10,7 @@ from weft.errors import DataError
 from weft.rng import fresh_secret
 from weft.serve.chat import ToolUse, course_tree, form_of, usage_tree
 from weft.serve.failures import wrong
-from weft.serve.generation import Generation, Model, Serving, Usage, planned
+from weft.serve.generation import Generation, Model, Serving, Usage, fingerprint_of, planned
 from weft.serve.keys import Visit
 from weft.serve.schemas import MAX_TEXTS, CompletionRequest
 from weft.serve.text import Likely
@@ -31,9 +31,13 @@ class Completion:
     ) -> None:
         self._request, self._generations, self._prompts = request, generations, prompts
         model = generations[0].model
-        self._base = {"id": f"cmpl-{fresh_secret(12).hex()}", "object": "text_completion", "created": created}
-        self._base |= {"model": model.id, "system_fingerprint": model.fingerprint or None}
+        self._head: Tree = {"id": f"cmpl-{fresh_secret(12).hex()}", "object": "text_completion", "created": created}
+        self._head |= {"model": model.id}
         self._lengths: dict[int, int] = {}  # characters of each choice so far, for offsets
+
+    @property
+    def _base(self) -> Tree:
+        return self._head | {"system_fingerprint": fingerprint_of(self._generations)}
 
     async def whole(self) -> Tree:
         """Return the answer when it is whole."""

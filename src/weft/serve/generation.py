@@ -47,7 +47,8 @@ class Model:
         template: how messages become its prompt; None: plain turns.
         ends: tokens that end an answer.
         defaults: how tokens are drawn where a request does not say, by the API's names.
-        fingerprint: names weights and numbers: the same, and a seed, give the same text.
+        fingerprint: names weights and numbers: the same, and a seed, give the same text. Of what members compute, the
+            run: `fingerprint_of` names weights.
     """
 
     id: str
@@ -242,6 +243,7 @@ class _Under:
     last_s: float | None = None
     is_over: bool = False  # and charged
     num_changes: int = 0  # of its course, that were told
+    num_mends: int = 0  # that were counted
 
     def course(self, *, is_last: bool = False) -> dict[str, Any] | None:
         """Return whom the text has come by, where members compute it and that is news, or its last word."""
@@ -383,6 +385,7 @@ class Generation:
             else:  # what one step draws comes together: a gap is between steps
                 self._metrics.drawn(self.model.id, gap_s=came_s - under.last_s if came_s > under.last_s else None)
             under.last_s = came_s
+            self._count_mends(under)
             under.num_drawn += 1
             self.usage.num_drawn += 1
             self._visit.charge(1)
@@ -398,6 +401,15 @@ class Generation:
             raise unavailable("The model is being unloaded; the answer ends here. Ask again.", "unloaded", 1.0)
         return str(under.text.ended)
 
+    def _count_mends(self, under: _Under) -> None:
+        if not isinstance(under.text, TextOfMembers):
+            return
+        course = under.text.course
+        num = min(course.num_mends - under.num_mends, len(course.mends))
+        under.num_mends = course.num_mends
+        for mend in course.mends[len(course.mends) - num :]:
+            self._metrics.mended(self.model.id, mend.stage + 1, mend.why)
+
     def _end_rest(self) -> None:
         """End texts that nobody has begun to read."""
         for under in self._texts:
@@ -406,6 +418,12 @@ class Generation:
 
     def _tell_end(self, under: _Under, reason: str) -> None:
         under.is_over = True
+        self._count_mends(under)
+        if isinstance(under.text, TextOfMembers):
+            paused = {mend.num_drawn: mend.pause_s for mend in under.text.course.mends}  # several stages had one pause
+            for pause_s in paused.values():
+                if pause_s is not None:
+                    self._metrics.paused(self.model.id, pause_s)
         self.usage.num_shared = max(self.usage.num_shared, under.text.num_shared)
         if reason == "abort":  # nobody reads on, but these were drawn all the same
             self._visit.charge(under.text.num_unread)
@@ -414,3 +432,19 @@ class Generation:
             began_s = self._asked_s if under.text.began_s is None else under.text.began_s
             times = (self._asked_s, began_s, under.first_s, under.last_s)
         self._metrics.ended(self.model.id, reason, times, under.num_drawn)
+
+
+def fingerprint_of(generations: Sequence[Generation]) -> str | None:
+    """Return what names the weights of texts of one model, where members compute them those that they went on with
+    last; None: they are not known yet."""
+    model = generations[0].model
+    courses = [
+        under.text.course
+        for generation in generations
+        for under in generation._texts
+        if isinstance(under.text, TextOfMembers)
+    ]
+    if not courses:
+        return model.fingerprint or None
+    rounds = sorted({course.rounds[-1][0] for course in courses if course.rounds})
+    return f"{model.fingerprint}-{'+'.join(f'r{round}' for round in rounds)}" if rounds else None
