@@ -18,6 +18,7 @@ from pathlib import PurePath
 from traceback import extract_tb
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -25,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.responses import Response as Plain
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import weft
 from weft.clock import Clock, SystemClock
@@ -53,6 +54,7 @@ from weft.serve.stream import Answer, Gone, Wire
 HEALTHY_S = 10.0  # a token that was drawn so lately need not be drawn again
 DRAWN_S = 10.0  # a model from which none comes for so long is not healthy
 BODY_S = 30.0  # a body that has not come by then is not waited for
+_ID = "weft.request_id"  # in a request's scope
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 R = TypeVar("R", bound=Asked)
@@ -115,15 +117,14 @@ class Front:
             Route("/version", _version, methods=["GET"]),
             *page,
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _not_here})
+        return _Application(routes=routes, exception_handlers={HTTPException: _not_here})
 
     def _endpoint(self, work: Work) -> ASGIApp:
         """Return what reads a request, lets `work` answer it, and tells what fails."""
 
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
             headers = Headers(scope=scope)
-            id = _request_id(headers)
-            wire = Wire(receive, send, self.limits, {"x-request-id": id}, self._note)
+            wire = Wire(receive, send, self.limits, {}, self._note)
             try:
                 asker = self._asker(scope, headers)
                 length = headers.get("content-length", "0")
@@ -133,7 +134,7 @@ class Front:
             except Gone:
                 return
             except Exception as error:
-                _log(id, error)
+                _log(scope[_ID], error)
                 try:
                     await wire.fail(error)
                 except Gone:
@@ -228,20 +229,16 @@ class _Server:
     async def _tokenize(self, wire: Wire, asker: Asker, body: bytes) -> None:
         request = read(body, TokenizeRequest)
         model = self._model(asker, request.model)
-        with self._admission.admit(asker):
-            tokens = await asyncio.to_thread(_tokens_of, request, model, self._clock.wall())
-        tree: dict[str, Any] = {"count": len(tokens), "max_model_len": model.context, "tokens": tokens}
-        if request.return_token_strs:
-            tree["token_strs"] = [model.vocabulary.piece(token).decode("utf-8", "replace") for token in tokens]
-        await wire.tell_tree(tree)
+        with self._admission.admit(asker) as visit:
+            wire.headers |= visit.headers
+            await wire.tell(await asyncio.to_thread(_tokenized, request, model, self._clock.wall()))
 
     async def _detokenize(self, wire: Wire, asker: Asker, body: bytes) -> None:
         request = read(body, DetokenizeRequest)
         model = self._model(asker, request.model)
-        if (wrong_one := next((each for each in request.tokens if each >= model.engine.vocab_size), None)) is not None:
-            raise wrong(f"tokens: {wrong_one} is no token of this model.", "tokens")
-        text = b"".join(map(model.vocabulary.piece, request.tokens)).decode("utf-8", "replace")
-        await wire.tell_tree({"prompt": text})
+        with self._admission.admit(asker) as visit:
+            wire.headers |= visit.headers
+            await wire.tell(await asyncio.to_thread(_detokenized, request, model))
 
     # --- about this server ---
 
@@ -265,6 +262,24 @@ class _Server:
 
 async def _version(_request: Request) -> Plain:
     return JSONResponse({"version": weft.__version__})
+
+
+class _Application(Starlette):
+    """Gives each answer, whoever makes it, the id of its request."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await super().__call__(scope, receive, send)
+        scope[_ID] = id = _request_id(Headers(scope=scope))
+        named = (b"x-request-id", id.encode("ascii"))
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), named]}
+            await send(message)
+
+        await super().__call__(scope, receive, send_named)
+        return None
 
 
 class _Endpoint:
@@ -331,6 +346,21 @@ def _about(model: Model) -> dict[str, Any]:
     return tree | {"max_model_len": model.context}
 
 
+def _tokenized(request: TokenizeRequest, model: Model, wall_s: float) -> bytes:
+    tokens = _tokens_of(request, model, wall_s)
+    tree: dict[str, Any] = {"count": len(tokens), "max_model_len": model.context, "tokens": tokens}
+    if request.return_token_strs:
+        tree["token_strs"] = [model.vocabulary.piece(token).decode("utf-8", "replace") for token in tokens]
+    return msgspec.json.encode(tree)
+
+
+def _detokenized(request: DetokenizeRequest, model: Model) -> bytes:
+    if (wrong_one := next((each for each in request.tokens if each >= model.engine.vocab_size), None)) is not None:
+        raise wrong(f"tokens: {wrong_one} is no token of this model.", "tokens")
+    text = b"".join(map(model.vocabulary.piece, request.tokens)).decode("utf-8", "replace")
+    return msgspec.json.encode({"prompt": text})
+
+
 def _tokens_of(request: TokenizeRequest, model: Model, wall_s: float) -> list[int]:
     if request.messages is not None:
         use = chat.ToolUse(request.tools, None, is_parallel=None)
@@ -339,7 +369,7 @@ def _tokens_of(request: TokenizeRequest, model: Model, wall_s: float) -> list[in
         raise wrong("prompt: a prompt or messages are needed.", "prompt")
     vocabulary = model.vocabulary
     try:
-        if request.add_special_tokens:
+        if request.add_special_tokens is not False:
             return vocabulary.encode_plain(request.prompt)
         return [int(each) for each in model.tokenizer.encode(request.prompt)]
     except DataError as error:

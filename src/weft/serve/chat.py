@@ -8,6 +8,7 @@ The first chunk of a text has the role, the last one why it ended; with `include
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from weft.chat.vocabulary import Vocabulary
 from weft.errors import DataError
 from weft.rng import fresh_secret
 from weft.serve.failures import wrong
-from weft.serve.generation import Delta, Generation, Model, Plan, Serving, Usage, planned
+from weft.serve.generation import Delta, Generation, Model, Plan, Serving, Usage, fingerprint_of, planned
 from weft.serve.grammar import Calls, Form
 from weft.serve.keys import Visit
 from weft.serve.schemas import ChatRequest, Format, Function, Message, NamedTool, Tool, text_of
@@ -93,7 +94,7 @@ def schema_of(format: Format | None) -> tuple[Tree, bool] | None:
     Raises:
         Fault: a schema is announced and not there.
     """
-    if format is None or format.type == "text":
+    if format is None or format.type in (None, "text"):
         return None
     if format.type == "json_object":
         return {"type": "object"}, False
@@ -117,7 +118,8 @@ async def form_of(model: Model, use: ToolUse, format: Format | None) -> Form | N
         return None
     schema, is_strict = wanted
     if use.functions:
-        return await asyncio.to_thread(model.forms.of_calls, use.calls(model), "response_format", schema)
+        calls = use.calls(model)
+        return await asyncio.to_thread(model.forms.of_calls, calls, "response_format", schema, is_strict=is_strict)
     return await asyncio.to_thread(model.forms.of_schema, schema, "response_format", is_strict=is_strict)
 
 
@@ -278,8 +280,11 @@ class Chat:
             )
             for index in range(generation.plan.n)
         ]
-        self._base = {"id": f"chatcmpl-{fresh_secret(12).hex()}", "created": created, "model": model.id}
-        self._base |= {"system_fingerprint": model.fingerprint or None}
+        self._head: Tree = {"id": f"chatcmpl-{fresh_secret(12).hex()}", "created": created, "model": model.id}
+
+    @property
+    def _base(self) -> Tree:
+        return self._head | {"system_fingerprint": fingerprint_of([self._generation])}
 
     async def whole(self) -> Tree:
         """Return the answer when it is whole."""
@@ -289,7 +294,7 @@ class Chat:
             {
                 "index": choice.index,
                 "message": choice.message,
-                "logprobs": _logprobs(choice.likely) if self._request.logprobs else None,
+                "logprobs": logprobs_tree(choice.likely) if self._request.logprobs else None,
                 "finish_reason": choice.reason,
                 **course_tree(choice.course),
             }
@@ -302,13 +307,14 @@ class Chat:
         """Yield the answer in chunks."""
         for choice in self.choices:
             yield self._chunk(choice.index, {"role": "assistant", "content": ""})
-        async for delta in self._generation.deltas():
-            choice = self.choices[delta.index]
-            told = choice.take(delta)
-            for tree in map(_delta_tree, told):
-                yield self._chunk(choice.index, tree, self._unsaid(choice))
-            if choice.reason is not None or delta.course is not None:
-                yield self._chunk(choice.index, {}, self._unsaid(choice), choice.reason, delta.course)
+        async with aclosing(self._generation.deltas()) as deltas:
+            async for delta in deltas:
+                choice = self.choices[delta.index]
+                told = choice.take(delta)
+                for tree in map(_delta_tree, told):
+                    yield self._chunk(choice.index, tree, self._unsaid(choice))
+                if choice.reason is not None or delta.course is not None:
+                    yield self._chunk(choice.index, {}, self._unsaid(choice), choice.reason, delta.course)
         if self._has_usage:
             usage = usage_tree(self._generation.usage)
             yield self._base | {"object": "chat.completion.chunk", "choices": [], "usage": usage}
@@ -321,7 +327,7 @@ class Chat:
         """Return log-probabilities that no chunk has told yet."""
         if not self._request.logprobs or not choice.likely:
             return None
-        tree = _logprobs(choice.likely)
+        tree = logprobs_tree(choice.likely)
         choice.likely = []
         return tree
 
@@ -358,7 +364,7 @@ def _delta_tree(told: Told) -> Tree:
             return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
 
 
-def _logprobs(all_likely: Sequence[Likely]) -> Tree:
+def logprobs_tree(all_likely: Sequence[Likely]) -> Tree:
     def tree(piece: bytes, logprob: float) -> Tree:
         return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
 

@@ -1,6 +1,8 @@
 """Completions of plain prompts, in the API's older form: text in, text out."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +10,7 @@ from weft.errors import DataError
 from weft.rng import fresh_secret
 from weft.serve.chat import ToolUse, course_tree, form_of, usage_tree
 from weft.serve.failures import wrong
-from weft.serve.generation import Generation, Model, Serving, Usage, planned
+from weft.serve.generation import Generation, Model, Serving, Usage, fingerprint_of, planned
 from weft.serve.keys import Visit
 from weft.serve.schemas import MAX_TEXTS, CompletionRequest
 from weft.serve.text import Likely
@@ -18,16 +20,24 @@ _USUAL_TOKENS = 16  # what the API draws where nothing is said
 
 
 class Completion:
-    """Completions under way: those of each prompt one after the other."""
+    """Completions under way: those of each prompt one after the other.
+
+    Args:
+        prompts: as text, where they are told before their answers.
+    """
 
     def __init__(
         self, request: CompletionRequest, generations: Sequence[Generation], prompts: Sequence[str], created: int
     ) -> None:
         self._request, self._generations, self._prompts = request, generations, prompts
         model = generations[0].model
-        self._base = {"id": f"cmpl-{fresh_secret(12).hex()}", "object": "text_completion", "created": created}
-        self._base |= {"model": model.id, "system_fingerprint": model.fingerprint or None}
+        self._head: Tree = {"id": f"cmpl-{fresh_secret(12).hex()}", "object": "text_completion", "created": created}
+        self._head |= {"model": model.id}
         self._lengths: dict[int, int] = {}  # characters of each choice so far, for offsets
+
+    @property
+    def _base(self) -> Tree:
+        return self._head | {"system_fingerprint": fingerprint_of(self._generations)}
 
     async def whole(self) -> Tree:
         """Return the answer when it is whole."""
@@ -46,11 +56,12 @@ class Completion:
         options = self._request.stream_options
         has_usage = options is not None and bool(options.include_usage)
         none_yet = {"usage": None} if has_usage else {}
-        async for index, text, likely, reason, course in self._told():
-            logprobs = self._logprobs(index, text, likely)
-            choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-            choice |= course_tree(course)
-            yield self._base | {"choices": [choice]} | none_yet
+        async with aclosing(self._told()) as told:
+            async for index, text, likely, reason, course in told:
+                logprobs = self._logprobs(index, text, likely)
+                choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+                choice |= course_tree(course)
+                yield self._base | {"choices": [choice]} | none_yet
         if has_usage:
             yield self._base | {"choices": [], "usage": usage_tree(self._usage)}
 
@@ -59,14 +70,15 @@ class Completion:
         for generation in self._generations:
             generation.cancel()
 
-    async def _told(self) -> AsyncIterator[tuple[int, str, Sequence[Likely], str | None, Tree | None]]:
+    async def _told(self) -> AsyncGenerator[tuple[int, str, Sequence[Likely], str | None, Tree | None], None]:
         n = self._request.n or 1
         for number, generation in enumerate(self._generations):
             if self._request.echo:
                 for index in range(n):
                     yield number * n + index, self._prompts[number], (), None, None
-            async for delta in generation.deltas():
-                yield number * n + delta.index, delta.text, delta.likely, delta.reason, delta.course
+            async with aclosing(generation.deltas()) as deltas:
+                async for delta in deltas:
+                    yield number * n + delta.index, delta.text, delta.likely, delta.reason, delta.course
 
     @property
     def _usage(self) -> Usage:
@@ -104,7 +116,8 @@ def _joined(one: Tree | None, other: Tree | None) -> Tree | None:
 
 
 def texts_of(given: str | list[Any], model: Model, most: int, param: str) -> list[list[int]]:
-    """Return texts as tokens: one, as text or tokens, or a list of such.
+    """Return texts as tokens: one, as text or tokens, or a list of such. It may take a while: call it from a thread of
+    its own.
 
     Args:
         most: of them.
@@ -148,17 +161,23 @@ async def begin(request: CompletionRequest, model: Model, visit: Visit, serving:
         raise wrong("echo: the prompt's log-probabilities are not known; leave out echo or logprobs.", "echo")
     use = ToolUse(None, None, is_parallel=None)
     form = await form_of(model, use, request.response_format)
-    prompts = texts_of(request.prompt, model, MAX_TEXTS // (request.n or 1), "prompt")
+    prompts = await asyncio.to_thread(texts_of, request.prompt, model, MAX_TEXTS // (request.n or 1), "prompt")
+    plans = [
+        planned(request, model, prompt, request.max_tokens or _USUAL_TOKENS, visit, "prompt") for prompt in prompts
+    ]
+    echoed = await asyncio.to_thread(_texts, prompts, model) if request.echo else []
     generations: list[Generation] = []
     try:
-        for num_left, prompt in zip(reversed(range(len(prompts))), prompts, strict=True):
-            plan = planned(request, model, prompt, request.max_tokens or _USUAL_TOKENS, visit, "prompt")
+        for num_left, plan in zip(reversed(range(len(plans))), plans, strict=True):
             drawing = replace(plan.drawing, num_likeliest=request.logprobs)
-            plan = replace(plan, form=form, drawing=drawing)
-            generations.append(Generation(model, plan, visit, serving, num_left * plan.n))
+            made = replace(plan, form=form, drawing=drawing)
+            generations.append(Generation(model, made, visit, serving, num_left * plan.n))
     except BaseException:
         for generation in generations:
             generation.cancel()
         raise
-    texts = [model.tokenizer.decode(prompt) for prompt in prompts]
-    return Completion(request, generations, texts, int(serving.clock.wall()))
+    return Completion(request, generations, echoed, int(serving.clock.wall()))
+
+
+def _texts(prompts: Sequence[Sequence[int]], model: Model) -> list[str]:
+    return [model.tokenizer.decode(prompt) for prompt in prompts]

@@ -6,7 +6,7 @@ Whoever stops reading ends the texts: `generate` cancels what is left when it is
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -47,7 +47,8 @@ class Model:
         template: how messages become its prompt; None: plain turns.
         ends: tokens that end an answer.
         defaults: how tokens are drawn where a request does not say, by the API's names.
-        fingerprint: names weights and numbers: the same, and a seed, give the same text.
+        fingerprint: names weights and numbers: the same, and a seed, give the same text. Of what members compute, the
+            run: `fingerprint_of` names weights.
     """
 
     id: str
@@ -165,11 +166,11 @@ def planned(
     """
     if not prompt:
         raise wrong(f"{param}: the prompt is empty. Give at least one token.", param)
-    if (token := next((each for each in prompt if each >= model.engine.vocab_size), None)) is not None:
-        raise wrong(f"{param}: token {token} is outside the model's {model.engine.vocab_size}.", param)
-    if len(prompt) >= model.context:
+    if len(prompt) >= model.context:  # before each of its tokens is looked at
         said = f"This model's maximum context length is {model.context} tokens. The prompt has {len(prompt)}."
         raise wrong(said, param, "context_length_exceeded")
+    if (token := next((each for each in prompt if each >= model.engine.vocab_size), None)) is not None:
+        raise wrong(f"{param}: token {token} is outside the model's {model.engine.vocab_size}.", param)
     visit.check(len(prompt))
     left = model.context - len(prompt)
     return Plan(
@@ -240,7 +241,9 @@ class _Under:
     num_drawn: int = 0
     first_s: float | None = None
     last_s: float | None = None
+    is_over: bool = False  # and charged
     num_changes: int = 0  # of its course, that were told
+    num_mends: int = 0  # that were counted
 
     def course(self, *, is_last: bool = False) -> dict[str, Any] | None:
         """Return whom the text has come by, where members compute it and that is news, or its last word."""
@@ -269,11 +272,12 @@ class Generation:
         self._visit, self._clock, self._metrics, self._limits = visit, serving.clock, serving.metrics, serving.limits
         self._asked_s = self._read_s = self._clock.now()
         self._texts: list[_Under] = []
+        self._is_followed = False
         try:
             for index in range(plan.n):
                 self._texts.append(self._begun(index, plan.n - 1 - index + num_more))
         except BaseException:
-            self.cancel()
+            self._cancel_texts()
             raise
         visit.charge(len(plan.prompt))
         self._metrics.asked(model.id, len(plan.prompt), plan.n, plan.max_new_tokens)
@@ -293,17 +297,23 @@ class Generation:
         return _Under(index, self.model.engine.begin(wanted, num_more), Unfolding(plan.stops))
 
     def cancel(self) -> None:
-        """Draw no more; what was drawn already is not told."""
+        """Draw no more; what was drawn already is charged, and not told."""
+        self._cancel_texts()
+        if not self._is_followed:  # else `deltas` does so, once nobody follows any more
+            self._end_rest()
+
+    def _cancel_texts(self) -> None:
         for under in self._texts:
             if under.text.ended is None:
                 under.text.cancel()
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Yield the texts piece by piece, as they come, each until its reason.
 
         Raises:
             Fault: nothing came in time, or not all of it.
         """
+        self._is_followed = True
         self._read_s = self._clock.now()
         told: asyncio.Queue[Delta | Exception] = asyncio.Queue(MAX_TOLD)
         tasks = [asyncio.ensure_future(self._follow(under, told)) for under in self._texts]
@@ -318,10 +328,11 @@ class Generation:
                 num_left -= one.reason is not None
                 yield one
         finally:
-            self.cancel()
+            self._cancel_texts()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._end_rest()
 
     async def _next(self, told: "asyncio.Queue[Delta | Exception]") -> "Delta | Exception":
         limits = self._limits
@@ -374,6 +385,7 @@ class Generation:
             else:  # what one step draws comes together: a gap is between steps
                 self._metrics.drawn(self.model.id, gap_s=came_s - under.last_s if came_s > under.last_s else None)
             under.last_s = came_s
+            self._count_mends(under)
             under.num_drawn += 1
             self.usage.num_drawn += 1
             self._visit.charge(1)
@@ -389,7 +401,29 @@ class Generation:
             raise unavailable("The model is being unloaded; the answer ends here. Ask again.", "unloaded", 1.0)
         return str(under.text.ended)
 
+    def _count_mends(self, under: _Under) -> None:
+        if not isinstance(under.text, TextOfMembers):
+            return
+        course = under.text.course
+        num = min(course.num_mends - under.num_mends, len(course.mends))
+        under.num_mends = course.num_mends
+        for mend in course.mends[len(course.mends) - num :]:
+            self._metrics.mended(self.model.id, mend.stage + 1, mend.why)
+
+    def _end_rest(self) -> None:
+        """End texts that nobody has begun to read."""
+        for under in self._texts:
+            if not under.is_over:
+                self._tell_end(under, "abort")
+
     def _tell_end(self, under: _Under, reason: str) -> None:
+        under.is_over = True
+        self._count_mends(under)
+        if isinstance(under.text, TextOfMembers):
+            paused = {mend.num_drawn: mend.pause_s for mend in under.text.course.mends}  # several stages had one pause
+            for pause_s in paused.values():
+                if pause_s is not None:
+                    self._metrics.paused(self.model.id, pause_s)
         self.usage.num_shared = max(self.usage.num_shared, under.text.num_shared)
         if reason == "abort":  # nobody reads on, but these were drawn all the same
             self._visit.charge(under.text.num_unread)
@@ -398,3 +432,19 @@ class Generation:
             began_s = self._asked_s if under.text.began_s is None else under.text.began_s
             times = (self._asked_s, began_s, under.first_s, under.last_s)
         self._metrics.ended(self.model.id, reason, times, under.num_drawn)
+
+
+def fingerprint_of(generations: Sequence[Generation]) -> str | None:
+    """Return what names the weights of texts of one model, where members compute them those that they went on with
+    last; None: they are not known yet."""
+    model = generations[0].model
+    courses = [
+        under.text.course
+        for generation in generations
+        for under in generation._texts
+        if isinstance(under.text, TextOfMembers)
+    ]
+    if not courses:
+        return model.fingerprint or None
+    rounds = sorted({course.rounds[-1][0] for course in courses if course.rounds})
+    return f"{model.fingerprint}-{'+'.join(f'r{round}' for round in rounds)}" if rounds else None

@@ -54,14 +54,17 @@ class Forms:
         """
         return self._checked("start: json\n" + _rule("json", schema, is_strict=is_strict), param, [schema])
 
-    def of_calls(self, calls: "Calls", param: str, schema: Mapping[str, Any] | None = None) -> "Form":
+    def of_calls(
+        self, calls: "Calls", param: str, schema: Mapping[str, Any] | None = None, *, is_strict: bool = False
+    ) -> "Form":
         """Return the grammar of one call of a tool, or several.
 
         Args:
             schema: of JSON that may be written instead; None: nothing else may.
+            is_strict: of that schema, as `of_schema`.
 
         Raises:
-            Fault: a tool's parameters are no schema.
+            Fault: a tool's parameters are no schema, or that schema is none.
         """
         texts = []
         for number, (name, parameters) in enumerate(calls.tools.items()):
@@ -78,7 +81,7 @@ class Forms:
         more = f" ({between} call){{0,{most}}}" if most else ""
         start = f"start: calls{'' if schema is None else ' | json'}\ncalls: {begin} call{more} {end}\ncall: {one}\n"
         if schema is not None:
-            texts.append(_rule("json", schema, is_strict=False))
+            texts.append(_rule("json", schema, is_strict=is_strict))
         return self._checked(start + "".join(texts), param, [*calls.tools.values(), schema])
 
     def _literal(self, text: str) -> str:

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from weft.clock import Clock, SystemClock
 from weft.engine.engine import Totals
 from weft.engine.pages import PAGE
+from weft.texts.entry import Entry
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
@@ -46,6 +47,7 @@ _FIRST_S = (
 )
 _GAP_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_MEND_S = (0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 20, 60)
 _STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TEXTS = (1, 2, 5, 10, 20)
 _LENGTHS = (*(each * 10**ten for ten in range(5) for each in (1, 2, 5)), 100_000)
@@ -108,6 +110,19 @@ class Metrics:
         self._num_prompt = count("vllm:prompt_tokens", "Tokens of prompts.")
         self._num_answer = count("vllm:generation_tokens", "Tokens drawn.")
         self._ended = count("vllm:request_success", "Requests that ended, by how.", "finished_reason")
+        self._mends = count(
+            "weft_serve_mends",
+            "Another member of a stage went on with a text, by why the one before was left.",
+            "stage",
+            "cause",
+        )
+        self._mend = Histogram(
+            "weft_serve_mend_seconds",
+            "Between the last token before such a mend and the first one after.",
+            _LABELS,
+            registry=self._registry,
+            buckets=_MEND_S,
+        )
         self._refused = Counter(
             "weft_serve_refused", "Requests that were not answered, by status.", ("status",), registry=self._registry
         )
@@ -140,20 +155,30 @@ class Metrics:
         self._n.labels(model, _ENGINE).observe(n)
         self._max_tokens.labels(model, _ENGINE).observe(max_tokens)
 
-    def drawn(self, model: str, *, first_s: float | None = None, gap_s: float | None = None) -> None:
-        """A token came.
+    def drawn(
+        self, model: str, *, first_s: float | None = None, gap_s: float | None = None, num_tokens: int = 1
+    ) -> None:
+        """A token came, or several at once.
 
         Args:
             first_s: it is the first, so long after it was asked for.
             gap_s: so long after the one before; None: it came with that one. Of another server's answers it is
                 when they were read, and a slow reader has part in that.
         """
-        self._num_answer.labels(model, _ENGINE).inc()
+        self._num_answer.labels(model, _ENGINE).inc(num_tokens)
         if first_s is not None:
             self._first.labels(model, _ENGINE).observe(first_s)
         if gap_s is not None:
             self._gap.labels(model, _ENGINE).observe(gap_s)
             self._gap_old.labels(model, _ENGINE).observe(gap_s)
+
+    def mended(self, model: str, stage: int, cause: str) -> None:
+        """Another member of a stage, counted from 1, went on with a text."""
+        self._mends.labels(model, _ENGINE, str(stage), cause).inc()
+
+    def paused(self, model: str, pause_s: float) -> None:
+        """No token came for so long because members were left."""
+        self._mend.labels(model, _ENGINE).observe(pause_s)
 
     def ended(self, model: str, reason: str, times: "tuple[float, float, float, float] | None", num_drawn: int) -> None:
         """A text ended.
@@ -216,7 +241,20 @@ class _OfEngines:
             ):
                 counters.setdefault(name, CounterMetricFamily(name, what, labels=_LABELS)).add_metric(labels, value)
             info.add_metric([*labels, str(PAGE), str(totals.num_pages)], 1)
+            for name, what, value in _of_members(model.engine):
+                gauges.setdefault(name, GaugeMetricFamily(name, what, labels=_LABELS)).add_metric(labels, value)
         yield from gauges.values()
         yield from counters.values()
         yield info
         yield GaugeMetricFamily("vllm:healthy_pods_total", "Servers behind this address.", value=1)
+
+
+def _of_members(engine: Counted) -> Iterator[tuple[str, str, float]]:
+    """Yield what is known of members that compute a model; of what this machine computes, nothing."""
+    if not isinstance(engine, Entry):
+        return
+    if engine.paths.round is not None:
+        what = "Round of the newest weights that members of all stages have."
+        yield "weft_serve_edition_round", what, engine.paths.round
+    if engine.paths.trip_s:
+        yield "weft_serve_path_seconds", "Of a token through all stages, of late.", engine.paths.trip_s

@@ -4,11 +4,12 @@ Nothing is stored, so `previous_response_id` is refused: send the turns again.
 """
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from weft.rng import fresh_secret
-from weft.serve.chat import Choice, ToolUse, chat_plan, course_tree
+from weft.serve.chat import Choice, ToolUse, chat_plan, course_tree, logprobs_tree
 from weft.serve.failures import Fault, fault_of, wrong
 from weft.serve.generation import Generation, Model, Serving
 from weft.serve.keys import Visit
@@ -20,13 +21,17 @@ from weft.serve.schemas import (
     Function,
     Item,
     Message,
+    NamedTool,
     ResponseRequest,
+    ResponseTool,
     Tool,
     text_of,
 )
 from weft.serve.tools import Arguments, CallBegun, Reader, Said, Told
 
 Tree = dict[str, Any]
+_WITH_LIKELY = "message.output_text.logprobs"  # in `include`
+_NO_PARAMETERS: Tree = {"type": "object", "properties": {}}
 
 
 class Response:
@@ -43,10 +48,14 @@ class Response:
     async def whole(self) -> Tree:
         """Return the response when it is whole."""
         async for delta in self._generation.deltas():
-            for told in self._choice.take(delta):
-                self._take(told)
+            told = self._choice.take(delta)
+            for each, likely in zip(told, self._likely_of(told), strict=True):
+                self._take(each)
+                self._add_likely(likely)
         for item in self._items:
             item["status"] = "completed"
+        if self._items:  # the last is where the answer was cut off
+            self._items[-1]["status"] = self._status
         return self._tree(self._status)
 
     async def events(self) -> AsyncIterator[Tree]:
@@ -54,17 +63,19 @@ class Response:
         yield self._event("response.created", response=self._tree("in_progress"))
         yield self._event("response.in_progress", response=self._tree("in_progress"))
         try:
-            async for delta in self._generation.deltas():
-                for told in self._choice.take(delta):
-                    for event in self._told(told):
-                        yield event
+            async with aclosing(self._generation.deltas()) as deltas:
+                async for delta in deltas:
+                    told = self._choice.take(delta)
+                    for each, likely in zip(told, self._likely_of(told), strict=True):
+                        for event in self._told(each, likely):
+                            yield event
         except Exception as error:
             fault = fault_of(error)
             yield self._event("response.failed", response=self._tree("failed", fault))
             raise fault from error
-        for event in self._closed():
-            yield event
         status = self._status
+        for event in self._closed(status):
+            yield event
         kind = "response.completed" if status == "completed" else "response.incomplete"
         yield self._event(kind, response=self._tree(status))
 
@@ -75,6 +86,19 @@ class Response:
     @property
     def _status(self) -> str:
         return "incomplete" if self._choice.reason == "length" else "completed"
+
+    def _likely_of(self, told: Sequence[Told]) -> list[list[Tree]]:
+        """Return what log-probabilities go out with each of `told`: those of tokens of a message. What a call was
+        written with goes out with nothing."""
+        found: list[list[Tree]] = []
+        for each in told:
+            found.append(logprobs_tree(self._choice.likely)["content"] if isinstance(each, Said) else [])
+            self._choice.likely = []
+        return found
+
+    def _add_likely(self, likely: list[Tree]) -> None:
+        if likely:
+            self._items[-1]["content"][0]["logprobs"] += likely
 
     def _event(self, type: str, **fields: Any) -> Tree:
         self._number += 1
@@ -107,7 +131,7 @@ class Response:
         assert last is not None
         return last
 
-    def _told(self, told: Told) -> list[Tree]:
+    def _told(self, told: Told, likely: list[Tree]) -> list[Tree]:
         num_before = len(self._items)
         begins = isinstance(told, CallBegun) or not num_before or self._items[-1]["type"] != "message"
         events = self._closed() if begins and not isinstance(told, Arguments) else []
@@ -118,27 +142,28 @@ class Response:
             empty = item | nothing
             events.append(self._event("response.output_item.added", output_index=num_before, item=empty))
             if item["type"] == "message":
-                part = item["content"][0] | {"text": ""}
+                part = item["content"][0] | {"text": "", "logprobs": []}
                 events.append(self._event("response.content_part.added", **place, content_index=0, part=part))
+        self._add_likely(likely)
         match told:
             case Said(text):
                 kind = "response.output_text.delta"
-                events.append(self._event(kind, **place, content_index=0, delta=text, logprobs=[]))
+                events.append(self._event(kind, **place, content_index=0, delta=text, logprobs=likely))
             case Arguments(_, text):
                 events.append(self._event("response.function_call_arguments.delta", **place, delta=text))
         return events
 
-    def _closed(self) -> list[Tree]:
+    def _closed(self, status: str = "completed") -> list[Tree]:
         """Return the events that end the last item, if it is under way."""
         if not self._items or self._items[-1]["status"] != "in_progress":
             return []
         item = self._items[-1]
-        item["status"] = "completed"
+        item["status"] = status
         place = {"item_id": item["id"], "output_index": len(self._items) - 1}
         events = []
         if item["type"] == "message":
             part = item["content"][0]
-            done = {"content_index": 0, "text": part["text"], "logprobs": []}
+            done = {"content_index": 0, "text": part["text"], "logprobs": list(part["logprobs"])}
             events.append(self._event("response.output_text.done", **place, **done))
             events.append(self._event("response.content_part.done", **place, content_index=0, part=dict(part)))
         else:
@@ -167,9 +192,10 @@ class Response:
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "temperature": self._generation.plan.drawing.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "required" if self._use.is_required else "auto",
-            "tools": [{"type": "function", **each["function"], "strict": None} for each in self._use.trees()],
+            "text": {"format": _format_tree(request)},
+            "tool_choice": _choice_tree(request),
+            "tools": [_tool_tree(tool) for tool in request.tools or ()],
+            "top_logprobs": request.top_logprobs or 0,
             "top_p": self._generation.plan.drawing.top_p,
             "truncation": "disabled",
             "metadata": request.metadata or {},
@@ -184,6 +210,27 @@ class Response:
             else None,
             **course_tree(self._choice.course if is_over else None),
         }
+
+
+def _format_tree(request: ResponseRequest) -> Tree:
+    format = None if request.text is None else request.text.format
+    if format is None or format.type != "json_schema":
+        return {"type": "text" if format is None or format.type is None else format.type}
+    given = format if format.json_schema is None else format.json_schema
+    tree = {"type": "json_schema", "name": given.name or "answer", "schema": given.schema}
+    return tree | {"strict": bool(given.strict)}
+
+
+def _choice_tree(request: ResponseRequest) -> str | Tree:
+    choice = request.tool_choice
+    if isinstance(choice, NamedTool):
+        return {"type": "function", "name": choice.name if choice.function is None else choice.function.name}
+    return choice or "auto"
+
+
+def _tool_tree(tool: ResponseTool) -> Tree:
+    tree = {"type": "function", "name": tool.name, "description": tool.description or ""}
+    return tree | {"parameters": tool.parameters or _NO_PARAMETERS, "strict": bool(tool.strict)}
 
 
 def messages_of(request: ResponseRequest) -> list[Message]:
@@ -239,7 +286,9 @@ def _as_chat(
     """Return the chat that makes the same text."""
     shared = {name: getattr(request, name) for name in ResponseRequest.__struct_fields__ if hasattr(ChatRequest, name)}
     shared |= {"messages": list(messages), "tools": tools or None, "response_format": format, "n": 1}
-    return ChatRequest(**{**shared, "stream": None, "top_logprobs": None, "max_tokens": request.max_output_tokens})
+    has_likely = request.top_logprobs is not None or _WITH_LIKELY in (request.include or ())
+    most = request.max_output_tokens
+    return ChatRequest(**{**shared, "stream": None, "logprobs": has_likely, "max_tokens": most})
 
 
 async def begin(request: ResponseRequest, model: Model, visit: Visit, serving: Serving) -> Response:

@@ -92,8 +92,9 @@ class JsonSchema(Asked, frozen=True, kw_only=True):
 class Format(Asked, frozen=True, kw_only=True):
     """`response_format`; the Responses API writes the schema beside the type."""
 
-    type: Literal["text", "json_object", "json_schema"] = "text"
+    type: Literal["text", "json_object", "json_schema"] | None = None
     json_schema: JsonSchema | None = None
+    name: str | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -186,6 +187,7 @@ class ResponseRequest(TextRequest, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     background: bool | None = None
+    include: list[str] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
     metadata: dict[str, Any] | None = None
 
@@ -193,7 +195,7 @@ class ResponseRequest(TextRequest, frozen=True, kw_only=True):
 class EmbeddingRequest(Asked, frozen=True, kw_only=True):
     model: str
     input: str | list[Any]
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     stream: bool | None = None
 
@@ -203,8 +205,8 @@ class TokenizeRequest(Asked, frozen=True, kw_only=True):
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
-    add_special_tokens: bool = True
-    return_token_strs: bool = False
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(Asked, frozen=True, kw_only=True):

@@ -249,6 +249,19 @@ class Paths:
         there = {stage for (stage, _), (served, _) in self._served.items() if served.rounds}
         return [stage for stage in range(self.num_stages) if stage not in there]
 
+    @property
+    def round(self) -> int | None:
+        """Return the newest round after which each stage has somebody with weights; None: there is none."""
+        stages: list[set[int]] = [set() for _ in range(self.num_stages)]
+        for (stage, _), (served, _) in self._served.items():
+            stages[stage].update(served.rounds)
+        return max(set.intersection(*stages), default=None)
+
+    @property
+    def trip_s(self) -> float:
+        """Return how long a token took through all stages, of late; 0: none has come."""
+        return self._trip_s
+
     def serves(self, peer: PeerId) -> bool:
         """Return whether it says that it draws text, or computes for it."""
         return any(each == peer and served.rounds for (_, each), (served, _) in self._served.items())

@@ -5,12 +5,18 @@ import base64
 import json
 import logging
 import struct
+import threading
 from typing import Any
 
+import httpx2
 import pytest
+from starlette.responses import Response as Plain
+from starlette.routing import Route
 
 from unit.chat.templates import HERMES, LLAMA3, MISTRAL
 from unit.serve.scripted import ScriptedEngine, asking, scripted
+from weft.chat.vocabulary import Vocabulary
+from weft.data.tokenizer import ByteTokenizer, Ids
 from weft.engine.engine import Full
 from weft.errors import NotFinite
 from weft.serve.app import app
@@ -180,6 +186,16 @@ async def test_a_schema_may_be_answered_beside_tools() -> None:
     assert other["finish_reason"] == "tool_calls"
 
 
+async def test_a_strict_schema_that_cannot_be_held_to_is_refused_beside_tools_too() -> None:
+    schema = {"type": "object", "not": {"required": ["a"]}}
+    async with asking(scripted("{}")) as client:
+        for is_strict, status in ((True, 400), (False, 200)):
+            format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": is_strict}}
+            for more in ({}, {"tools": TOOLS}):
+                answer = await client.chat(response_format=format, **more)
+                assert answer.status_code == status, answer.text
+
+
 async def test_messages_reach_the_template_with_calls_and_letters_that_look_like_control_tokens() -> None:
     model = scripted("x", template=TURNS)
     engine: Any = model.engine
@@ -235,29 +251,6 @@ async def test_completions_of_text_and_of_tokens() -> None:
         chunks = await client.chunks("/v1/completions", prompt="x", stream_options={"include_usage": True})
         assert "".join(each["choices"][0]["text"] for each in chunks if each["choices"]) == "three"
         assert chunks[-1]["usage"]["prompt_tokens"] == 1
-
-
-async def test_responses_of_text_and_of_calls() -> None:
-    async with asking(scripted("hi", CALL, "hi", CALL)) as client:
-        tools = [{"type": "function", **TOOL}]
-        tree = (await client.post("/v1/responses", input="a", instructions="be")).json()
-        assert tree["output"][0]["content"][0]["text"] == "hi"
-        assert tree["usage"]["input_tokens_details"] == {"cached_tokens": 0}
-        tree = (await client.post("/v1/responses", input="a", tools=tools)).json()
-        assert (tree["output"][0]["type"], tree["output"][0]["arguments"]) == ("function_call", '{"n": 1}')
-        given = [
-            *tree["output"],
-            {"type": "function_call_output", "call_id": tree["output"][0]["call_id"], "output": "9"},
-        ]
-        events = await client.chunks("/v1/responses", input=[{"role": "user", "content": "a"}, *given])
-        kinds = [each["type"] for each in events]
-        assert kinds[0] == "response.created"
-        assert kinds[-1] == "response.completed"
-        assert [each["sequence_number"] for each in events] == list(range(len(events)))
-        assert events[-1]["response"]["output"][0]["content"][0]["text"] == "hi"
-        events = await client.chunks("/v1/responses", input="a", tools=tools)
-        done = next(each for each in events if each["type"] == "response.function_call_arguments.done")
-        assert done["arguments"] == '{"n": 1}'
 
 
 async def test_embeddings_of_texts_and_of_tokens_as_numbers_and_as_base64() -> None:
@@ -316,6 +309,63 @@ async def test_models_tokens_version() -> None:
         assert counted == len("User: ab\n\nAssistant:")
         assert (await client.post("/detokenize", tokens=[97, 256, 98])).json() == {"prompt": "ab"}
         assert "version" in (await client.http.get("/version")).json()
+
+
+class Watched(ByteTokenizer):
+    """Notes on which threads it works."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+
+    def encode(self, text: str) -> Ids:
+        self.threads.add(threading.get_ident())
+        return super().encode(text)
+
+    def decode(self, ids: Any) -> str:
+        self.threads.add(threading.get_ident())
+        return super().decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/completions", {"prompt": ["a", "b"], "echo": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}),
+    ],
+)
+async def test_nobody_waits_while_somebodys_text_is_made_tokens(path: str, fields: dict[str, Any]) -> None:
+    tokenizer = Watched()
+    model = scripted([97], tokenizer=tokenizer)
+    assert model.vocabulary
+    tokenizer.threads.clear()
+    async with asking(model) as client:
+        assert (await client.post(path, **fields)).status_code == 200
+    assert tokenizer.threads
+    assert threading.get_ident() not in tokenizer.threads
+
+
+async def test_tokens_are_made_text_beside_others_and_within_a_keys_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+    piece = Vocabulary.piece
+
+    def watched(self: Vocabulary, token: int) -> bytes:
+        threads.add(threading.get_ident())
+        return piece(self, token)
+
+    monkeypatch.setattr(Vocabulary, "piece", watched)
+    secret, key = new_key("a", requests_per_minute=1)
+    headers = {"authorization": f"Bearer {secret}"}
+    async with asking(scripted("x"), keys=(key,)) as client:
+        answer = await client.post("/detokenize", headers, tokens=[97, 98])
+        assert (answer.json(), answer.headers["x-ratelimit-limit-requests"]) == ({"prompt": "ab"}, "1")
+        assert (await client.post("/detokenize", headers, tokens=[97])).status_code == 429
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_health_draws_a_token_and_not_at_every_request() -> None:
@@ -394,7 +444,15 @@ async def test_unknown_fields_and_nulls_are_passed_over() -> None:
     nulls = dict.fromkeys(("temperature", "n", "stop", "tools", "tool_choice", "logprobs", "stream", "seed", "user"))
     async with asking(scripted("x")) as client:
         answer = await client.chat(**nulls, store=True, verbosity="low", safety_identifier="a", metadata={"a": "b"})
-    assert answer.status_code == 200
+        assert answer.status_code == 200
+        for path, fields in (
+            ("/v1/embeddings", {"input": "x", "encoding_format": None}),
+            ("/v1/chat/completions", {"messages": [MESSAGE], "response_format": {"type": None}}),
+            ("/v1/responses", {"input": [{"role": None, "type": "reasoning"}, MESSAGE], "text": {"format": None}}),
+            ("/tokenize", {"prompt": "x", "add_special_tokens": None, "return_token_strs": None}),
+        ):
+            answer = await client.post(path, **fields)
+            assert answer.status_code == 200, answer.text
 
 
 async def test_what_is_not_here_is_told_in_the_same_shape() -> None:
@@ -421,6 +479,28 @@ async def test_what_is_not_here_is_told_in_the_same_shape() -> None:
     for answer, status in answers:
         assert answer.status_code == status
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_each_answer_has_an_id() -> None:
+    page = [Route("/page", lambda _request: Plain("page")), Route("/broken", lambda _request: 1 / 0)]
+    served = app({"tiny": scripted("x")}, page=page)
+    transport = httpx2.ASGITransport(served, client=("127.0.0.1", 1), raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        for path, status in (
+            ("/health", 200),
+            ("/version", 200),
+            ("/metrics", 200),
+            ("/page", 200),
+            ("/v1/models", 200),
+            ("/nowhere", 404),
+            ("/v1/chat/completions", 405),
+            ("/broken", 500),
+        ):
+            for given in ("", "mine-1", "not one"):
+                answer = await http.get(path, headers={"x-request-id": given} if given else {})
+                assert answer.status_code == status, path
+                [id] = answer.headers.get_list("x-request-id")
+                assert id == given if given == "mine-1" else id.startswith("req_")
 
 
 async def test_keys_and_limits_are_told_by_their_status() -> None:
@@ -491,9 +571,17 @@ async def test_silence_is_filled_and_then_is_an_event() -> None:
         assert "[DONE]" not in answer.text
 
 
-async def ask_and_go(fields: dict[str, Any], engine: ScriptedEngine, served: Any, *, takes: bool) -> None:
+async def ask_and_go(
+    fields: dict[str, Any],
+    engine: ScriptedEngine,
+    served: Any,
+    *,
+    takes: bool,
+    path: str = "/v1/chat/completions",
+    secret: str = "",
+) -> None:
     """Ask, and go away once something is under way; `takes`: whether what is sent is taken."""
-    body = json.dumps({"model": "tiny", "messages": [MESSAGE], **fields}).encode()
+    body = json.dumps({"model": "tiny", **({"messages": [MESSAGE]} if "chat" in path else {}), **fields}).encode()
     messages = [{"type": "http.request", "body": body, "more_body": False}]
     gone = asyncio.Event()
 
@@ -511,8 +599,8 @@ async def ask_and_go(fields: dict[str, Any], engine: ScriptedEngine, served: Any
     scope = {
         "type": "http",
         "method": "POST",
-        "path": "/v1/chat/completions",
-        "headers": [(b"host", b"localhost")],
+        "path": path,
+        "headers": [(b"host", b"localhost"), (b"authorization", f"Bearer {secret}".encode())],
         "query_string": b"",
     }
     doing = asyncio.ensure_future(served(scope | {"client": ("127.0.0.1", 1)}, receive, send))
@@ -538,6 +626,32 @@ async def test_who_takes_nothing_and_goes_ends_the_work_too() -> None:
     await ask_and_go({"stream": True}, engine, app({"tiny": model}), takes=False)
     assert all(each.is_cancelled for each in engine.begun)
     assert engine.totals.num_running == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_goes_away_pays_for_texts_that_were_not_read_yet_and_their_end_is_counted(stream: bool) -> None:
+    secret, key = new_key("a", tokens_per_day=67)
+    model = scripted(["x", 60.0])
+    engine: Any = model.engine
+    begin = engine.begin
+
+    def drawn_ahead(*asked: Any) -> Any:
+        text = begin(*asked)
+        text.num_unread = 64 if len(engine.begun) == 2 else 0
+        return text
+
+    engine.begin = drawn_ahead
+    served = app({"tiny": model}, (key,))
+    asks = {"prompt": ["a", "b"], "stream": stream}
+    await ask_and_go(asks, engine, served, takes=True, path="/v1/completions", secret=secret)
+    transport = httpx2.ASGITransport(served, client=("127.0.0.1", 1))
+    headers = {"authorization": f"Bearer {secret}"}
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as http:
+        metrics = (await http.get("/metrics")).text
+        assert 'finished_reason="abort",model_name="tiny"} 2.0' in metrics
+        answer = await http.post("/v1/completions", json={"model": "tiny", "prompt": "a"})  # 2 read, 1 and 64 drawn
+        assert answer.status_code == 429, answer.text
+        assert "has used 67." in answer.json()["error"]["message"]
 
 
 async def test_neither_question_nor_answer_is_logged_or_measured(

@@ -203,6 +203,85 @@ async def test_what_the_other_server_does_not_count_is_charged_by_pieces(parts: 
         assert (await client.chat(headers=headers)).json()["error"]["code"] == "insufficient_quota"
 
 
+TEXT = "eight by" * 2
+CUT_CALL = {"function": {"name": "f", "arguments": TEXT}}
+WHOLE: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", {"choices": [{"message": {"content": TEXT}, "finish_reason": "length"}]}, "length"),
+    ("/v1/chat/completions", {"choices": [{"message": {"tool_calls": [CUT_CALL]}, "finish_reason": "stop"}]}, "stop"),
+    ("/v1/completions", {"choices": [{"text": TEXT, "finish_reason": "length"}]}, "length"),
+    (
+        "/v1/responses",
+        {"status": "incomplete", "output": [{"content": [{"type": "output_text", "text": TEXT}]}]},
+        "length",
+    ),
+    ("/v1/responses", {"status": "completed", "output": [{"type": "function_call", "arguments": TEXT}]}, "stop"),
+]
+
+
+@pytest.mark.parametrize(("path", "tree", "reason"), WHOLE)
+@pytest.mark.parametrize("is_counted", [False, True])
+async def test_whole_answers_are_charged_and_measured_counted_or_not(
+    path: str, tree: dict[str, Any], reason: str, is_counted: bool
+) -> None:
+    names = ("input_tokens", "output_tokens") if "responses" in path else ("prompt_tokens", "completion_tokens")
+    answer = tree | {"model": "theirs"} | ({"usage": dict(zip(names, (9, 2), strict=True))} if is_counted else {})
+    async with passing(says(*whole(answer)), keys=None) as (client, _, _):
+        got = await client.post(path, input="0123456789")
+        assert (got.status_code, got.json()) == (200, answer | {"model": "tiny"})
+        metrics = (await client.http.get("/metrics")).text
+    num_read, num_drawn = (9, 2) if is_counted else (len(got.request.content) // 4, len(TEXT) // 4)
+    assert f'vllm:prompt_tokens_total{{engine="0",model_name="tiny"}} {num_read}.0' in metrics
+    assert f'vllm:generation_tokens_total{{engine="0",model_name="tiny"}} {num_drawn}.0' in metrics
+    assert f'finished_reason="{reason}",model_name="tiny"}} 1.0' in metrics
+    secret, key = new_key("a", tokens_per_day=num_read + num_drawn)
+    headers = {"authorization": f"Bearer {secret}"}
+    async with passing(says(*whole(answer)), (key,)) as (client, _, _):
+        assert (await client.post(path, headers, input="0123456789")).status_code == 200
+        refused = await client.post(path, headers, input="0123456789")
+        assert f"has used {num_read + num_drawn}." in refused.json()["error"]["message"]
+
+
+async def test_the_tokens_of_a_stream_are_those_that_the_other_server_counts() -> None:
+    usage = USAGE | {"completion_tokens": 5}  # of two pieces, and a chunk that has a role alone
+    first = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+    last = event({"choices": [], "usage": usage})
+    parts = (HEAD, chunk(first), *ANSWER[1:3], chunk(last + b"data: [DONE]\n\n"), END)
+    async with passing(says(*parts)) as (client, _, _):
+        await client.chunks()
+        metrics = (await client.http.get("/metrics")).text
+    assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"} 5.0' in metrics
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_hangs_up_before_the_answer_has_its_question_charged(stream: bool) -> None:
+    secret, key = new_key("a", tokens_per_day=10)
+    headers = {"authorization": f"Bearer {secret}"}
+    async with passing(says(*([HEAD] if stream else []), 60.0), (key,)) as (client, other, _):
+        asking = asyncio.ensure_future(client.chat("four bytes a token, of a body", stream=stream, headers=headers))
+        while not other.asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert (await client.chat(headers=headers)).json()["error"]["code"] == "insufficient_quota"
+
+
+@pytest.mark.parametrize("parts", [[DIES], whole({"error": {"message": "no"}}, 400)])
+async def test_what_the_other_server_does_not_take_is_not_charged(parts: Any) -> None:
+    secret, key = new_key("a", tokens_per_day=1)
+    headers = {"authorization": f"Bearer {secret}"}
+    async with passing(says(*parts), (key,)) as (client, _, _):
+        for _ in range(2):
+            assert (await client.chat(headers=headers)).status_code in (400, 503)
+
+
+async def test_tokens_of_a_text_alone_cost_nothing() -> None:
+    secret, key = new_key("a", tokens_per_day=1)
+    headers = {"authorization": f"Bearer {secret}"}
+    async with passing(says(*whole({"tokens": [1]})), (key,)) as (client, _, _):
+        for _ in range(2):
+            assert (await client.post("/tokenize", headers, prompt="a" * 100)).status_code == 200
+
+
 # --- what fails ---
 
 BREAKS: list[tuple[tuple[bytes, ...], str]] = [

@@ -4,10 +4,16 @@ import asyncio
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from unit.engine.test_step import CONFIG, vector_of
 from unit.serve.scripted import Script, ScriptedEngine, ScriptedText, asking, scripted
+from unit.texts.stages import STEP_S, Served, tokens_of, wanted
 from weft.engine.engine import Engine, Wanted
 from weft.ids import PeerId
 from weft.serve.generation import Model
+from weft.serve.metrics import Metrics
 from weft.texts.entry import TextOfMembers
 from weft.texts.path import Course
 
@@ -21,6 +27,7 @@ class TextByMembers(ScriptedText, TextOfMembers):
     """A script's text whose second stage goes on with another member after the first token."""
 
     num = 0  # tokens so far
+    last_round = 7
 
     async def __anext__(self) -> Any:
         if self.num == 0:
@@ -36,7 +43,7 @@ class TextByMembers(ScriptedText, TextOfMembers):
         return drawn
 
     def _runs(self, path: tuple[PeerId, ...]) -> None:
-        self.course.runs(path, 7, self.num)
+        self.course.runs(path, self.last_round if self.num else 7, self.num)
         if self.on_moved is not None:
             self.on_moved()
 
@@ -83,6 +90,70 @@ async def test_a_whole_answer_has_it_beside_each_text() -> None:
         response = (await client.post("/v1/responses", input="hi")).json()
         assert response["weft"] == MENDED
         assert response["output"][0]["content"][0]["text"] == "hello"
+
+
+async def test_the_fingerprint_names_the_run_and_the_weights_that_a_text_was_drawn_with_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with asking(by_members("hello")) as client:
+        assert (await client.chat(n=2)).json()["system_fingerprint"] == "fp-r7"
+        assert (await client.post("/v1/completions", prompt=["a", "b"])).json()["system_fingerprint"] == "fp-r7"
+        for path, more in (("/v1/chat/completions", {}), ("/v1/completions", {"prompt": "hi"})):
+            chunks = await client.chunks(path, stream_options={"include_usage": True}, **more)
+            told = [each["system_fingerprint"] for each in chunks]
+            assert told[-1] == "fp-r7"
+            assert told[0] == (None if "chat" in path else "fp-r7")  # of the role, before there is a path
+        monkeypatch.setattr(TextByMembers, "last_round", 9)
+        assert (await client.chat()).json()["system_fingerprint"] == "fp-r9"
+        assert (await client.chunks())[-1]["system_fingerprint"] == "fp-r9"
+
+
+async def test_mends_are_counted_with_their_pauses() -> None:
+    async with asking(by_members("hello")) as client:
+        await client.chat(n=2)
+        await client.chat(max_tokens=1)  # no token comes after its mend
+        text = (await client.http.get("/metrics")).text
+    found = {
+        (each.name, *(each.labels.get(name) for name in ("model_name", "stage", "cause"))): each.value
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+        if each.name.startswith("weft_serve_mend") and each.labels.get("le") in (None, "0.5", "1.0")
+    }
+    assert found.pop(("weft_serve_mends_total", "tiny", "2", "silent")) == 3.0
+    assert found.pop(("weft_serve_mend_seconds_count", "tiny", None, None)) == 2.0
+    assert found.pop(("weft_serve_mend_seconds_sum", "tiny", None, None)) == pytest.approx(1.6)
+
+
+def test_figures_of_members_are_those_of_the_path_and_of_weights_that_all_stages_have() -> None:
+    served = Served()
+
+    def told() -> dict[str, float]:
+        text = Metrics({"tiny": replace(scripted(""), engine=served.entry)}).text().decode()
+        families = text_string_to_metric_families(text)
+        samples = [each for family in families for each in family.samples if each.labels.get("model_name") == "tiny"]
+        return {each.name: each.value for each in samples if each.name.startswith("weft_serve_")}
+
+    async def play() -> None:
+        assert told() == {"weft_serve_edition_round": 0.0}
+        await tokens_of(served.entry.begin(wanted([1, 2, 3], 6)))
+        took_s = told()["weft_serve_path_seconds"]
+        assert 3 * STEP_S <= took_s < 1
+        first, *others = served.members
+        for number, member in (
+            (3, first),
+            (2, others[1]),
+            (2, others[3]),
+        ):  # the first stage has newer ones than others
+            vector = vector_of(CONFIG)
+            member.renew(number, served.section(member.stage, vector, served.kept[served.members.index(member)]))
+        await asyncio.sleep(3)
+        assert told()["weft_serve_edition_round"] == 0.0
+        served.renew(4, vector_of(CONFIG))
+        await asyncio.sleep(3)
+        assert told()["weft_serve_edition_round"] == 4.0
+
+    served.run(play)
+    assert "weft_serve_edition" not in Metrics({"tiny": scripted("")}).text().decode()
 
 
 async def test_an_answer_of_this_machine_says_nothing_of_members() -> None:

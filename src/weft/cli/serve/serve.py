@@ -32,7 +32,7 @@ from weft.dashboard.logs import is_there
 from weft.dashboard.words import notable
 from weft.errors import ConfigError
 from weft.events import Entry, Notice, ReceiptFailed, ReceiptsDiffer, TextChanged, TextMoved
-from weft.ids import short
+from weft.ids import RunId, short
 
 if TYPE_CHECKING:
     import socket
@@ -259,18 +259,19 @@ def serve_members(
     """
     from weft.net.ticket import read
 
-    read(ticket)  # a bad one is refused before anything heavy is loaded
+    run = read(ticket).run  # a bad one is refused before anything heavy is loaded
     from weft.stages.asking import asking
 
     listener = listen(where.host, where.port)
     try:
-        _run(_ask_members(asking(ticket, options, max_context), name, listener, where.host, keys))
+        _run(_ask_members(asking(ticket, options, max_context), run, name, listener, where.host, keys))
     finally:
         listener.close()
 
 
 async def _ask_members(
-    run: "AbstractAsyncContextManager[Asked]",
+    members: "AbstractAsyncContextManager[Asked]",
+    run: RunId,
     name: str,
     listener: "socket.socket",
     host: str,
@@ -283,9 +284,10 @@ async def _ask_members(
     from weft.web.web import page_routes
 
     loop = asyncio.get_running_loop()
-    async with run as asked:
+    async with members as asked:
         name = name or asked.run.name
-        model = model_of(name, int(SystemClock().wall()), asked.entry, asked.tokenizer, asked.came_with)
+        created = int(SystemClock().wall())
+        model = model_of(name, created, asked.entry, asked.tokenizer, asked.came_with, short(run))
         models = {name: model}
         _tell(model, told_of(asked.entry.num_stages))
         tell_address(address(listener), host, keys)

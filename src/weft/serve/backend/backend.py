@@ -33,11 +33,13 @@ from weft.serve.stream import Wire
 
 Tree = dict[str, Any]
 MAX_UNDER_WAY = 256  # requests: each has a connection, and the other server queues what it cannot begin
-BYTES_A_TOKEN = 4  # of a prompt, where the other server does not count
+BYTES_A_TOKEN = 4  # of a prompt or a whole answer, where the other server does not count
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize")
 _NAMED = "/v1/responses"
 _WITH_USAGE = ("/v1/chat/completions", "/v1/completions")
+_CHARGED = (*_WITH_USAGE, _NAMED, "/v1/embeddings")
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
+_MAX_DEPTH = 8  # of an answer, as far as its text is looked for
 _BROKE_OFF = "The answer broke off: the server behind this one ended it before its end. Ask again."
 
 
@@ -253,7 +255,8 @@ class Relay:
         self._ending = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self.reason: str | None = None
-        self.num_pieces = 0
+        self.num_pieces = 0  # of text, or tokens of a whole answer by its length
+        self._is_taken = False  # the other server has it, and has not refused it
         self.usage: tuple[int, int] | None = None  # tokens read and drawn, as the other server counts
 
     def end(self) -> None:
@@ -269,8 +272,14 @@ class Relay:
         tree["model"] = self.model.theirs
         if self.request.stream and self.path in _WITH_USAGE:
             tree["stream_options"] = {**(self.request.stream_options or {}), "include_usage": True}
-        reply = await stack.enter_async_context(ask(self._site, "POST", self.path, msgspec.json.encode(tree)))
+        self._is_taken = True
+        try:
+            reply = await stack.enter_async_context(ask(self._site, "POST", self.path, msgspec.json.encode(tree)))
+        except Unreached:
+            self._is_taken = False
+            raise
         if reply.status != 200:
+            self._is_taken = False
             raise _fault(reply, await reply.body())
         return reply
 
@@ -278,6 +287,7 @@ class Relay:
         """Return the whole answer."""
         tree = _decoded(await reply.body())
         self._take(tree)
+        self.num_pieces = -(-sum(_texts_nbytes(each) for each in (*_choices(tree), *_items(tree))) // BYTES_A_TOKEN)
         return tree
 
     async def events(self, reply: Reply) -> AsyncGenerator[Tree, None]:
@@ -296,10 +306,9 @@ class Relay:
             if tree.get("error") or tree.get("object") == "error" or tree.get("type") == "error":
                 raise _fault_of(500, tree, {})
             self._take(tree)
-            self.num_pieces += 1
+            self.num_pieces += sum(_texts_nbytes(each) > 0 for each in _choices(tree)) + _is_delta(tree)
             for choice in _choices(tree):
                 (open_texts.discard if choice.get("finish_reason") else open_texts.add)(choice.get("index", 0))
-                self.reason = choice.get("finish_reason") or self.reason
             is_over |= tree.get("type") in _ENDS
             is_count = not _choices(tree) and self.path in _WITH_USAGE and tree.get("usage") is not None
             if is_count and not self.request.has_usage:
@@ -325,18 +334,23 @@ class Relay:
             await asyncio.gather(coming, ending, return_exceptions=True)
 
     def _take(self, tree: Tree) -> None:
-        """Note what was used, and call the model by its name here."""
+        """Note what was used and why it ended, and call the model by its name here."""
+        for choice in _choices(tree):
+            self.reason = choice.get("finish_reason") or self.reason
         inner = tree.get("response")
         for each in (tree, inner if isinstance(inner, dict) else {}):
             if "model" in each:
                 each["model"] = self.model.id
+            if self.path == _NAMED and each.get("status") == "incomplete":
+                self.reason = "length"
             if isinstance(usage := each.get("usage"), dict):
                 num_read = _count(usage, "prompt_tokens", "input_tokens")
                 self.usage = (num_read, _count(usage, "completion_tokens", "output_tokens"))
 
     def settle(self, num_bytes: int) -> None:
-        """Charge what was used: as the other server counts, else by the pieces that came and the question's length."""
-        if self.usage is None and (self.num_pieces or self.reason):
+        """Charge what was used: as the other server counts, else by the pieces that came and the question's length. The
+        question is charged once the other server has it, whoever hangs up then."""
+        if self.usage is None and self._is_taken and self.path in _CHARGED:
             self.usage = (num_bytes // BYTES_A_TOKEN, self.num_pieces)
         if self.usage is not None:
             self._visit.charge(sum(self.usage))
@@ -348,17 +362,20 @@ class _Times:
     def __init__(self, metrics: Metrics, relay: Relay, clock: Clock) -> None:
         self._metrics, self._relay, self._clock = metrics, relay, clock
         self._asked_s = clock.now()
+        self._num_told = 0  # tokens, by pieces
         self.first_s: float | None = None
         self._last_s: float | None = None
         self.reason = "error"
 
     def came(self) -> None:
-        now = self._clock.now()
+        now, model = self._clock.now(), self._relay.model.id
+        num = self._relay.num_pieces - self._num_told
+        self._num_told += num
         if self._last_s is None:
             self.first_s = now
-            self._metrics.drawn(self._relay.model.id, first_s=now - self._asked_s)
+            self._metrics.drawn(model, first_s=now - self._asked_s, num_tokens=num)
         else:
-            self._metrics.drawn(self._relay.model.id, gap_s=now - self._last_s)
+            self._metrics.drawn(model, gap_s=now - self._last_s, num_tokens=num)
         self._last_s = now
 
     def end(self) -> None:
@@ -367,6 +384,7 @@ class _Times:
         num_read, num_drawn = relay.usage or (0, 0)
         most = request.max_completion_tokens or request.max_tokens or 0
         self._metrics.asked(relay.model.id, num_read, request.n or 1, most)
+        self._metrics.drawn(relay.model.id, num_tokens=max(0, num_drawn - self._num_told))  # a piece may be several
         times = None
         if self.first_s is not None and self._last_s is not None:
             times = (self._asked_s, self._asked_s, self.first_s, self._last_s)
@@ -376,6 +394,38 @@ class _Times:
 def _choices(tree: Tree) -> list[Tree]:
     found = tree.get("choices")
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _items(tree: Tree) -> list[Tree]:
+    """Return the items of a whole response."""
+    found = tree.get("output")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _is_delta(tree: Tree) -> bool:
+    kind = tree.get("type")
+    return isinstance(kind, str) and kind.endswith(".delta")
+
+
+_DRAWN = (
+    "text",
+    "content",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "arguments",
+)  # what stands under these was drawn
+_HOLDERS = ("message", "delta", "content", "tool_calls", "function")
+
+
+def _texts_nbytes(tree: Any, depth: int = 0) -> int:
+    """Return how much text a choice or an item has, in messages, parts and calls."""
+    if isinstance(tree, list):
+        return sum(_texts_nbytes(each, depth + 1) for each in tree)
+    if not isinstance(tree, dict) or depth > _MAX_DEPTH:
+        return 0
+    own = sum(len(text.encode()) for name in _DRAWN if isinstance(text := tree.get(name), str))
+    return own + sum(_texts_nbytes(tree.get(name), depth + 1) for name in _HOLDERS)
 
 
 def _count(usage: Mapping[str, Any], *names: str) -> int:

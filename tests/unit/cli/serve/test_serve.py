@@ -8,13 +8,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 import torch
 from starlette.applications import Starlette
@@ -22,11 +24,14 @@ from starlette.applications import Starlette
 from api_stub import serving as stub
 from unit.cli.small import RUN, TEXT, Kept, Weft
 from unit.cli.test_bad_input import refused
+from unit.serve.test_course import Members
 from weft.cli.model.trained import Trained, open_trained
 from weft.cli.options import Numbers
-from weft.cli.serve.serve import How, Where, answering, keys_of, load
+from weft.cli.serve.serve import How, Where, answering, keys_of, load, serve_members
 from weft.data.tokenizer import CharTokenizer
 from weft.errors import ConfigError
+from weft.ids import RunId
+from weft.model.came_with import CameWith
 from weft.serve.keys import new_key, save_keys
 
 ENDS_S = 60
@@ -331,6 +336,31 @@ def test_who_may_ask_follows_from_where_it_listens(tmp_path: Path) -> None:
         assert found.now() == (key,)
     with pytest.raises(ConfigError, match="nobody would be refused"):
         keys_of(Where(host="10.1.2.3"))
+
+
+def test_answers_of_members_name_the_run_of_the_ticket_and_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    engine = Members("hello")
+    engine.num_stages = 2  # type: ignore[attr-defined]
+
+    @asynccontextmanager
+    async def asking(*_: object) -> AsyncIterator[Any]:
+        ended = asyncio.get_running_loop().create_future()
+        run = SimpleNamespace(name="mine")
+        yield SimpleNamespace(ended=ended, entry=engine, run=run, tokenizer=engine.tokenizer, came_with=CameWith())
+
+    async def answering(served: Starlette, *_: object) -> None:
+        transport = httpx2.ASGITransport(served, client=("127.0.0.1", 1))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            answer = await http.post("/v1/completions", json={"model": "mine", "prompt": "x"})
+            told.append(answer.json()["system_fingerprint"])
+
+    monkeypatch.setattr("weft.net.ticket.read", lambda _: SimpleNamespace(run=RunId("1f0c55aa" * 8)))
+    monkeypatch.setattr("weft.stages.asking.asking", asking)
+    monkeypatch.setattr("weft.cli.serve.serve.answering", answering)
+    options: Any = None
+    serve_members("a ticket", "", Where(port=0), options, 0, None)
+    assert told == ["1f0c55aa-r7"]
 
 
 def test_it_listens_where_it_is_told(weft: Weft, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
