@@ -4,8 +4,8 @@ minijinja's fuel counts instructions, and bytes that are put together. It does n
 calls itself for, lists in lists, what Python makes of an argument, or a string's `format`: a template of a line may
 take all memory, never end, or break the process that it runs in. Here it breaks this one, which has `memory` bytes.
 
-    lines in    {"path", "memory", "max_nbytes", "sources": {name: text}}
-                {"name", "fuel", "wall_s", "context"}, again and again
+    lines in    {"path", "memory", "max_nbytes", "seconds", "sources": {name: text}}
+                {"name", "fuel", "seconds", "wall_s"} and then its context, again and again
     lines out   {} once it runs; then, of the sources, {} or {"why"}
                 {"text"}, {"is_long"}, {"is_spent"} or {"why"}, each time
 """
@@ -56,13 +56,13 @@ def environment(sources: dict[str, str]) -> Any:
     return env
 
 
-def rendered(env: Any, given: dict[str, Any], max_nbytes: int) -> dict[str, Any]:
+def rendered(env: Any, given: dict[str, Any], context: dict[str, Any], max_nbytes: int) -> dict[str, Any]:
     def strftime_now(form: str) -> str:
         return datetime.datetime.fromtimestamp(given["wall_s"]).strftime(form)
 
     try:
         env.fuel = given["fuel"]
-        text = env.render_template(given["name"], **given["context"], strftime_now=strftime_now)
+        text = env.render_template(given["name"], **context, strftime_now=strftime_now)
     except Exception as error:  # whatever a stranger's template makes of what it is given
         return {"is_spent": True} if _is_spent(error) else {"why": said(error)}
     return {"is_long": True} if len(text.encode()) > max_nbytes else {"text": text}
@@ -91,16 +91,24 @@ def hold(memory: int) -> None:
         pass  # Windows has none, others may have less
 
 
+def watch(seconds: float) -> None:
+    """End this process, whatever it is at, after so many seconds; 0: never. Windows cannot: there who asks ends it."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
 def main() -> None:
     def tell(answer: dict[str, Any]) -> None:
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
+        watch(0)
 
     told = json.loads(sys.stdin.buffer.readline())
     hold(told["memory"])
     sys.path.insert(0, told["path"])
     environment({})
     tell({})
+    watch(told["seconds"])
     try:
         env = environment(told["sources"])
     except Exception as error:  # a source that is no Jinja
@@ -109,7 +117,9 @@ def main() -> None:
         return
     tell({})
     for line in sys.stdin.buffer:
-        tell(rendered(env, json.loads(line), told["max_nbytes"]))
+        given = json.loads(line)
+        watch(given["seconds"])
+        tell(rendered(env, given, json.loads(sys.stdin.buffer.readline()), told["max_nbytes"]))
 
 
 if __name__ == "__main__":

@@ -137,14 +137,15 @@ class Template:
         name = "tools" if tools else "default"
         asks = {"name": f"{name}, marked" if is_marked else name, "wall_s": wall_s}
         try:
-            num = len(json.dumps(context))
+            line = json.dumps(context)
         except RecursionError:
             raise TemplateFault("these messages are nested too deep for a chat template. Make them flatter.") from None
-        answer: dict[str, Any] = {"is_long": True}
+        num, answer = len(line), {"is_long": True}
         if num <= MAX_GIVEN_NBYTES:
-            answer = self._process.ask({**asks, "fuel": FUEL + FUEL_A_BYTE * num, "context": context})
+            answer = self._process.ask({**asks, "fuel": FUEL + FUEL_A_BYTE * num}, line)
         if "is_spent" in answer and num > _MANY_NBYTES:
-            few = self._process.ask({**asks, "fuel": FUEL, "context": context | {"messages": _few(messages[:_FEW])}})
+            first = json.dumps(context | {"messages": _few(messages[:_FEW])})
+            few = self._process.ask({**asks, "fuel": FUEL}, first)
             answer = few if "is_spent" in few else {"is_long": True}
         match answer:
             case {"text": str(text)}:
@@ -187,12 +188,16 @@ class _Process:
         with self._lock:
             self._begin()
 
-    def ask(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the program says; where it broke, that what it may take is spent."""
+    def ask(self, asks: Mapping[str, Any], context: str) -> dict[str, Any]:
+        """Return what the program says; where it broke, that what it may take is spent.
+
+        Args:
+            context: what the template is given, as JSON.
+        """
         with self._lock:
             if self._running is None:
                 self._begin()
-            answer = self._said(given)
+            answer = self._said(json.dumps({**asks, "seconds": SECONDS}), context)
         return {"is_spent": True} if answer is None else answer
 
     def _begin(self) -> None:
@@ -207,38 +212,40 @@ class _Process:
             self._running, self._end = process, finalize(self, _ended, process)
             spec = find_spec("minijinja")
             path = "" if spec is None or spec.origin is None else str(Path(spec.origin).parents[1])
-            told = {"path": path, "memory": MEMORY_NBYTES, "max_nbytes": MAX_TEXT_NBYTES, "sources": self._sources}
-            if self._said(told) is None:
+            told = {"path": path, "memory": MEMORY_NBYTES, "max_nbytes": MAX_TEXT_NBYTES, "seconds": SECONDS}
+            if self._said(json.dumps({**told, "sources": self._sources})) is None:
                 error.seek(0)
                 said = error.read(1 << 16).decode(errors="replace").strip()[-300:]
                 raise ConfigError(f"a chat template is rendered in a process of its own, and here that fails: {said}")
-        answer = self._said(None)
+        answer = self._said()
         why = "it breaks what reads it" if answer is None else answer.get("why")
         if why is not None:
             self._stop()
             raise TemplateFault(f"{self._called} cannot be read: {why}. {_OTHER}")
 
-    def _said(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def _said(self, *lines: str) -> dict[str, Any] | None:
         """Return the next that the process says; None: it is no more.
 
         Args:
-            given: what it is told before.
+            lines: that it is told before.
         """
         process = self._running
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        watch, line = Timer(SECONDS, process.kill), b""
-        watch.start()
+        line = b""
+        watch = Timer(SECONDS, process.kill) if sys.platform == "win32" else None  # elsewhere it ends itself
+        if watch is not None:
+            watch.start()
         try:
-            if given is not None:
-                process.stdin.write(json.dumps(given).encode() + b"\n")
-                process.stdin.flush()
+            process.stdin.write("".join(f"{each}\n" for each in lines).encode())
+            process.stdin.flush()
             line = process.stdout.readline()
         except OSError:
             pass  # it has ended
         finally:
-            watch.cancel()
+            if watch is not None:
+                watch.cancel()
             if not line.endswith(b"\n"):
                 self._stop()
         if not line.endswith(b"\n"):
