@@ -62,7 +62,7 @@ def rendered(env: Any, given: dict[str, Any], context: dict[str, Any], max_nbyte
 
     try:
         env.fuel = given["fuel"]
-        text = env.render_template(given["name"], **context, strftime_now=strftime_now)
+        text = env.render_template(given["name"], **(context | {"strftime_now": strftime_now}))
     except Exception as error:  # whatever a stranger's template makes of what it is given
         return {"is_spent": True} if _is_spent(error) else {"why": said(error)}
     return {"is_long": True} if len(text.encode()) > max_nbytes else {"text": text}

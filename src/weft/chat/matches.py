@@ -57,10 +57,10 @@ def matches(match: Match, said: str, answer: str) -> bool:
             return answer.strip() in said
         case "number":
             found, wanted = _NUMBER.findall(said), _NUMBER.findall(answer)
-            return bool(found and wanted) and _number(found[-1]) == _number(wanted[-1])
+            return bool(found and wanted and _number(found[-1]) == _number(wanted[-1]))
         case "json":
             try:
-                return _json(said) == _json(answer)
+                return bool(_json(said) == _json(answer))
             except (ValueError, RecursionError):
                 return False
         case "schema":
