@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 from weft.chat.template import Message
 from weft.data.documents import LINES, json_objects, letters
 from weft.data.files import Found, find, has_ending
-from weft.data.tables import TABLES, table_rows
+from weft.data.tables import TABLES, column_names, table_rows
 from weft.errors import DataError
 
 T = TypeVar("T")
@@ -38,6 +38,7 @@ _ASKED = ("prompt", "question", "instruction", "messages", "conversations", "con
 _BESIDE = ("input", "history", "system", "tools", "functions")
 _PAIR = ("chosen", "rejected")
 _FIELDS = {*_BESIDE, *_PAIR, *_ASKED, *(name for form in _FORMS for name in form)}
+_MAX_DEPTH = 100  # of what is called, and of tools: Python's own reader takes ten times as much
 _KNOWN = "messages; conversations; prompt and completion; instruction and output"
 
 
@@ -114,7 +115,7 @@ def are_pairs(paths: Sequence[str], base: Path) -> bool:
     Raises:
         DataError: nothing is there, or that row cannot be read.
     """
-    return _is_pair(_first_row(paths, base))
+    return _is_pair(first_row(paths, base))
 
 
 def kind_of_rows(paths: Sequence[str], base: Path, *, has_text: bool) -> Literal["conversations", "preferences"] | None:
@@ -126,16 +127,28 @@ def kind_of_rows(paths: Sequence[str], base: Path, *, has_text: bool) -> Literal
     Raises:
         DataError: as `are_pairs`.
     """
-    first = _first_row(paths, base)
+    first = first_row(paths, base, ("text",))
     if _is_pair(first):
         return "preferences"
     is_chat = any(all(first.get(each) is not None for each in form) for form in _FORMS)
     return "conversations" if is_chat and not (has_text and isinstance(first.get("text"), str)) else None
 
 
-def _first_row(paths: Sequence[str], base: Path) -> Mapping[str, Any]:
-    """Return the first row of files; empty: there is none."""
-    return next((row for row, _name, _place in rows_of(paths, base)), {})
+def first_row(paths: Sequence[str], base: Path, names: Collection[str] = ()) -> Mapping[str, Any]:
+    """Return the first row of files; empty: there is none. A table's columns that are not read are null.
+
+    Args:
+        names: as of `rows_of`.
+
+    Raises:
+        DataError: nothing is there, or that row cannot be read.
+    """
+    files = find(paths, base, (*LINES, *TABLES))
+    for file in files:
+        for row, _name, _place in _rows([file], {*_FIELDS, *names}):
+            columns = column_names(file.path) if has_ending(file.path.name, TABLES) else ()
+            return {**dict.fromkeys(columns), **row}
+    return {}
 
 
 def _is_pair(row: Mapping[str, Any]) -> bool:
@@ -191,7 +204,7 @@ def conversation_of(row: Mapping[str, Any], name: str, place: str) -> Conversati
             asked = _side(row["prompt"], "user", "prompt", place)
             num_asked, messages = len(asked), asked + _side(row["completion"], "assistant", "completion", place)
         case ("instruction", "output"):
-            messages = [_message(each, place) for each in _alpaca(row, place)]
+            messages = _alpaca(row, place)
         case (field,):
             messages = _messages(row[field], field, place)
     return _whole(row, messages, num_asked, name, place)
@@ -203,8 +216,7 @@ def _whole(
     """Return the conversation of a row's messages, of which the first are not trained on."""
     skipped = frozenset(_skipped(messages, num_asked))
     messages = [{name: value for name, value in each.items() if name != "weight"} for each in messages]
-    if (system := row.get("system")) and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": _text(system, f"{place}: system")}, *messages]
+    messages = with_system(row, messages, place)
     _check(messages, place)
     return Conversation(name, place, tuple(messages), tuple(_tools(row, place)), skipped)
 
@@ -251,15 +263,27 @@ def asked_of(row: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
     match form:
         case None:
             raise DataError(
-                f"{place}: it has {', '.join(sorted(row))}, and nothing that is asked. Name that prompt; of pairs, "
-                "chosen and rejected may be lists of messages that begin with it."
+                f"{place}: it has {', '.join(sorted(row)) or 'no fields'}, and nothing that is asked. Name that "
+                "prompt; of pairs, chosen and rejected may be lists of messages that begin with it."
             )
         case "instruction":
-            return list(_alpaca({**row, "output": ""}, place))[:-1]
+            return _alpaca({**row, "output": ""}, place)[:-1]
         case "prompt" | "question":
             return _side(row[form], "user", form, place)
         case _:
             return _messages(row[form], form, place)
+
+
+def with_system(row: Mapping[str, Any], messages: Sequence[dict[str, Any]], place: str) -> list[dict[str, Any]]:
+    """Return messages behind the system's text of their row, unless they begin with one.
+
+    Raises:
+        DataError: it is no text.
+    """
+    system = row.get("system")
+    text = "" if system is None else text_of(system, f"{place}: system")
+    is_first = bool(text) and messages[0]["role"] != "system"
+    return [*([{"role": "system", "content": text}] if is_first else []), *messages]
 
 
 def _without_nulls(value: Any) -> Any:
@@ -283,19 +307,26 @@ def _messages(value: Any, field: str, place: str) -> list[dict[str, Any]]:
 def _side(value: Any, role: str, field: str, place: str) -> list[dict[str, Any]]:
     """Return one side of a prompt and its completion: a text, or messages."""
     if isinstance(value, str):
-        return [{"role": role, "content": _text(value, f"{place}: {field}")}]
+        return [{"role": role, "content": text_of(value, f"{place}: {field}")}]
     return _messages(value, field, place)
 
 
-def _alpaca(row: Mapping[str, Any], place: str) -> Iterator[dict[str, Any]]:
-    for pair in row.get("history") or ():
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise DataError(f"{place}: history is no list of pairs, each a question and its answer.")
-        yield from ({"role": role, "content": text} for role, text in zip(("user", "assistant"), pair, strict=True))
-    asked = _text(row["instruction"], f"{place}: instruction")
-    more = _text(row.get("input") or "", f"{place}: input")
-    yield {"role": "user", "content": "\n\n".join(each for each in (asked, more) if each)}
-    yield {"role": "assistant", "content": row["output"]}
+def _alpaca(row: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
+    history, more = (row.get(name) for name in ("history", "input"))
+    history = [] if history in (None, "") else history
+    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+        raise DataError(
+            f"{place}: history is no list of pairs, each a question and its answer. Write it so, or remove it."
+        )
+    turns = [(f"history {number}", pair) for number, pair in enumerate(history, start=1)]
+    asked = text_of(row["instruction"], f"{place}: instruction")
+    more = "" if more is None else text_of(more, f"{place}: input")
+    turns.append(("output", ["\n\n".join(each for each in (asked, more) if each), row["output"]]))
+    return [
+        {"role": role, "content": text_of(text, f"{place}: {what}")}
+        for what, pair in turns
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
 
 
 def _message(given: Any, place: str) -> dict[str, Any]:
@@ -309,16 +340,18 @@ def _message(given: Any, place: str) -> dict[str, Any]:
         called = _json(content, place) if isinstance(content, str) else content
         message = {"role": "assistant", "content": None}
         calls = called if isinstance(called, list) else [called]
-    elif given.get("function_call"):
+    elif given.get("function_call") not in _NOTHING:
         calls = [given["function_call"]]
-    if calls := _json(calls, f"{place}: tool_calls") if isinstance(calls, str) and calls else calls:
+    if isinstance(calls, str) and calls:
+        calls = _json(calls, f"{place}: tool_calls")
+    if calls not in _NOTHING:
         message["content"] = message["content"] or None  # as the API has it
         message["tool_calls"] = _calls(calls, place)
     for name in ("name", "tool_call_id"):
         if given.get(name) is not None:
-            message[name] = _text(given[name], f"{place}: {name}")
+            message[name] = text_of(given[name], f"{place}: {name}")
     if (reasoning := _first(given, "reasoning_content", "reasoning", "thinking")) is not None:
-        message["reasoning_content"] = _text(reasoning, f"{place}: reasoning")
+        message["reasoning_content"] = text_of(reasoning, f"{place}: reasoning")
     if given.get("weight") is not None:
         if given["weight"] not in (0, 1):
             raise DataError(f"{place}: weight is {given['weight']!r}: it may be 0, not trained on, or 1.")
@@ -346,9 +379,9 @@ def _first(given: Mapping[str, Any], *names: str) -> Any:
 def _content(value: Any, place: str) -> str:
     """Return the text of a message: as it is, or that of its parts."""
     if value is None or isinstance(value, str):
-        return _text(value or "", f"{place}: content")
+        return text_of(value or "", f"{place}: content")
     if not isinstance(value, list):
-        raise DataError(f"{place}: its content is neither text nor parts of text.")
+        raise DataError(f"{place}: its content is neither text nor parts of text. Write it as text.")
     texts = []
     for part in value:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -357,29 +390,29 @@ def _content(value: Any, place: str) -> str:
             raise DataError(
                 f"{place}: its content has a part of type {str(kind)[:40]!r}: only text is trained on. Leave it out."
             )
-        texts.append(_text(text, f"{place}: content"))
+        texts.append(text_of(text, f"{place}: content"))
     return "".join(texts)
 
 
 def _calls(given: Any, place: str) -> list[dict[str, Any]]:
     """Return what the assistant calls; its arguments as values, where they are written as JSON."""
     if not isinstance(given, list):
-        raise DataError(f"{place}: tool_calls is no list.")
+        raise DataError(f"{place}: tool_calls is no list. Write a list of calls, or remove it.")
     calls = []
     for number, each in enumerate(given):
         function = _first(each, "function") or each if isinstance(each, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise DataError(f"{place}: its tool call {number + 1} names no function.")
+            raise DataError(f"{place}: its tool call {number + 1} names no function. Give name and arguments.")
         arguments, what = function.get("arguments"), f"{place}: arguments of tool call {number + 1}"
         if isinstance(arguments, str):
             arguments = _json(arguments or "{}", what)
         calls.append(
             {
-                "id": str(each.get("id") or f"call_{number:04d}"),
+                "id": label_of(each.get("id") or f"call_{number:04d}", f"{place}: id of tool call {number + 1}"),
                 "type": "function",
                 "function": {
-                    "name": _text(function["name"], what),
-                    "arguments": {} if arguments is None else _value(arguments, what),
+                    "name": text_of(function["name"], what),
+                    "arguments": {} if arguments is None else json_value(arguments, what),
                 },
             }
         )
@@ -389,12 +422,17 @@ def _calls(given: Any, place: str) -> list[dict[str, Any]]:
 def _tools(row: Mapping[str, Any], place: str) -> list[Mapping[str, Any]]:
     given = _first(row, "tools", "functions")
     tools = _json(given, f"{place}: tools") if isinstance(given, str) and given else given
-    if not tools:
+    if tools in _NOTHING:
         return []
     if not isinstance(tools, list) or not all(isinstance(each, Mapping) for each in tools):
-        raise DataError(f"{place}: tools is no list of objects.")
-    known: list[Mapping[str, Any]] = _value(tools, f"{place}: tools")
-    return [each if _first(each, "function") else {"type": "function", "function": each} for each in known]
+        raise DataError(f"{place}: tools is no list of objects. Write a list of functions, or remove it.")
+    known: list[Mapping[str, Any]] = json_value(tools, f"{place}: tools")
+    found = [each if _first(each, "function") else {"type": "function", "function": each} for each in known]
+    for number, each in enumerate(found, start=1):
+        function = each["function"]
+        if not isinstance(function, Mapping) or not isinstance(function.get("name", ""), str):
+            raise DataError(f"{place}: tool {number} is no function with a name. Give it one, or remove it.")
+    return found
 
 
 # --- values ---
@@ -404,24 +442,43 @@ def _json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{what}: no JSON: {str(error)[:100]}.") from None
+        raise DataError(f"{what}: no JSON: {str(error)[:100]}. Write it as JSON.") from None
 
 
-def _text(value: Any, what: str) -> str:
+_NOTHING: tuple[Any, ...] = (None, "", [], {})  # says that there is none; False and 0 are mistakes
+
+
+def text_of(value: Any, what: str) -> str:
+    """Return a text.
+
+    Raises:
+        DataError: it is none; says of `what`.
+    """
     if not isinstance(value, str):
-        raise DataError(f"{what} is no text.")
+        raise DataError(f"{what} is no text. Write it as text, or remove it.")
     return letters(value, what)
 
 
-def _value(value: Any, what: str) -> Any:
-    """Return a value as JSON has it; a table may hold others, such as times."""
+def label_of(value: Any, what: str) -> str:
+    """Return a text, or a number as text."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else text_of(value, what)
+
+
+def json_value(value: Any, what: str, depth: int = 0) -> Any:
+    """Return a value as JSON has it; a table may hold others, such as times.
+
+    Raises:
+        DataError: it holds what JSON has not, or is nested too deep; says of `what`.
+    """
+    if depth > _MAX_DEPTH:
+        raise DataError(f"{what} is nested deeper than {_MAX_DEPTH}. Make it flatter, or remove it.")
     match value:
         case str():
-            return _text(value, what)
+            return text_of(value, what)
         case dict():
-            return {_text(name, what): _value(each, what) for name, each in value.items()}
+            return {text_of(name, what): json_value(each, what, depth + 1) for name, each in value.items()}
         case list():
-            return [_value(each, what) for each in value]
+            return [json_value(each, what, depth + 1) for each in value]
         case None | bool() | int() | float():
             return value
     raise DataError(f"{what} holds a {type(value).__name__}, which JSON has not. Write it as text.")

@@ -2,25 +2,45 @@
 
     exact       it is the answer, but for white space around it, and a full stop after it
     contains    the answer stands in it
-    number      the last number in it is the answer's
-    json        it is JSON of the same value
+    number      the last number in it is the answer's, to the last digit
+    json        it is JSON of the same value, numbers to the last digit
     schema      it is JSON that fits the answer, a JSON Schema (`schemas`)
     tests       its Python code passes the answer, which is code with assertions (`sandbox`)
 
-Text of a file and text of a model meet here: what could take long, or do harm, is asked in a process of its own.
+Text of a file and text of a model meet here: what could take long, or do harm, is asked in a process of its own. Peers
+judge alike: numbers are compared as they are written and never computed with, so no rounding, and no exponent, matters.
 """
 
 import ast
 import json
 import re
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
+from unicodedata import decimal
 
 from weft.chat import sandbox, schemas
 
 Match = Literal["exact", "contains", "number", "json", "schema", "tests"]
 MATCHES: tuple[Match, ...] = get_args(Match)
 _NUMBER = re.compile(r"(?<![\d.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?![\d])")
+_LITERAL = re.compile(r"([-+]?)(\d*)(?:\.(\d*))?(?:[eE]([-+]?)0*(\d+))?")
+_MAX_EXPONENT_DIGITS = 18
+_MAX_DEPTH = 100  # of JSON: Python's own reader takes ten times as much, and each version another depth
 _FENCE = "```"
+
+
+class Number(NamedTuple):
+    """A number in one form: 1200, 1,200.0 and 1.2e3 are one.
+
+    Args:
+        digits: without zeros at either end; empty: it is zero, or no number of digits.
+        exponent: the power of ten that the last of them stands for.
+        name: of what has no digits: NaN, Infinity.
+    """
+
+    is_negative: bool
+    digits: str
+    exponent: int = 0
+    name: str = ""
 
 
 def matches(match: Match, said: str, answer: str) -> bool:
@@ -37,10 +57,10 @@ def matches(match: Match, said: str, answer: str) -> bool:
             return answer.strip() in said
         case "number":
             found, wanted = _NUMBER.findall(said), _NUMBER.findall(answer)
-            return bool(found and wanted) and _value(found[-1]) == _value(wanted[-1])
+            return bool(found and wanted and _number(found[-1]) == _number(wanted[-1]))
         case "json":
             try:
-                return _json(said) == _json(answer)
+                return bool(_json(said) == _json(answer))
             except (ValueError, RecursionError):
                 return False
         case "schema":
@@ -73,10 +93,42 @@ def code_in(said: str) -> str:
     return next((code for _, line, code in reversed(found) if line), said)
 
 
-def _json(text: str) -> str:
-    """Return a JSON value in one form: true is not 1, and 1.0 is."""
-    return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
+def _json(text: str) -> Any:
+    """Return a JSON value that equals others of the same value: true is not 1, and 1.0 is.
+
+    Raises:
+        ValueError: it is none, or nested too deep.
+    """
+    value = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_named)
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [each for node in level for each in _parts(node)]
+        if not level:
+            return value
+    raise ValueError(f"it is nested deeper than {_MAX_DEPTH}")
 
 
-def _value(number: str) -> float:
-    return float(number.replace(",", ""))
+def _parts(node: Any) -> list[Any]:
+    return list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
+
+
+def _number(written: str) -> Number:
+    """
+    Raises:
+        ValueError: its exponent is beyond all bounds.
+    """
+    found = _LITERAL.fullmatch("".join(str(decimal(each, each)) for each in written.replace(",", "")))
+    assert found is not None, "the pattern above, or JSON's, found it"
+    sign, whole, part, exponent_sign, exponent = (each or "" for each in found.groups())
+    if len(exponent) > _MAX_EXPONENT_DIGITS:
+        raise ValueError("its exponent is too large")
+    digits = (whole + part).lstrip("0")
+    if not (short := digits.rstrip("0")):
+        return Number(is_negative=False, digits="")
+    power = int(f"{exponent_sign}{exponent or 0}") - len(part) + len(digits) - len(short)
+    return Number(sign == "-", short, power)
+
+
+def _named(name: str) -> Number:
+    """Return what Python's JSON has beside numbers of digits."""
+    return Number(name.startswith("-"), "", 0, name)

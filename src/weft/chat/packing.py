@@ -21,7 +21,7 @@ from numpy import concatenate, ndarray
 
 from weft.chat.conversations import Conversation, Pair, conversations, pairs
 from weft.chat.rendering import Rendered, Renderer
-from weft.chat.template import Template
+from weft.chat.template import MAX_TEXT_NBYTES, Template, TextTooLong
 from weft.chat.vocabulary import Vocabulary
 from weft.data.corpus import ConversationsSource, PreferencesSource, SourceConfig, Split, TasksSource, rank
 from weft.data.packing import Stream
@@ -32,6 +32,7 @@ from weft.errors import DataError
 from weft.ids import several
 
 Item = TypeVar("Item")
+TOO_LARGE = f"left out, because of more than the {MAX_TEXT_NBYTES >> 20} MiB that a chat template may make"
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Told:
     what: str
     num_cut: int = 0
     num_too_long: int = 0  # and left out
+    num_too_large: int = 0  # left out: a template makes no text of them
     num_untrained: int = 0  # left out: nothing in them is trained on, or it was all cut off
     num_alike: int = 0  # left out: both answers are one
 
@@ -49,6 +51,7 @@ class Told:
         said = (
             (self.num_cut, "longer than train.seq_len, cut"),
             (self.num_too_long, "longer than train.seq_len, left out"),
+            (self.num_too_large, TOO_LARGE),
             (self.num_untrained, "left out, because nothing in what is read of them is trained on"),
             (self.num_alike, "left out, because chosen and rejected are the same"),
         )
@@ -89,7 +92,11 @@ def pack_conversations(
     sides = {side: _Side(store, tokenizer, row_length, shard_nbytes) for side in ("train", "heldout")}
     told = Told("pair" if is_paired else "conversation")
     for side, found in split(source, heldout_fraction, base):
-        rendered = [renderer.render(each) for each in found.texts]
+        try:
+            rendered = [renderer.render(each) for each in found.texts]
+        except TextTooLong:
+            told.num_too_large += 1
+            continue
         on_packed(sum(len(each.text.encode()) for each in rendered))
         sides[side].add(rendered, told, is_cut=source.too_long == "cut")
     train, heldout = sides["train"].finish(), sides["heldout"].finish()
@@ -112,7 +119,7 @@ def renderer_of(source: ConversationsSource, template: Template, tokenizer: Toke
     Raises:
         DataError: its date is no day.
     """
-    return Renderer(template, Vocabulary(tokenizer), noon(source.date))
+    return Renderer(template, Vocabulary(tokenizer, template.writes), noon(source.date))
 
 
 def rows_of(source: SourceConfig, length: int, train_trained: int = 0, heldout_trained: int = 0) -> Rows | UnsetType:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, UInt32
 
 from weft.chat.conversations import Conversation
-from weft.chat.template import Message, Template, TemplateFault
+from weft.chat.template import Message, Template, TemplateFault, TextTooLong
 from weft.chat.vocabulary import BEGIN, END, GUARD, Vocabulary
 from weft.errors import DataError
 from weft.ids import several
@@ -55,15 +55,17 @@ class Renderer:
         """Return a conversation's tokens.
 
         Raises:
+            TextTooLong: it is too long for any row: names the place.
             DataError: the template refuses it, or the tokenizer does not know a character: names the place.
         """
-        guarded = self._vocabulary.guarded_tree
-        messages = [guarded(each) for each in conversation.messages]
-        tools = [guarded(each) for each in conversation.tools]
+        messages = [self._vocabulary.guarded_message(each) for each in conversation.messages]
+        tools = [self._vocabulary.guarded_tree(each) for each in conversation.tools]
         try:
             text, spans = self._spans(messages, tools, are_chosen=bool(conversation.passed_over))
             spans = [span for number, span in enumerate(spans) if number not in conversation.passed_over]
             placed = self._vocabulary.placed(text)
+        except TextTooLong as error:
+            raise TextTooLong(f"{conversation.place}: {error}") from None
         except DataError as error:
             raise DataError(f"{conversation.place}: {error}") from None
         ids = np.array([each.token for each in placed], np.uint32)

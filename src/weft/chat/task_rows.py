@@ -17,7 +17,7 @@ from jaxtyping import UInt32
 from weft.chat.matches import Match
 from weft.chat.packing import noon, rows_of, with_sides
 from weft.chat.tasks import Task, tasks_of
-from weft.chat.template import Template
+from weft.chat.template import Template, TextTooLong
 from weft.chat.vocabulary import Vocabulary
 from weft.data.corpus import TasksSource
 from weft.data.packing import Stream
@@ -101,11 +101,14 @@ class Asking:
         """Return a task's tokens, up to where the answer begins.
 
         Raises:
+            TextTooLong: it is too long for any row: names the place.
             DataError: the template refuses it: names the place.
         """
-        messages = [self._vocabulary.guarded_tree(each) for each in task.messages]
+        messages = [self._vocabulary.guarded_message(each) for each in task.messages]
         try:
             found = self._vocabulary.encode(self._template.render(messages, wall_s=self._wall_s))
+        except TextTooLong as error:
+            raise TextTooLong(f"{task.place}: {error}") from None
         except DataError as error:
             raise DataError(f"{task.place}: {error}") from None
         if not found:
@@ -141,7 +144,7 @@ def pack_tasks(
     """
     if tokenizer.vocab_size > MAX_VOCAB:
         raise DataError(f"the tokenizer has {tokenizer.vocab_size} ids. Allowed with tasks: at most {MAX_VOCAB}.")
-    vocabulary, told = Vocabulary(tokenizer), Told()
+    vocabulary, told = Vocabulary(tokenizer, template.writes), Told()
     asking = Asking(template, vocabulary, noon(source.date))
     streams = {side: Stream(store, "uint32", shard_nbytes) for side in ("train", "heldout")}
     num = {"train": 0, "heldout": 0}
@@ -156,7 +159,11 @@ def pack_tasks(
                 f"{task.place}: its answers are code, which members have to run, each in a sandbox. If they are to, "
                 "say so: [reward] runs_code = true."
             )
-        asked = asking.prompt(task)
+        try:
+            asked = asking.prompt(task)
+        except TextTooLong:
+            told.num_too_long += 1
+            continue
         row = _row(asked, _checked(task, vocabulary, tokenizer), padding, row_length)
         if row is None or len(asked) + judged.max_tokens > row_length:
             told.num_too_long += 1

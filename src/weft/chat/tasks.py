@@ -15,14 +15,15 @@ names a group of tasks. `match` says when a text that was drawn is right:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from weft.chat.conversations import asked_of, rows_of
+from weft.chat.conversations import asked_of, first_row, json_value, label_of, rows_of, text_of, with_system
 from weft.chat.matches import MATCHES, Match, matches, why_never
 from weft.chat.template import Message
 from weft.errors import DataError
@@ -58,6 +59,7 @@ class Task:
         return any(matches(self.match, said, str(answer)) for answer in self.answers)
 
 
+_FIELDS = ("choices", "answer", "answerKey", "answers", "kind", "match")  # beside what is asked
 _WITHOUT_ANSWER = {"question", "system", "choices", "kind", "match"}  # else it may be of another kind
 
 
@@ -71,8 +73,7 @@ def tasks_of(paths: Sequence[str], base: Path, *, needs_answers: bool = True) ->
     Raises:
         DataError: nothing is there; or, once that is read, something is no task: names the file and the place.
     """
-    names = {"choices", "answer", "answerKey", "answers", "kind", "match"}
-    for row, _name, place in rows_of(paths, base, names):
+    for row, _name, place in rows_of(paths, base, _FIELDS):
         yield task_of(row, place, needs_answers=needs_answers)
 
 
@@ -82,13 +83,13 @@ def are_tasks(paths: Sequence[str], base: Path) -> bool:
     Raises:
         DataError: nothing is there, or it cannot be read.
     """
-    for row, _name, place in rows_of(paths, base):
-        with suppress(DataError):
-            is_question = "question" in row and row.keys() <= _WITHOUT_ANSWER
-            task_of(row, place, needs_answers=not is_question)
-            return True
-        break
-    return False
+    row = first_row(paths, base, _FIELDS)
+    is_question = "question" in row and row.keys() <= _WITHOUT_ANSWER
+    try:
+        task_of(row, "", needs_answers=not is_question)
+    except DataError:
+        return False
+    return True
 
 
 def task_of(row: Mapping[str, Any], place: str, *, needs_answers: bool = True) -> Task:
@@ -118,15 +119,11 @@ def task_of(row: Mapping[str, Any], place: str, *, needs_answers: bool = True) -
         for each in answers:
             if needs_answers and (why := why_never(match, each)):
                 raise DataError(f"{place}: no answer can be right by match = {match}: {why}. It is {each[:40]!r}.")
-    asked, system = asked_of(row, place), row.get("system")
-    if system is not None and not isinstance(system, str):
-        raise DataError(f"{place}: system is no text.")
-    if system and asked[0]["role"] != "system":
-        asked = [{"role": "system", "content": system}, *asked]
+    asked = with_system(row, asked_of(row, place), place)
     if asked[-1]["role"] == "assistant" or not str(asked[-1].get("content") or "").strip():
         what = "an answer" if asked[-1]["role"] == "assistant" else "empty"
-        raise DataError(f"{place}: nothing is asked: its last message is {what}.")
-    return Task(place, str(row.get("kind", "")), tuple(asked), texts, answers, match)
+        raise DataError(f"{place}: nothing is asked: its last message is {what}. End with a question, or remove it.")
+    return Task(place, label_of(row.get("kind", ""), f"{place}: kind"), tuple(asked), texts, answers, match)
 
 
 def _choices(given: Any, place: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -136,11 +133,14 @@ def _choices(given: Any, place: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     texts = given.get("text") if isinstance(given, Mapping) else given
     labels = given.get("label") if isinstance(given, Mapping) else None
     if not isinstance(texts, list) or not all(isinstance(each, str) and each for each in texts) or len(texts) < 2:
-        raise DataError(f"{place}: choices are no list of two texts or more.")
+        raise DataError(f"{place}: choices are no list of two texts or more. Write one, or remove them.")
     names = [chr(ord("A") + number) for number in range(len(texts))] if labels is None else labels
     if not isinstance(names, list) or len(names) != len(texts):
-        raise DataError(f"{place}: there are {several(len(texts), 'choice')}, and not as many labels.")
-    return tuple(texts), tuple(str(each) for each in names)
+        raise DataError(f"{place}: there are {several(len(texts), 'choice')}, and not as many labels. Give one each.")
+    return (
+        tuple(text_of(each, f"{place}: choice {number}") for number, each in enumerate(texts, start=1)),
+        tuple(label_of(each, f"{place}: label {number}") for number, each in enumerate(names, start=1)),
+    )
 
 
 def _number(answer: Any, texts: Sequence[str], labels: Sequence[str], place: str, *, has_labels: bool) -> int:
@@ -160,7 +160,9 @@ def _number(answer: Any, texts: Sequence[str], labels: Sequence[str], place: str
 
 def _text(answer: Any, match: Match, place: str) -> str:
     if match == "schema" and isinstance(answer, Mapping):  # as JSON holds it
-        return msgspec.json.encode(answer).decode()
+        return msgspec.json.encode(json_value(answer, f"{place}: answer")).decode()
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        raise DataError(f"{place}: the answer is neither text nor a number.")
-    return str(answer)
+        raise DataError(f"{place}: the answer is neither text nor a number. Write it as one of them.")
+    if match == "number" and isinstance(answer, float) and isfinite(answer):
+        return format(Decimal(repr(answer)), "f")  # without an exponent, which would be a number of its own
+    return label_of(answer, f"{place}: answer")

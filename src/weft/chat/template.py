@@ -1,8 +1,9 @@
 """Messages of a chat as the text that a model was trained on: its own template (Jinja), or plain turns.
 
-A stranger may have written a template, so it runs in minijinja, which reaches no file, no attribute and no Python, and
-has fuel: one that does not end is refused, as are those that make too much text. A folder says it in
-tokenizer_config.json (one template, or several by name), chat_template.jinja or chat_template.json.
+A stranger may have written a template, so minijinja runs it, which reaches no file, no attribute and no Python, in a
+process of its own (`jinja`) with bounds of fuel, memory and time: one that does not end is refused, and so is one that
+breaks its process. Messages that are too many for a template which ends are too long. A folder says its template in
+tokenizer_config.json (one, or several by name), chat_template.jinja or chat_template.json.
 
 Where there is none, turns are written as
 
@@ -12,23 +13,35 @@ Where there is none, turns are written as
 each with an empty line after it, and the answer ends where the next turn would begin.
 """
 
-import datetime
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Lock, Timer
 from typing import Any
-
-import minijinja
+from weakref import finalize
 
 from weft import reading
 from weft.chat.vocabulary import BEGIN, END
-from weft.errors import DataError
+from weft.errors import ConfigError, DataError
 from weft.model.came_with import GENERATION_CONFIG, TOKENIZER_CONFIG, CameWith
 
 FUEL = 1_000_000  # instructions, and bytes put together; 2,048 messages take a tenth
+FUEL_A_BYTE = 16  # more for each byte of messages: public templates take one
 MAX_SOURCE_NBYTES = 256 << 10  # the largest published template has 20 KiB
 MAX_TEXT_NBYTES = 1 << 20
+MAX_GIVEN_NBYTES = 16 << 20  # of messages, as JSON
+MEMORY_NBYTES = 512 << 20
+SECONDS = 10.0
+_MANY_NBYTES = 64 << 10  # messages that may be too many for a template that ends
+_FEW = 16  # messages, and letters of each text: a template that does not come to an end of so few comes to none
 _GENERATION = re.compile(r"{%([-+]?)\s*(end)?generation\s*([-+]?)%}")  # marks what loss is taken of
+_JINJA, _JSON = "chat_template.jinja", "chat_template.json"
 _TURNS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 PLAIN_STOPS = ("\nUser:", "\nSystem:", "\nTool:")
 
@@ -39,36 +52,52 @@ class TemplateFault(DataError):
     """A template that does not run, or refuses these messages."""
 
 
+class TextTooLong(TemplateFault):
+    """Messages that are too long for any row, with a template that ends."""
+
+
 class Template:
-    """A chat template.
+    """A chat template, and the process that renders it.
 
     Args:
         source: Jinja.
         tokens: what it may call control tokens by: `bos_token` and others.
         with_tools: another source for chats with tools; None: the same.
+        called: what people call it: its file.
 
     Raises:
-        TemplateFault: it is too long, or no Jinja.
+        TemplateFault: it is too long, or no Jinja: names the file.
+        ConfigError: this machine runs no process for it.
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str] | None = None, with_tools: str | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        tokens: Mapping[str, str] | None = None,
+        with_tools: str | None = None,
+        called: str = "the chat template",
+    ) -> None:
         self._sources = {"default": source, "tools": source if with_tools is None else with_tools}
-        self.has_marks = all(map(_has_marks, self._sources.values()))
+        has_marks = [_has_marks(text, called) for text in self._sources.values()]  # each is looked at
+        self.has_marks = all(has_marks)
         self._tokens = dict(tokens or {})
-        self._env = _environment()
+        marked = dict[str, str]()
         for name, text in self._sources.items():
-            if len(text.encode()) > MAX_SOURCE_NBYTES:
-                raise TemplateFault(f"the chat template has more than {MAX_SOURCE_NBYTES >> 10} KiB.")
-            try:
-                self._env.add_template(name, _GENERATION.sub(_mark("", ""), text))
-                self._env.add_template(f"{name}, marked", _GENERATION.sub(_mark(BEGIN, END), text))
-            except minijinja.TemplateError as error:
-                raise TemplateFault(f"the chat template cannot be read: {error.message}.") from None
+            if len(text.encode(errors="replace")) > MAX_SOURCE_NBYTES:
+                raise TemplateFault(f"{called} has more than {MAX_SOURCE_NBYTES >> 10} KiB. {_OTHER}")
+            marked[name] = _GENERATION.sub(_mark("", ""), text)
+            marked[f"{name}, marked"] = _GENERATION.sub(_mark(BEGIN, END), text)
+        self._process = _Process(marked, called)
 
     @property
     def source(self) -> str:
         """The text by which its way of calling tools is known."""
         return self._sources["tools"]
+
+    @property
+    def writes(self) -> str:
+        """All that it may write of its own."""
+        return "\n".join([*self._sources.values(), *self._tokens.values()])
 
     @property
     def takes_tools(self) -> bool:
@@ -93,12 +122,10 @@ class Template:
             is_marked: `BEGIN` and `END` stand around what the template says is generated.
 
         Raises:
-            TemplateFault: it takes too long, makes too much, or refuses.
+            TextTooLong: it makes too much of these messages, or they are too many.
+            TemplateFault: it does not end, breaks, or refuses.
+            ConfigError: this machine runs no process for it.
         """
-
-        def strftime_now(form: str) -> str:
-            return datetime.datetime.fromtimestamp(wall_s).strftime(form)
-
         context: dict[str, Any] = {
             **self._tokens,
             **(settings or {}),
@@ -106,22 +133,157 @@ class Template:
             "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": not is_continued,
-            "strftime_now": strftime_now,
         }
+        name = "tools" if tools else "default"
+        asks = {"name": f"{name}, marked" if is_marked else name, "wall_s": wall_s}
         try:
-            name = "tools" if tools else "default"
-            text = self._env.render_template(f"{name}, marked" if is_marked else name, **context)
-        except minijinja.TemplateError as error:
-            raise TemplateFault(f"the model's chat template refuses these messages: {_said(error)}.") from None
-        if len(text.encode()) > MAX_TEXT_NBYTES:
-            raise TemplateFault(
-                f"the model's chat template makes more than {MAX_TEXT_NBYTES >> 20} MiB of these messages."
+            line = json.dumps(context)
+        except RecursionError:
+            raise TemplateFault("these messages are nested too deep for a chat template. Make them flatter.") from None
+        num, answer = len(line), {"is_long": True}
+        if num <= MAX_GIVEN_NBYTES:
+            answer = self._process.ask({**asks, "fuel": FUEL + FUEL_A_BYTE * num}, line)
+        if "is_spent" in answer and num > _MANY_NBYTES:
+            first = json.dumps(context | {"messages": _few(messages[:_FEW])})
+            few = self._process.ask({**asks, "fuel": FUEL}, first)
+            answer = few if "is_spent" in few else {"is_long": True}
+        match answer:
+            case {"text": str(text)}:
+                return text
+            case {"is_long": True}:
+                raise TextTooLong(
+                    f"the model's chat template makes more than {MAX_TEXT_NBYTES >> 20} MiB of these messages, or they "
+                    "are too many for it. Shorten them, or leave them out."
+                )
+            case {"is_spent": True}:
+                raise TemplateFault(
+                    "the model's chat template refuses these messages: it does not come to an end, or takes very long "
+                    "or much memory. Use another model, or change the template."
+                )
+        raise TemplateFault(
+            f"the model's chat template refuses these messages: {answer['why']}. Change or remove them, or use another "
+            "model or template."
+        )
+
+
+_OTHER = "Use another model, or change the template."
+
+
+class _Process:
+    """Renders sources, and begins anew where they broke it; many threads may ask.
+
+    Args:
+        called: what people call the template.
+
+    Raises:
+        TemplateFault: a source is no Jinja.
+        ConfigError: this machine runs no such process.
+    """
+
+    def __init__(self, sources: Mapping[str, str], called: str) -> None:
+        self._sources, self._called = dict(sources), called
+        self._lock = Lock()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] = lambda: None
+        with self._lock:
+            self._begin()
+
+    def ask(self, asks: Mapping[str, Any], context: str) -> dict[str, Any]:
+        """Return what the program says; where it broke, that what it may take is spent.
+
+        Args:
+            context: what the template is given, as JSON.
+        """
+        with self._lock:
+            if self._running is None:
+                self._begin()
+            answer = self._said(json.dumps({**asks, "seconds": SECONDS}), context)
+        return {"is_spent": True} if answer is None else answer
+
+    def _begin(self) -> None:
+        with TemporaryFile() as error:
+            # Without the environment's Python variables, and without what is installed beside: it starts in 40 ms.
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(Path(__file__).with_name("jinja.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=error,
             )
-        return text
+            self._running, self._end = process, finalize(self, _ended, process)
+            spec = find_spec("minijinja")
+            path = "" if spec is None or spec.origin is None else str(Path(spec.origin).parents[1])
+            told = {"path": path, "memory": MEMORY_NBYTES, "max_nbytes": MAX_TEXT_NBYTES, "seconds": SECONDS}
+            if self._said(json.dumps({**told, "sources": self._sources})) is None:
+                error.seek(0)
+                said = error.read(1 << 16).decode(errors="replace").strip()[-300:]
+                raise ConfigError(f"a chat template is rendered in a process of its own, and here that fails: {said}")
+        answer = self._said()
+        why = "it breaks what reads it" if answer is None else answer.get("why")
+        if why is not None:
+            self._stop()
+            raise TemplateFault(f"{self._called} cannot be read: {why}. {_OTHER}")
+
+    def _said(self, *lines: str) -> dict[str, Any] | None:
+        """Return the next that the process says; None: it is no more.
+
+        Args:
+            lines: that it is told before.
+        """
+        process = self._running
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = b""
+        watch = Timer(SECONDS, process.kill) if sys.platform == "win32" else None  # elsewhere it ends itself
+        if watch is not None:
+            watch.start()
+        try:
+            process.stdin.write("".join(f"{each}\n" for each in lines).encode())
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            pass  # it has ended
+        finally:
+            if watch is not None:
+                watch.cancel()
+            if not line.endswith(b"\n"):
+                self._stop()
+        if not line.endswith(b"\n"):
+            return None
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _stop(self) -> None:
+        self._end()
+        self._running = None
 
 
-def _has_marks(source: str) -> bool:
+def _ended(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what was not written is lost
+                pipe.close()
+
+
+def _few(value: Any) -> Any:
+    """Return messages with the begins of their texts."""
+    match value:
+        case str():
+            return value[:_FEW]
+        case Mapping():
+            return {name: each if name == "role" else _few(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_few(each) for each in value[:_FEW]]
+    return value
+
+
+def _has_marks(source: str, called: str) -> bool:
     """Return whether a template says what is generated.
+
+    Args:
+        called: what people call it.
 
     Raises:
         TemplateFault: a mark has no other end.
@@ -129,7 +291,8 @@ def _has_marks(source: str) -> bool:
     is_end = [bool(found[2]) for found in _GENERATION.finditer(source)]
     if is_end != [False, True] * (len(is_end) // 2):
         raise TemplateFault(
-            "the chat template has {% generation %} without {% endgeneration %}, or the other way round."
+            f"{called} has {{% generation %}} without {{% endgeneration %}}, or the other way round. Write both around "
+            "an answer, or neither."
         )
     return bool(is_end)
 
@@ -152,37 +315,6 @@ def plain(messages: Sequence[Message]) -> str:
     return "".join(turns) + "Assistant:"
 
 
-def _said(error: minijinja.TemplateError) -> str:
-    message = error.detail if isinstance(error.detail, str) and error.detail else error.message
-    if "out of fuel" in message:
-        return "it does not come to an end, or takes very long. Use another model, or change the template"
-    return re.sub(r"\s+", " ", message)[:300].rstrip(".")
-
-
-def _environment() -> minijinja.Environment:
-    def raise_exception(message: str) -> None:
-        raise minijinja.TemplateError(str(message))
-
-    def to_json(value: Any, indent: int | None = None, **settings: Any) -> str:
-        given = {"ensure_ascii": False, **settings}
-        known = {
-            name: given[name] for name in ("ensure_ascii", "separators", "sort_keys") if given.get(name) is not None
-        }
-        if isinstance(known.get("separators"), list):
-            known["separators"] = tuple(known["separators"])
-        return json.dumps(value, indent=indent, **known)
-
-    return minijinja.Environment(
-        fuel=FUEL,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_escape_callback=lambda _name: False,
-        filters={"tojson": to_json},
-        globals={"raise_exception": raise_exception},
-        debug=False,
-    )
-
-
 # --- from what came with a model ---
 
 
@@ -190,18 +322,20 @@ def template_of(came_with: CameWith) -> Template | None:
     """Return a model's template; None: it has none.
 
     Raises:
-        TemplateFault: it has one that cannot be read.
+        TemplateFault: it has one that cannot be read: names the file.
+        ConfigError: this machine runs no process for it.
     """
     first, with_tools = sources_of(came_with)
-    return None if first is None else Template(first, _named_tokens(came_with), with_tools)
+    called = f"the chat template of {_file_of(came_with)}"
+    return None if first is None else Template(first, _named_tokens(came_with), with_tools, called)
 
 
 def sources_of(came_with: CameWith) -> tuple[str | None, str | None]:
     """Return the text of a model's template, and of another one for chats with tools, as far as there are any."""
     given: Any = _object(came_with, TOKENIZER_CONFIG).get("chat_template")
-    if (of_json := _object(came_with, "chat_template.json").get("chat_template")) is not None:
+    if (of_json := _object(came_with, _JSON).get("chat_template")) is not None:
         given = of_json
-    if (jinja := came_with.files.get("chat_template.jinja")) is not None:
+    if (jinja := came_with.files.get(_JINJA)) is not None:
         given = reading.text_of(jinja)
     if isinstance(given, list):
         named = {each.get("name"): each.get("template") for each in given if isinstance(each, dict)}
@@ -209,6 +343,14 @@ def sources_of(came_with: CameWith) -> tuple[str | None, str | None]:
     else:
         first, with_tools = given, None
     return (first if isinstance(first, str) else None), (with_tools if isinstance(with_tools, str) else None)
+
+
+def _file_of(came_with: CameWith) -> str:
+    """Return which file `sources_of` reads."""
+    if _JINJA in came_with.files:
+        return _JINJA
+    is_json = _object(came_with, _JSON).get("chat_template") is not None
+    return _JSON if is_json else TOKENIZER_CONFIG
 
 
 def _named_tokens(came_with: CameWith) -> dict[str, str]:

@@ -6,11 +6,15 @@ are what it adds to another one's text.
 
 Control tokens have no text. A template may spell them out, and they become ids; where a message spells them out, they
 stay letters: `guarded` marks them, and `Vocabulary.encode` takes the mark away.
+
+Other tokens that a file adds have a text (Qwen's <think>, <tool_call>). Those that look like marks and that the
+template itself writes are letters in messages, too, but in what the assistant says and thinks: there the model writes
+them itself, and is trained to. A control token is letters there as well.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,6 +27,7 @@ from weft.errors import DataError
 GUARD = "\ufdd0"
 BEGIN, END = "\ufdd1", "\ufdd2"  # of what is trained on, in a template's text
 _MARKS = re.compile(f"[{GUARD}{BEGIN}{END}]")
+_LIKE_A_MARK = re.compile(r"[<\[{(].+[>\]})]", re.DOTALL)  # and unlike words and white space, which files add, too
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -39,9 +44,10 @@ class Vocabulary:
 
     Args:
         tokenizer: of any kind. It keeps no word that it encodes from now on.
+        written: what the template writes of its own (`Template.writes`); empty: there is none.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, written: str = "") -> None:
         self.tokenizer = tokenizer
         if isinstance(tokenizer, JsonTokenizer):
             tokenizer.keep_no_words()
@@ -52,8 +58,14 @@ class Vocabulary:
         """Control tokens by what they are called."""
         self.pieces: list[bytes] = _pieces(tree, tokenizer)
         """The bytes of each token, control tokens none."""
-        by_length = sorted(self.control, key=len, reverse=True)
-        self.control_pattern = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
+        self.marks: dict[str, int] = {
+            token["content"]: token["id"]
+            for token in added
+            if not token["special"] and token["content"] in written and _LIKE_A_MARK.fullmatch(token["content"])
+        }
+        """Others that the template writes, by their text."""
+        self.control_pattern = _any_of(self.control)
+        self._guarded_pattern = _any_of([*self.control, *self.marks])
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -62,10 +74,24 @@ class Vocabulary:
         """Return the bytes of a token; a model may have more tokens than its tokenizer knows, and those have none."""
         return self.pieces[token] if token < len(self.pieces) else b""
 
-    def guarded(self, text: str) -> str:
-        """Return `text` with a mark in every control token that it spells out, and none of its own."""
+    def guarded(self, text: str, *, is_assistants: bool = False) -> str:
+        """Return `text` with a mark in every token that it must not spell out, and none of its own.
+
+        Args:
+            is_assistants: the assistant says it.
+        """
         text = _MARKS.sub("\ufffd", text)
-        return self.control_pattern.sub(lambda found: f"{found[0][:1]}{GUARD}{found[0][1:]}", text)
+        pattern = self.control_pattern if is_assistants else self._guarded_pattern
+        return pattern.sub(lambda found: _with_guard(found[0]), text)
+
+    def guarded_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a message, as templates know it, with all its texts `guarded`."""
+        tree: dict[str, Any] = self.guarded_tree(dict(message))
+        if message.get("role") == "assistant":
+            for name in ("content", "reasoning_content"):
+                if isinstance(said := message.get(name), str):
+                    tree[name] = self.guarded(said, is_assistants=True)
+        return tree
 
     def guarded_tree(self, tree: Any) -> Any:
         """Return the same with all its texts `guarded`."""
@@ -123,15 +149,22 @@ class Vocabulary:
 
     def _parts(self, text: str) -> Iterator[tuple[int, str, bool]]:
         """Yield stretches of text, where each begins, and whether control tokens in it are letters."""
-        guarded = re.compile("|".join(re.escape(f"{name[:1]}{GUARD}{name[1:]}") for name in self.control) or r"(?!)")
         at = 0
-        for found in guarded.finditer(text):
+        for found in self._spelled_pattern.finditer(text):
             yield at, text[at : found.start()], False
             yield found.start(), found[0], True
             at = found.end()
         yield at, text[at:], False
 
+    @cached_property
+    def _spelled_pattern(self) -> re.Pattern[str]:
+        return _any_of([_with_guard(name) for name in (*self.control, *self.marks)])
+
     def _letters(self, text: str) -> list[int]:
+        """Return the ids of text that spells out no token: of a mark those of its letters."""
+        if text in self.marks:
+            found: list[int] = self._engine_of_letters.encode(text, add_special_tokens=False).ids
+            return found
         return [int(each) for each in self.tokenizer.encode(text)] if text else []
 
     def _trusted(self, text: str) -> Iterator[Placed]:
@@ -169,11 +202,34 @@ class Vocabulary:
     @cached_property
     def _engine(self) -> tokenizers.Tokenizer:
         """The file as others use it: what spells a control token is that token."""
-        engine = tokenizers.Tokenizer.from_str(self._json.decode())
-        engine.no_truncation()
-        engine.no_padding()
-        keep_no_words(engine)
+        return _engine_of(self._json.decode())
+
+    @cached_property
+    def _engine_of_letters(self) -> tokenizers.Tokenizer:
+        """The file with its marks as control tokens, which are letters: what is not special is always its token."""
+        tree = json.loads(self._json)
+        for token in tree["added_tokens"]:
+            token["special"] = token["special"] or token["content"] in self.marks
+        engine = _engine_of(json.dumps(tree))
+        engine.encode_special_tokens = True
         return engine
+
+
+def _engine_of(text: str) -> tokenizers.Tokenizer:
+    engine = tokenizers.Tokenizer.from_str(text)
+    engine.no_truncation()
+    engine.no_padding()
+    keep_no_words(engine)
+    return engine
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str]:
+    """Return what finds any of some texts, of two at one place the longer."""
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
+
+
+def _with_guard(name: str) -> str:
+    return f"{name[:1]}{GUARD}{name[1:]}"
 
 
 def _pieces(tree: dict[str, Any], tokenizer: Tokenizer) -> list[bytes]:

@@ -61,6 +61,27 @@ def table_rows(path: Path, names: Collection[str]) -> Iterator[tuple[int, str, d
         raise unreadable(path, error) from error
 
 
+def column_names(path: Path) -> tuple[str, ...]:
+    """Return the names of a file's columns; none: it has no rows.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    import pyarrow as pa
+
+    found = list[str]()
+
+    def first(schema: Any) -> list[str]:
+        found.extend(schema.names)
+        return list(schema.names[:1])
+
+    try:
+        next(_batches(path, first), None)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+    return tuple(found)
+
+
 def _arrays(path: Path, column: str) -> Iterator[Any]:
     """Yield the column piece by piece, without dictionaries, runs, structs and extensions around its values."""
 

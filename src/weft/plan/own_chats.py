@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weft.chat.packing import renderer_of, split
-from weft.chat.template import Template
+from weft.chat.template import Template, TextTooLong
 from weft.data.corpus import ConversationsSource, PreferencesSource, Split
 from weft.data.rows import Packer
 from weft.data.tokenizer import Tokenizer
@@ -45,6 +45,7 @@ class Chats:
         num_too_long: that are longer than a row.
         seq_len: tokens of a row.
         train_rows, heldout_rows: that they fill.
+        num_too_large: others, of which a template makes no text.
     """
 
     most_passes: ClassVar = PASSES
@@ -57,6 +58,7 @@ class Chats:
     seq_len: int
     train_rows: int
     heldout_rows: int
+    num_too_large: int = 0
 
     @property
     def kind(self) -> str:
@@ -119,13 +121,19 @@ def read_chats(
     """
     renderer = renderer_of(source, template, tokenizer)
     lengths: dict[Split, list[int]] = {"train": [], "heldout": []}
-    num_answered = 0
+    num_answered, num_too_large = 0, 0
     for side, each in split(source, heldout, base):
-        texts = [renderer.render(text) for text in each.texts]
+        try:
+            texts = [renderer.render(text) for text in each.texts]
+        except TextTooLong as error:
+            num_too_large, last = num_too_large + 1, str(error)
+            continue
         lengths[side].append(sum(len(text.ids) for text in texts))
         num_answered += sum(int(text.is_trained.sum()) for text in texts)
         on_read(sum(len(text.text.encode()) for text in texts))
     every = [*lengths["train"], *lengths["heldout"]]
+    if not every:
+        raise DataError(f"all are too long to be read, the last one, too: {last}")
     seq_len = seq_len_of(max(every), context) if seq_len is None else seq_len
     if source.too_long == "leave_out":
         lengths = {side: [length for length in there if length <= seq_len] for side, there in lengths.items()}
@@ -135,6 +143,7 @@ def read_chats(
         num_tokens=sum(every),
         num_answered=num_answered,
         num_too_long=sum(length > seq_len for length in every),
+        num_too_large=num_too_large,
         seq_len=seq_len,
         train_rows=num_rows(lengths["train"], seq_len),
         heldout_rows=num_rows(lengths["heldout"], seq_len),

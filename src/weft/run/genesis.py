@@ -27,7 +27,7 @@ from torch import Tensor
 from weft import wire
 from weft.chat.packing import pack_conversations
 from weft.chat.task_rows import Judged, pack_tasks
-from weft.chat.template import template_of
+from weft.chat.template import TemplateFault, template_of
 from weft.clock import SystemClock
 from weft.codec.dense import Bf16
 from weft.config import alike
@@ -445,7 +445,10 @@ def _packed(data: CorpusConfig, by: _Packing) -> DataIndex:
 
 
 def _packed_by_template(data: CorpusConfig, source: ConversationsSource, by: _Packing) -> DataIndex:
-    template = template_of(decode(by.came_with))
+    try:
+        template = template_of(decode(by.came_with))
+    except TemplateFault as error:
+        raise error if source.template is None else TemplateFault(f"{source.template}: {error}") from None
     are_tasks = isinstance(source, TasksSource)
     if template is None:
         raise DataError(

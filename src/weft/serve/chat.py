@@ -168,12 +168,14 @@ def _cut_after(text: str, last: str) -> str:
 
 def _tree(message: Message, number: int, vocabulary: Vocabulary) -> Tree:
     """Return a message as templates know it."""
-    text = vocabulary.guarded(text_of(message.content, f"messages[{number}].content"))
+    text = text_of(message.content, f"messages[{number}].content")
+    text = vocabulary.guarded(text, is_assistants=message.role == "assistant")
     tree: Tree = {"role": "system" if message.role == "developer" else message.role, "content": text}
     if message.name is not None:
         tree["name"] = vocabulary.guarded(message.name)
     if message.reasoning_content is not None:
-        tree["reasoning_content"] = vocabulary.guarded(message.reasoning_content)
+        is_said = message.role == "assistant"
+        tree["reasoning_content"] = vocabulary.guarded(message.reasoning_content, is_assistants=is_said)
     if message.tool_call_id is not None:
         tree["tool_call_id"] = vocabulary.guarded(message.tool_call_id)
     if message.tool_calls:

@@ -63,7 +63,7 @@ class Model:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.tokenizer)
+        return Vocabulary(self.tokenizer, "" if self.template is None else self.template.writes)
 
     @cached_property
     def style(self) -> Style:

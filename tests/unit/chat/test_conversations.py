@@ -1,18 +1,28 @@
 """Conversations are read in the forms that people have, and a fault names file, line and what to do."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from weft.chat.conversations import Conversation, conversation_of, conversations
+from weft.chat.conversations import Conversation, conversation_of, conversations, kind_of_rows, pair_of
+from weft.chat.tasks import task_of
 from weft.errors import DataError
 
 ASKED, ANSWERED = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}
 BOTH = (ASKED, ANSWERED)
+
+
+def deep(num: int) -> Any:
+    value: Any = 1
+    for _ in range(num):
+        value = {"a": value}
+    return value
 
 
 def read(row: dict[str, Any]) -> Conversation:
@@ -104,7 +114,20 @@ def test_calls_have_arguments_as_values_however_they_are_written() -> None:
         ({"instruction": "", "output": "x"}, "the user's turn 1 is empty"),
         ({"messages": [ASKED, ANSWERED | {"weight": 0.5}]}, r"messages 2: weight is 0\.5: it may be 0, not"),
         ({"history": [["a"]], "instruction": "x", "output": "y"}, "history is no list of pairs"),
+        ({"history": 5, "instruction": "x", "output": "y"}, "history is no list of pairs.* Write it so"),
+        ({"history": True, "instruction": "x", "output": "y"}, "history is no list of pairs"),
+        ({"history": [["a", 1]], "instruction": "x", "output": "y"}, "history 1 is no text"),
+        ({"input": False, "instruction": "x", "output": "y"}, "input is no text. Write it as text, or remove it"),
         ({"messages": [*BOTH], "system": 3}, "system is no text"),
+        ({"messages": [*BOTH], "system": False}, "system is no text"),
+        ({"messages": [*BOTH], "tools": 0}, "tools is no list of objects. Write"),
+        ({"messages": [*BOTH], "tools": [{"function": 3}]}, "tool 1 is no function with a name. Give"),
+        ({"messages": [*BOTH], "tools": [deep(150)]}, "tools is nested deeper than 100. Make"),
+        ({"messages": [ASKED, ANSWERED | {"tool_calls": 5}]}, "tool_calls is no list. Write"),
+        (
+            {"messages": [ASKED, ANSWERED | {"tool_calls": [{"id": "\ud800", "name": "f"}]}]},
+            "id of tool call 1 holds half a surrogate pair",
+        ),
         (
             {"messages": [*BOTH], "tools": [{"name": "f", "parameters": {"at": 1j}}]},
             "tools holds a complex, which JSON",
@@ -126,6 +149,78 @@ def test_calls_have_arguments_as_values_however_they_are_written() -> None:
 def test_a_fault_names_its_place_and_what_to_do(row: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=rf"^chats\.jsonl, line 3.*({said})"):
         read(row)
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+TURNS = [
+    {"role": "user", "content": [{"type": "text", "text": "x"}], "name": "n"},
+    {"role": "assistant", "content": "y", "reasoning_content": "r", "weight": 1, "tool_calls": [CALL]},
+    {"role": "tool", "content": "z", "tool_call_id": "1"},
+    {"from": "gpt", "value": "y"},
+]
+FORMS: dict[str, dict[str, Any]] = {
+    "messages": {"messages": TURNS, "system": "s", "tools": [TOOL]},
+    "conversations": {"conversations": TURNS, "functions": [TOOL["function"]]},
+    "calls": {"conversations": [TURNS[0], {"from": "function_call", "value": CALL}, TURNS[3]]},
+    "old calls": {"messages": [TURNS[0], {"role": "assistant", "function_call": CALL["function"]}, TURNS[3]]},
+    "prompt": {"prompt": "x", "completion": "y", "system": "s"},
+    "alpaca": {"instruction": "x", "input": "i", "history": [["a", "b"]], "output": "y"},
+    "pair": {"prompt": "x", "chosen": "y", "rejected": [TURNS[1]]},
+    "question": {"question": "x", "answer": ["4"], "kind": "k", "match": "exact", "system": "s"},
+    "choices": {"messages": [TURNS[0]], "choices": {"text": ["3", "4"], "label": ["a", "b"]}, "answerKey": "a"},
+    "instruction": {"instruction": "x", "history": [["a", "b"]], "input": "i", "answer": "4", "match": "number"},
+    "schema": {"question": "x", "answer": {"type": "integer"}, "match": "schema"},
+}
+WRONG = [None, True, False, 0, 5, -1.5, float("nan"), "", "\ud800", "[{", "[1]", "{}", [], {}, [[]], [None], {"a": 1}]
+WRONG += [[1, 2], b"x", 1j, deep(300), "[" * 100_000, 10**400]
+
+
+def changed(tree: Any) -> Iterator[Any]:
+    """Yield the same tree with each of its values wrong in turn, in every way."""
+    yield from WRONG
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        for other in changed(value):
+            copy = dict(tree) if isinstance(tree, dict) else list(tree)
+            copy[key] = other
+            yield copy
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_field_of_a_wrong_type_is_a_fault_of_its_line_and_never_one_of_weft(form: str) -> None:
+    refused = list[str]()
+    for row in changed(FORMS[form]):
+        if not isinstance(row, dict):
+            continue
+        for read_as in (
+            lambda row: conversation_of(row, "chats.jsonl:3", "chats.jsonl, line 3"),
+            lambda row: pair_of(row, "chats.jsonl:3", "chats.jsonl, line 3"),
+            lambda row: task_of(row, "chats.jsonl, line 3"),
+        ):
+            try:
+                made = read_as(row)
+            except DataError as error:
+                refused.append(str(error))
+            else:
+                msgspec.json.encode(made)  # as what is read goes on: no half letters in it
+    assert len(refused) > 50
+    assert [each for each in refused if not each.startswith("chats.jsonl, line 3")] == []
+
+
+def test_a_table_and_lines_of_the_same_rows_are_of_one_kind(tmp_path: Path) -> None:
+    alpaca = {"instruction": "a", "output": "b"}
+    for number, (row, kind) in enumerate(
+        [
+            (alpaca, "conversations"),
+            (alpaca | {"text": "both as one"}, None),
+            (alpaca | {"chosen": "x", "rejected": "y", "text": "z"}, "preferences"),
+            ({"text": "z", "source": "web"}, None),
+        ]
+    ):
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{number}.parquet")
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps(row))
+        for ending in ("parquet", "jsonl"):
+            assert kind_of_rows([f"{number}.{ending}"], tmp_path, has_text=True) == kind
 
 
 def test_calls_of_the_old_form_are_read() -> None:

@@ -88,6 +88,20 @@ def test_a_long_one_is_cut_or_left_out_and_counted(tmp_path: Path) -> None:
     assert len(texts_in(store, index, "train")) + len(texts_in(store, index, "heldout")) == 10
 
 
+@pytest.mark.parametrize("too_long", ["cut", "leave_out"])
+def test_one_of_more_than_a_template_may_make_is_left_out_and_counted(tmp_path: Path, too_long: str) -> None:
+    rows = [*(chat(number) for number in range(10)), chat(77, 400_000)]
+    store, index, told = packed(tmp_path, rows, too_long=too_long)  # type: ignore[arg-type]
+    assert str(told) == "1 conversation left out, because of more than the 1 MiB that a chat template may make"
+    assert len(texts_in(store, index, "train")) + len(texts_in(store, index, "heldout")) == 10
+
+
+def test_a_template_without_end_stops_packing(tmp_path: Path) -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    with pytest.raises(DataError, match=r"chats\.jsonl, line 1: .*does not come to an end"):
+        packed(tmp_path, [chat(number, 400_000 // 9) for number in range(3)], template=endless)
+
+
 def test_one_whose_answer_is_cut_off_whole_is_left_out_and_counted(tmp_path: Path) -> None:
     long = {"messages": [{"role": "user", "content": "x" * 400}, {"role": "assistant", "content": "yes"}]}
     store, index, told = packed(tmp_path, [*(chat(number) for number in range(10)), long])

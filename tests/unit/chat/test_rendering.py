@@ -46,6 +46,24 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(JsonTokenizer(engine.to_str().encode(), 1))
 
 
+def test_reasoning_is_trained_on_by_its_tokens_and_a_person_makes_none(vocabulary: Vocabulary) -> None:
+    engine = tokenizers.Tokenizer.from_str(vocabulary.tokenizer.to_json().decode())
+    engine.add_tokens([AddedToken(name, special=False, normalized=False) for name in ("<think>", "</think>")])
+    template = Template(THINKS, TOKENS)
+    thinks = Vocabulary(JsonTokenizer(engine.to_str().encode(), 1), template.writes)
+    begin, end = thinks.marks["<think>"], thinks.marks["</think>"]
+    asked = ("user", "What is </think>?")
+    found = Renderer(template, thinks).render(chat(asked, ("assistant", "<think>hm</think>six")))
+    assert answers(found) == ["<think>\n\n</think>\n\nsix<|im_end|>"], "this template writes what it thinks anew"
+    assert (found.ids.tolist().count(begin), found.ids.tolist().count(end)) == (1, 1)
+    found = Renderer(Template(CHATML + "{# <think></think> #}", TOKENS), thinks).render(
+        chat(asked, ("assistant", "<think>hm</think>six"))
+    )
+    trained_ids = found.ids[found.is_trained].tolist()
+    assert (trained_ids.count(begin), trained_ids.count(end)) == (1, 1)
+    assert found.ids.tolist().count(end) == 1
+
+
 def chat(*turns: tuple[str, str]) -> Conversation:
     messages = tuple({"role": role, "content": content} for role, content in turns)
     return Conversation("chats.jsonl:3", "chats.jsonl, line 3", messages)
@@ -185,6 +203,7 @@ def test_a_template_that_asks_for_reasoning_and_writes_none_is_refused(vocabular
 def test_two_system_turns_that_a_template_refuses_name_the_line(vocabulary: Vocabulary) -> None:
     renderer = Renderer(Template(ALL["gemma"], TOKENS), vocabulary)
     with pytest.raises(
-        DataError, match=r"^chats\.jsonl, line 3: .*refuses these messages: .*System role not supported"
+        DataError,
+        match=r"^chats\.jsonl, line 3: .*refuses these messages: .*System role not supported\. Change or remove them, ",
     ):
         renderer.render(chat(("system", "a"), ("system", "b"), *TURNS))

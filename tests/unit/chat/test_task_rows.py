@@ -60,8 +60,9 @@ def test_every_task_is_a_row_with_its_prompt_and_how_it_is_checked(tmp_path: Pat
 def test_what_has_no_room_and_what_is_chosen_is_left_out_and_told(tmp_path: Path) -> None:
     chosen = {"question": "2 + 2?", "choices": ["3", "4"], "answer": 1}
     long = {"question": "x" * LENGTH, "answer": "y"}
-    index, told, _ = packed(tmp_path, [*tasks(20), chosen, chosen | {"question": "3 + 1?"}, long])
-    assert "1 task left out, because train.seq_len has no room for it" in told
+    large = {"question": "x" * (2 << 20), "answer": "y"}
+    index, told, _ = packed(tmp_path, [*tasks(20), chosen, chosen | {"question": "3 + 1?"}, long, large])
+    assert "2 tasks left out, because train.seq_len has no room for it" in told
     assert "2 tasks left out, because its answer is chosen and not drawn" in told
     rows = index.rows
     assert rows

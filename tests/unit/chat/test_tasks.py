@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from weft.chat import schemas
 from weft.chat.matches import Match, code_in, matches, why_never
@@ -41,6 +43,7 @@ def test_each_form_of_choices_is_the_same_task(row: dict[str, Any]) -> None:
     [
         ({"question": "2 + 2?", "answer": "4"}, ("4",)),
         ({"question": "2 + 2?", "answer": 4}, ("4",)),
+        ({"question": "2 + 2?", "answer": 4e22, "match": "number"}, ("4" + "0" * 22,)),
         ({"prompt": "2 + 2?", "answers": ["4", "four"]}, ("4", "four")),
     ],
 )
@@ -65,7 +68,17 @@ def test_a_system_text_comes_first() -> None:
         ("number", "-2.5", ["x = -2.50"], ["2.5"]),
         ("number", "0.5", [".5", "it is 0.50."], ["5", "50"]),
         ("number", "3", ["1,2,3", "5-3"], ["123", "-3"]),
-        ("json", "1", ["1.0", " 1"], ["true", "[" * 5000]),
+        ("number", "9007199254740993", ["9,007,199,254,740,993.0"], ["9007199254740992"]),
+        ("number", "-0.0", ["0", "+0.00"], ["1"]),
+        ("number", "\u0664\u0665", ["45"], ["54"]),
+        ("number", "0" * 100_000 + "7", ["7." + "0" * 100_000], ["7" + "0" * 100_000]),
+        ("json", "1", ["1.0", " 1", "10e-1", "0.01E+2", "1" + "0" * 5000 + "e-5000"], ["true", "[" * 5000, '"1"']),
+        ("json", "9007199254740993", ["9007199254740993.0"], ["9007199254740992", "9007199254740993.1"]),
+        ("json", '{"a": [0.1]}', ['{"a": [1e-1]}'], ['{"a": [0.10000000000000001]}', '{"a": [[false, "1", -1, ""]]}']),
+        ("json", "1e999999999", ["10e999999998"], ["1e999999998", "1e" + "9" * 100_000, "Infinity"]),
+        ("json", "1e400", ["1e400"], ["1e401", "Infinity"]),
+        ("json", "[NaN]", ["[NaN]"], ["[Infinity]", '["NaN"]']),
+        ("json", "[" * 90 + "]" * 90, ["[" * 90 + "]" * 90], ["[" * 900 + "]" * 900]),
         ("schema", '{"type": "integer", "minimum": 3}', ["3", " 4\n"], ["2", "3.5", '"3"', "{", "three", "[" * 5000]),
         ("schema", '{"pattern": "^(a+)+$"}', ['"aaa"', "1"], [f'"{"a" * 50}b"']),
         ("json", '{"a": 1, "b": [2]}', ['{"b": [2],"a": 1.0}'], ['{"a": 1}', "{", '```{"a": 1, "b": [2]}```']),
@@ -93,6 +106,16 @@ def test_what_is_right(match: Match, answer: str, right: list[str], wrong: list[
         ({"question": "?", "choices": ["a", "b"], "answer": 0, "match": "exact"}, "match has no effect"),
         ({"question": "?", "answer": "four", "match": "number"}, "no answer can be right by match = number"),
         ({"question": "?", "answer": "{", "match": "json"}, "no answer can be right by match = json"),
+        ({"question": "?", "answer": "1e" + "9" * 20, "match": "json"}, "no answer can be right by match = json"),
+        ({"question": "?", "answer": "\ud800"}, "answer holds half a surrogate pair"),
+        ({"question": "?", "answer": ["4", "\ud800"]}, "answer holds half a surrogate pair"),
+        ({"question": "?", "answer": "4", "kind": "\ud800"}, "kind holds half a surrogate pair"),
+        ({"question": "?", "answer": "4", "kind": ["x"]}, "kind is no text"),
+        ({"question": "?", "answer": "4", "system": "\ud800"}, "system holds half a surrogate pair"),
+        ({"question": "?", "choices": ["a", "\ud800"], "answer": 0}, "choice 2 holds half a surrogate pair"),
+        ({"question": "?", "choices": {"text": ["a", "b"], "label": ["x", "\ud800"]}, "answer": "x"}, "label 2 holds"),
+        ({"question": "?", "answer": {"enum": ["\ud800"]}, "match": "schema"}, "answer holds half a surrogate pair"),
+        ({"instruction": "?", "answer": "4", "history": 5}, "history is no list of pairs"),
         ({"question": "?", "answer": " ", "match": "contains"}, "no answer can be right"),
         ({"question": "?", "answer": "{", "match": "schema"}, "by match = schema: it is no JSON: "),
         ({"question": "?", "answer": '{"type": "whole"}', "match": "schema"}, "it is no JSON Schema: "),
@@ -147,6 +170,8 @@ def test_a_schema_may_refer_to_parts_of_itself_but_not_ask_for_years(monkeypatch
     ("row", "is_task"),
     [
         ({"question": "2 + 2?", "answer": "4"}, True),
+        ({"prompt": "2 + 2?", "answer": "4", "source": "x"}, True),
+        ({"messages": [{"role": "user", "content": "2 + 2?"}], "choices": ["3", "4"], "answer": 1}, True),
         ({"question": "Say a rhyme"}, True),
         ({"question": "Which?", "choices": ["a", "b"], "kind": "x"}, True),
         ({"question": "?", "chosen": "a", "rejected": "b"}, False),
@@ -160,6 +185,8 @@ def test_a_schema_may_refer_to_parts_of_itself_but_not_ask_for_years(monkeypatch
 def test_files_of_other_kinds_are_no_tasks(tmp_path: Path, row: dict[str, Any], is_task: bool) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     assert are_tasks(["rows.jsonl"], tmp_path) is is_task
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    assert are_tasks(["rows.parquet"], tmp_path) is is_task
 
 
 def test_code_is_found_however_many_fences_there_are() -> None:
@@ -187,9 +214,6 @@ def test_the_code_of_an_answer_is_what_its_last_fences_hold(said: str, code: str
 
 
 def test_files_and_tables_hold_tasks(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     rows = [{"question": "2 + 2?", "choices": ["3", "4"], "answer": 1, "kind": "sum"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "b.parquet")

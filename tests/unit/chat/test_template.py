@@ -1,20 +1,35 @@
 """Templates render as in jinja2, and one that a stranger wrote neither runs for ever nor reaches anything."""
 
 import datetime
+import gc
 import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from typing import Any
 
 import jinja2
 import jinja2.sandbox
+import psutil
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from unit.chat.templates import ALL
-from weft.chat.template import MAX_SOURCE_NBYTES, Template, TemplateFault, defaults_of, ends_of, plain, template_of
+from weft.chat import template as templates
+from weft.chat.template import (
+    MAX_GIVEN_NBYTES,
+    MAX_SOURCE_NBYTES,
+    Template,
+    TemplateFault,
+    TextTooLong,
+    defaults_of,
+    ends_of,
+    plain,
+    template_of,
+)
 from weft.chat.vocabulary import BEGIN, END
+from weft.errors import ConfigError
 from weft.model.came_with import CameWith, Ids
 
 WALL_S = 1_700_000_000.0
@@ -137,13 +152,118 @@ def test_a_template_reaches_no_file_and_no_python(source: str) -> None:
 
 
 def test_a_template_that_is_no_jinja_or_too_long_is_refused_when_it_is_loaded() -> None:
+    with pytest.raises(TemplateFault, match="cannot be read: line 3: "):
+        Template("a\n\n{% for %}")
     for source in ("{% for %}", "{{ x", "x" * (MAX_SOURCE_NBYTES + 1)):
-        with pytest.raises(TemplateFault):
+        with pytest.raises(TemplateFault, match=r"^the chat template .* Use another model, or change the template\.$"):
             Template(source)
 
 
+@pytest.mark.parametrize("source", ["{% for %}", "x" * (MAX_SOURCE_NBYTES + 1), "{% generation %}"])
+def test_one_that_cannot_be_read_names_its_file(source: str) -> None:
+    for name, files in (
+        ("tokenizer_config.json", {"tokenizer_config__json": {"chat_template": source}}),
+        (
+            "tokenizer_config.json",
+            {"tokenizer_config__json": {"chat_template": [{"name": "default", "template": source}]}},
+        ),
+        ("chat_template.json", {"chat_template__json": {"chat_template": source}, "tokenizer_config__json": {}}),
+        (
+            "chat_template.jinja",
+            {"chat_template__jinja": source.encode(), "chat_template__json": {"chat_template": ""}},
+        ),
+    ):
+        with pytest.raises(TemplateFault, match=rf"^the chat template of {name} (cannot be read|has).*(Use|Write) "):
+            template_of(came(**files))
+
+
+NESTED = "{%% set ns = namespace(x=[1]) %%}{%% for i in range(%d) %%}{%% set ns.x = %s %%}{%% endfor %%}{{ ns.x%s }}"
+BREAKS = "does not come to an end, or takes very long or much memory. Use another model, or change the template"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ messages | tojson(indent=1000000000) }}", "tojson takes an indent of at most 16, not 1000000000. Change"),
+        ("{{ messages | tojson(indent='x' * 1000) }}", "tojson takes an indent of at most 16"),
+        ("{{ messages | tojson(indent=1.5) }}", "tojson takes an indent of at most 16"),
+        ("{{ messages | tojson(separators=3) }}", "cannot unpack"),
+        ("{{ strftime_now(3) }}", "must be str"),
+        ("{{ raise_exception(range(100000) | list) }}", "[0, 1, 2"),
+        ("{{ '{:>1000000000}'.format('x') }}", BREAKS),
+        (NESTED % (60, "ns.x + ns.x", " | length"), BREAKS),
+        (NESTED % (90_000, "[ns.x]", " | string | length"), BREAKS),
+        (NESTED % (500, "[ns.x]", " | tojson"), ""),
+    ],
+)
+def test_what_fuel_does_not_count_is_bounded(source: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MEMORY_NBYTES", 192 << 20)
+    template = Template(source)
+    if not said:
+        assert template.render(TURNS, wall_s=WALL_S)
+        return
+    with pytest.raises(TemplateFault) as refused:
+        template.render(TURNS, wall_s=WALL_S)
+    assert said in str(refused.value)
+
+
+def test_one_that_takes_too_long_is_ended_and_the_next_text_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{% if messages | length > 1 %}" + NESTED % (60, "[ns.x, ns.x]", "") + "{% else %}x{% endif %}"
+    template = Template(source)
+    monkeypatch.setattr(templates, "SECONDS", 0.3)
+    with pytest.raises(TemplateFault, match="does not come to an end"):
+        template.render(TURNS, wall_s=WALL_S)
+    monkeypatch.setattr(templates, "SECONDS", 30.0)
+    assert template.render(TURNS[:1], wall_s=WALL_S) == "x"
+
+
+@pytest.mark.parametrize("chain", ["1" + "+1" * 100_000, "a" + ".b" * 100_000, "not " * 50_000 + "1"])
+def test_one_that_breaks_what_reads_it_is_refused(chain: str) -> None:
+    with pytest.raises(TemplateFault, match=r"cannot be read: it breaks what reads it\. Use another model, or change"):
+        Template(f"{{{{ {chain} }}}}")
+
+
+def test_its_process_ends_with_it() -> None:
+    before = set(psutil.Process().children())
+    template = Template("x")
+    (process,) = set(psutil.Process().children()) - before
+    del template
+    gc.collect()
+    assert not process.is_running()
+
+
+def test_a_machine_that_runs_no_process_for_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"(?s)of its own, and here that fails: .*No module named 'minijinja'"):
+        Template("x")
+
+
+def messages_of(num: int, text: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": text} for role, _ in zip(cycle(("user", "assistant")), range(num), strict=False)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_long_messages_are_rendered_and_those_of_more_than_a_mib_are_too_long(name: str) -> None:
+    template = Template(ALL[name], TOKENS)
+    assert len(template.render(messages_of(8_001, "x"), wall_s=0)) > 8_000
+    assert len(template.render(messages_of(5, "long " * 38_000), wall_s=0)) > 900_000 or name == "reasoning"
+    for messages in (messages_of(11, "long " * 38_000), messages_of(3, "x" * MAX_GIVEN_NBYTES)):
+        with pytest.raises(TextTooLong, match=r"or they are too many for it\. Shorten them, or leave them out"):
+            template.render(messages, wall_s=0)
+
+
+def test_many_messages_of_a_template_that_takes_long_over_each_are_too_long_and_one_without_end_is_a_fault() -> None:
+    each = "{% for m in messages %}{% for n in messages %}{{ '' if n.content else '-' }}{% endfor %}{% endfor %}"
+    with pytest.raises(TextTooLong):
+        Template(each).render(messages_of(6_001, "x"), wall_s=0)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    with pytest.raises(TemplateFault, match="does not come to an end") as refused:
+        Template(endless).render(messages_of(6_001, "x"), wall_s=0)
+    assert not isinstance(refused.value, TextTooLong)
+
+
 def test_what_it_refuses_is_told_in_its_words() -> None:
-    with pytest.raises(TemplateFault, match="roles must alternate"):
+    with pytest.raises(TemplateFault, match=r"roles must alternate.*\. Change or remove them, or use another model"):
         Template(ALL["gemma"], TOKENS).render([TURNS[0], TURNS[0]], wall_s=WALL_S)
     with pytest.raises(TemplateFault, match="1 MiB"):
         Template("{{ messages[0].content }}").render([{"role": "user", "content": "x" * (1 << 20) + "y"}], wall_s=0)

@@ -79,6 +79,52 @@ def test_a_plain_prompt_begins_as_the_file_says() -> None:
     assert 1 not in vocabulary.encode("end")
 
 
+QWENS = "{{ '<think>' }}</think> {% if '<tool_call>' in m.content %} <tool_call>{{ ' the ' + '  ' + '.' }}</tool_call>"
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+def with_marks(json: bytes) -> JsonTokenizer:
+    """Return a tokenizer with tokens added that are not special, as Qwen's, and such as are words and white space."""
+    engine = tokenizers.Tokenizer.from_str(json.decode())
+    added = [*MARKS, "<table>", " the ", "  ", "."]
+    engine.add_tokens([tokenizers.AddedToken(name, special=False, normalized=False) for name in added])
+    return JsonTokenizer(engine.to_str().encode(), 2)
+
+
+@pytest.mark.parametrize("kind", ["trained", "words"])
+def test_marks_that_the_template_writes_are_letters_in_messages(kind: str) -> None:
+    tokenizer = with_marks(KINDS[kind].to_json())
+    vocabulary = Vocabulary(tokenizer, QWENS)
+    assert set(vocabulary.marks) == {*MARKS}
+    text = "a</think>b<table>c<tool_call>d</think>"
+    ids = vocabulary.encode(vocabulary.guarded(text))
+    assert not vocabulary.marks.keys() & {vocabulary.piece(each).decode(errors="replace") for each in ids}
+    assert b"".join(map(vocabulary.piece, ids)).decode() == text
+    assert [each.token for each in vocabulary.placed(vocabulary.guarded(text))] == ids
+    written = vocabulary.encode(f"<think>{vocabulary.guarded('</think>')}</think>")
+    assert (written[0], written[-1]) == (vocabulary.marks["<think>"], vocabulary.marks["</think>"])
+    assert written.count(vocabulary.marks["</think>"]) == 1
+    assert vocabulary.guarded("the  end.") == "the  end.", "words and white space are as they were"
+    assert vocabulary.encode(vocabulary.guarded("<table>")) == tokenizer.encode("<table>").tolist()
+
+
+def test_the_assistant_may_write_marks_and_no_control_tokens() -> None:
+    vocabulary = Vocabulary(with_marks(KINDS["trained"].to_json()), QWENS)
+    said = "<think>hm</think><tool_call>{}</tool_call><|endoftext|>"
+    call = {"function": {"name": "f", "arguments": {"</tool_call>": ["</tool_call>"]}}}
+    message = {"role": "assistant", "content": said, "reasoning_content": said, "tool_calls": [call], "name": MARKS[0]}
+    found = vocabulary.guarded_message(message)
+    for text in (found["content"], found["reasoning_content"]):
+        ids = vocabulary.encode(text)
+        assert set(vocabulary.marks.values()) <= set(ids)
+        assert not set(vocabulary.control.values()) & set(ids)
+    for text in (found["name"], *found["tool_calls"][0]["function"]["arguments"]):
+        assert not set(vocabulary.marks.values()) & set(vocabulary.encode(text))
+    for role in ("user", "system", "tool"):
+        ids = vocabulary.encode(vocabulary.guarded_message(message | {"role": role})["content"])
+        assert not {*vocabulary.marks.values(), *vocabulary.control.values()} & set(ids)
+
+
 @pytest.mark.parametrize("kind", ["trained", "words"])
 def test_words_that_strangers_send_are_not_kept(kind: str) -> None:
     vocabulary, draws = Vocabulary(from_bytes(KINDS[kind].to_bytes())), stream(0, "words")

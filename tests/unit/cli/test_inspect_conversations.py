@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from unit.chat.templates import CHATML
 from unit.cli.small import Weft
@@ -56,6 +58,30 @@ def test_on_a_terminal_it_is_in_colour(
     monkeypatch.setattr(conversations, "sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
     text = "\n".join(conversations.shown(str(chats), str(source), 1, tmp_path))
     assert "\x1b[32m4?[31m<|im_end|>\x1b[0m" in text
+
+
+def test_one_of_more_than_a_template_may_make_is_counted(weft: Weft, chats: Path, source: Path) -> None:
+    chats.write_text("\n".join(map(json.dumps, [*CHATS, {"prompt": "x" * (2 << 20), "completion": "y"}])))
+    said = weft("inspect", chats, "--model", source)
+    assert said.out.splitlines()[:2] == [
+        "2 conversations",
+        "1 conversation more left out, because of more than the 1 MiB that a chat template may make",
+    ]
+    assert (
+        "line 3: the model's chat template makes more" in weft("inspect", chats, "--model", source, "--number", "3").err
+    )
+
+
+def test_a_template_that_cannot_be_read_names_model_and_file(weft: Weft, chats: Path, source: Path) -> None:
+    (source / "chat_template.jinja").write_text("{% for %}")
+    said = weft("inspect", chats, "--model", source)
+    assert f"--model {source}: the chat template of chat_template.jinja cannot be read: line 1: " in said.err
+
+
+def test_tasks_of_a_table_are_shown(weft: Weft, chats: Path, source: Path) -> None:
+    path = chats.with_name("tasks.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "2 + 2?", "answer": "4"}]), path)
+    assert weft("inspect", path, "--model", source).out.startswith("1 task\n")
 
 
 def test_what_is_wrong_is_said(weft: Weft, chats: Path, source: Path, tmp_path: Path) -> None:

@@ -91,6 +91,12 @@ def test_what_set_says_of_rows_counts(tmp_path: Path) -> None:
     assert (short.seq_len, short.num_too_long) == (64, 14)
     assert read(seq_len=64, too_long="leave_out").train_rows < short.train_rows
     assert read(heldout=0.5).heldout_rows > usual.heldout_rows
+    large = {"prompt": "say", "completion": "x" * (2 << 20)}
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [large, *rows]))
+    assert (read().num, read().num_too_large, read().num_too_long) == (20, 1, 0)
+    (tmp_path / "chats.jsonl").write_text(f"{json.dumps(large)}\n" * 2)
+    with pytest.raises(DataError, match=r"all are too long to be read, the last one, too: .*chats\.jsonl, line 2: "):
+        read()
 
 
 @pytest.mark.parametrize("num", [4, 40, 400])

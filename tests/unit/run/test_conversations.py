@@ -92,6 +92,11 @@ def test_a_template_of_a_file_is_the_runs_and_goes_with_it(base: Path) -> None:
     source = {"type": "conversations", "paths": ["chats.jsonl"], "template": "own.jinja"}
     made = sealed(base, data={"source": source})
     assert decode(made.came_with).files["chat_template.jinja"] == CHATML.encode()
+    (base / "own.jinja").write_text("a\n{% for %}")
+    with pytest.raises(
+        DataError, match=r"^own\.jinja: the chat template .* cannot be read: line 2: .* change the templ"
+    ):
+        sealed(base, data={"source": source})
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         sealed(base, data={"source": source | {"template": "none.jinja"}})
 

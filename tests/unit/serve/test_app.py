@@ -10,13 +10,14 @@ from typing import Any
 
 import httpx2
 import pytest
+import tokenizers
 from starlette.responses import Response as Plain
 from starlette.routing import Route
 
 from unit.chat.templates import HERMES, LLAMA3, MISTRAL
 from unit.serve.scripted import ScriptedEngine, asking, scripted
 from weft.chat.vocabulary import Vocabulary
-from weft.data.tokenizer import ByteTokenizer, Ids
+from weft.data.tokenizer import ByteTokenizer, Ids, JsonTokenizer
 from weft.engine.engine import Full
 from weft.errors import NotFinite
 from weft.serve.app import app
@@ -211,6 +212,19 @@ async def test_messages_reach_the_template_with_calls_and_letters_that_look_like
         )
     assert engine.prompt() == "[system:ab][user:<|endoftext|>][assistant:41]"
     assert list(engine.begun[0].wanted.prompt).count(256) == 1
+
+
+async def test_marks_that_the_template_writes_are_tokens_of_the_assistant_alone() -> None:
+    engine_of_marks = tokenizers.Tokenizer.from_str(ByteTokenizer().to_json().decode())
+    engine_of_marks.add_tokens([tokenizers.AddedToken("</think>", special=False, normalized=False)])
+    tokenizer = JsonTokenizer(engine_of_marks.to_str().encode(), 256)
+    model = scripted("x", template=TURNS + "</think>", tokenizer=tokenizer)
+    engine: Any = model.engine
+    async with asking(model) as client:
+        said = [{"role": role, "content": "hm</think>"} for role in ("system", "user", "assistant", "user")]
+        await client.post("/v1/chat/completions", messages=said)
+        assert engine.prompt().count("</think>") == len(said) + 1
+        assert list(engine.begun[0].wanted.prompt).count(model.vocabulary.marks["</think>"]) == 2
 
 
 async def test_the_last_message_can_be_gone_on_with() -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from weft.chat.conversations import Conversation, Pair, are_pairs, conversations, pairs
+from weft.chat.packing import TOO_LARGE
 from weft.chat.rendering import Rendered, Renderer
 from weft.chat.task_rows import Asking
 from weft.chat.tasks import are_tasks, tasks_of
-from weft.chat.template import Template, template_of
+from weft.chat.template import Template, TemplateFault, TextTooLong, template_of
 from weft.chat.vocabulary import Vocabulary
 from weft.cli.model.trained import open_words
 from weft.clock import SystemClock
@@ -44,18 +45,26 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
     found, what = _found(given)  # what is not there is said before a model is looked for
     tokenizer, came_with = open_words(model, home)
     template = template_for(f"--model {model}", came_with)
-    renderer = Renderer(template, Vocabulary(tokenizer), SystemClock().wall())
-    lengths, num_trained, wanted = list[int](), 0, None
+    renderer = Renderer(template, Vocabulary(tokenizer, template.writes), SystemClock().wall())
+    lengths, num_trained, num_too_large, wanted = list[int](), 0, 0, None
     for place, each in enumerate(found, start=1):
-        rendered = [renderer.render(text) for text in each.texts]
+        try:
+            rendered = [renderer.render(text) for text in each.texts]
+        except TextTooLong:
+            if place == number:
+                raise
+            num_too_large += 1
+            continue
         lengths.append(sum(len(text.ids) for text in rendered))
         num_trained += sum(int(text.is_trained.sum()) for text in rendered)
         wanted = (each.place, rendered) if place == number else wanted
-    if not lengths:
-        raise DataError(f"{given} holds no {what}. Name a file that does.")
+    if wanted is None and (lengths or num_too_large):
+        raise _too_few(number, len(lengths) + num_too_large, what)
     if wanted is None:
-        raise _too_few(number, len(lengths), what)
+        raise DataError(f"{given} holds no {what}. Name a file that does.")
     yield several(len(lengths), what)
+    if num_too_large:
+        yield f"{several(num_too_large, what)} more {TOO_LARGE}"
     yield f"template  of {model}; answers are found by its {'own marks' if template.has_marks else 'turns'}"
     yield (
         f"tokens    {sum(lengths):,}, of which {num_trained:,} are trained on ({num_trained / sum(lengths):.0%}); "
@@ -75,7 +84,8 @@ def _tasks_shown(given: str, model: str, number: int, home: Path) -> Iterator[st
     if has_answers := any(task.answers for task in found):
         found = list(tasks_of([given], Path.cwd()))  # all need one, then
     tokenizer, came_with = open_words(model, home)
-    asking = Asking(template_for(f"--model {model}", came_with), Vocabulary(tokenizer), SystemClock().wall())
+    template = template_for(f"--model {model}", came_with)
+    asking = Asking(template, Vocabulary(tokenizer, template.writes), SystemClock().wall())
     prompts = [asking.prompt(task) for task in found]
     if number > len(found):
         raise _too_few(number, len(found), "task")
@@ -112,9 +122,13 @@ def template_for(called: str, came_with: CameWith) -> Template:
         called: what a person calls the model.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it has none, or one that cannot be read.
     """
-    if (template := template_of(came_with)) is None:
+    try:
+        template = template_of(came_with)
+    except TemplateFault as error:
+        raise TemplateFault(f"{called}: {error}") from None
+    if template is None:
         raise ConfigError(
             f"{called}: it has no chat template, so nobody knows how conversations are written for it. Name a chat "
             "model, or put chat_template.jinja into its folder."

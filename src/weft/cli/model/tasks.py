@@ -87,7 +87,8 @@ class Asker:
     def __init__(self, trained: Trained, device: str, way: Way) -> None:
         self._trained, self._device, self._way = trained, place(device), way
         self._template = template_of(trained.came_with) if way.has_template else None
-        self._vocabulary = Vocabulary(trained.tokenizer)
+        written = "" if self._template is None else self._template.writes
+        self._vocabulary = Vocabulary(trained.tokenizer, written)
         self._ends = speech_of(trained.tokenizer, trained.came_with).ends
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from weft.chat.conversations import kind_of_rows
+from weft.chat.packing import TOO_LARGE
 from weft.chat.tasks import are_tasks
 from weft.cli.model.conversations import template_for
 from weft.cli.model.trained import open_words
@@ -228,9 +229,10 @@ class OwnChats:
         how = "cut" if found.source.too_long == "cut" else "left out"
         long = f", of which {found.num_too_long:,} are longer than {found.seq_len} tokens and are {how}"
         cut = long if found.num_too_long else ""
+        large = f"; {several(found.num_too_large, found.called)} more {TOO_LARGE}" if found.num_too_large else ""
         return (
-            f"{several(found.num, found.called)}{cut}; {figures.amount(found.num_tokens)} tokens, of which answers are "
-            f"{found.num_answered / found.num_tokens:.0%}; a tenth is held out, to measure the loss"
+            f"{several(found.num, found.called)}{cut}{large}; {figures.amount(found.num_tokens)} tokens, of which "
+            f"answers are {found.num_answered / found.num_tokens:.0%}; a tenth is held out, to measure the loss"
         )
 
     def choose(self, _asks: Asks, machine: ThisMachine) -> Here:
