@@ -6,6 +6,7 @@ It comes from a checkpoint of a run or from a Hugging Face folder. It imports to
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import typer
@@ -18,7 +19,7 @@ from weft.config import from_tree
 from weft.dashboard import figures
 from weft.data.tokenizer import JsonTokenizer, Tokenizer, check_vocabulary, from_bytes
 from weft.errors import CheckpointError, ConfigError, TokenizerMismatch, WireError
-from weft.ids import short
+from weft.ids import Digest, short
 from weft.model.came_with import CameWith, decode, read
 from weft.model.config import ModelConfig, check_size, num_parameters, plain
 from weft.model.flat import assemble
@@ -27,13 +28,26 @@ from weft.model.transformer import Transformer
 from weft.model.weights import FileDtype, read_config, read_folder, write_folder
 from weft.peer.state.checkpoint import load_came_with, load_model, load_tokenizer, read_contents
 from weft.run.config import RunConfig
-from weft.run.frozen import base_of
+from weft.run.frozen import base_of, name_of_base
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.store.chunks import raw
 from weft.store.home import Home
 from weft.training.device import choose
 from weft.wire import digest
+
+
+class Adapter(NamedTuple):
+    """One that was merged into a model.
+
+    Args:
+        config: of the model with its adapter.
+        base: what names the weights that it goes beside.
+    """
+
+    config: ModelConfig
+    vector: Tensor
+    base: Digest
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,7 @@ class Trained:
     run: RunConfig | None  # None: the model was made elsewhere
     round: int | None = None  # None: no checkpoint of weft
     came_with: CameWith = field(default_factory=CameWith)  # chat template, licence and the like, for an export
-    adapter: tuple[ModelConfig, Tensor] | None = None  # that was merged into it, beside its model
+    adapter: "Adapter | None" = None  # that was merged into it
 
     @property
     def called(self) -> str:
@@ -149,9 +163,10 @@ def open_trained(given: str, home: Path) -> Trained:
         )
     head = read_contents(folder).head
     round = 0 if head is None else head.round
-    config, adapter, base = run.model, None, base_of(run, Home(home))
+    config, base, adapter = run.model, base_of(run, Home(home)), None
     if base is not None:
-        config, vector, adapter = plain(config), merged(config, base, vector), (config, vector)
+        adapter = Adapter(config, vector, name_of_base(run, base))
+        config, vector = plain(config), merged(config, base, vector)
     words, came_with = _kept_tokenizer(folder, blob), kept_beside(folder)
     return Trained(folder, config, vector, words, run, round, came_with=came_with, adapter=adapter)
 

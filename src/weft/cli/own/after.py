@@ -84,7 +84,7 @@ class Learnt:
         from weft.data.tokenizer import ByteTokenizer
 
         is_bytes = isinstance(self.trained.tokenizer, ByteTokenizer)
-        adapter = None if self.trained.adapter is None else self.trained.adapter[0].adapter
+        adapter = None if self.trained.adapter is None else self.trained.adapter.config.adapter
         if given is not None and (given.get("adapter") or {}).get("type") != "folder":
             adapter = None
         return {
