@@ -15,8 +15,7 @@ from weft.chat.task_rows import Asking
 from weft.chat.tasks import are_tasks, tasks_of
 from weft.chat.template import Template, template_of
 from weft.chat.vocabulary import Vocabulary
-from weft.cli.model.trained import open_words
-from weft.clock import SystemClock
+from weft.cli.model.trained import open_day, open_words
 from weft.errors import ConfigError, DataError
 from weft.ids import several
 from weft.model.came_with import CameWith
@@ -44,7 +43,7 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
     found, what = _found(given)  # what is not there is said before a model is looked for
     tokenizer, came_with = open_words(model, home)
     template = template_for(f"--model {model}", came_with)
-    renderer = Renderer(template, Vocabulary(tokenizer), SystemClock().wall())
+    renderer = Renderer(template, Vocabulary(tokenizer), open_day(model, home))
     lengths, num_trained, wanted = list[int](), 0, None
     for place, each in enumerate(found, start=1):
         rendered = [renderer.render(text) for text in each.texts]
@@ -75,7 +74,7 @@ def _tasks_shown(given: str, model: str, number: int, home: Path) -> Iterator[st
     if has_answers := any(task.answers for task in found):
         found = list(tasks_of([given], Path.cwd()))  # all need one, then
     tokenizer, came_with = open_words(model, home)
-    asking = Asking(template_for(f"--model {model}", came_with), Vocabulary(tokenizer), SystemClock().wall())
+    asking = Asking(template_for(f"--model {model}", came_with), Vocabulary(tokenizer), open_day(model, home))
     prompts = [asking.prompt(task) for task in found]
     if number > len(found):
         raise _too_few(number, len(found), "task")

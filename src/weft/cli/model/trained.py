@@ -10,13 +10,16 @@ from typing import NamedTuple
 
 import torch
 import typer
+from msgspec import UNSET
 from torch import Tensor
 
+from weft.chat.packing import noon
 from weft.cli.home import CHECKPOINT_FILE, find_checkpoint, trained_at
 from weft.cli.settings import check_option
 from weft.clock import SystemClock
 from weft.config import from_tree
 from weft.dashboard import figures
+from weft.data.corpus import USUAL_DATE
 from weft.data.tokenizer import JsonTokenizer, Tokenizer, check_vocabulary, from_bytes
 from weft.errors import CheckpointError, ConfigError, TokenizerMismatch, WireError
 from weft.ids import Digest, short
@@ -26,7 +29,7 @@ from weft.model.flat import assemble
 from weft.model.peft import merged, write_adapter
 from weft.model.transformer import Transformer
 from weft.model.weights import FileDtype, read_config, read_folder, write_folder
-from weft.peer.state.checkpoint import load_came_with, load_model, load_tokenizer, read_contents
+from weft.peer.state.checkpoint import load_came_with, load_model, load_run, load_tokenizer, read_contents
 from weft.run.config import RunConfig
 from weft.run.frozen import base_of, name_of_base
 from weft.run.machine import PeerConfig
@@ -65,6 +68,11 @@ class Trained:
     def called(self) -> str:
         """Return what others may call the model: the name of its run, or of its folder."""
         return self.folder.resolve().name if self.run is None else self.run.name
+
+    @property
+    def day_s(self) -> float:
+        """Return the day that templates are told where the model is measured, in seconds since 1970."""
+        return noon(date_of(self.run))
 
     @property
     def made_at(self) -> float:
@@ -181,6 +189,21 @@ def open_words(given: str, home: Path) -> tuple[Tokenizer, CameWith]:
         return _kept_tokenizer(folder, load_tokenizer(folder)), kept_beside(folder)
     vocab_size = read_config(folder).vocab_size
     return _own_tokenizer(folder, vocab_size), beside(folder, vocab_size)
+
+
+def date_of(run: RunConfig | None) -> str:
+    """Return the day that the templates of a run's model are told: as in training. None: as a run that names no day."""
+    rows = UNSET if run is None else run.data.rows
+    return USUAL_DATE if rows is UNSET else rows.date
+
+
+def open_day(given: str, home: Path) -> float:
+    """Return the day that templates of the model that `given` means are told, in seconds since 1970.
+
+    Raises: as `open_trained`.
+    """
+    folder = find_checkpoint(given, home)
+    return noon(date_of(load_run(folder) if (folder / CHECKPOINT_FILE).exists() else None))
 
 
 def _own_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
