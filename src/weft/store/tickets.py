@@ -153,6 +153,7 @@ def keep_own_data(folder: PeerFolder, index: DataIndex) -> None:
 def read_own_data(folder: PeerFolder) -> DataIndex | None:
     """Return which shards of a home's `private` hold this peer's own files; None: nothing that can be read says so."""
     try:
-        return wire.decode(folder.own_data.read_bytes(), DataIndex, max_nbytes=wire.MAX_RECORD_NBYTES)
+        found: DataIndex = wire.decode(folder.own_data.read_bytes(), DataIndex, max_nbytes=wire.MAX_RECORD_NBYTES)
     except (OSError, WireError):
         return None
+    return found
