@@ -75,6 +75,14 @@ def test_every_dependency_was_decided_on_a_page(requirement: Requirement) -> Non
     assert any(row.search(page) for page in pages), f"no page of docs/adr has a row for {requirement.name} {version}"
 
 
+def test_extras_are_those_that_pages_and_messages_name() -> None:
+    files = [HOUSE / "README.md", *(HOUSE / "docs").glob("*.md"), *(HOUSE / "src").rglob("*.py")]
+    named = {name for file in files for name in re.findall(r"weft\[([a-z-]+)\]", file.read_text(encoding="utf-8"))}
+    ours = {"dev", "bench", "page"}  # for who works on weft
+    elsewhere = {"lightning"}  # of an example, which says so itself
+    assert named == PROJECT["optional-dependencies"].keys() - ours - elsewhere
+
+
 def test_one_version_everywhere() -> None:
     citation = (HOUSE / "CITATION.cff").read_text(encoding="utf-8")
     assert PROJECT["version"] == weft.__version__

@@ -1,6 +1,6 @@
 """lm-evaluation-harness asks a served model over the API, and counts as `weft eval --tasks` does.
 
-It needs lm_eval and datasets, which weft does not.
+It needs the extra `lm-eval`.
 """
 
 import json

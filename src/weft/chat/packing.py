@@ -73,6 +73,7 @@ def pack_conversations(
     """Write the conversations into `store` and return their index, and what was cut or left out.
 
     Args:
+        heldout_fraction: 1: all are held out, and nothing is trained on.
         row_length: tokens: the run's sequence length.
         base: the folder that relative paths start from: the run file's.
         shard_nbytes: the size of every shard but the last.
@@ -177,7 +178,7 @@ def with_sides(
         DataError: there are fewer than two.
     """
     first = [name_of(each) for each in islice(read(source.paths, base), max(2, ceil(1 / heldout_fraction)))]
-    if len(first) < 2:
+    if len(first) < 2 and (heldout_fraction < 1 or not first):
         raise DataError(
             f"there {f'is one {what}' if first else f'are no {what}s'} in {', '.join(source.paths)}: one is "
             f"held out and the others are {use}. Name files with two at least."

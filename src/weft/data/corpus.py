@@ -97,6 +97,9 @@ Date = Annotated[
 ]
 
 
+USUAL_DATE = "2026-01-01"
+
+
 class ConversationsSource(Config, frozen=True, kw_only=True, tag="conversations"):
     """Conversations, written by the model's chat template; the assistant's answers alone are trained on."""
 
@@ -105,7 +108,7 @@ class ConversationsSource(Config, frozen=True, kw_only=True, tag="conversations"
     ]
     template: Annotated[str, Meta(description="a file of Jinja")] | None = None  # None: the model's own
     too_long: TooLong = "cut"
-    date: Date = "2026-01-01"
+    date: Date = USUAL_DATE
 
 
 class PreferencesSource(ConversationsSource, frozen=True, kw_only=True, tag="preferences"):

@@ -36,7 +36,7 @@ from weft.run.machine import PeerConfig, Use, without_effect
 from weft.run.staged import StagedConfig, held_of
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
-from weft.store.tickets import keep_run_file
+from weft.store.tickets import keep_own_data, keep_run_file
 from weft.sync.records.acts import Amend
 from weft.sync.records.charter import Settings
 from weft.texts.beside.serving import cut_of, require_room
@@ -216,6 +216,8 @@ class Corpus:
                 else "the run's initial weights are not on this machine; start the run again from its file."
             )
         held = data or await self._fetched(s, run, members)
+        if run.is_private:
+            keep_own_data(s.folder, held.index)
 
         s, texts = beside_texts(s, run) if trainers.has_model else (s, None)
 

@@ -2,8 +2,9 @@
 
     adapter_config.json, adapter_model.safetensors  ──read_adapter──►  config, vector  ──write_adapter──►  the same
 
-Which base it belongs to a folder says by a name that means something on one machine alone; so what is checked is that
-every matrix is as the base has it.
+Which base it belongs to PEFT's config says by a name that means something on one machine alone. So weft writes the
+digest of the base beside the tensors, where PEFT passes over it, and takes no other base. Of an adapter without one
+every matrix has to be as the base has it, and people are told which base it names (`check_base`).
 """
 
 from pathlib import Path
@@ -19,12 +20,14 @@ from torch import Tensor
 
 from weft import reading
 from weft.errors import ConfigError
+from weft.ids import Digest, short
 from weft.model.adapter import Adapted, adapted
 from weft.model.config import TARGETS, AdapterConfig, ModelConfig, plain
 from weft.model.flat import layout
-from weft.model.weights import read_bytes, whole_folder
+from weft.model.weights import own_name, read_bytes, whole_folder
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE_DIGEST = "weft_base"  # in the metadata of the safetensors
 _HOLDERS = {"attention": "self_attn", "ffn": "mlp"}
 # What an adapter may have that weft does not compute, by the values that mean that it has not.
 _WITHOUT: dict[str, tuple[Any, ...]] = {
@@ -63,11 +66,14 @@ def merged(
     return whole
 
 
-def write_adapter(folder: Path, config: ModelConfig, vector: Float32[Tensor, " num"]) -> None:
+def write_adapter(
+    folder: Path, config: ModelConfig, vector: Float32[Tensor, " num"], base: Digest | None = None
+) -> None:
     """Write an adapter as a folder that PEFT loads.
 
     Args:
         folder: is made, or is empty.
+        base: what names the weights that it goes beside; None: it is not told.
 
     Raises:
         ConfigError: the folder is taken, or cannot be written.
@@ -95,8 +101,9 @@ def write_adapter(folder: Path, config: ModelConfig, vector: Float32[Tensor, " n
             f"{_theirs(matrix)}.lora_A.weight": a.contiguous(),
             f"{_theirs(matrix)}.lora_B.weight": b.contiguous(),
         }
+    metadata = {"format": "pt"} | ({} if base is None else {BASE_DIGEST: base})
     with whole_folder(folder, last=CONFIG) as partial:
-        (partial / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
+        (partial / WEIGHTS).write_bytes(save(tensors, metadata=metadata))
         (partial / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n")
 
 
@@ -146,13 +153,50 @@ def read_adapter(folder: Path, base: ModelConfig) -> tuple[ModelConfig, Float32[
     return config, vector
 
 
-def _adapter(file: Path) -> AdapterConfig:
+def check_base(folder: Path, model: Path, base: Digest) -> str:
+    """Return what people are told where nobody knows whether an adapter belongs to a model; empty: it does.
+
+    Args:
+        folder: of an adapter, as `read_adapter` takes it.
+        model: the folder of the model that it is to go beside.
+        base: what names that model's weights.
+
+    Raises:
+        ConfigError: it was trained beside another model, or a file cannot be read.
+    """
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as reader:
+            told = (reader.metadata() or {}).get(BASE_DIGEST)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{folder / WEIGHTS}: cannot be read as safetensors: {error}. Download it again.") from None
+    if told is not None and told != base:
+        raise ConfigError(
+            f"{folder / WEIGHTS}: the adapter was trained beside other weights ({told:.8}) than those of {model} "
+            f"({short(base)}). Name the folder of the model that it was trained beside: model.path."
+        )
+    theirs, here = _tree(folder / CONFIG).get("base_model_name_or_path"), own_name(model)
+    if told is not None or (theirs and theirs == here):
+        return ""
+    named = f"names its base {theirs!r:.120}" if theirs else "does not name its base"
+    called = f"calls itself {here!r:.120}" if here else "does not say its name"
+    return (
+        f"the adapter {folder} {named}, and the model {model} {called}: whether they belong together is not known, for "
+        "only names and shapes of matrices were compared"
+    )
+
+
+def _tree(file: Path) -> dict[str, Any]:
     try:
         tree = reading.json_of(read_bytes(file))
     except ValueError as error:
         raise ConfigError(f"{file}: not JSON: {error}.") from None
     if not isinstance(tree, dict) or tree.get("peft_type") != "LORA":
         raise ConfigError(f"{file}: no LoRA adapter of PEFT's, which is what weft reads.")
+    return tree
+
+
+def _adapter(file: Path) -> AdapterConfig:
+    tree = _tree(file)
     for name, allowed in _WITHOUT.items():
         if tree.get(name, allowed[0]) not in allowed:
             raise ConfigError(

@@ -55,6 +55,16 @@ def read_config(path: Path) -> ModelConfig:
     return config_from_hf(read_bytes(path / _CONFIG), str(path / _CONFIG))
 
 
+def own_name(path: Path) -> str:
+    """Return what the model of a folder says that it is called; empty: it does not.
+
+    Raises:
+        ConfigError: its config.json cannot be read.
+    """
+    found = reading.json_of(read_bytes(path / _CONFIG)).get("_name_or_path")
+    return found if isinstance(found, str) else ""
+
+
 def read_folder(path: Path) -> tuple[ModelConfig, Float32[Tensor, " num"]]:
     """Return config and flat fp32 vector (CPU) of the model in the folder at `path`.
 

@@ -155,8 +155,8 @@ CATALOGUE = (
         codec="what changes a parameter in bf16, as it is in bf16, feedback",
         apply="SGD-Nesterov",
         tolerates="as for diloco; a peer that dies takes with it what it kept back",
-        pick="you tune a trained model at a small learning rate, by rewards above all: most parameters then move too "
-        "little to be seen in bf16",
+        pick="you tune a trained model at a learning rate of 1e-5 or less, as by rewards: most parameters then move "
+        "too little to be seen in bf16 (measured with 135 million; diloco sends less of 1 million, or at 1e-4)",
         source="Miahi and Belilovsky, 2602.03839v2, algorithm 2",
     ),
     Entry(

@@ -13,12 +13,12 @@ from weft.codec.codec import Codec
 from weft.codec.dense import Bf16, Fp32
 from weft.data.tokenizer import Tokenizer
 from weft.errors import ConfigError
-from weft.ids import short
+from weft.ids import Digest, short
 from weft.model.came_with import decode
 from weft.model.config import num_base_parameters, plain
 from weft.model.flat import paste
 from weft.run.config import DpoConfig, RunConfig
-from weft.run.genesis import initial
+from weft.run.genesis import digest_of_base, initial
 from weft.run.staged import StagedConfig, by_section
 from weft.store.home import Home
 
@@ -72,6 +72,12 @@ def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
             f"{codec.nbytes(num):,}. The run cannot be trained; tell its maker."
         )
     return codec.decode(blob, num)
+
+
+def name_of_base(config: RunConfig, base: Float32[Tensor, " all"]) -> Digest:
+    """Return what names the vector that the run's adapter goes beside, in stages or in one piece."""
+    assert config.base is not UNSET
+    return digest_of_base(base) if isinstance(config, StagedConfig) else Digest(config.base)
 
 
 def codec_of_base(config: RunConfig) -> Codec:

@@ -29,7 +29,8 @@ from weft.chat.packing import pack_conversations
 from weft.chat.task_rows import Judged, pack_tasks
 from weft.chat.template import TemplateFault, template_of
 from weft.clock import SystemClock
-from weft.codec.dense import Bf16
+from weft.codec.codec import Codec
+from weft.codec.dense import Bf16, Fp32
 from weft.config import alike
 from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
@@ -53,7 +54,7 @@ from weft.model.came_with import decode, read, tokenizer_folder, with_template
 from weft.model.config import AdapterConfig, ModelConfig, check_size, named, plain
 from weft.model.flat import cut
 from weft.model.initial import initial_vector
-from weft.model.peft import read_adapter, read_adapter_config
+from weft.model.peft import check_base, read_adapter, read_adapter_config
 from weft.model.sections import num_section_base, num_section_parameters, pieces, sections, whole
 from weft.model.weights import read_config, read_folder
 from weft.pipeline.codec.activations import SubspaceConfig
@@ -123,7 +124,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     store = home.private if run_file.is_private else home.shards
     came_with = _came_with(run_file, tokenizer, model, base, emit)
     index = _pack(store, run_file, tokenizer, came_with, base, emit)
-    learnt = _learnt(run_file, base)
+    learnt = _learnt(run_file, base, emit)
     initials = tuple(_put_initials(run_file, model, learnt, home))
     resolved: dict[str, Any] = {
         "model": model,
@@ -493,26 +494,36 @@ class _Learnt:
     adapter: Float32[Tensor, " num"] | None  # None: it begins as nothing, or there is none
 
 
-def _learnt(run_file: RunFile, base: Path) -> _Learnt | None:
+def _learnt(run_file: RunFile, base: Path, emit: Emit) -> _Learnt | None:
     if not isinstance(run_file.model, FolderModel):
         return None
     model, vector = read_folder(base / run_file.model.path)
     if not isinstance(run_file.adapter, FolderAdapter):
         return _Learnt(vector, None)
-    return _Learnt(vector, read_adapter(base / run_file.adapter.path, model)[1])
+    folder = base / run_file.adapter.path
+    adapter = read_adapter(folder, model)[1]
+    if text := check_base(folder, base / run_file.model.path, digest_of_base(vector)):
+        emit(Notice(text=text))
+    return _Learnt(vector, adapter)
+
+
+def _codec_for(vector: Float32[Tensor, " all"]) -> Codec:
+    """Return what encodes a model that an adapter goes beside: where nothing is lost, in two bytes a number."""
+    return Bf16() if torch.equal(Bf16().decode(Bf16().encode(vector), vector.numel()), vector) else Fp32()
+
+
+def digest_of_base(vector: Float32[Tensor, " all"]) -> Digest:
+    """Return what names the whole vector that an adapter goes beside: the digest of its blob."""
+    return wire.digest(_codec_for(vector).encode(vector))
 
 
 def _put_bases(
     model: ModelConfig, vector: Float32[Tensor, " all"], stages: int, home: Home
 ) -> tuple[tuple[Digest, ...], int]:
-    """Return the digest of what each section's adapter goes beside, which is in `home`, and the bytes of all the model.
-
-    Where nothing is lost, numbers take two bytes.
-    """
-    is_half = torch.equal(Bf16().decode(Bf16().encode(vector), vector.numel()), vector)
-    width, encode = (2, Bf16().encode) if is_half else (4, raw)
+    """Return the digest of what each section's adapter goes beside, now in `home`, and the bytes of all the model."""
+    codec = _codec_for(vector)
     parts = (cut(model, vector, section) for section in sections(model, stages))
-    return tuple(home.blobs.put(encode(part)) for part in parts), width * vector.numel()
+    return tuple(home.blobs.put(codec.encode(part)) for part in parts), codec.nbytes(vector.numel())
 
 
 def _put_initials(run_file: RunFile, model: ModelConfig, learnt: _Learnt | None, home: Home) -> Iterator[Digest]:

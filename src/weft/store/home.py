@@ -18,6 +18,7 @@
               addresses         where other peers were last reached
               name              what --name called this peer last
               run.toml          the run file, as its maker wrote it
+              own_data.bin      of a private run: which shards in private/ hold this peer's own files
               anchored/         what an anchor keeps in the place of a checkpoint
               moved             bytes moved today, where that is capped
               wish, answer      what a person on this machine asks a running peer, and what it says
@@ -177,6 +178,7 @@ class PeerFolder:
     ports = _Inside("ports")
     name = _Inside("name")
     run_file = _Inside("run.toml")
+    own_data = _Inside("own_data.bin")
     said = _Inside("said.json")
     anchored = _Inside("anchored")
     moved = _Inside("moved")

@@ -7,9 +7,10 @@
     name         what --name called this peer last
     said.json    what the run file says of what can be amended, when the run was gone on with last (launch/kept.py)
     run.toml     the run file, of who made the run: what peers share names no text, and this does
+    own_data.bin which shards hold this peer's own files, in a private run: nobody else is told
 
-Secret, ticket and run file are for their owner's eyes only. Each file is replaced whole or stays as it was, so a full
-disk takes nothing away.
+Secret, ticket, run file and own data are for their owner's eyes only. Each file is replaced whole or stays as it was,
+so a full disk takes nothing away.
 """
 
 from collections.abc import Mapping
@@ -18,8 +19,9 @@ from typing import Annotated
 
 import msgspec
 
-from weft.data.store import PRIVATE, write_atomically
-from weft.errors import ConfigError, DataError, DiskFull
+from weft import wire
+from weft.data.store import PRIVATE, DataIndex, write_atomically
+from weft.errors import ConfigError, DataError, DiskFull, WireError
 from weft.ids import PeerId
 from weft.net.admission import SECRET_NBYTES, Admission, ByTicket
 from weft.net.messages import Name
@@ -140,3 +142,18 @@ def keep_run_file(folder: PeerFolder, text: str) -> None:
     """Keep the run file that made the run, in place of the one before, which stays where this cannot be written."""
     with suppress(DiskFull, DataError):
         write_atomically(folder.run_file, [text.encode()], mode=PRIVATE)
+
+
+def keep_own_data(folder: PeerFolder, index: DataIndex) -> None:
+    """Keep which shards hold this peer's own files; what was kept stays where this cannot be written."""
+    with suppress(DiskFull, DataError):
+        write_atomically(folder.own_data, [wire.encode(index)], mode=PRIVATE)
+
+
+def read_own_data(folder: PeerFolder) -> DataIndex | None:
+    """Return which shards of a home's `private` hold this peer's own files; None: nothing that can be read says so."""
+    try:
+        found: DataIndex = wire.decode(folder.own_data.read_bytes(), DataIndex, max_nbytes=wire.MAX_RECORD_NBYTES)
+    except (OSError, WireError):
+        return None
+    return found

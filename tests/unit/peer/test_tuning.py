@@ -103,7 +103,8 @@ def test_two_peers_train_an_adapter_and_exchange_nothing_else(tmp_path: Path) ->
         found = open_trained(run.run, home)
         assert found.config == MODEL
         assert found.adapter is not None
-        config, adapter = found.adapter
+        config, adapter, name = found.adapter
+        assert name == run.base
         base = base_of(run, Home(home))
         assert base is not None
         assert torch.equal(base, vector)
@@ -127,8 +128,8 @@ def test_an_adapter_of_a_folder_is_trained_further(tmp_path: Path) -> None:
     outcomes = trained(crew)
     run = outcomes[0].run
     assert before.adapter is not None
-    assert run.model == before.adapter[0]
-    assert run.initial == digest(raw(before.adapter[1]))
+    assert run.model == before.adapter.config
+    assert run.initial == digest(raw(before.adapter.vector))
     assert outcomes[0].loss < first.loss
 
 

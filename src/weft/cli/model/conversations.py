@@ -16,8 +16,7 @@ from weft.chat.task_rows import Asking
 from weft.chat.tasks import are_tasks, tasks_of
 from weft.chat.template import Template, TemplateFault, TextTooLong, template_of
 from weft.chat.vocabulary import Vocabulary
-from weft.cli.model.trained import open_words
-from weft.clock import SystemClock
+from weft.cli.model.trained import open_day, open_words
 from weft.errors import ConfigError, DataError
 from weft.ids import several
 from weft.model.came_with import CameWith
@@ -45,7 +44,7 @@ def shown(given: str, model: str, number: int, home: Path) -> Iterator[str]:
     found, what = _found(given)  # what is not there is said before a model is looked for
     tokenizer, came_with = open_words(model, home)
     template = template_for(f"--model {model}", came_with)
-    renderer = Renderer(template, Vocabulary(tokenizer, template.writes), SystemClock().wall())
+    renderer = Renderer(template, Vocabulary(tokenizer, template.writes), open_day(model, home))
     lengths, num_trained, num_too_large, wanted = list[int](), 0, 0, None
     for place, each in enumerate(found, start=1):
         try:
@@ -85,7 +84,7 @@ def _tasks_shown(given: str, model: str, number: int, home: Path) -> Iterator[st
         found = list(tasks_of([given], Path.cwd()))  # all need one, then
     tokenizer, came_with = open_words(model, home)
     template = template_for(f"--model {model}", came_with)
-    asking = Asking(template, Vocabulary(tokenizer, template.writes), SystemClock().wall())
+    asking = Asking(template, Vocabulary(tokenizer, template.writes), open_day(model, home))
     prompts = [asking.prompt(task) for task in found]
     if number > len(found):
         raise _too_few(number, len(found), "task")

@@ -1,4 +1,10 @@
-"""`weft eval`: the loss of a checkpoint on held-out text, the run's own or another."""
+"""`weft eval`: the loss of a checkpoint on held-out text, the run's own or another.
+
+held-out shards       of the run; of a private run those that this machine packed of its own files
+text                  all of it is predicted
+conversations         written by the chat template, as a run writes them: their answers are predicted
+pairs of answers      as of a run that learns from pairs
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.home import find_checkpoint, home_of
-from weft.cli.options import own_documents, own_nbytes
+from weft.cli.options import own_documents, own_nbytes, own_source
 from weft.cli.settings import refuse_idle
-from weft.cli.terminal import WorkLine, say_loading
+from weft.cli.terminal import WorkLine, say_loading, tell
 from weft.clock import SystemClock
 from weft.dashboard import figures
 from weft.data.store import NOTHING_HELD_OUT
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
 
     from weft.cli.model.trained import Trained
     from weft.data.rows import Batch
+    from weft.data.store import DataIndex, ShardStore
     from weft.model.transformer import Transformer
     from weft.run.config import RunConfig
     from weft.training.learner import Measured
@@ -42,7 +49,9 @@ def eval(
     ],
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Text files, folders or globs; may be repeated. Default: the run's held-out text."),
+        typer.Option(
+            help="Files of text or conversations, folders or globs; may be repeated. Default: what the run holds out."
+        ),
     ] = None,
     windows: Annotated[int, typer.Option(help="Number of samples, spread evenly over the text; 0: all.", min=0)] = 0,
     tasks: Annotated[
@@ -81,7 +90,7 @@ def eval(
         for line in ask(trained, tasks, way, device, home_of(context), answers, has_before=before):
             typer.echo(line)
         return
-    text = _given(trained, data) if data else _heldout(trained, home_of(context))
+    text = _given(trained, data, checkpoint, home_of(context)) if data else _heldout(trained, home_of(context))
     there = text.num_windows
     measured = min(windows or there, there)
     with Meter("evaluating", "samples", WorkLine(), SystemClock(), measured) as meter:
@@ -151,14 +160,17 @@ def measure(model: "Transformer", batches: "Iterator[Batch]", preference: "Prefe
 
 
 def _heldout(trained: "Trained", home: Path) -> Text:
-    import numpy as np
+    from msgspec import UNSET
 
-    from weft.store.home import Home
+    from weft.store.home import Home, PeerFolder
+    from weft.store.tickets import read_own_data
 
     run = trained.run
     if run is None:
         raise DataError(f"{trained.folder} comes from no run of weft: it has no held-out text. Name text with --data.")
     store, index = Home(home).shards, run.data
+    if run.is_private and (own := read_own_data(PeerFolder(trained.folder.parent))) is not None:
+        store, index = Home(home).private, own
     if index.has_tasks:
         raise DataError(
             f"run {run.name} learns from tasks: nothing in them is predicted. weft eval --tasks FILE asks "
@@ -167,17 +179,28 @@ def _heldout(trained: "Trained", home: Path) -> Text:
     missing = [info for info in store.missing(index) if info in index.heldout]
     if missing or not index.heldout:
         lacks = f"{store.folder} lacks {several(len(missing), 'shard')} of it"
-        why = "its files are private" if run.is_private else lacks
-        raise DataError(f"the held-out text of run {run.name} is not here: {why}. Name text with --data.")
-    ids = np.concatenate([store.open(index, info) for info in index.heldout])
+        why = "its files are private, and this machine has packed none" if not index.heldout else lacks
+        what = "text" if index.rows is UNSET else index.rows.what
+        raise DataError(f"the held-out {what} of run {run.name} is not here: {why}. Name {what} with --data.")
+    whose = "this machine's" if run.is_private else "the"
+    preference = partial(_preference, run, home) if index.is_paired else None
+    return _of_shards(f"{whose} held-out text of run {run.name}", store, index, run.train.seq_len, preference)
+
+
+def _of_shards(
+    name: str, store: "ShardStore", index: "DataIndex", seq_len: int, preference: "Callable[[str], Preference] | None"
+) -> Text:
+    """Return the held-out text of an index."""
+    import numpy as np
+
     return Text(
-        f"the held-out text of run {run.name}",
-        _enough(ids, run.train.seq_len),
+        name,
+        _enough(np.concatenate([store.open(index, info) for info in index.heldout]), seq_len),
         0 if index.is_paired else index.heldout_text_nbytes,
-        run.train.seq_len,
+        seq_len,
         index.num_predicted("heldout"),
         has_rows=index.has_rows,
-        preference=partial(_preference, run, home) if index.is_paired else None,
+        preference=preference,
     )
 
 
@@ -200,7 +223,22 @@ def _preference(run: "RunConfig", home: Path, device: str) -> "Preference":
     return Preference(run.train.loss, assemble(plain(run.model), whole.to(on)))
 
 
-def _given(trained: "Trained", paths: Sequence[str]) -> Text:
+def _given(trained: "Trained", paths: Sequence[str], given: str, home: Path) -> Text:
+    """Return what files hold, as the model reads it."""
+    from weft.chat.conversations import kind_of_rows
+    from weft.data.corpus import TextSource
+
+    seq_len = min(trained.config.max_seq_len, _MAX_WINDOW) if trained.run is None else trained.run.train.seq_len
+    if isinstance(own_source(paths), TextSource):
+        return _text(trained, paths, seq_len)
+    has_text = trained.run is None or not trained.run.data.has_rows
+    kind = kind_of_rows(paths, Path.cwd(), has_text=has_text)
+    if kind is None:
+        return _text(trained, paths, seq_len)
+    return _conversations(trained, paths, seq_len, given, home, are_pairs=kind == "preferences")
+
+
+def _text(trained: "Trained", paths: Sequence[str], seq_len: int) -> Text:
     import numpy as np
 
     end = trained.tokenizer.end_of_text
@@ -215,12 +253,50 @@ def _given(trained: "Trained", paths: Sequence[str]) -> Text:
             parts.append(trained.tokenizer.encode(document.text))
             nbytes += (read := len(document.text.encode("utf-8", errors="replace")))
             meter.add(read)
-    seq_len = min(trained.config.max_seq_len, _MAX_WINDOW) if trained.run is None else trained.run.train.seq_len
     if not parts:
         raise DataError(f"--data {', '.join(paths)}: no document has any text.")
     ids = np.concatenate(parts)
     seq_len = min(seq_len, max(1, len(ids) - 1))
     return Text(", ".join(paths), _enough(ids, seq_len), nbytes, seq_len, len(ids))
+
+
+def _conversations(
+    trained: "Trained", paths: Sequence[str], seq_len: int, given: str, home: Path, *, are_pairs: bool
+) -> Text:
+    """Return conversations, or pairs of answers, as the run packs its own: by its template, on its day, cut or left
+    out as there."""
+    import tempfile
+
+    from msgspec import UNSET
+
+    from weft.chat.packing import pack_conversations
+    from weft.cli.model.conversations import template_for
+    from weft.cli.model.trained import date_of
+    from weft.data.corpus import ConversationsSource, PreferencesSource
+    from weft.data.store import ShardStore
+
+    run, name = trained.run, ", ".join(paths)
+    if are_pairs and (run is None or not run.data.is_paired):
+        raise DataError(
+            f"--data {name}: these are pairs of answers, which only a run that learns from pairs has a loss of. Name "
+            "conversations or text."
+        )
+    template = template_for(given, trained.came_with)
+    rows = UNSET if run is None else run.data.rows
+    kind = PreferencesSource if are_pairs else ConversationsSource
+    source = kind(paths=tuple(paths), too_long="cut" if rows is UNSET else rows.too_long, date=date_of(run))
+    how = template, trained.tokenizer, seq_len, Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="weft-") as folder:  # only its owner can read it
+        store = ShardStore(Path(folder))
+        with Meter("reading conversations", "B", WorkLine(), SystemClock(), None) as meter:
+            index, told = pack_conversations(store, source, 1.0, *how, on_packed=meter.add)
+        if words := str(told):
+            tell(words)
+        if not index.num_predicted("heldout"):
+            raise DataError(f"--data {name}: none of them has an answer to measure.")
+        found = _of_shards(name, store, index, seq_len, partial(_preference, run, home) if are_pairs and run else None)
+        store.close()  # a file that is open cannot be removed everywhere
+    return found
 
 
 def _enough(ids: "NDArray[np.integer]", seq_len: int) -> "NDArray[np.integer]":

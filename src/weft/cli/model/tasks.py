@@ -145,7 +145,7 @@ class Asker:
             answered = (*task.messages, {"role": "assistant", "content": choice})
             before = frozenset(range(sum(each["role"] == "assistant" for each in task.messages)))
             asked = Conversation(task.place, task.place, answered, passed_over=before)
-            rendered = Renderer(self._template, self._vocabulary).render(asked)
+            rendered = Renderer(self._template, self._vocabulary, self._trained.day_s).render(asked)
             self._require_room(len(rendered.ids), task)
             num = sum(len(rendered.text[start:stop].encode()) for start, stop in rendered.spans)
             return Scored(rendered.ids, rendered.is_trained), num
@@ -162,7 +162,7 @@ class Asker:
         if self._template is None:
             ids = self._vocabulary.encode_plain(_plain(task))
         else:
-            ids = Asking(self._template, self._vocabulary).prompt(task)
+            ids = Asking(self._template, self._vocabulary, self._trained.day_s).prompt(task)
         self._require_room(len(ids), task, num_more=1)
         return ids
 

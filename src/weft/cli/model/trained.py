@@ -6,34 +6,51 @@ It comes from a checkpoint of a run or from a Hugging Face folder. It imports to
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import typer
+from msgspec import UNSET
 from torch import Tensor
 
+from weft.chat.packing import noon
 from weft.cli.home import CHECKPOINT_FILE, find_checkpoint, trained_at
 from weft.cli.settings import check_option
 from weft.clock import SystemClock
 from weft.config import from_tree
 from weft.dashboard import figures
+from weft.data.corpus import USUAL_DATE
 from weft.data.tokenizer import JsonTokenizer, Tokenizer, check_vocabulary, from_bytes
 from weft.errors import CheckpointError, ConfigError, TokenizerMismatch, WireError
-from weft.ids import short
+from weft.ids import Digest, short
 from weft.model.came_with import CameWith, decode, read
 from weft.model.config import ModelConfig, check_size, num_parameters, plain
 from weft.model.flat import assemble
 from weft.model.peft import merged, write_adapter
 from weft.model.transformer import Transformer
 from weft.model.weights import FileDtype, read_config, read_folder, write_folder
-from weft.peer.state.checkpoint import load_came_with, load_model, load_tokenizer, read_contents
+from weft.peer.state.checkpoint import load_came_with, load_model, load_run, load_tokenizer, read_contents
 from weft.run.config import RunConfig
-from weft.run.frozen import base_of
+from weft.run.frozen import base_of, name_of_base
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.store.chunks import raw
 from weft.store.home import Home
 from weft.training.device import choose
 from weft.wire import digest
+
+
+class Adapter(NamedTuple):
+    """One that was merged into a model.
+
+    Args:
+        config: of the model with its adapter.
+        base: what names the weights that it goes beside.
+    """
+
+    config: ModelConfig
+    vector: Tensor
+    base: Digest
 
 
 @dataclass(frozen=True)
@@ -45,12 +62,17 @@ class Trained:
     run: RunConfig | None  # None: the model was made elsewhere
     round: int | None = None  # None: no checkpoint of weft
     came_with: CameWith = field(default_factory=CameWith)  # chat template, licence and the like, for an export
-    adapter: tuple[ModelConfig, Tensor] | None = None  # that was merged into it, beside its model
+    adapter: "Adapter | None" = None  # that was merged into it
 
     @property
     def called(self) -> str:
         """Return what others may call the model: the name of its run, or of its folder."""
         return self.folder.resolve().name if self.run is None else self.run.name
+
+    @property
+    def day_s(self) -> float:
+        """Return the day that templates are told where the model is measured, in seconds since 1970."""
+        return noon(date_of(self.run))
 
     @property
     def made_at(self) -> float:
@@ -149,9 +171,10 @@ def open_trained(given: str, home: Path) -> Trained:
         )
     head = read_contents(folder).head
     round = 0 if head is None else head.round
-    config, adapter, base = run.model, None, base_of(run, Home(home))
+    config, base, adapter = run.model, base_of(run, Home(home)), None
     if base is not None:
-        config, vector, adapter = plain(config), merged(config, base, vector), (config, vector)
+        adapter = Adapter(config, vector, name_of_base(run, base))
+        config, vector = plain(config), merged(config, base, vector)
     words, came_with = _kept_tokenizer(folder, blob), kept_beside(folder)
     return Trained(folder, config, vector, words, run, round, came_with=came_with, adapter=adapter)
 
@@ -166,6 +189,21 @@ def open_words(given: str, home: Path) -> tuple[Tokenizer, CameWith]:
         return _kept_tokenizer(folder, load_tokenizer(folder)), kept_beside(folder)
     vocab_size = read_config(folder).vocab_size
     return _own_tokenizer(folder, vocab_size), beside(folder, vocab_size)
+
+
+def date_of(run: RunConfig | None) -> str:
+    """Return the day that the templates of a run's model are told: as in training. None: as a run that names no day."""
+    rows = UNSET if run is None else run.data.rows
+    return USUAL_DATE if rows is UNSET else rows.date
+
+
+def open_day(given: str, home: Path) -> float:
+    """Return the day that templates of the model that `given` means are told, in seconds since 1970.
+
+    Raises: as `open_trained`.
+    """
+    folder = find_checkpoint(given, home)
+    return noon(date_of(load_run(folder) if (folder / CHECKPOINT_FILE).exists() else None))
 
 
 def _own_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:

@@ -22,7 +22,7 @@ from weft.cli.home import CHECKPOINT_FILE, LAST, find_checkpoint, own_name, runs
 from weft.cli.settings import changes_of
 from weft.cli.terminal import WorkLine, tell
 from weft.clock import SystemClock
-from weft.config import from_tree, load_tree, replace_field
+from weft.config import from_tree, is_in, load_tree, replace_field
 from weft.errors import ConfigError
 from weft.ids import RunId, short
 from weft.progress import Meter
@@ -72,21 +72,32 @@ class Learnt:
     def __str__(self) -> str:
         return f"run {short(self.run)} ({self.name}) has learnt by round {self.round}"
 
-    def fields(self, folder: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    @property
+    def has_dropout(self) -> bool:
+        """Return whether its adapter left out some of what it read in training steps."""
+        adapter = None if self.trained.adapter is None else self.trained.adapter.config.adapter
+        return bool(adapter and adapter.dropout)
+
+    def fields(
+        self, folder: str, given: Mapping[str, Any] | None = None, *, is_compared: bool = False
+    ) -> dict[str, Any]:
         """Return those of a run file that begins with it.
 
         Args:
             folder: holds the model, seen from the run file.
             given: the run file that is as it but for these, which says itself what is trained; None: there is none.
+            is_compared: it learns from answers that are compared with all of the model, so there is no dropout.
         """
         import msgspec
 
         from weft.data.tokenizer import ByteTokenizer
 
         is_bytes = isinstance(self.trained.tokenizer, ByteTokenizer)
-        adapter = None if self.trained.adapter is None else self.trained.adapter[0].adapter
+        adapter = None if self.trained.adapter is None else self.trained.adapter.config.adapter
         if given is not None and (given.get("adapter") or {}).get("type") != "folder":
             adapter = None
+        elif adapter and is_compared:
+            adapter = msgspec.structs.replace(adapter, dropout=msgspec.UNSET)
         return {
             "model": {"type": "folder", "path": folder},
             "tokenizer": {"type": "bytes"} if is_bytes else {"type": "json", "path": folder},
@@ -206,7 +217,9 @@ def run_file_after(
     tree.pop("run", None)  # it names the run that the old file makes
     with before.placed(others()) as path:
         tree["name"] = f"{str(tree.get('name', path.stem))[:60]}-{path.stem.rpartition('-')[2]}"
-        tree |= before.fields(model_beside(path).name, tree)
+        told = {*tree, *(f"train.{name}" for name in tree.get("train", {})), *changed}
+        is_compared = any(is_in(name, field) for name in told for field in ("reward", "train.loss"))
+        tree |= before.fields(model_beside(path).name, tree, is_compared=is_compared)
         for dotted, value in changed.items():
             replace_field(tree, dotted, value)
         from_tree(tree, RunFile, where=str(given))

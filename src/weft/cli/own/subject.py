@@ -70,9 +70,15 @@ class Given:
     def changed(self) -> dict[str, Any]:
         return changes_of(self.changes)
 
-    def begins(self) -> dict[str, Any]:
-        """Return the fields of a run file that begins with what another run has learnt."""
-        return {} if self.before is None or self.path is None else self.before.fields(model_beside(self.path).name)
+    def begins(self, *, is_compared: bool = False) -> dict[str, Any]:
+        """Return the fields of a run file that begins with what another run has learnt.
+
+        Args:
+            is_compared: as of `Learnt.fields`.
+        """
+        if self.before is None or self.path is None:
+            return {}
+        return self.before.fields(model_beside(self.path).name, is_compared=is_compared)
 
     @property
     def base(self) -> Path:
@@ -173,7 +179,7 @@ class OwnText:
         self._num_parameters = before.num_parameters
         self._size = own_text.size_like(self.found, before.num_parameters)
         tell(f"model: what {before}, {figures.amount(before.num_parameters)} parameters")
-        return machine.pace_of(_draft(self), self.base)
+        return machine.pace_of(_draft(self, self._given.changes), self.base)
 
     def tree(self, name: str, tokens: int, peers: int) -> dict[str, Any]:
         return own_text.run_tree(self.found, self._answers(name, tokens, peers)) | self._begins
@@ -197,7 +203,9 @@ class OwnChats:
     """
 
     def __init__(self, given: Given, rows: Rows, asks: Asks) -> None:
-        self.base, self._begins = given.base, given.begins()
+        are_pairs = rows == "preferences"
+        self.base, self._begins, self._changes = given.base, given.begins(is_compared=are_pairs), given.changes
+        self._loses_dropout = are_pairs and given.before is not None and given.before.has_dropout
         if given.before is None:
             question = "chat model to tune, a Hugging Face folder"
             model = asks.ask(question, given.model, None, lambda answer: _ChatModel.of_folder(answer, given.home))
@@ -236,7 +244,7 @@ class OwnChats:
         )
 
     def choose(self, _asks: Asks, machine: ThisMachine) -> Here:
-        return machine.pace_of(_draft(self), self.base)
+        return machine.pace_of(_draft(self, self._changes), self.base)
 
     def tree(self, name: str, tokens: int, peers: int) -> dict[str, Any]:
         tree = own_chats.run_tree(self.found, name=name, model=self._model.path, tokens=tokens, peers=peers)
@@ -251,6 +259,8 @@ class OwnChats:
                 "what it learns is an adapter beside the model: weft export writes both as one model, weft export "
                 "--adapter the adapter alone"
             )
+        if self._loses_dropout:
+            yield "adapter.dropout of the run before is left out: pairs of answers are compared with all of the model"
 
 
 @dataclass(frozen=True)
@@ -292,8 +302,9 @@ class _ChatModel:
         return cls(f"run {before.name}", "", trained.tokenizer, trained.came_with, before.model.max_seq_len)
 
 
-def _draft(subject: Subject) -> RunFile:
-    found: RunFile = from_tree(subject.tree("draft", _DRAFT_TOKENS, 1), RunFile, where="own text")
+def _draft(subject: Subject, changes: Sequence[str]) -> RunFile:
+    tree = changed_tree(subject.tree("draft", _DRAFT_TOKENS, 1), changes)
+    found: RunFile = from_tree(tree, RunFile, where=" ".join(f"--set {change}" for change in changes) or "own text")
     return found
 
 

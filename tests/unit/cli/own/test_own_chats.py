@@ -13,6 +13,7 @@ from weft.cli.run import running
 from weft.config import load, load_tree
 from weft.data.corpus import ConversationsSource, PreferencesSource
 from weft.errors import ConfigError, DataError
+from weft.model.config import ModelConfig
 from weft.run.config import DpoConfig, FolderModel, NewAdapter, RunFile
 
 __all__ = ["begun", "folder"]
@@ -172,6 +173,50 @@ def test_conversations_are_trained_on_and_after_that_others(weft: Weft, folder: 
     assert made.model == FolderModel(path="more-model")
     assert isinstance(made.adapter, NewAdapter)
     assert "model: what run" in words(answer)
+
+
+@pytest.mark.full
+def test_after_chats_with_dropout_come_pairs_without(weft: Weft, folder: Path) -> None:
+    more = ("--set", "adapter.dropout=0.05")
+    assert weft("train", "chats.jsonl", "--model", "model", "--yes", "--length", "20passes", *more, *LOCAL).code == 0
+    answer = weft("train", "pairs.jsonl", "--after", "last", "--yes", "--length", "3passes", *LOCAL)
+    assert answer.code == 0, answer.err
+    made = load(folder / "pairs.toml", RunFile)
+    assert isinstance(made.adapter, NewAdapter)
+    assert not made.adapter.dropout
+    assert "adapter.dropout of the run before is left out" in words(answer)
+    (folder / "prefer.toml").write_text(
+        (folder / "prefer.toml")
+        .read_text()
+        .replace('{type = "lora", rank = 2, alpha = 8.0}', '{type = "folder", path = "x"}')
+    )
+    answer = weft("train", "prefer.toml", "--after", "chats", *LOCAL)
+    assert answer.code == 0, answer.err
+    (folder / "more.jsonl").write_text((folder / "chats.jsonl").read_text())
+    assert weft("train", "more.jsonl", "--after", "chats", "--yes", *LOCAL).code == 0
+    kept = load(folder / "more.toml", RunFile).adapter
+    assert isinstance(kept, NewAdapter)
+    assert kept.dropout == 0.05
+
+
+def test_what_is_timed_is_what_set_makes_of_it(
+    weft: Weft, folder: Path, begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed, measure = list[ModelConfig](), speed_here.measure
+
+    def told(model: ModelConfig, *args: object, **options: object) -> speed_here.Here:
+        timed.append(model)
+        return measure(model, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(speed_here, "measure", told)
+    line = ("train", "pairs.jsonl", "--model", "model", "--yes", "--set")
+    assert "adapter.dropout=0.1: adapter.dropout: pairs of answers are compared" in words(
+        weft(*line, "adapter.dropout=0.1")
+    )
+    assert not timed
+    assert weft(*line, "adapter.rank=2").code == 0
+    assert timed
+    assert all(model.adapter and model.adapter.rank == 2 for model in timed)
 
 
 @pytest.mark.parametrize("told", [("--yes",), ("--peers", "1", "--yes"), ("--peers", "2", "--yes")])
